@@ -1,0 +1,1 @@
+"""Paceline: speculative decoding for LLM serving, faster and not a word different."""

@@ -1,0 +1,30 @@
+"""Time is injected, so that every decision can be tested, replayed and simulated."""
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now(self) -> float:
+        """Seconds on a clock that never goes backwards."""
+        ...
+
+
+class WallClock:
+    def now(self) -> float:
+        return time.perf_counter()
+
+
+class VirtualClock:
+    """A clock that moves only when told to."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        self._now = start
+
+    def now(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        if seconds < 0:
+            raise ValueError("a clock does not go backwards")
+        self._now += seconds

@@ -1,0 +1,72 @@
+"""What the engine hands out: frozen values, one per sequence and step."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core.sequence import FinishReason, Origin
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """The chosen token's log-probability under the model, and the most likely alternatives."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step added to one sequence."""
+
+    request_id: str
+    sequence_id: int
+    choice: int
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    text: str
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationMetrics:
+    """Per-request figures in the shape that load generators read."""
+
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    acceptance_histogram: tuple[int, ...]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+    """The deepest round the request may ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One finished choice of a request."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    origins: tuple[Origin, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+    speculation: SpeculationMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished request: its prompt and its `n` completions."""
+
+    request_id: str
+    prompt_token_ids: tuple[int, ...]
+    completions: tuple[Completion, ...]
+    num_cached_tokens: int = 0
+    timing: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """The first completion's text."""
+        return self.completions[0].text

@@ -1,0 +1,69 @@
+"""How one request wants its tokens chosen."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.core.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Parameters of the target distribution `p` and of where a generation ends.
+
+    `temperature=0` is greedy. `top_k=0`, `top_p=1`, `min_p=0` switch the respective truncation off.
+    Without a `seed` one is drawn when the request is submitted; the text is a function of that seed and the model alone.
+    """
+
+    max_tokens: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    """How many alternatives to report beside each chosen token; None reports nothing."""
+    json_schema: Mapping[str, Any] | None = None
+    """The output is JSON that satisfies this schema; `{}` asks for any JSON value."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        checks = (
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("temperature", 0.0 <= self.temperature <= 10.0, "between 0 (greedy) and 10"),
+            ("top_k", self.top_k >= 0, "0 (off) or more"),
+            ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
+            ("min_p", 0.0 <= self.min_p <= 1.0, "in [0, 1]"),
+            ("repetition_penalty", 0.0 < self.repetition_penalty <= 10.0, "in (0, 10]"),
+            ("presence_penalty", -2.0 <= self.presence_penalty <= 2.0, "in [-2, 2]"),
+            ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),
+            ("seed", self.seed is None or 0 <= self.seed < 2**63, "in [0, 2**63)"),
+            ("n", 1 <= self.n <= 128, "in [1, 128]"),
+            ("stop", all(self.stop), "non-empty strings"),
+            ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "in [0, 20]"),
+        )
+        for name, good, allowed in checks:
+            if not good:
+                raise InvalidRequest(f"{name} must be {allowed}, got {getattr(self, name)!r}", field=name)
+        for token, bias in self.logit_bias.items():
+            if not -100.0 <= bias <= 100.0:
+                raise InvalidRequest(f"logit_bias[{token}] must be in [-100, 100], got {bias!r}", field="logit_bias")
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0

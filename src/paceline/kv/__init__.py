@@ -1,0 +1,1 @@
+"""Paged blocks and the prefix cache."""

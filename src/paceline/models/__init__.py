@@ -1,0 +1,1 @@
+"""Torch modules, and how weights, tokenizers and chat templates reach them."""

@@ -1,0 +1,1 @@
+"""Guessing tokens and checking the guesses: proposers, drafts, verification, depth."""
