@@ -1,1 +1,20 @@
 """Paceline: speculative decoding for LLM serving, faster and not a word different."""
+
+from typing import TYPE_CHECKING, Any
+
+from paceline.core.errors import PacelineError
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationParams
+
+if TYPE_CHECKING:
+    from paceline.engine.llm import LLM
+
+__all__ = ["LLM", "PacelineError", "SamplingParams", "SpeculationParams"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LLM":  # on first use: it brings torch along
+        from paceline.engine.llm import LLM
+
+        return LLM
+    raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -1,7 +1,6 @@
 """What the engine hands out: frozen values, one per sequence and step."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 from paceline.core.sequence import FinishReason, Origin
 
@@ -25,6 +24,11 @@ class StepOutput:
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
     text: str
+    drafted: int = 0
+    accepted: int = 0
+    """Of the drafted tokens; a token cut off by a stop still counts."""
+    num_cached: int = 0
+    """Prompt tokens that the prefix cache supplied."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
 
@@ -64,7 +68,6 @@ class Generation:
     prompt_token_ids: tuple[int, ...]
     completions: tuple[Completion, ...]
     num_cached_tokens: int = 0
-    timing: dict[str, Any] = field(default_factory=dict)
 
     @property
     def text(self) -> str:

@@ -12,7 +12,7 @@ class SamplingParams:
     """Parameters of the target distribution `p` and of where a generation ends.
 
     `temperature=0` is greedy. `top_k=0`, `top_p=1`, `min_p=0` switch the respective truncation off.
-    Without a `seed` one is drawn when the request is submitted; the text is a function of that seed and the model alone.
+    Without a `seed` one is drawn when the request is submitted; the text is a function of seed and model alone.
     """
 
     max_tokens: int = 128
@@ -39,6 +39,10 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        for name in ("max_tokens", "top_k", "seed", "n", "logprobs"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, int):
+                raise InvalidRequest(f"{name} must be an integer, got {value!r}", field=name)
         checks = (
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
             ("temperature", 0.0 <= self.temperature <= 10.0, "between 0 (greedy) and 10"),
@@ -50,7 +54,7 @@ class SamplingParams:
             ("frequency_penalty", -2.0 <= self.frequency_penalty <= 2.0, "in [-2, 2]"),
             ("seed", self.seed is None or 0 <= self.seed < 2**63, "in [0, 2**63)"),
             ("n", 1 <= self.n <= 128, "in [1, 128]"),
-            ("stop", all(self.stop), "non-empty strings"),
+            ("stop", all(isinstance(stop, str) and stop for stop in self.stop), "non-empty strings"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "in [0, 20]"),
         )
         for name, good, allowed in checks:

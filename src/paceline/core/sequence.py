@@ -1,4 +1,4 @@
-"""One generation in flight. Only `commit` (and the scheduler, for placement) writes to it."""
+"""One generation in flight. The scheduler places it, commit appends to it, the speculator sets its depth."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -80,12 +80,9 @@ class Sequence:
     num_computed: int = 0
     depth: int = 0
     """How many tokens to draft in the next round."""
-    blocks: list[int] = field(default_factory=list)
-    num_hashed: int = 0
-    """Leading blocks already announced to the prefix cache."""
     num_cached: int = 0
-    """Prompt tokens that came from the prefix cache when it was last admitted."""
-    counts: SpeculationCounts = field(default_factory=SpeculationCounts)
+    """Prompt tokens that came from the prefix cache."""
+    num_preemptions: int = 0
 
     @property
     def num_uncomputed(self) -> int:

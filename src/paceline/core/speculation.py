@@ -18,8 +18,10 @@ class SpeculationParams:
     verification: Verification | None = None
 
     def __post_init__(self) -> None:
-        if self.max_depth is not None and self.max_depth < 0:
-            raise InvalidRequest(f"max_depth must be 0 or more, got {self.max_depth}", field="speculation.max_depth")
+        if self.max_depth is not None and not (isinstance(self.max_depth, int) and self.max_depth >= 0):
+            raise InvalidRequest(
+                f"max_depth must be an integer, 0 or more, got {self.max_depth!r}", field="speculation.max_depth"
+            )
         if self.verification is not None and self.verification not in get_args(Verification):
             raise InvalidRequest(
                 f"verification must be one of {', '.join(get_args(Verification))}, got {self.verification!r}",

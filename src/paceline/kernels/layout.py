@@ -25,4 +25,6 @@ class AttentionLayout:
     starts: Tensor  # [S + 1] int32
     context_lens: Tensor  # [S] int32, tokens already cached before this pass
     block_tables: Tensor  # [S, max_blocks] int32, unused entries 0
-    ancestors: Tensor | None = None  # [T] int64 bitmask over the sequence's rows, -1: every earlier row; None: all chains
+    ancestors: Tensor | None = (
+        None  # [T] int64 bitmask over the sequence's rows, -1: every earlier row; None: all chains
+    )

@@ -1,7 +1,7 @@
 """What a proposer hands to verification: drafted tokens as batch-level tensors, a chain being a tree that never forks."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -43,7 +43,9 @@ class DraftBatch:
     probs: DraftProbs | None = None
 
     def __post_init__(self) -> None:
-        if not (len(self.sequence_ids) == len(self.counts) and sum(self.counts) == len(self.tokens) == len(self.parents)):
+        if not (
+            len(self.sequence_ids) == len(self.counts) and sum(self.counts) == len(self.tokens) == len(self.parents)
+        ):
             raise ValueError("sequence_ids, counts, tokens and parents disagree in length")
 
     @classmethod
@@ -81,7 +83,7 @@ class Draft:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probs: DraftProbs | None = None
-    rows: slice = slice(0, 0)
+    rows: slice = field(default_factory=lambda: slice(0, 0))
     """Where this draft's rows lie in `probs`."""
 
     def __len__(self) -> int:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
-
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
 from paceline.speculation.drafts import DraftBatch
@@ -25,8 +23,8 @@ class Progress:
     choice: int
     num_prompt: int
     verification: Verification
-    hidden: Tensor | None = None
-    """[committed rows, H] target hidden states of the newest tokens, for proposers that asked for them."""
+    cache_salt: str = ""
+    """Sequences with different salts share no cached prefix, in a draft's cache either."""
 
 
 class Proposer(Protocol):

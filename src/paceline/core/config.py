@@ -1,0 +1,128 @@
+"""Configuration: frozen, composed, and strict about keys."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from paceline.core.errors import InvalidConfig, PacelineError
+from paceline.core.speculation import Verification
+
+DepthRule = Literal["goodput", "threshold", "additive", "fixed"]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationConfig:
+    """What the server offers; a request may ask for less."""
+
+    enabled: bool = True
+    method: str | None = None
+    """`draft_model` or `ngram`. None: `draft_model` when there is a draft, otherwise `ngram`."""
+    depth: DepthRule = "goodput"
+    max_depth: int = 8
+    """Drafted tokens a round at the most; rule `fixed` drafts exactly that many."""
+    verification: Verification = "coupled"
+    acceptance_threshold: float | None = None
+    """Acceptance below which the breaker and the rule `additive` count a loss; None: their own defaults. It controls
+    drafting and never decides whether a token is accepted."""
+    breaker_rounds: int = 3
+    """Low windows in a row that open the breaker."""
+
+    def __post_init__(self) -> None:
+        _one_of("speculation.depth", self.depth, get_args(DepthRule))
+        _one_of("speculation.verification", self.verification, get_args(Verification))
+        if not 0 <= self.max_depth <= 32:
+            raise InvalidConfig(f"speculation.max_depth must be in [0, 32], got {self.max_depth}")
+        if self.acceptance_threshold is not None and not 0.0 < self.acceptance_threshold < 1.0:
+            raise InvalidConfig(f"speculation.acceptance_threshold must be in (0, 1), got {self.acceptance_threshold}")
+        if self.breaker_rounds < 1:
+            raise InvalidConfig(f"speculation.breaker_rounds must be at least 1, got {self.breaker_rounds}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything an engine is built from."""
+
+    model: str = "smollm2"
+    """A folder, a GGUF file, a Hugging Face id in the local cache, or `smollm2`, the embedded model."""
+    draft: str | None = None
+    """A second model of the same vocabulary, named like `model`."""
+    device: str = "auto"
+    dtype: Dtype = "auto"
+    """`auto`: float32 on CPU, bfloat16 on a GPU."""
+    max_model_len: int | None = None
+    """Prompt and output tokens of one sequence at the most; None: what the model was made for, up to 8192."""
+    max_num_seqs: int = 64
+    max_batched_tokens: int = 512
+    """Rows of one forward pass; long prompts are computed in chunks of this many."""
+    memory_fraction: float = 0.85
+    """Share of the device's memory for weights, caches and activations of both models."""
+    kv_tokens: int | None = None
+    """Tokens the target's cache holds; None: what the memory gives."""
+    prefix_caching: bool = True
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, get_args(Dtype))
+        for name in ("max_num_seqs", "max_batched_tokens", "max_model_len", "kv_tokens"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidConfig(f"{name} must be at least 1, got {value}")
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise InvalidConfig(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
+        if self.max_batched_tokens < self.max_num_seqs:
+            raise InvalidConfig(
+                f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "
+                "every running sequence needs a row"
+            )
+
+
+T = TypeVar("T")
+
+
+def from_mapping(
+    kind: type[T], values: Mapping[str, Any], where: str = "", error: type[PacelineError] = InvalidConfig
+) -> T:
+    """Build the dataclass `kind`. Wrong types and unknown keys are refused; of the latter the message names the
+    one that was probably meant."""
+    assert is_dataclass(kind)
+    known = {f.name for f in fields(kind)}
+    hints = get_type_hints(kind)
+    arguments: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            nearest = difflib.get_close_matches(key, known, n=1)
+            meant = (
+                f"; did you mean {where + nearest[0]!r}?" if nearest else f"; known keys: {', '.join(sorted(known))}"
+            )
+            raise error(f"unknown key {where + key!r}{meant}")
+        hint = hints[key]
+        if isinstance(hint, type) and is_dataclass(hint) and isinstance(value, Mapping):
+            value = from_mapping(hint, value, f"{where}{key}.", error)
+        elif not _fits(value, hint):
+            raise error(f"{where}{key} must be {_expected(hint)}, got {value!r}")
+        arguments[key] = value
+    return kind(**arguments)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    if get_origin(hint) is Literal:  # its dataclass checks the choices
+        return True
+    kinds = get_args(hint) or (hint,)
+    if isinstance(value, bool):  # an int to Python, not to us
+        return bool in kinds
+    return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+
+
+def _expected(hint: Any) -> str:
+    kinds = get_args(hint) or (hint,)
+    return " or ".join(
+        "null" if kind is NoneType else "a mapping" if is_dataclass(kind) else kind.__name__ for kind in kinds
+    )
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise InvalidConfig(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

@@ -1,0 +1,158 @@
+"""From a configuration to an engine: load, check, fit, put together."""
+
+import os
+from dataclasses import replace
+
+import torch
+
+from paceline.core.clock import WallClock
+from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.errors import InvalidConfig
+from paceline.engine.calibration import measure_passes
+from paceline.engine.engine import Engine
+from paceline.engine.intake import Intake, Limits
+from paceline.engine.memory_fit import GIB, Footprint, MemoryFit, memory_fit
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.speculator import Speculator
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kv.tables import BlockTables, blocks_for
+from paceline.models.compatibility import check_compatible, proposable_ids
+from paceline.models.load import LoadedModel, load_model
+from paceline.models.runner import ModelRunner
+from paceline.speculation.breaker import Breaker, BreakerRule
+from paceline.speculation.depth.additive import AdditiveDepth
+from paceline.speculation.depth.fixed import FixedDepth
+from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.policy import DepthPolicy
+from paceline.speculation.depth.threshold import ThresholdDepth
+from paceline.speculation.proposer import Proposer
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.proposers.ngram import NgramProposer
+
+DEFAULT_WINDOW = 8192
+CPU_CACHE_BYTES = GIB
+"""What the caches take of a CPU's memory when `kv_tokens` does not say: it is shared with everything else there."""
+
+
+def build_engine(config: EngineConfig) -> Engine:
+    device = pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
+    target = load_model(config.model, device, dtype)
+    draft = None
+    if config.draft is not None:
+        draft = load_model(config.draft, device, dtype)
+        check_compatible(target.tokenizer, draft.tokenizer)
+    window = min(config.max_model_len or DEFAULT_WINDOW, target.config.max_position)
+    fit = fit_models(config, target, draft, device, window)
+    clock = WallClock()
+    runner = ModelRunner(target.model, fit.num_blocks)
+    proposers: dict[str, Proposer] = {"ngram": NgramProposer()}
+    if draft is not None:
+        ids = proposable_ids(target.config, draft.config)
+        proposers["draft_model"] = DraftModelProposer(
+            ModelRunner(draft.model, fit.num_blocks), config.max_batched_tokens, len(ids), target.config.vocab_size
+        )
+    method = pick_method(config.speculation, proposers)
+    intake = Intake(Limits(target.config.vocab_size, window), config.speculation, method, proposers, target.tokenizer)
+    depth = make_depth(config.speculation)
+    if isinstance(depth, GoodputDepth) and config.speculation.enabled:
+        depth.calibrate(measure_passes(runner, min(4 * config.max_num_seqs, config.max_batched_tokens), clock))
+    speculator = Speculator(
+        proposers,
+        depth,
+        make_breaker(config.speculation),
+        intake,
+        clock,
+        target.config.vocab_size,
+        config.speculation.enabled,
+    )
+    scheduler = Scheduler(
+        BlockTables(fit.num_blocks, config.prefix_caching), config.max_num_seqs, config.max_batched_tokens
+    )
+    return Engine(runner, scheduler, speculator, intake, target.tokenizer, clock)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InvalidConfig(
+            "device cuda was asked for, and this torch sees no GPU: use device cpu, or a CUDA build of torch"
+        )
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def pick_method(config: SpeculationConfig, proposers: dict[str, Proposer]) -> str:
+    if config.method is None:
+        return "draft_model" if "draft_model" in proposers else "ngram"
+    if config.method not in proposers:
+        needs = " (it needs a draft model: set `draft`)" if config.method == "draft_model" else ""
+        raise InvalidConfig(
+            f"speculation.method {config.method!r} is not available{needs}; choose from: {', '.join(sorted(proposers))}"
+        )
+    return config.method
+
+
+def make_depth(config: SpeculationConfig) -> DepthPolicy:
+    if config.depth == "fixed" or config.max_depth == 0:
+        return FixedDepth(config.max_depth)
+    if config.depth == "goodput":
+        return GoodputDepth(config.max_depth)
+    if config.depth == "threshold":
+        return ThresholdDepth()
+    return AdditiveDepth() if config.acceptance_threshold is None else AdditiveDepth(config.acceptance_threshold)
+
+
+def make_breaker(config: SpeculationConfig) -> Breaker:
+    rule = BreakerRule(trips=config.breaker_rounds)
+    if config.acceptance_threshold is not None:
+        rule = replace(rule, threshold=config.acceptance_threshold)
+    return Breaker(rule)
+
+
+def fit_models(
+    config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, device: torch.device, window: int
+) -> MemoryFit:
+    """Share the device's memory between both models and both caches."""
+    footprints = [None if model is None else footprint(model, config) for model in (target, draft)]
+    assert footprints[0] is not None
+    required = blocks_for(window) * BLOCK_SIZE + BLOCK_SIZE
+    if config.kv_tokens is not None and config.kv_tokens < required:
+        raise InvalidConfig(
+            f"kv_tokens ({config.kv_tokens}) must hold one full sequence and a block for its drafts: raise it to "
+            f"{required} or more, or set max_model_len (now {window}) lower"
+        )
+    wanted = config.kv_tokens or max(config.max_num_seqs * window, required)
+    if device.type == "cpu" and config.kv_tokens is None:
+        per_token = sum(f.kv_bytes_per_token for f in footprints if f is not None)
+        wanted = max(min(wanted, CPU_CACHE_BYTES // per_token), required)
+    budget = int(device_memory(device) * config.memory_fraction)
+    return memory_fit(footprints[0], footprints[1], budget, wanted, required)
+
+
+def footprint(model: LoadedModel, config: EngineConfig) -> Footprint:
+    shape, width = model.config, model.model.dtype.itemsize
+    logit_rows = config.max_num_seqs * (1 + config.speculation.max_depth)
+    rows = config.max_batched_tokens
+    hidden = rows * (4 * shape.hidden_size + 3 * shape.ffn_size) * width
+    return Footprint(
+        name=model.name,
+        weight_bytes=model.model.weight_bytes,
+        kv_bytes_per_token=shape.kv_bytes_per_token(width),
+        activation_bytes=hidden + 2 * min(logit_rows, rows) * shape.vocab_size * 4,
+    )
+
+
+def device_memory(device: torch.device) -> int:
+    """Bytes: all of a GPU's, or of the machine's."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

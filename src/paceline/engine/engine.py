@@ -1,0 +1,225 @@
+"""The loop: schedule -> propose -> verify -> commit."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from paceline.core.clock import Clock, WallClock
+from paceline.core.errors import InvalidRequest
+from paceline.core.output import StepOutput
+from paceline.core.request import Request
+from paceline.core.sequence import FinishReason, Sequence
+from paceline.engine.intake import Intake
+from paceline.engine.scheduler import Schedule, Scheduled, Scheduler
+from paceline.engine.speculator import Speculator
+from paceline.engine.text import TextOutput
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.models.runner import ModelRunner, Span
+from paceline.models.text_stream import TextStream
+from paceline.models.tokenizer import Tokenizer
+from paceline.speculation.distribution import logprobs
+from paceline.speculation.drafts import Draft
+from paceline.speculation.grammar import GrammarState
+from paceline.speculation.trees import ancestors, depths
+from paceline.speculation.verification import Round, Verdict, verify
+
+NO_DRAFT = Draft()
+
+
+@dataclass(slots=True, eq=False)
+class _Companion:
+    """What the engine keeps beside a sequence."""
+
+    text: TextOutput | None
+    grammar: GrammarState | None
+
+
+class Engine:
+    """Generates for many sequences at once. Not thread-safe: one thread calls `add`, `cancel` and `step`.
+
+    Everything is decided by a part: who runs (scheduler), what is guessed and how deep (speculator), what is true
+    (verification). Plain decoding is the same loop with empty drafts.
+    """
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        speculator: Speculator,
+        intake: Intake,
+        tokenizer: Tokenizer | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.speculator = speculator
+        self.intake = intake
+        self.tokenizer = tokenizer
+        self.clock = clock or WallClock()
+        self._sequences: dict[str, list[Sequence]] = {}
+        self._companions: dict[int, _Companion] = {}
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def step(self) -> list[StepOutput]:
+        """One pass of the target over everything that is ready."""
+        plan = self.scheduler.schedule()
+        self.speculator.forget(plan.preempted)
+        if not plan.items:
+            return []
+        drafts = self.speculator.propose(plan)
+        started = self.clock.now()
+        logits, verdicts = self._verify(plan, drafts)
+        seconds = self.clock.now() - started
+        outputs = self._commit(plan, drafts, verdicts, logits)
+        self.speculator.learn(plan, drafts, verdicts, seconds)
+        self.speculator.look_ahead(self.scheduler.running)
+        return outputs
+
+    def validate(self, request: Request) -> None:
+        """Raise `InvalidRequest` if `add` would. Safe from any thread."""
+        self.intake.validate(request)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; its tokens come out of `step`."""
+        grammar = self.intake.validate(request)
+        if request.id in self._sequences:
+            raise InvalidRequest(f"a request with id {request.id!r} is already running", field="id")
+        self._sequences[request.id] = self.intake.sequences(request, self.clock.now())
+        for sequence in self._sequences[request.id]:
+            text = TextOutput(TextStream(self.tokenizer), request.sampling.stop) if self.tokenizer else None
+            self._companions[sequence.id] = _Companion(text, grammar.start() if grammar else None)
+            self.scheduler.add(sequence)
+
+    def cancel(self, request_id: str) -> None:
+        """Free everything the request holds, now. Cancelling what is finished or unknown is no error."""
+        for sequence in self._sequences.pop(request_id, []):
+            if not sequence.is_finished:
+                sequence.finish_reason = FinishReason.CANCELLED
+                self._finish(sequence)
+
+    def set_speculation(self, enabled: bool) -> None:
+        """The run-time switch. Nothing is drained: running sequences decode plainly from the next step on."""
+        self.speculator.enabled = enabled
+        self.speculator.look_ahead(self.scheduler.running)
+
+    def _verify(self, plan: Schedule, drafts: Mapping[int, Draft]) -> tuple[Tensor | None, dict[int, Verdict]]:
+        """One forward pass over all rows, and what it says about the draft of each sequence that got its logits."""
+        spans, rounds = [], {}
+        for item in plan.items:
+            sequence, draft = item.sequence, drafts.get(item.sequence.id, NO_DRAFT)
+            spans.append(self._span(item, draft))
+            if item.completes:
+                grammar = self._companions[sequence.id].grammar
+                masks = grammar.masks(draft) if grammar else None
+                rounds[sequence.id] = Round.of(sequence, draft, sequence.verification, masks)
+        logits = self.runner.forward(spans).logits
+        if logits is None:
+            return None, {}
+        return logits, dict(zip(rounds, verify(logits, list(rounds.values())), strict=True))
+
+    def _span(self, item: Scheduled, draft: Draft) -> Span:
+        sequence, start = item.sequence, item.sequence.num_computed
+        positions = visible = None
+        if not draft.is_chain:
+            # Row 0 is the last committed token, row 1 + i node i: drafts are only made for a sequence that decodes.
+            positions = [start, *(start + depth for depth in depths(draft.parents))]
+            visible = ancestors(draft.parents)
+        return Span(
+            blocks=self.scheduler.tables.blocks(sequence.id),
+            context_len=start,
+            tokens=[*sequence.ids[start : start + item.num_tokens], *draft.tokens],
+            num_logits=1 + len(draft) if item.completes else 0,
+            positions=positions,
+            ancestors=visible,
+        )
+
+    def _commit(
+        self, plan: Schedule, drafts: Mapping[int, Draft], verdicts: Mapping[int, Verdict], logits: Tensor | None
+    ) -> list[StepOutput]:
+        """Append what was verified, roll the cache back to it, and say what is new."""
+        outputs, row = [], 0
+        self._gather_paths(plan, verdicts)
+        tables = self.scheduler.tables
+        for item in plan.items:
+            sequence, verdict = item.sequence, verdicts.get(item.sequence.id)
+            sequence.num_computed += item.num_tokens
+            if verdict is not None:
+                assert logits is not None
+                draft = drafts.get(sequence.id, NO_DRAFT)
+                rows = logits[row : row + 1 + len(draft)]
+                row += len(rows)
+                sequence.num_computed += len(verdict.path)
+                tables.shrink(sequence.id, sequence.num_computed)
+                outputs.append(self._append(sequence, draft, verdict, rows))
+            # Even of a sequence that ended: the next turn of a conversation starts with its tokens.
+            tables.publish(sequence.id, sequence.ids, min(sequence.num_computed, len(sequence.ids)))
+            if sequence.finish_reason is not None:
+                self._finish(sequence)
+        return outputs
+
+    def _gather_paths(self, plan: Schedule, verdicts: Mapping[int, Verdict]) -> None:
+        """Move the keys and values of accepted tree paths next to each other; a chain's already are."""
+        sources, targets = [], []
+        for item in plan.items:
+            verdict = verdicts.get(item.sequence.id)
+            if verdict is None:
+                continue
+            blocks = self.scheduler.tables.blocks(item.sequence.id)
+            first = item.sequence.num_computed + item.num_tokens
+            for place, node in enumerate(verdict.path):
+                if node != place:
+                    sources.append(_slot(blocks, first + node))
+                    targets.append(_slot(blocks, first + place))
+        self.runner.move(sources, targets)
+
+    def _append(self, sequence: Sequence, draft: Draft, verdict: Verdict, rows: Tensor) -> StepOutput:
+        """Take the verdict's tokens up to the first that ends the sequence."""
+        companion = self._companions[sequence.id]
+        sampling, text, count = sequence.sampling, "", 0
+        while sequence.finish_reason is None and count < len(verdict.tokens):
+            token = verdict.tokens[count]
+            sequence.ids.append(token)
+            count += 1
+            if token in sequence.eos_ids or token in sampling.stop_token_ids:
+                sequence.finish_reason = FinishReason.STOP
+            elif companion.text is not None:
+                text += companion.text.push(token)
+                if companion.text.stopped:
+                    sequence.finish_reason = FinishReason.STOP
+            if sequence.finish_reason is None and self.intake.remaining(sequence) <= 0:
+                sequence.finish_reason = FinishReason.LENGTH
+        tokens = verdict.tokens[:count]
+        if companion.grammar is not None:
+            companion.grammar.advance(tokens)
+        if sequence.finish_reason is not None and companion.text is not None:
+            text += companion.text.flush()
+        path_rows = [0, *(1 + node for node in verdict.path)][:count]
+        return StepOutput(
+            request_id=sequence.request_id,
+            sequence_id=sequence.id,
+            choice=sequence.choice,
+            tokens=tokens,
+            origins=verdict.origins[:count],
+            text=text,
+            drafted=len(draft),
+            accepted=len(verdict.path),
+            num_cached=sequence.num_cached,
+            logprobs=None if sampling.logprobs is None else logprobs(rows[path_rows], tokens, sampling.logprobs),
+            finish_reason=sequence.finish_reason,
+        )
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.scheduler.remove(sequence)
+        self.speculator.forget((sequence,))
+        del self._companions[sequence.id]
+        if all(sibling.is_finished for sibling in self._sequences.get(sequence.request_id, ())):
+            self._sequences.pop(sequence.request_id, None)
+
+
+def _slot(blocks: Seq[int], index: int) -> int:
+    return blocks[index // BLOCK_SIZE] * BLOCK_SIZE + index % BLOCK_SIZE

@@ -1,0 +1,126 @@
+"""A request becomes sequences, or an error that says why not."""
+
+import itertools
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from paceline.core.config import SpeculationConfig
+from paceline.core.errors import InvalidRequest
+from paceline.core.request import Request
+from paceline.core.sequence import Sequence
+from paceline.models.tokenizer import Tokenizer
+from paceline.speculation.grammar import Grammar
+
+
+def draw_seed() -> int:
+    return secrets.randbits(63)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the engine can hold."""
+
+    vocab_size: int
+    max_model_len: int
+
+
+class Intake:
+    """Checks requests against what the engine offers. `validate` may be called from any thread."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        speculation: SpeculationConfig,
+        default_method: str,
+        methods: Collection[str],
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self._limits = limits
+        self._speculation = speculation
+        self._default_method = default_method
+        self._methods = methods
+        self._tokenizer = tokenizer
+        self._numbers = itertools.count()
+
+    def validate(self, request: Request) -> Grammar | None:
+        """Raise `InvalidRequest` if it cannot be served; returns its grammar, compiled once per schema."""
+        limits, sampling = self._limits, request.sampling
+        if not request.prompt_ids:
+            raise InvalidRequest("the prompt is empty: give at least one token", field="prompt")
+        bad = next((token for token in request.prompt_ids if not 0 <= token < limits.vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(f"token {bad} is outside the vocabulary of {limits.vocab_size}", field="prompt")
+        if len(request.prompt_ids) >= limits.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {len(request.prompt_ids)} tokens and the model's window {limits.max_model_len}: "
+                "shorten it, or raise max_model_len",
+                field="prompt",
+            )
+        for name, tokens in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            bad = next((token for token in tokens if not 0 <= token < limits.vocab_size), None)
+            if bad is not None:
+                raise InvalidRequest(
+                    f"{name}: token {bad} is outside the vocabulary of {limits.vocab_size}", field=name
+                )
+        method = request.speculation.method
+        if method is not None and method not in self._methods:
+            raise InvalidRequest(
+                f"speculation method {method!r} is not loaded here; choose from: {', '.join(sorted(self._methods)) or 'none'}",
+                field="speculation.method",
+            )
+        if sampling.json_schema is None:
+            return None
+        return Grammar.compile(sampling.json_schema, self._tokenizer_json, self._eos_ids, limits.vocab_size)
+
+    def sequences(self, request: Request, now: float) -> list[Sequence]:
+        """The request's `n` sequences. The first computes the prompt for all."""
+        speculation = request.speculation
+        sequences: list[Sequence] = []
+        seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
+        for choice in range(request.sampling.n):
+            sequences.append(
+                Sequence(
+                    id=next(self._numbers),
+                    request_id=request.id,
+                    ids=list(request.prompt_ids),
+                    num_prompt=len(request.prompt_ids),
+                    sampling=request.sampling,
+                    speculation=speculation,
+                    seed=seed,
+                    choice=choice,
+                    category=request.category,
+                    priority=request.priority,
+                    arrival=now,
+                    cache_salt=request.cache_salt,
+                    method=speculation.method or self._default_method,
+                    verification=speculation.verification or self._speculation.verification,
+                    eos_ids=frozenset() if request.sampling.ignore_eos else self._eos_ids,
+                    leader=sequences[0] if sequences else None,
+                )
+            )
+        return sequences
+
+    @cached_property
+    def _tokenizer_json(self) -> str:
+        if self._tokenizer is None:
+            raise InvalidRequest("a JSON schema needs a tokenizer, and this engine has none", field="response_format")
+        return self._tokenizer.to_json()
+
+    @property
+    def _eos_ids(self) -> frozenset[int]:
+        return frozenset() if self._tokenizer is None else self._tokenizer.eos_ids
+
+    def max_depth(self, sequence: Sequence) -> int:
+        """How deep this sequence may be drafted now: never past the last token it may still have."""
+        if not sequence.speculation.enabled:
+            return 0
+        wanted = sequence.speculation.max_depth
+        offered = self._speculation.max_depth if wanted is None else min(wanted, self._speculation.max_depth)
+        return max(0, min(offered, self.remaining(sequence) - 1))
+
+    def remaining(self, sequence: Sequence) -> int:
+        """Tokens the sequence may still generate."""
+        by_request = sequence.sampling.max_tokens - sequence.num_output
+        return min(by_request, self._limits.max_model_len - len(sequence.ids))

@@ -1,0 +1,179 @@
+"""The Python API: `LLM(model, draft=…)`, blocking, streaming and async."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from paceline.core.config import EngineConfig, from_mapping
+from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
+from paceline.core.output import Generation, StepOutput
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationParams
+from paceline.engine.build import build_engine
+from paceline.engine.intake import draw_seed
+from paceline.engine.loop import EngineLoop
+from paceline.engine.transcript import Transcript
+from paceline.models.chat_template import ChatTemplate
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+"""Text, token ids, or a conversation of `{"role": …, "content": …}` messages."""
+
+
+class LLM:
+    """A model, ready to generate, optionally with a draft riding in front of it.
+
+    >>> with LLM("smollm2") as llm:
+    ...     print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text)
+
+    Keyword options are the fields of `EngineConfig`; `speculation` takes a mapping of the fields of `SpeculationConfig`.
+    Methods may be called from any number of threads and event loops: their requests share one batch.
+    """
+
+    def __init__(self, model: str = "smollm2", *, draft: str | None = None, **options: Any) -> None:
+        self.config = from_mapping(EngineConfig, {"model": model, "draft": draft, **options})
+        self._loop = EngineLoop(build_engine(self.config))
+        self.engine = self._loop.engine
+        assert self.engine.tokenizer is not None
+        self.tokenizer = self.engine.tokenizer
+        self._numbers = itertools.count()
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate.of(self.tokenizer)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[str],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> Any:
+        """Generate for one prompt (a `Generation`) or a list of strings (a list of them, in order, in one batch)."""
+        if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+            return self._wait([self._request(prompts, sampling, **options)])[0]
+        many = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
+        if len(many) != len(prompts):
+            raise InvalidRequest(f"{len(prompts)} prompts and {len(many)} sampling parameters", field="sampling")
+        return self._wait([self._request(prompt, one, **options) for prompt, one in zip(prompts, many, strict=True)])
+
+    def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any) -> Generation:
+        """Answer a conversation, through the model's chat template."""
+        return self._wait([self._request(messages, sampling, **options)])[0]
+
+    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Iterator[StepOutput]:
+        """What each step adds, as it happens. Leaving the loop early cancels the request."""
+        request = self._request(prompt, sampling, **options)
+        events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
+        self._loop.submit(request, events.put)
+        unfinished = request.sampling.n
+        try:
+            while unfinished:
+                event = events.get()
+                if isinstance(event, PacelineError):
+                    raise event
+                unfinished -= event.finish_reason is not None
+                yield event
+        finally:
+            if unfinished:
+                self._cancel(request.id)
+
+    async def astream(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any
+    ) -> AsyncIterator[StepOutput]:
+        """`stream` for an event loop."""
+        request = self._request(prompt, sampling, **options)
+        events: asyncio.Queue[StepOutput | PacelineError] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+        self._loop.submit(request, lambda event: loop.call_soon_threadsafe(events.put_nowait, event))
+        unfinished = request.sampling.n
+        try:
+            while unfinished:
+                event = await events.get()
+                if isinstance(event, PacelineError):
+                    raise event
+                unfinished -= event.finish_reason is not None
+                yield event
+        finally:
+            if unfinished:
+                self._cancel(request.id)
+
+    async def agenerate(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Generation:
+        """`generate` of one prompt for an event loop."""
+        request = self._request(prompt, sampling, **options)
+        transcript = Transcript(request, self.config.speculation.max_depth)
+        async for output in self.astream(request.prompt_ids, request.sampling, **options):
+            transcript.add(output)
+        return transcript.generation()
+
+    def set_speculation(self, enabled: bool) -> None:
+        """Switch speculation off or on for everybody, between two steps; running requests go on."""
+        self._loop.call(lambda: self.engine.set_speculation(enabled))
+
+    def close(self) -> None:
+        """Cancel what is running and stop. Safe to call twice."""
+        self._loop.close()
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None,
+        *,
+        speculation: SpeculationParams | Mapping[str, Any] | None = None,
+        category: str = "default",
+        priority: int = 0,
+        cache_salt: str = "",
+    ) -> Request:
+        if not isinstance(speculation, SpeculationParams):
+            speculation = from_mapping(SpeculationParams, speculation or {}, "speculation.", InvalidRequest)
+        sampling = sampling or SamplingParams()
+        if sampling.seed is None:
+            sampling = replace(sampling, seed=draw_seed())
+        ids = self._encode(prompt)
+        return Request(f"request-{next(self._numbers)}", ids, sampling, speculation, category, priority, cache_salt)
+
+    def _encode(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            return tuple(self.tokenizer.encode(prompt))
+        if all(isinstance(token, int) for token in prompt):
+            return tuple(prompt)  # type: ignore[arg-type]
+        if all(isinstance(message, Mapping) for message in prompt):
+            return tuple(self.tokenizer.encode(self._template.render(prompt), add_special=False))  # type: ignore[arg-type]
+        raise InvalidRequest("a prompt is a string, a list of token ids, or a list of chat messages", field="prompt")
+
+    def _wait(self, requests: list[Request]) -> list[Generation]:
+        events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
+        transcripts = {request.id: Transcript(request, self.config.speculation.max_depth) for request in requests}
+        unfinished = set(transcripts)
+        try:
+            for request in requests:
+                self._loop.submit(request, events.put)
+            while unfinished:
+                event = events.get()
+                if isinstance(event, PacelineError):
+                    raise event
+                transcripts[event.request_id].add(event)
+                if transcripts[event.request_id].is_finished:
+                    unfinished.discard(event.request_id)
+        finally:
+            for request_id in unfinished:
+                self._cancel(request_id)
+        return [transcripts[request.id].generation() for request in requests]
+
+    def _cancel(self, request_id: str) -> None:
+        with suppress(EngineClosed):  # then the request is gone with it
+            self._loop.cancel(request_id)

@@ -1,0 +1,86 @@
+"""Do the models fit together, and how many tokens of cache does that leave?"""
+
+from dataclasses import dataclass
+
+from paceline.core.errors import OutOfMemory
+from paceline.kernels.layout import BLOCK_SIZE
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one model takes."""
+
+    name: str
+    weight_bytes: int
+    kv_bytes_per_token: int
+    activation_bytes: int
+    """The largest pass: its hidden states and its logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryFit:
+    """`kv_tokens` is what each cache holds, token for token: what fits in the target's fits in the draft's."""
+
+    budget_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_bytes_per_token: int
+    kv_tokens: int
+
+    @property
+    def num_blocks(self) -> int:
+        return self.kv_tokens // BLOCK_SIZE
+
+    @property
+    def kv_bytes(self) -> int:
+        return self.kv_tokens * self.kv_bytes_per_token
+
+    @property
+    def free_bytes(self) -> int:
+        return self.budget_bytes - self.weight_bytes - self.activation_bytes - self.kv_bytes
+
+
+def memory_fit(
+    target: Footprint,
+    draft: Footprint | None,
+    budget_bytes: int,
+    wanted_tokens: int,
+    required_tokens: int,
+) -> MemoryFit:
+    """Share `budget_bytes`: weights and activations first, the rest to both caches, up to `wanted_tokens`.
+
+    `required_tokens` is one sequence of the longest length and its drafts; less than that serves nobody.
+    """
+    models = [target] if draft is None else [target, draft]
+    weights = sum(model.weight_bytes for model in models)
+    activations = sum(model.activation_bytes for model in models)
+    per_token = sum(model.kv_bytes_per_token for model in models)
+    available = (budget_bytes - weights - activations) // per_token
+    tokens = min(wanted_tokens, available) // BLOCK_SIZE * BLOCK_SIZE
+    if tokens < required_tokens:
+        raise OutOfMemory(
+            _advice(models, budget_bytes, weights, activations, per_token, max(tokens, 0), required_tokens)
+        )
+    return MemoryFit(budget_bytes, weights, activations, per_token, tokens)
+
+
+def _advice(
+    models: list[Footprint], budget: int, weights: int, activations: int, per_token: int, available: int, required: int
+) -> str:
+    names = " and ".join(model.name for model in models)
+    parts = [
+        f"{names} do not fit: weights {weights / GIB:.2f} GiB + activations {activations / GIB:.2f} GiB leave room for "
+        f"{available} tokens of cache out of {budget / GIB:.2f} GiB, and one full sequence needs {required} "
+        f"({required * per_token / GIB:.2f} GiB)."
+    ]
+    if available >= 4 * BLOCK_SIZE:
+        parts.append(f"Set max_model_len to {available - BLOCK_SIZE} or less,")
+    else:
+        parts.append("Use a smaller or more strongly quantised model,")
+    parts.append(
+        "raise memory_fraction or kv_tokens," if len(models) == 1 else "leave out the draft or take a smaller one,"
+    )
+    parts.append("or take a device with more memory.")
+    return " ".join(parts)

@@ -1,0 +1,153 @@
+"""Which sequences take part in the next pass, with how many rows each."""
+
+import bisect
+from dataclasses import dataclass
+
+from paceline.core.sequence import Sequence, Status
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kv.tables import BlockTables, blocks_for
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduled:
+    """`num_tokens` committed tokens of `sequence` are computed, and room is kept for `num_draft` drafted ones after them."""
+
+    sequence: Sequence
+    num_tokens: int
+    num_draft: int
+
+    @property
+    def completes(self) -> bool:
+        """Whether this pass reaches the newest token, so that its logits give the next one."""
+        return self.num_tokens == self.sequence.num_uncomputed
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    items: tuple[Scheduled, ...]
+    preempted: tuple[Sequence, ...] = ()
+
+
+def _rank(sequence: Sequence) -> tuple[int, float, int]:
+    """Who is served first; the last in this order is preempted first."""
+    return sequence.priority, sequence.arrival, sequence.id
+
+
+class Scheduler:
+    """Continuous batching over a paged cache. Owns placement: queues, block tables, and `num_computed` after preemption.
+
+    Running sequences come first, one row each at least; a sequence that needs a block when none is free preempts the
+    lowest-ranked one. Drafts take only what is left over: speculation never pushes anybody out. Waiting sequences join while
+    rows, blocks and seats last.
+    """
+
+    def __init__(self, tables: BlockTables, max_num_seqs: int, max_batched_tokens: int) -> None:
+        self.tables = tables
+        self.max_num_seqs = max_num_seqs
+        self.max_batched_tokens = max_batched_tokens
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []  # both kept in rank order
+        self.num_preemptions = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def add(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting, sequence, key=_rank)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a finished or cancelled sequence and free its blocks at once."""
+        queue = self.running if sequence.status is Status.RUNNING else self.waiting
+        queue.remove(sequence)
+        self.tables.close(sequence.id)
+        sequence.status = Status.FINISHED
+
+    def schedule(self) -> Schedule:
+        preempted: list[Sequence] = []
+        rows: dict[Sequence, int] = {}
+        budget = self.max_batched_tokens
+        budget -= self._schedule_running(rows, budget, preempted)
+        if not preempted:
+            self._admit(rows, budget)
+        drafts = self._reserve_drafts(rows)
+        items = tuple(Scheduled(sequence, count, drafts.get(sequence, 0)) for sequence, count in rows.items())
+        return Schedule(items, tuple(preempted))
+
+    def _schedule_running(self, rows: dict[Sequence, int], budget: int, preempted: list[Sequence]) -> int:
+        used = 0
+        waiting_for_a_row = len(self.running)
+        for sequence in list(self.running):
+            if sequence.status is not Status.RUNNING:  # preempted a moment ago, for somebody ranked higher
+                continue
+            waiting_for_a_row -= 1
+            # A long prompt leaves one row for each sequence behind it: nobody's decoding stalls.
+            count = min(sequence.num_uncomputed, max(1, budget - used - waiting_for_a_row))
+            while not self.tables.grow(sequence.id, sequence.num_computed + count):
+                victim = self.running[-1]
+                self._preempt(victim)
+                preempted.append(victim)
+                used -= rows.pop(victim, 0)
+                if victim is sequence:
+                    break
+            else:
+                rows[sequence] = count
+                used += count
+        return used
+
+    def _preempt(self, sequence: Sequence) -> None:
+        """Give up a sequence's blocks; its tokens stay, and are computed again when it is its turn."""
+        self.num_preemptions += 1
+        sequence.num_preemptions += 1
+        self.running.remove(sequence)
+        self.tables.close(sequence.id)
+        sequence.num_computed = 0
+        sequence.status = Status.WAITING
+        self.add(sequence)
+
+    def _admit(self, rows: dict[Sequence, int], budget: int) -> None:
+        for sequence in list(self.waiting):
+            if budget <= 0 or len(self.running) >= self.max_num_seqs:
+                return
+            if self.tables.prefix_caching and self._waits_for_leader(sequence):
+                continue
+            cached, _ = self.tables.find(sequence.ids, sequence.cache_salt)
+            # The whole sequence so far, and one block for it and for every running one to speculate and grow into.
+            needed = blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached)
+            if needed + 1 + len(self.running) > self.tables.pool.num_free and self.running:
+                return
+            sequence.num_computed = self.tables.open(sequence.id, sequence.ids, sequence.cache_salt)
+            count = min(sequence.num_uncomputed, budget)
+            if not self.tables.grow(sequence.id, sequence.num_computed + count):
+                self.tables.close(sequence.id)
+                sequence.num_computed = 0
+                return
+            self.waiting.remove(sequence)
+            bisect.insort(self.running, sequence, key=_rank)
+            sequence.status = Status.RUNNING
+            if not sequence.num_preemptions:  # after one, a hit is its own earlier work
+                sequence.num_cached = sequence.num_computed
+            rows[sequence] = count
+            budget -= count
+
+    @staticmethod
+    def _waits_for_leader(sequence: Sequence) -> bool:
+        """Whether its prompt is being computed right now, by the first choice of the same request."""
+        leader = sequence.leader
+        return leader is not None and leader.is_prefilling and not leader.is_finished
+
+    def _reserve_drafts(self, rows: dict[Sequence, int]) -> dict[Sequence, int]:
+        """Slots for drafts, of what nobody else needs: whatever is not there is not drafted."""
+        budget = self.max_batched_tokens - sum(rows.values())
+        drafts: dict[Sequence, int] = {}
+        for sequence, count in rows.items():
+            if sequence.depth == 0 or count != sequence.num_uncomputed:
+                continue
+            end = sequence.num_computed + count
+            spare = self.tables.capacity(sequence.id) - end + self.tables.pool.num_free * BLOCK_SIZE
+            draft = min(sequence.depth, budget, spare)
+            if draft > 0:
+                self.tables.grow(sequence.id, end + draft)
+                drafts[sequence] = draft
+                budget -= draft
+        return drafts

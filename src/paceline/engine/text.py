@@ -1,0 +1,44 @@
+"""Committed tokens become text, and stop strings are found in it."""
+
+from paceline.models.text_stream import TextStream
+
+
+class TextOutput:
+    """The text of one sequence. Text is handed out once it can no longer turn out to be part of a stop string."""
+
+    def __init__(self, stream: TextStream, stops: tuple[str, ...]) -> None:
+        self._stream = stream
+        self._stops = stops
+        self._held = ""
+        self.stopped = False
+
+    def push(self, token: int) -> str:
+        """Text that is now certain. Sets `stopped` when a stop string is complete; that string itself is never text."""
+        return self._take(self._stream.push(token))
+
+    def flush(self) -> str:
+        """What was held back, at the end of a sequence that did not end in a stop string."""
+        if self.stopped:
+            return ""
+        text = self._take(self._stream.flush())
+        text, self._held = text + self._held, ""
+        return text
+
+    def _take(self, new: str) -> str:
+        self._held += new
+        found = [at for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        if found:
+            self.stopped = True
+            text, self._held = self._held[: min(found)], ""
+            return text
+        keep = self._possible_stop()
+        text, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
+        return text
+
+    def _possible_stop(self) -> int:
+        """Length of the longest end of the held text that begins some stop string."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        for size in range(min(longest, len(self._held)), 0, -1):
+            if any(stop.startswith(self._held[-size:]) for stop in self._stops):
+                return size
+        return 0

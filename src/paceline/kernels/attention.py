@@ -1,0 +1,82 @@
+"""Attention of the rows of one pass over the paged cache, as `AttentionLayout` describes it.
+
+A sliding `window` keeps the last so many of the tokens a row sees, itself included. Sums run over what a row sees in
+order, not over cache positions: natively, a node of a tree gets the same bits as its path would as a chain.
+"""
+
+import torch
+from torch import Tensor
+
+from paceline.kernels import native
+from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
+
+_LANES = 16  # the widest vector a native build may use; heads must be whole vectors
+
+
+def paged_attention(
+    q: Tensor, key_cache: Tensor, value_cache: Tensor, layout: AttentionLayout, scale: float, window: int | None = None
+) -> Tensor:
+    """q [T, H, hd], caches [blocks, BLOCK_SIZE, KV, hd] that hold the rows' own keys and values too -> [T, H * hd]."""
+    rows, heads, width = q.shape
+    if width % _LANES or not native.serves(q):
+        return paged_attention_reference(q, key_cache, value_cache, layout, scale, window)
+    starts, context_lens, tables, ancestors = layout.starts, layout.context_lens, layout.block_tables, layout.ancestors
+    assert starts.dtype is context_lens.dtype is tables.dtype is torch.int32
+    assert tables.is_contiguous()
+    assert q.is_contiguous()
+    assert key_cache.dtype is value_cache.dtype is torch.float32
+    out = torch.empty(rows, heads * width)
+    native.library().for_rows(rows).paceline_attention(  # type: ignore[union-attr]  # serves() said so
+        q.data_ptr(),
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        out.data_ptr(),
+        starts.data_ptr(),
+        context_lens.data_ptr(),
+        tables.data_ptr(),
+        None if ancestors is None else ancestors.data_ptr(),
+        rows,
+        context_lens.shape[0],
+        tables.shape[1],
+        heads,
+        key_cache.shape[2],
+        width,
+        window or 0,
+        scale,
+    )
+    return out
+
+
+def paged_attention_reference(
+    q: Tensor, key_cache: Tensor, value_cache: Tensor, layout: AttentionLayout, scale: float, window: int | None = None
+) -> Tensor:
+    heads, kv_heads, width = q.shape[1], key_cache.shape[2], q.shape[2]
+    starts, contexts = layout.starts.tolist(), layout.context_lens.tolist()
+    outputs = []
+    for s, context in enumerate(contexts):
+        rows = slice(starts[s], starts[s + 1])
+        length = context + starts[s + 1] - starts[s]
+        blocks = layout.block_tables[s, : -(-length // BLOCK_SIZE)].long()
+        keys = key_cache[blocks].view(-1, kv_heads, width)[:length].float()  # [L, KV, hd]
+        values = value_cache[blocks].view(-1, kv_heads, width)[:length].float()
+        queries = q[rows].float().unflatten(1, (kv_heads, heads // kv_heads))  # [R, KV, G, hd]
+        scores = torch.einsum("rkgd,lkd->kgrl", queries, keys) * scale
+        ancestors = None if layout.ancestors is None else layout.ancestors[rows]
+        scores = scores.masked_fill(~_visible(context, length, ancestors, window, q.device), float("-inf"))
+        out = torch.einsum("kgrl,lkd->rkgd", scores.softmax(-1), values)
+        outputs.append(out.flatten(1).to(q.dtype))
+    return torch.cat(outputs) if outputs else q.new_empty(0, heads * width)
+
+
+def _visible(context: int, length: int, ancestors: Tensor | None, window: int | None, device: torch.device) -> Tensor:
+    """[R, L] bool: which logical index each of the sequence's rows sees."""
+    own = torch.arange(length - context, device=device)
+    sees = own <= own.unsqueeze(1)  # [R, R]
+    if ancestors is not None:
+        # shifting an int64 by 64 or more is undefined: rows past the bitmask only exist in chains, whose mask is -1
+        sees &= (ancestors.unsqueeze(1) >> own.clamp(max=63) & 1).bool() | (ancestors == -1).unsqueeze(1)
+    visible = torch.cat((sees.new_ones(len(own), context), sees), 1)
+    if window is not None:
+        behind = visible.sum(1, keepdim=True) - visible.cumsum(1)
+        visible &= behind < window
+    return visible

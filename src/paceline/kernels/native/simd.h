@@ -1,0 +1,116 @@
+/* One vector width per target, chosen at compile time. Fused multiply-adds are explicit and contraction is off
+ * (-ffp-contract=off), so every instantiation of a kernel rounds in the same places: batch invariance rests on that. */
+#pragma once
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#define LANES 16
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#define LANES 8
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#define LANES 4
+#else
+#error "needs AVX-512, AVX2 with FMA and F16C, or AArch64"
+#endif
+
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vf __attribute__((vector_size(LANES * 4), may_alias));
+typedef int32_t vi __attribute__((vector_size(LANES * 4), may_alias));
+typedef uint32_t vu __attribute__((vector_size(LANES * 4), may_alias));
+
+INLINE vf vf_load(const float *p) { vf v; memcpy(&v, p, sizeof v); return v; }
+INLINE void vf_store(float *p, vf v) { memcpy(p, &v, sizeof v); }
+INLINE vu vu_load(const uint32_t *p) { vu v; memcpy(&v, p, sizeof v); return v; }
+INLINE vf vf_of(float x) { return x - (vf){0}; }
+INLINE vf vf_of_ints(vi v) { return __builtin_convertvector(v, vf); }
+
+#if LANES == 16
+INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
+INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
+INLINE vf vf_load_i8(const int8_t *p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+INLINE vf vf_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE vf vf_load_bf16(const uint16_t *p) {
+    return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
+}
+#define INTERLEAVE_LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define INTERLEAVE_HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
+INLINE void cpu_relax(void) { _mm_pause(); }
+#elif LANES == 8
+INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
+INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
+INLINE vf vf_load_i8(const int8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE vf vf_load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
+INLINE vf vf_load_bf16(const uint16_t *p) {
+    return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
+}
+#define INTERLEAVE_LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define INTERLEAVE_HIGH 4, 12, 5, 13, 6, 14, 7, 15
+INLINE void cpu_relax(void) { _mm_pause(); }
+#else
+INLINE vf vf_fma(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
+INLINE vf vf_max(vf a, vf b) { return (vf)vmaxq_f32((float32x4_t)a, (float32x4_t)b); }
+INLINE vf vf_min(vf a, vf b) { return (vf)vminq_f32((float32x4_t)a, (float32x4_t)b); }
+INLINE vf vf_load_i8(const int8_t *p) {
+    int32_t word;
+    memcpy(&word, p, 4);
+    int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(word)));
+    return (vf)vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
+}
+INLINE vf vf_load_f16(const uint16_t *p) { return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
+INLINE vf vf_load_bf16(const uint16_t *p) { return (vf)vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16); }
+#define INTERLEAVE_LOW 0, 4, 1, 5
+#define INTERLEAVE_HIGH 2, 6, 3, 7
+INLINE void cpu_relax(void) { __asm__ __volatile__("yield"); }
+#endif
+
+/* c[2i] = a[i] + a[i + LANES/2], c[2i+1] = b[i] + b[i + LANES/2] */
+INLINE vf vf_fold(vf a, vf b) {
+    return __builtin_shufflevector(a, b, INTERLEAVE_LOW) + __builtin_shufflevector(a, b, INTERLEAVE_HIGH);
+}
+
+/* lane t of the result is the sum of v[t]; the same tree for every t. Overwrites v. */
+INLINE vf vf_sums(vf v[LANES]) {
+#pragma GCC unroll 4
+    for (int half = LANES / 2; half; half /= 2)
+#pragma GCC unroll 8
+        for (int t = 0; t < half; t++) v[t] = vf_fold(v[t], v[t + half]);
+    return v[0];
+}
+
+INLINE float vf_sum(vf v) {
+    float t[LANES];
+    vf_store(t, v);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) t[i] += t[i + half];
+    return t[0];
+}
+
+/* e^x within 2 ulp for x in [-87, 88]; below that it stays at about 1e-38. NaN goes through. */
+INLINE vf vf_exp(vf x) {
+    x = vf_max(vf_of(-87.3f), vf_min(vf_of(88.3f), x));
+    const vf magic = vf_of(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */
+    vf shifted = vf_fma(x, vf_of(1.44269504f), magic);
+    vf n = shifted - magic;
+    vf r = vf_fma(n, vf_of(-0.693359375f), x);
+    r = vf_fma(n, vf_of(2.12194440e-4f), r);
+    vf p = vf_of(1.9875691500e-4f);
+    p = vf_fma(p, r, vf_of(1.3981999507e-3f));
+    p = vf_fma(p, r, vf_of(8.3334519073e-3f));
+    p = vf_fma(p, r, vf_of(4.1665795894e-2f));
+    p = vf_fma(p, r, vf_of(1.6666665459e-1f));
+    p = vf_fma(p, r, vf_of(5.0000001201e-1f));
+    p = vf_fma(p * r, r, r) + 1.0f;
+    vi exponent = ((vi)shifted - 0x4B400000) << 23;
+    return (vf)((vi)p + exponent);
+}

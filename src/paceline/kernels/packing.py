@@ -1,0 +1,77 @@
+"""Weights in the order the native kernels read them: tiles of 32 outputs, inputs outermost within a tile.
+
+4-bit codes: [N/32, K/8, 32] words, nibble j of a word is input 8i + j. Everything else: [N/32, K, 32] elements in their
+own type, widened exactly in registers. Scales and offsets: [N/32, K/group, 32] float32. N and K are padded to 32 with
+zeros.
+"""
+
+import ctypes
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from paceline.kernels.weights import Grouped, Weight
+
+TILE = 32
+_FORMATS = {torch.uint8: 0, torch.int8: 1, torch.float16: 2, torch.bfloat16: 3, torch.float32: 4}
+
+
+class _Header(ctypes.Structure):
+    """weight_t of native/linear_block.h."""
+
+    _fields_ = (
+        ("num_outputs", ctypes.c_int64),
+        ("num_inputs", ctypes.c_int64),
+        ("format", ctypes.c_int64),
+        ("group", ctypes.c_int64),
+        ("codes", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("offsets", ctypes.c_void_p),
+    )
+
+
+class PackedWeight:
+    """Read-only. `address` is what native functions take; it is valid for as long as this object lives."""
+
+    __slots__ = ("_header", "_tensors", "address", "shape")
+
+    def __init__(self, weight: Weight) -> None:
+        if isinstance(weight, Grouped):
+            codes, group = weight.codes, weight.group
+            scales = _tiles(weight.scales, TILE // group)
+            offsets = None if weight.offsets is None else _tiles(weight.offsets, TILE // group)
+        else:
+            codes, group, scales, offsets = weight.values, TILE, None, None
+        packed = _nibbles(codes) if codes.dtype == torch.uint8 else _tiles(codes, TILE)
+        self._tensors = tuple(tensor for tensor in (packed, scales, offsets) if tensor is not None)
+        self._header = _Header(
+            *weight.shape, _FORMATS[codes.dtype], group, packed.data_ptr(), _address(scales), _address(offsets)
+        )
+        self.address = ctypes.addressof(self._header)
+        self.shape = weight.shape
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors)
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()
+
+
+def _padded(values: Tensor, multiple: int) -> Tensor:
+    outputs, columns = values.shape
+    return pad(values, (0, -columns % multiple, 0, -outputs % TILE))
+
+
+def _tiles(values: Tensor, multiple: int) -> Tensor:
+    """[N, C] to [N/32, C, 32], C padded to a multiple."""
+    return _padded(values, multiple).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """[N, K] codes 0..15 to [N/32, K/8, 32, 4] bytes, low nibble first."""
+    tiles = _padded(codes, TILE).unflatten(0, (-1, TILE)).unflatten(2, (-1, 8))  # [N/32, 32, K/8, 8]
+    pairs = tiles[..., 0::2] | tiles[..., 1::2] << 4
+    return pairs.transpose(1, 2).contiguous()

@@ -1,0 +1,64 @@
+"""Rotary position embedding of q and k, and the store of k and v into the paged cache, in one step.
+
+Halves are paired, (i, i + hd/2), as Hugging Face checkpoints have them. A per-head norm of q and k (Qwen3) comes before
+this, in the model.
+"""
+
+import torch
+from torch import Tensor
+
+from paceline.kernels import native
+
+
+def apply_rotary_and_store(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+) -> Tensor:
+    """qkv [T, (H + 2 KV) hd], cos and sin [T, hd/2], caches [blocks, BLOCK_SIZE, KV, hd], slots [T] -> q [T, H, hd]."""
+    if not native.serves(qkv):
+        return apply_rotary_and_store_reference(qkv, cos, sin, key_cache, value_cache, slots, num_heads, num_kv_heads)
+    assert all(tensor.is_contiguous() for tensor in (qkv, cos, sin, slots))
+    assert cos.dtype is sin.dtype is key_cache.dtype is value_cache.dtype is torch.float32
+    assert slots.dtype is torch.int64
+    rows, width = qkv.shape[0], key_cache.shape[3]
+    query = torch.empty(rows, num_heads, width)
+    native.library().for_rows(rows).paceline_rotary(  # type: ignore[union-attr]  # serves() said so
+        qkv.data_ptr(),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        query.data_ptr(),
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        slots.data_ptr(),
+        rows,
+        num_heads,
+        num_kv_heads,
+        width,
+    )
+    return query
+
+
+def apply_rotary_and_store_reference(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+) -> Tensor:
+    heads = qkv.unflatten(1, (num_heads + 2 * num_kv_heads, -1))
+    rotated, value = heads[:, : num_heads + num_kv_heads], heads[:, num_heads + num_kv_heads :]
+    low, high = rotated.float().chunk(2, -1)  # [T, H + KV, hd/2]
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    turned = torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(qkv.dtype)
+    key_cache.view(-1, num_kv_heads, key_cache.shape[3])[slots] = turned[:, num_heads:].to(key_cache.dtype)
+    value_cache.view(-1, num_kv_heads, value_cache.shape[3])[slots] = value.to(value_cache.dtype)
+    return turned[:, :num_heads].contiguous()

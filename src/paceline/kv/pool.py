@@ -1,0 +1,82 @@
+"""A fixed number of cache blocks, counted by reference, the unreferenced ones kept as a prefix cache until needed."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+
+class BlockPool:
+    """Hands out block numbers. A block is *held* while any sequence refers to it, otherwise *free*.
+
+    Free blocks with a key still serve prefix hits. They are evicted least recently used first, and within one sequence
+    from its tail, since a chain without its head is useless.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._references = [0] * num_blocks
+        self._key_of: dict[int, bytes] = {}
+        self._block_of: dict[bytes, int] = {}
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next to evict first
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks, held or free, that a prefix hit can find."""
+        return len(self._block_of)
+
+    def allocate(self) -> int | None:
+        """A block to write to, or None when every block is held. Takes over the oldest cached one if it must."""
+        if not self._free:
+            return None
+        block, _ = self._free.popitem(last=False)
+        key = self._key_of.pop(block, None)
+        if key is not None:
+            del self._block_of[key]
+        self._references[block] = 1
+        return block
+
+    def find(self, keys: Sequence[bytes]) -> list[int]:
+        """Blocks of the longest cached prefix of `keys`. They are not held yet: see `hold`."""
+        blocks = []
+        for key in keys:
+            block = self._block_of.get(key)
+            if block is None:
+                break
+            blocks.append(block)
+        return blocks
+
+    def hold(self, blocks: Sequence[int]) -> None:
+        """Refer to blocks that `find` returned."""
+        for block in blocks:
+            self._references[block] += 1
+            self._free.pop(block, None)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference to each of `blocks`, given in chain order."""
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block] == 0:
+                self._free[block] = None
+                if block not in self._key_of:  # nothing to remember: reuse it before any cached block
+                    self._free.move_to_end(block, last=False)
+
+    def publish(self, block: int, key: bytes) -> None:
+        """Announce that `block` holds the committed tokens of `key`. The first block of a key wins."""
+        if key not in self._block_of and block not in self._key_of:
+            self._block_of[key] = block
+            self._key_of[block] = key
+
+    def num_unheld(self, blocks: Sequence[int]) -> int:
+        """How many of `blocks` are free, and would no longer be after `hold`."""
+        return sum(1 for block in blocks if self._references[block] == 0)
+
+    def check(self) -> None:
+        """Raise if the books do not balance. Cheap enough to run whenever the engine is idle."""
+        free = {block for block, count in enumerate(self._references) if count == 0}
+        if free != set(self._free) or any(count < 0 for count in self._references):
+            raise AssertionError(f"block references and free list disagree: {sorted(free ^ set(self._free))}")
+        if {block: key for key, block in self._block_of.items()} != self._key_of:
+            raise AssertionError("prefix-cache keys and blocks disagree")

@@ -1,0 +1,145 @@
+"""The decoder: Llama 2 and 3, SmolLM2, Mistral, Qwen2 and Qwen3. Inference only; call it under `torch.inference_mode`.
+
+A pass computes ragged rows of many sequences at once. `AttentionLayout` says where each row's keys and values go and
+what it may see; nothing here knows whether a row is prompt, a decoded token or a draft.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paceline.kernels.activation import silu_mul
+from paceline.kernels.attention import paged_attention
+from paceline.kernels.layout import AttentionLayout
+from paceline.kernels.linear import LinearWeight, embedding_rows, linear, prepare
+from paceline.kernels.rms_norm import add_rms_norm, rms_norm
+from paceline.kernels.rotary import apply_rotary_and_store
+from paceline.kernels.weights import concat
+from paceline.models.checkpoint import Weights
+from paceline.models.config import ModelConfig
+from paceline.models.rope import rotary_table
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ForwardOutput:
+    """T rows computed, R of them turned into logits, D the hidden size."""
+
+    logits: Tensor | None  # [R, V] float32; None when no rows were asked for
+    last_hidden: Tensor | None  # [T, D], after the final norm; None unless asked for
+    inner: Mapping[int, Tensor]  # layer -> [T, D], the hidden state that enters it
+
+
+class DecoderModel(nn.Module):
+    def __init__(self, config: ModelConfig, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.config, self.device, self.dtype = config, device, dtype
+        load = _Loader(weights, device, dtype)
+        self.embedding = load.matrix("model.embed_tokens")
+        self.head = self.embedding if config.tie_embeddings else load.matrix("lm_head")
+        self.layers = [_Layer(config, load, f"model.layers.{i}") for i in range(config.num_layers)]
+        final_norm = load.vector("model.norm.weight")
+        # The norm that follows each layer: the next layer's first, then the final one.
+        self.norms_after = [*(layer.input_norm for layer in self.layers[1:]), final_norm]
+        cos, sin = rotary_table(config.head_dim, config.rope_theta, config.rope_scaling, config.max_position)
+        self.cos, self.sin = cos.to(device), sin.to(device)  # [max_position, hd / 2] float32
+
+    @property
+    def weight_bytes(self) -> int:
+        """Memory of all matrices as they are stored; norms and biases do not count."""
+        matrices = {id(m): m for m in (self.embedding, self.head)}.values()
+        layers = (m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        return sum(m.nbytes for m in (*matrices, *layers))
+
+    def forward(
+        self,
+        tokens: Tensor,  # [T] int64
+        positions: Tensor,  # [T] int64, rotary; in a tree siblings share one
+        layout: AttentionLayout,
+        cache: Sequence[tuple[Tensor, Tensor]],  # per layer: keys, values, each [num_blocks, 16, KV, hd]
+        logit_rows: Tensor | None = None,  # [R] int64; None or empty computes no logits
+        capture: tuple[int, ...] = (),
+        last_hidden: bool = False,
+    ) -> ForwardOutput:
+        """Compute T rows, store their keys and values in `cache`, and return what was asked for.
+
+        `capture` names layers by number: layer i's entry is the hidden state after i layers, 0 being the embedding and
+        `num_layers` the last one before the final norm.
+        """
+        eps = self.config.rms_eps
+        cos, sin = self.cos[positions], self.sin[positions]  # [T, hd / 2]
+        inner: dict[int, Tensor] = {}
+
+        hidden = embedding_rows(self.embedding, tokens)  # [T, D]
+        normed = rms_norm(hidden, self.layers[0].input_norm, eps)
+        for i, (layer, next_norm, (keys, values)) in enumerate(zip(self.layers, self.norms_after, cache, strict=True)):
+            if i in capture:
+                inner[i] = hidden
+            attended = layer.attention(normed, cos, sin, layout, keys, values)
+            normed, hidden = add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
+            normed, hidden = add_rms_norm(layer.feed_forward(normed), hidden, next_norm, eps)
+        if self.config.num_layers in capture:
+            inner[self.config.num_layers] = hidden
+
+        logits = None
+        if logit_rows is not None and len(logit_rows):
+            logits = self.logits(normed[logit_rows])
+        return ForwardOutput(logits, normed if last_hidden else None, inner)
+
+    def logits(self, normed: Tensor) -> Tensor:
+        """[R, V] float32 from [R, D] hidden states after the final norm."""
+        return linear(normed, self.head).float()
+
+
+class _Layer:
+    def __init__(self, config: ModelConfig, load: "_Loader", prefix: str) -> None:
+        self.config = config
+        attention, mlp, qkv = f"{prefix}.self_attn", f"{prefix}.mlp", ("q_proj", "k_proj", "v_proj")
+        self.input_norm = load.vector(f"{prefix}.input_layernorm.weight")
+        self.post_attention_norm = load.vector(f"{prefix}.post_attention_layernorm.weight")
+        self.qkv = load.matrix(*(f"{attention}.{part}" for part in qkv))
+        self.qkv_bias = load.vector(*(f"{attention}.{part}.bias" for part in qkv)) if config.attention_bias else None
+        self.output = load.matrix(f"{attention}.o_proj")
+        self.gate_up = load.matrix(f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        self.down = load.matrix(f"{mlp}.down_proj")
+        if config.qk_norm:
+            self.q_norm = load.vector(f"{attention}.q_norm.weight")
+            self.k_norm = load.vector(f"{attention}.k_norm.weight")
+
+    def attention(
+        self, x: Tensor, cos: Tensor, sin: Tensor, layout: AttentionLayout, keys: Tensor, values: Tensor
+    ) -> Tensor:
+        """[T, D] -> [T, D]"""
+        heads, kv_heads, head_dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        qkv = linear(x, self.qkv, self.qkv_bias)  # [T, (H + 2 KV) hd]
+        if self.config.qk_norm:
+            self._norm_heads(qkv)
+        q = apply_rotary_and_store(qkv, cos, sin, keys, values, layout.slots, heads, kv_heads)  # [T, H, hd]
+        attended = paged_attention(q, keys, values, layout, head_dim**-0.5, self.config.sliding_window)  # [T, H hd]
+        return linear(attended, self.output)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        """[T, D] -> [T, D]"""
+        return linear(silu_mul(linear(x, self.gate_up)), self.down)
+
+    def _norm_heads(self, qkv: Tensor) -> None:
+        """RMS norm of each head of q and k, in place."""
+        heads = qkv.view(len(qkv), -1, self.config.head_dim)  # [T, H + 2 KV, hd]
+        num_q, num_kv = self.config.num_heads, self.config.num_kv_heads
+        for part, weight in ((heads[:, :num_q], self.q_norm), (heads[:, num_q : num_q + num_kv], self.k_norm)):
+            rows = part.reshape(-1, self.config.head_dim)
+            part.copy_(rms_norm(rows, weight, self.config.rms_eps).view_as(part))
+
+
+class _Loader:
+    """Weights on their way to the device: parts of a fused matrix joined along the output dimension."""
+
+    def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+        self._weights, self._device, self._dtype = weights, device, dtype
+
+    def matrix(self, *names: str) -> LinearWeight:
+        return prepare(concat([self._weights.matrix(f"{name}.weight") for name in names]), self._device, self._dtype)
+
+    def vector(self, *names: str) -> Tensor:
+        return torch.cat([self._weights.vector(name) for name in names]).to(self._device, self._dtype)

@@ -1,0 +1,134 @@
+"""Text to token ids and back, around the `tokenizers` library, and what a model says about its special tokens."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from paceline.core.errors import UnsupportedModel
+
+END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>")
+"""Special tokens that end a turn or a text wherever they exist: checkpoints often declare only one of theirs."""
+
+
+class Tokenizer:
+    """Read-only once built. `chat_template` is Jinja source, `special_tokens` what it calls `bos_token` and so on."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        *,
+        bos_id: int | None,
+        eos_ids: Iterable[int],
+        special_tokens: Mapping[str, str],
+        chat_template: str | None,
+    ) -> None:
+        self._backend = backend
+        self.bos_id = bos_id
+        self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
+        known = (backend.token_to_id(token) for token in END_TOKENS)
+        self.eos_ids = frozenset(eos_ids) | (self.special_ids & {i for i in known if i is not None})
+        """Every id that ends a generation."""
+        self.special_tokens = dict(special_tokens)
+        self.chat_template = chat_template
+
+    def encode(self, text: str, add_special: bool = True) -> list[int]:
+        """`add_special` adds what the model expects around a bare text, such as BOS; rendered chats have their own."""
+        return self._backend.encode(text, add_special_tokens=add_special).ids
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
+        return self._backend.decode(ids, skip_special_tokens=skip_special)
+
+    def token(self, token_id: int) -> str | None:
+        """The vocabulary's own spelling (`Ġthe`), None for an id it does not have."""
+        return self._backend.id_to_token(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the text, perhaps a part of a character; empty for an id outside the vocabulary."""
+        token = self.token(token_id)
+        if token is None:
+            return b""
+        if token_id in self.special_ids:
+            return token.encode()
+        if self._is_byte_level:
+            if all(char in _BYTE_OF for char in token):
+                return bytes(_BYTE_OF[char] for char in token)
+            return token.encode()
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes([int(token[3:5], 16)])
+        return token.replace("▁", " ").encode()
+
+    @cached_property
+    def vocab(self) -> dict[str, int]:
+        return self._backend.get_vocab(with_added_tokens=True)
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """One more than the largest id; the model's embedding may have more rows."""
+        return max(self.vocab.values()) + 1
+
+    def to_json(self) -> str:
+        """The whole tokenizer as tokenizer.json."""
+        return self._backend.to_str()
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        return json.loads(self._backend.decoder.__getstate__()).get("type") == "ByteLevel"
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's spelling of the 256 bytes as printable characters, inverted."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = (byte for byte in range(256) if byte not in set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_alphabet()
+
+
+def tokenizer_from_folder(folder: Path) -> Tokenizer:
+    """From tokenizer.json and the small files that may lie beside it."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise UnsupportedModel(
+            f"{folder} has no tokenizer.json; make one with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
+        )
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    backend.no_truncation()
+    backend.no_padding()
+    config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    special = {}
+    for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        value = config.get(name)
+        content = value.get("content") if isinstance(value, dict) else value
+        if content is not None:
+            special[name] = content
+    bos, eos = (backend.token_to_id(special[name]) if name in special else None for name in ("bos_token", "eos_token"))
+    eos_ids: list[int | None] = [eos]
+    for file in ("generation_config.json", "config.json"):
+        ids = _read_json(folder / file).get("eos_token_id")
+        eos_ids += ids if isinstance(ids, list) else [ids]
+    return Tokenizer(
+        backend,
+        bos_id=bos,
+        eos_ids={i for i in eos_ids if i is not None},
+        special_tokens=special,
+        chat_template=_folder_template(folder, config),
+    )
+
+
+def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text("utf-8")
+    template = _read_json(folder / "chat_template.json").get("chat_template", config.get("chat_template"))
+    if isinstance(template, list):  # several, by name
+        return {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}

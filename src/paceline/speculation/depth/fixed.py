@@ -1,0 +1,20 @@
+"""Always the same depth: for measuring, and for those who know better."""
+
+from collections.abc import Sequence
+
+from paceline.speculation.depth.policy import Candidate, StepObservation
+
+
+class FixedDepth:
+    """`DepthPolicy`."""
+
+    advantage: float | None = None
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+
+    def observe(self, step: StepObservation) -> None:
+        pass
+
+    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+        return [min(self._depth, candidate.max_depth) for candidate in batch]

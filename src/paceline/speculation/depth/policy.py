@@ -1,0 +1,69 @@
+"""The interface of every depth rule: what happened goes in, a depth for each sequence comes out. No clock, no I/O."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class RoundObservation:
+    """One sequence's round: how many tokens were drafted for it and how many of them the target kept."""
+
+    sequence_id: int
+    category: str
+    drafted: int
+    accepted: int
+    asked: int = 0
+    """The depth asked for; a proposer may answer with less or nothing. 0: not asked, or not known."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.accepted <= self.drafted:
+            raise ValueError(f"accepted must be in [0, drafted], got {self.accepted} of {self.drafted}")
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """accepted / drafted. Not alpha: the published rules compare this one."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepObservation:
+    """One step of the engine. Seconds are what the step waited: work hidden behind the target's pass costs nothing."""
+
+    batch: int
+    """Sequences that decoded in this step."""
+    rows: int
+    """Target rows of those sequences, drafts included: `batch` when nothing was drafted."""
+    prefill_rows: int
+    draft_seconds: float
+    verify_seconds: float
+    network_seconds: float
+    max_depth: int
+    """The deepest draft asked of the proposer, answered or not; 0 if it was left alone."""
+    rounds: tuple[RoundObservation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A sequence about to decode. `max_depth` is the least of what request, server and breaker allow; 0 forbids
+    drafting."""
+
+    sequence_id: int
+    category: str
+    max_depth: int
+
+
+class DepthPolicy(Protocol):
+    @property
+    def advantage(self) -> float | None:
+        """Speed expected of drafting over plain decoding at the last decision; None for a policy that does not know."""
+        ...
+
+    def observe(self, step: StepObservation) -> None:
+        """Learn from a step that has been committed."""
+        ...
+
+    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+        """A depth for each candidate, in order, between 0 and its `max_depth`. Called once a step with all that
+        decode."""
+        ...

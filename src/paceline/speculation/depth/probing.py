@@ -1,0 +1,85 @@
+"""When to draft a little at a loss, only to see. Acceptance cannot be observed at depth 0.
+
+An allowance grows by `share` of a step with every step and pays one for each probing step, or more where a probe is
+dear: probing then costs no more than half of `share` in time, whatever the draft costs. A category is due when it has
+not drafted for its interval. A probe is a burst of steps until it has seen four rounds. If these are as expected, the
+interval doubles; if they surprise, four more follow out of the allowance saved meanwhile, and the estimates decide.
+Deterministic: it counts steps and draws nothing at random.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+FIRST_INTERVAL = 100
+LONGEST_INTERVAL = 1600
+SEQUENCES = 4
+"""Sequences that one probe drafts for, one token each."""
+SURPRISE = 0.25
+"""By how much a probe's acceptance must exceed what was expected to go on probing."""
+ROUNDS = 4
+"""Rounds that a probe must see before it is judged."""
+_SAVINGS = 16.0
+_DEAR = 0.5
+"""A probe that lengthens its step by this share costs one step's allowance."""
+_EARN_BACK = 0.97
+
+
+@dataclass(slots=True)
+class _Watch:
+    last: int
+    interval: float = FIRST_INTERVAL
+    in_burst: bool = False
+    rounds: int = 0
+    kept: int = 0
+
+
+class Probing:
+    def __init__(self, share: float = 0.01) -> None:
+        self._share = share
+        self._allowance = 2.0
+        self._step = 0
+        self._watches: dict[str, _Watch] = {}
+
+    def tick(self, drafting: Iterable[str]) -> None:
+        """A step begins, in which these categories draft anyway."""
+        self._step += 1
+        self._allowance = min(_SAVINGS, self._allowance + self._share)
+        for category in drafting:
+            watch = self._watch(category)
+            watch.last, watch.in_burst, watch.rounds, watch.kept = self._step, False, 0, 0
+            watch.interval = max(FIRST_INTERVAL, watch.interval * _EARN_BACK)
+
+    def pick(self, categories: Iterable[str], lengthening: float, now: bool = False) -> str | None:
+        """The category to probe in this step, the longest unseen one first. `lengthening` is how much longer the step
+        would take, as a share of itself. `now` does not wait for an interval: nothing at all is known yet."""
+        price = max(1.0, lengthening / _DEAR)
+        if self._allowance < min(price, _SAVINGS):
+            return None
+        watches = [(self._watch(category), category) for category in categories]
+        due = [
+            (watch.last, category)
+            for watch, category in watches
+            if now or watch.in_burst or self._step - watch.last >= watch.interval
+        ]
+        if not due:
+            return None
+        self._allowance -= price
+        return min(due)[1]
+
+    def is_first(self, category: str) -> bool:
+        """Whether the probe just picked opens a burst."""
+        return not self._watch(category).in_burst
+
+    def result(self, category: str, rounds: int, kept: int, expected: float) -> None:
+        """Of a probe's `rounds`, `kept` had their draft accepted, a share `expected` of them was thought to."""
+        watch = self._watch(category)
+        watch.last, watch.in_burst = self._step, True
+        watch.rounds, watch.kept = watch.rounds + rounds, watch.kept + kept
+        if watch.rounds >= ROUNDS:
+            watch.in_burst = watch.kept / watch.rounds - expected > SURPRISE
+            watch.rounds = watch.kept = 0
+            if not watch.in_burst:
+                watch.interval = min(LONGEST_INTERVAL, watch.interval * 2.0)
+
+    def _watch(self, category: str) -> _Watch:
+        return self._watches.setdefault(category, _Watch(self._step))

@@ -1,0 +1,134 @@
+"""What a step costs, measured: t_plain(batch), t_verify(rows), draft and network time. The cost half of goodput.
+
+A pass is plain (rows == batch) or verifying (rows > batch). The two are kept apart, since other kernels may serve them;
+plain passes stand in for verifying ones of a size not measured. Samples fall into buckets of rows, exact below 16 and
+eight to a doubling above, each a decayed mean of both rows and seconds. Steps with prefill rows are ignored.
+
+Attention makes every pass slower as contexts grow, but only buckets in use see it. A common `scale` follows the slow
+drift of whatever is measured and carries the others along.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from paceline.core.errors import InvalidConfig
+from paceline.speculation.depth.curve import Curve
+from paceline.speculation.depth.draft_time import DraftTime
+from paceline.speculation.depth.policy import StepObservation
+
+WINDOW = 16.0
+"""Samples a bucket remembers."""
+DRIFT = 0.5
+"""Share of what a mature bucket learns from a sample that all buckets learn with it."""
+FORGET_STEPS = 4000
+"""A verify bucket not visited for so long is dropped: it may be what keeps us from visiting it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds of a drafting step: verify(rows) + base + per_depth * deepest draft."""
+
+    curve: Curve
+    scale: float
+    base: float
+    per_depth: float
+
+    def verify(self, rows: float) -> float:
+        """A pass over `rows` target rows, drafts among them."""
+        return self.scale * self.curve(rows)
+
+
+@dataclass(slots=True)
+class _Bucket:
+    rows: float
+    seconds: float
+    """Divided by the common scale."""
+    weight: float
+    seen: int
+
+
+class StepTime:
+    """The only writer of measured costs."""
+
+    def __init__(self) -> None:
+        self._plain: dict[int, _Bucket] = {}
+        self._verify: dict[int, _Bucket] = {}
+        self._curves: dict[bool, Curve] = {}
+        self._scale = 1.0
+        self._steps = 0
+        self._draft = DraftTime()
+        self._network = 0.0
+
+    def calibrate(self, passes: Mapping[int, float]) -> None:
+        """Take on {rows: seconds} from a warm-up."""
+        if any(rows < 1 or seconds <= 0.0 for rows, seconds in passes.items()):
+            raise InvalidConfig(f"calibration needs rows >= 1 and seconds > 0, got {dict(passes)}")
+        for rows, seconds in passes.items():
+            self._plain[_bucket(rows)] = _Bucket(rows, seconds / self._scale, WINDOW / 2.0, self._steps)
+        self._curves.clear()
+
+    def observe(self, step: StepObservation) -> None:
+        self._steps += 1
+        if step.max_depth == 0:
+            self._draft.idle()
+        if step.prefill_rows or step.batch == 0 or step.verify_seconds <= 0.0:
+            return
+        self._add(step.rows, step.verify_seconds, drafting=step.rows > step.batch)
+        if step.max_depth:
+            self._draft.add(step.batch, step.max_depth, step.draft_seconds)
+            surprise = min(step.network_seconds, 4.0 * self._network) if self._network else step.network_seconds
+            self._network += (surprise - self._network) / (WINDOW if self._network else 1.0)
+
+    def plain(self, batch: int) -> float | None:
+        """Seconds of a pass over `batch` rows without drafts; None until anything was measured."""
+        curve = self._curve(drafting=False)
+        return None if curve is None else self._scale * curve(batch)
+
+    def costs(self, batch: int) -> Costs | None:
+        """What drafting for `batch` sequences costs; None until both a pass and a draft were measured."""
+        curve, line = self._curve(drafting=True), self._draft.line(batch)
+        if curve is None or line is None:
+            return None
+        return Costs(curve, self._scale, line[0] + self._network, line[1])
+
+    def _add(self, rows: int, seconds: float, drafting: bool) -> None:
+        buckets = self._verify if drafting else self._plain
+        bucket = buckets.get(_bucket(rows))
+        curve = self._curve(drafting)
+        if bucket is None:
+            # A first sample is all we have: bound it by what its neighbours suggest.
+            expected = seconds if curve is None else self._scale * curve(rows)
+            seconds = min(max(seconds, expected / 4.0), expected * 4.0)
+            buckets[_bucket(rows)] = _Bucket(rows, seconds / self._scale, 1.0, self._steps)
+        else:
+            expected = self._scale * bucket.seconds
+            mature = bucket.weight >= WINDOW / 2.0
+            limit = 1.5 if mature else 4.0
+            bucket.weight = min(WINDOW, bucket.weight + 1.0)
+            # Geometric means: with both factors powers of the same ratio, noise cannot push scale and bucket apart.
+            learned = min(max(seconds / expected, 1.0 / limit), limit) ** (1.0 / bucket.weight)
+            shared = learned**DRIFT if mature else 1.0
+            self._scale *= shared
+            bucket.seconds *= learned / shared
+            bucket.rows += (rows - bucket.rows) / bucket.weight
+            bucket.seen = self._steps
+        self._curves.pop(True, None)
+        if not drafting or not self._plain:
+            self._curves.pop(False, None)
+
+    def _curve(self, drafting: bool) -> Curve | None:
+        curve = self._curves.get(drafting)
+        if curve is None and (self._plain or self._verify):
+            buckets = self._plain or self._verify
+            if drafting and self._plain:
+                oldest = self._steps - FORGET_STEPS
+                buckets = buckets | {key: bucket for key, bucket in self._verify.items() if bucket.seen > oldest}
+            curve = Curve([(bucket.rows, bucket.seconds, bucket.weight) for bucket in buckets.values()])
+            self._curves[drafting] = curve
+        return curve
+
+
+def _bucket(rows: int) -> int:
+    """1, 2, … 15, then eight to a doubling."""
+    step = 1 << max(0, rows.bit_length() - 4)
+    return rows // step * step

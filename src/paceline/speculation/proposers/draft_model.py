@@ -1,0 +1,179 @@
+"""A second, smaller model of the same vocabulary rides in front."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paceline.kv.tables import BlockTables
+from paceline.models.llama import ForwardOutput
+from paceline.models.runner import ModelRunner, Span
+from paceline.speculation.distribution import pick, sample_draft
+from paceline.speculation.drafts import DraftBatch, DraftProbs
+from paceline.speculation.proposer import Progress
+from paceline.speculation.rows import RowContext
+
+
+@dataclass(slots=True)
+class _Rider:
+    """One sequence as the draft model sees it."""
+
+    progress: Progress
+    cached: list[int] = field(default_factory=list)
+    """Tokens whose keys and values are in the draft's cache, drafted ones included."""
+    draft: list[int] = field(default_factory=list)
+
+    def rewind(self) -> None:
+        """Keep of the cache what was committed. The newest token is computed again at the least: its logits are wanted."""
+        ids, cached = self.progress.ids, self.cached
+        keep = min(len(cached), len(ids) - 1)
+        start = max(0, keep - len(self.draft) - 1)  # everything before the last round's drafts was committed already
+        while start < keep and cached[start] == ids[start]:
+            start += 1
+        del cached[start:]
+        self.draft = []
+
+    def context(self, step: int) -> RowContext:
+        """Of the row that predicts drafted token number `step`."""
+        progress = self.progress
+        return RowContext(
+            params=progress.sampling,
+            seed=progress.seed,
+            choice=progress.choice,
+            position=len(progress.ids) + step,
+            ids=progress.ids,
+            num_prompt=progress.num_prompt,
+            path=tuple(self.draft[:step]),
+        )
+
+
+class DraftModelProposer:
+    """Drafts a chain with a model of its own cache, sized once at the start: a sequence that finds no room goes undrafted.
+
+    Nothing is computed for a sequence until it is asked for drafts, so a sequence that never speculates costs nothing here.
+    With coupled verification the draft picks with the target's own noise; with rejection it samples from `q` and says so.
+    """
+
+    def __init__(self, runner: ModelRunner, max_rows: int, num_proposable: int, vocab_size: int) -> None:
+        """`num_proposable`: token ids below this may be drafted; `vocab_size` is the target's."""
+        self._runner = runner
+        self._max_rows = max_rows
+        self._num_proposable = num_proposable
+        self._vocab_size = vocab_size
+        self._tables = BlockTables(runner.num_blocks)
+        self._riders: dict[int, _Rider] = {}
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._tables.pool.num_free
+
+    def observe(self, batch: Sequence[Progress]) -> None:
+        for progress in batch:
+            rider = self._riders.get(progress.sequence_id)
+            if rider is None:
+                self._riders[progress.sequence_id] = _Rider(progress)
+                continue
+            rider.progress = progress
+            rider.rewind()
+            if progress.sequence_id in self._tables:
+                self._tables.shrink(progress.sequence_id, len(rider.cached))
+
+    def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
+        riders = [rider for i in sequence_ids if (rider := self._riders.get(i)) and rider.progress.depth > 0]
+        riders = self._catch_up(riders)
+        if not riders:
+            return DraftBatch.empty()
+        probs: dict[tuple[int, int], Tensor] = {}  # (sequence, step) -> q
+        active = riders
+        logits = self._logits([(rider, rider.progress.ids[len(rider.cached) :]) for rider in active], committed=True)
+        for step in range(max(rider.progress.depth for rider in riders)):
+            self._choose(logits, active, step, probs)
+            active = [rider for rider in active if rider.progress.depth > step + 1]
+            if active:
+                logits = self._logits([(rider, rider.draft[-1:]) for rider in active], committed=False)
+        return DraftBatch.chains(
+            [(rider.progress.sequence_id, rider.draft) for rider in riders], self._pack(riders, probs)
+        )
+
+    def close(self, sequence_ids: Sequence[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._riders.pop(sequence_id, None)
+            self._tables.close(sequence_id)
+
+    def _catch_up(self, riders: list[_Rider]) -> list[_Rider]:
+        """Riders ready to draft. Long gaps (a prompt never seen) are closed first, within a budget of rows per call."""
+        ready, budget = [], self._max_rows
+        spans: list[tuple[_Rider, Sequence[int]]] = []
+        for rider in riders:
+            progress, ids = rider.progress, rider.progress.ids
+            if progress.sequence_id not in self._tables:
+                hit = self._tables.open(progress.sequence_id, ids, progress.cache_salt)
+                rider.cached = list(ids[:hit])
+            if not self._tables.grow(progress.sequence_id, len(ids) + progress.depth):
+                continue
+            gap = len(ids) - 1 - len(rider.cached)
+            if gap <= 1:  # one missing token is the usual case after a full acceptance
+                ready.append(rider)
+            elif budget > 0:
+                count = min(gap, budget)
+                spans.append((rider, ids[len(rider.cached) : len(rider.cached) + count]))
+                budget -= count
+                if count == gap:
+                    ready.append(rider)
+        if spans:
+            self._forward(spans, num_logits=0, committed=True)
+        return ready
+
+    def _logits(self, work: Sequence[tuple[_Rider, Sequence[int]]], committed: bool) -> Tensor:
+        logits = self._forward(work, num_logits=1, committed=committed).logits
+        assert logits is not None
+        return logits[:, : self._num_proposable]
+
+    def _forward(self, work: Sequence[tuple[_Rider, Sequence[int]]], num_logits: int, committed: bool) -> ForwardOutput:
+        spans = [
+            Span(self._tables.blocks(rider.progress.sequence_id), len(rider.cached), tokens, num_logits)
+            for rider, tokens in work
+        ]
+        output = self._runner.forward(spans)
+        for rider, tokens in work:
+            rider.cached.extend(tokens)
+            if committed:
+                self._tables.publish(rider.progress.sequence_id, rider.progress.ids, len(rider.cached))
+        return output
+
+    def _choose(self, logits: Tensor, riders: list[_Rider], step: int, probs: dict[tuple[int, int], Tensor]) -> None:
+        """Append the next token to every rider's draft, and note `q` where verification will ask for it."""
+        rows = [rider.context(step) for rider in riders]
+        tokens = [0] * len(riders)
+        by_pick = [i for i, rider in enumerate(riders) if not self._wants_q(rider)]
+        if by_pick:
+            for i, token in zip(by_pick, pick(logits[by_pick], [rows[i] for i in by_pick]).tolist(), strict=True):
+                tokens[i] = token
+        by_draw = [i for i, rider in enumerate(riders) if self._wants_q(rider)]
+        if by_draw:
+            drawn, q = sample_draft(logits[by_draw], [rows[i] for i in by_draw])
+            for i, token, distribution in zip(by_draw, drawn.tolist(), q, strict=True):
+                tokens[i] = token
+                probs[riders[i].progress.sequence_id, step] = distribution
+        for rider, token in zip(riders, tokens, strict=True):
+            rider.draft.append(token)
+
+    @staticmethod
+    def _wants_q(rider: _Rider) -> bool:
+        return rider.progress.verification == "rejection" and not rider.progress.sampling.is_greedy
+
+    def _pack(self, riders: list[_Rider], probs: dict[tuple[int, int], Tensor]) -> DraftProbs | None:
+        if not probs:
+            return None
+        rows = []
+        for rider in riders:
+            for step, token in enumerate(rider.draft):
+                row = torch.zeros(self._vocab_size, device=self._runner.device)
+                q = probs.get((rider.progress.sequence_id, step))
+                if q is None:  # coupled or greedy beside it in the batch: one-hot
+                    row[token] = 1.0
+                else:  # a draft may have fewer embeddings than the target, never other ones
+                    row[: len(q)] = q
+                rows.append(row)
+        return DraftProbs(torch.stack(rows))

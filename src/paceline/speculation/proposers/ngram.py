@@ -1,0 +1,66 @@
+"""Prompt lookup: the text repeats itself, so propose what followed the last time these tokens stood here."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.speculation.drafts import DraftBatch
+from paceline.speculation.proposer import Progress
+
+
+@dataclass(slots=True)
+class _Index:
+    """Where each n-gram of a sequence was last followed by something."""
+
+    progress: Progress
+    num_indexed: int = 0
+    """Tokens whose n-grams are in `after`: all but the newest, so that a suffix never finds itself."""
+    after: dict[tuple[int, ...], int] = field(default_factory=dict)
+
+
+class NgramProposer:
+    """Matches the longest suffix of `max_ngram` down to `min_ngram` tokens; needs no model and no memory to speak of."""
+
+    def __init__(self, min_ngram: int = 2, max_ngram: int = 4) -> None:
+        if not 1 <= min_ngram <= max_ngram:
+            raise ValueError(f"need 1 <= min_ngram <= max_ngram, got {min_ngram} and {max_ngram}")
+        self._sizes = range(max_ngram, min_ngram - 1, -1)
+        self._indices: dict[int, _Index] = {}
+
+    def observe(self, batch: Sequence[Progress]) -> None:
+        for progress in batch:
+            index = self._indices.get(progress.sequence_id)
+            if index is None:
+                self._indices[progress.sequence_id] = _Index(progress)
+            else:
+                index.progress = progress
+
+    def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
+        indices = ((sequence_id, self._indices.get(sequence_id)) for sequence_id in sequence_ids)
+        return DraftBatch.chains((sequence_id, self._lookup(index)) for sequence_id, index in indices if index)
+
+    def close(self, sequence_ids: Sequence[int]) -> None:
+        for sequence_id in sequence_ids:
+            self._indices.pop(sequence_id, None)
+
+    def _lookup(self, index: _Index) -> list[int]:
+        ids, depth = index.progress.ids, index.progress.depth
+        if depth == 0:
+            return []
+        self._extend(index)
+        for size in self._sizes:
+            follow = index.after.get(tuple(ids[-size:])) if size < len(ids) else None
+            if follow is not None:
+                draft: list[int] = []
+                for i in range(follow, follow + depth):
+                    # past the end the draft reads itself: a loop in the text is drafted round and round
+                    draft.append(ids[i] if i < len(ids) else draft[i - len(ids)])
+                return draft
+        return []
+
+    def _extend(self, index: _Index) -> None:
+        ids = index.progress.ids
+        for end in range(max(index.num_indexed, 1), len(ids)):
+            for size in self._sizes:
+                if size <= end:
+                    index.after[tuple(ids[end - size : end])] = end
+        index.num_indexed = len(ids)

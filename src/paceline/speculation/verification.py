@@ -1,0 +1,87 @@
+"""Verification: how much of each draft is kept, and which token follows.
+
+`coupled` compares drafts with the target's own picks; `rejection` accepts by probability. Both leave the text
+distributed as the target's, and `coupled` leaves it the very same text. Greedy is either rule with a one-hot `p`:
+accept what equals the arg-max.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.sequence import Origin
+from paceline.core.speculation import Verification
+from paceline.speculation import coupled, rejection
+from paceline.speculation.distribution import pick
+from paceline.speculation.drafts import Draft
+from paceline.speculation.rows import Facts, RowContext, row_contexts
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """One sequence's draft and the rows that check it: after the last committed token, then after each node."""
+
+    rows: tuple[RowContext, ...]
+    draft: Draft
+    rule: Verification
+
+    @classmethod
+    def of(cls, facts: Facts, draft: Draft, rule: Verification, masks: Sequence[Tensor] | None = None) -> "Round":
+        return cls(row_contexts(facts, draft, masks), draft, rule)
+
+    @property
+    def is_coupled(self) -> bool:
+        return self.rule == "coupled" or self.rows[0].params.is_greedy
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a round decided. `path` are the accepted nodes, in order; `tokens` are theirs and the one that follows."""
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+
+
+def verify(logits: Tensor, rounds: Sequence[Round]) -> list[Verdict]:
+    """Verdicts in the order of `rounds`, whose rows lie one after the other in logits [R, V]."""
+    by_pick = [i for i, round_ in enumerate(rounds) if round_.is_coupled]
+    by_ratio = [i for i, round_ in enumerate(rounds) if not round_.is_coupled]
+    outcomes: dict[int, tuple[list[int], int]] = {}
+    if by_pick:
+        rows = [row for i in by_pick for row in rounds[i].rows]
+        picks: list[int] = pick(_rows_of(logits, rounds, by_pick), rows).tolist()
+        start = 0
+        for i in by_pick:
+            end = start + len(rounds[i].rows)
+            outcomes[i] = coupled.walk(rounds[i].draft, picks[start:end])
+            start = end
+    if by_ratio:
+        walks = rejection.walk_all(
+            _rows_of(logits, rounds, by_ratio), [(rounds[i].rows, rounds[i].draft) for i in by_ratio]
+        )
+        outcomes.update(zip(by_ratio, walks, strict=True))
+    return [_verdict(round_.draft, *outcomes[i]) for i, round_ in enumerate(rounds)]
+
+
+def _rows_of(logits: Tensor, rounds: Sequence[Round], chosen: Sequence[int]) -> Tensor:
+    if len(chosen) == len(rounds):
+        return logits
+    starts = [0]
+    for round_ in rounds:
+        starts.append(starts[-1] + len(round_.rows))
+    index = [row for i in chosen for row in range(starts[i], starts[i + 1])]
+    return logits[torch.tensor(index, device=logits.device)]
+
+
+def _verdict(draft: Draft, path: list[int], token: int) -> Verdict:
+    if not len(draft):
+        last = Origin.PLAIN
+    elif (path[-1] if path else -1) in draft.parents:
+        last = Origin.RECOVERED
+    else:
+        last = Origin.BONUS
+    tokens = (*(draft.tokens[node] for node in path), token)
+    return Verdict(tuple(path), tokens, (*(Origin.ACCEPTED,) * len(path), last))

@@ -1,0 +1,25 @@
+import pytest
+
+from paceline.core.clock import Clock, VirtualClock, WallClock
+
+
+def test_virtual_clock_moves_only_when_told() -> None:
+    clock: Clock = VirtualClock(5.0)
+    assert clock.now() == clock.now() == 5.0
+    assert isinstance(clock, VirtualClock)
+    clock.advance(0.5)
+    clock.advance(0.0)
+    assert clock.now() == 5.5
+
+
+def test_virtual_clock_does_not_go_backwards() -> None:
+    clock = VirtualClock()
+    with pytest.raises(ValueError, match="backwards"):
+        clock.advance(-1.0)
+    assert clock.now() == 0.0
+
+
+def test_wall_clock_never_goes_backwards() -> None:
+    clock = WallClock()
+    times = [clock.now() for _ in range(100)]
+    assert times == sorted(times)

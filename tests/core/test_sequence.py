@@ -1,0 +1,46 @@
+from paceline.core.sampling import SamplingParams
+from paceline.core.sequence import Sequence, SpeculationCounts, Status
+from paceline.core.speculation import SpeculationParams
+
+
+def sequence(num_prompt: int, num_output: int = 0) -> Sequence:
+    ids = list(range(num_prompt + num_output))
+    return Sequence(0, "r", ids, num_prompt, SamplingParams(), SpeculationParams(), seed=1)
+
+
+def test_decoding_is_a_difference_of_one() -> None:
+    one = sequence(num_prompt=5)
+    assert one.num_uncomputed == 5
+    assert one.is_prefilling
+    one.num_computed = 4
+    assert one.num_uncomputed == 1
+    assert not one.is_prefilling
+
+
+def test_output_is_what_follows_the_prompt() -> None:
+    one = sequence(num_prompt=3, num_output=2)
+    assert one.num_output == 2
+    assert list(one.output_ids) == [3, 4]
+
+
+def test_sequences_are_compared_by_identity() -> None:
+    one, other = sequence(3), sequence(3)
+    assert one != other
+    assert len({one, other}) == 2
+
+
+def test_status_decides_is_finished() -> None:
+    one = sequence(3)
+    assert not one.is_finished
+    one.status = Status.FINISHED
+    assert one.is_finished
+
+
+def test_counts_keep_a_histogram_of_accepted_drafts() -> None:
+    counts = SpeculationCounts()
+    for drafted, accepted in ((4, 4), (4, 0), (2, 1), (3, 0)):
+        counts.add(drafted, accepted)
+    assert (counts.rounds, counts.drafted, counts.accepted) == (4, 13, 5)
+    assert counts.histogram == [2, 1, 0, 0, 1]
+    assert sum(counts.histogram) == counts.rounds
+    assert sum(k * rounds for k, rounds in enumerate(counts.histogram)) == counts.accepted

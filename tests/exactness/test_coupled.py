@@ -1,0 +1,98 @@
+"""Coupled verification: the text with speculation is the text without, token for token, greedy and sampled."""
+
+from collections.abc import Callable
+
+import pytest
+
+from paceline.speculation.proposer import Proposer
+from paceline.speculation.proposers.ngram import NgramProposer
+from tests.exactness.suite import check_identical, mixed_requests, plain_text
+from tests.fakes import TINY, MixedDepth, Unreliable, draft_model, random_chain, random_tree, tiny_engine, tiny_model
+
+VOCAB = TINY.vocab_size
+
+PROPOSERS: dict[str, Callable[[], Proposer]] = {
+    "right": lambda: draft_model(tiny_model()),
+    "sometimes": lambda: draft_model(tiny_model(perturb=0.3)),
+    "wrong": lambda: random_chain(VOCAB),
+    "tree": lambda: random_tree(VOCAB),
+    "ngram": NgramProposer,
+    "unreliable": lambda: Unreliable(draft_model(tiny_model(perturb=0.1))),
+    "cramped": lambda: draft_model(tiny_model(perturb=0.1), num_blocks=6, max_rows=8),
+}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_model()
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+@pytest.mark.parametrize("batch", [1, 3, 8])
+def test_batches(target, proposer, batch):
+    engine = tiny_engine(target, PROPOSERS[proposer](), depth=4, max_num_seqs=batch)
+    check_identical(target, engine, mixed_requests(8, VOCAB))
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_depths_that_change_in_mid_flight(target, proposer):
+    engine = tiny_engine(target, PROPOSERS[proposer](), MixedDepth(7))
+    check_identical(target, engine, mixed_requests(10, VOCAB, seed=1))
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_preemption(target, proposer):
+    engine = tiny_engine(target, PROPOSERS[proposer](), MixedDepth(5), kv_tokens=16 * 12, max_model_len=160)
+    check_identical(target, engine, mixed_requests(12, VOCAB, seed=2, max_tokens=80))
+    assert engine.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_chunked_prefill_and_prefix_hits(target, proposer):
+    engine = tiny_engine(target, PROPOSERS[proposer](), depth=3, max_batched_tokens=11)
+    requests = mixed_requests(16, VOCAB, seed=3)
+    check_identical(target, engine, requests, arrivals=1)
+    assert engine.scheduler.tables.pool.num_cached > 0
+
+
+def test_a_right_draft_is_accepted(target):
+    """The suite would pass with drafts that are never used: here they are, and every one is kept."""
+    engine = tiny_engine(target, PROPOSERS["right"](), depth=4)
+    result = check_identical(target, engine, mixed_requests(8, VOCAB))
+    assert result.drafted > 80
+    assert result.accepted == result.drafted
+
+
+def test_a_tree_is_used(target):
+    model = tiny_model()
+    engine = tiny_engine(model, random_tree(8), depth=30, max_num_seqs=2)
+    requests = mixed_requests(6, VOCAB, seed=5)
+    assert check_identical(model, engine, requests).accepted > 0
+
+
+def test_requests_choose(target):
+    """Off, shallow and another rule, side by side in one batch; greedy text is the same under every rule."""
+    plain = mixed_requests(8, VOCAB, seed=6, enabled=False)
+    shallow = mixed_requests(8, VOCAB, seed=6, max_depth=1)
+    for requests in (plain, shallow):
+        engine = tiny_engine(target, PROPOSERS["right"](), depth=5)
+        result = check_identical(target, engine, requests)
+        assert (result.drafted > 0) == (requests is shallow)
+
+
+def test_the_switch_flips_without_draining(target):
+    requests = mixed_requests(8, VOCAB, seed=7)
+    engine = tiny_engine(target, PROPOSERS["sometimes"](), depth=4)
+    tokens = {(r.id, c): [] for r in requests for c in range(r.sampling.n)}
+    for one in requests:
+        engine.add(one)
+    step = drafted_while_off = 0
+    while engine.has_work:
+        if step % 3 == 0:
+            engine.set_speculation(step % 2 == 0)
+        for output in engine.step():
+            tokens[output.request_id, output.choice].extend(output.tokens)
+            drafted_while_off += 0 if engine.speculator.enabled else output.drafted
+        step += 1
+    assert drafted_while_off == 0
+    assert tokens == plain_text(target, requests)

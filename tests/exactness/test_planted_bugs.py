@@ -1,0 +1,114 @@
+"""The suite is known to fail: each bug that has bitten somebody is planted here, and must be caught."""
+
+import pytest
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.core.sequence import Origin
+from paceline.engine import engine as engine_module
+from paceline.speculation import rejection
+from paceline.speculation.verification import Verdict, verify
+from tests.exactness.suite import check_distribution, check_identical, mixed_requests
+from tests.exactness.test_rejection import PROMPT, SMALL, engine_for
+from tests.fakes import TINY, Sampled, draft_model, tiny_engine, tiny_model
+
+DRAWS = 20_000
+
+
+@pytest.fixture(scope="module")
+def models():
+    return tiny_model(config=SMALL, scale=1.2), tiny_model(config=SMALL, perturb=0.5, scale=1.2)
+
+
+def distribution_is_caught(models, proposer=Sampled, depth=3, **sampling):
+    with pytest.raises(AssertionError, match=r"not the target's|outside the truncated"):
+        check_distribution(
+            models[0],
+            lambda: engine_for(*models, "dense", 1, proposer, depth),
+            PROMPT,
+            SamplingParams(**sampling),
+            DRAWS,
+        )
+
+
+def text_is_caught():
+    target = tiny_model()
+    engine = tiny_engine(target, draft_model(tiny_model(perturb=0.2)), depth=3)
+    with pytest.raises(AssertionError):
+        check_identical(target, engine, mixed_requests(8, TINY.vocab_size))
+
+
+def test_the_checks_pass_without_a_bug(models):
+    """The same checks, the same number of draws, nothing planted."""
+    check_distribution(
+        models[0], lambda: engine_for(*models, "dense", 1), PROMPT, SamplingParams(temperature=0.7, top_k=3), DRAWS
+    )
+
+
+def test_logits_one_position_late(models, monkeypatch):
+    def late(logits, rounds):
+        shifted, start = logits.clone(), 0
+        for round_ in rounds:
+            end = start + len(round_.rows)
+            shifted[start:end] = logits[start:end].roll(1, 0)
+            start = end
+        return verify(shifted, rounds)
+
+    monkeypatch.setattr(engine_module, "verify", late)
+    text_is_caught()
+    distribution_is_caught(models, temperature=1.0)
+
+
+def test_bonus_after_a_rejected_last_token(models, monkeypatch):
+    """The last of K was rejected and replaced, and a bonus is taken all the same: from logits of the rejected token."""
+
+    def generous(logits, rounds):
+        verdicts, start = [], 0
+        for round_, verdict in zip(rounds, verify(logits, rounds), strict=True):
+            end = start + len(round_.rows)
+            if len(round_.draft) and len(verdict.path) == len(round_.draft) - 1:
+                bonus = int(logits[end - 1].argmax())
+                verdict = Verdict(
+                    (*verdict.path, len(round_.draft) - 1), (*verdict.tokens, bonus), (*verdict.origins, Origin.BONUS)
+                )
+            verdicts.append(verdict)
+            start = end
+        return verdicts
+
+    monkeypatch.setattr(engine_module, "verify", generous)
+    text_is_caught()
+    distribution_is_caught(models, depth=1, temperature=1.0)
+
+
+def test_q_from_before_truncation(models):
+    class Untruncated(Sampled):
+        """Draws from the truncated law and reports the one before truncation."""
+
+        def distribution(self, logits, context):
+            self.full = getattr(self, "full", {})
+            q = super().distribution(logits, context)
+            self.full[q] = (logits / context.params.temperature).softmax(0)
+            return q
+
+        def report(self, q):
+            return next(full for kept, full in self.full.items() if torch.equal(kept, q))
+
+    distribution_is_caught(models, Untruncated, temperature=1.0, top_k=2)
+
+
+def test_temperature_on_one_side_only(models, monkeypatch):
+    def untempered(logits, rows):
+        return logits.log_softmax(1)
+
+    monkeypatch.setattr(rejection, "log_distribution", untempered)
+    distribution_is_caught(models, temperature=0.6)
+
+
+def test_confidence_cut_off_on_sampled_tokens(models):
+    class Cautious(Sampled):
+        """Offers a drawn token only if the draft is sure of it: the choice has seen the draw."""
+
+        def offers(self, q, token, possible):
+            return possible and float(q[token]) > 0.3
+
+    distribution_is_caught(models, Cautious, temperature=1.0)

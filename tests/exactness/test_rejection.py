@@ -1,0 +1,53 @@
+"""Rejection verification: the joint distribution of the text is the target's, through the engine, over 100,000 draws."""
+
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.sampling import SamplingParams
+from tests.exactness.suite import check_distribution, next_logits
+from tests.fakes import TINY, Sampled, tiny_engine, tiny_model
+
+DRAWS = 100_000
+SMALL = replace(TINY, vocab_size=5)
+PROMPT = (1, 3)
+
+CASES = {
+    "one-hot chain": ("one-hot", 1, {"temperature": 0.3}),
+    "one-hot tree": ("one-hot", 2, {"temperature": 1.0, "top_k": 4}),
+    "sparse chain": ("sparse", 1, {"temperature": 0.7, "top_k": 3}),
+    "sparse tree": ("sparse", 2, {"temperature": 1.5, "top_p": 0.8}),
+    "dense chain": ("dense", 1, {"temperature": 1.5}),
+    "dense tree": ("dense", 3, {"temperature": 1.0, "top_p": 0.9}),
+}
+
+
+@pytest.fixture(scope="module")
+def models():
+    """A target whose law is far from flat, and a draft that is right about half of the time."""
+    return tiny_model(config=SMALL, scale=1.2), tiny_model(config=SMALL, perturb=0.5, scale=1.2)
+
+
+def engine_for(target, draft, kind, siblings, proposer=Sampled, depth=None):
+    law = lambda output: next_logits(draft, (*PROMPT, *output))  # noqa: E731
+    return tiny_engine(
+        target,
+        proposer(law, siblings, kind),
+        depth=depth or (3 if siblings == 1 else 6),
+        max_num_seqs=512,
+        max_batched_tokens=8192,
+        kv_tokens=16 * 1024,
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_joint_of_four_tokens(models, case):
+    kind, siblings, sampling = CASES[case]
+    check_distribution(
+        models[0],
+        lambda: engine_for(*models, kind, siblings),
+        PROMPT,
+        SamplingParams(**sampling),
+        DRAWS,
+        extra=0 if siblings == 1 else 3,
+    )

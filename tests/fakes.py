@@ -1,0 +1,376 @@
+"""Tiny models, and proposers that are right, wrong, late or random on purpose."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.core.clock import Clock
+from paceline.core.config import SpeculationConfig
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationParams
+from paceline.engine.engine import Engine
+from paceline.engine.intake import Intake, Limits
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.speculator import Speculator
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kernels.weights import Dense
+from paceline.kv.tables import BlockTables
+from paceline.models.config import ModelConfig
+from paceline.models.llama import DecoderModel
+from paceline.models.runner import ModelRunner
+from paceline.speculation.breaker import Breaker, BreakerRule
+from paceline.speculation.depth.fixed import FixedDepth
+from paceline.speculation.depth.policy import Candidate, DepthPolicy, StepObservation
+from paceline.speculation.distribution import log_distribution
+from paceline.speculation.drafts import DraftBatch, DraftProbs
+from paceline.speculation.noise import Purpose, gumbel
+from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.rows import RowContext
+
+TINY = ModelConfig(
+    architecture="llama",
+    vocab_size=40,
+    hidden_size=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=16,
+    ffn_size=64,
+    rms_eps=1e-5,
+    rope_theta=10_000.0,
+    max_position=512,
+    tie_embeddings=True,
+)
+
+
+class RandomWeights:
+    """Weights of any name, drawn from a seed; `perturb` mixes in others, which makes a draft that is sometimes right."""
+
+    def __init__(self, config: ModelConfig, seed: int, perturb: float = 0.0, scale: float = 1.0) -> None:
+        self._config, self._seed, self._perturb, self._scale = config, seed, perturb, scale
+
+    def matrix(self, name: str) -> Dense:
+        c = self._config
+        shapes = {
+            "embed_tokens": (c.vocab_size, c.hidden_size),
+            "lm_head": (c.vocab_size, c.hidden_size),
+            "q_proj": (c.num_heads * c.head_dim, c.hidden_size),
+            "k_proj": (c.num_kv_heads * c.head_dim, c.hidden_size),
+            "v_proj": (c.num_kv_heads * c.head_dim, c.hidden_size),
+            "o_proj": (c.hidden_size, c.num_heads * c.head_dim),
+            "gate_proj": (c.ffn_size, c.hidden_size),
+            "up_proj": (c.ffn_size, c.hidden_size),
+            "down_proj": (c.hidden_size, c.ffn_size),
+        }
+        shape = shapes[name.split(".")[-2]]
+        return Dense(self._draw(name, shape) * (1.5 * self._scale / shape[1] ** 0.5))
+
+    def vector(self, name: str) -> Tensor:
+        return torch.ones(self._config.hidden_size)
+
+    def names(self) -> frozenset[str]:
+        return frozenset()
+
+    def _draw(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        values = torch.randn(shape, generator=_generator(name, self._seed))
+        if self._perturb:
+            values = values + self._perturb * torch.randn(shape, generator=_generator(name, self._seed + 1))
+        return values
+
+
+def _generator(name: str, seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(sum(ord(c) * 31**i for i, c in enumerate(name)) % 2**31 + seed)
+
+
+def tiny_model(
+    seed: int = 0, perturb: float = 0.0, config: ModelConfig = TINY, scale: float = 1.0, device: str = "cpu"
+) -> DecoderModel:
+    weights = RandomWeights(config, seed, perturb, scale)
+    return DecoderModel(config, weights, torch.device(device), torch.float32)
+
+
+class StepClock:
+    """Every look at it is a millisecond later: timings are as good as any and the same each time."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def now(self) -> float:
+        self._now += 0.001
+        return self._now
+
+
+class MixedDepth:
+    """Another depth for each sequence and step, 0 included: depths change mid-flight."""
+
+    advantage: float | None = None
+
+    def __init__(self, max_depth: int, seed: int = 0) -> None:
+        self._max_depth, self._random = max_depth, random.Random(seed)
+
+    def observe(self, step: StepObservation) -> None:
+        pass
+
+    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+        return [min(candidate.max_depth, self._random.randint(0, self._max_depth)) for candidate in batch]
+
+
+@dataclass
+class FakeProposer:
+    """Drafts whatever `guess(progress)` returns: (tokens, parents)."""
+
+    guess: Callable[[Progress], tuple[list[int], list[int]]]
+    progress: dict[int, Progress] = field(default_factory=dict)
+    closed: list[int] = field(default_factory=list)
+
+    def observe(self, batch: Sequence[Progress]) -> None:
+        self.progress.update((p.sequence_id, p) for p in batch)
+
+    def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
+        drafts = [(i, *self.guess(self.progress[i])) for i in sequence_ids if i in self.progress]
+        drafts = [draft for draft in drafts if draft[1]]
+        return DraftBatch(
+            tuple(i for i, _, _ in drafts),
+            tuple(len(tokens) for _, tokens, _ in drafts),
+            torch.tensor([t for _, tokens, _ in drafts for t in tokens], dtype=torch.int64),
+            torch.tensor([p for _, _, parents in drafts for p in parents], dtype=torch.int64),
+        )
+
+    def close(self, sequence_ids: Sequence[int]) -> None:
+        for i in sequence_ids:
+            self.progress.pop(i, None)
+            self.closed.append(i)
+
+
+def random_chain(vocab_size: int, seed: int = 0) -> FakeProposer:
+    """Nearly always wrong."""
+    rng = random.Random(seed)
+    return FakeProposer(lambda p: ([rng.randrange(vocab_size) for _ in range(p.depth)], list(range(-1, p.depth - 1))))
+
+
+def random_tree(vocab_size: int, seed: int = 0) -> FakeProposer:
+    """A random tree of distinct siblings; with a small vocabulary often partly right."""
+    rng = random.Random(seed)
+
+    def guess(progress: Progress) -> tuple[list[int], list[int]]:
+        tokens: list[int] = []
+        parents: list[int] = []
+        seen: set[tuple[int, int]] = set()
+        for node in range(progress.depth):
+            edge = (rng.randrange(-1, node), rng.randrange(vocab_size))
+            if edge not in seen:
+                seen.add(edge)
+            else:
+                continue
+            # renumber: skipped nodes leave no holes
+            parents.append(min(edge[0], len(tokens) - 1))
+            tokens.append(edge[1])
+        return _distinct(tokens, parents)
+
+    return FakeProposer(guess)
+
+
+def _distinct(tokens: list[int], parents: list[int]) -> tuple[list[int], list[int]]:
+    kept_tokens: list[int] = []
+    kept_parents: list[int] = []
+    new_index = {-1: -1}
+    seen: dict[tuple[int, int], int] = {}
+    for i, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+        edge = (new_index[parent], token)
+        if edge in seen:
+            new_index[i] = seen[edge]
+            continue
+        seen[edge] = new_index[i] = len(kept_tokens)
+        kept_tokens.append(token)
+        kept_parents.append(edge[0])
+    return kept_tokens, kept_parents
+
+
+class Unreliable:
+    """Wraps a proposer: some drafts never come, some are cut short, some are garbage."""
+
+    def __init__(self, inner: Proposer, seed: int = 0) -> None:
+        self._inner, self._random = inner, random.Random(seed)
+
+    def observe(self, batch: Sequence[Progress]) -> None:
+        self._inner.observe(batch)
+
+    def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
+        asked = [i for i in sequence_ids if self._random.random() < 0.7]
+        batch = self._inner.collect(asked, deadline)
+        if len(batch.tokens) and self._random.random() < 0.2:
+            garbage = batch.tokens.clone()
+            garbage[self._random.randrange(len(garbage))] = 10**6
+            return DraftBatch(batch.sequence_ids, batch.counts, garbage, batch.parents, batch.probs)
+        return batch
+
+    def close(self, sequence_ids: Sequence[int]) -> None:
+        self._inner.close(sequence_ids)
+
+
+def draft_model(model: DecoderModel, num_blocks: int = 64, max_rows: int = 64) -> DraftModelProposer:
+    size = model.config.vocab_size
+    return DraftModelProposer(ModelRunner(model, num_blocks), max_rows, size, size)
+
+
+def tiny_engine(
+    model: DecoderModel,
+    proposer: Proposer | None = None,
+    depth: DepthPolicy | int = 4,
+    *,
+    kv_tokens: int = 1024,
+    max_num_seqs: int = 8,
+    max_batched_tokens: int = 64,
+    prefix_caching: bool = True,
+    max_model_len: int = 256,
+    breaker: Breaker | None = None,
+    clock: Clock | None = None,
+) -> Engine:
+    """An engine around a tiny model. Without a proposer it decodes plainly. The breaker stays closed unless given."""
+    config = SpeculationConfig(max_depth=32)
+    clock = clock or StepClock()
+    proposers: Mapping[str, Proposer] = {"fake": proposer or FakeProposer(lambda progress: ([], []))}
+    intake = Intake(Limits(model.config.vocab_size, max_model_len), config, "fake", proposers)
+    tables = BlockTables(kv_tokens // BLOCK_SIZE, prefix_caching)
+    speculator = Speculator(
+        proposers,
+        FixedDepth(depth) if isinstance(depth, int) else depth,
+        breaker or Breaker(BreakerRule(threshold=0.0)),
+        intake,
+        clock,
+        model.config.vocab_size,
+        enabled=proposer is not None,
+    )
+    scheduler = Scheduler(tables, max_num_seqs, max_batched_tokens)
+    return Engine(ModelRunner(model, tables.pool.num_blocks), scheduler, speculator, intake, clock=clock)
+
+
+@dataclass
+class Result:
+    """Output tokens by (request, choice), and what the engine was left with."""
+
+    tokens: dict[tuple[str, int], list[int]]
+    drafted: int
+    accepted: int
+
+
+def run(engine: Engine, requests: Sequence[Request], max_steps: int = 10_000, arrivals: int | None = None) -> Result:
+    """All requests to the end; `arrivals` adds them a few per step instead of all at once."""
+    tokens: dict[tuple[str, int], list[int]] = {(r.id, c): [] for r in requests for c in range(r.sampling.n)}
+    drafted = accepted = 0
+    pending = list(requests)
+    for _ in range(max_steps):
+        for request in pending[: arrivals or len(pending)]:
+            engine.add(request)
+        del pending[: arrivals or len(pending)]
+        for output in engine.step():
+            tokens[output.request_id, output.choice].extend(output.tokens)
+            drafted += output.drafted
+            accepted += output.accepted
+        if not engine.has_work and not pending:
+            break
+    else:
+        raise AssertionError(f"not finished after {max_steps} steps")
+    engine.scheduler.tables.pool.check()
+    assert engine.scheduler.tables.pool.num_free == engine.scheduler.tables.pool.num_blocks, "blocks leaked"
+    return Result(tokens, drafted, accepted)
+
+
+def request(name: str, prompt: Sequence[int], speculation: Mapping[str, Any] | None = None, **sampling: Any) -> Request:
+    sampling.setdefault("max_tokens", 24)
+    return Request(name, tuple(prompt), SamplingParams(**sampling), SpeculationParams(**(speculation or {})))
+
+
+class Sampled:
+    """Draws chains or trees by its own noise and says what from: for rejection sampling.
+
+    `law(tokens) -> [V]` gives the draft's logits after the output tokens so far. With `siblings` > 1 every node gets that
+    many children while the budget lasts, drawn without replacement. `one_hot` keeps `q` to itself and drafts arg-maxes.
+    """
+
+    def __init__(self, law: Callable[[tuple[int, ...]], Tensor], siblings: int = 1, kind: str = "dense") -> None:
+        self._law, self._siblings, self._kind = law, siblings, kind
+        self._progress: dict[int, Progress] = {}
+        self._laws: dict[tuple[int, ...], Tensor] = {}
+
+    def observe(self, batch: Sequence[Progress]) -> None:
+        self._progress.update((p.sequence_id, p) for p in batch)
+
+    def close(self, sequence_ids: Sequence[int]) -> None:
+        for i in sequence_ids:
+            self._progress.pop(i, None)
+
+    def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
+        """Level by level for all sequences at once: (token, parent, q) per node."""
+        nodes: dict[int, list[tuple[int, int, Tensor]]] = {i: [] for i in sequence_ids}
+        frontier: list[tuple[int, int, tuple[int, ...]]] = [(i, -1, ()) for i in sequence_ids]
+        while frontier:
+            contexts = [self._context(self._progress[i], path) for i, _, path in frontier]
+            q = torch.stack([self._q(context) for context in contexts])
+            count = min(self._siblings, q.shape[1])
+            best = self.draw(q, contexts).topk(count, dim=1).indices.tolist()
+            support = (q > 0).tolist()
+            level, frontier = frontier, []
+            for row, (i, parent, path) in enumerate(level):
+                for token in best[row]:
+                    if len(nodes[i]) >= self._progress[i].depth or not self.offers(q[row], token, support[row][token]):
+                        break
+                    frontier.append((i, len(nodes[i]), (*path, token)))
+                    nodes[i].append((token, parent, q[row]))
+        drafts = {i: drawn for i, drawn in nodes.items() if drawn}
+        if not drafts:
+            return DraftBatch.empty()
+        flat = [node for drawn in drafts.values() for node in drawn]
+        return DraftBatch(
+            tuple(drafts),
+            tuple(len(drawn) for drawn in drafts.values()),
+            torch.tensor([token for token, _, _ in flat]),
+            torch.tensor([parent for _, parent, _ in flat]),
+            self._probs([q for _, _, q in flat]),
+        )
+
+    def draw(self, q: Tensor, contexts: Sequence[RowContext]) -> Tensor:
+        """Scores whose largest are the draw: perturbed log-probabilities (Gumbel top-k), or just `q`."""
+        if self._kind == "one-hot":
+            return q
+        return q.log() + gumbel([context.key for context in contexts], Purpose.DRAFT, q.shape[1], q.device)
+
+    def offers(self, q: Tensor, token: int, possible: bool) -> bool:
+        """Whether a drawn token is put forward. Looking at the token here, beyond its being possible at all, is a bias."""
+        return possible
+
+    def distribution(self, logits: Tensor, context: RowContext) -> Tensor:
+        """q: the draft's law under the request's own sampling parameters."""
+        return log_distribution(logits.unsqueeze(0), [context])[0].exp()
+
+    def report(self, q: Tensor) -> Tensor:
+        """What the draft says it drew from."""
+        return q
+
+    def _q(self, context: RowContext) -> Tensor:
+        output = (*context.ids[context.num_prompt :], *context.path)
+        if output not in self._laws:
+            self._laws[output] = self.distribution(self._law(output), context)
+        return self._laws[output]
+
+    def _probs(self, rows: list[Tensor]) -> DraftProbs | None:
+        if self._kind == "one-hot":
+            return None
+        dense = torch.stack([self.report(q) for q in rows])
+        if self._kind == "dense":
+            return DraftProbs(dense)
+        best = dense.topk(int((dense > 0).sum(1).max()), dim=1)
+        return DraftProbs(best.values, best.indices)
+
+    @staticmethod
+    def _context(progress: Progress, path: tuple[int, ...]) -> RowContext:
+        position = len(progress.ids) + len(path)
+        return RowContext(
+            progress.sampling, progress.seed, progress.choice, position, progress.ids, progress.num_prompt, path
+        )

@@ -1,0 +1,12 @@
+from collections.abc import Iterator
+
+import pytest
+
+from paceline.kernels import native
+
+
+@pytest.fixture(autouse=True)
+def _restore_threads() -> Iterator[None]:
+    """Tests may change the number of threads; the next one starts from the default."""
+    yield
+    native.set_num_threads(native.usable_cores())

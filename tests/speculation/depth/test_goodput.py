@@ -1,0 +1,142 @@
+"""The promise of no loss, in a simulated server with known alphas and costs."""
+
+import pytest
+
+from paceline.core.errors import InvalidConfig
+from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.policy import Candidate, RoundObservation, StepObservation
+from tests.speculation.depth.simulator import (
+    MS,
+    Simulation,
+    Totals,
+    World,
+    calibrated,
+    linear,
+    microseconds,
+    ramp,
+    roofline,
+    steps_until,
+)
+
+
+@pytest.mark.parametrize(("alpha", "best", "speedup"), [(0.7, 4, 1.77), (0.8, 5, 2.17), (0.9, 8, 2.92)])
+def test_near_the_best_fixed_depth(alpha: float, best: int, speedup: float) -> None:
+    world = World()
+    rates = [world.rate(alpha, 1, depth) / world.rate(alpha, 1, 0) for depth in range(17)]
+    assert max(range(17), key=rates.__getitem__) == best
+    assert rates[best] == pytest.approx(speedup, abs=0.005)
+    assert Simulation(calibrated(world), world, alpha).run(1500).speedup > 0.97 * rates[best]
+
+
+@pytest.mark.parametrize("warm", [True, False])
+@pytest.mark.parametrize(
+    ("world", "alpha", "batch"),
+    [
+        (World(), 0.1, 1),
+        (World(), 0.1, 16),
+        (World(linear), 0.9, 1),
+        (World(linear), 0.9, 32),
+        (World(draft=40 * MS), 0.9, 1),
+        (World(draft=5 * MS, delivery=0.02), 0.9, 1),
+    ],
+    ids=["low alpha", "low alpha, batch", "linear", "linear, batch", "slow draft", "drafts never come"],
+)
+def test_never_a_loss(world: World, alpha: float, batch: int, warm: bool) -> None:
+    policy = calibrated(world) if warm else GoodputDepth()
+    assert Simulation(policy, world, alpha, batch).run(1500).speedup > 0.99
+
+
+def test_fixed_depth_would_have_lost() -> None:
+    """The simulator can fail the test above."""
+    assert World().rate(0.1, 1, 4) < 0.75 * World().rate(0.1, 1, 0)
+    assert World(linear).rate(0.9, 32, 1) < 0.99 * World(linear).rate(0.9, 32, 0)
+
+
+def test_probes_are_at_most_one_step_in_a_hundred() -> None:
+    simulation = Simulation(calibrated(World(draft=40 * MS)), World(draft=40 * MS), 0.9)
+    simulation.run(200)
+    assert 0 < simulation.run(5000).drafting_steps <= 50
+
+
+def test_probes_back_off_while_they_confirm_a_loss() -> None:
+    simulation = Simulation(calibrated(World(draft=8 * MS)), World(draft=8 * MS), 0.05)
+    early = simulation.run(2000).drafting_steps
+    simulation.run(2000)
+    late = simulation.run(4000).drafting_steps / 2
+    assert 0 < late < 0.7 * early
+
+
+@pytest.mark.parametrize(("before", "after", "limit"), [(0.2, 0.9, 4000), (0.9, 0.2, 400)])
+def test_recovers_after_alpha_jumps(before: float, after: float, limit: int) -> None:
+    world = World(draft=5 * MS)
+    simulation = Simulation(calibrated(world), world, before)
+    simulation.run(1500)
+    simulation.alpha = after
+    goal = 0.95 * world.best_rate(after, 1) / world.rate(after, 1, 0)
+    assert steps_until(simulation, goal, limit) <= limit
+
+
+def test_load_ramp_is_never_under_plain() -> None:
+    world = World(roofline)
+    speedups = ramp(calibrated(world), world, 0.7)
+    assert min(speedups) > 0.99
+    assert speedups[0] > 1.5
+    assert speedups[6] > 1.45  # batch 32
+    assert speedups[8] > 1.1  # batch 64
+
+
+def test_keeps_its_baseline_fresh() -> None:
+    simulation, plain = Simulation(calibrated(World()), World(), 0.9), 0
+    simulation.run(200)
+    for _ in range(1000):
+        simulation.step(Totals())
+        plain += simulation.depths == [0]
+    assert 4 <= plain <= 6
+
+
+def test_each_category_gets_what_it_is_worth() -> None:
+    policy = GoodputDepth()
+    policy.calibrate({1: 15 * MS, 64: 15 * MS})
+    batch = [Candidate(0, "code", 8), Candidate(1, "poetry", 8), Candidate(2, "code", 2), Candidate(3, "code", 0)]
+    for i in range(300):
+        rounds = (RoundObservation(0, "code", 6, 6 if i % 2 else 4), RoundObservation(1, "poetry", 2, 0))
+        policy.observe(StepObservation(4, 12, 0, 6 * MS, 15 * MS, 0.0, 6, rounds))
+    depths = policy.decide(batch)
+    assert depths[0] >= 4
+    assert depths[1:] == [0, 2, 0]
+
+
+def test_an_unseen_category_is_probed_while_another_drafts() -> None:
+    policy = GoodputDepth()
+    policy.calibrate({1: 15 * MS, 64: 15 * MS})
+    batch = [Candidate(0, "code", 8), Candidate(1, "poetry", 8)]
+    probes = 0
+    for i in range(1500):
+        depths = policy.decide(batch)
+        probes += i >= 500 and depths[1] > 0
+        rounds = (RoundObservation(0, "code", depths[0], depths[0]), RoundObservation(1, "poetry", depths[1], 0))
+        seconds = 2 * MS * max(depths)
+        policy.observe(StepObservation(2, 2 + sum(depths), 0, seconds, 15 * MS, 0.0, max(depths), rounds))
+    assert 1 <= probes <= 10
+
+
+def test_decisions_repeat_exactly() -> None:
+    runs = [Simulation(GoodputDepth(), World(roofline), 0.6, 8, seed=5).run(300) for _ in range(2)]
+    assert runs[0] == runs[1]
+
+
+def test_empty_and_forbidden_batches() -> None:
+    policy = calibrated(World())
+    assert policy.decide([]) == []
+    for _ in range(50):
+        assert policy.decide([Candidate(0, "chat", 0)]) == [0]
+
+
+def test_decides_in_a_small_part_of_a_millisecond() -> None:
+    # CPU time. It is well under 100 µs on a quiet core; the bound leaves room for a busy one.
+    assert microseconds(categories=1) < 500
+
+
+def test_settings_are_checked() -> None:
+    with pytest.raises(InvalidConfig, match="probe_share"):
+        GoodputDepth(probe_share=0.5)

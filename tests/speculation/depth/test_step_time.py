@@ -1,0 +1,155 @@
+"""The measured costs: curves, draft lines, outliers, drift."""
+
+import random
+
+import pytest
+
+from paceline.core.errors import InvalidConfig
+from paceline.speculation.depth.curve import Curve
+from paceline.speculation.depth.draft_time import DraftTime
+from paceline.speculation.depth.policy import StepObservation
+from paceline.speculation.depth.step_time import FORGET_STEPS, StepTime
+
+
+def step(
+    batch: int, rows: int, verify: float, depth: int = 0, draft: float = 0.0, network: float = 0.0, prefill: int = 0
+):
+    return StepObservation(batch, rows, prefill, draft, verify, network, depth, ())
+
+
+def test_curve_interpolates_and_extends() -> None:
+    curve = Curve([(8, 2.0, 1), (16, 3.0, 1), (4, 2.0, 1)])
+    assert [curve(rows) for rows in (1, 4, 6, 8, 12, 16)] == pytest.approx([2.0, 2.0, 2.0, 2.0, 2.5, 3.0])
+    assert curve(24) == pytest.approx(4.0)
+    assert curve.bends == [8]
+
+
+def test_curve_never_slopes_down() -> None:
+    curve = Curve([(1, 1.0, 1), (2, 3.0, 1), (3, 2.0, 3), (4, 4.0, 1)])
+    assert [curve(rows) for rows in (1, 2, 3, 4)] == pytest.approx([1.0, 2.25, 2.25, 4.0])
+
+
+def test_curve_extends_at_most_in_proportion() -> None:
+    assert Curve([(64, 1.0, 1), (65, 2.0, 1)])(130) == pytest.approx(4.0)
+    assert Curve([(64, 1.0, 1)])(640) == 1.0
+
+
+def test_draft_line_from_two_depths() -> None:
+    draft = DraftTime()
+    for _ in range(20):
+        draft.add(4, 2, 5.0)
+        draft.add(4, 6, 13.0)
+    line = draft.line(4)
+    assert line is not None
+    assert line == pytest.approx((1.0, 2.0), abs=0.1)
+    assert draft.line(500) == line
+
+
+def test_draft_time_is_proportional_until_a_second_depth_is_seen() -> None:
+    draft = DraftTime()
+    assert draft.line(1) is None
+    draft.add(1, 2, 4.0)
+    assert draft.line(1) == pytest.approx((0.0, 2.0))
+    for _ in range(20):
+        draft.add(1, 4, 4.0)
+    c0, c1 = draft.line(1) or (0.0, 0.0)
+    assert c0 + 8 * c1 == pytest.approx(4.0, rel=0.2)
+
+
+def test_a_draft_that_sat_idle_is_learned_only_when_quicker() -> None:
+    draft = DraftTime()
+    draft.add(1, 1, 2.0)
+    draft.idle()
+    draft.add(1, 1, 8.0)
+    assert draft.line(1) == pytest.approx((0.0, 2.0))
+    draft.add(1, 1, 8.0)
+    assert (draft.line(1) or (0.0, 0.0))[1] > 3.0
+    draft.idle()
+    draft.add(1, 1, 0.1)
+    assert (draft.line(1) or (0.0, 0.0))[1] < 4.0
+
+
+def test_nothing_is_known_at_first() -> None:
+    times = StepTime()
+    assert times.plain(1) is None
+    assert times.costs(1) is None
+    times.observe(step(1, 1, 0.015))
+    assert times.plain(1) == pytest.approx(0.015)
+    assert times.costs(1) is None
+
+
+def test_plain_and_verify_are_kept_apart() -> None:
+    times = StepTime()
+    for _ in range(20):
+        times.observe(step(8, 8, 0.010))
+        times.observe(step(2, 8, 0.014, depth=3, draft=0.006, network=0.001))
+    costs = times.costs(2)
+    assert costs is not None
+    assert times.plain(8) == pytest.approx(0.010, rel=0.02)
+    assert costs.verify(8) == pytest.approx(0.014, rel=0.02)
+    assert costs.base + 3 * costs.per_depth == pytest.approx(0.007, rel=0.02)
+
+
+def test_prefill_steps_are_ignored() -> None:
+    times = StepTime()
+    times.observe(step(8, 8, 0.010))
+    for _ in range(20):
+        times.observe(step(8, 8, 0.200, prefill=512))
+    assert times.plain(8) == pytest.approx(0.010)
+
+
+def test_outliers_barely_move_a_mature_estimate() -> None:
+    times = StepTime()
+    times.calibrate({1: 0.010, 64: 0.020})
+    for _ in range(20):
+        times.observe(step(1, 1, 0.010))
+    times.observe(step(1, 1, 3.0))
+    assert times.plain(1) == pytest.approx(0.010, rel=0.05)
+
+
+def test_follows_a_real_change_and_carries_unvisited_rows_along() -> None:
+    times = StepTime()
+    times.calibrate({1: 0.010, 5: 0.012, 64: 0.020})
+    dice = random.Random(0)
+    for i in range(4000):
+        slower = min(1.5, 1.0 + i / 4000)
+        times.observe(step(1, 5, 0.012 * slower * dice.gauss(1.0, 0.05), depth=4, draft=0.004))
+    costs = times.costs(1)
+    assert costs is not None
+    assert costs.verify(5) == pytest.approx(0.018, rel=0.05)
+    assert 0.012 < (times.plain(1) or 0.0) <= 0.0181
+
+
+def test_noise_alone_does_not_let_unvisited_rows_wander() -> None:
+    times = StepTime()
+    times.calibrate({1: 0.010, 64: 0.020})
+    dice = random.Random(0)
+    for _ in range(5000):
+        times.observe(step(1, 1, 0.010 * dice.gauss(1.0, 0.1)))
+    assert times.plain(64) == pytest.approx(0.020, rel=0.05)
+
+
+def test_an_exact_batch_is_answered_exactly_inside_a_wide_bucket() -> None:
+    times = StepTime()
+    times.observe(step(67, 67, 0.067))
+    times.observe(step(80, 80, 0.080))
+    assert times.plain(67) == pytest.approx(0.067)
+
+
+def test_verify_rows_long_unvisited_are_forgotten() -> None:
+    times = StepTime()
+    times.calibrate({1: 0.010, 8: 0.010})
+    times.observe(step(1, 5, 0.030, depth=4, draft=0.004))
+    costs = times.costs(1)
+    assert costs is not None
+    assert costs.verify(5) > 0.011
+    for _ in range(FORGET_STEPS + 1):
+        times.observe(step(1, 1, 0.010))
+    costs = times.costs(1)
+    assert costs is not None
+    assert costs.verify(5) == pytest.approx(0.010, rel=0.01)
+
+
+def test_calibration_is_checked() -> None:
+    with pytest.raises(InvalidConfig, match="rows >= 1"):
+        StepTime().calibrate({0: 0.1})
