@@ -70,7 +70,7 @@ def main() -> None:
     llm = LLM("smollm2", prefix_caching=False, max_num_seqs=8)
     prompts = [llm._encode(chat) for chat in chats]
     print(
-        f"{len(prompts)} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} tokens, {options.tokens} generated each"
+        f"{len(prompts)} prompts of {min(map(len, prompts))} to {max(map(len, prompts))} tokens, {options.tokens} new each"
     )
     on, off = {"speculation": {"enabled": True}}, {"speculation": {"enabled": False}}
 

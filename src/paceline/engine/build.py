@@ -14,6 +14,7 @@ from paceline.engine.intake import Intake, Limits
 from paceline.engine.memory_fit import GIB, Footprint, MemoryFit, memory_fit
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
+from paceline.kernels import native
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.tables import BlockTables, blocks_for
 from paceline.models.compatibility import check_compatible, proposable_ids
@@ -56,7 +57,8 @@ def build_engine(config: EngineConfig) -> Engine:
     intake = Intake(Limits(target.config.vocab_size, window), config.speculation, method, proposers, target.tokenizer)
     depth = make_depth(config.speculation)
     if isinstance(depth, GoodputDepth) and config.speculation.enabled:
-        depth.calibrate(measure_passes(runner, min(4 * config.max_num_seqs, config.max_batched_tokens), clock))
+        with native.quiet_torch():
+            depth.calibrate(measure_passes(runner, min(4 * config.max_num_seqs, config.max_batched_tokens), clock))
     speculator = Speculator(
         proposers,
         depth,

@@ -9,6 +9,7 @@ from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
+from paceline.kernels import native
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +67,10 @@ class EngineLoop:
     def _run(self) -> None:
         reason: PacelineError = EngineClosed("the engine was shut down while the request was running")
         try:
-            while self._drain():
-                for output in self.engine.step():
-                    self._deliver(output)
+            with native.quiet_torch():
+                while self._drain():
+                    for output in self.engine.step():
+                        self._deliver(output)
             for request_id in list(self._unfinished):
                 self.engine.cancel(request_id)
         except Exception as error:

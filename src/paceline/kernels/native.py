@@ -14,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from ctypes import c_float, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -88,6 +90,19 @@ def set_num_threads(count: int) -> None:
     loaded = library()
     if loaded is not None:
         loaded.long.paceline_set_threads(count)
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Torch computes on one thread meanwhile, in the calling thread: two pools that spin on the same cores are far slower
+    than either alone. Without native kernels nothing changes."""
+    before = torch.get_num_threads()
+    if available():
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def usable_cores() -> int:

@@ -1,13 +1,12 @@
 """The way in: a name or a path becomes a model and its tokenizer."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from paceline.core.errors import UnsupportedModel
+from paceline.kernels import native
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
 from paceline.models.gguf_file import open_gguf
@@ -44,17 +43,7 @@ def load_model(
     name_or_path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> LoadedModel:
     checkpoint = open_checkpoint(name_or_path)
-    with _one_thread():
+    # Unpacking is thousands of small operations: on a busy machine threads wait milliseconds for each other.
+    with native.quiet_torch():
         model = DecoderModel(checkpoint.config, checkpoint.weights, torch.device(device), dtype)
     return LoadedModel(checkpoint.name, checkpoint.config, model, checkpoint.read_tokenizer())
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Unpacking is thousands of small operations; on a busy machine threads wait milliseconds for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
