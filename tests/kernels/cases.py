@@ -10,7 +10,8 @@ from paceline.kernels.weights import Dense, Grouped, Weight
 
 needs_native = pytest.mark.skipif(not native.available(), reason="no native kernels here")
 
-FORMATS = ("q4_32", "q4_16", "q4_32_plain", "q8_32", "q8_16", "q8_32_offset", "float16", "bfloat16", "float32")
+GROUPED = ("q4_32", "q4_32_half", "q4_16", "q4_32_plain", "q8_32", "q8_32_half", "q8_16", "q8_32_offset")
+FORMATS = (*GROUPED, "float16", "bfloat16", "float32")
 
 
 def generator(seed: int) -> torch.Generator:
@@ -27,9 +28,11 @@ def make_weight(kind: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
         codes = torch.randint(0, 16, (outputs, inputs), generator=g, dtype=torch.uint8)
     else:
         codes = torch.randint(-128, 128, (outputs, inputs), generator=g, dtype=torch.int8)
-    has_offsets = kind in ("q4_32", "q4_16", "q8_32_offset")
-    scales = torch.rand(shape, generator=g) * 0.1
-    return Grouped(codes, scales, torch.randn(shape, generator=g) if has_offsets else None, int(group))
+    scales, offsets = torch.rand(shape, generator=g) * 0.1, torch.randn(shape, generator=g)
+    if kind.endswith("half"):
+        scales, offsets = scales.half().float(), offsets.half().float()
+    has_offsets = kind in ("q4_32", "q4_32_half", "q4_16", "q8_32_offset")
+    return Grouped(codes, scales, offsets if has_offsets else None, int(group))
 
 
 def make_layout(

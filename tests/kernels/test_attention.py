@@ -12,7 +12,8 @@ HEADS, KV_HEADS, WIDTH, BLOCKS, SCALE = 6, 2, 64, 40, 0.125
 #        0
 #      1   2
 #     3 4   5
-PARENTS = (-1, 0, 0, 1, 1, 2)
+#     6     7 8   then a chain down to 12, past the rows that are computed as one block
+PARENTS = (-1, 0, 0, 1, 1, 2, 3, 5, 5, 8, 9, 10, 11)
 
 
 def masks(parents: tuple[int, ...]) -> list[int]:
@@ -45,11 +46,11 @@ def naive(q: Tensor, keys: Tensor, values: Tensor, layout: AttentionLayout, wind
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 2, 64), (3, 3, 32), (5, 1, 128), (8, 1, 80), (2, 1, 24)])
 def test_against_a_naive_loop(window: int | None, tree: bool, heads: int, kv_heads: int, width: int) -> None:
-    contexts, rows = [37, 0, 16], [6, 3, 1]
+    contexts, rows = [37, 0, 16], [len(PARENTS), 3, 1]
     ancestors = torch.tensor([*masks(PARENTS), -1, -1, -1, -1]) if tree else None
     layout = make_layout(contexts, rows, BLOCKS, ancestors)
     keys, values = make_cache(BLOCKS, kv_heads, width)
-    q = torch.randn(10, heads, width, generator=generator(2))
+    q = torch.randn(sum(rows), heads, width, generator=generator(2))
     expected = naive(q, keys, values, layout, window)
     for attend in (paged_attention, paged_attention_reference):
         out = attend(q, keys, values, layout, SCALE, window)
@@ -66,11 +67,12 @@ def test_long_chains_with_a_mask_see_every_earlier_row() -> None:
 
 
 @needs_native
-def test_a_row_has_the_same_bits_in_any_company() -> None:
+@pytest.mark.parametrize("window", [None, 21])
+def test_a_row_has_the_same_bits_in_any_company(window: int | None) -> None:
     keys, values = make_cache(BLOCKS, KV_HEADS, WIDTH)
     q = torch.randn(90, HEADS, WIDTH, generator=generator(4))
     whole = make_layout([0], [90], BLOCKS)
-    together = paged_attention(q, keys, values, whole, SCALE)
+    together = paged_attention(q, keys, values, whole, SCALE, window)
     for threads in (1, 2, 3):
         native.set_num_threads(threads)
         for chunk in (1, 7, 16, 64):
@@ -80,22 +82,23 @@ def test_a_row_has_the_same_bits_in_any_company() -> None:
                 lens = torch.tensor([first], dtype=torch.int32)
                 starts = torch.tensor([0, len(rows)], dtype=torch.int32)
                 part = AttentionLayout(whole.slots[first : first + chunk], starts, lens, whole.block_tables)
-                parts.append(paged_attention(rows, keys, values, part, SCALE))
+                parts.append(paged_attention(rows, keys, values, part, SCALE, window))
             assert torch.equal(torch.cat(parts), together), (threads, chunk)
     two = make_layout([0, 33], [90, 2], BLOCKS)
     tables = two.block_tables.clone()
     tables[0] = whole.block_tables[0]
     both = AttentionLayout(two.slots, two.starts, two.context_lens, tables)
-    assert torch.equal(paged_attention(torch.cat((q, q[:2])), keys, values, both, SCALE)[:90], together)
+    assert torch.equal(paged_attention(torch.cat((q, q[:2])), keys, values, both, SCALE, window)[:90], together)
 
 
 @needs_native
+@pytest.mark.parametrize("window", [None, 3, 21])
 @pytest.mark.parametrize("context", [0, 13, 30])
-def test_a_tree_node_has_the_bits_of_its_path_as_a_chain(context: int) -> None:
+def test_a_tree_node_has_the_bits_of_its_path_as_a_chain(context: int, window: int | None) -> None:
     layout = make_layout([context], [len(PARENTS)], BLOCKS, torch.tensor(masks(PARENTS)))
     keys, values = make_cache(BLOCKS, KV_HEADS, WIDTH)
     q = torch.randn(len(PARENTS), HEADS, WIDTH, generator=generator(5))
-    tree = paged_attention(q, keys, values, layout, SCALE)
+    tree = paged_attention(q, keys, values, layout, SCALE, window)
     for node, mask in enumerate(masks(PARENTS)):
         path = [i for i in range(node + 1) if mask >> i & 1]
         moved = keys.clone(), values.clone()
@@ -104,4 +107,4 @@ def test_a_tree_node_has_the_bits_of_its_path_as_a_chain(context: int) -> None:
             flat[layout.slots[: len(path)]] = source[layout.slots[path]]
         starts = torch.tensor([0, len(path)], dtype=torch.int32)
         chain = AttentionLayout(layout.slots[: len(path)], starts, layout.context_lens, layout.block_tables)
-        assert torch.equal(paged_attention(q[path], *moved, chain, SCALE)[-1], tree[node])
+        assert torch.equal(paged_attention(q[path], *moved, chain, SCALE, window)[-1], tree[node])

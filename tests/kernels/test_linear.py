@@ -4,10 +4,10 @@ import torch
 from paceline.kernels import native
 from paceline.kernels.linear import DenseWeight, embedding_rows, linear, prepare
 from paceline.kernels.packing import PackedWeight
-from paceline.kernels.weights import Dense
+from paceline.kernels.weights import Dense, Grouped
 from tests.kernels.cases import FORMATS, generator, make_weight, needs_native
 
-ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 33)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 33)
 
 
 def test_dense_weight_is_a_plain_product() -> None:
@@ -78,9 +78,30 @@ def test_embedding_refuses_ids_outside_the_vocabulary(bad: int) -> None:
 
 
 @needs_native
-def test_quantised_weights_stay_small() -> None:
-    packed = prepare(make_weight("q4_32", 64, 128), "cpu", torch.float32)
-    assert packed.nbytes == 64 * 128 // 2 + 2 * 64 * 128 // 32 * 4
+@pytest.mark.parametrize(("kind", "scale_bytes"), [("q4_32", 4), ("q4_32_half", 2)])
+def test_quantised_weights_stay_small(kind: str, scale_bytes: int) -> None:
+    packed = prepare(make_weight(kind, 64, 128), "cpu", torch.float32)
+    assert packed.nbytes == 64 * 128 // 2 + 2 * 64 * 128 // 32 * scale_bytes
+
+
+@needs_native
+@pytest.mark.parametrize("inexact", ["scales", "offsets"])
+def test_half_precision_scales_change_no_bit(inexact: str) -> None:
+    """One value that float16 cannot hold, in a row of its own, keeps the whole matrix in float32."""
+    half = make_weight("q4_32_half", 65, 128)
+    assert isinstance(half, Grouped)
+    assert half.offsets is not None
+    parts = {"scales": half.scales.clone(), "offsets": half.offsets.clone()}
+    parts[inexact][64, 0] = 1 / 3
+    packed = [
+        prepare(half, "cpu", torch.float32),
+        prepare(Grouped(half.codes, **parts, group=32), "cpu", torch.float32),
+    ]
+    assert packed[0].nbytes < packed[1].nbytes
+    for rows in (1, 20):
+        x = torch.randn(rows, 128, generator=generator(6))
+        outs = [linear(x, weight) for weight in packed]
+        assert torch.equal(outs[0][:, :64], outs[1][:, :64])
 
 
 @needs_native

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from paceline.kernels import native
 from paceline.kernels.linear import linear, prepare
 from tests.kernels.cases import generator, make_weight, needs_native
 
@@ -20,8 +21,22 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
 
 @needs_native
 def test_two_processes_may_build_at_once(tmp_path: Path) -> None:
-    both = [start(REPORT, XDG_CACHE_HOME=str(tmp_path)) for _ in range(2)]
-    assert [process.communicate(timeout=200)[0].strip() for process in both] == ["True", "True"]
+    """The compiler here writes an object that is already built, in two halves: nobody may load the first one."""
+    compiler = tmp_path / "cc"
+    compiler.write_text(
+        f"#!{sys.executable}\n"
+        "import pathlib, sys, time\n"
+        "if '--version' in sys.argv:\n"
+        "    sys.exit()\n"
+        f"data = pathlib.Path({str(native._build())!r}).read_bytes()\n"
+        "with open(sys.argv[sys.argv.index('-o') + 1], 'wb', buffering=0) as file:\n"
+        "    file.write(data[:5000])\n"
+        "    time.sleep(1)\n"
+        "    file.write(data[5000:])\n"
+    )
+    compiler.chmod(0o700)
+    both = [start(REPORT, XDG_CACHE_HOME=str(tmp_path), CC=str(compiler)) for _ in range(2)]
+    assert [process.communicate(timeout=100)[0].strip() for process in both] == ["True", "True"]
     files = list((tmp_path / "paceline").iterdir())
     assert [file.suffix for file in files] == [".so"]  # one object, nothing half-written beside it
 

@@ -12,18 +12,26 @@ from paceline.core.speculation import Verification
 DepthRule = Literal["goodput", "threshold", "additive", "fixed"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
+MAX_DEPTH = 32
+"""No round is ever deeper."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
     """What the server offers; a request may ask for less."""
 
     enabled: bool = True
+    """Whether to speculate; a run-time flag may say otherwise later."""
     method: str | None = None
     """`draft_model` or `ngram`. None: `draft_model` when there is a draft, otherwise `ngram`."""
     depth: DepthRule = "goodput"
+    """The rule that decides how many tokens to draft; see docs/depth.md."""
     max_depth: int = 8
     """Drafted tokens a round at the most; rule `fixed` drafts exactly that many."""
+    min_depth: int | None = None
+    """The least that the rules `threshold` and `additive` go down to; None: what was published for them."""
     verification: Verification = "coupled"
+    """`coupled`: the text is a function of seed and target alone. `rejection`: the textbook rule, for comparison."""
     acceptance_threshold: float | None = None
     """Acceptance below which the breaker and the rule `additive` count a loss; None: their own defaults. It controls
     drafting and never decides whether a token is accepted."""
@@ -33,8 +41,19 @@ class SpeculationConfig:
     def __post_init__(self) -> None:
         _one_of("speculation.depth", self.depth, get_args(DepthRule))
         _one_of("speculation.verification", self.verification, get_args(Verification))
-        if not 0 <= self.max_depth <= 32:
-            raise InvalidConfig(f"speculation.max_depth must be in [0, 32], got {self.max_depth}")
+        if not 0 <= self.max_depth <= MAX_DEPTH:
+            raise InvalidConfig(f"speculation.max_depth must be in [0, {MAX_DEPTH}], got {self.max_depth}")
+        if self.min_depth is not None:
+            if self.depth not in ("threshold", "additive"):
+                raise InvalidConfig(
+                    f"speculation.min_depth has no meaning with speculation.depth {self.depth!r}: leave it out, or choose "
+                    "the rule threshold or additive"
+                )
+            if not 1 <= self.min_depth <= self.max_depth:
+                raise InvalidConfig(
+                    f"speculation.min_depth must be between 1 and speculation.max_depth ({self.max_depth}), "
+                    f"got {self.min_depth}"
+                )
         if self.acceptance_threshold is not None and not 0.0 < self.acceptance_threshold < 1.0:
             raise InvalidConfig(f"speculation.acceptance_threshold must be in (0, 1), got {self.acceptance_threshold}")
         if self.breaker_rounds < 1:
@@ -50,11 +69,15 @@ class EngineConfig:
     draft: str | None = None
     """A second model of the same vocabulary, named like `model`."""
     device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`, …; `auto`: a GPU if there is one."""
     dtype: Dtype = "auto"
     """`auto`: float32 on CPU, bfloat16 on a GPU."""
+    tensor_parallel_size: int = 1
+    """GPUs that share one model. The engine runs on one for now and refuses more."""
     max_model_len: int | None = None
     """Prompt and output tokens of one sequence at the most; None: what the model was made for, up to 8192."""
     max_num_seqs: int = 64
+    """Sequences that run at once; further ones wait."""
     max_batched_tokens: int = 512
     """Rows of one forward pass; long prompts are computed in chunks of this many."""
     memory_fraction: float = 0.85
@@ -62,11 +85,12 @@ class EngineConfig:
     kv_tokens: int | None = None
     """Tokens the target's cache holds; None: what the memory gives."""
     prefix_caching: bool = True
+    """Keep the cache of finished sequences for prompts that start alike."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, get_args(Dtype))
-        for name in ("max_num_seqs", "max_batched_tokens", "max_model_len", "kv_tokens"):
+        for name in ("tensor_parallel_size", "max_num_seqs", "max_batched_tokens", "max_model_len", "kv_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}")
@@ -108,9 +132,9 @@ def from_mapping(
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    if get_origin(hint) is Literal:  # its dataclass checks the choices
-        return True
     kinds = get_args(hint) or (hint,)
+    if Literal in (get_origin(hint), *map(get_origin, kinds)):  # its dataclass checks the choices
+        return True
     if isinstance(value, bool):  # an int to Python, not to us
         return bool in kinds
     return isinstance(value, kinds) or (float in kinds and isinstance(value, int))

@@ -36,6 +36,10 @@ CPU_CACHE_BYTES = GIB
 
 
 def build_engine(config: EngineConfig) -> Engine:
+    if config.tensor_parallel_size != 1:
+        raise InvalidConfig(
+            f"tensor_parallel_size {config.tensor_parallel_size}: a model runs on one device here; set it to 1"
+        )
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     target = load_model(config.model, device, dtype)
@@ -51,7 +55,11 @@ def build_engine(config: EngineConfig) -> Engine:
     if draft is not None:
         ids = proposable_ids(target.config, draft.config)
         proposers["draft_model"] = DraftModelProposer(
-            ModelRunner(draft.model, fit.num_blocks), config.max_batched_tokens, len(ids), target.config.vocab_size
+            ModelRunner(draft.model, fit.num_blocks),
+            config.max_batched_tokens,
+            len(ids),
+            target.config.vocab_size,
+            config.prefix_caching,
         )
     method = pick_method(config.speculation, proposers)
     intake = Intake(Limits(target.config.vocab_size, window), config.speculation, method, proposers, target.tokenizer)
@@ -108,9 +116,14 @@ def make_depth(config: SpeculationConfig) -> DepthPolicy:
         return FixedDepth(config.max_depth)
     if config.depth == "goodput":
         return GoodputDepth(config.max_depth)
+    bounds = {"most": config.max_depth}
+    if config.min_depth is not None:
+        bounds["least"] = config.min_depth
     if config.depth == "threshold":
-        return ThresholdDepth()
-    return AdditiveDepth() if config.acceptance_threshold is None else AdditiveDepth(config.acceptance_threshold)
+        return ThresholdDepth(**bounds)
+    if config.acceptance_threshold is None:
+        return AdditiveDepth(**bounds)
+    return AdditiveDepth(config.acceptance_threshold, **bounds)
 
 
 def make_breaker(config: SpeculationConfig) -> Breaker:

@@ -8,11 +8,14 @@ from torch import Tensor
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest
+from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Sequence
+from paceline.core.speculation import SpeculationParams
 from paceline.engine.intake import Intake
 from paceline.engine.scheduler import Schedule, Scheduled, Scheduler
+from paceline.engine.snapshot import EngineSnapshot, TrafficReport
 from paceline.engine.speculator import Speculator
 from paceline.engine.text import TextOutput
 from paceline.kernels.layout import BLOCK_SIZE
@@ -26,6 +29,8 @@ from paceline.speculation.trees import ancestors, depths
 from paceline.speculation.verification import Round, Verdict, verify
 
 NO_DRAFT = Draft()
+REPORT_SECONDS = 0.25
+"""How old a busy engine's word on its traffic may get."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,6 +65,8 @@ class Engine:
         self.clock = clock or WallClock()
         self._sequences: dict[str, list[Sequence]] = {}
         self._companions: dict[int, _Companion] = {}
+        self._traffic: tuple[TrafficReport, ...] = ()
+        self._reported = 0.0
 
     @property
     def has_work(self) -> bool:
@@ -78,6 +85,8 @@ class Engine:
         outputs = self._commit(plan, drafts, verdicts, logits)
         self.speculator.learn(plan, drafts, verdicts, seconds)
         self.speculator.look_ahead(self.scheduler.running)
+        if started - self._reported >= REPORT_SECONDS or not self.has_work:
+            self._traffic, self._reported = self.speculator.report(), started
         return outputs
 
     def validate(self, request: Request) -> None:
@@ -102,10 +111,36 @@ class Engine:
                 sequence.finish_reason = FinishReason.CANCELLED
                 self._finish(sequence)
 
-    def set_speculation(self, enabled: bool) -> None:
-        """The run-time switch. Nothing is drained: running sequences decode plainly from the next step on."""
-        self.speculator.enabled = enabled
+    def validate_flags(self, flags: SpeculationFlags) -> None:
+        """Raise `InvalidRequest` if `set_flags` would. Safe from any thread."""
+        self.intake.validate_flags(flags)
+
+    def set_flags(self, flags: SpeculationFlags) -> None:
+        """Change how to speculate from the next step on. Nothing is drained: running sequences go on under the new flags."""
+        self.validate_flags(flags)
+        self.intake.flags = flags
+        self.speculator.switch(flags.enabled)
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            method = self.intake.method(sequence.speculation)
+            if method != sequence.method:
+                self.speculator.move(sequence, method)
         self.speculator.look_ahead(self.scheduler.running)
+
+    def snapshot(self) -> EngineSnapshot:
+        """Safe from any thread, and waits for nothing: counts as of now, traffic as last written down by `step`."""
+        pool = self.scheduler.tables.pool
+        return EngineSnapshot(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            kv_used=pool.num_blocks - pool.num_free,
+            kv_total=pool.num_blocks,
+            preemptions=self.scheduler.num_preemptions,
+            invalid_drafts=self.speculator.num_invalid,
+            flags=SpeculationFlags(
+                self.speculator.enabled, self.intake.method(SpeculationParams()), self.intake.offered_depth
+            ),
+            traffic=self._traffic,
+        )
 
     def _verify(self, plan: Schedule, drafts: Mapping[int, Draft]) -> tuple[Tensor | None, dict[int, Verdict]]:
         """One forward pass over all rows, and what it says about the draft of each sequence that got its logits."""

@@ -6,10 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
+from paceline.core.categories import Categories
 from paceline.core.config import SpeculationConfig
 from paceline.core.errors import InvalidRequest
+from paceline.core.flags import SpeculationFlags
 from paceline.core.request import Request
 from paceline.core.sequence import Sequence
+from paceline.core.speculation import SpeculationParams
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.grammar import Grammar
 
@@ -27,7 +30,7 @@ class Limits:
 
 
 class Intake:
-    """Checks requests against what the engine offers. `validate` may be called from any thread."""
+    """Checks requests against what the engine offers. `validate` and `validate_flags` may be called from any thread."""
 
     def __init__(
         self,
@@ -37,16 +40,19 @@ class Intake:
         methods: Collection[str],
         tokenizer: Tokenizer | None = None,
     ) -> None:
-        self._limits = limits
+        self.limits = limits
         self._speculation = speculation
         self._default_method = default_method
         self._methods = methods
         self._tokenizer = tokenizer
         self._numbers = itertools.count()
+        self._categories = Categories()
+        self.flags = SpeculationFlags()
+        """What the operator last said; it decides where a request leaves a choice."""
 
     def validate(self, request: Request) -> Grammar | None:
         """Raise `InvalidRequest` if it cannot be served; returns its grammar, compiled once per schema."""
-        limits, sampling = self._limits, request.sampling
+        limits, sampling = self.limits, request.sampling
         if not request.prompt_ids:
             raise InvalidRequest("the prompt is empty: give at least one token", field="prompt")
         bad = next((token for token in request.prompt_ids if not 0 <= token < limits.vocab_size), None)
@@ -64,21 +70,27 @@ class Intake:
                 raise InvalidRequest(
                     f"{name}: token {bad} is outside the vocabulary of {limits.vocab_size}", field=name
                 )
-        method = request.speculation.method
-        if method is not None and method not in self._methods:
-            raise InvalidRequest(
-                f"speculation method {method!r} is not loaded here; choose from: {', '.join(sorted(self._methods)) or 'none'}",
-                field="speculation.method",
-            )
+        self._check_method(request.speculation.method, "speculation.method")
         if sampling.json_schema is None:
             return None
         return Grammar.compile(sampling.json_schema, self._tokenizer_json, self._eos_ids, limits.vocab_size)
+
+    def validate_flags(self, flags: SpeculationFlags) -> None:
+        self._check_method(flags.method, "method")
+
+    def _check_method(self, method: str | None, field: str) -> None:
+        if method is not None and method not in self._methods:
+            raise InvalidRequest(
+                f"speculation method {method!r} is not loaded here; choose from: {', '.join(sorted(self._methods)) or 'none'}",
+                field=field,
+            )
 
     def sequences(self, request: Request, now: float) -> list[Sequence]:
         """The request's `n` sequences. The first computes the prompt for all."""
         speculation = request.speculation
         sequences: list[Sequence] = []
         seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
+        category = self._categories.fold(request.category)
         for choice in range(request.sampling.n):
             sequences.append(
                 Sequence(
@@ -90,11 +102,11 @@ class Intake:
                     speculation=speculation,
                     seed=seed,
                     choice=choice,
-                    category=request.category,
+                    category=category,
                     priority=request.priority,
                     arrival=now,
                     cache_salt=request.cache_salt,
-                    method=speculation.method or self._default_method,
+                    method=self.method(speculation),
                     verification=speculation.verification or self._speculation.verification,
                     eos_ids=frozenset() if request.sampling.ignore_eos else self._eos_ids,
                     leader=sequences[0] if sequences else None,
@@ -112,15 +124,25 @@ class Intake:
     def _eos_ids(self) -> frozenset[int]:
         return frozenset() if self._tokenizer is None else self._tokenizer.eos_ids
 
+    def method(self, speculation: SpeculationParams) -> str:
+        """How a request that says `speculation` is drafted for."""
+        return speculation.method or self.flags.method or self._default_method
+
+    @property
+    def offered_depth(self) -> int:
+        """The deepest round anybody may ask for."""
+        configured, flag = self._speculation.max_depth, self.flags.max_depth
+        return configured if flag is None else min(configured, flag)
+
     def max_depth(self, sequence: Sequence) -> int:
         """How deep this sequence may be drafted now: never past the last token it may still have."""
         if not sequence.speculation.enabled:
             return 0
         wanted = sequence.speculation.max_depth
-        offered = self._speculation.max_depth if wanted is None else min(wanted, self._speculation.max_depth)
-        return max(0, min(offered, self.remaining(sequence) - 1))
+        depth = self.offered_depth if wanted is None else min(wanted, self.offered_depth)
+        return max(0, min(depth, self.remaining(sequence) - 1))
 
     def remaining(self, sequence: Sequence) -> int:
         """Tokens the sequence may still generate."""
         by_request = sequence.sampling.max_tokens - sequence.num_output
-        return min(by_request, self._limits.max_model_len - len(sequence.ids))
+        return min(by_request, self.limits.max_model_len - len(sequence.ids))

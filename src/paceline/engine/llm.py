@@ -12,13 +12,14 @@ from typing import Any
 
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
+from paceline.core.flags import SpeculationFlags
 from paceline.core.output import Generation, StepOutput
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.build import build_engine
 from paceline.engine.intake import draw_seed
-from paceline.engine.loop import EngineLoop
+from paceline.engine.loop import EngineLoop, Listener
 from paceline.engine.transcript import Transcript
 from paceline.models.chat_template import ChatTemplate
 
@@ -60,7 +61,7 @@ class LLM:
         `options` are those of every method here: `speculation` (what this request chooses, a `SpeculationParams` or a
         mapping of its fields), `category`, `priority`, `cache_salt`.
         """
-        if isinstance(prompts, str) or all(isinstance(token, int) for token in prompts):
+        if isinstance(prompts, str) or (prompts and all(isinstance(token, int) for token in prompts)):
             prompts = [prompts]  # type: ignore[list-item]
         many = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
         if len(many) != len(prompts):
@@ -86,7 +87,7 @@ class LLM:
                 yield event
         finally:
             if unfinished:
-                self._cancel(request.id)
+                self.cancel(request.id)
 
     async def astream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any
@@ -106,7 +107,7 @@ class LLM:
                 yield event
         finally:
             if unfinished:
-                self._cancel(request.id)
+                self.cancel(request.id)
 
     async def agenerate(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Generation:
         """`generate` of one prompt for an event loop."""
@@ -116,9 +117,33 @@ class LLM:
             transcript.add(output)
         return transcript.generation()
 
+    def submit(self, request: Request, listener: Listener) -> None:
+        """Start a request made elsewhere; see `EngineLoop.submit` for who hears what, on which thread."""
+        self._loop.submit(request, listener)
+
+    def cancel(self, request_id: str) -> None:
+        """Free everything a request holds before the next step. What is finished or unknown is no error."""
+        with suppress(EngineClosed):  # then the request is gone with it
+            self._loop.cancel(request_id)
+
+    @property
+    def is_running(self) -> bool:
+        """False once the engine was closed, or failed."""
+        return self._loop.is_running
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and output tokens of one sequence at the most."""
+        return self.engine.intake.limits.max_model_len
+
     def set_speculation(self, enabled: bool) -> None:
         """Switch speculation off or on for everybody, between two steps; running requests go on."""
-        self._loop.call(lambda: self.engine.set_speculation(enabled))
+        self._loop.call(lambda: self.engine.set_flags(replace(self.engine.intake.flags, enabled=enabled)))
+
+    def set_flags(self, flags: SpeculationFlags) -> None:
+        """Change how to speculate for everybody, between two steps; running requests go on."""
+        self.engine.validate_flags(flags)  # here, where the caller hears of it
+        self._loop.call(lambda: self.engine.set_flags(flags))
 
     def close(self) -> None:
         """Cancel what is running and stop. Safe to call twice."""
@@ -175,9 +200,5 @@ class LLM:
                     unfinished.discard(event.request_id)
         finally:
             for request_id in unfinished:
-                self._cancel(request_id)
+                self.cancel(request_id)
         return [transcripts[request.id].generation() for request in requests]
-
-    def _cancel(self, request_id: str) -> None:
-        with suppress(EngineClosed):  # then the request is gone with it
-            self._loop.cancel(request_id)

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
@@ -18,32 +19,60 @@ Listener = Callable[[Event], None]
 """Called on the engine's thread: hand the event over and return. An error is the last thing a listener hears."""
 
 
+@dataclass(slots=True, eq=False)
+class _Caller:
+    """Who waits for a request. Ids come back; a caller is one submission."""
+
+    listener: Listener
+    unfinished: int
+    cancelled: bool = False
+
+    def tell(self, event: Event) -> bool:
+        """One caller's broken listener must not end the engine for all: False if it raised."""
+        if self.cancelled:
+            return True
+        try:
+            self.listener(event)
+        except Exception:
+            logger.exception("a listener failed; its request is cancelled")
+            return False
+        return True
+
+
 class EngineLoop:
     """The only thread that touches the engine. Callers send commands and hear back through their listeners."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._lock = threading.Lock()  # guards `_closed` and `_listeners`
+        self._lock = threading.Lock()  # guards `_closed` and `_callers`
         self._closed = False
-        self._listeners: dict[str, Listener] = {}
-        self._unfinished: dict[str, int] = {}
+        self._callers: dict[str, _Caller] = {}
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return not self._closed
 
     def submit(self, request: Request, listener: Listener) -> None:
         """Start a request. What is wrong with it is raised here and now; everything later goes to `listener`."""
         self.engine.validate(request)
         with self._lock:
             self._check_open()
-            if request.id in self._listeners:
+            if request.id in self._callers:
                 raise InvalidRequest(f"a request with id {request.id!r} is already running", field="id")
-            self._listeners[request.id] = listener
-            self._commands.put(lambda: self._add(request))
+            caller = self._callers[request.id] = _Caller(listener, request.sampling.n)
+            self._commands.put(lambda: self._add(request, caller))
 
     def cancel(self, request_id: str) -> None:
         """Stop a request and free all it holds before the next step. Its listener hears nothing more."""
-        self.call(lambda: self._cancel(request_id))
+        with self._lock:
+            self._check_open()
+            caller = self._callers.get(request_id)
+            if caller is not None:
+                caller.cancelled = True
+                self._commands.put(lambda: self._cancel(request_id, caller))
 
     def call(self, command: Callable[[], None]) -> None:
         """Run `command` on the engine's thread, between two steps."""
@@ -71,7 +100,7 @@ class EngineLoop:
                 while self._drain():
                     for output in self.engine.step():
                         self._deliver(output)
-            for request_id in list(self._unfinished):
+            for request_id in list(self._callers):
                 self.engine.cancel(request_id)
         except Exception as error:
             logger.exception("the engine failed; its requests are given up")
@@ -79,9 +108,9 @@ class EngineLoop:
             reason.__cause__ = error
         with self._lock:  # from here on nothing is accepted, so nobody can wait for an answer that never comes
             self._closed = True
-            listeners, self._listeners = self._listeners, {}
-        for listener in listeners.values():
-            _tell(listener, reason)
+            callers, self._callers = self._callers, {}
+        for caller in callers.values():
+            caller.tell(reason)
 
     def _drain(self) -> bool:
         """Carry out waiting commands; with nothing else to do, sleep until one comes. False: time to end."""
@@ -94,41 +123,28 @@ class EngineLoop:
                 return False
             command()
 
-    def _add(self, request: Request) -> None:
-        self._unfinished[request.id] = request.sampling.n
+    def _add(self, request: Request, caller: _Caller) -> None:
         try:
             self.engine.add(request)
         except PacelineError as error:
-            _tell(self._forget(request.id), error)
+            self._forget(request.id)
+            caller.tell(error)
 
-    def _cancel(self, request_id: str) -> None:
-        self.engine.cancel(request_id)
-        self._forget(request_id)
+    def _cancel(self, request_id: str, caller: _Caller) -> None:
+        if self._callers.get(request_id) is caller:  # otherwise it finished meanwhile, and the id may be in use again
+            self.engine.cancel(request_id)
+            self._forget(request_id)
 
     def _deliver(self, output: StepOutput) -> None:
-        listener = self._listeners.get(output.request_id)
-        if listener is None:  # cancelled earlier in the same step, by a sibling's broken listener
+        caller = self._callers.get(output.request_id)
+        if caller is None:  # cancelled earlier in the same step, by a sibling's broken listener
             return
-        if output.finish_reason is not None:
-            self._unfinished[output.request_id] -= 1
-            if self._unfinished[output.request_id] == 0:
-                self._forget(output.request_id)
-        if not _tell(listener, output):
-            self._cancel(output.request_id)
+        caller.unfinished -= output.finish_reason is not None
+        if caller.unfinished == 0:
+            self._forget(output.request_id)
+        if not caller.tell(output):
+            self._cancel(output.request_id, caller)
 
-    def _forget(self, request_id: str) -> Listener | None:
-        self._unfinished.pop(request_id, None)
+    def _forget(self, request_id: str) -> None:
         with self._lock:
-            return self._listeners.pop(request_id, None)
-
-
-def _tell(listener: Listener | None, event: Event) -> bool:
-    """One caller's broken listener must not end the engine for all: False if it raised."""
-    if listener is None:
-        return True
-    try:
-        listener(event)
-    except Exception:
-        logger.exception("a listener failed; its request is cancelled")
-        return False
-    return True
+            self._callers.pop(request_id, None)

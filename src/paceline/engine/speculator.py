@@ -7,6 +7,8 @@ from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
 from paceline.engine.intake import Intake
 from paceline.engine.scheduler import Schedule
+from paceline.engine.snapshot import TrafficReport
+from paceline.engine.tally import BREAKER, DECLINED, NO_DRAFT, NO_ROOM, Tally
 from paceline.speculation.breaker import Breaker
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, RoundObservation, StepObservation
 from paceline.speculation.drafts import Draft
@@ -39,6 +41,8 @@ class Speculator:
         self.enabled = enabled
         self.num_invalid = 0
         """Drafts dropped because they were none: not a tree, or not of this vocabulary."""
+        self._configured = enabled
+        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self._intake = intake
         self._clock = clock
         self._vocab_size = vocab_size
@@ -80,13 +84,18 @@ class Speculator:
             return
         rounds, now = [], self._clock.now()
         for item in plan.items:
+            category = traffic_class(item.sequence)
             if item.num_draft:
                 draft, path = drafts.get(item.sequence.id), verdicts[item.sequence.id].path
                 levels = max(depths(draft.parents)) if draft else 0
-                category = traffic_class(item.sequence)
                 rounds.append(RoundObservation(item.sequence.id, category, levels, len(path), asked=item.num_draft))
                 if levels:
+                    self._tallies[category].round(levels, len(path))
                     self.breaker.record(category, levels, len(path), now, self.depth.advantage)
+                else:
+                    self._tallies[category].fallback(NO_DRAFT)
+            elif item.sequence.depth:
+                self._tallies[category].fallback(NO_ROOM)
         num_committed = sum(item.num_tokens for item in plan.items)
         self.depth.observe(
             StepObservation(
@@ -110,13 +119,31 @@ class Speculator:
         ready = [sequence for sequence in running if sequence.num_uncomputed == 1]
         candidates = self._candidates(ready)
         progress: defaultdict[str, list[Progress]] = defaultdict(list)
-        for sequence, depth in zip(ready, self.depth.decide(candidates), strict=True):
+        for sequence, candidate, depth in zip(ready, candidates, self.depth.decide(candidates), strict=True):
             sequence.depth = depth
+            self._count(sequence, candidate, depth)
             progress[sequence.method].append(_progress(sequence))
         started = self._clock.now()
         for method, batch in progress.items():
             self.proposers[method].observe(batch)
         self._draft_seconds += self._clock.now() - started
+
+    def switch(self, enabled: bool | None) -> None:
+        """On, off, or as configured; `look_ahead` makes it so."""
+        self.enabled = self._configured if enabled is None else enabled
+
+    def move(self, sequence: Sequence, method: str) -> None:
+        """Draft it by another method from now on."""
+        self.forget((sequence,))
+        sequence.method = method
+
+    def report(self) -> tuple[TrafficReport, ...]:
+        """Every class of traffic so far."""
+        reports = []
+        for name, tally in self._tallies.items():
+            method, _, category = name.partition("/")
+            reports.append(tally.report(method, category, self.breaker.state(name)))
+        return tuple(reports)
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """These sequences ended or lost their place: drop all that was kept for drafting them."""
@@ -136,6 +163,14 @@ class Speculator:
             allowed[category] -= max_depth > 0
             candidates.append(Candidate(sequence.id, category, max_depth))
         return candidates
+
+    def _count(self, sequence: Sequence, candidate: Candidate, depth: int) -> None:
+        if self._intake.max_depth(sequence) == 0:  # nobody wanted a draft: no decision, no fallback
+            return
+        tally = self._tallies[candidate.category]
+        tally.depth(depth)
+        if depth == 0:
+            tally.fallback(DECLINED if candidate.max_depth else BREAKER)
 
 
 def _progress(sequence: Sequence) -> Progress:

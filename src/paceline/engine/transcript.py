@@ -40,7 +40,8 @@ class Transcript:
         choice.finish_reason = output.finish_reason
         if output.drafted:
             choice.counts.add(output.drafted, output.accepted)
-        self._num_cached = max(self._num_cached, output.num_cached)
+        if output.choice == 0:  # the others find the prompt that the first has just computed
+            self._num_cached = output.num_cached
 
     def generation(self) -> Generation:
         """The finished request."""

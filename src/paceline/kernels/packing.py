@@ -1,8 +1,8 @@
 """Weights in the order the native kernels read them: tiles of 32 outputs, inputs outermost within a tile.
 
 4-bit codes: [N/32, K/8, 32] words, nibble j of a word is input 8i + j. Everything else: [N/32, K, 32] elements in their
-own type, widened exactly in registers. Scales and offsets: [N/32, K/group, 32] float32. N and K are padded to 32 with
-zeros.
+own type, widened exactly in registers. Scales and offsets: [N/32, K/group, 32], float16 where that is exact, as it is for
+Q4_0, Q4_1 and Q8_0, else float32. N and K are padded to 32 with zeros.
 """
 
 import ctypes
@@ -18,13 +18,14 @@ _FORMATS = {torch.uint8: 0, torch.int8: 1, torch.float16: 2, torch.bfloat16: 3, 
 
 
 class _Header(ctypes.Structure):
-    """weight_t of native/linear_block.h."""
+    """weight_t of native/weight.h."""
 
     _fields_ = (
         ("num_outputs", ctypes.c_int64),
         ("num_inputs", ctypes.c_int64),
         ("format", ctypes.c_int64),
         ("group", ctypes.c_int64),
+        ("has_half_scales", ctypes.c_int64),
         ("codes", ctypes.c_void_p),
         ("scales", ctypes.c_void_p),
         ("offsets", ctypes.c_void_p),
@@ -38,15 +39,15 @@ class PackedWeight:
 
     def __init__(self, weight: Weight) -> None:
         if isinstance(weight, Grouped):
-            codes, group = weight.codes, weight.group
-            scales = _tiles(weight.scales, TILE // group)
-            offsets = None if weight.offsets is None else _tiles(weight.offsets, TILE // group)
+            codes, group, is_half = weight.codes, weight.group, _is_half(weight.scales) and _is_half(weight.offsets)
+            scales = _scale_tiles(weight.scales, group, is_half)
+            offsets = _scale_tiles(weight.offsets, group, is_half)
         else:
-            codes, group, scales, offsets = weight.values, TILE, None, None
+            codes, group, is_half, scales, offsets = weight.values, TILE, False, None, None
         packed = _nibbles(codes) if codes.dtype == torch.uint8 else _tiles(codes, TILE)
         self._tensors = tuple(tensor for tensor in (packed, scales, offsets) if tensor is not None)
         self._header = _Header(
-            *weight.shape, _FORMATS[codes.dtype], group, packed.data_ptr(), _address(scales), _address(offsets)
+            *weight.shape, _FORMATS[codes.dtype], group, is_half, packed.data_ptr(), _address(scales), _address(offsets)
         )
         self.address = ctypes.addressof(self._header)
         self.shape = weight.shape
@@ -58,6 +59,16 @@ class PackedWeight:
 
 def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
+
+
+def _is_half(values: Tensor | None) -> bool:
+    return values is None or torch.equal(values.half().float(), values)
+
+
+def _scale_tiles(values: Tensor | None, group: int, is_half: bool) -> Tensor | None:
+    if values is None:
+        return None
+    return _tiles(values.half() if is_half else values, TILE // group)
 
 
 def _padded(values: Tensor, multiple: int) -> Tensor:

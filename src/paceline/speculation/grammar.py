@@ -111,4 +111,6 @@ def _tokenizer(tokenizer_json: str, eos_ids: tuple[int, ...], vocab_size: int) -
         from llguidance import LLTokenizer
     except ImportError as error:
         raise MissingDependency("llguidance", "a JSON schema", "grammar") from error
+    if not eos_ids:
+        raise InvalidRequest("a JSON schema needs a tokenizer with an end-of-text token", field="response_format")
     return LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_ids), slices=LLTokenizer.json_slices())

@@ -85,3 +85,17 @@ def test_plain_rounds_change_nothing(policy: DepthPolicy) -> None:
     for _ in range(20):
         policy.observe(step((0, 0)))
     assert policy.decide([Candidate(0, "chat", 99)]) == before
+
+
+def test_bounds_may_be_others() -> None:
+    assert depths(ThresholdDepth(least=2, most=6), [(5, 5)] * 12) == [5] * 9 + [6, 6, 6]
+    assert depths(ThresholdDepth(least=2, most=6), [(5, 0)] * 12) == [5] * 9 + [3, 2, 2]
+    assert depths(AdditiveDepth(least=4, most=7), [(4, 4)] * 3) == [7, 7, 7]
+    assert depths(AdditiveDepth(least=4, most=7), [(4, 0)] * 9)[2::3] == [4, 4, 4]
+
+
+def test_a_rule_starts_within_its_bounds() -> None:
+    for rule in (ThresholdDepth, AdditiveDepth):
+        assert rule(most=2).decide([Candidate(0, "chat", 99)]) == [2]
+        assert rule(least=8).decide([Candidate(0, "chat", 99)]) == [8]
+        assert depths(rule(most=1), [(1, 0)] * 20)[-1] == 1

@@ -1,57 +1,78 @@
-/* Softmax attention over the paged cache, one (row, kv head) at a time.
+/* Softmax attention over the paged cache: a task is a block of rows of one sequence and the heads that share a kv head.
  *
- * A row's visible keys are put in a list first, context before ancestors, and all sums run over ranks in that list, never over
- * cache positions. So a row's result depends on what it sees alone: a node of a tree gets the bits that its path would get as a
- * chain, and how a prompt is cut into passes changes nothing. A dot product is a chain over vectors of the head, folded by one
- * tree; the sum of exponentials goes by rank modulo LANES; the weighted values are one chain in rank order. */
+ * All sums run over ranks in a row's list of visible keys, context before ancestors, never over cache positions. So a row's
+ * result depends on what it sees alone: a node of a tree gets the bits that its path would get as a chain, and how a prompt is
+ * cut into passes changes nothing. A dot product is a chain over vectors of the head, folded by one tree; the sum of
+ * exponentials goes by rank modulo LANES; the weighted values are one chain in rank order, which may rest in memory.
+ *
+ * The first `shared` ranks are the same keys for every row of a block and are visited in chunks that stay in the first-level
+ * cache; the few that follow, its tail, each row has for itself. */
 #include "pool.h"
 #include "simd.h"
 
-enum { BLOCK_SIZE = 16, MAX_GROUP = 4, CHUNK = LANES == 8 ? 2 : 4 }; /* CHUNK: vectors of a head held in registers */
+enum { BLOCK_SIZE = 16, MAX_TREE_ROWS = 64, ROWS = 8, TAIL = MAX_TREE_ROWS + ROWS + LANES };
+enum { MAX_GROUP = 4, CHUNK = 64, VECTORS = LANES == 8 ? 2 : 4 }; /* VECTORS: of a head, held in registers */
+
+typedef struct {
+    int64_t sequence, first, rows; /* first: row of the pass */
+} row_block;
 
 typedef struct {
     const float *query, *keys, *values; /* [T, H, hd], [slots, KV, hd] */
     float *out;                         /* [T, H * hd] */
     const int32_t *starts, *context_lens, *tables;
     const int64_t *ancestors; /* [T] or NULL */
-    int64_t rows, sequences, max_blocks, heads, kv_heads, width, window;
+    const row_block *blocks;
+    int64_t max_blocks, heads, kv_heads, width, window;
     float scale;
     int64_t heads_per_task;
 } attention_job;
 
-/* Offsets of the visible keys in the cache, in floats; returns how many. */
-static int64_t list_visible(const attention_job *j, int64_t row, int64_t *offsets) {
-    int64_t low = 0, high = j->sequences; /* the last sequence that starts at or before row */
-    while (high - low > 1) {
-        int64_t middle = (low + high) / 2;
-        if (j->starts[middle] <= row) low = middle;
-        else high = middle;
+/* What the rows of a block see: each ranks [from, to). Offsets are into the cache, in floats, and every list of them is
+ * followed by LANES that are safe to read. */
+typedef struct {
+    int64_t *offsets, shared; /* of ranks 0..shared - 1; only those from `base` on are filled in */
+    int64_t base, pitch;      /* scores are kept from rank `base`, a multiple of LANES, `pitch` for each (row, head) */
+    int64_t tail[ROWS][TAIL], from[ROWS], to[ROWS];
+} view_t;
+
+INLINE int64_t rounded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+
+static void look(const attention_job *j, const row_block *block, view_t *view) {
+    const int32_t *table = j->tables + block->sequence * j->max_blocks;
+    const int64_t context = j->context_lens[block->sequence], token = j->kv_heads * j->width;
+    const int64_t own = block->first - j->starts[block->sequence]; /* of the block's first row */
+    const int64_t *masks = j->ancestors ? j->ancestors + block->first : 0;
+#define OFFSET(i) (((int64_t)table[(i) / BLOCK_SIZE] * BLOCK_SIZE + (i) % BLOCK_SIZE) * token)
+    view->shared = context + own;
+    for (int64_t r = 0; masks && r < block->rows; r++)
+        if (masks[r] != -1) view->shared = context;
+    int64_t first = INT64_MAX, last = 0;
+    for (int64_t r = 0; r < block->rows; r++) {
+        int64_t count = 0;
+        for (int64_t i = view->shared; i <= context + own + r; i++) /* i - context is beyond 63 only in chains */
+            if (!masks || masks[r] == -1 || (uint64_t)masks[r] >> (i - context) & 1) view->tail[r][count++] = OFFSET(i);
+        for (int t = 0; t < LANES; t++) view->tail[r][count + t] = OFFSET(0);
+        view->to[r] = view->shared + count;
+        view->from[r] = j->window && view->to[r] > j->window ? view->to[r] - j->window : 0;
+        first = view->from[r] < first ? view->from[r] : first;
+        last = view->to[r] > last ? view->to[r] : last;
     }
-    const int64_t own = row - j->starts[low], context = j->context_lens[low], token = j->kv_heads * j->width;
-    const int32_t *table = j->tables + low * j->max_blocks;
-    const int64_t mask = j->ancestors ? j->ancestors[row] : -1;
-    int64_t count = 0;
-    for (int64_t i = 0; i < context + own + 1; i++) {
-        const int64_t mine = i - context; /* beyond 63 only in chains */
-        if (mine >= 0 && mask != -1 && !((uint64_t)mask >> mine & 1)) continue;
-        offsets[count++] = ((int64_t)table[i / BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE) * token;
-    }
-    if (j->window && count > j->window) {
-        memmove(offsets, offsets + count - j->window, (size_t)j->window * sizeof *offsets);
-        count = j->window;
-    }
-    return count;
+    view->base = first / LANES * LANES;
+    view->pitch = rounded(last - view->base) + LANES; /* dot products are stored in whole vectors from any rank */
+    view->offsets = scratch(SCRATCH_OFFSETS, (view->shared + LANES) * (int64_t)sizeof(int64_t));
+    for (int64_t i = view->base; i < view->shared + LANES; i++) view->offsets[i] = i < view->shared ? OFFSET(i) : OFFSET(0);
+#undef OFFSET
 }
 
-/* scores[r] = scale * q . key[r]; whole vectors of ranks, the last one padded with zeros */
+/* scores[r] = scale * q . key[r]; whole vectors are written */
 INLINE void dot_keys(const int vectors, const float *q, const float *keys, const int64_t *offsets, int64_t count, float scale,
                      float *scores) {
     for (int64_t first = 0; first < count; first += LANES) {
         vf partial[LANES];
-        const int64_t left = count - first;
 #pragma GCC unroll 16
         for (int t = 0; t < LANES; t++) {
-            const float *key = keys + offsets[first + (t < left ? t : 0)];
+            const float *key = keys + offsets[first + t];
             vf sum = vf_load(q) * vf_load(key);
             for (int i = 1; i < vectors; i++) sum = vf_fma(vf_load(q + i * LANES), vf_load(key + i * LANES), sum);
             partial[t] = sum;
@@ -60,76 +81,118 @@ INLINE void dot_keys(const int vectors, const float *q, const float *keys, const
     }
 }
 
-static void softmax_weights(float *scores, int64_t count, float *total) {
-    const int64_t padded = (count + LANES - 1) / LANES * LANES;
-    for (int64_t i = count; i < padded; i++) scores[i] = scores[0];
-    vf most = vf_load(scores), sum = {0};
-    for (int64_t i = LANES; i < padded; i += LANES) most = vf_max(most, vf_load(scores + i));
+static void dot(const attention_job *j, const float *q, const float *keys, const int64_t *offsets, int64_t count,
+                float *scores) {
+    if (j->width == 64) dot_keys(64 / LANES, q, keys, offsets, count, j->scale, scores);
+    else if (j->width == 128) dot_keys(128 / LANES, q, keys, offsets, count, j->scale, scores);
+    else dot_keys((int)(j->width / LANES), q, keys, offsets, count, j->scale, scores);
+}
+
+/* scores [from, to) become e^(score - peak), those around them in their vectors 0; returns their sum */
+static float exponentials(float *scores, int64_t from, int64_t to) {
+    const int64_t first = from / LANES * LANES, end = rounded(to);
+    for (int64_t i = first; i < from; i++) scores[i] = scores[from];
+    for (int64_t i = to; i < end; i++) scores[i] = scores[from];
+    vf most = vf_load(scores + first), sum = {0};
+    for (int64_t i = first; i < end; i += LANES) most = vf_max(most, vf_load(scores + i));
     float lanes[LANES];
     vf_store(lanes, most);
     float peak = lanes[0];
     for (int i = 1; i < LANES; i++) peak = lanes[i] > peak ? lanes[i] : peak;
-    for (int64_t i = 0; i < padded; i += LANES) vf_store(scores + i, vf_exp(vf_load(scores + i) - peak));
-    for (int64_t i = count; i < padded; i++) scores[i] = 0.0f;
-    for (int64_t i = 0; i < padded; i += LANES) sum += vf_load(scores + i);
-    *total = vf_sum(sum);
+    for (int64_t i = first; i < end; i += LANES) vf_store(scores + i, vf_exp(vf_load(scores + i) - peak));
+    for (int64_t i = first; i < from; i++) scores[i] = 0.0f;
+    for (int64_t i = to; i < end; i++) scores[i] = 0.0f;
+    for (int64_t i = first; i < end; i += LANES) sum += vf_load(scores + i);
+    return vf_sum(sum);
 }
 
-/* out[h] = sum_r scores[h][r] value[r] / total[h] for `group` heads that share their values */
-INLINE void weigh_values(const int group, const float *values, const int64_t *offsets, int64_t count, const float *scores,
-                         int64_t pitch, const float *totals, int64_t width, float *out) {
-    for (int64_t d = 0; d < width; d += CHUNK * LANES) {
-        const int vectors = (int)(width - d < CHUNK * LANES ? (width - d) / LANES : CHUNK);
-        vf acc[MAX_GROUP][CHUNK] = {{{0}}};
-        if (vectors == CHUNK)
-            for (int64_t r = 0; r < count; r++) {
-                const float *value = values + offsets[r] + d;
+/* out[h] += sum_r scores[h][r] value[r], for `group` heads that share their values */
+INLINE void weigh_some(const int group, const int vectors, const float *values, const int64_t *offsets, int64_t count,
+                       const float *scores, int64_t pitch, int64_t width, float *out) {
+    vf acc[MAX_GROUP][VECTORS];
 #pragma GCC unroll 4
-                for (int h = 0; h < group; h++) {
-                    vf weight = vf_of(scores[h * pitch + r]);
+    for (int h = 0; h < group; h++)
 #pragma GCC unroll 4
-                    for (int i = 0; i < CHUNK; i++) acc[h][i] = vf_fma(weight, vf_load(value + i * LANES), acc[h][i]);
-                }
-            }
-        else
-            for (int64_t r = 0; r < count; r++)
-                for (int h = 0; h < group; h++)
-                    for (int i = 0; i < vectors; i++) {
-                        const float *value = values + offsets[r] + d + i * LANES;
-                        acc[h][i] = vf_fma(vf_of(scores[h * pitch + r]), vf_load(value), acc[h][i]);
-                    }
-        for (int h = 0; h < group; h++)
-            for (int i = 0; i < vectors; i++) vf_store(out + h * width + d + i * LANES, acc[h][i] / totals[h]);
+        for (int i = 0; i < vectors; i++) acc[h][i] = vf_load(out + h * width + i * LANES);
+    for (int64_t r = 0; r < count; r++)
+#pragma GCC unroll 4
+        for (int h = 0; h < group; h++) {
+            const vf weight = vf_of(scores[h * pitch + r]);
+#pragma GCC unroll 4
+            for (int i = 0; i < vectors; i++)
+                acc[h][i] = vf_fma(weight, vf_load(values + offsets[r] + i * LANES), acc[h][i]);
+        }
+#pragma GCC unroll 4
+    for (int h = 0; h < group; h++)
+#pragma GCC unroll 4
+        for (int i = 0; i < vectors; i++) vf_store(out + h * width + i * LANES, acc[h][i]);
+}
+
+INLINE void weigh_group(const int group, const float *values, const int64_t *offsets, int64_t count, const float *scores,
+                        int64_t pitch, int64_t width, float *out) {
+    int64_t d = 0;
+    for (; d + VECTORS * LANES <= width; d += VECTORS * LANES)
+        weigh_some(group, VECTORS, values + d, offsets, count, scores, pitch, width, out + d);
+    for (; d < width; d += LANES) weigh_some(group, 1, values + d, offsets, count, scores, pitch, width, out + d);
+}
+
+static void weigh(int64_t group, const float *values, const int64_t *offsets, int64_t count, const float *scores, int64_t pitch,
+                  int64_t width, float *out) {
+    switch (group) {
+    case 1: weigh_group(1, values, offsets, count, scores, pitch, width, out); break;
+    case 2: weigh_group(2, values, offsets, count, scores, pitch, width, out); break;
+    case 3: weigh_group(3, values, offsets, count, scores, pitch, width, out); break;
+    default: weigh_group(4, values, offsets, count, scores, pitch, width, out);
     }
+}
+
+/* `group` heads of a block from `head` on; keys and values are those of their kv head */
+static void attend_group(const attention_job *j, const row_block *block, const view_t *view, int64_t head, int64_t group,
+                         const float *keys, const float *values) {
+    const int64_t width = j->width, pitch = view->pitch, shared = view->shared;
+    float *all = scratch(SCRATCH_SCORES, block->rows * group * pitch * (int64_t)sizeof(float));
+    float *out = j->out + (block->first * j->heads + head) * width, totals[ROWS][MAX_GROUP];
+    const float *query = j->query + (block->first * j->heads + head) * width;
+#define SCORES(r, h, rank) (all + ((r) * group + (h)) * pitch + (rank) - view->base)
+    for (int64_t rank = view->base; rank < shared; rank += CHUNK)
+        for (int64_t r = 0; r < block->rows; r++)
+            for (int64_t h = 0; h < group; h++)
+                dot(j, query + (r * j->heads + h) * width, keys, view->offsets + rank,
+                    shared - rank < CHUNK ? shared - rank : CHUNK, SCORES(r, h, rank));
+    for (int64_t r = 0; r < block->rows; r++)
+        for (int64_t h = 0; h < group; h++) {
+            dot(j, query + (r * j->heads + h) * width, keys, view->tail[r], view->to[r] - shared, SCORES(r, h, shared));
+            totals[r][h] = exponentials(SCORES(r, h, view->base), view->from[r] - view->base, view->to[r] - view->base);
+            memset(out + (r * j->heads + h) * width, 0, (size_t)width * sizeof(float));
+        }
+    for (int64_t rank = view->base; rank < shared; rank += CHUNK) {
+        const int64_t end = shared - rank < CHUNK ? shared : rank + CHUNK;
+        for (int64_t r = 0; r < block->rows; r++) {
+            const int64_t from = view->from[r] > rank ? view->from[r] : rank;
+            weigh(group, values, view->offsets + from, end - from, SCORES(r, 0, from), pitch, width,
+                  out + r * j->heads * width);
+        }
+    }
+    for (int64_t r = 0; r < block->rows; r++) {
+        const int64_t from = view->from[r] > shared ? view->from[r] : shared;
+        weigh(group, values, view->tail[r] + from - shared, view->to[r] - from, SCORES(r, 0, from), pitch, width,
+              out + r * j->heads * width);
+        for (int64_t h = 0; h < group; h++)
+            for (int64_t d = 0; d < width; d++) out[(r * j->heads + h) * width + d] /= totals[r][h];
+    }
+#undef SCORES
 }
 
 static void attend(const void *job, int64_t task) {
     const attention_job *j = job;
-    const int64_t per_row = j->heads / j->heads_per_task, row = task / per_row, head = task % per_row * j->heads_per_task;
-    const int64_t longest = j->max_blocks * BLOCK_SIZE, kv_head = head / (j->heads / j->kv_heads);
-    int64_t *offsets = scratch(SCRATCH_OFFSETS, longest * (int64_t)sizeof(int64_t));
-    const int64_t count = list_visible(j, row, offsets), pitch = (count + LANES - 1) / LANES * LANES;
-    float *scores = scratch(SCRATCH_SCORES, MAX_GROUP * (longest + LANES) * (int64_t)sizeof(float));
-    const float *keys = j->keys + kv_head * j->width, *values = j->values + kv_head * j->width;
+    const int64_t tasks_per_block = j->heads / j->heads_per_task, head = task % tasks_per_block * j->heads_per_task;
+    const row_block *block = j->blocks + task / tasks_per_block;
+    const int64_t kv_head = head / (j->heads / j->kv_heads);
+    view_t view;
+    look(j, block, &view);
     for (int64_t first = 0; first < j->heads_per_task; first += MAX_GROUP) {
         const int64_t left = j->heads_per_task - first, group = left < MAX_GROUP ? left : MAX_GROUP;
-        const int64_t at = (row * j->heads + head + first) * j->width;
-        float totals[MAX_GROUP];
-        for (int64_t h = 0; h < group; h++) {
-            const float *q = j->query + at + h * j->width;
-            float *mine = scores + h * pitch;
-            if (j->width == 64) dot_keys(64 / LANES, q, keys, offsets, count, j->scale, mine);
-            else if (j->width == 128) dot_keys(128 / LANES, q, keys, offsets, count, j->scale, mine);
-            else dot_keys((int)(j->width / LANES), q, keys, offsets, count, j->scale, mine);
-            softmax_weights(mine, count, &totals[h]);
-        }
-        float *out = j->out + at;
-        switch (group) {
-        case 1: weigh_values(1, values, offsets, count, scores, pitch, totals, j->width, out); break;
-        case 2: weigh_values(2, values, offsets, count, scores, pitch, totals, j->width, out); break;
-        case 3: weigh_values(3, values, offsets, count, scores, pitch, totals, j->width, out); break;
-        default: weigh_values(4, values, offsets, count, scores, pitch, totals, j->width, out);
-        }
+        attend_group(j, block, &view, head + first, group, j->keys + kv_head * j->width, j->values + kv_head * j->width);
     }
 }
 
@@ -138,8 +201,13 @@ EXPORT void paceline_attention(const float *query, const float *keys, const floa
                                const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors, int64_t rows,
                                int64_t sequences, int64_t max_blocks, int64_t heads, int64_t kv_heads, int64_t width,
                                int64_t window, float scale) {
-    attention_job job = {query, keys, values, out, starts, context_lens, tables, ancestors, rows, sequences, max_blocks,
-                         heads, kv_heads, width, window, scale, heads / kv_heads};
-    if (rows * kv_heads < 4 * num_threads()) job.heads_per_task = 1; /* too few for an even split */
-    parallel(attend, &job, rows * (heads / job.heads_per_task));
+    row_block *blocks = scratch(SCRATCH_BLOCKS, rows * (int64_t)sizeof(row_block));
+    int64_t count = 0;
+    for (int64_t s = 0; s < sequences; s++)
+        for (int64_t row = starts[s]; row < starts[s + 1]; row += ROWS)
+            blocks[count++] = (row_block){s, row, starts[s + 1] - row < ROWS ? starts[s + 1] - row : ROWS};
+    attention_job job = {query, keys, values, out, starts, context_lens, tables, ancestors, blocks,
+                         max_blocks, heads, kv_heads, width, window, scale, heads / kv_heads};
+    if (count * kv_heads < 4 * num_threads()) job.heads_per_task = 1; /* too few for an even split */
+    parallel(attend, &job, count * (heads / job.heads_per_task));
 }

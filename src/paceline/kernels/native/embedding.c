@@ -1,6 +1,6 @@
 /* Rows of a packed weight, dequantised as code * scale + offset with a rounding after each: what `dequantize` gives. */
-#include "linear_block.h"
 #include "pool.h"
+#include "weight.h"
 
 typedef struct {
     const weight_t *w;
@@ -20,16 +20,21 @@ static float value(const weight_t *w, int64_t tile, int64_t lane, int64_t blocks
     return (w->format == HALF ? vf_load_f16(bits) : vf_load_bf16(bits))[0];
 }
 
+static float scale(const weight_t *w, const void *scales, int64_t at) {
+    const uint16_t bits[LANES] = {w->has_half_scales ? ((const uint16_t *)scales)[at] : 0};
+    return w->has_half_scales ? vf_load_f16(bits)[0] : ((const float *)scales)[at];
+}
+
 static void gather(const void *job, int64_t row) {
     const embedding_job *j = job;
     const weight_t *w = j->w;
-    const int64_t blocks = (w->num_inputs + BLOCK - 1) / BLOCK, groups = blocks * (BLOCK / w->group);
+    const int64_t blocks = blocks_of(w), groups = blocks * parts_of(w);
     const int64_t tile = j->ids[row] / TILE, lane = j->ids[row] % TILE;
     for (int64_t k = 0; k < w->num_inputs; k++) {
         const int64_t at = (tile * groups + k / w->group) * TILE + lane;
         float x = value(w, tile, lane, blocks, k);
-        if (w->scales) x *= w->scales[at];
-        if (w->offsets) x += w->offsets[at];
+        if (w->scales) x *= scale(w, w->scales, at);
+        if (w->offsets) x += scale(w, w->offsets, at);
         j->out[row * w->num_inputs + k] = x;
     }
 }

@@ -1,107 +1,145 @@
-/* out[t, n] = sum_k x[t, k] w[n, k] (+ bias[n]) over packed weights. Rows are cut into blocks of MAX_ROWS; threads split tiles
- * of outputs only, so no sum ever crosses a thread. linear_block.h has the arithmetic. */
-#include "linear_block.h"
+/* out[t, n] = sum_k x[t, k] w[n, k] (+ bias[n]) over packed weights.
+ *
+ * For every (row, output), whatever the number of rows: within a group, s = a chain of fma(x_k, code_k, s) from 0; then
+ * acc = fma(scale, s, acc) and acc = fma(offset, sum of the group's x, acc); dense formats: acc = acc + s every 32 inputs.
+ * linear_direct.h and linear_panel.h are two schedules of that arithmetic, for few rows and for many. Threads split tiles of
+ * outputs and bands of rows only, so no sum ever crosses a thread. */
+#include "linear_direct.h"
+#include "linear_panel.h"
 #include "pool.h"
 
-#define DECODE_FN(name, format)                                                                                       \
-    static void name##_decode(const uint8_t *codes, int64_t block, float *to) { decode(format, codes, block, to); }
-#define BLOCK_FN(name, direct, format, group, rows)                                                                   \
-    static void name##_##rows(const block_args *a, decode_fn decode_block) {                                          \
-        for (int lane = 0; lane < TILE; lane += VECTORS * LANES)                                                      \
-            block(direct, format, group, rows, a, decode_block, lane);                                                \
-    }
-#define ROWS_FNS(name, direct, format, group)                                                                          \
-    BLOCK_FN(name, direct, format, group, 1) BLOCK_FN(name, direct, format, group, 2)                                 \
-    BLOCK_FN(name, direct, format, group, 3) BLOCK_FN(name, direct, format, group, 4)                                 \
-    BLOCK_FN(name, direct, format, group, 5) BLOCK_FN(name, direct, format, group, 6)                                 \
-    BLOCK_FN(name, direct, format, group, 7) BLOCK_FN(name, direct, format, group, 8)                                 \
-    static const block_fn name[] = {name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8};
-#define DIRECT(name, format, group) ROWS_FNS(name, 1, format, group)
-#define STAGED(name, group) ROWS_FNS(name, 0, FLOAT, group)
+#define DIRECT_FN(format, rows) static void direct_##format##_##rows(const direct_args *a) { direct(format, rows, a); }
+#define DIRECT_FNS4(a, b, c, d, format) DIRECT_FN(format, a) DIRECT_FN(format, b) DIRECT_FN(format, c) DIRECT_FN(format, d)
+#define DIRECT_NAMES4(a, b, c, d, format)                                                                             \
+    direct_##format##_##a, direct_##format##_##b, direct_##format##_##c, direct_##format##_##d
+#define PANEL_FN(rows) static void panel_##rows(const panel_args *a) { panel(rows, a); }
 
-DECODE_FN(codes4, CODES4)
-DECODE_FN(codes8, CODES8)
-DECODE_FN(half, HALF)
-DECODE_FN(bfloat, BFLOAT)
-DECODE_FN(dense, FLOAT)
-DIRECT(codes4_16, CODES4, 16)
-DIRECT(codes4_32, CODES4, 32)
-DIRECT(codes8_16, CODES8, 16)
-DIRECT(codes8_32, CODES8, 32)
-DIRECT(half, HALF, 0)
-DIRECT(bfloat, BFLOAT, 0)
-DIRECT(dense, FLOAT, 0)
-STAGED(grouped16, 16)
-STAGED(grouped32, 32)
-STAGED(ungrouped, 0)
+#if LANES == 16
+#define DEFINE_DIRECT(format) DIRECT_FNS4(1, 2, 3, 4, format) DIRECT_FNS4(5, 6, 7, 8, format)
+#define NAME_DIRECT(format) {DIRECT_NAMES4(1, 2, 3, 4, format), DIRECT_NAMES4(5, 6, 7, 8, format)}
+PANEL_FN(7) PANEL_FN(8) PANEL_FN(9) PANEL_FN(10) PANEL_FN(11) PANEL_FN(12)
+static const panel_fn PANELS[] = {panel_7, panel_8, panel_9, panel_10, panel_11, panel_12};
+#else
+#define DEFINE_DIRECT(format) DIRECT_FNS4(1, 2, 3, 4, format)
+#define NAME_DIRECT(format) {DIRECT_NAMES4(1, 2, 3, 4, format)}
+PANEL_FN(4) PANEL_FN(5) PANEL_FN(6)
+static const panel_fn PANELS[] = {panel_4, panel_5, panel_6};
+#endif
+enum { LEAST_PANEL_ROWS = PANEL_ROWS / 2 + 1 }; /* the first of PANELS: more than DIRECT_ROWS, split evenly, never need fewer */
 
-/* [format][group == 32], then [rows - 1] */
-static const block_fn *const DIRECTS[][2] = {
-    {codes4_16, codes4_32}, {codes8_16, codes8_32}, {half, half}, {bfloat, bfloat}, {dense, dense}};
-static const block_fn *const STAGES[][2] = {
-    {grouped16, grouped32}, {grouped16, grouped32}, {0, ungrouped}, {0, ungrouped}, {0, ungrouped}};
-static const decode_fn DECODES[] = {codes4_decode, codes8_decode, half_decode, bfloat_decode, dense_decode};
+DEFINE_DIRECT(CODES4) DEFINE_DIRECT(CODES8) DEFINE_DIRECT(HALF) DEFINE_DIRECT(BFLOAT) DEFINE_DIRECT(FLOAT)
+static const direct_fn DIRECTS[][DIRECT_ROWS] = {
+    NAME_DIRECT(CODES4), NAME_DIRECT(CODES8), NAME_DIRECT(HALF), NAME_DIRECT(BFLOAT), NAME_DIRECT(FLOAT)};
 
-enum { STAGED_ROWS = 24 };      /* from here on, decoding a tile once for all row blocks pays for the detour through memory */
 enum { CHUNKS_PER_THREAD = 4 }; /* few, for long runs of memory; several, so that a slow core holds nobody up */
+enum { BLOCKS_PER_BAND = 8 };   /* row blocks that share a widened panel: their inputs should stay in second-level cache */
 
 /* 16^-j; the eighth code of a word is shifted down instead, for its sign bit */
-static const float POWERS[8] = {1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f};
+#define EIGHT_POWERS 1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f
+static const float POWERS[16] = {EIGHT_POWERS, EIGHT_POWERS};
+
+INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 typedef struct {
     const weight_t *w;
     const float *x, *bias;
-    float *out, *packed, *sums; /* per row block: packed [K/32, rows, 32], sums [K/group, rows] */
-    int64_t rows, blocks, tiles, chunk;
+    float *out, *packed, *sums;         /* per row block: packed [K/32, rows, 32], sums [K/group, rows] */
+    int64_t rows, rows_per_block, band; /* band: rows of BLOCKS_PER_BAND blocks */
+    int64_t tiles, chunk, chunks;
 } linear_job;
 
-static void pack_rows(const void *job, int64_t row_block) {
-    const linear_job *j = job;
-    const int64_t first = row_block * MAX_ROWS, inputs = j->w->num_inputs, group = j->w->group, parts = BLOCK / group;
-    const int64_t rows = j->rows - first < MAX_ROWS ? j->rows - first : MAX_ROWS;
-    float *packed = j->packed + first * j->blocks * BLOCK, *sums = j->sums + first * j->blocks * parts;
-    for (int64_t b = 0; b < j->blocks; b++)
-        for (int64_t r = 0; r < rows; r++, packed += BLOCK) {
-            float padded[BLOCK] = {0};
-            const float *from = j->x + (first + r) * inputs + b * BLOCK;
-            if (inputs - b * BLOCK < BLOCK) from = memcpy(padded, from, (size_t)(inputs - b * BLOCK) * sizeof(float));
-            if (j->w->format == CODES4)
-                for (int i = 0; i < BLOCK; i++) packed[i] = from[i] * POWERS[i % 8];
-            else
-                memcpy(packed, from, sizeof padded);
-            for (int64_t part = 0; j->w->offsets && part < parts; part++) {
-                vf sum = {0};
-                for (int64_t i = 0; i < group; i += LANES) sum += vf_load(from + part * group + i);
-                sums[(b * parts + part) * rows + r] = vf_sum(sum);
-            }
-        }
+/* sums[g * pitch] = the sum of x over group g: a chain of vectors, folded by the same tree for every group */
+static void sum_groups(const float *x, int64_t groups, int64_t group, float *sums, int64_t pitch) {
+    for (int64_t first = 0; first < groups; first += LANES) {
+        vf partial[LANES] = {{0}};
+        const int64_t count = smaller(groups - first, LANES);
+        for (int64_t g = 0; g < count; g++)
+            for (int64_t i = 0; i < group; i += LANES) partial[g] += vf_load(x + (first + g) * group + i);
+        float lanes[LANES];
+        vf_store(lanes, vf_sums(partial));
+        for (int64_t g = 0; g < count; g++) sums[(first + g) * pitch] = lanes[g];
+    }
 }
 
-static void multiply(const void *job, int64_t chunk) {
+/* A block has rows_per_block rows; those past the last one of the job are zeros. */
+static void pack_rows(const void *job, int64_t row_block) {
     const linear_job *j = job;
-    const int64_t end = (chunk + 1) * j->chunk < j->tiles ? (chunk + 1) * j->chunk : j->tiles;
-    const int is_staged = j->rows >= STAGED_ROWS;
-    const block_fn *blocks = (is_staged ? STAGES : DIRECTS)[j->w->format][j->w->group == 32];
-    block_args a = {.w = j->w, .bias = j->bias};
-    if (is_staged) a.decoded = scratch(SCRATCH_TILE, j->blocks * BLOCK * TILE * (int64_t)sizeof(float));
-    for (a.tile = chunk * j->chunk; a.tile < end; a.tile++)
-        for (int64_t first = 0; first < j->rows; first += MAX_ROWS) {
-            const int64_t rows = j->rows - first < MAX_ROWS ? j->rows - first : MAX_ROWS;
-            a.x = j->packed + first * j->blocks * BLOCK;
-            a.sums = j->sums + first * j->blocks * (BLOCK / j->w->group);
-            a.out = j->out + first * j->w->num_outputs;
-            a.is_fresh = first == 0;
-            blocks[rows - 1](&a, DECODES[j->w->format]);
+    const weight_t *w = j->w;
+    const int64_t rows = j->rows_per_block, first = row_block * rows, given = smaller(j->rows - first, rows);
+    const int64_t blocks = blocks_of(w), inputs = w->num_inputs, groups = blocks * parts_of(w);
+    const float *x = j->x + first * inputs;
+    for (int64_t b = 0; b < blocks; b++) {
+        float *packed = j->packed + (first * blocks + b * rows) * BLOCK;
+        const int64_t width = smaller(inputs - b * BLOCK, BLOCK);
+        if (given < rows || width < BLOCK) memset(packed, 0, (size_t)(rows * BLOCK) * sizeof(float));
+        for (int64_t r = 0; r < given; r++)
+            if (width < BLOCK) memcpy(packed + r * BLOCK, x + r * inputs + b * BLOCK, (size_t)width * sizeof(float));
+            else memcpy(packed + r * BLOCK, x + r * inputs + b * BLOCK, BLOCK * sizeof(float)); /* of known length: inline */
+        for (int64_t i = 0; w->format == CODES4 && i < rows * BLOCK; i += LANES)
+            vf_store(packed + i, vf_load(packed + i) * vf_load(POWERS + i % 16));
+    }
+    if (!w->offsets) return;
+    float *sums = memset(j->sums + first * groups, 0, (size_t)(rows * groups) * sizeof(float));
+    for (int64_t r = 0; r < given; r++) sum_groups(x + r * inputs, inputs / w->group, w->group, sums + r, rows);
+}
+
+static void widen_block(const weight_t *w, const uint8_t *codes, float *to) {
+    switch (w->format) {
+    case CODES4: widen(CODES4, codes, to); break;
+    case CODES8: widen(CODES8, codes, to); break;
+    case HALF: widen(HALF, codes, to); break;
+    case BFLOAT: widen(BFLOAT, codes, to); break;
+    default: widen(FLOAT, codes, to);
+    }
+}
+
+/* acc [rows, TILE] = whole row blocks, from row `first` on, by one tile */
+static void multiply_panels(const linear_job *j, int64_t tile, int64_t first, int64_t rows, float *acc) {
+    const int64_t blocks = blocks_of(j->w), stride = bytes_of(j->w->format, BLOCK), per_block = j->rows_per_block;
+    float weights[PANEL * BLOCK * TILE] __attribute__((aligned(64)));
+    memset(acc, 0, (size_t)(rows * TILE) * sizeof(float));
+    for (int64_t block = 0; block < blocks; block += PANEL) {
+        const int64_t count = smaller(blocks - block, PANEL);
+        const uint8_t *codes = j->w->codes + (tile * blocks + block) * stride;
+        for (int64_t b = 0; b < count; b++) widen_block(j->w, codes + b * stride, weights + b * BLOCK * TILE);
+        for (int64_t r = 0; r < rows; r += per_block) {
+            const int64_t at = (first + r) * blocks + block * per_block; /* in rows of packed */
+            panel_args a = {j->w, tile, block, count, weights, j->packed + at * BLOCK, j->sums + at * parts_of(j->w),
+                            acc + r * TILE, codes + count * stride, r == 0 ? stride : 0};
+            PANELS[per_block - LEAST_PANEL_ROWS](&a);
         }
+    }
+}
+
+static void multiply(const void *job, int64_t task) {
+    const linear_job *j = job;
+    const int64_t first = task / j->chunks * j->band, rows = smaller(j->rows - first, j->band);
+    const int64_t padded = (rows + j->rows_per_block - 1) / j->rows_per_block * j->rows_per_block;
+    const int64_t begin = task % j->chunks * j->chunk, end = smaller(begin + j->chunk, j->tiles), outputs = j->w->num_outputs;
+    float *acc = scratch(SCRATCH_TILE, padded * TILE * (int64_t)sizeof(float));
+    for (int64_t tile = begin; tile < end; tile++) {
+        if (j->rows > DIRECT_ROWS) multiply_panels(j, tile, first, padded, acc);
+        else DIRECTS[j->w->format][rows - 1](&(direct_args){j->w, tile, j->packed, j->sums, acc});
+        const int64_t count = smaller(outputs - tile * TILE, TILE);
+        for (int64_t r = 0; r < rows; r++) {
+            float *out = j->out + (first + r) * outputs + tile * TILE;
+            memcpy(out, acc + r * TILE, (size_t)count * sizeof(float));
+            for (int64_t i = 0; j->bias && i < count; i++) out[i] += j->bias[tile * TILE + i];
+        }
+    }
 }
 
 EXPORT void paceline_linear(const weight_t *w, const float *x, const float *bias, float *out, int64_t rows) {
-    const int64_t blocks = (w->num_inputs + BLOCK - 1) / BLOCK, tiles = (w->num_outputs + TILE - 1) / TILE;
-    const int64_t even = tiles / (num_threads() * CHUNKS_PER_THREAD);
-    linear_job job = {.w = w, .x = x, .bias = bias, .out = out, .rows = rows, .blocks = blocks, .tiles = tiles};
-    job.packed = scratch(SCRATCH_ROWS, rows * blocks * BLOCK * (int64_t)sizeof(float));
-    job.sums = scratch(SCRATCH_SUMS, rows * blocks * (BLOCK / w->group) * (int64_t)sizeof(float));
-    job.chunk = even < 1 ? 1 : even;
-    parallel(pack_rows, &job, (rows + MAX_ROWS - 1) / MAX_ROWS);
-    parallel(multiply, &job, (tiles + job.chunk - 1) / job.chunk);
+    if (rows == 0) return;
+    const int64_t most = rows > DIRECT_ROWS ? PANEL_ROWS : DIRECT_ROWS, even = (rows + most - 1) / most;
+    const int64_t per_block = (rows + even - 1) / even, row_blocks = (rows + per_block - 1) / per_block;
+    const int64_t tiles = (w->num_outputs + TILE - 1) / TILE, chunk = tiles / (num_threads() * CHUNKS_PER_THREAD);
+    const int64_t packed = row_blocks * per_block * blocks_of(w);
+    linear_job job = {w, x, bias, out, .rows = rows, .rows_per_block = per_block, .band = per_block * BLOCKS_PER_BAND,
+                      .tiles = tiles, .chunk = chunk < 1 ? 1 : chunk};
+    job.chunks = (tiles + job.chunk - 1) / job.chunk;
+    job.packed = scratch(SCRATCH_ROWS, packed * BLOCK * (int64_t)sizeof(float));
+    job.sums = scratch(SCRATCH_SUMS, packed * parts_of(w) * (int64_t)sizeof(float));
+    parallel(pack_rows, &job, row_blocks);
+    parallel(multiply, &job, (rows + job.band - 1) / job.band * job.chunks);
 }

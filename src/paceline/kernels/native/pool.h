@@ -12,5 +12,5 @@ void parallel(task_fn fn, const void *job, int64_t num_tasks);
 int num_threads(void);
 
 /* At least `bytes` of 64-byte aligned memory that belongs to the calling thread until it asks for `which` again. */
-enum { SCRATCH_ROWS, SCRATCH_SUMS, SCRATCH_TILE, SCRATCH_SCORES, SCRATCH_OFFSETS, NUM_SCRATCH };
+enum { SCRATCH_ROWS, SCRATCH_SUMS, SCRATCH_TILE, SCRATCH_SCORES, SCRATCH_OFFSETS, SCRATCH_BLOCKS, NUM_SCRATCH };
 void *scratch(int which, int64_t bytes);

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from paceline.kv.tables import BlockTables
 from paceline.models.llama import ForwardOutput
@@ -49,19 +50,27 @@ class _Rider:
 
 
 class DraftModelProposer:
-    """Drafts a chain with a model of its own cache, sized once at the start: a sequence that finds no room goes undrafted.
+    """Drafts a chain with a model of its own cache, sized once at the start: a sequence that finds no room there, or has
+    outgrown the draft's window, goes undrafted.
 
     Nothing is computed for a sequence until it is asked for drafts, so a sequence that never speculates costs nothing here.
     With coupled verification the draft picks with the target's own noise; with rejection it samples from `q` and says so.
     """
 
-    def __init__(self, runner: ModelRunner, max_rows: int, num_proposable: int, vocab_size: int) -> None:
-        """`num_proposable`: token ids below this may be drafted; `vocab_size` is the target's."""
+    def __init__(
+        self,
+        runner: ModelRunner,
+        max_rows: int,
+        num_proposable: int,
+        vocab_size: int,
+        prefix_caching: bool = True,
+    ) -> None:
+        """`num_proposable`: token ids below this are known to both models; `vocab_size` is the target's."""
         self._runner = runner
         self._max_rows = max_rows
         self._num_proposable = num_proposable
         self._vocab_size = vocab_size
-        self._tables = BlockTables(runner.num_blocks)
+        self._tables = BlockTables(runner.num_blocks, prefix_caching)
         self._riders: dict[int, _Rider] = {}
 
     @property
@@ -80,8 +89,8 @@ class DraftModelProposer:
                 self._tables.shrink(progress.sequence_id, len(rider.cached))
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
-        riders = [rider for i in sequence_ids if (rider := self._riders.get(i)) and rider.progress.depth > 0]
-        riders = self._catch_up(riders)
+        asked = [rider for i in sequence_ids if (rider := self._riders.get(i)) and rider.progress.depth > 0]
+        riders = self._catch_up([rider for rider in asked if self._in_window(rider)])
         if not riders:
             return DraftBatch.empty()
         probs: dict[tuple[int, int], Tensor] = {}  # (sequence, step) -> q
@@ -100,6 +109,11 @@ class DraftModelProposer:
         for sequence_id in sequence_ids:
             self._riders.pop(sequence_id, None)
             self._tables.close(sequence_id)
+
+    def _in_window(self, rider: _Rider) -> bool:
+        """A draft may have been made for shorter texts than its target: it has no rotary angles past its window."""
+        last = len(rider.progress.ids) + rider.progress.depth - 2  # position of the last token it would have to compute
+        return last < self._runner.model.config.max_position
 
     def _catch_up(self, riders: list[_Rider]) -> list[_Rider]:
         """Riders ready to draft. Long gaps (a prompt never seen) are closed first, within a budget of rows per call."""
@@ -126,13 +140,16 @@ class DraftModelProposer:
         return ready
 
     def _logits(self, work: Sequence[tuple[_Rider, Sequence[int]]], committed: bool) -> Tensor:
+        """[len(work), V] over the target's vocabulary: tokens that the draft does not have are impossible."""
         logits = self._forward(work, num_logits=1, committed=committed).logits
         assert logits is not None
-        return logits[:, : self._num_proposable]
+        logits = logits[:, : self._num_proposable]
+        missing = self._vocab_size - self._num_proposable
+        return pad(logits, (0, missing), value=-torch.inf) if missing else logits
 
     def _forward(self, work: Sequence[tuple[_Rider, Sequence[int]]], num_logits: int, committed: bool) -> ForwardOutput:
         spans = [
-            Span(self._tables.blocks(rider.progress.sequence_id), len(rider.cached), tokens, num_logits)
+            Span(self._tables.blocks(rider.progress.sequence_id), len(rider.cached), self._known(tokens), num_logits)
             for rider, tokens in work
         ]
         output = self._runner.forward(spans)
@@ -141,6 +158,10 @@ class DraftModelProposer:
             if committed:
                 self._tables.publish(rider.progress.sequence_id, rider.progress.ids, len(rider.cached))
         return output
+
+    def _known(self, tokens: Sequence[int]) -> Sequence[int]:
+        """A committed token may lie past the draft's embeddings. Any other stands in for it: a draft is a guess."""
+        return [token if token < self._num_proposable else 0 for token in tokens]
 
     def _choose(self, logits: Tensor, riders: list[_Rider], step: int, probs: dict[tuple[int, int], Tensor]) -> None:
         """Append the next token to every rider's draft, and note `q` where verification will ask for it."""
@@ -169,11 +190,9 @@ class DraftModelProposer:
         rows = []
         for rider in riders:
             for step, token in enumerate(rider.draft):
-                row = torch.zeros(self._vocab_size, device=self._runner.device)
                 q = probs.get((rider.progress.sequence_id, step))
                 if q is None:  # coupled or greedy beside it in the batch: one-hot
-                    row[token] = 1.0
-                else:  # a draft may have fewer embeddings than the target, never other ones
-                    row[: len(q)] = q
-                rows.append(row)
+                    q = torch.zeros(self._vocab_size, device=self._runner.device)
+                    q[token] = 1.0
+                rows.append(q)
         return DraftProbs(torch.stack(rows))

@@ -1,0 +1,135 @@
+"""What HTTP costs: eight requests at once over loopback against the same eight given to the engine, in turns.
+
+    python benchmarks/http_overhead.py [--tokens 128] [--repeats 7] [--speculation]
+
+One process holds the engine and the server, a second one is the client. Everybody generates the same tokens, greedily, to
+the same length. The client's own work is on the same cores and is part of the result.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import uvicorn
+from raw_http import post
+
+from paceline import LLM, SamplingParams
+from paceline.server.app import create_app
+from paceline.server.config import ServerConfig
+from paceline.server.flags import FlagStore
+from paceline.server.gateway import Gateway
+from paceline.server.metrics import Metrics
+
+BATCH = 8
+PROMPTS = [
+    f"Question {i}: {text}"
+    for i, text in enumerate(
+        (
+            "why is the sky blue?",
+            "who wrote Faust?",
+            "how do bees find home?",
+            "what is a prime number?",
+            "how is cheese made?",
+            "what does a compiler do?",
+            "where do rivers end?",
+            "when was paper invented?",
+        )
+    )
+]
+
+
+def client(port: int) -> None:
+    """For each line on standard input, a body, send it with every prompt; answer how many tokens came and how long it took."""
+
+    async def round_(body: dict[str, Any]) -> dict[str, float]:
+        started = time.perf_counter()
+        replies = await asyncio.gather(
+            *(post("127.0.0.1", port, "/v1/completions", {**body, "prompt": prompt}) for prompt in PROMPTS)
+        )
+        seconds = time.perf_counter() - started
+        assert all(reply.status == 200 for reply in replies), replies
+        found = [reply.body.rpartition(b'"completion_tokens":')[2] for reply in replies]
+        return {"seconds": seconds, "tokens": sum(int(text[: text.index(b",")]) for text in found)}
+
+    for line in sys.stdin:
+        print(json.dumps(asyncio.run(round_(json.loads(line)))), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--speculation", action="store_true", help="leave speculation on; the depth then varies")
+    parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.client:
+        client(options.client)
+        return
+    speculation = {"enabled": options.speculation}
+    sampling = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
+    body = {"temperature": 0, "max_tokens": options.tokens, "ignore_eos": True, "speculation": speculation}
+    ways: dict[str, dict[str, Any] | None] = {
+        "engine alone": None,
+        "HTTP, whole answers": body,
+        "HTTP, streamed": {**body, "stream": True, "stream_options": {"include_usage": True}},
+    }
+    rates: dict[str, list[float]] = {way: [] for way in ways}
+    shares: dict[str, list[float]] = {way: [] for way in ways}
+    with LLM("smollm2", max_num_seqs=BATCH, prefix_caching=False, max_model_len=1024) as llm:
+        port, thread = start_server(llm)
+        clock = time.pthread_getcpuclockid(thread)
+        with subprocess.Popen(
+            [sys.executable, __file__, "--client", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            for repeat in range(options.repeats + 1):
+                for way, request in ways.items():
+                    busy, began = time.clock_gettime(clock), time.perf_counter()
+                    if request is None:
+                        started = time.perf_counter()
+                        done = llm.generate(PROMPTS, sampling, speculation=speculation)
+                        tokens = sum(len(generation.completions[0].token_ids) for generation in done)
+                        rate = tokens / (time.perf_counter() - started)
+                    else:
+                        assert process.stdin is not None
+                        assert process.stdout is not None
+                        print(json.dumps(request), file=process.stdin, flush=True)
+                        result = json.loads(process.stdout.readline())
+                        rate = result["tokens"] / result["seconds"]
+                    if repeat:  # the first round warms up
+                        rates[way].append(rate)
+                        shares[way].append((time.clock_gettime(clock) - busy) / (time.perf_counter() - began))
+            assert process.stdin is not None
+            process.stdin.close()
+    print(f"{os.cpu_count()} cores, batch {BATCH}, {options.tokens} tokens each, {options.repeats} rounds in turns\n")
+    print(f"{'':22}{'tok/s':>9}{'overhead':>10}{'server':>9}   medians; server: its thread's share of one core")
+    for way, values in rates.items():
+        overhead = statistics.median(
+            1 - value / alone for value, alone in zip(values, rates["engine alone"], strict=True)
+        )
+        print(f"{way:22}{statistics.median(values):9.1f}{overhead:10.1%}{statistics.median(shares[way]):9.1%}")
+
+
+def start_server(llm: LLM) -> tuple[int, int]:
+    """Its port, and the thread it runs on."""
+    config = ServerConfig(engine=llm.config)
+    gateway = Gateway(llm, config, Metrics("smollm2"), FlagStore())
+    settings = uvicorn.Config(create_app(gateway), port=0, log_config=None, access_log=False, lifespan="off")
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    port: int = server.servers[0].sockets[0].getsockname()[1]
+    assert thread.ident is not None
+    return port, thread.ident
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,5 @@
+"""`python -m paceline` is `paceline`."""
+
+from paceline.cli.main import app
+
+app()

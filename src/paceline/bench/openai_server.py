@@ -1,0 +1,145 @@
+"""Any OpenAI-compatible server as a contender: streamed over HTTP, timed at the client.
+
+A chunk says when text came, not how many tokens it was. The total is the server's `usage`; it is spread over the chunks by
+the length of their text, so percentiles per token are close where a server sends several tokens at once, and exact where it
+sends one at a time.
+"""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from paceline.bench.contender import Message
+from paceline.bench.trace import Beat, Trace
+from paceline.core.clock import Clock
+from paceline.core.errors import MissingDependency, PacelineError
+from paceline.core.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    import httpx
+
+TIMEOUT = 600.0
+
+
+class ServerFailed(PacelineError):
+    """The server to compare with cannot be reached, or does not answer as OpenAI's API does."""
+
+
+class ServerContender:
+    """Made by `connect`, which finds the name of the model."""
+
+    def __init__(self, client: "httpx.AsyncClient", model: str, clock: Clock) -> None:
+        self.name = f"server {model}"
+        self._client = client
+        self._model = model
+        self._clock = clock
+
+    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> Trace:
+        import httpx
+
+        pieces: list[tuple[float, str]] = []
+        usage: Mapping[str, Any] = {}
+        metrics: Mapping[str, Any] = {}
+        started = self._clock.now()
+        try:
+            async with self._client.stream("POST", "chat/completions", json=self._body(messages, sampling)) as response:
+                await _check(response)
+                async for chunk in _chunks(response):
+                    now = self._clock.now()
+                    delta = chunk["choices"][0].get("delta", {}).get("content") if chunk.get("choices") else None
+                    if delta:
+                        pieces.append((now, delta))
+                    usage = chunk.get("usage") or usage
+                    metrics = (chunk.get("metrics") or {}).get("speculative_decoding") or metrics
+        except httpx.HTTPError as error:
+            raise ServerFailed(f"{self._client.base_url} broke off: {error!r}") from error
+        tokens = usage.get("completion_tokens", len(pieces))
+        beats = _spread(pieces, tokens)
+        return Trace(category, started, beats, "".join(text for _, text in pieces), rounds=_rounds(beats, metrics))
+
+    def _body(self, messages: Sequence[Message], sampling: SamplingParams) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self._model,
+            "messages": list(messages),
+            "max_tokens": sampling.max_tokens,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": sampling.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if sampling.top_k:  # not OpenAI's, but most servers have it
+            body["top_k"] = sampling.top_k
+        if sampling.json_schema is not None:
+            schema = {"name": "answer", "schema": dict(sampling.json_schema)}
+            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+        return body
+
+
+@asynccontextmanager
+async def connect(url: str, api_key: str | None, clock: Clock) -> AsyncIterator[ServerContender]:
+    """`url` with or without the final /v1."""
+    try:
+        import httpx
+    except ImportError:
+        raise MissingDependency("httpx", "measuring a server", "bench") from None
+    base = url.rstrip("/")
+    base = base if base.endswith("/v1") else base + "/v1"
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    async with httpx.AsyncClient(base_url=base + "/", headers=headers, timeout=TIMEOUT) as client:
+        try:
+            response = await client.get("models")
+            await _check(response)
+            models = [entry["id"] for entry in response.json()["data"]]
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise ServerFailed(f"no server answers at {base}: {error}; start one, or check the address") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise ServerFailed(f"{base}/models does not answer as OpenAI's API does: {error!r}") from error
+        if not models:
+            raise ServerFailed(f"{base} serves no model")
+        yield ServerContender(client, models[0], clock)
+
+
+async def _check(response: "httpx.Response") -> None:
+    if response.is_error:
+        body = (await response.aread()).decode("utf-8", "replace")
+        raise ServerFailed(f"{response.url} answered {response.status_code}: {body[:500]}")
+
+
+async def _chunks(response: "httpx.Response") -> AsyncIterator[dict[str, Any]]:
+    """The JSON of each server-sent event up to `[DONE]`."""
+    async for line in response.aiter_lines():
+        if not line.startswith("data:"):
+            continue
+        data = line[5:].strip()
+        if data == "[DONE]":
+            return
+        try:
+            chunk = json.loads(data)
+        except json.JSONDecodeError:
+            raise ServerFailed(f"{response.url} sent an event that is not JSON: {data[:200]}") from None
+        if "error" in chunk:
+            raise ServerFailed(f"{response.url} failed: {chunk['error']}")
+        yield chunk
+
+
+def _spread(pieces: Sequence[tuple[float, str]], tokens: int) -> tuple[Beat, ...]:
+    """`tokens` over the pieces by length of text, whole tokens each, their sum kept."""
+    if len(pieces) == tokens:
+        return tuple(Beat(at, 1) for at, _ in pieces)
+    characters = sum(len(text) for _, text in pieces)
+    beats, seen, given = [], 0, 0
+    for at, text in pieces:
+        seen += len(text)
+        share = round(tokens * seen / characters) - given
+        given += share
+        beats.append(Beat(at, share))
+    return tuple(beats)
+
+
+def _rounds(beats: Sequence[Beat], metrics: Mapping[str, Any]) -> int:
+    """Passes after the first token: every accepted draft saved one. 0 where the server does not tell."""
+    if "num_accepted_draft_tokens" not in metrics:
+        return 0
+    return max(0, sum(beat.tokens for beat in beats) - 1 - int(metrics["num_accepted_draft_tokens"]))

@@ -1,0 +1,66 @@
+"""Prompts to measure with: lines of JSON, one conversation each.
+
+A line has `prompt` (one user turn) or `turns` (several, as in Spec-Bench), and may have `category`; other keys are ignored.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import InvalidRequest
+
+
+@dataclass(frozen=True, slots=True)
+class BenchPrompt:
+    turns: tuple[str, ...]
+    """What the user says, turn by turn; each is answered before the next is asked."""
+    category: str = "default"
+
+
+def load_prompts(path: Path) -> list[BenchPrompt]:
+    try:
+        lines = path.read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"cannot read the prompts in {path}: {error}", field="prompts") from error
+    prompts = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
+    if not prompts:
+        raise InvalidRequest(f"{path} holds no prompts: give one JSON object a line", field="prompts")
+    return prompts
+
+
+def select(
+    prompts: Sequence[BenchPrompt], categories: Iterable[str] | None = None, limit: int | None = None
+) -> list[BenchPrompt]:
+    """Those of `categories`, or all; at most `limit`, taken from every category in turn."""
+    if categories is not None:
+        wanted = set(categories)
+        known = dict.fromkeys(prompt.category for prompt in prompts)
+        prompts = [prompt for prompt in prompts if prompt.category in wanted]
+        if not prompts:
+            raise InvalidRequest(
+                f"no prompt is of category {', '.join(sorted(wanted))}; there are: {', '.join(known)}", field="category"
+            )
+    if limit is None:
+        return list(prompts)
+    place: dict[str, int] = {}
+    ranked = []
+    for i, prompt in enumerate(prompts):
+        rank = place[prompt.category] = place.get(prompt.category, -1) + 1
+        ranked.append((rank, i))
+    kept = sorted(i for _, i in sorted(ranked)[:limit])
+    return [prompts[i] for i in kept]
+
+
+def _parse(line: str, where: str) -> BenchPrompt:
+    try:
+        entry: Any = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InvalidRequest(f"{where} is not JSON: {error}", field="prompts") from None
+    turns = entry.get("turns", entry.get("prompt")) if isinstance(entry, dict) else None
+    if isinstance(turns, str):
+        turns = [turns]
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise InvalidRequest(f"{where} needs `prompt`, a text, or `turns`, a list of texts", field="prompts")
+    return BenchPrompt(tuple(turns), str(entry.get("category", "default")))

@@ -1,0 +1,81 @@
+"""Runs the same conversations through every contender, in turns, so that a slow moment of the machine hits all alike."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from paceline.bench.contender import Contender, Message
+from paceline.bench.prompts import BenchPrompt
+from paceline.bench.report import Measured, measure
+from paceline.bench.trace import Trace
+from paceline.core.clock import Clock
+from paceline.core.sampling import SamplingParams
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    prompts: Sequence[BenchPrompt]
+    sampling: SamplingParams
+    """Prompt number i is answered with `seed + i`, by every contender."""
+    concurrency: int = 1
+    system: str | None = None
+
+    @property
+    def waves(self) -> list[range]:
+        """Indices of prompts that run together."""
+        count = len(self.prompts)
+        return [range(i, min(i + self.concurrency, count)) for i in range(0, count, self.concurrency)]
+
+
+async def compare(
+    contenders: Sequence[Contender], workload: Workload, clock: Clock, on_wave: Callable[[int], None]
+) -> tuple[Measured, ...]:
+    """Measure every contender; the first is the reference for text. `on_wave(n)`: n more conversations are done.
+
+    Who goes first changes from wave to wave. A wave ends when its last answer does.
+    """
+    traces: list[list[Trace]] = [[] for _ in contenders]
+    seconds = [0.0] * len(contenders)
+    for contender in contenders:
+        await _warm_up(contender, workload)
+    for number, wave in enumerate(workload.waves):
+        for turn in range(len(contenders)):
+            i = (turn + number) % len(contenders)
+            started = clock.now()
+            traces[i] += await _run_wave(contenders[i], workload, wave)
+            seconds[i] += clock.now() - started
+            on_wave(len(wave))
+    return tuple(
+        measure(contender.name, some, spent, traces[0])
+        for contender, some, spent in zip(contenders, traces, seconds, strict=True)
+    )
+
+
+async def _warm_up(contender: Contender, workload: Workload) -> None:
+    sampling = replace(workload.sampling, max_tokens=min(WARM_UP_TOKENS, workload.sampling.max_tokens), seed=0)
+    await contender.answer([{"role": "user", "content": "Count from one to ten."}], sampling, "warm-up")
+
+
+async def _run_wave(contender: Contender, workload: Workload, wave: range) -> list[Trace]:
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_converse(contender, workload, i)) for i in wave]
+    except ExceptionGroup as failures:  # the first is as good as all of them
+        raise failures.exceptions[0] from None
+    return [trace for task in tasks for trace in task.result()]
+
+
+async def _converse(contender: Contender, workload: Workload, index: int) -> list[Trace]:
+    prompt, sampling = workload.prompts[index], workload.sampling
+    if sampling.seed is not None:
+        sampling = replace(sampling, seed=sampling.seed + index)
+    messages: list[Message] = [{"role": "system", "content": workload.system}] if workload.system else []
+    traces: list[Trace] = []
+    for turn in prompt.turns:
+        messages.append({"role": "user", "content": turn})
+        trace = await contender.answer(messages, sampling, prompt.category)
+        messages.append({"role": "assistant", "content": trace.text})
+        traces.append(trace)
+    return traces

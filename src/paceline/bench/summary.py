@@ -1,0 +1,105 @@
+"""Traces in, figures out."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from paceline.bench.trace import Beat, Trace
+from paceline.speculation.acceptance import known_positions
+
+MIN_TRIALS = 5
+"""An alpha tested fewer times than this says little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alpha:
+    """Conditional acceptance at one position: accepted there, of the drafts whose predecessors all were."""
+
+    accepted: int
+    trials: int
+
+    @property
+    def value(self) -> float:
+        return self.accepted / self.trials
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Seconds throughout. None: nothing was there to measure it on."""
+
+    requests: int
+    tokens: int
+    seconds: float
+    ttft_p50: float | None
+    ttft_p99: float | None
+    token_p50: float | None
+    token_p99: float | None
+    tokens_per_round: float | None
+    """Committed in a pass of the target, rounds without a draft included and the prompt's own pass not."""
+    drafted: int
+    accepted: int
+    alphas: tuple[Alpha, ...]
+    """Entry 0 is the first draft of a round."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float | None:
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def alpha(self) -> float | None:
+        """All positions together."""
+        trials = sum(alpha.trials for alpha in self.alphas)
+        return sum(alpha.accepted for alpha in self.alphas) / trials if trials else None
+
+    @classmethod
+    def of(cls, traces: Sequence[Trace], seconds: float | None = None) -> "Summary":
+        """`seconds` is the time all of them took together; None adds up what each took alone."""
+        beats = [beat for trace in traces for beat in trace.beats]
+        first = [trace.ttft for trace in traces if trace.ttft is not None]
+        waits = [wait for trace in traces for wait in trace.token_seconds]
+        rounds = sum(trace.num_rounds for trace in traces)
+        return cls(
+            requests=len(traces),
+            tokens=sum(trace.tokens for trace in traces),
+            seconds=sum(trace.seconds for trace in traces) if seconds is None else seconds,
+            ttft_p50=percentile(first, 50),
+            ttft_p99=percentile(first, 99),
+            token_p50=percentile(waits, 50),
+            token_p99=percentile(waits, 99),
+            tokens_per_round=sum(trace.round_tokens for trace in traces) / rounds if rounds else None,
+            drafted=sum(beat.drafted for beat in beats),
+            accepted=sum(beat.accepted for beat in beats),
+            alphas=alphas_by_position(beats),
+        )
+
+
+def alphas_by_position(beats: Iterable[Beat]) -> tuple[Alpha, ...]:
+    """A round that drafted K and accepted n says yes to positions 1..n and no to n + 1; of the rest it says nothing.
+
+    NOTE: counts a draft's tokens as its positions, which holds for chains.
+    """
+    accepted: list[int] = []
+    trials: list[int] = []
+    for beat in beats:
+        known = known_positions(beat.drafted, beat.accepted)
+        missing = [0] * (known - len(trials))
+        accepted += missing
+        trials += missing
+        for i in range(known):
+            trials[i] += 1
+            accepted[i] += i < beat.accepted
+    return tuple(Alpha(hits, count) for hits, count in zip(accepted, trials, strict=True))
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Linear between the two nearest ranks, as numpy's default."""
+    if not values:
+        return None
+    ordered = sorted(values)
+    rank = (len(ordered) - 1) * percent / 100.0
+    low = int(rank)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (rank - low)

@@ -1,0 +1,139 @@
+"""`paceline chat`: a conversation in the terminal, in the colours of speculation."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from paceline.bench.summary import Summary
+from paceline.bench.trace import Beat, Trace
+from paceline.cli import console
+from paceline.cli.models import loaded
+from paceline.cli.options import ENGINE, MaxTokens, Seed, Temperature, TopK, TopP, sampling_params, with_settings
+from paceline.core.clock import Clock, WallClock
+from paceline.core.errors import InvalidRequest
+from paceline.core.sampling import SamplingParams
+from paceline.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from paceline.engine.llm import LLM
+
+HELP = "Type a message. /reset forgets the conversation, /quit leaves, Ctrl-C stops an answer."
+MAX_TOKENS = 512
+
+
+@with_settings(ENGINE)
+def chat(
+    config: ServerConfig,
+    system: Annotated[str | None, typer.Option(help="A system message to start every conversation with.")] = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    seed: Seed = None,
+) -> None:
+    """Talk to a model and see which of its tokens were guessed.
+
+    Every token has the colour of where it came from: accepted from the draft, recovered after a wrong guess, a bonus, or
+    plain. The text is the same with speculation off; only the speed line changes.
+    """
+    sampling = sampling_params(
+        config.sampling, MAX_TOKENS, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+    )
+    with loaded(config.engine) as llm:
+        from paceline.cli.colours import legend
+
+        console.out.print(legend())
+        console.out.print(HELP, style="dim")
+        Conversation(llm, sampling, system, WallClock()).run()
+
+
+class Conversation:
+    """Turns of one person with one model. Only `run` reads from the terminal."""
+
+    def __init__(self, llm: "LLM", sampling: SamplingParams, system: str | None, clock: Clock) -> None:
+        self._llm = llm
+        self._sampling = sampling
+        self._start = [{"role": "system", "content": system}] if system else []
+        self._clock = clock
+        self.messages = list(self._start)
+
+    def run(self) -> None:
+        for line in _lines():
+            if line == "/reset":
+                self.messages = list(self._start)
+                console.out.print("The conversation starts anew.", style="dim")
+            elif line.startswith("/"):
+                console.out.print(f"{line} is no command. {HELP}", style="dim", markup=False)
+            else:
+                self.say(line)
+
+    def say(self, line: str) -> None:
+        """Ask, stream the answer, keep both. An interrupted answer is kept as far as it came."""
+        question = {"role": "user", "content": line}
+        try:
+            trace = self._answer([*self.messages, question])
+        except InvalidRequest as error:  # most likely the window is full
+            console.fail(f"{error}. /reset starts a new conversation.")
+            return
+        self.messages += [question, {"role": "assistant", "content": trace.text}]
+        console.out.print(speed_line(trace), style="dim")
+
+    def _answer(self, messages: list[dict[str, str]]) -> Trace:
+        from paceline.cli.colours import Painter
+
+        painter = Painter(self._llm.tokenizer)
+        beats: list[Beat] = []
+        text = ""
+        started = self._clock.now()
+        stream = self._llm.stream(messages, self._sampling, category="chat")
+        try:
+            for output in stream:
+                beats.append(Beat.of(output, self._clock.now()))
+                text += output.text
+                _write(painter.paint(output))
+        except KeyboardInterrupt:
+            stream.close()  # type: ignore[attr-defined]  # cancels the request
+            _write(Text(" [stopped]", "dim"))
+        _write(painter.flush())
+        console.out.print()
+        return Trace("chat", started, tuple(beats), text)
+
+
+def speed_line(trace: Trace) -> str:
+    summary = Summary.of([trace])
+    parts = [f"{summary.tokens} tokens", f"{summary.tokens_per_second:.1f} tok/s"]
+    if summary.ttft_p50 is not None:
+        parts.append(f"first after {1000 * summary.ttft_p50:.0f} ms")
+    if summary.tokens_per_round is not None:
+        parts.append(f"{summary.tokens_per_round:.2f} tokens a round")
+    if summary.draft_acceptance_rate is None:
+        parts.append("nothing drafted")
+    else:
+        parts.append(f"{summary.accepted} of {summary.drafted} drafts accepted ({summary.draft_acceptance_rate:.0%})")
+    return " · ".join(parts)
+
+
+def _lines() -> Iterator[str]:
+    """What the person types, until /quit or the end of input."""
+    while True:
+        try:
+            line = console.out.input("[bold]> [/bold]").strip()
+        except EOFError:
+            console.out.print()
+            return
+        except KeyboardInterrupt:
+            console.out.print("\n/quit leaves.", style="dim")
+            continue
+        if line == "/quit":
+            return
+        if line:
+            yield line
+
+
+def _write(text: Text) -> None:
+    """Without a line end, and without wrapping: pieces of a line must not be wrapped one by one."""
+    if text.plain:
+        console.out.print(text, end="", soft_wrap=True)
+        console.out.file.flush()

@@ -1,0 +1,13 @@
+"""The entry point `paceline`. It imports nothing that may be missing until it can say what to install."""
+
+import sys
+
+
+def app() -> None:
+    try:
+        from paceline.cli.commands import cli
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("typer", "rich", "click"):
+            raise
+        sys.exit(f"error: the command line needs the package `{error.name}`: pip install 'paceline[server]'")
+    cli()

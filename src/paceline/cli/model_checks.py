@@ -1,0 +1,142 @@
+"""Target and draft: are they there, do they go together, do they fit? No weights are read."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from paceline.cli.check import Check
+from paceline.cli.machine_checks import available_memory
+from paceline.core.config import EngineConfig
+from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, PacelineError
+from paceline.engine.build import DEFAULT_WINDOW, fit_models, pick_device, pick_dtype
+from paceline.engine.memory_fit import GIB, MemoryFit
+from paceline.kernels import native
+from paceline.models.compatibility import check_compatible
+from paceline.models.config import ModelConfig
+from paceline.models.hub import find_model
+from paceline.models.load import LoadedModel, open_checkpoint
+from paceline.models.tokenizer import Tokenizer
+
+LARGE_DRAFT = 0.5
+"""A draft over this share of the target's size can hardly pay: its passes come one after the other."""
+GGUF_GROWTH = 4 / 3
+"""A quantised file's half-precision scales are kept in single precision: at the most this much more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    dtype: torch.dtype
+    weight_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSketch:
+    """As much of a `LoadedModel` as the memory's arithmetic looks at."""
+
+    name: str
+    config: ModelConfig
+    model: _Weights
+    tokenizer: Tokenizer
+
+
+def check_models(config: EngineConfig) -> Iterator[Check]:
+    try:
+        device = pick_device(config.device)
+    except InvalidConfig as error:
+        yield Check.problem("device", str(error))
+        return
+    dtype = pick_dtype(config.dtype, device)
+    sketches: dict[str, ModelSketch] = {}
+    for role, name in (("target", config.model), ("draft", config.draft)):
+        if name is None:
+            continue
+        try:
+            sketches[role] = sketch(name, device, dtype)
+        except PacelineError as error:
+            yield Check.problem(role, str(error))
+            continue
+        yield Check(role, _describe(sketches[role]))
+    target, draft = sketches.get("target"), sketches.get("draft")
+    if config.draft is None:
+        yield Check.note(
+            "draft",
+            "none: guesses come from the text so far (ngram)",
+            "set --draft to a small model of the same family",
+        )
+    if target is None or (draft is None and config.draft is not None):
+        return
+    if draft is not None:
+        yield from _check_pair(target, draft)
+    yield from _check_memory(config, target, draft, device)
+
+
+def sketch(name: str, device: torch.device, dtype: torch.dtype) -> ModelSketch:
+    checkpoint = open_checkpoint(name)
+    weights = _Weights(dtype, _weight_bytes(find_model(name), checkpoint.config, device, dtype))
+    return ModelSketch(checkpoint.name, checkpoint.config, weights, checkpoint.read_tokenizer())
+
+
+def _weight_bytes(path: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:
+    """About what the weights will take: on the CPU as they lie in the file, elsewhere all of them in `dtype`."""
+    if device.type != "cpu" or dtype != torch.float32 or not native.available():
+        return config.num_parameters * dtype.itemsize
+    files = [path] if path.is_file() else [*path.glob("*.safetensors")] or [*path.glob("*.gguf")]
+    growth = GGUF_GROWTH if files[0].suffix == ".gguf" else 1.0
+    return int(growth * sum(file.stat().st_size for file in files))
+
+
+def _describe(model: ModelSketch) -> str:
+    shape = model.config
+    return (
+        f"{model.name}: {shape.architecture}, {shape.num_parameters / 1e6:,.0f} million weights in about "
+        f"{model.model.weight_bytes / GIB:.2f} GiB, window {shape.max_position}"
+    )
+
+
+def _check_pair(target: ModelSketch, draft: ModelSketch) -> Iterator[Check]:
+    try:
+        check_compatible(target.tokenizer, draft.tokenizer)
+    except IncompatibleDraft as error:
+        yield Check.problem("pair", str(error))
+        return
+    share = draft.config.num_parameters / target.config.num_parameters
+    if share > LARGE_DRAFT:
+        yield Check.note(
+            "pair",
+            f"compatible, but the draft has {share:.0%} of the target's weights",
+            "take a smaller draft: guessing must be several times cheaper than checking",
+        )
+    else:
+        yield Check("pair", f"compatible: same tokens, same ends of turn; the draft is {1 / share:.1f} times smaller")
+
+
+def _check_memory(
+    config: EngineConfig, target: ModelSketch, draft: ModelSketch | None, device: torch.device
+) -> Iterator[Check]:
+    window = min(config.max_model_len or DEFAULT_WINDOW, target.config.max_position)
+    try:
+        fit = fit_models(config, cast(LoadedModel, target), cast("LoadedModel | None", draft), device, window)
+    except (OutOfMemory, InvalidConfig) as error:
+        yield Check.problem("fit", str(error))
+        return
+    yield Check("fit", _figures(fit, window))
+    needed, free = fit.budget_bytes - fit.free_bytes, available_memory()
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0])
+    if free is not None and needed > free:
+        yield Check.problem(
+            "free memory",
+            f"{needed / GIB:.2f} GiB are needed and {free / GIB:.2f} GiB are free now",
+            "close other programs, or set kv_tokens or max_model_len lower",
+        )
+
+
+def _figures(fit: MemoryFit, window: int) -> str:
+    return (
+        f"weights {fit.weight_bytes / GIB:.2f} + activations {fit.activation_bytes / GIB:.2f} + caches "
+        f"{fit.kv_bytes / GIB:.2f} GiB out of {fit.budget_bytes / GIB:.2f}; the caches hold {fit.kv_tokens} tokens, "
+        f"{fit.kv_tokens / window:.1f} sequences of {window}"
+    )

@@ -1,0 +1,53 @@
+"""`paceline serve`: the OpenAI-compatible server."""
+
+import json
+from typing import TYPE_CHECKING
+
+import typer
+from rich.text import Text
+
+from paceline.cli import console
+from paceline.cli.models import describe
+from paceline.cli.options import with_settings
+from paceline.server.config import SETTINGS, ServerConfig
+
+if TYPE_CHECKING:
+    from paceline.server.serve import Ready
+
+QUESTION = "Why is the sky blue?"
+
+
+@with_settings(SETTINGS)
+def serve(config: ServerConfig) -> None:
+    """Serve a model over an OpenAI-compatible API, with speculation on.
+
+    Every option may also stand in a YAML file (--config) or in the environment, under the same name: --max-num-seqs is
+    max_num_seqs in the file and PACELINE_MAX_NUM_SEQS in the environment. Ctrl-C or SIGTERM lets running requests finish.
+    """
+    with console.err.status(describe(config.engine)) as status:
+        from paceline.server.serve import serve as run
+
+        def show(ready: "Ready") -> None:
+            status.stop()
+            console.out.print(banner(ready), soft_wrap=True)
+
+        code = run(config, show)
+    raise typer.Exit(code)
+
+
+def banner(ready: "Ready") -> Text:
+    """What to paste into another terminal."""
+    body = json.dumps({"model": ready.model, "messages": [{"role": "user", "content": QUESTION}]})
+    return Text.assemble(
+        (f"Paceline serves {ready.model} at {ready.url}", "bold green"),
+        " (Ctrl-C stops it). In another terminal:\n\n",
+        f"curl {ready.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n  -d '{body}'\n\n",
+        ("or, after pip install openai:\n\n", "dim"),
+        "python - <<'EOF'\n"
+        "from openai import OpenAI\n"
+        f'client = OpenAI(base_url="{ready.url}/v1", api_key="none")\n'
+        f'messages = [{{"role": "user", "content": "{QUESTION}"}}]\n'
+        f'for chunk in client.chat.completions.create(model="{ready.model}", messages=messages, stream=True):\n'
+        '    print(chunk.choices[0].delta.content or "", end="", flush=True)\n'
+        "EOF\n",
+    )

@@ -1,0 +1,57 @@
+"""What speculation did for one class of traffic, counted for reports. Nothing is decided by it."""
+
+from collections import Counter
+
+from paceline.engine.snapshot import TrafficReport
+from paceline.speculation.acceptance import known_positions
+from paceline.speculation.breaker import BreakerState
+
+DECLINED = "declined"
+"""The depth policy expects plain decoding to be faster."""
+BREAKER = "breaker"
+"""The breaker is open, or half open and another sequence probes."""
+NO_ROOM = "no_room"
+"""No rows or blocks were left for drafts."""
+NO_DRAFT = "no_draft"
+"""The proposer was asked and had nothing, was late, or its draft was invalid."""
+FALLBACKS = (DECLINED, BREAKER, NO_ROOM, NO_DRAFT)
+
+_KEEP = 1.0 - 1.0 / 128.0
+
+
+class Tally:
+    """Means over about 128 rounds, and counts."""
+
+    def __init__(self) -> None:
+        self._hits: list[float] = []
+        self._trials: list[float] = []
+        self._depths = 0.0
+        self._decisions = 0.0
+        self._fallbacks: Counter[str] = Counter(dict.fromkeys(FALLBACKS, 0))
+
+    def round(self, drafted: int, accepted: int) -> None:
+        """One round. alpha_i = accepted at i / tested at i; what lies after the first rejection was not tested."""
+        known = known_positions(drafted, accepted)
+        missing = [0.0] * (known - len(self._trials))
+        self._hits += missing
+        self._trials += missing
+        for i in range(known):
+            self._trials[i] = _KEEP * self._trials[i] + 1.0
+            self._hits[i] = _KEEP * self._hits[i] + (i < accepted)
+
+    def depth(self, depth: int) -> None:
+        self._depths = _KEEP * self._depths + depth
+        self._decisions = _KEEP * self._decisions + 1.0
+
+    def fallback(self, reason: str) -> None:
+        self._fallbacks[reason] += 1
+
+    def report(self, method: str, category: str, breaker: BreakerState) -> TrafficReport:
+        return TrafficReport(
+            method=method,
+            category=category,
+            breaker=breaker,
+            alphas=tuple(hits / trials for hits, trials in zip(self._hits, self._trials, strict=True)),
+            mean_depth=self._depths / self._decisions if self._decisions else 0.0,
+            fallbacks=dict(self._fallbacks),
+        )

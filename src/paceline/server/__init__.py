@@ -1,0 +1,1 @@
+"""The gateway: OpenAI-compatible HTTP, metrics, run-time flags."""

@@ -1,0 +1,92 @@
+"""Carries a request from admission to the end of its response, whole or as server-sent events, and notices clients that
+leave."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from paceline.core.request import Request
+from paceline.server.answer import DONE, Answer
+from paceline.server.errors import ClientGone, as_api_error
+from paceline.server.gateway import Gateway
+from paceline.server.ticket import Ticket
+
+logger = logging.getLogger(__name__)
+
+EVENT_STREAM = {
+    "type": "http.response.start",
+    "status": 200,
+    "headers": [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+    ],
+}
+
+
+class GenerationResponse(Response):
+    """Admission happens when the response is sent, so that the block that holds the seat is the one that writes."""
+
+    def __init__(
+        self, gateway: Gateway, requests: Sequence[Request], answer: Answer, stream: bool, timeout: float | None
+    ) -> None:
+        self._gateway, self._requests, self._answer = gateway, requests, answer
+        self._is_stream, self._timeout = stream, timeout
+        self.background = None
+        self.status_code = 200
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self._gateway.submit(self._requests, self._timeout) as ticket, _watched(receive, ticket):
+            if self._is_stream:
+                await self._stream(ticket, send)
+                return
+            async for outputs in ticket:
+                for output in outputs:
+                    self._answer.add(output)
+        await JSONResponse(self._answer.whole())(scope, receive, send)
+
+    async def _stream(self, ticket: Ticket, send: Send) -> None:
+        """The status goes out with the first token: until then a failure still has one of its own."""
+        started = False
+        try:
+            async for outputs in ticket:
+                if not started:
+                    await send(EVENT_STREAM)
+                    started = True
+                body = self._answer.chunks(outputs)
+                if body:
+                    await send({"type": "http.response.body", "body": body, "more_body": True})
+        except ClientGone:
+            return
+        except Exception as error:
+            if not started:
+                raise
+            problem = as_api_error(error)
+            if problem.status >= 500:
+                logger.error("a stream broke off: %s", error, exc_info=problem is not error)
+            event = f"data: {json.dumps(problem.body())}\n\n".encode()
+            await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+
+@asynccontextmanager
+async def _watched(receive: Receive, ticket: Ticket) -> AsyncIterator[None]:
+    """Inside the block, a client that goes away fails the ticket."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        ticket.fail(ClientGone())
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()
+        with suppress(asyncio.CancelledError):
+            await watcher

@@ -1,0 +1,158 @@
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.cli import generate
+from paceline.cli.commands import cli
+from paceline.core.config import EngineConfig
+from paceline.server.config import SETTINGS, ServerConfig
+from paceline.server.serve import Ready
+from tests.cli.fakes import ScriptedLLM
+
+SMALL = ("--kv-tokens", "2048", "--max-model-len", "512", "--max-num-seqs", "8")
+
+
+def run(*arguments: str, stdin: str | None = None, **environment: str) -> Result:
+    return CliRunner().invoke(cli, arguments, input=stdin, env={"COLUMNS": "200", **environment})
+
+
+def test_help_lists_the_commands_and_every_option_of_serve() -> None:
+    result = run("--help")
+    assert all(name in result.stdout for name in ("serve", "chat", "generate", "bench", "doctor"))
+    help_text = run("serve", "--help").stdout
+    assert all(setting.option in help_text for setting in SETTINGS.values())
+    assert "support-chat" in run("bench", "--help").stdout
+
+
+def test_version() -> None:
+    assert run("--version").stdout.startswith("paceline ")
+
+
+def test_an_error_is_one_line_and_status_2() -> None:
+    result = run("generate", "hello", "--model", "/nowhere/model")
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.strip().splitlines()[-1].startswith("error: no model at '/nowhere/model'")
+    assert "Traceback" not in result.stderr
+
+
+def test_debug_lets_the_error_through() -> None:
+    result = run("--debug", "generate", "hello", "--model", "/nowhere/model")
+    assert type(result.exception).__name__ == "UnsupportedModel"
+
+
+def test_a_bad_value_names_the_option() -> None:
+    result = run("doctor", "--speculation-max-depth", "many")
+    assert result.exit_code == 2
+    assert "--speculation-max-depth" in result.stderr
+
+
+@pytest.mark.parametrize("way", ["option", "file", "environment"])
+def test_serve_reads_settings_from_everywhere(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[ServerConfig] = []
+
+    def fake(config: ServerConfig, on_ready: Any) -> int:
+        served.append(config)
+        on_ready(Ready("http://127.0.0.1:9000", config.model_name))
+        return 3
+
+    monkeypatch.setattr("paceline.server.serve.serve", fake)
+    if way == "option":
+        result = run("serve", "--port", "9000", "--speculation-max-depth", "3", "--prefix-caching", "false")
+    elif way == "environment":
+        names = {"PACELINE_PORT": "9000", "PACELINE_SPECULATION_MAX_DEPTH": "3", "PACELINE_PREFIX_CACHING": "false"}
+        result = run("serve", **names)
+    else:
+        file = tmp_path / "paceline.yaml"
+        file.write_text("port: 9000\nprefix_caching: false\nspeculation:\n  max_depth: 3\n")
+        result = run("serve", "--config", str(file))
+    assert result.exit_code == 3, result.stderr
+    (config,) = served
+    assert (config.port, config.engine.speculation.max_depth, config.engine.prefix_caching) == (9000, 3, False)
+    assert "curl http://127.0.0.1:9000/v1/chat/completions" in result.stdout
+    assert 'base_url="http://127.0.0.1:9000/v1"' in result.stdout
+
+
+def test_the_lines_to_paste_are_what_they_look_like(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.cli.serve import banner
+
+    text = banner(Ready("http://127.0.0.1:8000", "my/[model]")).plain
+    body = text.split("-d '")[1].split("'\n")[0]
+    assert json.loads(body)["model"] == "my/[model]"
+    compile(text.split("<<'EOF'\n")[1].split("EOF\n")[0], "pasted", "exec")
+
+
+def test_generate_reads_a_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = ScriptedLLM()
+
+    @contextmanager
+    def loaded(config: EngineConfig) -> Iterator[ScriptedLLM]:
+        yield llm
+
+    monkeypatch.setattr(generate, "loaded", loaded)
+    file = tmp_path / "prompt.txt"
+    file.write_text("from a file")
+    assert run("generate", "--file", str(file)).stdout == "one two three four five\n"
+    run("generate", stdin="from a pipe")
+    run("generate", "-", "--chat", stdin="a question")
+    assert llm.asked == ["from a file", "from a pipe", [{"role": "user", "content": "a question"}]]
+    assert run("generate", "x", "--file", str(file)).exit_code == 2
+    assert run("generate", "--file", str(tmp_path / "none")).exit_code == 2
+
+
+def test_generate_json_with_the_embedded_model() -> None:
+    result = run("generate", "One, two, three,", "-n", "2", "--json", "--max-tokens", "8", "--seed", "1", *SMALL)
+    assert result.exit_code == 0, result.stderr
+    answer = json.loads(result.stdout)
+    assert [completion["index"] for completion in answer["completions"]] == [0, 1]
+    assert all(len(completion["token_ids"]) <= 8 for completion in answer["completions"])
+    assert answer["completions"][0]["speculative_decoding"]["num_spec_tokens"] == 8
+
+
+def test_bench_with_the_embedded_model(tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(
+        '{"prompt": "Repeat exactly: a b c d e f g h a b c d e f g h", "category": "copy"}\n'
+        '{"turns": ["Say hi.", "Again."], "category": "chat"}\n'
+    )
+    figures = tmp_path / "figures.json"
+    result = run("bench", str(prompts), "--tokens", "12", "--concurrency", "2", "--json", str(figures), *SMALL)
+    assert result.exit_code == 0, result.output
+    assert "speculative: all 3 answers are identical to plain." in result.stdout
+    plain, speculative = json.loads(figures.read_text())["contenders"]
+    assert plain["drafted"] == 0
+    assert plain["tokens"] == speculative["tokens"] > 0
+    assert set(plain["by_category"]) == {"copy", "chat"}
+
+
+def test_bench_reports_bad_files_before_loading_anything(tmp_path: Path) -> None:
+    result = run("bench", str(tmp_path / "none.jsonl"))
+    assert result.exit_code == 2
+    assert "cannot read the prompts" in result.stderr
+    result = run("bench", "--json", str(tmp_path / "none" / "figures.json"))
+    assert result.exit_code == 2
+    assert "there is no folder" in result.stderr
+
+
+def test_a_missing_package_is_named_with_its_install_command() -> None:
+    code = "import sys; sys.modules['typer'] = None; from paceline.cli.main import app; app()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr.strip().endswith("pip install 'paceline[server]'")
+    assert "Traceback" not in result.stderr
+
+
+def test_python_m_paceline_and_no_torch_for_help() -> None:
+    code = "import sys, paceline.cli.commands; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    result = subprocess.run(
+        [sys.executable, "-m", "paceline", "--version"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert result.stdout.startswith("paceline ")

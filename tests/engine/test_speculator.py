@@ -1,0 +1,325 @@
+"""The engine's side of speculation: who is asked, what is let through, what is learned, and when it stops asking."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.core.clock import VirtualClock
+from paceline.core.config import SpeculationConfig
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.core.sequence import Origin
+from paceline.core.sequence import Sequence as Generation
+from paceline.core.speculation import SpeculationParams
+from paceline.engine.engine import Engine
+from paceline.engine.intake import Intake, Limits
+from paceline.engine.scheduler import Schedule, Scheduled
+from paceline.engine.speculator import Speculator
+from paceline.models.runner import ModelRunner, Span
+from paceline.speculation.breaker import Breaker, BreakerRule, BreakerState
+from paceline.speculation.depth.policy import Candidate, StepObservation
+from paceline.speculation.drafts import Draft, DraftBatch
+from paceline.speculation.proposer import Progress
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.verification import Verdict
+from tests.fakes import TINY, draft_model, request, run, tiny_engine, tiny_model
+
+VOCAB = 40
+
+
+class Scripted:
+    """Answers every `collect` with the same batch and remembers what it was told."""
+
+    def __init__(
+        self, answer: DraftBatch | None = None, clock: VirtualClock | None = None, seconds: float = 0.0
+    ) -> None:
+        self.answer, self.clock, self.seconds = answer or DraftBatch.empty(), clock, seconds
+        self.observed: list[list[Progress]] = []
+        self.collected: list[tuple[list[int], float]] = []
+        self.closed: list[int] = []
+
+    def observe(self, batch: Sequence[Progress]) -> None:
+        self.observed.append(list(batch))
+
+    def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
+        self.collected.append((list(sequence_ids), deadline))
+        if self.clock is not None:
+            self.clock.advance(self.seconds)
+        return self.answer
+
+    def close(self, sequence_ids: Sequence[int]) -> None:
+        self.closed += sequence_ids
+
+
+class RecordedDepth:
+    """Gives every candidate what it may have, and keeps what it was shown."""
+
+    advantage: float | None = None
+
+    def __init__(self) -> None:
+        self.steps: list[StepObservation] = []
+        self.candidates: list[list[Candidate]] = []
+
+    def observe(self, step: StepObservation) -> None:
+        self.steps.append(step)
+
+    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+        self.candidates.append(list(batch))
+        return [candidate.max_depth for candidate in batch]
+
+
+class House:
+    """A speculator with two scripted methods, and sequences made by a real intake."""
+
+    def __init__(self, answer: DraftBatch | None = None, rule: BreakerRule | None = None) -> None:
+        self.clock = VirtualClock(100.0)
+        self.one, self.two = Scripted(answer, self.clock, 0.25), Scripted()
+        proposers = {"one": self.one, "two": self.two}
+        self.intake = Intake(Limits(VOCAB, 64), SpeculationConfig(max_depth=6), "one", proposers)
+        self.depth = RecordedDepth()
+        self.speculator = Speculator(
+            proposers, self.depth, Breaker(rule or BreakerRule(threshold=0.0)), self.intake, self.clock, VOCAB
+        )
+
+    def sequence(self, category: str = "default", max_tokens: int = 40, **speculation: Any) -> Generation:
+        """Past its prompt, about to decode."""
+        asked = Request(
+            "r", (1, 2, 3), SamplingParams(max_tokens=max_tokens), SpeculationParams(**speculation), category
+        )
+        (sequence,) = self.intake.sequences(asked, 0.0)
+        sequence.num_computed = 2
+        return sequence
+
+    def plan(self, *rooms: tuple[Generation, int]) -> Schedule:
+        return Schedule(tuple(Scheduled(sequence, 1, room) for sequence, room in rooms))
+
+
+def chain(sequence_id: int, *tokens: int) -> DraftBatch:
+    return DraftBatch.chains([(sequence_id, list(tokens))])
+
+
+# --- proposing
+
+
+def test_only_sequences_with_room_are_asked_and_each_of_its_own_method() -> None:
+    house = House()
+    a, b, c = house.sequence(), house.sequence(method="two"), house.sequence()
+    assert house.speculator.propose(house.plan((a, 2), (b, 3), (c, 0))) == {}
+    assert [ids for ids, _ in house.one.collected] == [[a.id]]
+    assert [ids for ids, _ in house.two.collected] == [[b.id]]
+
+
+def test_nobody_is_asked_when_nobody_has_room() -> None:
+    house = House()
+    house.speculator.propose(house.plan((house.sequence(), 0)))
+    assert house.one.collected == []
+
+
+def test_drafts_are_cut_to_their_room() -> None:
+    house = House(chain(0, 5, 6, 7, 8))
+    (draft,) = house.speculator.propose(house.plan((house.sequence(), 2))).values()
+    assert draft.tokens == (5, 6)
+
+
+def test_drafts_nobody_asked_for_are_ignored() -> None:
+    house = House(DraftBatch.chains([(0, [5]), (7, [6])]))
+    assert set(house.speculator.propose(house.plan((house.sequence(), 2)))) == {0}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "parents"),
+    [([5, VOCAB], [-1, 0]), ([-1], [-1]), ([5, 6], [-1, 1]), ([5, 5], [-1, -1]), ([5], [-2])],
+)
+def test_what_is_no_draft_is_dropped_and_counted(tokens: list[int], parents: list[int]) -> None:
+    house = House(DraftBatch((0,), (len(tokens),), torch.tensor(tokens), torch.tensor(parents)))
+    assert house.speculator.propose(house.plan((house.sequence(), 4))) == {}
+    assert house.speculator.num_invalid == 1
+
+
+def test_drafts_are_waited_for_no_longer_than_the_last_pass_took() -> None:
+    house = House()
+    sequence = house.sequence()
+    house.speculator.propose(house.plan((sequence, 1)))
+    assert house.one.collected[-1][1] == 100.0
+    house.speculator.learn(house.plan(), {}, {}, verify_seconds=0.5)
+    now = house.clock.now()
+    house.speculator.propose(house.plan((sequence, 1)))
+    assert house.one.collected[-1][1] == now + 0.5
+
+
+# --- learning
+
+
+def test_a_step_is_reported_as_it_was() -> None:
+    house = House(DraftBatch((0,), (3,), torch.tensor([5, 6, 7]), torch.tensor([-1, -1, 0])))
+    a, b, c = house.sequence("x"), house.sequence("y"), house.sequence()
+    c.ids += [1] * 9
+    plan = Schedule((Scheduled(a, 1, 4), Scheduled(b, 1, 2), Scheduled(c, 6, 0)))
+    drafts = house.speculator.propose(plan)
+    verdicts = {
+        a.id: Verdict((0, 2), (5, 7, 9), (Origin.ACCEPTED, Origin.ACCEPTED, Origin.BONUS)),
+        b.id: Verdict((), (4,), (Origin.PLAIN,)),
+    }
+    house.speculator.learn(plan, drafts, verdicts, verify_seconds=0.125)
+    (step,) = house.depth.steps
+    assert (step.batch, step.rows, step.prefill_rows, step.max_depth) == (2, 5, 6, 4)
+    assert (step.draft_seconds, step.verify_seconds) == (0.25, 0.125)
+    seen = [(r.sequence_id, r.category, r.drafted, r.accepted, r.asked) for r in step.rounds]
+    assert seen == [(a.id, "one/x", 2, 2, 4), (b.id, "one/y", 0, 0, 2)]  # a tree counts levels; b got nothing
+
+
+def test_nothing_is_learned_while_switched_off() -> None:
+    house = House()
+    house.speculator.enabled = False
+    house.speculator.learn(house.plan(), {}, {}, 0.5)
+    assert house.depth.steps == []
+
+
+# --- looking ahead
+
+
+def test_depth_is_the_least_that_anybody_allows() -> None:
+    house = House()
+    sequences = [
+        house.sequence(),
+        house.sequence(max_depth=2),
+        house.sequence(max_depth=50),
+        house.sequence(enabled=False),
+        house.sequence(max_tokens=4),
+    ]
+    house.speculator.look_ahead(sequences)
+    assert [sequence.depth for sequence in sequences] == [6, 2, 6, 0, 3]
+    (batch,) = house.one.observed
+    assert [progress.depth for progress in batch] == [6, 2, 6, 0, 3]
+    assert batch[0].ids is sequences[0].ids
+
+
+def test_a_sequence_in_its_prompt_is_left_out() -> None:
+    house = House()
+    early = house.sequence()
+    early.num_computed = 0
+    house.speculator.look_ahead([early])
+    assert early.depth == 0
+    assert house.one.observed == []
+
+
+def test_switched_off_nobody_drafts_and_no_proposer_hears() -> None:
+    house = House()
+    sequence = house.sequence()
+    sequence.depth = 5
+    house.speculator.enabled = False
+    house.speculator.look_ahead([sequence])
+    assert (sequence.depth, house.one.observed) == (0, [])
+
+
+def test_a_forgotten_sequence_is_closed_where_it_was_drafted() -> None:
+    house = House()
+    a, b = house.sequence(), house.sequence(method="two")
+    a.depth = b.depth = 3
+    house.speculator.forget([a, b])
+    assert (house.one.closed, house.two.closed, a.depth, b.depth) == ([a.id], [b.id], 0, 0)
+
+
+# --- the breaker
+
+RULE = BreakerRule(threshold=0.5, trips=2, window=3, cooldown=5.0)
+
+
+def lose(house: House, sequence: Generation, rounds: int, accepted: int = 0) -> None:
+    draft = Draft((5, 6), (-1, 0))
+    verdict = Verdict((0, 1)[:accepted], (5, 6, 7)[: accepted + 1], (Origin.ACCEPTED,) * accepted + (Origin.BONUS,))
+    for _ in range(rounds):
+        house.speculator.learn(house.plan((sequence, 2)), {sequence.id: draft}, {sequence.id: verdict}, 0.1)
+
+
+def test_a_class_of_traffic_that_loses_stops_and_the_others_go_on() -> None:
+    house = House(rule=RULE)
+    bad, other, method = house.sequence("bad"), house.sequence("good"), house.sequence("bad", method="two")
+    lose(house, bad, 5)
+    house.speculator.look_ahead([bad, other, method])
+    assert [s.depth for s in (bad, other, method)] == [6, 6, 6]
+    lose(house, bad, 1)
+    house.speculator.look_ahead([bad, other, method])
+    assert [s.depth for s in (bad, other, method)] == [0, 6, 6]
+
+
+def test_half_open_one_sequence_probes() -> None:
+    house = House(rule=RULE)
+    silent, *sequences = house.sequence(enabled=False), house.sequence(), house.sequence()
+    lose(house, sequences[0], 6)
+    house.clock.advance(5.0)
+    house.speculator.look_ahead([silent, *sequences])
+    assert [s.depth for s in (silent, *sequences)] == [0, 6, 0]  # the probe goes to one that drafts at all
+    lose(house, sequences[0], 3, accepted=2)
+    house.speculator.look_ahead(sequences)
+    assert [s.depth for s in sequences] == [6, 6]
+
+
+class CountedRunner(ModelRunner):
+    num_passes = 0
+
+    def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = ()) -> Any:
+        self.num_passes += 1
+        return super().forward(spans, capture)
+
+
+def test_an_always_wrong_draft_costs_nothing_once_the_breaker_is_open() -> None:
+    clock = VirtualClock()
+    wrong = tiny_model(seed=77)
+    runner = CountedRunner(wrong, 64)
+    draft = DraftModelProposer(runner, 64, TINY.vocab_size, TINY.vocab_size)
+    breaker = Breaker(BreakerRule(threshold=0.3, trips=2, window=4, cooldown=5.0))
+    engine = tiny_engine(tiny_model(), draft, depth=3, breaker=breaker, clock=clock)
+    target_text = run(tiny_engine(tiny_model()), [long_request("a", 1)]).tokens["a", 0]
+
+    assert decode(engine, long_request("a", 1)) == target_text
+    assert breaker.state("fake/default") is BreakerState.OPEN
+    spent = runner.num_passes
+    assert 0 < spent < 2 * 4 * 4 + 8  # two windows of four rounds, and no more
+
+    decode(engine, long_request("b", 2))  # no draft prefill for newcomers either
+    assert (runner.num_passes, draft.num_free_blocks) == (spent, 64)
+
+    clock.advance(5.0)
+    decode(engine, long_request("c", 3))  # probes, loses, and waits twice as long
+    probed = runner.num_passes
+    assert spent < probed < spent + 4 * 4 + 4
+    clock.advance(5.0)
+    decode(engine, long_request("d", 4))
+    assert runner.num_passes == probed
+    clock.advance(5.0)
+    decode(engine, long_request("e", 5))
+    assert runner.num_passes > probed
+
+
+def test_a_right_draft_closes_the_breaker_again() -> None:
+    clock = VirtualClock()
+    breaker = Breaker(BreakerRule(threshold=0.3, trips=1, window=4, cooldown=5.0))
+    engine = tiny_engine(tiny_model(), draft_model(tiny_model()), depth=3, breaker=breaker, clock=clock)
+    for _ in range(4):
+        breaker.record("fake/default", 3, 0, clock.now())
+    assert breaker.state("fake/default") is BreakerState.OPEN
+    assert run(engine, [long_request("a", 1)]).drafted == 0
+    clock.advance(5.0)
+    assert run(engine, [long_request("b", 1)]).drafted > 0
+    assert breaker.state("fake/default") is BreakerState.CLOSED
+
+
+def test_traffic_is_told_apart_by_category() -> None:
+    clock = VirtualClock()
+    breaker = Breaker(BreakerRule(threshold=0.3, trips=1, window=4, cooldown=5.0))
+    engine = tiny_engine(tiny_model(), draft_model(tiny_model(seed=77)), depth=3, breaker=breaker, clock=clock)
+    decode(engine, replace(long_request("a", 1), category="prose"))
+    assert breaker.state("fake/prose") is BreakerState.OPEN
+    assert breaker.state("fake/code") is BreakerState.CLOSED
+
+
+def long_request(name: str, seed: int) -> Request:
+    return request(name, [seed, 4, 9, 16, 25, 36, seed + 1], max_tokens=40, temperature=0.0)
+
+
+def decode(engine: Engine, one: Request) -> list[int]:
+    return run(engine, [one]).tokens[one.id, 0]

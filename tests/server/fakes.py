@@ -1,0 +1,169 @@
+"""An LLM that says what a test tells it to, and an application around it."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+
+from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.errors import EngineClosed
+from paceline.core.flags import SpeculationFlags
+from paceline.core.output import StepOutput, TokenLogprobs
+from paceline.core.request import Request
+from paceline.core.sequence import FinishReason, Origin
+from paceline.engine.intake import Intake, Limits
+from paceline.engine.loop import Listener
+from paceline.engine.snapshot import EngineSnapshot
+from paceline.models.tokenizer import Tokenizer
+from paceline.server.app import create_app
+from paceline.server.config import ServerConfig
+from paceline.server.flags import FlagStore
+from paceline.server.gateway import Gateway
+from paceline.server.metrics import Metrics
+
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def byte_tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
+    """A token a byte."""
+    vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Backend(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(t, special=True) for t in ("<|im_start|>", "<|im_end|>")])
+    return Tokenizer(backend, bos_id=None, eos_ids=[257], special_tokens={}, chat_template=template)
+
+
+class FakeLLM:
+    """Answers every request with `say(request)`, `per_step` tokens a step of which all but one were drafted. With `hold` it
+    says nothing until `release`."""
+
+    def __init__(self, say: Callable[[Request], str], per_step: int, hold: bool, config: EngineConfig) -> None:
+        self.config = config
+        self.tokenizer = byte_tokenizer()
+        self.is_running = True
+        self.max_model_len = config.max_model_len or 4096
+        self.requests: list[Request] = []
+        self.cancelled: list[str] = []
+        self._say, self._per_step, self._hold = say, per_step, hold
+        self._held: dict[str, tuple[Request, Listener]] = {}
+        limits = Limits(self.tokenizer.vocab_size, self.max_model_len)
+        self._intake = Intake(limits, SpeculationConfig(), "ngram", ["ngram"], self.tokenizer)
+        self.engine = SimpleNamespace(
+            validate=self._intake.validate, validate_flags=self._intake.validate_flags, snapshot=self._snapshot
+        )
+
+    def submit(self, request: Request, listener: Listener) -> None:
+        if not self.is_running:
+            raise EngineClosed("the engine was shut down: make a new LLM")
+        self._intake.validate(request)
+        self.requests.append(request)
+        self._held[request.id] = request, listener
+        if not self._hold:
+            self.release()
+
+    def release(self) -> None:
+        """Answer everybody who waits."""
+        while self._held:
+            request, listener = self._held.pop(next(iter(self._held)))
+            for choice in range(request.sampling.n):
+                for output in self._outputs(request, choice):
+                    listener(output)
+
+    def fail(self) -> None:
+        """As an engine that breaks down."""
+        self.is_running = False
+        for _, listener in self._held.values():
+            listener(EngineClosed("the engine failed"))
+
+    def cancel(self, request_id: str) -> None:
+        self.cancelled.append(request_id)
+        self._held.pop(request_id, None)
+
+    def set_flags(self, flags: SpeculationFlags) -> None:
+        self._intake.flags = flags
+
+    def _outputs(self, request: Request, choice: int) -> list[StepOutput]:
+        ids = self.tokenizer.encode(self._say(request), add_special=False)
+        limit = min(request.sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
+        reason = FinishReason.STOP if len(ids) <= limit else FinishReason.LENGTH
+        ids = ids[:limit]
+        steps = [ids[i : i + self._per_step] for i in range(0, len(ids), self._per_step)] or [[]]
+        outputs = [self._output(request, choice, tokens) for tokens in steps]
+        return [*outputs[:-1], replace(outputs[-1], finish_reason=reason)]
+
+    def _output(self, request: Request, choice: int, tokens: Sequence[int]) -> StepOutput:
+        top = request.sampling.logprobs
+        drafted = len(tokens) - 1
+        return StepOutput(
+            request_id=request.id,
+            sequence_id=choice,
+            choice=choice,
+            tokens=tuple(tokens),
+            origins=(Origin.ACCEPTED,) * max(0, drafted) + (Origin.BONUS,) * bool(tokens),
+            text=self.tokenizer.decode(tokens),
+            drafted=max(0, drafted),
+            accepted=max(0, drafted),
+            num_cached=3,
+            logprobs=None
+            if top is None
+            else tuple(TokenLogprobs(t, -0.5, tuple((o, -0.5 - o) for o in range(top))) for t in tokens),
+        )
+
+    def _snapshot(self) -> EngineSnapshot:
+        return EngineSnapshot(0, 0, 0, 8, 0, 0, self._intake.flags, ())
+
+
+@dataclass
+class Served:
+    llm: FakeLLM
+    gateway: Gateway
+    app: FastAPI
+
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://server", timeout=30)
+
+    def call(self, method: str, path: str, **options: Any) -> httpx.Response:
+        async def run() -> httpx.Response:
+            async with self.client() as client:
+                return await client.request(method, path, **options)
+
+        return asyncio.run(run())
+
+    def post(self, path: str, body: Mapping[str, Any], **options: Any) -> httpx.Response:
+        return self.call("POST", path, json=body, **options)
+
+
+def served(
+    say: str | Callable[[Request], str] = "Hello there!",
+    *,
+    per_step: int = 3,
+    hold: bool = False,
+    engine: EngineConfig | None = None,
+    **config: Any,
+) -> Served:
+    """`config` are fields of `ServerConfig`."""
+    engine = engine or EngineConfig(model="fake", max_num_seqs=4, max_model_len=4096)
+    settings = ServerConfig(engine=engine, **config)
+    llm = FakeLLM((lambda request: say) if isinstance(say, str) else say, per_step, hold, engine)
+    flags = FlagStore(None, llm.engine.validate_flags)
+    flags.subscribe(llm.set_flags)
+    metrics = Metrics(settings.model_name)
+    metrics.bind(llm.engine.snapshot)
+    gateway = Gateway(llm, settings, metrics, flags)  # type: ignore[arg-type]
+    return Served(llm, gateway, create_app(gateway))
+
+
+def events(response: httpx.Response) -> list[str]:
+    """The data of each server-sent event."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    return [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]

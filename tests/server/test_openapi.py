@@ -1,0 +1,56 @@
+"""The document describes the server: whatever it allows to be sent, nothing answers 5xx, and every error has OpenAI's shape."""
+
+import json
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, settings
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from paceline.core.config import EngineConfig
+from tests.server.fakes import served
+
+KEY = "open-sesame"
+server = served("Hi.", admin_key=KEY, engine=EngineConfig(model="fake", max_num_seqs=64, max_model_len=512))
+schema = schemathesis.openapi.from_asgi("/openapi.json", server.app)
+schema.config.generation.update(modes=list(schemathesis.GenerationMode))
+
+CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
+
+
+def has_openais_shape(response: Any) -> None:
+    body = json.loads(response.content)
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert isinstance(body["error"]["message"], str)
+
+
+@schema.parametrize()
+@settings(
+    max_examples=25,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+def test_whatever_is_sent(case: schemathesis.Case) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"} if case.path.startswith("/admin") else None
+    response = case.call_and_validate(headers=headers, checks=CHECKS)
+    if response.status_code >= 400:
+        has_openais_shape(response)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/metrics"])
+def test_the_document_names_every_route_and_its_errors(path: str) -> None:
+    document = server.app.openapi()
+    (operation,) = document["paths"][path].values()
+    assert {"200", "400", "429", "503"} <= set(operation["responses"])
+    assert "422" not in operation["responses"]
+    assert operation["responses"]["400"]["content"]["application/json"]["schema"]["$ref"].endswith("/ErrorBody")

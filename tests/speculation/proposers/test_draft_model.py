@@ -1,0 +1,336 @@
+"""A draft model's cache is only ever a shortcut: after any history it drafts what a fresh one would."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import Verification
+from paceline.models.llama import DecoderModel
+from paceline.models.runner import ModelRunner, Span
+from paceline.speculation.distribution import log_distribution, pick
+from paceline.speculation.drafts import Draft
+from paceline.speculation.proposer import Progress
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.rows import RowContext
+from tests.exactness.suite import mixed_requests, next_logits, plain_text
+from tests.fakes import TINY, MixedDepth, draft_model, request, run, tiny_engine, tiny_model
+
+MODEL = tiny_model()
+VOCAB = TINY.vocab_size
+LONG = [i * 7 % VOCAB for i in range(50)]
+GREEDY = SamplingParams(temperature=0.0)
+
+
+class CountedRunner(ModelRunner):
+    """Remembers (context length, number of tokens) of every span of every pass."""
+
+    def __init__(self, model: DecoderModel, num_blocks: int) -> None:
+        super().__init__(model, num_blocks)
+        self.passes: list[list[tuple[int, int]]] = []
+
+    def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = ()) -> Any:
+        self.passes.append([(span.context_len, len(span.tokens)) for span in spans])
+        return super().forward(spans, capture)
+
+
+def proposer(num_blocks: int = 64, max_rows: int = 64, model: DecoderModel = MODEL) -> DraftModelProposer:
+    return DraftModelProposer(CountedRunner(model, num_blocks), max_rows, model.config.vocab_size, VOCAB)
+
+
+def passes(part: DraftModelProposer) -> list[list[tuple[int, int]]]:
+    """What was computed since the last time of asking."""
+    done, part._runner.passes = part._runner.passes, []
+    return done
+
+
+def progress(
+    ids: list[int],
+    depth: int,
+    sequence_id: int = 0,
+    sampling: SamplingParams = GREEDY,
+    seed: int = 5,
+    verification: Verification = "coupled",
+    salt: str = "",
+    num_prompt: int = 1,
+) -> Progress:
+    return Progress(sequence_id, ids, depth, sampling, seed, 0, num_prompt, verification, salt)
+
+
+def drafts(part: DraftModelProposer, *batch: Progress) -> dict[int, Draft]:
+    part.observe(batch)
+    return part.collect([one.sequence_id for one in batch], deadline=0.0).split()
+
+
+def draft(part: DraftModelProposer, one: Progress) -> list[int]:
+    answer = drafts(part, one).get(one.sequence_id)
+    return [] if answer is None else list(answer.tokens)
+
+
+def expected(one: Progress, model: DecoderModel = MODEL) -> list[int]:
+    """Drafted from scratch: one whole pass over the text for each token."""
+    path: list[int] = []
+    for _ in range(one.depth):
+        position = len(one.ids) + len(path)
+        row = RowContext(one.sampling, one.seed, one.choice, position, one.ids, one.num_prompt, tuple(path))
+        path.append(int(pick(next_logits(model, [*one.ids, *path]).unsqueeze(0), [row])))
+    return path
+
+
+def test_a_draft_is_the_models_own_continuation() -> None:
+    for sampling in (GREEDY, SamplingParams(), SamplingParams(temperature=0.8, top_k=5, repetition_penalty=1.3)):
+        one = progress(LONG[:21], 5, sampling=sampling)
+        assert draft(proposer(), one) == expected(one)
+
+
+def test_depth_0_costs_nothing() -> None:
+    part = proposer()
+    ids = list(LONG)
+    for _ in range(3):
+        assert drafts(part, progress(ids, 0), progress(ids, 0, 1)) == {}
+        ids.append(3)
+    assert passes(part) == []
+    assert part.num_free_blocks == 64
+    assert part.collect([7], 0.0).split() == {}  # never heard of
+
+
+def test_only_the_sequences_that_draft_are_computed() -> None:
+    part = proposer()
+    assert set(drafts(part, progress(LONG[:5], 0), progress(LONG[:6], 2, 1))) == {1}
+    assert passes(part) == [[(0, 5)], [(5, 1)], [(6, 1)]]
+
+
+def test_after_a_full_acceptance_the_cache_lags_one_token() -> None:
+    part, ids = proposer(), LONG[:5]
+    tokens = draft(part, progress(ids, 3))
+    assert passes(part) == [[(0, 4)], [(4, 1)], [(5, 1)], [(6, 1)]]  # the last drafted token is never computed
+    ids += [*tokens, 9]
+    assert draft(part, progress(ids, 3)) == expected(progress(ids, 3))
+    assert passes(part)[0] == [(7, 2)]  # that token and the bonus
+
+
+def test_after_a_rejection_the_cache_goes_back() -> None:
+    part, ids = proposer(), LONG[:5]
+    tokens = draft(part, progress(ids, 4))
+    passes(part)
+    ids += [tokens[0], (tokens[1] + 1) % VOCAB]
+    assert draft(part, progress(ids, 2)) == expected(progress(ids, 2))
+    assert passes(part) == [[(6, 1)], [(7, 1)]]
+
+
+def test_blocks_of_rejected_drafts_are_given_back() -> None:
+    part, ids = proposer(), LONG[:14]
+    draft(part, progress(ids, 20))
+    assert part.num_free_blocks == 64 - 3
+    ids.append(3)
+    part.observe([progress(ids, 0)])
+    assert part.num_free_blocks == 64 - 1
+
+
+def test_a_draft_that_was_never_verified_is_forgotten() -> None:
+    part, ids = proposer(), LONG[:5]
+    first = draft(part, progress(ids, 4))
+    passes(part)
+    assert draft(part, progress(ids, 4)) == first
+    assert passes(part)[0] == [(4, 1)]
+
+
+def test_what_was_decoded_without_drafts_is_caught_up_with() -> None:
+    part, ids = proposer(), LONG[:5]
+    draft(part, progress(ids, 2))
+    passes(part)
+    for token in (1, 2, 3, 4):
+        ids.append(token)
+        part.observe([progress(ids, 0)])
+    assert passes(part) == []
+    assert draft(part, progress(ids, 2)) == expected(progress(ids, 2))
+    assert sum(count for spans in passes(part) for _, count in spans) == 4 + 1
+
+
+def test_a_long_prompt_is_computed_within_a_budget() -> None:
+    part, other = proposer(max_rows=20), LONG[3:9]
+    assert set(drafts(part, progress(LONG, 2), progress(other, 2, 1))) == set()  # 20 of 49 rows, and none left over
+    assert passes(part) == [[(0, 20)]]
+    assert set(drafts(part, progress(LONG, 2), progress(other, 2, 1))) == set()
+    assert set(drafts(part, progress(LONG, 2), progress(other, 2, 1))) == {0, 1}
+    assert passes(part)[:2] == [[(20, 20)], [(40, 9), (0, 5)]]
+
+
+def test_prefixes_are_shared_under_one_salt() -> None:
+    part = proposer()
+    reference = expected(progress(LONG, 3))
+    for sequence_id, salt, start in ((0, "", 0), (1, "", 48), (2, "other", 0), (3, "other", 48)):
+        assert draft(part, progress(LONG, 3, sequence_id, salt=salt)) == reference
+        assert passes(part)[0][0][0] == start
+    part.close([0, 1, 2, 3])
+    assert part.num_free_blocks == 64
+    assert draft(part, progress(LONG, 3, 4)) == reference
+    assert passes(part)[0] == [(48, 2)]
+
+
+def test_drafted_tokens_are_never_shared() -> None:
+    """A block is published when its tokens are committed, not when they were only drafted."""
+    part, ids = proposer(), LONG[:14]
+    tokens = draft(part, progress(ids, 8))  # fills the first block with drafts
+    assert part._tables.pool.num_cached == 0
+    other = [*ids, *tokens, 1]
+    passes(part)
+    assert draft(part, progress(other, 2, 1)) == expected(progress(other, 2, 1))
+    assert passes(part)[0][0] == (0, len(other) - 1)
+
+
+def test_a_pool_too_small_means_no_draft() -> None:
+    part = proposer(num_blocks=3)
+    assert drafts(part, progress(LONG, 4)) == {}
+    short = LONG[:20]
+    assert drafts(part, progress(LONG, 4), progress(short, 4, 1))[1].tokens == tuple(expected(progress(short, 4)))
+    assert drafts(part, progress(LONG[1:], 4, 2)) == {}
+    part.close([0, 1, 2])
+    assert part.num_free_blocks == 3
+    part._tables.pool.check()
+
+
+def test_a_sequence_drafts_once_there_is_room() -> None:
+    part = proposer(num_blocks=4)
+    assert set(drafts(part, progress(LONG[:40], 2), progress(LONG[1:41], 2, 1))) == {0}
+    part.close([0])
+    assert draft(part, progress(LONG[1:41], 2, 1)) == expected(progress(LONG[1:41], 2, 1))
+
+
+def test_closing_frees_and_may_come_twice() -> None:
+    part = proposer()
+    drafts(part, progress(LONG, 3), progress(LONG[::-1], 3, 1))
+    assert part.num_free_blocks < 64
+    part.close([0, 1, 99])
+    part.close([0])
+    assert part.num_free_blocks == 64
+    assert part.collect([0, 1], 0.0).split() == {}
+    part._tables.pool.check()
+
+
+def test_rejection_says_what_it_drew_from() -> None:
+    sampled = SamplingParams(temperature=0.7, top_k=6)
+    batch = [
+        progress(LONG[:9], 3, 0, sampled, verification="rejection"),
+        progress(LONG[:7], 2, 1, sampled),  # coupled: one-hot beside it
+        progress(LONG[:5], 2, 2, GREEDY, verification="rejection"),
+    ]
+    answers = drafts(proposer(), *batch)
+    for one in batch:
+        answer = answers[one.sequence_id]
+        q = answer.q(VOCAB)
+        assert q is not None
+        torch.testing.assert_close(q.sum(1), torch.ones(len(answer)))
+        for step, token in enumerate(answer.tokens):
+            path = answer.tokens[:step]
+            row = RowContext(one.sampling, one.seed, 0, len(one.ids) + step, one.ids, one.num_prompt, path)
+            if one.sequence_id == 0:
+                logits = next_logits(MODEL, [*one.ids, *path]).unsqueeze(0)
+                torch.testing.assert_close(q[step], log_distribution(logits, [row])[0].exp())
+                assert q[step, token] > 0
+            else:
+                assert (q[step, token], int(q[step].count_nonzero())) == (1.0, 1)
+
+
+def test_coupled_drafts_carry_no_probabilities() -> None:
+    assert drafts(proposer(), progress(LONG[:9], 3, sampling=SamplingParams()))[0].probs is None
+
+
+@pytest.mark.parametrize(("num_blocks", "max_rows"), [(64, 64), (64, 12), (14, 64), (14, 12), (8, 64)])
+@pytest.mark.parametrize("seed", range(3))
+def test_any_history_drafts_like_a_fresh_model(num_blocks: int, max_rows: int, seed: int) -> None:
+    """Random commits, depths, arrivals, ends, steps without speculation, and pools that are sometimes too small."""
+    rng = random.Random(seed)
+    part = proposer(num_blocks, max_rows)
+    samplings = (GREEDY, SamplingParams(), SamplingParams(temperature=0.7, top_p=0.9, frequency_penalty=0.5))
+    texts: dict[int, tuple[list[int], SamplingParams, str]] = {}
+    answers: dict[int, Draft] = {}
+    numbers, compared = iter(range(1000)), 0
+    for _ in range(30):
+        while len(texts) < 3:
+            start = rng.choice((LONG[:33], LONG[:17], []))
+            ids = [*start, *(rng.randrange(VOCAB) for _ in range(rng.randint(1, 20)))]
+            texts[next(numbers)] = ids, rng.choice(samplings), rng.choice(("", "salt"))
+        for i, (ids, _, _) in texts.items():  # keep some of the draft, or something else altogether
+            tokens = answers[i].tokens if i in answers else ()
+            ids += [*tokens[: rng.randint(0, len(tokens))], *([rng.randrange(VOCAB)] * rng.choice((1, 1, 1, 5)))]
+        depths = {i: rng.choice((0, 1, 3, 6)) for i in texts}
+        batch = [progress(ids, depths[i], i, sampling, salt=salt) for i, (ids, sampling, salt) in texts.items()]
+        if rng.random() < 0.8:  # otherwise nobody is told: speculation was off for this step
+            answers = drafts(part, *batch)
+        else:
+            answers = {}
+        for one in batch:
+            if one.sequence_id in answers:
+                assert list(answers[one.sequence_id].tokens) == expected(one)
+                compared += 1
+        for i in list(texts):
+            if rng.random() < 0.1 or len(texts[i][0]) > 100:
+                part.close([i])
+                del texts[i]
+        part._tables.pool.check()
+    part.close(list(texts))
+    assert part.num_free_blocks == part._runner.num_blocks
+    assert compared > 5
+
+
+# --- drafts that are made for less than their target
+
+
+@pytest.mark.parametrize("verification", ["coupled", "rejection"])
+def test_a_smaller_vocabulary(verification: str) -> None:
+    """Prompts hold tokens that the draft does not know, and the target goes on writing them."""
+    small = tiny_model(config=replace(TINY, vocab_size=30))
+    part = proposer(model=small)
+    engine = tiny_engine(MODEL, part, MixedDepth(5))
+    requests = mixed_requests(8, VOCAB, verification=verification)
+    result = run(engine, requests)
+    assert result.drafted > 50
+    assert any(token >= 30 for one in requests for token in one.prompt_ids)
+    if verification == "coupled":
+        assert result.tokens == plain_text(MODEL, requests)
+
+
+def test_only_known_tokens_are_drafted() -> None:
+    part = proposer(model=tiny_model(config=replace(TINY, vocab_size=30)))
+    sampled = SamplingParams(logit_bias=dict.fromkeys(range(30, 40), 100.0), repetition_penalty=1.5)
+    for verification in ("coupled", "rejection"):
+        one = drafts(part, progress([35, 3, 39, 2], 6, 0, sampled, verification=verification))[0]
+        assert all(token < 30 for token in one.tokens)
+        q = one.q(VOCAB)
+        assert (q is None) == (verification == "coupled")
+        assert q is None or float(q[:, 30:].sum()) == 0.0
+
+
+def test_a_larger_vocabulary() -> None:
+    padded = tiny_model(config=replace(TINY, vocab_size=48))
+    part = DraftModelProposer(ModelRunner(padded, 64), 64, VOCAB, VOCAB)
+    requests = mixed_requests(6, VOCAB)
+    assert run(tiny_engine(MODEL, part, depth=4), requests).tokens == plain_text(MODEL, requests)
+
+
+def test_a_shorter_window_ends_the_drafts_and_not_the_text() -> None:
+    part = proposer(model=tiny_model(config=replace(TINY, max_position=32)))
+    one = request("r", LONG[:10], max_tokens=60, temperature=0.0)
+    result = run(tiny_engine(MODEL, part, depth=4), [one])
+    assert result.tokens == plain_text(MODEL, [one])
+    assert result.accepted == result.drafted >= 16
+    assert max(start + count for spans in passes(part) for start, count in spans) <= 32
+    exact = LONG[:29]
+    assert len(draft(part, progress(exact, 4, 1))) == 4  # computes positions up to 31
+    assert draft(part, progress(exact, 5, 2)) == []
+
+
+def test_the_engines_blocks_and_the_drafts_are_separate_books() -> None:
+    part = draft_model(MODEL, num_blocks=8)
+    engine = tiny_engine(MODEL, part, depth=4)
+    engine.add(request("r", LONG, max_tokens=30, seed=1))
+    for _ in range(4):
+        engine.step()
+    assert part.num_free_blocks < 8
+    engine.cancel("r")
+    assert part.num_free_blocks == 8
