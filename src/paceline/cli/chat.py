@@ -78,7 +78,7 @@ class Conversation:
             console.fail(f"{error}. /reset starts a new conversation.")
             return
         self.messages += [question, {"role": "assistant", "content": trace.text}]
-        console.out.print(speed_line(trace), style="dim")
+        console.out.print(speed_line(trace), style="dim", highlight=False)
 
     def _answer(self, messages: list[dict[str, str]]) -> Trace:
         from paceline.cli.colours import Painter

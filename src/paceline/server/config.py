@@ -59,8 +59,9 @@ class ServerConfig:
     """Port to listen on; 0 picks a free one."""
     served_model_name: str | None = None
     """What clients call the model; None: the value of `model`."""
-    max_waiting: int = 256
-    """Requests that may wait for a seat; further ones are answered with 429."""
+    max_waiting: int | None = None
+    """Requests that may wait for a seat; further ones are answered with 429. None: half as many as there are seats, so that
+    whoever is let in waits little longer than on an empty server."""
     request_timeout: float = 600.0
     """Seconds a request may take, waiting included; a request may ask for less."""
     drain_timeout: float = 30.0
@@ -79,7 +80,7 @@ class ServerConfig:
     def __post_init__(self) -> None:
         checks = (
             ("port", 0 <= self.port <= 65535, "in [0, 65535]"),
-            ("max_waiting", self.max_waiting >= 0, "0 or more"),
+            ("max_waiting", self.max_waiting is None or self.max_waiting >= 0, "0 or more"),
             ("request_timeout", self.request_timeout > 0, "over 0 seconds"),
             ("drain_timeout", self.drain_timeout >= 0, "0 seconds or more"),
             ("max_body_bytes", self.max_body_bytes >= 1024, "at least 1024"),
