@@ -12,8 +12,8 @@ HEADS, KV_HEADS, WIDTH, BLOCKS, SCALE = 6, 2, 64, 40, 0.125
 #        0
 #      1   2
 #     3 4   5
-#     6     7 8   then a chain down to 12, past the rows that are computed as one block
-PARENTS = (-1, 0, 0, 1, 1, 2, 3, 5, 5, 8, 9, 10, 11)
+#     6     7 8   and below 8 a chain down to 24: longer than a vector and than what is computed as one block
+PARENTS = (-1, 0, 0, 1, 1, 2, 3, 5, 5, *range(8, 24))
 
 
 def masks(parents: tuple[int, ...]) -> list[int]:

@@ -56,9 +56,8 @@ def test_reference_can_be_forced() -> None:
 
 @pytest.mark.parametrize("compiler", ["false", "true"])  # fails; succeeds and builds nothing
 def test_a_broken_compiler_warns_once_and_falls_back(compiler: str, tmp_path: Path) -> None:
-    out, err = start(f"{REPORT}; native.available()", CC=compiler, XDG_CACHE_HOME=str(tmp_path)).communicate(
-        timeout=100
-    )
+    environment = {"CC": compiler, "XDG_CACHE_HOME": str(tmp_path), "PACELINE_NATIVE": "1"}
+    out, err = start(f"{REPORT}; native.available()", **environment).communicate(timeout=100)
     assert out.strip() == "False"
     assert err.count("native kernels are unavailable") == 1
     assert "PACELINE_NATIVE=0" in err

@@ -47,7 +47,7 @@ static void look(const attention_job *j, const row_block *block, view_t *view) {
     view->shared = context + own;
     for (int64_t r = 0; masks && r < block->rows; r++)
         if (masks[r] != -1) view->shared = context;
-    int64_t first = INT64_MAX, last = 0;
+    int64_t first = view->shared, last = 0; /* a small window may start in the tails, whose scores are all computed */
     for (int64_t r = 0; r < block->rows; r++) {
         int64_t count = 0;
         for (int64_t i = view->shared; i <= context + own + r; i++) /* i - context is beyond 63 only in chains */
