@@ -63,7 +63,7 @@ for count in (1, 8):
     ids = torch.tensor([[0] * (width - len(p)) + p for p in prompts])
     mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
     times = []
-    for _ in range(max(2, job["repeats"] // 2)):
+    for _ in range(max(2, job["repeats"] // 3)):
         started = time.perf_counter()
         with torch.inference_mode():
             model.generate(ids, attention_mask=mask, max_new_tokens=job["tokens"], min_new_tokens=job["tokens"],
@@ -123,8 +123,12 @@ def main() -> None:
     for (name, count), rate in sorted(rates.items(), key=lambda item: item[0][1]):
         print(f"{name:42} {count:5} {rate:9.1f} {rates['paceline, plain', count] / rate:19.2f}x")
     for count in (1, 8):
-        pairs = zip(results[f"paceline, plain/{count}"], results[f"paceline, speculation on/{count}"], strict=True)
-        print(f"speculation on over off, batch {count}: {', '.join(f'{off / on:.2f}' for off, on in pairs)}")
+        off, on = results[f"paceline, plain/{count}"], results[f"paceline, speculation on/{count}"]
+        pairs = sorted(a / b for a, b in zip(off, on, strict=True))
+        print(
+            f"speculation on over off, batch {count}: {statistics.median(off) / statistics.median(on):.2f} by medians, "
+            f"{pairs[0]:.2f} to {pairs[-1]:.2f} over {len(pairs)} pairs of runs"
+        )
     print(f"largest resident memory, 8 streams: {memory:.2f} GB")
 
 

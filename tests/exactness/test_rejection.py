@@ -33,7 +33,7 @@ def engine_for(target, draft, kind, siblings, proposer=Sampled, depth=None):
     return tiny_engine(
         target,
         proposer(law, siblings, kind),
-        depth=depth or (3 if siblings == 1 else 6),
+        depth=depth or (3 if siblings == 1 else 5),
         max_num_seqs=512,
         max_batched_tokens=8192,
         kv_tokens=16 * 1024,
@@ -49,5 +49,5 @@ def test_joint_of_four_tokens(models, case):
         PROMPT,
         SamplingParams(**sampling),
         DRAWS,
-        extra=0 if siblings == 1 else 3,
+        extra=0 if siblings == 1 else 2,
     )
