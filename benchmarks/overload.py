@@ -1,6 +1,6 @@
 """Ten times more requests than the server can hold, for a minute, on loopback.
 
-    python benchmarks/overload.py [--seconds 60] [--seats 8] [--waiting 4] [--tokens 48]
+    python benchmarks/overload.py [--seconds 60] [--seats 8] [--waiting 2] [--tokens 48]
 
 First as many clients as there are seats, then ten times as many as seats and places to wait together. Every client sends
 its next request as soon as it has an answer; one that was turned away comes back when `Retry-After` says. Fails unless all
@@ -66,7 +66,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seats", type=int, default=8)
-    parser.add_argument("--waiting", type=int, default=4)
+    parser.add_argument("--waiting", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args()
     clients = 10 * (options.seats + options.waiting)

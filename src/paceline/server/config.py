@@ -60,7 +60,7 @@ class ServerConfig:
     served_model_name: str | None = None
     """What clients call the model; None: the value of `model`."""
     max_waiting: int | None = None
-    """Requests that may wait for a seat; further ones are answered with 429. None: half as many as there are seats, so that
+    """Requests that may wait for a seat; further ones are answered with 429. None: a quarter of the seats, so that
     whoever is let in waits little longer than on an empty server."""
     request_timeout: float = 600.0
     """Seconds a request may take, waiting included; a request may ask for less."""

@@ -100,7 +100,7 @@ class Gateway:
         if self.draining:
             self.metrics.rejected("draining")
             raise Unavailable("the server is shutting down: send this elsewhere")
-        waiting = self._seats // 2 if self.config.max_waiting is None else self.config.max_waiting
+        waiting = self._seats // 4 if self.config.max_waiting is None else self.config.max_waiting
         capacity = self._seats + waiting
         if choices > capacity:
             raise BadRequest(
