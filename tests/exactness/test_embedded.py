@@ -110,7 +110,7 @@ def test_matrix(target, draft, prompts, method, sampling, depth, batch):
 @pytest.mark.exact
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_preemption_and_chunks(target, draft, prompts, sampling):
-    requests = requests_for(prompts[:10], 40, **SAMPLINGS[sampling])
-    speculative = engine(target, draft_model(draft, 512, 256), MixedDepth(6), kv_tokens=1040, max_batched_tokens=48)
+    requests = requests_for(prompts[2:8], 64, ignore_eos=True, **SAMPLINGS[sampling])
+    speculative = engine(target, draft_model(draft, 512, 256), MixedDepth(6), kv_tokens=448, max_batched_tokens=48)
     check(target, requests, speculative)
     assert speculative.scheduler.num_preemptions > 0
