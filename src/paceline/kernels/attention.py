@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.kernels import native
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
+from paceline.kernels.quantized import take
 
 _LANES = 16  # the widest vector a native build may use; heads must be whole vectors
 
@@ -18,13 +19,13 @@ def paged_attention(
 ) -> Tensor:
     """q [T, H, hd], caches [blocks, BLOCK_SIZE, KV, hd] that hold the rows' own keys and values too -> [T, H * hd]."""
     rows, heads, width = q.shape
-    if width % _LANES or not native.serves(q):
+    if width % _LANES or not native.serves(q) or key_cache.dtype is not torch.float32:
         return paged_attention_reference(q, key_cache, value_cache, layout, scale, window)
     starts, context_lens, tables, ancestors = layout.starts, layout.context_lens, layout.block_tables, layout.ancestors
     assert starts.dtype is context_lens.dtype is tables.dtype is torch.int32
     assert tables.is_contiguous()
     assert q.is_contiguous()
-    assert key_cache.dtype is value_cache.dtype is torch.float32
+    assert value_cache.dtype is torch.float32
     out = torch.empty(rows, heads * width)
     native.library().for_rows(rows).paceline_attention(  # type: ignore[union-attr]  # serves() said so
         q.data_ptr(),
@@ -57,8 +58,8 @@ def paged_attention_reference(
         rows = slice(starts[s], starts[s + 1])
         length = context + starts[s + 1] - starts[s]
         blocks = layout.block_tables[s, : -(-length // BLOCK_SIZE)].long()
-        keys = key_cache[blocks].view(-1, kv_heads, width)[:length].float()  # [L, KV, hd]
-        values = value_cache[blocks].view(-1, kv_heads, width)[:length].float()
+        keys = take(key_cache, blocks).view(-1, kv_heads, width)[:length].float()  # [L, KV, hd]
+        values = take(value_cache, blocks).view(-1, kv_heads, width)[:length].float()
         queries = q[rows].float().unflatten(1, (kv_heads, heads // kv_heads))  # [R, KV, G, hd]
         scores = torch.einsum("rkgd,lkd->kgrl", queries, keys) * scale
         ancestors = None if layout.ancestors is None else layout.ancestors[rows]

@@ -1,7 +1,7 @@
 """y = x W^T (+ bias), and rows of W for a head that is also the embedding.
 
 On the CPU in float32 the weight stays as the checkpoint has it, 4-bit codes included, and activations are never rounded
-to fewer bits; elsewhere it is a dense tensor of the model's dtype.
+to fewer bits; elsewhere it is a dense tensor of the model's dtype, or 8 bits with their scales.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ from torch.nn.functional import linear as dense_linear
 
 from paceline.kernels import native
 from paceline.kernels.packing import PackedWeight
-from paceline.kernels.weights import Weight
+from paceline.kernels.quantized import QuantizedWeight
+from paceline.kernels.weights import Dense, Weight, grouped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,20 +29,30 @@ class DenseWeight:
         return self.values.nbytes
 
 
-LinearWeight = DenseWeight | PackedWeight
+LinearWeight = DenseWeight | QuantizedWeight | PackedWeight
 
 
 def prepare(weight: Weight, device: torch.device | str, dtype: torch.dtype) -> LinearWeight:
     device = torch.device(device)
-    if device.type == "cpu" and dtype == torch.float32 and native.available():
+    is_native = device.type == "cpu" and dtype == torch.float32 and native.available()
+    if isinstance(weight, QuantizedWeight):
+        codes = grouped(weight) if is_native else None
+        if codes is not None:
+            return PackedWeight(codes)
+        return QuantizedWeight(weight.values.to(device), weight.scales.to(device))
+    if is_native:
         return PackedWeight(weight)
-    return DenseWeight(weight.dequantize().to(device, dtype))
+    # Dense goes as it is: through float32 a matrix that was made on the device would be there three times
+    values = weight.values if isinstance(weight, Dense) else weight.dequantize()
+    return DenseWeight(values.to(device, dtype))
 
 
 def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
     """x [T, K] -> [T, N]. A packed weight wants contiguous float32 rows on the CPU."""
     if isinstance(weight, DenseWeight):
         return dense_linear(x, weight.values, bias)
+    if isinstance(weight, QuantizedWeight):
+        return quantized_linear_reference(x, weight, bias)
     assert x.dtype is torch.float32
     assert x.is_contiguous()
     assert x.shape[1] == weight.shape[1]
@@ -54,10 +65,17 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tenso
     return out
 
 
+def quantized_linear_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+    """In float32, rounded once."""
+    wide_bias = None if bias is None else bias.float()
+    return dense_linear(x.float(), weight.dequantize(), wide_bias).to(x.dtype)
+
+
 def embedding_rows(weight: LinearWeight, ids: Tensor) -> Tensor:
     """Rows `ids` [T] int64 of W -> [T, K]: the dequantised values, bit for bit."""
     if isinstance(weight, DenseWeight):
         return weight.values[ids]
+    assert not isinstance(weight, QuantizedWeight)  # an embedding is a lookup: fewer bits would save nothing
     ids = ids.contiguous()
     assert ids.dtype is torch.int64
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < weight.shape[0]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels import native
+from paceline.kernels.quantized import put, saturate
 
 
 def apply_rotary_and_store(
@@ -21,10 +22,10 @@ def apply_rotary_and_store(
     num_kv_heads: int,
 ) -> Tensor:
     """qkv [T, (H + 2 KV) hd], cos and sin [T, hd/2], caches [blocks, BLOCK_SIZE, KV, hd], slots [T] -> q [T, H, hd]."""
-    if not native.serves(qkv):
+    if not native.serves(qkv) or key_cache.dtype is not torch.float32:
         return apply_rotary_and_store_reference(qkv, cos, sin, key_cache, value_cache, slots, num_heads, num_kv_heads)
     assert all(tensor.is_contiguous() for tensor in (qkv, cos, sin, slots))
-    assert cos.dtype is sin.dtype is key_cache.dtype is value_cache.dtype is torch.float32
+    assert cos.dtype is sin.dtype is value_cache.dtype is torch.float32
     assert slots.dtype is torch.int64
     rows, width = qkv.shape[0], key_cache.shape[3]
     query = torch.empty(rows, num_heads, width)
@@ -59,6 +60,6 @@ def apply_rotary_and_store_reference(
     low, high = rotated.float().chunk(2, -1)  # [T, H + KV, hd/2]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     turned = torch.cat((low * cos - high * sin, high * cos + low * sin), -1).to(qkv.dtype)
-    key_cache.view(-1, num_kv_heads, key_cache.shape[3])[slots] = turned[:, num_heads:].to(key_cache.dtype)
-    value_cache.view(-1, num_kv_heads, value_cache.shape[3])[slots] = value.to(value_cache.dtype)
+    for cache, rows in ((key_cache, turned[:, num_heads:]), (value_cache, value)):
+        put(cache.view(-1, num_kv_heads, cache.shape[3]), slots, saturate(rows, cache.dtype))
     return turned[:, :num_heads].contiguous()

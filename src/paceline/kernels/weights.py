@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
+from paceline.kernels.quantized import GROUP, QuantizedWeight
 
 GROUPS = (16, 32)
 
@@ -58,19 +59,36 @@ class Grouped:
         return grouped.flatten(1)
 
 
-Weight = Dense | Grouped
+Weight = Dense | Grouped | QuantizedWeight
+
+
+def grouped(weight: QuantizedWeight) -> Grouped | None:
+    """The same int8 matrix as the native kernels take it; None where they do not (float8, or inputs in no whole groups)."""
+    width, inputs = GROUPS[-1], weight.shape[1]
+    if weight.values.dtype is not torch.int8 or inputs % width:
+        return None
+    return Grouped(weight.values, weight.scales_per_input(inputs // width, width).contiguous(), None, width)
 
 
 def concat(weights: Sequence[Weight]) -> Weight:
     """One matrix with the outputs of all, in order. Quantised matrices stay quantised, in the finest form among them; a
-    mix of dense and quantised becomes dense float32."""
-    grouped = [weight for weight in weights if isinstance(weight, Grouped)]
-    dense = [weight for weight in weights if isinstance(weight, Dense)]
-    if not grouped:
-        dtypes = {weight.values.dtype for weight in dense}
-        return Dense(torch.cat([weight.values if len(dtypes) == 1 else weight.dequantize() for weight in dense]))
-    if dense:
-        return Dense(torch.cat([weight.dequantize() for weight in weights]))
+    mix of dense and quantised, or of two ways to quantise, becomes dense float32."""
+    if all(isinstance(weight, Dense) for weight in weights):
+        values = [weight.values for weight in weights if isinstance(weight, Dense)]
+        is_uniform = len({tensor.dtype for tensor in values}) == 1
+        return Dense(torch.cat(values if is_uniform else [tensor.float() for tensor in values]))
+    if all(isinstance(weight, Grouped) for weight in weights):
+        return _concat_grouped([weight for weight in weights if isinstance(weight, Grouped)])
+    quantized = [weight for weight in weights if isinstance(weight, QuantizedWeight)]
+    if len(quantized) == len(weights) and len({weight.values.dtype for weight in quantized}) == 1:
+        groups = max(weight.scales.shape[1] for weight in quantized)
+        scales = [weight.scales.expand(-1, groups) for weight in quantized]  # [N, 1] or [N, groups]
+        codes = torch.cat([weight.values.view(torch.uint8) for weight in quantized])  # torch joins no float8 everywhere
+        return QuantizedWeight(codes.view(quantized[0].values.dtype), torch.cat(scales))
+    return Dense(torch.cat([weight.dequantize() for weight in weights]))
+
+
+def _concat_grouped(grouped: Sequence[Grouped]) -> Grouped:
     group = min(weight.group for weight in grouped)
     codes = torch.uint8 if all(weight.codes.dtype == torch.uint8 for weight in grouped) else torch.int8
     has_offsets = any(weight.offsets is not None for weight in grouped)
@@ -93,3 +111,31 @@ def _refine(weight: Grouped, codes: torch.dtype, group: int, has_offsets: bool) 
     elif has_offsets:
         offsets = torch.zeros_like(scales)
     return Grouped(weight.codes.to(codes), scales, offsets, group)
+
+
+def rows(weight: Weight, start: int, stop: int) -> Weight:
+    """The outputs `start:stop`."""
+    if isinstance(weight, Dense):
+        return Dense(weight.values[start:stop].contiguous())
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedWeight(weight.values[start:stop].contiguous(), weight.scales[start:stop].contiguous())
+    offsets = None if weight.offsets is None else weight.offsets[start:stop]
+    return Grouped(weight.codes[start:stop], weight.scales[start:stop], offsets, weight.group)
+
+
+def columns(weight: Weight, start: int, stop: int) -> Weight:
+    """The inputs `start:stop`. Where they cut a group of inputs that share a scale, dense float32."""
+    width = weight.group if isinstance(weight, Grouped) else GROUP
+    is_cut = bool(start % width) or (stop != weight.shape[1] and bool(stop % width))
+    if isinstance(weight, Dense):
+        return Dense(weight.values[:, start:stop].contiguous())
+    if isinstance(weight, QuantizedWeight) and weight.scales.shape[1] == 1:
+        return QuantizedWeight(weight.values[:, start:stop].contiguous(), weight.scales)
+    if is_cut:
+        return Dense(weight.dequantize()[:, start:stop].contiguous())
+    groups = slice(start // width, -(-stop // width))
+    scales = weight.scales[:, groups].contiguous()
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedWeight(weight.values[:, start:stop].contiguous(), scales)
+    offsets = None if weight.offsets is None else weight.offsets[:, groups]
+    return Grouped(weight.codes[:, start:stop], scales, offsets, weight.group)

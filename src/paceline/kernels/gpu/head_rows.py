@@ -1,0 +1,133 @@
+"""The rows of an EAGLE head's passes on the device: fresh states of committed tokens first, then the levels of a tree.
+
+The head's slot of a token joins its hidden state with the token after it. What the target has computed since the head last ran
+is kept as fresh: states, the tokens that followed them, and how many there are. The head caches them when it next runs.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FreshStates:
+    """Of S sequences, at most F each, the last of them of the token before the newest."""
+
+    counts: Tensor  # [S] int32
+    tokens: Tensor  # [S, F] int64, what followed each state
+    states: Tensor  # [S, F, L * D], of L layers side by side
+    num_cached: Tensor  # [S] int32, slots that the head has cached before them
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadPlaces:
+    contexts: Tensor  # [S] int32, slots cached before the fresh ones
+    positions: Tensor  # [S * F] int64, of the fresh ones
+    last_rows: Tensor  # [S] int64, the row of each sequence's last fresh state
+    level_positions: Tensor  # [levels - 1, S * W] int64
+
+
+def fresh_states(batch: int, rows: int, width: int, dtype: torch.dtype, device: torch.device | str) -> FreshStates:
+    counts, num_cached = torch.zeros(2, batch, dtype=torch.int32, device=device).unbind()
+    return FreshStates(
+        counts,
+        torch.zeros(batch, rows, dtype=torch.int64, device=device),
+        torch.zeros(batch, rows, width, dtype=dtype, device=device),
+        num_cached,
+    )
+
+
+def head_places(batch: int, rows: int, levels: int, width: int, device: torch.device | str) -> HeadPlaces:
+    return HeadPlaces(
+        torch.zeros(batch, dtype=torch.int32, device=device),
+        torch.zeros(batch * rows, dtype=torch.int64, device=device),
+        torch.zeros(batch, dtype=torch.int64, device=device),
+        torch.zeros(levels - 1, batch * width, dtype=torch.int64, device=device),
+    )
+
+
+def place_fresh(lengths: Tensor, fresh: FreshStates, out: HeadPlaces) -> None:
+    """Where the fresh states go and the levels after them. They count as cached from here on."""
+    batch, rows = fresh.tokens.shape
+    levels, wide = out.level_positions.shape
+    width = wide // batch
+    _place[(batch,)](
+        lengths, fresh.counts, fresh.num_cached, out.contexts, out.positions, out.last_rows, out.level_positions,
+        ROWS=rows, LEVELS=levels, WIDTH=width, BATCH=batch,
+        PADDED=triton.next_power_of_2(rows), BEAMS=triton.next_power_of_2(width), num_warps=1, **PDL,
+    )  # fmt: skip
+
+
+def keep_fresh(
+    fresh: FreshStates,
+    layers: list[Tensor],  # each [T, D or more], the target's states in the pass that was just verified
+    rows: Tensor,  # [S, L + 1] int64, of the pass: those of the tokens it computed and committed
+    counts: Tensor,  # [S] int32, one less than there are of them
+    tokens: Tensor,  # [S, L + 1] int64, what followed each
+    active: Tensor,  # [S] int32
+) -> None:
+    """Append what a round has committed. There must be room: F is at least what may come before the head runs."""
+    batch, steps = rows.shape
+    capacity, wide = fresh.states.shape[1:]
+    width = wide // len(layers)
+    for i, states in enumerate(layers):
+        assert states.stride(1) == 1
+        _keep[(batch,)](
+            states, rows, counts, tokens, active, fresh.counts, fresh.tokens, fresh.states, states.stride(0), wide, i * width,
+            STEPS=steps, CAPACITY=capacity, WIDTH=width, PADDED=triton.next_power_of_2(width), LAST=i == len(layers) - 1,
+            num_warps=8, **PDL,
+        )  # fmt: skip
+
+
+@triton.jit
+def _place(
+    lengths, counts, num_cached, contexts, positions, last_rows, level_positions,
+    ROWS: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr, BATCH: tl.constexpr,
+    PADDED: tl.constexpr, BEAMS: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    gdc_wait(PDL)
+    gdc_launch(PDL)
+    sequence = tl.program_id(0)
+    row, beam = tl.arange(0, PADDED), tl.arange(0, BEAMS)
+    length, count, cached = tl.load(lengths + sequence), tl.load(counts + sequence), tl.load(num_cached + sequence)
+    # States of all tokens but the newest are known: the last of them is at length - 2
+    position = tl.maximum(length - 1 - count, 0) + row
+    tl.store(positions + sequence * ROWS + row, position.to(tl.int64), mask=row < ROWS)
+    tl.store(contexts + sequence, cached)
+    tl.store(last_rows + sequence, (sequence * ROWS + tl.maximum(count, 1) - 1).to(tl.int64))
+    for level in range(LEVELS):
+        at = level_positions + level * BATCH * WIDTH + sequence * WIDTH + beam
+        tl.store(at, tl.zeros([BEAMS], tl.int64) + (length - 1 + level), mask=beam < WIDTH)
+    tl.store(num_cached + sequence, cached + count)
+    tl.store(counts + sequence, 0)
+
+
+@triton.jit
+def _keep(
+    states, rows, counts, tokens, active, fresh_counts, fresh_tokens, fresh_states, stride, wide, column,
+    STEPS: tl.constexpr, CAPACITY: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, LAST: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
+    gdc_wait(PDL)
+    gdc_launch(PDL)
+    sequence = tl.program_id(0)
+    if tl.load(active + sequence) == 0:
+        return
+    lane = tl.arange(0, PADDED)
+    count, held = tl.load(counts + sequence), tl.load(fresh_counts + sequence)
+    for step in range(STEPS):
+        if (step <= count) & (held + step < CAPACITY):
+            row = tl.load(rows + sequence * STEPS + step)
+            to = sequence * CAPACITY + held + step
+            state = tl.load(states + row * stride + lane, mask=lane < WIDTH, other=0.0)
+            tl.store(fresh_states + to.to(tl.int64) * wide + column + lane, state, mask=lane < WIDTH)
+            if LAST:
+                tl.store(fresh_tokens + to, tl.load(tokens + sequence * STEPS + step))
+    if LAST:
+        tl.debug_barrier()  # every warp has read the count
+        tl.store(fresh_counts + sequence, tl.minimum(held + count + 1, CAPACITY))

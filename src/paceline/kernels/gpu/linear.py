@@ -1,0 +1,350 @@
+"""Products of few rows with a large matrix, fused with what surrounds them in a decoder layer.
+
+A pass over a handful of tokens reads every weight once and does little arithmetic, so these kernels are made of wide weight
+loads: one program owns a strip of outputs and streams its weights over all of K. The sums run in the same order whatever the
+number of rows. Weights are dense, or 8 bit (int8, float8_e4m3fn) with float32 scales.
+
+    linear            y = x W^T [+ bias] [+ residual]
+    gate_up           silu(x G^T) * (x U^T)
+    qkv_rotary_store  q, rotated; k, rotated, and v straight into the paged cache
+
+The RMS norm between them costs no kernel. Who writes the residual stream h also writes h * w_norm and the sums of h^2 over its
+strip (`Normed`); who reads it multiplies those and applies r = rsqrt(mean(h^2) + eps) to the products:
+norm(h) W^T = r ((h * w_norm) W^T).
+
+Programs of a later kernel may start while an earlier one ends (programmatic dependent launch): they fetch weights, which no
+kernel writes, and wait before touching activations.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
+from paceline.kernels.gpu.tiles import Tile, block_rows, tile_for
+from paceline.kernels.gpu.weight_tile import fetch_ahead, load_weights
+from paceline.kernels.linear import LinearWeight
+from paceline.kernels.quantized import GROUP, QuantizedWeight
+
+MAX_ROWS = 64
+"""Above this many rows a product is no longer bound by the weights: the vendor's library does it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normed:
+    """A hidden state that still misses its norm's factor: one number a row."""
+
+    scaled: Tensor  # [T, D], h * w_norm
+    squares: Tensor  # [T, P] float32, sums of h^2 over P strips
+    eps: float
+
+
+@triton.jit
+def _rows_of(x_ptr, rows, ks, m, k: tl.constexpr, stride):
+    """[BLOCK_K, BLOCK_T]: x transposed, each column a row."""
+    return tl.load(
+        x_ptr + rows[None, :] * stride + ks[:, None], mask=(rows[None, :] < m) & (ks[:, None] < k), other=0.0
+    )
+
+
+@triton.jit
+def _norm_factor(squares_ptr, rows, m, k: tl.constexpr, eps, parts, PARTS: tl.constexpr):
+    strips = tl.arange(0, PARTS)
+    inside = (rows[:, None] < m) & (strips < parts)[None, :]
+    squares = tl.load(squares_ptr + rows[:, None] * parts + strips[None, :], mask=inside, other=0.0)
+    return tl.rsqrt(tl.sum(squares, 1) / k + eps)
+
+
+@triton.jit
+def _linear_kernel(
+    x_ptr, w_ptr, scale_ptr, squares_ptr, bias_ptr, residual_ptr, out_ptr, next_ptr, scaled_ptr, next_squares_ptr,
+    partial_ptr, arrived_ptr,
+    m, n, k: tl.constexpr, stride_x, groups, eps, parts,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, NEXT: tl.constexpr, SCALES: tl.constexpr, GROUPED: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    rows = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    outs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    w_ptrs = w_ptr + outs[:, None].to(tl.int64) * k
+    acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
+    share: tl.constexpr = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLITS) * BLOCK_K  # columns of one split
+    first = tl.program_id(2) * share
+    gdc_launch(PDL)
+    if PDL and AHEAD > 0:
+        fetch_ahead(w_ptrs + first, outs < n, k - first, AHEAD * BLOCK_K)
+    gdc_wait(PDL)
+    for start in range(0, share, BLOCK_K):
+        ks = first + start + tl.arange(0, BLOCK_K)
+        mask = (outs[:, None] < n) & (ks[None, :] < k)
+        w = load_weights(w_ptrs + ks[None, :], mask, EVEN, x_ptr.dtype.element_ty)
+        x = _rows_of(x_ptr, rows, ks, m, k, stride_x)
+        if GROUPED:
+            group = (first + start) // BLOCK_K
+            scale = tl.load(scale_ptr + outs * groups + group, mask=(outs < n) & (group < groups), other=0.0)
+            acc += tl.dot(w, x, input_precision=PRECISION) * scale[:, None]
+        else:
+            acc = tl.dot(w, x, acc, input_precision=PRECISION)
+    if SPLITS > 1:
+        # Each split leaves its sum; the last to arrive adds them up in order, whichever it is
+        meeting = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        within = tl.arange(0, BLOCK_N)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
+        sums = partial_ptr + meeting * (SPLITS * BLOCK_N * BLOCK_T) + within
+        tl.store(sums + tl.program_id(2) * (BLOCK_N * BLOCK_T), acc)
+        tl.debug_barrier()
+        if tl.atomic_add(arrived_ptr + meeting, 1, sem="acq_rel") != SPLITS - 1:
+            return
+        tl.store(arrived_ptr + meeting, 0)
+        acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
+        for split in tl.static_range(SPLITS):
+            acc += tl.load(sums + split * (BLOCK_N * BLOCK_T), cache_modifier=".cg")
+    if PARTS > 0:
+        acc *= _norm_factor(squares_ptr, rows, m, k, eps, parts, PARTS)[None, :]
+    if SCALES:
+        acc *= tl.load(scale_ptr + outs, mask=outs < n, other=0.0)[:, None]
+    inside = (outs[:, None] < n) & (rows[None, :] < m)
+    place = rows[None, :] * n + outs[:, None]
+    if BIAS:
+        acc += tl.load(bias_ptr + outs, mask=outs < n, other=0.0).to(tl.float32)[:, None]
+    if RESIDUAL:
+        acc += tl.load(residual_ptr + place, mask=inside, other=0.0).to(tl.float32)
+    hidden = acc.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + place, hidden, mask=inside)
+    if NEXT:
+        wide = hidden.to(tl.float32)
+        weight = tl.load(next_ptr + outs, mask=outs < n, other=0.0).to(tl.float32)
+        tl.store(scaled_ptr + place, (wide * weight[:, None]).to(scaled_ptr.dtype.element_ty), mask=inside)
+        squares = tl.sum(tl.where(inside, wide * wide, 0.0), 0)
+        tl.store(next_squares_ptr + rows * tl.num_programs(0) + tl.program_id(0), squares, mask=rows < m)
+
+
+@triton.jit
+def _pair_kernel(
+    x_ptr, w_ptr, scale_ptr, squares_ptr, bias_ptr, out_ptr,
+    cos_ptr, sin_ptr, position_ptr, slot_ptr, key_ptr, value_ptr,
+    m, n, k: tl.constexpr, distance, stride_x, groups, eps, parts, num_q, num_kv,
+    BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr,
+    ROTARY: tl.constexpr, BIAS: tl.constexpr, SCALES: tl.constexpr, GROUPED: tl.constexpr,
+    EVEN: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Outputs come in n pairs, rows `first` and `first + distance` of W: gate and up, or the two halves of a head, which
+    rotate together (`distance` is then half a head)."""
+    rows = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    strip = tl.arange(0, 2 * BLOCK_N)  # the first rows of the strip's pairs, then the second ones
+    members = tl.program_id(0) * BLOCK_N + strip % BLOCK_N
+    outs = (members // distance) * 2 * distance + members % distance if ROTARY else members
+    outs += (strip // BLOCK_N) * distance
+    w_ptrs = w_ptr + outs[:, None].to(tl.int64) * k
+    acc = tl.zeros([2 * BLOCK_N, BLOCK_T], tl.float32)
+    gdc_launch(PDL)
+    if PDL and AHEAD > 0:
+        fetch_ahead(w_ptrs, members < n, k, AHEAD * BLOCK_K)
+    gdc_wait(PDL)
+    for start in range(0, k, BLOCK_K):
+        ks = start + tl.arange(0, BLOCK_K)
+        mask = (members[:, None] < n) & (ks[None, :] < k)
+        w = load_weights(w_ptrs + ks[None, :], mask, EVEN, x_ptr.dtype.element_ty)
+        x = _rows_of(x_ptr, rows, ks, m, k, stride_x)
+        if GROUPED:
+            scale = tl.load(scale_ptr + outs * groups + start // BLOCK_K, mask=members < n, other=0.0)
+            acc += tl.dot(w, x, input_precision=PRECISION) * scale[:, None]
+        else:
+            acc = tl.dot(w, x, acc, input_precision=PRECISION)
+    acc *= _norm_factor(squares_ptr, rows, m, k, eps, parts, PARTS)[None, :]
+    if SCALES:
+        acc *= tl.load(scale_ptr + outs, mask=members < n, other=0.0)[:, None]
+    if BIAS:
+        acc += tl.load(bias_ptr + outs, mask=members < n, other=0.0).to(tl.float32)[:, None]
+    low, high = tl.split(tl.permute(tl.reshape(acc, [2, BLOCK_N, BLOCK_T]), (1, 2, 0)))
+    pairs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    head, offset = pairs // distance, pairs % distance
+    inside = (pairs[:, None] < n) & (rows[None, :] < m)
+    if not ROTARY:
+        gated = low / (1.0 + tl.exp(-low)) * high
+        tl.store(out_ptr + rows[None, :] * n + pairs[:, None], gated.to(out_ptr.dtype.element_ty), mask=inside)
+    else:
+        # A strip may straddle heads, so every element finds its own way: q to its buffer, k and v to the cache.
+        position = tl.load(position_ptr + rows, mask=rows < m, other=0)
+        turns = (head < num_q + num_kv)[:, None] & inside
+        angle = position[None, :] * distance + offset[:, None]
+        cos = tl.load(cos_ptr + angle, mask=turns, other=1.0)
+        sin = tl.load(sin_ptr + angle, mask=turns, other=0.0)
+        kind = out_ptr.dtype.element_ty
+        turned_low = (low * cos - high * sin).to(kind)
+        turned_high = (high * cos + low * sin).to(kind)
+        is_q = (head < num_q)[:, None] & inside
+        place = rows[None, :] * (num_q * 2 * distance) + (head * 2 * distance + offset)[:, None]
+        tl.store(out_ptr + place, turned_low, mask=is_q)
+        tl.store(out_ptr + place + distance, turned_high, mask=is_q)
+        slot = tl.load(slot_ptr + rows, mask=rows < m, other=0)
+        cached = key_ptr.dtype.element_ty
+        is_k = (head >= num_q)[:, None] & turns
+        place = slot[None, :] * (num_kv * 2 * distance) + ((head - num_q) * 2 * distance + offset)[:, None]
+        tl.store(key_ptr + place, turned_low.to(cached), mask=is_k)
+        tl.store(key_ptr + place + distance, turned_high.to(cached), mask=is_k)
+        is_v = (head >= num_q + num_kv)[:, None] & inside
+        place -= num_kv * 2 * distance
+        tl.store(value_ptr + place, turned_low.to(cached), mask=is_v)
+        tl.store(value_ptr + place + distance, turned_high.to(cached), mask=is_v)
+
+
+@triton.jit
+def _embed_kernel(
+    id_ptr, table_ptr, norm_ptr, out_ptr, scaled_ptr, squares_ptr, d, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    gdc_launch(PDL)
+    gdc_wait(PDL)
+    row = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    token = tl.load(id_ptr + row).to(tl.int64)
+    hidden = tl.load(table_ptr + token * d + columns, mask=columns < d, other=0.0)
+    wide = hidden.to(tl.float32)
+    weight = tl.load(norm_ptr + columns, mask=columns < d, other=0.0).to(tl.float32)
+    tl.store(out_ptr + row * d + columns, hidden, mask=columns < d)
+    tl.store(scaled_ptr + row * d + columns, (wide * weight).to(scaled_ptr.dtype.element_ty), mask=columns < d)
+    tl.store(squares_ptr + row, tl.sum(wide * wide))
+
+
+def embed(ids: Tensor, table: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Normed]:
+    """Rows `ids` [T] of table [V, D], and the same on their way through the norm that follows."""
+    rows, width = len(ids), table.shape[1]
+    hidden, scaled = (torch.empty(rows, width, dtype=norm.dtype, device=table.device) for _ in range(2))
+    squares = torch.empty(rows, 1, dtype=torch.float32, device=table.device)
+    _embed_kernel[(rows,)](
+        ids, table, norm, hidden, scaled, squares, width, BLOCK=triton.next_power_of_2(width), num_warps=8, **PDL
+    )
+    return hidden, Normed(scaled, squares, eps)
+
+
+def linear(
+    x: Tensor | Normed,
+    weight: LinearWeight,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    tile: Tile | None = None,
+) -> Tensor:
+    """x [T, K] -> [T, N]."""
+    rows = x.scaled if isinstance(x, Normed) else x
+    out = torch.empty(len(rows), weight.shape[0], dtype=out_dtype or rows.dtype, device=rows.device)
+    _linear(x, weight, out, bias=bias, tile=tile)
+    return out
+
+
+def add_linear(
+    x: Tensor, weight: LinearWeight, residual: Tensor, next_norm: Tensor, eps: float, tile: Tile | None = None
+) -> tuple[Tensor, Normed]:
+    """h = residual + x W^T [T, N], and h on its way through the norm that follows."""
+    hidden, scaled = torch.empty_like(residual), torch.empty_like(residual)
+    tile = _fit(tile, weight, len(x))
+    strips = triton.cdiv(weight.shape[0], tile.outputs)
+    squares = torch.empty(len(x), strips, dtype=torch.float32, device=x.device)
+    _linear(x, weight, hidden, residual=residual, following=(next_norm, scaled, squares), tile=tile)
+    return hidden, Normed(scaled, squares, eps)
+
+
+def gate_up(x: Normed, weight: LinearWeight, tile: Tile | None = None) -> Tensor:
+    """x [T, K], weight [2F, K], gate first -> silu(gate) * up [T, F]."""
+    pairs = weight.shape[0] // 2
+    out = torch.empty(len(x.scaled), pairs, dtype=x.scaled.dtype, device=x.scaled.device)
+    _pair(x, weight, out, distance=pairs, tile=tile)
+    return out
+
+
+def qkv_rotary_store(
+    x: Normed,
+    weight: LinearWeight,
+    bias: Tensor | None,
+    cos: Tensor,
+    sin: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    num_heads: int,
+    tile: Tile | None = None,
+) -> Tensor:
+    """x [T, K], weight [(H + 2 KV) hd, K], cos and sin [max_position, hd/2], positions and slots [T] -> q [T, H, hd]."""
+    kv_heads, width = key_cache.shape[2], key_cache.shape[3]
+    out = torch.empty(len(x.scaled), num_heads, width, dtype=x.scaled.dtype, device=x.scaled.device)
+    rotary = (cos, sin, positions, slots, key_cache, value_cache)
+    _pair(x, weight, out, distance=width // 2, rotary=rotary, heads=(num_heads, kv_heads), bias=bias, tile=tile)
+    return out
+
+
+def _linear(
+    x: Tensor | Normed,
+    weight: LinearWeight,
+    out: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    following: tuple[Tensor, Tensor, Tensor] | None = None,
+    tile: Tile | None = None,
+) -> None:
+    values, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, Normed) else (x, None, 0.0)
+    (rows, inputs), outputs = values.shape, weight.shape[0]
+    scales = weight.scales if isinstance(weight, QuantizedWeight) else None
+    tile, block_t = _fit(tile, weight, rows), block_rows(rows)
+    parts = 0 if squares is None else squares.shape[1]
+    strips, blocks, splits = triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, block_t), tile.splits
+    partial = arrived = None
+    if splits > 1:
+        partial = torch.empty(strips * blocks * splits * tile.outputs * block_t, dtype=torch.float32, device=out.device)
+        arrived = _arrivals(strips * blocks, out.device)
+    _linear_kernel[(strips, blocks, splits)](
+        values, weight.values, scales, squares, bias, residual, out, *(following or (None, None, None)),
+        partial, arrived,
+        rows, outputs, inputs, values.stride(0), 0 if scales is None else scales.shape[1], eps, parts,
+        BLOCK_T=block_t, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs,
+        PARTS=triton.next_power_of_2(parts) if parts else 0, SPLITS=splits,
+        BIAS=bias is not None, RESIDUAL=residual is not None, NEXT=following is not None,
+        SCALES=scales is not None and scales.shape[1] == 1, GROUPED=scales is not None and scales.shape[1] > 1,
+        EVEN=outputs % tile.outputs == 0 and inputs % (tile.inputs * splits) == 0,
+        PRECISION="ieee" if values.dtype is torch.float32 else "tf32",
+        AHEAD=tile.ahead, num_warps=tile.warps, num_stages=tile.stages, **PDL,
+    )  # fmt: skip
+
+
+def _pair(
+    x: Normed,
+    weight: LinearWeight,
+    out: Tensor,
+    distance: int,
+    rotary: tuple[Tensor | None, ...] = (None,) * 6,
+    heads: tuple[int, int] = (0, 0),
+    bias: Tensor | None = None,
+    tile: Tile | None = None,
+) -> None:
+    (rows, inputs), pairs, parts = x.scaled.shape, weight.shape[0] // 2, x.squares.shape[1]
+    scales = weight.scales if isinstance(weight, QuantizedWeight) else None
+    tile, block_t = _fit(tile, weight, rows, is_paired=True), block_rows(rows)
+    _pair_kernel[(triton.cdiv(2 * pairs, tile.outputs), triton.cdiv(rows, block_t))](
+        x.scaled, weight.values, scales, x.squares, bias, out, *rotary,
+        rows, pairs, inputs, distance, x.scaled.stride(0), 0 if scales is None else scales.shape[1], x.eps, parts, *heads,
+        BLOCK_T=block_t, BLOCK_N=tile.outputs // 2, BLOCK_K=tile.inputs, PARTS=triton.next_power_of_2(parts),
+        ROTARY=rotary[0] is not None, BIAS=bias is not None,
+        SCALES=scales is not None and scales.shape[1] == 1, GROUPED=scales is not None and scales.shape[1] > 1,
+        EVEN=2 * pairs % tile.outputs == 0 and inputs % tile.inputs == 0,
+        PRECISION="ieee" if x.scaled.dtype is torch.float32 else "tf32",
+        AHEAD=tile.ahead, num_warps=tile.warps, num_stages=tile.stages, **PDL,
+    )  # fmt: skip
+
+
+_COUNTERS: dict[torch.device, Tensor] = {}
+
+
+def _arrivals(count: int, device: torch.device) -> Tensor:
+    """Counters that are zero between launches. One set serves all: a kernel counts only after those before it have ended."""
+    known = _COUNTERS.get(device)
+    if known is None or len(known) < count:
+        known = _COUNTERS[device] = torch.zeros(max(4096, count), dtype=torch.int32, device=device)
+    return known
+
+
+def _fit(tile: Tile | None, weight: LinearWeight, rows: int, is_paired: bool = False) -> Tile:
+    tile = tile or tile_for(rows, *weight.shape, weight.values.element_size(), is_paired)
+    if isinstance(weight, QuantizedWeight) and weight.scales.shape[1] > 1:
+        return replace(tile, inputs=GROUP)  # a tile has one scale an output
+    return tile

@@ -1,0 +1,125 @@
+"""Rotary embedding of q and k, and the store of k and v into the paged cache, in one launch.
+
+Slots are found here, from the same device tensors that attention reads: as contexts grow, nothing has to be computed
+between one round and the next. Halves are paired, (i, i + hd/2).
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
+from paceline.kernels.layout import BLOCK_SIZE
+
+_HEADS = 8
+"""Heads of one row that a program takes."""
+
+
+def rotate_and_store(
+    qkv: Tensor,  # [T, (H + 2 KV) hd]
+    positions: Tensor,  # [T] int64
+    cos: Tensor,  # [max_position, hd/2] float32
+    sin: Tensor,
+    key_cache: Tensor,  # [blocks, BLOCK_SIZE, KV, hd]
+    value_cache: Tensor,
+    starts: Tensor,  # [S + 1] int32
+    context_lens: Tensor,  # [S] int32
+    block_tables: Tensor,  # [S, W] int32
+    first_row: int = 0,
+) -> Tensor:
+    """q [T, H, hd], rotated in place: a view of `qkv`. Keys and values go to the caches, rounded to `qkv`'s type and
+    then to the cache's; float8 saturates. Rows from `starts[S]` on are left alone. `first_row` as `paged_attention` has it."""
+    assert qkv.is_contiguous()
+    assert key_cache.is_contiguous()
+    assert value_cache.is_contiguous()
+    assert block_tables.stride(1) == 1
+    rows, kv_heads, width = qkv.shape[0], key_cache.shape[2], key_cache.shape[3]
+    heads = qkv.shape[1] // width - 2 * kv_heads
+    num_sequences = len(context_lens)
+    _rotate[(rows, triton.cdiv(heads + 2 * kv_heads, _HEADS))](
+        qkv,
+        positions,
+        cos,
+        sin,
+        key_cache,
+        value_cache,
+        starts,
+        context_lens,
+        block_tables,
+        num_sequences,
+        block_tables.stride(0),
+        first_row,
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HALF=width // 2,
+        PADDED=triton.next_power_of_2(width // 2),
+        PAGE=BLOCK_SIZE,
+        SEARCH=triton.next_power_of_2(num_sequences),
+        BLOCK=_HEADS,
+        num_warps=4,
+        **PDL,
+    )
+    return qkv.unflatten(1, (-1, width))[:, :heads]
+
+
+@triton.jit(do_not_specialize=["num_sequences", "first_row"])
+def _rotate(
+    qkv,
+    positions,
+    cos,
+    sin,
+    key_cache,
+    value_cache,
+    starts,
+    context_lens,
+    block_tables,
+    num_sequences,
+    table_stride,
+    first_row,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    HALF: tl.constexpr,
+    PADDED: tl.constexpr,
+    PAGE: tl.constexpr,
+    SEARCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    row, part = tl.program_id(0), tl.program_id(1)
+    # Nothing may move above the wait: even the lengths are written by a kernel of the same chain
+    gdc_wait(PDL)
+    gdc_launch(PDL)
+    each = tl.arange(0, SEARCH)
+    ends = tl.load(starts + 1 + each, mask=each < num_sequences, other=1 << 30)
+    sequence = tl.sum((ends <= row).to(tl.int32), 0)  # those that end before this row
+    if sequence >= num_sequences:
+        return
+    index = tl.load(context_lens + sequence) + first_row + row - tl.load(starts + sequence)
+    page = tl.load(block_tables + sequence.to(tl.int64) * table_stride + index // PAGE)
+    slot = page.to(tl.int64) * PAGE + index % PAGE
+
+    head = part * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.arange(0, PADDED)
+    is_kept = (head < HEADS + 2 * KV_HEADS)[:, None] & (lane < HALF)[None, :]
+    at = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * 2 * HALF) + (head * 2 * HALF)[:, None] + lane[None, :]
+    low = tl.load(qkv + at, mask=is_kept, other=0.0)
+    high = tl.load(qkv + at + HALF, mask=is_kept, other=0.0)
+    turn = tl.load(positions + row) * HALF + lane
+    c = tl.load(cos + turn, mask=lane < HALF, other=0.0)[None, :]
+    s = tl.load(sin + turn, mask=lane < HALF, other=0.0)[None, :]
+    narrow: tl.constexpr = qkv.dtype.element_ty
+    turned_low = (low.to(tl.float32) * c - high.to(tl.float32) * s).to(narrow)
+    turned_high = (high.to(tl.float32) * c + low.to(tl.float32) * s).to(narrow)
+
+    is_query = is_kept & (head < HEADS)[:, None]
+    tl.store(qkv + at, turned_low, mask=is_query)
+    tl.store(qkv + at + HALF, turned_high, mask=is_query)
+    stored: tl.constexpr = key_cache.dtype.element_ty
+    is_key = is_kept & (head >= HEADS)[:, None] & (head < HEADS + KV_HEADS)[:, None]
+    to = ((slot * KV_HEADS + head - HEADS) * 2 * HALF)[:, None] + lane[None, :]
+    tl.store(key_cache + to, turned_low.to(tl.float32).to(stored), mask=is_key)
+    tl.store(key_cache + to + HALF, turned_high.to(tl.float32).to(stored), mask=is_key)
+    is_value = is_kept & (head >= HEADS + KV_HEADS)[:, None]
+    to -= KV_HEADS * 2 * HALF
+    tl.store(value_cache + to, low.to(tl.float32).to(stored), mask=is_value)
+    tl.store(value_cache + to + HALF, high.to(tl.float32).to(stored), mask=is_value)

@@ -1,0 +1,44 @@
+"""Where the rows of a round lie, computed on the device from how far each sequence has come."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
+from paceline.kernels.layout import BLOCK_SIZE
+
+_BLOCK = 128
+
+
+def place_rows(
+    lengths: Tensor,  # [S] int32
+    offset: int,
+    block_tables: Tensor,  # [S, W] int32
+    context_lens: Tensor,  # [S] int32, out: lengths + offset
+    positions: Tensor,  # [S * R] int64, out: context + 0 … R - 1, sequence after sequence
+    slots: Tensor,  # [S * R] int64, out
+) -> None:
+    """R rows a sequence, the first at logical index lengths + offset."""
+    rows = len(positions)
+    _place[(triton.cdiv(rows, _BLOCK),)](
+        lengths, block_tables, context_lens, positions, slots, rows, offset, block_tables.stride(0),
+        ROWS=rows // len(lengths), PAGE=BLOCK_SIZE, BLOCK=_BLOCK, num_warps=1, **PDL,
+    )  # fmt: skip
+
+
+@triton.jit
+def _place(
+    lengths, tables, contexts, positions, slots, count, offset, stride,
+    ROWS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    gdc_wait(PDL)
+    gdc_launch(PDL)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_real = row < count
+    sequence, own = row // ROWS, row % ROWS
+    context = tl.load(lengths + sequence, mask=is_real, other=0) + offset
+    index = context + own
+    page = tl.load(tables + sequence * stride + index // PAGE, mask=is_real, other=0).to(tl.int64)
+    tl.store(contexts + sequence, context, mask=is_real & (own == 0))
+    tl.store(positions + row, index.to(tl.int64), mask=is_real)
+    tl.store(slots + row, page * PAGE + index % PAGE, mask=is_real)

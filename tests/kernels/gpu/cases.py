@@ -1,0 +1,18 @@
+"""Where the Triton kernels run in these tests: on the GPU, or interpreted."""
+
+import torch
+from torch import Tensor
+
+from paceline.speculation.noise import NoiseKey, Purpose, stream
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def on_device(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.to(DEVICE) for tensor in tensors]
+
+
+def stream_of(key: NoiseKey, purpose: Purpose = Purpose.SHARED) -> int:
+    """The 64 bits that kernels take, as a signed integer."""
+    bits = stream(purpose, key.seed, key.choice)
+    return bits - 2**64 if bits >= 2**63 else bits

@@ -1,0 +1,75 @@
+"""Triton 3.6's interpreter, where it is wrong: on a GPU none of this is used.
+
+It asks numpy for the integer in an array of one element, which numpy 2.4 refuses, so loops cannot have bounds that were
+loaded; it multiplies the bit patterns of bfloat16 as if they were integers; and it does not round when it narrows.
+
+Most of its time goes to what no kernel asks for: it replaces the functions of the language again at each call inside a kernel,
+computes every integer twice to see whether it overflows, and spells out the type of every shape.
+"""
+
+import functools
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from triton import language as tl
+from triton.runtime import interpreter
+
+_NARROW = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
+"""Stored by the interpreter as unsigned integers."""
+
+
+@functools.cache
+def repair() -> None:
+    """Once is enough."""
+    builder = interpreter.InterpreterBuilder
+    patch_tensor, cast, dot = interpreter._patch_lang_tensor, builder.cast_impl, builder.create_dot
+
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    def convert(self: Any, source: Any, target: Any, *rounding: Any) -> Any:
+        old, new = source.dtype.scalar, target.scalar
+        if old not in _NARROW and new not in _NARROW:
+            return cast(self, source, target)
+        return interpreter.TensorHandle(_from_torch(_to_torch(source.data, old), new), new)
+
+    def create_dot(self: Any, a: Any, b: Any, c: Any, *precision: Any) -> Any:
+        a, b = (convert(self, x, tl.float32) if x.dtype.scalar in _NARROW else x for x in (a, b))
+        return dot(self, a, b, c, *precision)
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
+    builder.cast_impl = builder.create_fp_to_fp = convert
+    builder.create_dot = create_dot
+    interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
+    interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
+    _name_types_when_asked(tl.core.tuple)
+
+
+def _name_types_when_asked(kind: Any) -> None:
+    def construct(self: Any, args: Any, type: Any = None) -> None:
+        self.values = list(args)
+        self._type = tl.core.tuple_type(type) if type is not None and not isinstance(type, tl.core.tuple_type) else type
+
+    def type_of(self: Any) -> Any:
+        if self._type is None:
+            self._type = tl.core._type_for_tuple_values(self.values)
+        return self._type
+
+    kind.__init__ = construct
+    kind.type = property(type_of, lambda self, type: setattr(self, "_type", type))
+
+
+def _to_torch(data: np.ndarray, kind: Any) -> torch.Tensor:
+    array = torch.from_numpy(np.array(data))
+    return array.view(_NARROW[kind]) if kind in _NARROW else array
+
+
+def _from_torch(values: torch.Tensor, kind: Any) -> np.ndarray:
+    stored = interpreter._get_np_dtype(kind)
+    if kind not in _NARROW:
+        return values.to(torch.float32).numpy().astype(stored)
+    return values.to(_NARROW[kind]).view(torch.uint16 if stored.itemsize == 2 else torch.uint8).numpy()

@@ -1,0 +1,158 @@
+"""The Triton kernel against the torch reference, which tests/kernels/test_attention.py holds to a naive loop."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.kernels.attention import paged_attention_reference
+from paceline.kernels.gpu.attention import paged_attention
+from paceline.kernels.gpu.attention_plan import AttentionPlan, attention_plan
+from paceline.kernels.layout import AttentionLayout
+from tests.kernels.cases import generator, make_cache, make_layout
+from tests.kernels.gpu.cases import DEVICE, on_device
+from tests.kernels.test_attention import PARENTS, masks
+
+BLOCKS, SCALE = 40, 0.125
+TREE = len(PARENTS)
+
+
+def check(
+    contexts: list[int],
+    rows: list[int],
+    heads: int = 6,
+    kv_heads: int = 2,
+    width: int = 64,
+    max_rows: int | None = None,
+    splits: int = 1,
+    ancestors: Tensor | None = None,
+    window: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
+    plan: AttentionPlan | None = None,
+    padding: int = 0,
+) -> Tensor:
+    """Returns the output after comparing it; rows that no sequence owns must stay as they were."""
+    layout = make_layout(contexts, rows, BLOCKS, ancestors)
+    keys, values = (cache.to(cache_dtype or dtype) for cache in make_cache(BLOCKS, kv_heads, width))
+    q = torch.randn(sum(rows), heads, width, generator=generator(2)).to(dtype)
+    expected = paged_attention_reference(q, keys, values, layout, SCALE, window)
+    total = sum(rows) + padding
+    if plan is None:
+        plan = attention_plan(total, len(rows), max_rows or max(rows), heads, kv_heads, width, DEVICE, splits)
+    poison(layout, keys, values)
+    out = torch.full((total, heads * width), torch.nan, dtype=dtype, device=DEVICE)
+    query = torch.cat((q, torch.full((padding, heads, width), torch.nan, dtype=dtype)))
+    tensors = on_device(query, keys, values, layout.starts, layout.context_lens, layout.block_tables)
+    marks = None if ancestors is None else on_device(ancestors)[0]
+    assert paged_attention(*tensors, plan, SCALE, marks, window, out=out) is out
+    out = out.cpu()
+    assert out[sum(rows) :].isnan().all()
+    tolerance = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
+    torch.testing.assert_close(out[: sum(rows)], expected, rtol=tolerance, atol=tolerance)
+    assert not plan.arrived.any()
+    return out
+
+
+def poison(layout: AttentionLayout, keys: Tensor, values: Tensor) -> None:
+    """NaN wherever no sequence has stored anything: in blocks that nobody holds and past the end of the last one."""
+    held = torch.zeros(keys.shape[:2], dtype=torch.bool)
+    for s, context in enumerate(layout.context_lens.tolist()):
+        length = context + int(layout.starts[s + 1] - layout.starts[s])
+        for index in range(length):
+            held[layout.block_tables[s, index // 16], index % 16] = True
+    for cache in (keys, values):
+        if cache.itemsize == 1:
+            cache.view(torch.uint8)[~held] = 0x7F  # NaN in both float8 types
+        else:
+            cache[~held] = torch.nan
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "width"), [(9, 3, 64), (32, 8, 128), (3, 3, 32), (5, 1, 128), (4, 1, 80)]
+)
+def test_decode_of_a_ragged_batch(heads: int, kv_heads: int, width: int, splits: int) -> None:
+    check([70, 0, 129, 15], [1, 1, 1, 1], heads, kv_heads, width, splits=splits)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5, 16])
+def test_a_single_sequence_over_several_splits(splits: int) -> None:
+    """More splits than chunks of keys included: then some programs have nothing to do."""
+    check([300], [8], 9, 3, 64, splits=splits)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 24, 70])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_verification_with_windows(window: int | None, splits: int) -> None:
+    check([37, 0, 150, 16], [8, 3, 1, 5], window=window, splits=splits)
+
+
+@pytest.mark.parametrize("window", [None, 1, 5, 24, 70])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_trees_beside_chains(window: int | None, splits: int) -> None:
+    ancestors = torch.tensor([*masks(PARENTS), -1, -1, -1, -1, *masks(PARENTS)])
+    check([90, 0, 16, 0], [TREE, 3, 1, TREE], ancestors=ancestors, window=window, splits=splits)
+
+
+@pytest.mark.parametrize("window", [None, 7])
+def test_a_tree_of_64_rows_uses_the_sign_bit(window: int | None) -> None:
+    parents = (-1, *((i - 1) // 2 for i in range(1, 63)), 62)
+    ancestors = torch.tensor([mask - 2**64 if mask >= 2**63 else mask for mask in masks(parents)])
+    check([21], [64], 3, 3, 32, ancestors=ancestors, window=window)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_contexts_that_end_just_before_and_after_a_chunk_of_keys(tree: bool) -> None:
+    """Where the keys that every row sees give way to those that only some do."""
+    ancestors = torch.tensor(masks((-1, 0, 0, 1, 1, 2, 2, 3)) * 3) if tree else None
+    check([62, 63, 64], [8, 8, 8], 2, 1, 32, ancestors=ancestors)
+
+
+@pytest.mark.parametrize("window", [None, 40])
+def test_prefill_in_row_tiles_beside_decode(window: int | None) -> None:
+    check([0, 33, 100], [150, 1, 20], heads=4, kv_heads=1, window=window, splits=2)
+
+
+def test_a_long_chain_with_a_mask_sees_every_earlier_row() -> None:
+    check([5], [100], ancestors=torch.full((100,), -1))
+
+
+def test_more_rows_than_the_plan_was_made_for() -> None:
+    check([40, 3], [30, 11], max_rows=1, splits=2)
+
+
+@pytest.mark.parametrize("rows", [[1, 0, 2, 0], [0, 0, 3], [0]])
+def test_sequences_without_rows_and_rows_without_a_sequence(rows: list[int]) -> None:
+    """What the padding of a bucket looks like."""
+    check([20] * len(rows), rows, max_rows=2, padding=3, splits=2)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("splits", [1, 4])
+def test_half_precision(dtype: torch.dtype, splits: int) -> None:
+    check([150, 31], [4, 1], 8, 2, 128, splits=splits, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_float8_caches(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
+    check([90, 31], [4, 1], splits=2, dtype=dtype, cache_dtype=cache_dtype)
+
+
+def test_one_plan_serves_growing_contexts_and_gives_the_same_bits_again() -> None:
+    plan = attention_plan(6, 2, 3, 6, 2, 64, DEVICE, num_splits=4)
+    first = [check([context, 3], [3, 3], plan=plan) for context in (0, 64, 250)]
+    again = [check([context, 3], [3, 3], plan=plan) for context in (0, 64, 250)]
+    assert all(map(torch.equal, first, again))
+
+
+def test_queries_may_be_a_view_of_the_joint_projection() -> None:
+    layout = make_layout([20], [3], BLOCKS)
+    keys, values = make_cache(BLOCKS, 2, 64)
+    joint = torch.randn(3, (6 + 4) * 64, generator=generator(3))
+    q = joint.unflatten(1, (-1, 64))[:, :6]
+    expected = paged_attention_reference(q, keys, values, layout, SCALE)
+    tensors = on_device(keys, values, layout.starts, layout.context_lens, layout.block_tables)
+    view = on_device(joint)[0].unflatten(1, (-1, 64))[:, :6]
+    out = paged_attention(view, *tensors, attention_plan(3, 1, 3, 6, 2, 64, DEVICE), SCALE)
+    torch.testing.assert_close(out.cpu(), expected, rtol=5e-6, atol=5e-6)
