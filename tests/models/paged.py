@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
-from paceline.models.llama import DecoderModel, ForwardOutput
+from paceline.models.llama import DecoderModel
+from paceline.models.output import ForwardOutput
 
 
 class PagedRunner:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.errors import UnsupportedModel
+from paceline.models.prequantized import check_scheme
 from paceline.models.rope import FrequencyFactors, RopeScaling, rope_from_hf, scaling_from_gguf
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
@@ -72,6 +73,7 @@ class ModelConfig:
         architecture = config.get("model_type", "unknown")
         _check_architecture(architecture)
         _refuse_hf_features(config, architecture)
+        check_scheme(config.get("quantization_config"))
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         theta, scaling = rope_from_hf(config)
         eos = config.get("eos_token_id")
@@ -148,7 +150,6 @@ def _check_architecture(name: str) -> None:
 def _refuse_hf_features(config: Mapping[str, Any], architecture: str) -> None:
     """Raise for what a supported `model_type` may still ask of us and we do not compute."""
     refusals = (
-        ("quantization_config", None, "quantised safetensors; use the original weights or a GGUF"),
         ("hidden_act", "silu", "an activation other than silu"),
         ("mlp_bias", False, "biases in the feed-forward layers"),
         ("attention_bias", architecture == "qwen2", "attention biases outside Qwen2"),

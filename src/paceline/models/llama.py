@@ -4,8 +4,7 @@ A pass computes ragged rows of many sequences at once. `AttentionLayout` says wh
 what it may see; nothing here knows whether a row is prompt, a decoded token or a draft.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,26 +18,33 @@ from paceline.kernels.rotary import apply_rotary_and_store
 from paceline.kernels.weights import concat
 from paceline.models.checkpoint import Weights
 from paceline.models.config import ModelConfig
+from paceline.models.output import ForwardOutput
 from paceline.models.rope import rotary_table
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ForwardOutput:
-    """T rows computed, R of them turned into logits, D the hidden size."""
-
-    logits: Tensor | None  # [R, V] float32; None when no rows were asked for
-    last_hidden: Tensor | None  # [T, D], after the final norm; None unless asked for
-    inner: Mapping[int, Tensor]  # layer -> [T, D], the hidden state that enters it
+Reduce = Callable[[Tensor], Tensor]
 
 
 class DecoderModel(nn.Module):
-    def __init__(self, config: ModelConfig, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        device: torch.device,
+        dtype: torch.dtype,
+        tables: tuple[LinearWeight, LinearWeight] | None = None,
+        reduce: Reduce | None = None,
+    ) -> None:
+        """`tables`: embedding and head of another model, for one that brings none of its own. `reduce`: sums what the ranks
+        have each computed of a layer's output, where `weights` are one rank's share."""
         super().__init__()
         self.config, self.device, self.dtype = config, device, dtype
-        load = _Loader(weights, device, dtype)
-        self.embedding = load.matrix("model.embed_tokens")
-        self.head = self.embedding if config.tie_embeddings else load.matrix("lm_head")
-        self.layers = [_Layer(config, load, f"model.layers.{i}") for i in range(config.num_layers)]
+        load = Loader(weights, device, dtype)
+        if tables is not None:
+            self.embedding, self.head = tables
+        else:
+            self.embedding = load.matrix("model.embed_tokens")
+            self.head = self.embedding if config.tie_embeddings else load.matrix("lm_head")
+        self.layers = [Layer(config, load, f"model.layers.{i}", reduce) for i in range(config.num_layers)]
         final_norm = load.vector("model.norm.weight")
         # The norm that follows each layer: the next layer's first, then the final one.
         self.norms_after = [*(layer.input_norm for layer in self.layers[1:]), final_norm]
@@ -67,11 +73,15 @@ class DecoderModel(nn.Module):
         `capture` names layers by number: layer i's entry is the hidden state after i layers, 0 being the embedding and
         `num_layers` the last one before the final norm.
         """
+        if self.device.type == "cuda":
+            from paceline.models.gpu_decoder import gpu_forward
+
+            return gpu_forward(self, tokens, positions, layout, cache, logit_rows, capture, last_hidden)
         eps = self.config.rms_eps
         cos, sin = self.cos[positions], self.sin[positions]  # [T, hd / 2]
         inner: dict[int, Tensor] = {}
 
-        hidden = embedding_rows(self.embedding, tokens)  # [T, D]
+        hidden = self.embed(tokens)  # [T, D]
         normed = rms_norm(hidden, self.layers[0].input_norm, eps)
         for i, (layer, next_norm, (keys, values)) in enumerate(zip(self.layers, self.norms_after, cache, strict=True)):
             if i in capture:
@@ -87,14 +97,28 @@ class DecoderModel(nn.Module):
             logits = self.logits(normed[logit_rows])
         return ForwardOutput(logits, normed if last_hidden else None, inner)
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[T, D]: what enters layer 0."""
+        return embedding_rows(self.embedding, tokens)
+
+    @property
+    def embeds_plainly(self) -> bool:
+        """Whether what enters layer 0 is the embedding's row as it stands."""
+        return True
+
     def logits(self, normed: Tensor) -> Tensor:
         """[R, V] float32 from [R, D] hidden states after the final norm."""
-        return linear(normed, self.head).float()
+        return self.spread(linear(normed, self.head).float())
+
+    def spread(self, logits: Tensor) -> Tensor:
+        """[R, V] from what the head gives: the same, unless its vocabulary is a part of V."""
+        return logits
 
 
-class _Layer:
-    def __init__(self, config: ModelConfig, load: "_Loader", prefix: str) -> None:
+class Layer:
+    def __init__(self, config: ModelConfig, load: "Loader", prefix: str, reduce: Reduce | None = None) -> None:
         self.config = config
+        self.reduce = reduce
         attention, mlp, qkv = f"{prefix}.self_attn", f"{prefix}.mlp", ("q_proj", "k_proj", "v_proj")
         self.input_norm = load.vector(f"{prefix}.input_layernorm.weight")
         self.post_attention_norm = load.vector(f"{prefix}.post_attention_layernorm.weight")
@@ -114,25 +138,28 @@ class _Layer:
         heads, kv_heads, head_dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
         qkv = linear(x, self.qkv, self.qkv_bias)  # [T, (H + 2 KV) hd]
         if self.config.qk_norm:
-            self._norm_heads(qkv)
+            self.norm_heads(qkv)
         q = apply_rotary_and_store(qkv, cos, sin, keys, values, layout.slots, heads, kv_heads)  # [T, H, hd]
         attended = paged_attention(q, keys, values, layout, head_dim**-0.5, self.config.sliding_window)  # [T, H hd]
-        return linear(attended, self.output)
+        return self.whole(linear(attended, self.output))
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """[T, D] -> [T, D]"""
-        return linear(silu_mul(linear(x, self.gate_up)), self.down)
+        return self.whole(linear(silu_mul(linear(x, self.gate_up)), self.down))
 
-    def _norm_heads(self, qkv: Tensor) -> None:
+    def whole(self, partial: Tensor) -> Tensor:
+        return partial if self.reduce is None else self.reduce(partial)
+
+    def norm_heads(self, qkv: Tensor) -> None:
         """RMS norm of each head of q and k, in place."""
         heads = qkv.view(len(qkv), -1, self.config.head_dim)  # [T, H + 2 KV, hd]
         num_q, num_kv = self.config.num_heads, self.config.num_kv_heads
         for part, weight in ((heads[:, :num_q], self.q_norm), (heads[:, num_q : num_q + num_kv], self.k_norm)):
-            rows = part.reshape(-1, self.config.head_dim)
+            rows = part.reshape(-1, self.config.head_dim).contiguous()  # of one head, reshape is a view with gaps
             part.copy_(rms_norm(rows, weight, self.config.rms_eps).view_as(part))
 
 
-class _Loader:
+class Loader:
     """Weights on their way to the device: parts of a fused matrix joined along the output dimension."""
 
     def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:

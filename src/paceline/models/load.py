@@ -7,12 +7,17 @@ import torch
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels import native
-from paceline.models.checkpoint import Checkpoint
+from paceline.kernels.quantized import Quantization
+from paceline.models.checkpoint import Checkpoint, Weights
 from paceline.models.config import ModelConfig
+from paceline.models.draft_folder import open_draft_folder
 from paceline.models.gguf_file import open_gguf
 from paceline.models.hub import find_model
-from paceline.models.llama import DecoderModel
+from paceline.models.inflate import PREFIX, Inflation, inflate
+from paceline.models.llama import DecoderModel, Loader
+from paceline.models.quantize import QuantizedWeights
 from paceline.models.safetensors_folder import open_folder
+from paceline.models.shards import Shard, ShardedWeights, check_split, shard_config
 from paceline.models.tokenizer import Tokenizer
 
 
@@ -24,8 +29,16 @@ class LoadedModel:
     tokenizer: Tokenizer
 
 
-def open_checkpoint(name_or_path: str | Path) -> Checkpoint:
-    """Config and names of a checkpoint, without reading its weights or vocabulary."""
+def open_checkpoint(
+    name_or_path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+) -> Checkpoint:
+    """Config and names of a checkpoint, without reading its weights or vocabulary.
+
+    `device` and `dtype` are where and what the weights of an inflated model are made; others come as they are stored.
+    """
+    if str(name_or_path).startswith(PREFIX):
+        what = Inflation.parse(str(name_or_path))
+        return inflate(open_checkpoint(what.base), what, device, dtype)
     path = find_model(name_or_path)
     if path.is_file():
         if path.suffix != ".gguf":
@@ -36,14 +49,53 @@ def open_checkpoint(name_or_path: str | Path) -> Checkpoint:
         if len(files) > 1:
             raise UnsupportedModel(f"{path} holds {len(files)} GGUF files: name one of them, such as {files[0]}")
         return open_gguf(files[0])
+    draft = open_draft_folder(path)
+    if draft is not None:
+        raise UnsupportedModel(f"{path} holds a draft ({draft.kind}), not a whole model: give it as `draft`")
     return open_folder(path)
 
 
 def load_model(
-    name_or_path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    name_or_path: str | Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
+    quantization: Quantization | None = None,
+    shard: Shard | None = None,
 ) -> LoadedModel:
-    checkpoint = open_checkpoint(name_or_path)
+    """`quantization` rounds the matrices of the layers to 8 bits as they are loaded. With a `shard`, model and config are
+    those of one rank's share."""
+    checkpoint = open_checkpoint(name_or_path, device, dtype)
+    model = build_model(checkpoint, torch.device(device), dtype, quantization, shard)
+    return LoadedModel(checkpoint.name, model.config, model, checkpoint.read_tokenizer())
+
+
+def build_model(
+    checkpoint: Checkpoint,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization | None = None,
+    shard: Shard | None = None,
+) -> DecoderModel:
+    config, weights = checkpoint.config, checkpoint.weights
+    if quantization is not None:  # before it is cut: every number of ranks computes with the same values
+        weights = QuantizedWeights(weights, quantization, device)
     # Unpacking is thousands of small operations: on a busy machine threads wait milliseconds for each other.
     with native.quiet_torch():
-        model = DecoderModel(checkpoint.config, checkpoint.weights, torch.device(device), dtype)
-    return LoadedModel(checkpoint.name, checkpoint.config, model, checkpoint.read_tokenizer())
+        if shard is None:
+            model = DecoderModel(config, weights, device, dtype)
+        else:
+            model = _share(config, weights, device, dtype, shard)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what it took to make them: the caches want it next
+    return model
+
+
+def _share(
+    config: ModelConfig, weights: Weights, device: torch.device, dtype: torch.dtype, shard: Shard
+) -> DecoderModel:
+    check_split(config, shard.size)
+    own, tables = ShardedWeights(weights, config, shard), None
+    if shard.rank > 0:  # these compute no logits: the embedding stands in for the head
+        embedding = Loader(own, device, dtype).matrix("model.embed_tokens")
+        tables = (embedding, embedding)
+    return DecoderModel(shard_config(config, shard.size), own, device, dtype, tables, shard.reduce)

@@ -8,9 +8,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
-from paceline.kernels.weights import Dense
+from paceline.kernels.weights import Dense, Weight
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.config import ModelConfig
+from paceline.models.prequantized import DTYPES, SCALES, with_scales
 from paceline.models.tokenizer import tokenizer_from_folder
 
 
@@ -46,10 +47,18 @@ class FolderWeights:
     def names(self) -> frozenset[str]:
         return frozenset(self._shards)
 
-    def matrix(self, name: str) -> Dense:
+    def matrix(self, name: str) -> Weight:
         values = self._tensor(name)
+        if values.dtype in DTYPES:
+            stem = name.removesuffix("weight")
+            scale = next((stem + suffix for suffix in SCALES if stem + suffix in self._shards), None)
+            if scale is None:
+                raise UnsupportedModel(f"{name} is {values.dtype} and has no {' or '.join(SCALES)} beside it")
+            return with_scales(name, values, self._tensor(scale))
         if values.dtype not in (torch.float32, torch.float16, torch.bfloat16):
-            raise UnsupportedModel(f"{name} is {values.dtype}; supported: float32, float16, bfloat16")
+            raise UnsupportedModel(
+                f"{name} is {values.dtype}; supported: float32, float16, bfloat16, and int8 or float8_e4m3fn with scales"
+            )
         return Dense(values)
 
     def vector(self, name: str) -> Tensor:

@@ -1,0 +1,54 @@
+"""Runs an EAGLE head over ragged spans and a paged cache of its own, with lanes for the branches of trees."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.models.eagle import EagleModel
+from paceline.models.runner import Span, lay_out
+
+LANE_BLOCKS = 2
+"""Blocks of a lane: the tail of a sequence, less than a block, and then up to `MAX_BRANCH` slots."""
+MAX_BRANCH = (LANE_BLOCKS - 1) * BLOCK_SIZE
+"""Slots a branch may add to its sequence."""
+
+
+class EagleRunner:
+    """A head and the memory of its keys and values: `num_blocks` for committed slots, and after them the lanes.
+
+    A drafted slot must see its sequence and its own branch, not the other branches. So each branch that grows has a lane, a
+    private copy of everything past the last full block, and is a sequence of its own to the attention.
+    """
+
+    def __init__(self, model: EagleModel, num_blocks: int, num_lanes: int) -> None:
+        self.model = model
+        self.num_blocks = num_blocks
+        self.num_lanes = num_lanes
+        shape = (num_blocks + num_lanes * LANE_BLOCKS, BLOCK_SIZE, model.config.num_kv_heads, model.config.head_dim)
+        # Zeroed, so that no masked-out slot can ever hold a NaN.
+        self.cache = (
+            torch.zeros(shape, dtype=model.dtype, device=model.device),
+            torch.zeros(shape, dtype=model.dtype, device=model.device),
+        )
+
+    def lane(self, number: int) -> list[int]:
+        """The lane's blocks."""
+        first = self.num_blocks + number * LANE_BLOCKS
+        return list(range(first, first + LANE_BLOCKS))
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span], states: Tensor) -> Tensor:
+        """[T, D] from states [T, D], in span order. A span's tokens are those that followed its states."""
+        rows = lay_out(spans, self.model.device)
+        return self.model.forward(states, rows.tokens, rows.positions, rows.layout, self.cache)
+
+    @torch.inference_mode()
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Whole blocks, all read before any is written."""
+        if not sources:
+            return
+        source, target = (torch.tensor(blocks, device=self.model.device) for blocks in (sources, targets))
+        for values in self.cache:
+            values[target] = values[source]

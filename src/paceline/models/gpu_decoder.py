@@ -1,0 +1,169 @@
+"""A pass of `DecoderModel` on a GPU. Few rows: five fused kernels a layer. Many rows: the vendor's matrix products.
+
+Nothing here waits for the device or decides by what is on it, so a CUDA graph can hold a whole pass.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear as dense_linear
+
+from paceline.kernels.gpu.activation import silu_mul
+from paceline.kernels.gpu.attention import paged_attention
+from paceline.kernels.gpu.attention_plan import AttentionPlan, attention_plan
+from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
+from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
+from paceline.kernels.gpu.rotary import rotate_and_store
+from paceline.kernels.layout import AttentionLayout
+from paceline.kernels.linear import DenseWeight, LinearWeight
+from paceline.models.output import ForwardOutput
+
+if TYPE_CHECKING:
+    from paceline.models.llama import DecoderModel
+
+
+def plan_pass(model: "DecoderModel", rows: int, sequences: int, max_rows: int) -> AttentionPlan:
+    """How attention is cut up for passes of this size; make it once for each size that recurs."""
+    config = model.config
+    return attention_plan(
+        rows, sequences, max_rows, config.num_heads, config.num_kv_heads, config.head_dim, model.device
+    )
+
+
+def gpu_forward(
+    model: "DecoderModel",
+    tokens: Tensor,  # [T] int64
+    positions: Tensor,  # [T] int64
+    layout: AttentionLayout,
+    cache: Sequence[tuple[Tensor, Tensor]],
+    logit_rows: Tensor | None,  # [R] int64
+    capture: tuple[int, ...] = (),
+    last_hidden: bool = False,
+    plan: AttentionPlan | None = None,
+) -> ForwardOutput:
+    """As `DecoderModel.forward`, which calls it. `plan` None: made for this pass alone."""
+    plan = plan or plan_pass(model, len(tokens), len(layout.context_lens), len(tokens))
+    is_fused = len(tokens) <= MAX_ROWS and not model.config.qk_norm and model.layers[0].reduce is None
+    run = _few_rows if is_fused else _many_rows
+    return run(model, tokens, positions, layout, cache, logit_rows, capture, last_hidden, plan)
+
+
+def _few_rows(
+    model: "DecoderModel",
+    tokens: Tensor,
+    positions: Tensor,
+    layout: AttentionLayout,
+    cache: Sequence[tuple[Tensor, Tensor]],
+    logit_rows: Tensor | None,
+    capture: tuple[int, ...],
+    last_hidden: bool,
+    plan: AttentionPlan,
+) -> ForwardOutput:
+    config, inner = model.config, {}
+    hidden, normed = _enter(model, tokens)
+    for i, (layer, next_norm, (keys, values)) in enumerate(zip(model.layers, model.norms_after, cache, strict=True)):
+        if i in capture:
+            inner[i] = hidden
+        q = qkv_rotary_store(
+            normed,
+            layer.qkv,
+            layer.qkv_bias,
+            model.cos,
+            model.sin,
+            positions,
+            layout.slots,
+            keys,
+            values,
+            config.num_heads,
+        )
+        attended = _attend(model, q, keys, values, layout, plan)
+        hidden, normed = add_linear(attended, layer.output, hidden, layer.post_attention_norm, config.rms_eps)
+        gated = gate_up(normed, layer.gate_up)
+        hidden, normed = add_linear(gated, layer.down, hidden, next_norm, config.rms_eps)
+    if config.num_layers in capture:
+        inner[config.num_layers] = hidden
+    last = _finish(normed) if last_hidden else None
+    logits = None
+    if logit_rows is not None and len(logit_rows):
+        if len(logit_rows) < len(tokens):
+            normed = Normed(normed.scaled[logit_rows], normed.squares[logit_rows], normed.eps)
+        logits = model.spread(linear(normed, model.head, out_dtype=torch.float32))
+    return ForwardOutput(logits, last, inner)
+
+
+def _many_rows(
+    model: "DecoderModel",
+    tokens: Tensor,
+    positions: Tensor,
+    layout: AttentionLayout,
+    cache: Sequence[tuple[Tensor, Tensor]],
+    logit_rows: Tensor | None,
+    capture: tuple[int, ...],
+    last_hidden: bool,
+    plan: AttentionPlan,
+) -> ForwardOutput:
+    eps, inner = model.config.rms_eps, {}
+    hidden = model.embed(tokens)
+    normed = rms_norm(hidden, model.layers[0].input_norm, eps)
+    for i, (layer, next_norm, (keys, values)) in enumerate(zip(model.layers, model.norms_after, cache, strict=True)):
+        if i in capture:
+            inner[i] = hidden
+        qkv = _product(normed, layer.qkv, layer.qkv_bias)
+        if model.config.qk_norm:
+            layer.norm_heads(qkv)
+        q = rotate_and_store(
+            qkv, positions, model.cos, model.sin, keys, values, layout.starts, layout.context_lens, layout.block_tables
+        )
+        attended = _product(_attend(model, q, keys, values, layout, plan), layer.output)
+        normed, hidden = add_rms_norm(layer.whole(attended), hidden, layer.post_attention_norm, eps)
+        fed = _product(silu_mul(_product(normed, layer.gate_up)), layer.down)
+        normed, hidden = add_rms_norm(layer.whole(fed), hidden, next_norm, eps)
+    if model.config.num_layers in capture:
+        inner[model.config.num_layers] = hidden
+    logits = None
+    if logit_rows is not None and len(logit_rows):
+        rows = normed if len(logit_rows) == len(tokens) else normed[logit_rows]
+        logits = model.spread(_head_product(rows, model.head))
+    return ForwardOutput(logits, normed if last_hidden else None, inner)
+
+
+def _attend(
+    model: "DecoderModel", q: Tensor, keys: Tensor, values: Tensor, layout: AttentionLayout, plan: AttentionPlan
+) -> Tensor:
+    """[T, H * hd]"""
+    config = model.config
+    return paged_attention(
+        q, keys, values, layout.starts, layout.context_lens, layout.block_tables, plan,
+        config.head_dim**-0.5, layout.ancestors, config.sliding_window,
+    )  # fmt: skip
+
+
+def _enter(model: "DecoderModel", tokens: Tensor) -> tuple[Tensor, Normed]:
+    """The rows that enter layer 0, and the same on their way through its norm."""
+    norm, eps = model.layers[0].input_norm, model.config.rms_eps
+    if model.embeds_plainly and isinstance(model.embedding, DenseWeight):
+        return embed(tokens, model.embedding.values, norm, eps)
+    rows = model.embed(tokens)
+    return embed(torch.arange(len(rows), device=rows.device), rows, norm, eps)
+
+
+def _finish(normed: Normed) -> Tensor:
+    """[T, D] after the norm."""
+    mean = normed.squares.sum(1, keepdim=True) / normed.scaled.shape[1]
+    return (normed.scaled.float() * torch.rsqrt(mean + normed.eps)).to(normed.scaled.dtype)
+
+
+def _head_product(x: Tensor, weight: LinearWeight) -> Tensor:
+    """[R, V] float32, never rounded to fewer bits on the way: tokens that tie after rounding did not tie before."""
+    if len(x) > MAX_ROWS and x.is_cuda and x.dtype is not torch.float32 and isinstance(weight, DenseWeight):
+        return torch.mm(x, weight.values.t(), out_dtype=torch.float32)
+    return linear(x, weight, out_dtype=torch.float32)
+
+
+def _product(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
+    """x [T, K] -> [T, N], for any number of rows."""
+    if isinstance(weight, DenseWeight):
+        return dense_linear(x, weight.values, bias)
+    return linear(x, weight, bias)

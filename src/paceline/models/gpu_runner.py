@@ -1,0 +1,142 @@
+"""`ModelRunner` on a GPU: passes that recur are CUDA graphs, captured when first met; what fits none runs eagerly."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS, AttentionLayout
+from paceline.models.gpu_decoder import gpu_forward, plan_pass
+from paceline.models.graph import Graph, GraphPool, Stamp, staging
+from paceline.models.llama import DecoderModel
+from paceline.models.output import ForwardOutput
+from paceline.models.runner import ModelRunner, Span
+
+MAX_GRAPH_ROWS = 512
+"""Rows of the largest pass that is worth a graph: beyond, launches hide behind the work."""
+
+
+def bucket(count: int) -> int:
+    """The batch size a batch of `count` is padded to."""
+    return 1 << (count - 1).bit_length() if count <= 64 else -(-count // 64) * 64
+
+
+class GpuRunner(ModelRunner):
+    """One block more than the books know of: padding writes there, and nobody reads it."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        num_blocks: int,
+        kv_dtype: torch.dtype | None = None,
+        cache: Sequence[tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        super().__init__(model, num_blocks + 1, kv_dtype, cache)
+        self.num_blocks = num_blocks
+        self.scratch_block = num_blocks
+        # As wide as the longest context and the padding after it
+        self.table_width = (
+            min(num_blocks, -(-model.config.max_position // BLOCK_SIZE)) + MAX_TREE_ROWS // BLOCK_SIZE + 1
+        )
+        self._graphs: dict[tuple[int, int, bool, tuple[int, ...], bool], PassGraph] = {}
+        self.memory_pool = GraphPool(model.device)
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
+        batch, rows = bucket(len(spans)), bucket(max(len(span.tokens) for span in spans))
+        if batch * rows > MAX_GRAPH_ROWS or not all(span.num_logits for span in spans):
+            return super().forward(spans, capture, last_hidden)
+        is_tree = any(span.ancestors is not None for span in spans)
+        key = (batch, rows, is_tree, capture, last_hidden)
+        if key not in self._graphs:
+            self._graphs[key] = PassGraph(self, *key)
+        return self._graphs[key].run(spans)
+
+    def sharing(self, model: DecoderModel) -> "GpuRunner":
+        return GpuRunner(model, self.num_blocks, cache=self.cache[: model.config.num_layers])
+
+
+class PassGraph:
+    """A pass over `batch` sequences of `rows` rows each, captured once. Shorter spans and empty seats are padding."""
+
+    def __init__(
+        self, runner: GpuRunner, batch: int, rows: int, is_tree: bool, capture: tuple[int, ...], last_hidden: bool
+    ) -> None:
+        self.runner, self.batch, self.rows, self.is_tree = runner, batch, rows, is_tree
+        width, device = runner.table_width, runner.device
+        # tokens, rotary positions, slots, ancestors; then for each sequence its context and its blocks
+        self._longs = torch.zeros(4, batch * rows, dtype=torch.int64, device=device)
+        self._ints = torch.zeros(batch, 1 + width, dtype=torch.int32, device=device)
+        self._host_longs = staging(4, batch * rows, dtype=torch.int64, device=device)
+        self._host_ints = staging(batch, 1 + width, dtype=torch.int32, device=device)
+        self._ints[:, 1:] = runner.scratch_block
+        contexts = torch.empty(batch, dtype=torch.int32, device=device)
+        layout = AttentionLayout(
+            slots=self._longs[2],
+            starts=torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=device),
+            context_lens=contexts,
+            block_tables=self._ints[:, 1:],
+            ancestors=self._longs[3] if is_tree else None,
+        )
+        every_row = torch.arange(batch * rows, device=device)
+        plan = plan_pass(runner.model, batch * rows, batch, rows)
+
+        def compute() -> ForwardOutput:
+            contexts.copy_(self._ints[:, 0])
+            return gpu_forward(
+                runner.model,
+                self._longs[0],
+                self._longs[1],
+                layout,
+                runner.cache,
+                every_row,
+                capture,
+                last_hidden,
+                plan,
+            )
+
+        self._graph = Graph(compute, device, runner.memory_pool)
+        self._done = Stamp(device)
+
+    def run(self, spans: Sequence[Span]) -> ForwardOutput:
+        """Logits as `ModelRunner.forward` gives them. They and hidden states are good until the next run."""
+        chosen = self._fill(spans)
+        self._longs.copy_(self._host_longs, non_blocking=True)
+        self._ints.copy_(self._host_ints, non_blocking=True)
+        output = self._graph.replay()
+        self._done.record()
+        assert output.logits is not None
+        own = torch.tensor([s * self.rows + i for s, span in enumerate(spans) for i in range(len(span.tokens))])
+        own = own.to(self.runner.device, non_blocking=True)
+        return ForwardOutput(
+            output.logits if len(chosen) == len(output.logits) else output.logits[chosen],
+            None if output.last_hidden is None else output.last_hidden[own],
+            {layer: states[own] for layer, states in output.inner.items()},
+        )
+
+    def _fill(self, spans: Sequence[Span]) -> Tensor:
+        """Write the inputs to host memory; the rows whose logits are wanted."""
+        self._done.wait()  # the last run may still be reading
+        scratch = self.runner.scratch_block
+        longs, ints = self._host_longs.numpy(), self._host_ints.numpy()
+        longs[:] = 0
+        longs[2] = scratch * BLOCK_SIZE
+        longs[3] = -1
+        ints[:, 0] = 0
+        ints[:, 1:] = scratch
+        chosen: list[int] = []
+        for s, span in enumerate(spans):
+            count, first, blocks = len(span.tokens), span.context_len, span.blocks
+            row = s * self.rows
+            longs[0, row : row + count] = span.tokens
+            longs[1, row : row + count] = range(first, first + count) if span.positions is None else span.positions
+            longs[2, row : row + count] = [
+                blocks[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(first, first + count)
+            ]
+            if span.ancestors is not None:
+                longs[3, row : row + count] = span.ancestors
+            ints[s, 0] = first
+            held = min(len(blocks), ints.shape[1] - 1)
+            ints[s, 1 : 1 + held] = blocks[:held]
+            chosen.extend(range(row + count - span.num_logits, row + count))
+        return torch.tensor(chosen, device=self.runner.device)

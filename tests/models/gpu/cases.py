@@ -1,0 +1,59 @@
+"""Tiny models with weights as a GPU has them, on the GPU or where its kernels are interpreted, and the same on the CPU."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from paceline.models.config import ModelConfig
+from paceline.models.llama import DecoderModel
+from paceline.models.output import ForwardOutput
+from paceline.models.runner import Span
+from paceline.speculation.trees import ancestors, depths
+from tests.fakes import TINY, RandomWeights
+from tests.kernels.gpu.cases import DEVICE
+
+SHAPE = replace(TINY, hidden_size=40, num_heads=3, num_kv_heads=1, ffn_size=56, max_position=128, tie_embeddings=False)
+PARENTS = [-1, 0, 0, -1]
+
+
+class UnevenWeights(RandomWeights):
+    """Norms of one and biases of zero would hide a mistake."""
+
+    def vector(self, name: str) -> Tensor:
+        c = self._config
+        sizes = {"q_proj.bias": c.q_size, "k_proj.bias": c.kv_size, "v_proj.bias": c.kv_size}
+        sizes |= {"q_norm.weight": c.head_dim, "k_norm.weight": c.head_dim}
+        drawn = 0.3 * self._draw(name, (sizes.get(".".join(name.split(".")[-2:]), c.hidden_size),))
+        return drawn if name.endswith("bias") else 1 + drawn
+
+
+def models(config: ModelConfig) -> tuple[DecoderModel, DecoderModel]:
+    """(on the GPU, or for its kernels to be interpreted; on the CPU)."""
+    weights, cpu = UnevenWeights(config, seed=3), torch.device("cpu")
+    return DecoderModel(config, weights, DEVICE, torch.float32), DecoderModel(config, weights, cpu, torch.float32)
+
+
+def tokens(count: int, start: int = 0) -> list[int]:
+    return [(start + i) * 7 % SHAPE.vocab_size for i in range(count)]
+
+
+def tree(blocks: list[int], start: int) -> Span:
+    positions = [start, *(start + depth for depth in depths(PARENTS))]
+    rows = 1 + len(PARENTS)
+    return Span(blocks, start, tokens(rows, start), rows, positions, ancestors(PARENTS))
+
+
+def same(ours: ForwardOutput, theirs: ForwardOutput) -> None:
+    """Logits and hidden states, those that were asked for and no others."""
+    for mine, other in ((ours.logits, theirs.logits), (ours.last_hidden, theirs.last_hidden)):
+        assert (mine is None) == (other is None)
+        if mine is not None:
+            close(mine, other)
+    assert set(ours.inner) == set(theirs.inner)
+    for layer, states in theirs.inner.items():
+        close(ours.inner[layer], states)
+
+
+def close(ours: Tensor, theirs: Tensor) -> None:
+    torch.testing.assert_close(ours.cpu(), theirs.cpu(), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,68 @@
+"""A pass with the GPU's kernels is the pass of the CPU."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.kernels.gpu.linear import MAX_ROWS
+from paceline.models import gpu_decoder
+from paceline.models.config import ModelConfig
+from paceline.models.gpu_decoder import gpu_forward
+from paceline.models.runner import ModelRunner, Rows, Span, lay_out
+from tests.kernels.gpu.cases import DEVICE
+from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
+
+SHALLOW = replace(SHAPE, num_layers=1)
+FAMILIES = {
+    "llama": SHAPE,
+    "tied": replace(SHALLOW, tie_embeddings=True, num_heads=2, num_kv_heads=2),
+    "qwen2": replace(SHALLOW, attention_bias=True),
+    "qwen3": replace(SHALLOW, qk_norm=True),
+    "mistral": replace(SHALLOW, sliding_window=5),
+}
+
+
+def check(config: ModelConfig, *passes: list[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> None:
+    """Every pass by both, each over its own cache."""
+    model, reference = models(config)
+    ours, theirs = ModelRunner(model, 12), ModelRunner(reference, 12)
+    with torch.inference_mode():
+        for spans in passes:
+            rows: Rows = lay_out(spans, DEVICE)
+            found = gpu_forward(
+                model, rows.tokens, rows.positions, rows.layout, ours.cache, rows.logit_rows, capture, last_hidden
+            )
+            same(found, theirs.forward(spans, capture, last_hidden))
+    for mine, other in zip(ours.cache, theirs.cache, strict=True):
+        for part in range(2):
+            close(mine[part], other[part])
+
+
+@pytest.fixture(params=["few rows", "many rows"])
+def _either_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused kernels, or those for many rows, which are too slow to interpret for many."""
+    if request.param == "many rows":
+        monkeypatch.setattr(gpu_decoder, "MAX_ROWS", 0)
+
+
+@pytest.mark.usefixtures("_either_path")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ragged_spans(family: str) -> None:
+    prompts = [Span([7, 2], 0, tokens(18), 1), Span([5], 0, tokens(2), 0)]
+    check(FAMILIES[family], prompts, [Span([7, 2], 18, tokens(2, 18), 2), Span([5], 2, tokens(1, 2), 1)])
+
+
+@pytest.mark.usefixtures("_either_path")
+def test_a_tree_beside_a_chain() -> None:
+    check(SHALLOW, [Span([2], 0, tokens(5), 0)], [tree([2], 5), Span([8, 1], 0, tokens(3), 1)])
+
+
+@pytest.mark.parametrize("count", [5, MAX_ROWS + 1])
+def test_hidden_states_on_request(count: int) -> None:
+    span = Span([3, 9, 0, 11, 5], 0, tokens(count), 1)
+    check(SHALLOW, [span], capture=(0, 1), last_hidden=True)
+
+
+def test_no_logits_wanted() -> None:
+    check(SHALLOW, [Span([3], 0, tokens(4), 0)], last_hidden=True)

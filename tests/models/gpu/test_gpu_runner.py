@@ -1,0 +1,85 @@
+"""Passes that recur, padded to one size and replayed, are those of `ModelRunner`."""
+
+import pytest
+
+from paceline.models import gpu_runner
+from paceline.models.early_exit import early_exit
+from paceline.models.gpu_runner import GpuRunner, bucket
+from paceline.models.runner import ModelRunner, Span
+from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
+
+BLOCKS = 12
+
+
+class Pair:
+    """Two runners that are told the same."""
+
+    def __init__(self) -> None:
+        model, reference = models(SHAPE)
+        self.ours, self.theirs = GpuRunner(model, BLOCKS), ModelRunner(reference, BLOCKS)
+
+    def check(self, spans: list[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> None:
+        same(self.ours.forward(spans, capture, last_hidden), self.theirs.forward(spans, capture, last_hidden))
+
+    def check_cache(self) -> None:
+        """All but the block where padding goes."""
+        for mine, other in zip(self.ours.cache, self.theirs.cache, strict=True):
+            for part in range(2):
+                close(mine[part][:BLOCKS], other[part])
+
+    @property
+    def num_graphs(self) -> int:
+        return len(self.ours._graphs)
+
+
+def test_ragged_spans_and_seats_that_stay_empty() -> None:
+    pair = Pair()
+    tables = [[9, 3, 10], [0, 5], [7]]
+    pair.check([Span(tables[0], 0, tokens(4), 1), Span(tables[1], 0, tokens(3), 3), Span(tables[2], 0, tokens(1), 1)])
+    pair.check([Span(tables[0], 4, tokens(3, 4), 2), Span(tables[1], 3, tokens(1, 3), 1)])
+    pair.check_cache()
+
+
+def test_a_graph_is_used_again_and_keeps_nothing_of_the_last_time() -> None:
+    pair = Pair()
+    pair.check([Span([4, 1], 0, tokens(4), 4), Span([2], 0, tokens(4), 4)])
+    pair.check([Span([6], 0, tokens(3, 5), 1), Span([4, 1], 4, tokens(1, 4), 1)])
+    assert pair.num_graphs == 1
+    pair.check_cache()
+
+
+def test_trees_beside_chains() -> None:
+    pair = Pair()
+    pair.check([Span([4], 0, tokens(2), 1), Span([2], 0, tokens(2), 1)])
+    pair.check([tree([4], 2), Span([2], 2, tokens(3, 2), 3)])
+    pair.check([Span([4], 2, tokens(5, 2), 5), tree([2], 2)])
+    assert pair.num_graphs == 2
+    pair.check_cache()
+
+
+def test_hidden_states_are_those_of_the_rows_asked_for() -> None:
+    pair = Pair()
+    spans = [Span([4], 0, tokens(3), 1), Span([2], 0, tokens(1), 1), Span([8], 0, tokens(2), 2)]
+    pair.check(spans, capture=(0, 2), last_hidden=True)
+
+
+def test_what_fits_no_graph_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair()
+    pair.check([Span([4], 0, tokens(3), 0), Span([2], 0, tokens(2), 1)])  # no logits of the first
+    monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 4)
+    pair.check([Span([4], 3, tokens(5, 3), 1)])
+    assert pair.num_graphs == 0
+    pair.check_cache()
+
+
+def test_a_model_that_shares_the_memory() -> None:
+    pair = Pair()
+    pair.check([Span([4], 0, tokens(4), 1)])
+    early, reference = (early_exit(runner, 1) for runner in (pair.ours, pair.theirs))
+    span = Span([4], 4, tokens(2, 4), 1)
+    same(early.forward([span]), reference.forward([span]))
+    pair.check_cache()
+
+
+def test_sizes() -> None:
+    assert [bucket(count) for count in (1, 2, 3, 5, 64, 65, 129)] == [1, 2, 4, 8, 64, 128, 192]
