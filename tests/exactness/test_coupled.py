@@ -6,9 +6,23 @@ import pytest
 
 from paceline.core.flags import SpeculationFlags
 from paceline.speculation.proposer import Proposer
+from paceline.speculation.proposers.combined import CombinedProposer
+from paceline.speculation.proposers.lookahead import LookaheadProposer
 from paceline.speculation.proposers.ngram import NgramProposer
+from paceline.speculation.proposers.suffix import SuffixProposer
 from tests.exactness.suite import check_identical, mixed_requests, plain_text
-from tests.fakes import TINY, MixedDepth, Unreliable, draft_model, random_chain, random_tree, tiny_engine, tiny_model
+from tests.fakes import (
+    TINY,
+    MixedDepth,
+    StepClock,
+    Unreliable,
+    draft_model,
+    random_chain,
+    random_tree,
+    tiny_engine,
+    tiny_model,
+)
+from tests.heads import LayerSkip, distilled, eagle, medusa
 
 VOCAB = TINY.vocab_size
 
@@ -18,8 +32,20 @@ PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "wrong": lambda: random_chain(VOCAB),
     "tree": lambda: random_tree(VOCAB),
     "ngram": NgramProposer,
+    "suffix": SuffixProposer,
+    "lookahead": LookaheadProposer,
+    "combined": lambda: CombinedProposer(
+        {"ngram": NgramProposer(), "suffix": SuffixProposer()},
+        {"draft_model": draft_model(tiny_model(0, 0.3))},
+        StepClock(),
+    ),
     "unreliable": lambda: Unreliable(draft_model(tiny_model(perturb=0.1))),
     "cramped": lambda: draft_model(tiny_model(perturb=0.1), num_blocks=6, max_rows=8),
+    "eagle": lambda: eagle(tiny_model(), reduced=24),
+    "cramped eagle": lambda: eagle(tiny_model(), num_blocks=6, max_rows=8, lanes=3),
+    "medusa": lambda: medusa(tiny_model(), reduced=24),
+    "distilled": lambda: distilled(tiny_model(), reduced=24),
+    "layer_skip": lambda: LayerSkip(1),
 }
 
 

@@ -7,6 +7,7 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from tests.exactness.suite import check_distribution, next_logits
 from tests.fakes import TINY, Sampled, tiny_engine, tiny_model
+from tests.heads import LayerSkip, eagle, medusa
 
 DRAWS = 100_000
 SMALL = replace(TINY, vocab_size=5)
@@ -50,4 +51,33 @@ def test_joint_of_four_tokens(models, case):
         SamplingParams(**sampling),
         DRAWS,
         extra=0 if siblings == 1 else 2,
+    )
+
+
+HEADS = {
+    "eagle": lambda target: eagle(target, num_blocks=1024, max_rows=8192, lanes=1024),
+    "medusa": medusa,
+    "layer_skip": lambda target: LayerSkip(1),
+}
+"""Trees of one-hot nodes, and a chain with its own `q`; fewer draws, since each costs passes of a model."""
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_joint_with_heads(models, method):
+    target = models[0]
+    check_distribution(
+        target,
+        lambda: tiny_engine(
+            target,
+            HEADS[method](target),
+            depth=5,
+            max_num_seqs=512,
+            max_batched_tokens=8192,
+            kv_tokens=16 * 1024,
+        ),
+        PROMPT,
+        SamplingParams(temperature=0.9, top_p=0.95),
+        6_000,
+        length=3,
+        extra=2,
     )

@@ -97,3 +97,14 @@ def test_origins() -> None:
     for rule in ("coupled", "rejection"):
         verdicts = step([Trial([0], 0, greedy)] * len(cases), target, list(cases), rule)
         assert [(v.path, v.tokens, v.origins) for v in verdicts] == list(cases.values())
+
+
+def test_verdicts_tell_what_the_target_picked_in_every_row() -> None:
+    """Of coupled rounds; in a round by probability nothing is picked but what follows."""
+    target = torch.full((VOCAB, VOCAB), -5.0)
+    for token in range(VOCAB):
+        target[token, (token + 1) % VOCAB] = 5.0
+    greedy, sampled = (Trial([0], 0, SamplingParams(temperature=heat)) for heat in (0.0, 1e-3))
+    draft = Draft((1, 3, 2), (-1, -1, 0))
+    assert [v.picks for v in step([greedy] * 2, target, [draft, Draft()], "coupled")] == [(1, 2, 4, 3), (1,)]
+    assert [v.picks for v in step([greedy, sampled], target, [draft] * 2, "rejection")] == [(1, 2, 4, 3), ()]

@@ -1,13 +1,19 @@
-"""Alpha by position, per traffic category, learned from rounds and slowly forgotten.
+"""Alpha by position and the chances of a draft's nodes, per traffic category, learned from rounds and slowly forgotten.
 
 alpha_i is the chance that draft i is accepted given that drafts 1..i-1 were. A round that drafted K and accepted n
 tests positions 1..n (accepted) and n+1 (rejected, if n < K). Later positions were never looked at: they are censored,
 not failures. accepted / drafted is another figure, for dashboards; nothing here uses it.
 
+What a draft is worth is the chance of each of its nodes, in the order drafted, to be accepted. Of a chain that is
+S_k = alpha_1 ... alpha_k. A tree's nodes compete, so there is no such product: the chance of node r is the share of
+rounds with more than r nodes whose accepted path held it. Proposers give the best nodes first, so that these chances
+fall with r, and a tree cut after n nodes is expected to yield 1 + sum_{r<n} P(r) tokens.
+
 A proposer may be asked and have nothing to offer. That is no rejection: `delivery` counts it apart.
 
 Every round of a category ages the evidence on all its positions, tested or not. A position without fresh evidence
-drifts to the alpha of the position before it, so a depth that was once bad is tried again.
+drifts to the alpha of the position before it, so a depth that was once bad is tried again. A node of a tree drifts
+to where the nodes before it point.
 """
 
 from collections.abc import Sequence
@@ -41,8 +47,11 @@ def known_positions(drafted: int, accepted: int) -> int:
 
 @dataclass(slots=True)
 class _Evidence:
-    hits: list[float]
+    hits: list[float]  # by position
     trials: list[float]
+    found: list[float]  # by node: rounds that accepted it
+    sizes: list[float]  # by number of nodes less one: rounds that drafted so many
+    is_tree: bool = False
     # What one new observation weighs. It grows where older sums would otherwise have to shrink.
     unit: float = 1.0
     delivered: float = PRIOR_ROUNDS
@@ -63,8 +72,17 @@ class Acceptance:
         self._prior = prior
         self._categories: dict[str, _Evidence] = {}
 
-    def observe(self, category: str, drafted: int, accepted: int, asked: int = 0) -> None:
-        """Learn from one round. A round that neither asked for drafts nor got any says nothing."""
+    def observe(
+        self,
+        category: str,
+        drafted: int,
+        accepted: int,
+        asked: int = 0,
+        num_nodes: int | None = None,
+        path: Sequence[int] | None = None,
+    ) -> None:
+        """Learn from one round: the levels drafted and how many of them were accepted; of a tree also how many nodes it
+        had and which were accepted. A round that neither asked for drafts nor got any says nothing."""
         if not 0 <= accepted <= drafted:
             raise ValueError(f"accepted must be in [0, drafted], got {accepted} of {drafted}")
         if drafted == 0 and asked == 0:
@@ -79,6 +97,13 @@ class Acceptance:
             evidence.trials[i] += unit
             if i < accepted:
                 evidence.hits[i] += unit
+        size = drafted if num_nodes is None else num_nodes
+        if size:
+            evidence.is_tree |= size > drafted
+            evidence.sizes[min(size, self._max_depth) - 1] += unit
+        for node in range(accepted) if path is None else path:
+            if node < self._max_depth:
+                evidence.found[node] += unit
         if unit > _REBASE:
             _scale(evidence, 1.0 / unit)
 
@@ -93,10 +118,14 @@ class Acceptance:
             if trials > limit:
                 evidence.hits[i] *= limit / trials
                 evidence.trials[i] = limit
+        rounds = sum(evidence.sizes)
+        if rounds > limit:
+            evidence.found = [found * limit / rounds for found in evidence.found]
+            evidence.sizes = [size * limit / rounds for size in evidence.sizes]
         evidence.survival = None
 
     def alphas(self, category: str) -> tuple[float, ...]:
-        """[max_depth] conditional acceptance by position; entry 0 is the first draft."""
+        """[max_depth] conditional acceptance by position, a tree's levels; entry 0 is the first draft."""
         evidence = self._evidence(category)
         weight = PRIOR_ROUNDS * evidence.unit
         alphas = [evidence.hits[0] / evidence.trials[0]]
@@ -105,10 +134,14 @@ class Acceptance:
         return tuple(alphas)
 
     def survival(self, category: str) -> tuple[float, ...]:
-        """[max_depth] prod_{j<=k} alpha_j: the expected tokens that draft k adds. Never increases with k."""
+        """[max_depth] the chance that the k-th node drafted is accepted: the expected tokens it adds. Never increases
+        with k; of a chain it is prod_{j<=k} alpha_j."""
         evidence = self._evidence(category)
         if evidence.survival is None:
-            evidence.survival = tuple(accumulate(self.alphas(category), mul))
+            if evidence.is_tree:
+                evidence.survival = tuple(_falling(_chances(evidence)))
+            else:
+                evidence.survival = tuple(accumulate(self.alphas(category), mul))
         return evidence.survival
 
     def delivery(self, category: str) -> float:
@@ -120,14 +153,45 @@ class Acceptance:
         evidence = self._categories.get(category)
         if evidence is None:
             nothing = [0.0] * (self._max_depth - 1)
-            evidence = _Evidence([self._prior * PRIOR_ROUNDS, *nothing], [PRIOR_ROUNDS, *nothing])
+            hits, trials = [self._prior * PRIOR_ROUNDS, *nothing], [PRIOR_ROUNDS, *nothing]
+            evidence = _Evidence(hits, trials, list(hits), list(trials))
             self._categories[category] = evidence
         return evidence
+
+
+def _chances(evidence: _Evidence) -> list[float]:
+    """P(r) = found / offered. A node seldom offered goes on as those before it fell: from the last to it, or on the whole,
+    whichever is less steep, since one odd node must not hide all that come after it."""
+    weight = PRIOR_ROUNDS * evidence.unit
+    offered = list(accumulate(reversed(evidence.sizes)))[::-1]
+    chances = [evidence.found[0] / offered[0]]
+    before = 1.0
+    for r, found in enumerate(evidence.found[1:], start=1):
+        last = chances[-1]
+        ratio = max(min(1.0, last / before) if before > 0.0 else 0.0, last ** (1.0 / r))
+        chances.append((found + weight * last * ratio) / (offered[r] + weight))
+        before = last
+    return chances
+
+
+def _falling(values: Sequence[float]) -> list[float]:
+    """The closest values that never rise: neighbours out of order share their mean."""
+    blocks: list[tuple[float, int]] = []  # mean, how many
+    for mean in values:
+        size = 1
+        while blocks and blocks[-1][0] < mean:
+            earlier, count = blocks.pop()
+            mean = (mean * size + earlier * count) / (size + count)
+            size += count
+        blocks.append((mean, size))
+    return [mean for mean, size in blocks for _ in range(size)]
 
 
 def _scale(evidence: _Evidence, factor: float) -> None:
     evidence.hits = [hits * factor for hits in evidence.hits]
     evidence.trials = [trials * factor for trials in evidence.trials]
+    evidence.found = [found * factor for found in evidence.found]
+    evidence.sizes = [size * factor for size in evidence.sizes]
     evidence.delivered *= factor
     evidence.asked *= factor
     evidence.unit *= factor

@@ -88,14 +88,15 @@ def _vocabulary(vocab_size: int, device: torch.device) -> Tensor:
 
 def _words(keys: Sequence[NoiseKey], purpose: Purpose, device: torch.device) -> Tensor:
     """[R, 3] int32: the key bits of each row, two splitmix64 steps after its stream and position."""
-    streams = np.array([_stream(purpose, key.seed, key.choice) for key in keys], dtype=np.uint64)
+    streams = np.array([stream(purpose, key.seed, key.choice) for key in keys], dtype=np.uint64)
     low = _splitmix(streams ^ np.array([key.position for key in keys], dtype=np.uint64))
     words = np.stack((low, _splitmix(low)), axis=1).view(np.int32)
     return torch.from_numpy(words[:, :3]).to(device)
 
 
 @lru_cache(maxsize=4096)
-def _stream(purpose: Purpose, seed: int, choice: int) -> int:
+def stream(purpose: Purpose, seed: int, choice: int) -> int:
+    """64 bits that a row's noise starts from, whatever its position."""
     state = 0
     for part in (int(purpose), seed, choice):
         state = _splitmix(state ^ part)

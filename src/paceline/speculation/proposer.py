@@ -1,12 +1,38 @@
 """The one interface of every way to guess."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
+
+from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
 from paceline.speculation.drafts import DraftBatch
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRequest:
+    """Which of the target's hidden states a method drafts from."""
+
+    layers: tuple[int, ...] = ()
+    """Counted as `DecoderModel.forward(capture=...)` counts them: layers passed."""
+    last: bool = False
+    """The last one, after the final norm."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Hidden:
+    """The target's hidden states of n consecutive committed tokens, the first of them at position `start`."""
+
+    start: int
+    inner: Mapping[int, Tensor]  # layer -> [n, D]
+    last: Tensor | None  # [n, D], after the final norm
+
+    @property
+    def end(self) -> int:
+        rows = self.last if self.last is not None else next(iter(self.inner.values()))
+        return self.start + len(rows)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +51,13 @@ class Progress:
     verification: Verification
     cache_salt: str = ""
     """Sequences with different salts share no cached prefix, in a draft's cache either."""
+    hidden: Hidden | None = None
+    """Of the tokens that this step computed and committed, for a proposer that `wants` them. Tokens that came from the
+    prefix cache, or were computed while speculation was off, have none: positions may skip."""
+    picks: Sequence[int] = ()
+    """The target's picks of the round just verified: after the last token that was committed before it, then after each node
+    of the draft that this proposer gave, as far as it was verified. None under rejection sampling, where they would be draws:
+    what is drafted next may not depend on the target's randomness."""
 
 
 class Proposer(Protocol):
@@ -32,6 +65,9 @@ class Proposer(Protocol):
 
     A proposer may answer with fewer tokens than asked for, or none. Whatever it answers, the text stays the target's: it can
     cost speed, never correctness, provided `DraftBatch.probs` are what its tokens were really drawn from.
+
+    A proposer that drafts from the target's hidden states says so in an attribute `wants`, a `HiddenRequest`. It then hears of
+    prompts too, chunk by chunk as they are computed, with depth 0.
     """
 
     def observe(self, batch: Sequence[Progress]) -> None:
@@ -45,3 +81,9 @@ class Proposer(Protocol):
     def close(self, sequence_ids: Sequence[int]) -> None:
         """Forget these sequences and free what they held."""
         ...
+
+
+def hidden_wanted(proposer: Proposer) -> HiddenRequest | None:
+    """What the proposer's `wants` says; most have none."""
+    wants: HiddenRequest | None = getattr(proposer, "wants", None)
+    return wants

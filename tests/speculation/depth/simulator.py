@@ -4,19 +4,22 @@ Speed is compared in expectation: a step that drafts depth K for a sequence earn
 itself sees sampled acceptances and noisy times. So a ratio says what the policy decided, not what the dice did.
 """
 
+import heapq
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.speculation.acceptance import expected_tokens
 from paceline.speculation.depth.additive import AdditiveDepth
 from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.policy import Candidate, DepthPolicy, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import Candidate, DepthPolicy, Drafting, RoundObservation, StepObservation
 from paceline.speculation.depth.threshold import ThresholdDepth
 
 MS = 1e-3
-LIMIT = 16
+LIMIT = 63
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,14 @@ class World:
     draft: float = 2 * MS
     network: float = 0.5 * MS
     delivery: float = 1.0
+    asking: float = 0.0
+    """What drafting costs whatever the depth."""
+
+    def drafting(self, deepest: int) -> float:
+        return self.asking + self.draft * deepest if deepest else 0.0
 
     def seconds(self, rows: float, deepest: int) -> float:
-        return self.rows_seconds(rows) + (self.draft * deepest + self.network if deepest else 0.0)
+        return self.rows_seconds(rows) + self.drafting(deepest) + (self.network if deepest else 0.0)
 
     def rate(self, alpha: float, batch: int, depth: int) -> float:
         """Tokens per second at a fixed depth for all."""
@@ -48,6 +56,46 @@ def linear(rows: float) -> float:
     return 0.5 * MS * rows
 
 
+class Tree:
+    """Nodes drafted best first where the target picks one of a node's children with the chances `children`, or none."""
+
+    def __init__(self, children: tuple[float, ...], num_nodes: int) -> None:
+        self.parents: list[int] = []
+        self.levels: list[int] = []
+        self.chances: list[float] = []
+        """That node r is accepted: they never rise."""
+        self._children: dict[int, list[tuple[float, int]]] = {}  # of a node: (chance, child)
+        queue = [(-chance, -1, i) for i, chance in enumerate(children)]
+        heapq.heapify(queue)
+        while len(self.parents) < num_nodes:
+            chance, parent, place = heapq.heappop(queue)
+            node = len(self.parents)
+            self.parents.append(parent)
+            self.levels.append(1 if parent < 0 else self.levels[parent] + 1)
+            self.chances.append(-chance)
+            self._children.setdefault(parent, []).append((children[place], node))
+            for i, own in enumerate(children):
+                heapq.heappush(queue, (chance * own, node, i))
+
+    def expected(self, num_nodes: int) -> float:
+        return 1.0 + sum(self.chances[:num_nodes])
+
+    def walk(self, num_nodes: int, dice: random.Random) -> tuple[int, ...]:
+        """The accepted nodes of its first `num_nodes`."""
+        path: list[int] = []
+        while True:
+            left = dice.random()
+            for chance, node in self._children.get(path[-1] if path else -1, ()):
+                left -= chance
+                if left < 0.0:
+                    break
+            else:
+                return tuple(path)
+            if node >= num_nodes:
+                return tuple(path)
+            path.append(node)
+
+
 @dataclass
 class Totals:
     tokens: float = 0.0
@@ -63,12 +111,22 @@ class Totals:
 
 
 class Simulation:
-    """Steps a policy through a world; `alpha` and `batch` may be changed on the way."""
+    """Steps a policy through a world; `alpha` and `batch` may be changed on the way. With a `tree`, drafts are its first
+    nodes and `alpha` is not used."""
 
     def __init__(
-        self, policy: DepthPolicy, world: World, alpha: float, batch: int = 1, noise: float = 0.05, seed: int = 0
+        self,
+        policy: DepthPolicy,
+        world: World,
+        alpha: float = 0.7,
+        batch: int = 1,
+        noise: float = 0.05,
+        seed: int = 0,
+        tree: Tree | None = None,
+        category: str = "chat",
     ):
         self.policy, self.world, self.alpha, self.batch = policy, world, alpha, batch
+        self.tree, self.category = tree, category
         self._noise, self._random = noise, random.Random(seed)
         self.depths: list[int] = []
 
@@ -79,32 +137,44 @@ class Simulation:
         return totals
 
     def step(self, totals: Totals) -> None:
-        batch = [Candidate(i, "chat", LIMIT) for i in range(self.batch)]
-        asked = self.depths = self.policy.decide(batch)
-        drafted = [depth if self._random.random() < self.world.delivery else 0 for depth in asked]
-        deepest, rows = max(asked), len(batch) + sum(drafted)
-        tokens = sum(expected_tokens([self.alpha] * depth, depth) for depth in drafted)
+        self.depths = self.decide()
+        self.take(self.depths, totals, self.world)
+
+    def decide(self) -> list[int]:
+        return self.policy.decide([Candidate(i, self.category, LIMIT) for i in range(self.batch)])
+
+    def take(self, asked: list[int], totals: Totals, world: World, is_timed: bool = True) -> None:
+        drafted = [depth if self._random.random() < world.delivery else 0 for depth in asked]
+        deepest, rows = max(asked), len(asked) + sum(drafted)
+        tokens = sum(self.expected(depth) for depth in drafted)
         totals.tokens += tokens
-        totals.seconds += self.world.seconds(rows, deepest)
-        totals.plain_seconds += tokens / len(batch) * self.world.seconds(len(batch), 0)
+        totals.seconds += world.seconds(rows, deepest)
+        totals.plain_seconds += tokens / len(asked) * self.world.seconds(len(asked), 0)
         totals.steps += 1
         totals.drafting_steps += deepest > 0
-        rounds = tuple(
-            RoundObservation(c.sequence_id, "chat", depth, self._accepted(depth), wanted)
-            for c, depth, wanted in zip(batch, drafted, asked, strict=True)
-        )
+        rounds = tuple(self._round(*which) for which in zip(range(len(asked)), drafted, asked, strict=True))
         self.policy.observe(
             StepObservation(
-                batch=len(batch),
+                batch=len(asked),
                 rows=rows,
                 prefill_rows=0,
-                draft_seconds=self._noisy(self.world.draft * deepest),
-                verify_seconds=self._noisy(self.world.rows_seconds(rows)),
-                network_seconds=self._noisy(self.world.network) if deepest else 0.0,
-                max_depth=deepest,
+                drafting=(Drafting(self.category, deepest, self._noisy(world.drafting(deepest))),) if deepest else (),
+                verify_seconds=self._noisy(world.rows_seconds(rows)),
+                network_seconds=self._noisy(world.network) if deepest else 0.0,
                 rounds=rounds,
+                is_timed=is_timed,
             )
         )
+
+    def expected(self, depth: int) -> float:
+        return self.tree.expected(depth) if self.tree else expected_tokens([self.alpha] * depth, depth)
+
+    def _round(self, sequence_id: int, drafted: int, asked: int) -> RoundObservation:
+        if self.tree is None or drafted == 0:
+            return RoundObservation(sequence_id, self.category, drafted, self._accepted(drafted), asked)
+        path = self.tree.walk(drafted, self._random)
+        levels = max(self.tree.levels[:drafted])
+        return RoundObservation(sequence_id, self.category, levels, len(path), asked, drafted, path)
 
     def _accepted(self, drafted: int) -> int:
         for i in range(drafted):
@@ -116,19 +186,37 @@ class Simulation:
         return seconds * max(0.5, self._random.gauss(1.0, self._noise))
 
 
+class AheadSimulation(Simulation):
+    """Steps are launched one ahead of what was seen. A draft that missed a step is first caught up by a step of the slow
+    world `host`, and so is a batch of which few draft: there the decision is asked for once more."""
+
+    def __init__(self, policy: DepthPolicy, world: World, host: World, *, tells: bool = True, **rest: Any) -> None:
+        super().__init__(policy, world, **rest)
+        self.host, self._tells = host, tells
+        self._flights: deque[list[int]] = deque()
+        self._is_current = False
+
+    def step(self, totals: Totals) -> None:
+        asked = self.depths = self.decide()
+        if any(asked) and (not self._is_current or 2 * sum(asked) < max(asked) * len(asked)):
+            while self._flights:
+                self.take(self._flights.popleft(), totals, self.world)
+            asked = self.depths = self.decide()
+            self.take(asked, totals, self.host, is_timed=not self._tells)
+            self._is_current = any(asked)
+            return
+        self._is_current = any(asked)
+        self._flights.append(asked)
+        if len(self._flights) > 1:
+            self.take(self._flights.popleft(), totals, self.world)
+
+
 def steps_until(simulation: Simulation, speedup: float, limit: int) -> int:
     """Steps until 50 in a row reach `speedup` together; the 50 are counted."""
     for block in range(limit // 50):
         if simulation.run(50).speedup >= speedup:
             return 50 * (block + 1)
     raise AssertionError(f"not at {speedup:.2f}x within {limit} steps")
-
-
-POLICIES: dict[str, Callable[[], DepthPolicy]] = {
-    "goodput": GoodputDepth,
-    "threshold": ThresholdDepth,
-    "additive": AdditiveDepth,
-}
 
 
 def calibrated(world: World) -> GoodputDepth:

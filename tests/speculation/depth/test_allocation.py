@@ -8,23 +8,27 @@ import pytest
 
 from paceline.speculation.depth.allocation import Value, allocate
 from paceline.speculation.depth.curve import Curve
-from paceline.speculation.depth.policy import Candidate
+from paceline.speculation.depth.draft_time import Line
+from paceline.speculation.depth.policy import Candidate, method_of
 from paceline.speculation.depth.step_time import Costs
 
 
 def rate(batch: list[Candidate], depths: tuple[int, ...], values: dict[str, Value], costs: Costs) -> float:
     tokens, rows = float(len(batch)), float(len(batch))
+    deepest: dict[str, int] = {}
     for candidate, depth in zip(batch, depths, strict=True):
-        value = values[candidate.category]
+        value, method = values[candidate.category], method_of(candidate.category)
         tokens += value.delivery * sum(value.survival[:depth])
         rows += value.delivery * depth
-    return tokens / (costs.verify(rows) + costs.base + costs.per_depth * max(depths))
+        deepest[method] = max(depth, deepest.get(method, 0))
+    drafting = sum(costs.lines[method].seconds(depth) for method, depth in deepest.items() if depth)
+    return tokens / (costs.verify(rows) + costs.network + drafting)
 
 
 @pytest.mark.parametrize("seed", range(40))
 def test_finds_the_best_of_all_allocations(seed: int) -> None:
     dice = random.Random(seed)
-    batch = [Candidate(i, dice.choice("ab"), dice.randint(0, 3)) for i in range(5)]
+    batch = [Candidate(i, dice.choice(("one/a", "one/b")), dice.randint(0, 3)) for i in range(5)]
     values = {
         # A delivery under 1 puts the last draft before a bend beside it, not on it: there the search is approximate.
         name: Value(tuple(accumulate((dice.uniform(0.4, 1.0) for _ in range(3)), mul)))
@@ -32,7 +36,7 @@ def test_finds_the_best_of_all_allocations(seed: int) -> None:
     }
     seconds = list(accumulate(dice.choice((0.0, 0.1, 1.0)) for _ in range(6)))
     points = [(rows, 5.0 + extra, 1.0) for rows, extra in zip((1, 6, 8, 11, 15, 20), seconds, strict=True)]
-    costs = Costs(Curve(points), 1.0, dice.uniform(0, 1), dice.uniform(0, 0.5))
+    costs = Costs(Curve(points), 1.0, 0.0, {"one": Line(dice.uniform(0, 1), dice.uniform(0, 0.5))})
     found = allocate(batch, values, costs)
     options = [d for d in product(*(range(candidate.max_depth + 1) for candidate in batch)) if any(d)]
     if not options:
@@ -47,7 +51,7 @@ def test_finds_the_best_of_all_allocations(seed: int) -> None:
 def test_fills_the_rows_that_cost_nothing_and_no_more() -> None:
     """64 sequences, free up to 96 rows, dear beyond: 32 sequences get one draft."""
     batch = [Candidate(i, "chat", 8) for i in range(64)]
-    costs = Costs(Curve([(1, 10.0, 1), (96, 10.0, 1), (192, 40.0, 1)]), 1.0, 0.1, 0.1)
+    costs = Costs(Curve([(1, 10.0, 1), (96, 10.0, 1), (192, 40.0, 1)]), 1.0, 0.0, {"chat": Line(0.1, 0.1)})
     found = allocate(batch, {"chat": Value((0.8, 0.64, 0.5))}, costs)
     assert found is not None
     assert found.depths == [1] * 32 + [0] * 32
@@ -55,7 +59,7 @@ def test_fills_the_rows_that_cost_nothing_and_no_more() -> None:
 
 def test_rare_answers_are_worth_less() -> None:
     batch = [Candidate(0, "chat", 4)]
-    costs = Costs(Curve([(1, 10.0, 1)]), 1.0, 1.0, 0.0)
+    costs = Costs(Curve([(1, 10.0, 1)]), 1.0, 1.0, {"chat": Line(0.0, 0.0)})
     often = allocate(batch, {"chat": Value((0.8, 0.64))}, costs)
     rarely = allocate(batch, {"chat": Value((0.8, 0.64), delivery=0.05)}, costs)
     assert often is not None
@@ -65,5 +69,5 @@ def test_rare_answers_are_worth_less() -> None:
 
 
 def test_nobody_may_draft() -> None:
-    costs = Costs(Curve([(1, 1.0, 1)]), 1.0, 0.0, 0.0)
+    costs = Costs(Curve([(1, 1.0, 1)]), 1.0, 0.0, {})
     assert allocate([Candidate(0, "chat", 0)], {"chat": Value((0.8,))}, costs) is None

@@ -4,7 +4,7 @@ import pytest
 
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.policy import Candidate, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
 from tests.speculation.depth.simulator import (
     MS,
     Simulation,
@@ -100,7 +100,8 @@ def test_each_category_gets_what_it_is_worth() -> None:
     batch = [Candidate(0, "code", 8), Candidate(1, "poetry", 8), Candidate(2, "code", 2), Candidate(3, "code", 0)]
     for i in range(300):
         rounds = (RoundObservation(0, "code", 6, 6 if i % 2 else 4), RoundObservation(1, "poetry", 2, 0))
-        policy.observe(StepObservation(4, 12, 0, 6 * MS, 15 * MS, 0.0, 6, rounds))
+        drafting = (Drafting("code", 6, 6 * MS), Drafting("poetry", 2, 2 * MS))
+        policy.observe(StepObservation(4, 12, 0, drafting, 15 * MS, 0.0, rounds))
     depths = policy.decide(batch)
     assert depths[0] >= 4
     assert depths[1:] == [0, 2, 0]
@@ -115,8 +116,10 @@ def test_an_unseen_category_is_probed_while_another_drafts() -> None:
         depths = policy.decide(batch)
         probes += i >= 500 and depths[1] > 0
         rounds = (RoundObservation(0, "code", depths[0], depths[0]), RoundObservation(1, "poetry", depths[1], 0))
-        seconds = 2 * MS * max(depths)
-        policy.observe(StepObservation(2, 2 + sum(depths), 0, seconds, 15 * MS, 0.0, max(depths), rounds))
+        drafting = tuple(
+            Drafting(c.category, depth, 2 * MS * depth) for c, depth in zip(batch, depths, strict=True) if depth
+        )
+        policy.observe(StepObservation(2, 2 + sum(depths), 0, drafting, 15 * MS, 0.0, rounds))
     assert 1 <= probes <= 10
 
 

@@ -11,7 +11,7 @@ from paceline.speculation.depth.threshold import ThresholdDepth
 def step(*rounds: tuple[int, int], category: str = "chat") -> StepObservation:
     seen = tuple(RoundObservation(i, category, drafted, accepted) for i, (drafted, accepted) in enumerate(rounds))
     rows = len(seen) + sum(r.drafted for r in seen)
-    return StepObservation(len(seen), rows, 0, 0.01, 0.01, 0.0, max(r.drafted for r in seen), seen)
+    return StepObservation(len(seen), rows, 0, (), 0.01, 0.0, seen)
 
 
 def depths(policy: DepthPolicy, trace: list[tuple[int, int]]) -> list[int]:

@@ -7,14 +7,23 @@ import pytest
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.depth.curve import Curve
 from paceline.speculation.depth.draft_time import DraftTime
-from paceline.speculation.depth.policy import StepObservation
+from paceline.speculation.depth.policy import Drafting, StepObservation
 from paceline.speculation.depth.step_time import FORGET_STEPS, StepTime
 
 
 def step(
-    batch: int, rows: int, verify: float, depth: int = 0, draft: float = 0.0, network: float = 0.0, prefill: int = 0
-):
-    return StepObservation(batch, rows, prefill, draft, verify, network, depth, ())
+    batch: int,
+    rows: int,
+    verify: float,
+    depth: int = 0,
+    draft: float = 0.0,
+    network: float = 0.0,
+    prefill: int = 0,
+    method: str = "chat",
+    is_timed: bool = True,
+) -> StepObservation:
+    drafting = (Drafting(method, depth, draft),) if depth else ()
+    return StepObservation(batch, rows, prefill, drafting, verify, network, (), is_timed)
 
 
 def test_curve_interpolates_and_extends() -> None:
@@ -87,7 +96,7 @@ def test_plain_and_verify_are_kept_apart() -> None:
     assert costs is not None
     assert times.plain(8) == pytest.approx(0.010, rel=0.02)
     assert costs.verify(8) == pytest.approx(0.014, rel=0.02)
-    assert costs.base + 3 * costs.per_depth == pytest.approx(0.007, rel=0.02)
+    assert costs.network + costs.lines["chat"].seconds(3) == pytest.approx(0.007, rel=0.02)
 
 
 def test_prefill_steps_are_ignored() -> None:

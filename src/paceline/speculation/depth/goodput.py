@@ -2,8 +2,8 @@
 
 Each step it asks `allocate` for the best drafts under the measured costs (`StepTime`) and alphas (`Acceptance`) and
 takes them if they beat B / t_plain(B) by a margin. What it does not do it cannot see, in both directions: at depth 0
-it probes (`Probing`), and while it drafts it decodes one step in 200 plainly, so that the baseline it must never fall
-below is a fresh measurement.
+it probes (`Probing`), and while it drafts it decodes a step plainly now and then, at first soon, later one in 200, so
+that the baseline it must never fall below is a fresh measurement.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.acceptance import Acceptance
 from paceline.speculation.depth.allocation import Value, allocate
-from paceline.speculation.depth.policy import Candidate, StepObservation
+from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 from paceline.speculation.depth.probing import SEQUENCES, Probing
 from paceline.speculation.depth.step_time import StepTime
 
-BASELINE_EVERY = 200
-"""Steps of drafting after which one is plain."""
+FIRST_BASELINE, BASELINE_EVERY = 12, 200
+"""Steps of drafting after which one is plain: at first, and in the long run."""
 
 
 class GoodputDepth:
@@ -35,7 +35,9 @@ class GoodputDepth:
         self._probing = Probing(probe_share)
         self._drafting = False
         self._since_plain = 0
-        self._probed: tuple[str, float] | None = None
+        self._baseline_every = FIRST_BASELINE
+        self._probed: dict[str, float] = {}
+        """Categories probed since they last drafted because it pays, and the acceptance expected of the first draft."""
         self.advantage: float | None = None
         """Expected speed of the best drafts over plain decoding at the last decision; None while costs are unknown."""
 
@@ -50,21 +52,22 @@ class GoodputDepth:
     def observe(self, step: StepObservation) -> None:
         self._times.observe(step)
         for seen in step.rounds:
-            self._acceptance.observe(seen.category, seen.drafted, seen.accepted, seen.asked)
-        if self._probed is not None:
-            category, expected = self._probed
+            self._acceptance.observe(seen.category, seen.drafted, seen.accepted, seen.asked, seen.num_nodes, seen.path)
+        for category, expected in self._probed.items():
             rounds = [seen for seen in step.rounds if seen.category == category and (seen.drafted or seen.asked)]
-            # Nothing came of it: that is one failed round, or the probe would be repeated for ever.
-            self._probing.result(category, max(1, len(rounds)), sum(seen.accepted > 0 for seen in rounds), expected)
-            self._probed = None
+            if rounds:
+                kept = sum(seen.has_first for seen in rounds)
+                self._probing.result(category, len(rounds), kept, expected, step.is_timed)
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         depths = self._best(batch)
         self._since_plain = self._since_plain + 1 if any(depths) else 0
-        if self._since_plain > BASELINE_EVERY:
-            self._since_plain = 0
+        if self._since_plain > self._baseline_every:
+            self._since_plain, self._baseline_every = 0, min(2 * self._baseline_every, BASELINE_EVERY)
             return [0] * len(batch)
         drafting = {candidate.category for candidate, depth in zip(batch, depths, strict=True) if depth}
+        for category in drafting:
+            self._probed.pop(category, None)
         self._probing.tick(drafting)
         self._probe(batch, depths, drafting)
         return depths
@@ -79,6 +82,7 @@ class GoodputDepth:
         values = {
             category: Value(self._acceptance.survival(category), self._acceptance.delivery(category))
             for category in dict.fromkeys([candidate.category for candidate in batch])
+            if method_of(category) in costs.lines
         }
         best = allocate(batch, values, costs)
         if best is None:
@@ -89,22 +93,30 @@ class GoodputDepth:
         return best.depths if self._drafting else nothing
 
     def _probe(self, batch: Sequence[Candidate], depths: list[int], drafting: set[str]) -> None:
-        """One draft each for a few sequences of a category that has gone unseen for long."""
-        unseen = {c.category for c in batch if c.category not in drafting and c.max_depth}
-        plain = self._times.plain(len(batch))
-        if not unseen or plain is None:
+        """One draft each for a few sequences of a category that has gone unseen for long; for all of them while its cost is
+        hardly known, since a step that drafts for few may be taken another way."""
+        unseen = dict.fromkeys(c.category for c in batch if c.category not in drafting and c.max_depth)
+        if not unseen or self._times.plain(len(batch)) is None:
             return
-        costs = self._times.costs(len(batch))
-        lengthening = 0.0
-        if costs is not None and not drafting:
-            rows = min(2 * len(batch), len(batch) + SEQUENCES)
-            lengthening = (costs.verify(rows) + costs.base + costs.per_depth) / plain - 1.0
-        category = self._probing.pick(unseen, lengthening, now=costs is None)
+        asked = {method_of(category) for category in drafting}
+        unsettled = [name for name in unseen if not self._times.is_settled(method_of(name))]
+        category = self._probing.pick({name: self._lengthening(name, len(batch), asked) for name in unseen}, unsettled)
         if category is None:
             return
         if self._probing.is_first(category):
             self._acceptance.loosen(category)
-        self._probed = category, self._acceptance.alphas(category)[0]
-        chosen = [i for i, c in enumerate(batch) if c.category == category and c.max_depth][:SEQUENCES]
-        for i in chosen:
+        self._probed[category] = self._acceptance.survival(category)[0]
+        chosen = [i for i, c in enumerate(batch) if c.category == category and c.max_depth]
+        for i in chosen if category in unsettled else chosen[:SEQUENCES]:
             depths[i] = 1
+
+    def _lengthening(self, category: str, batch: int, asked: set[str]) -> float:
+        """By what share a probe makes a step longer in which the methods `asked` draft anyway; 0 where that is not known."""
+        method = method_of(category)
+        costs, plain = self._times.costs(batch), self._times.plain(batch)
+        if costs is None or plain is None or method in asked or method not in costs.lines:
+            return 0.0
+        more = costs.lines[method].seconds(1)
+        if not asked:
+            more += costs.network + costs.verify(min(2 * batch, batch + SEQUENCES)) - plain
+        return more / plain

@@ -7,7 +7,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class RoundObservation:
-    """One sequence's round: how many tokens were drafted for it and how many of them the target kept."""
+    """One sequence's round: how many tokens deep its draft was and how many of them the target kept."""
 
     sequence_id: int
     category: str
@@ -15,15 +15,36 @@ class RoundObservation:
     accepted: int
     asked: int = 0
     """The depth asked for; a proposer may answer with less or nothing. 0: not asked, or not known."""
+    num_nodes: int | None = None
+    """Of a tree, whose `drafted` is its levels. None: a chain."""
+    path: tuple[int, ...] | None = None
+    """The accepted nodes of a tree, in draft order."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.accepted <= self.drafted:
             raise ValueError(f"accepted must be in [0, drafted], got {self.accepted} of {self.drafted}")
+        if self.path is not None and len(self.path) != self.accepted:
+            raise ValueError(f"a path of {len(self.path)} nodes cannot be {self.accepted} accepted")
+
+    @property
+    def has_first(self) -> bool:
+        """Whether the first node drafted was accepted."""
+        return self.accepted > 0 and (self.path is None or self.path[0] == 0)
 
     @property
     def draft_acceptance_rate(self) -> float:
         """accepted / drafted. Not alpha: the published rules compare this one."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What one method was asked for in a step."""
+
+    method: str
+    depth: int
+    """The deepest draft asked for, answered or not."""
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +56,19 @@ class StepObservation:
     rows: int
     """Target rows of those sequences, drafts included: `batch` when nothing was drafted."""
     prefill_rows: int
-    draft_seconds: float
+    drafting: tuple[Drafting, ...]
+    """Empty if the proposers were left alone."""
     verify_seconds: float
     network_seconds: float
-    max_depth: int
-    """The deepest draft asked of the proposer, answered or not; 0 if it was left alone."""
     rounds: tuple[RoundObservation, ...]
+    is_timed: bool = True
+    """Whether its seconds are those of steps to come. A step taken another way than most says what was accepted, not what
+    it costs."""
+
+
+def method_of(category: str) -> str:
+    """The part before the slash: what drafting costs depends on the method alone."""
+    return category.partition("/")[0]
 
 
 @dataclass(frozen=True, slots=True)

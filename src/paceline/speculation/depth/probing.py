@@ -1,13 +1,17 @@
 """When to draft a little at a loss, only to see. Acceptance cannot be observed at depth 0.
 
-An allowance grows by `share` of a step with every step and pays one for each probing step, or more where a probe is
-dear: probing then costs no more than half of `share` in time, whatever the draft costs. A category is due when it has
+An allowance grows by `share` of a step with every step and pays one for each probing step taken, or more where a probe
+is dear: probing then costs no more than half of `share` in time, whatever the draft costs. A category is due when it has
 not drafted for its interval. A probe is a burst of steps until it has seen four rounds. If these are as expected, the
 interval doubles; if they surprise, four more follow out of the allowance saved meanwhile, and the estimates decide.
+
+A probe stands until it was seen: who decides twice before a step is taken gets the same answer and pays once. Nor is it
+over with steps that tell no time, such as one that only catches a draft up: the next step repeats it, twice at most.
 Deterministic: it counts steps and draws nothing at random.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 FIRST_INTERVAL = 100
@@ -18,9 +22,12 @@ SURPRISE = 0.25
 """By how much a probe's acceptance must exceed what was expected to go on probing."""
 ROUNDS = 4
 """Rounds that a probe must see before it is judged."""
+UNTIMED = 2
+"""Steps without a time after which a probe is repeated at once."""
 _SAVINGS = 16.0
 _DEAR = 0.5
 """A probe that lengthens its step by this share costs one step's allowance."""
+_MODERATE = 8.0
 _EARN_BACK = 0.97
 
 
@@ -31,6 +38,8 @@ class _Watch:
     in_burst: bool = False
     rounds: int = 0
     kept: int = 0
+    price: float = 1.0
+    untimed: int = 0
 
 
 class Probing:
@@ -39,6 +48,7 @@ class Probing:
         self._allowance = 2.0
         self._step = 0
         self._watches: dict[str, _Watch] = {}
+        self._standing: str | None = None
 
     def tick(self, drafting: Iterable[str]) -> None:
         """A step begins, in which these categories draft anyway."""
@@ -49,30 +59,38 @@ class Probing:
             watch.last, watch.in_burst, watch.rounds, watch.kept = self._step, False, 0, 0
             watch.interval = max(FIRST_INTERVAL, watch.interval * _EARN_BACK)
 
-    def pick(self, categories: Iterable[str], lengthening: float, now: bool = False) -> str | None:
-        """The category to probe in this step, the longest unseen one first. `lengthening` is how much longer the step
-        would take, as a share of itself. `now` does not wait for an interval: nothing at all is known yet."""
-        price = max(1.0, lengthening / _DEAR)
-        if self._allowance < min(price, _SAVINGS):
-            return None
-        watches = [(self._watch(category), category) for category in categories]
-        due = [
-            (watch.last, category)
-            for watch, category in watches
-            if now or watch.in_burst or self._step - watch.last >= watch.interval
-        ]
-        if not due:
-            return None
-        self._allowance -= price
-        return min(due)[1]
+    def pick(self, lengthening: Mapping[str, float], unsettled: Collection[str] = ()) -> str | None:
+        """The category to probe in this step: the one that stands, else of those due the longest unseen. By category: how
+        much longer the step would take, as a share of itself. Those `unsettled`, of which that is hardly known, wait
+        for no interval and pay a moderate price at most."""
+        if self._standing in lengthening:
+            return self._standing
+        self._standing = None
+        due = []
+        for category, longer in lengthening.items():
+            watch, is_new = self._watch(category), category in unsettled
+            price = min(max(1.0, longer / _DEAR), _MODERATE if is_new else math.inf)
+            is_due = is_new or watch.in_burst or self._step - watch.last >= watch.interval
+            if is_due and self._allowance >= min(price, _SAVINGS):
+                due.append((watch.last, category, price))
+        if due:
+            _, self._standing, price = min(due)
+            self._watch(self._standing).price = price
+        return self._standing
 
     def is_first(self, category: str) -> bool:
         """Whether the probe just picked opens a burst."""
         return not self._watch(category).in_burst
 
-    def result(self, category: str, rounds: int, kept: int, expected: float) -> None:
-        """Of a probe's `rounds`, `kept` had their draft accepted, a share `expected` of them was thought to."""
+    def result(self, category: str, rounds: int, kept: int, expected: float, is_timed: bool = True) -> None:
+        """A probing step: of its `rounds`, `kept` had their draft accepted, a share `expected` of them was thought to."""
         watch = self._watch(category)
+        self._allowance -= watch.price
+        watch.untimed = 0 if is_timed else watch.untimed + 1
+        if is_timed or watch.untimed > UNTIMED:
+            watch.untimed = 0
+            if self._standing == category:
+                self._standing = None
         watch.last, watch.in_burst = self._step, True
         watch.rounds, watch.kept = watch.rounds + rounds, watch.kept + kept
         if watch.rounds >= ROUNDS:

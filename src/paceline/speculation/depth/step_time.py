@@ -5,7 +5,8 @@ plain passes stand in for verifying ones of a size not measured. Samples fall in
 eight to a doubling above, each a decayed mean of both rows and seconds. Steps with prefill rows are ignored.
 
 Attention makes every pass slower as contexts grow, but only buckets in use see it. A common `scale` follows the slow
-drift of whatever is measured and carries the others along.
+drift of whatever is measured and carries the others along. A warm-up measures passes one by one with the host in the
+way: its curve has the right shape at the wrong height, so the first plain steps after it move the scale alone.
 """
 
 from collections.abc import Mapping
@@ -13,25 +14,28 @@ from dataclasses import dataclass
 
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.depth.curve import Curve
-from paceline.speculation.depth.draft_time import DraftTime
+from paceline.speculation.depth.draft_time import DraftTime, Line
 from paceline.speculation.depth.policy import StepObservation
 
 WINDOW = 16.0
 """Samples a bucket remembers."""
 DRIFT = 0.5
 """Share of what a mature bucket learns from a sample that all buckets learn with it."""
+FIRST_STEPS = 8
+"""Plain steps after a warm-up that correct its height."""
 FORGET_STEPS = 4000
 """A verify bucket not visited for so long is dropped: it may be what keeps us from visiting it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of a drafting step: verify(rows) + base + per_depth * deepest draft."""
+    """Seconds of a drafting step: verify(rows) + network + the line of every method asked, at its deepest draft."""
 
     curve: Curve
     scale: float
-    base: float
-    per_depth: float
+    network: float
+    lines: Mapping[str, Line]
+    """By method; one that was never timed has none."""
 
     def verify(self, rows: float) -> float:
         """A pass over `rows` target rows, drafts among them."""
@@ -56,7 +60,8 @@ class StepTime:
         self._curves: dict[bool, Curve] = {}
         self._scale = 1.0
         self._steps = 0
-        self._draft = DraftTime()
+        self._unsure = 0
+        self._drafts: dict[str, DraftTime] = {}
         self._network = 0.0
 
     def calibrate(self, passes: Mapping[int, float]) -> None:
@@ -65,17 +70,25 @@ class StepTime:
             raise InvalidConfig(f"calibration needs rows >= 1 and seconds > 0, got {dict(passes)}")
         for rows, seconds in passes.items():
             self._plain[_bucket(rows)] = _Bucket(rows, seconds / self._scale, WINDOW / 2.0, self._steps)
+        self._unsure = FIRST_STEPS
         self._curves.clear()
 
     def observe(self, step: StepObservation) -> None:
         self._steps += 1
-        if step.max_depth == 0:
-            self._draft.idle()
+        asked = {drafting.method for drafting in step.drafting}
+        for method, draft in self._drafts.items():
+            if method not in asked:
+                draft.idle()
+            elif not step.is_timed:
+                draft.caught_up()
+        if not step.is_timed:
+            return
         if step.prefill_rows or step.batch == 0 or step.verify_seconds <= 0.0:
             return
         self._add(step.rows, step.verify_seconds, drafting=step.rows > step.batch)
-        if step.max_depth:
-            self._draft.add(step.batch, step.max_depth, step.draft_seconds)
+        for drafting in step.drafting:
+            self._drafts.setdefault(drafting.method, DraftTime()).add(step.batch, drafting.depth, drafting.seconds)
+        if step.drafting:
             surprise = min(step.network_seconds, 4.0 * self._network) if self._network else step.network_seconds
             self._network += (surprise - self._network) / (WINDOW if self._network else 1.0)
 
@@ -86,10 +99,15 @@ class StepTime:
 
     def costs(self, batch: int) -> Costs | None:
         """What drafting for `batch` sequences costs; None until both a pass and a draft were measured."""
-        curve, line = self._curve(drafting=True), self._draft.line(batch)
-        if curve is None or line is None:
+        curve = self._curve(drafting=True)
+        lines = {method: line for method, draft in self._drafts.items() if (line := draft.line(batch)) is not None}
+        if curve is None or not lines:
             return None
-        return Costs(curve, self._scale, line[0] + self._network, line[1])
+        return Costs(curve, self._scale, self._network, lines)
+
+    def is_settled(self, method: str) -> bool:
+        """Whether the method's drafts were timed often enough to go by."""
+        return method in self._drafts and self._drafts[method].is_settled
 
     def _add(self, rows: int, seconds: float, drafting: bool) -> None:
         buckets = self._verify if drafting else self._plain
@@ -106,8 +124,14 @@ class StepTime:
             limit = 1.5 if mature else 4.0
             bucket.weight = min(WINDOW, bucket.weight + 1.0)
             # Geometric means: with both factors powers of the same ratio, noise cannot push scale and bucket apart.
-            learned = min(max(seconds / expected, 1.0 / limit), limit) ** (1.0 / bucket.weight)
+            surprise = min(max(seconds / expected, 1.0 / limit), limit)
+            learned = surprise ** (1.0 / bucket.weight)
             shared = learned**DRIFT if mature else 1.0
+            if self._unsure and not drafting and mature:
+                self._unsure -= 1
+                learned = shared = surprise ** (
+                    1.0 / (1 + FIRST_STEPS - self._unsure)
+                )  # as if the warm-up were one more step
             self._scale *= shared
             bucket.seconds *= learned / shared
             bucket.rows += (rows - bucket.rows) / bucket.weight

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.kv.tables import BlockTables
-from paceline.models.llama import ForwardOutput
+from paceline.models.output import ForwardOutput
 from paceline.models.runner import ModelRunner, Span
 from paceline.speculation.distribution import pick, sample_draft
 from paceline.speculation.drafts import DraftBatch, DraftProbs
@@ -109,6 +109,35 @@ class DraftModelProposer:
         for sequence_id in sequence_ids:
             self._riders.pop(sequence_id, None)
             self._tables.close(sequence_id)
+
+    @property
+    def runner(self) -> ModelRunner:
+        return self._runner
+
+    @property
+    def num_proposable(self) -> int:
+        return self._num_proposable
+
+    def lend(self, sequence_id: int, num_tokens: int) -> Sequence[int] | None:
+        """Blocks for `num_tokens` of a sequence that somebody else drafts for a while, on the device; None where the draft is
+        not up to date with it or has no room. `take_back` ends it."""
+        rider = self._riders.get(sequence_id)
+        if rider is None or sequence_id not in self._tables or num_tokens > self._runner.model.config.max_position:
+            return None
+        return self._tables.blocks(sequence_id) if self._tables.grow(sequence_id, num_tokens) else None
+
+    def is_current(self, sequence_id: int) -> bool:
+        """Whether at most two tokens of the sequence are still to be computed here."""
+        rider = self._riders.get(sequence_id)
+        return rider is not None and sequence_id in self._tables and len(rider.cached) >= len(rider.progress.ids) - 2
+
+    def take_back(self, sequence_id: int, num_computed: int) -> None:
+        """The first `num_computed` committed tokens were computed meanwhile."""
+        rider = self._riders.get(sequence_id)
+        if rider is not None and sequence_id in self._tables:
+            rider.cached, rider.draft = list(rider.progress.ids[:num_computed]), []
+            self._tables.shrink(sequence_id, num_computed)
+            self._tables.publish(sequence_id, rider.progress.ids, num_computed)
 
     def _in_window(self, rider: _Rider) -> bool:
         """A draft may have been made for shorter texts than its target: it has no rotary angles past its window."""

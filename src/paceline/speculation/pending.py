@@ -1,0 +1,71 @@
+"""Hidden states that were heard of and not yet used, in bounded memory."""
+
+from collections import deque
+from collections.abc import Sequence
+
+from paceline.speculation.proposer import Hidden
+
+PENDING_ROWS = 16384
+"""States kept of all sequences together."""
+SEQUENCE_ROWS = 2048
+"""States kept of one sequence; of more the newest."""
+
+
+class PendingStates:
+    """By sequence, oldest first. What does not fit is forgotten, oldest first, of the sequence that holds the most."""
+
+    def __init__(self, max_rows: int = PENDING_ROWS, sequence_rows: int = SEQUENCE_ROWS) -> None:
+        self._max_rows = max_rows
+        self._sequence_rows = sequence_rows
+        self._parts: dict[int, deque[Hidden]] = {}
+        self._rows: dict[int, int] = {}
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self._rows.values())
+
+    def add(self, sequence_id: int, hidden: Hidden, keep: bool) -> None:
+        """`keep`: it will not be used at once. It is copied then, since rows share the memory of a whole step."""
+        hidden = _tail(hidden, self._sequence_rows)
+        parts = self._parts.setdefault(sequence_id, deque())
+        parts.append(_copy(hidden) if keep else hidden)
+        self._rows[sequence_id] = self._rows.get(sequence_id, 0) + hidden.end - hidden.start
+        while self._rows[sequence_id] > self._sequence_rows:
+            self._forget_oldest(sequence_id)
+        while len(self._rows) * self._sequence_rows > self._max_rows and self.num_rows > self._max_rows:
+            self._forget_oldest(max(self._rows, key=self._rows.__getitem__))
+
+    def parts(self, sequence_id: int) -> Sequence[Hidden]:
+        return self._parts.get(sequence_id, ())
+
+    def end(self, sequence_id: int) -> int:
+        """Position after the newest state; 0 without any."""
+        parts = self._parts.get(sequence_id)
+        return parts[-1].end if parts else 0
+
+    def forget_before(self, sequence_id: int, position: int) -> None:
+        """Let go of parts that end at `position` or earlier."""
+        parts = self._parts.get(sequence_id)
+        while parts and parts[0].end <= position:
+            self._forget_oldest(sequence_id)
+
+    def close(self, sequence_id: int) -> None:
+        self._parts.pop(sequence_id, None)
+        self._rows.pop(sequence_id, None)
+
+    def _forget_oldest(self, sequence_id: int) -> None:
+        part = self._parts[sequence_id].popleft()
+        self._rows[sequence_id] -= part.end - part.start
+
+
+def _tail(hidden: Hidden, rows: int) -> Hidden:
+    skip = hidden.end - hidden.start - rows
+    if skip <= 0:
+        return hidden
+    inner = {layer: states[skip:] for layer, states in hidden.inner.items()}
+    return Hidden(hidden.start + skip, inner, None if hidden.last is None else hidden.last[skip:])
+
+
+def _copy(hidden: Hidden) -> Hidden:
+    inner = {layer: states.clone() for layer, states in hidden.inner.items()}
+    return Hidden(hidden.start, inner, None if hidden.last is None else hidden.last.clone())

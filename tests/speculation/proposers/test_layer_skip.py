@@ -1,0 +1,89 @@
+import pytest
+import torch
+
+from paceline.core.errors import InvalidConfig
+from paceline.core.sampling import SamplingParams
+from paceline.kv.tables import BlockTables
+from paceline.models.early_exit import early_exit
+from paceline.models.runner import ModelRunner, Span
+from paceline.speculation.proposer import Progress
+from paceline.speculation.proposers.layer_skip import LayerSkipProposer
+from tests.exactness.suite import check_identical, mixed_requests
+from tests.fakes import TINY, run, tiny_engine, tiny_model
+from tests.heads import LayerSkip
+
+IDS = [7, 3, 22, 9, 14, 39, 0, 5, 5, 8, 31, 17, 2, 6, 28]
+
+
+def test_with_all_layers_it_is_the_target_and_always_right():
+    model = tiny_model()
+    engine = tiny_engine(model, LayerSkip(TINY.num_layers), depth=4)
+    result = check_identical(model, engine, mixed_requests(8, TINY.vocab_size))
+    assert result.drafted > 80
+    assert result.accepted == result.drafted
+
+
+def test_with_all_layers_rejection_accepts_everything_too():
+    """p and q are the same distribution: an acceptance below one would show that q is not what was drawn from."""
+    model = tiny_model()
+    engine = tiny_engine(model, LayerSkip(TINY.num_layers), depth=4)
+    result = run(engine, mixed_requests(8, TINY.vocab_size, verification="rejection"))
+    assert result.drafted > 80
+    assert result.accepted == result.drafted
+
+
+def test_weights_and_cache_are_shared():
+    runner = ModelRunner(tiny_model(), 2)
+    early = early_exit(runner, 1)
+    assert early.model.layers == runner.model.layers[:1]
+    assert early.cache[0][0].data_ptr() == runner.cache[0][0].data_ptr()
+    assert len(early.cache) == 1
+    assert runner.model.config.num_layers == 2  # untouched
+    out = runner.forward([Span([0, 1], 0, IDS, 0)], capture=(1,))
+    hidden = out.inner[1]
+    normed = hidden / (hidden.pow(2).mean(-1, keepdim=True) + TINY.rms_eps).sqrt()
+    logits = early.forward([Span([0, 1], len(IDS) - 1, IDS[-1:], 1)]).logits
+    torch.testing.assert_close(logits, runner.model.logits(normed[-1:]), rtol=1e-4, atol=1e-4)
+    with pytest.raises(InvalidConfig, match="after 3 layers"):
+        early_exit(runner, 3)
+
+
+def test_it_stays_inside_the_slots_that_were_reserved():
+    runner, tables = ModelRunner(tiny_model(), 4), BlockTables(4)
+    proposer = LayerSkipProposer(runner, tables, 1)
+
+    def drafts(ids, depth):
+        params = SamplingParams(temperature=0.0)
+        proposer.observe([Progress(0, ids, depth, params, 0, 0, 2, "coupled")])
+        return proposer.collect([0], 0.0).counts
+
+    assert drafts(IDS, 5) == ()  # no table: the target has not begun, or was preempted
+    tables.open(0, IDS, "")
+    tables.grow(0, len(IDS))
+    before = [values.clone() for layer in runner.cache for values in layer]
+    assert drafts(IDS, 0) == ()
+    assert all(torch.equal(a, b) for a, b in zip(before, (v for layer in runner.cache for v in layer), strict=True))
+    assert drafts(IDS, 5) == (1,)  # 16 slots, 15 tokens
+    assert drafts([*IDS, 1], 5) == ()
+    tables.grow(0, 20)
+    assert drafts(IDS, 5) == (5,)
+    second_layer = list(runner.cache[1])
+    assert all((values == 0).all() for values in second_layer)
+    proposer.close([0])
+    proposer.close([0])
+    assert proposer.collect([0], 0.0).counts == ()
+
+
+class Careless(LayerSkipProposer):
+    """Writes a slot too early: over the last committed token that the target computed."""
+
+    def _span(self, progress, draft):
+        right = super()._span(progress, draft)
+        return Span(right.blocks, right.context_len - 1, right.tokens, right.num_logits)
+
+
+def test_a_draft_that_touches_committed_slots_would_be_noticed():
+    model = tiny_model()
+    engine = tiny_engine(model, lambda runner, tables: Careless(runner, tables, 1), depth=4)
+    with pytest.raises(AssertionError):
+        check_identical(model, engine, mixed_requests(8, TINY.vocab_size))
