@@ -92,10 +92,7 @@ def test_a_draft_brings_its_method(target: str, tmp_path: Path) -> None:
     expected = texts(plain)
     draft = save_checkpoint(tmp_path / "draft", perturb=0.2)
     drafted = engine(target, draft=draft, speculation={"depth": "fixed", "max_depth": 3})
-    assert {name: type(p) for name, p in drafted.speculator.proposers.items()} == {
-        "ngram": NgramProposer,
-        "draft_model": DraftModelProposer,
-    }
+    assert isinstance(drafted.speculator.proposers["draft_model"], DraftModelProposer)
     assert drafted.speculator.enabled
     assert texts(drafted) == expected
     default = Request("r", prompt())

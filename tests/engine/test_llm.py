@@ -220,7 +220,7 @@ def test_requests_choose_their_speculation(llm: LLM) -> None:
         llm.generate(REPEAT, greedy(), speculation={"max_dept": 2})
     with pytest.raises(InvalidRequest, match="verification must be one of coupled, rejection"):
         llm.generate(REPEAT, greedy(), speculation={"verification": "typical"})
-    with pytest.raises(InvalidRequest, match="choose from: ngram"):
+    with pytest.raises(InvalidRequest, match=r"choose from: .*\bngram\b"):
         llm.generate(REPEAT, greedy(), speculation={"method": "draft_model"})
 
 

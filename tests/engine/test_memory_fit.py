@@ -148,3 +148,10 @@ def test_kv_tokens_is_taken_at_its_word_or_refused(device: str, monkeypatch: pyt
     assert fit_on(device, monkeypatch, 4096, kv_tokens=4112) == 4112
     with pytest.raises(InvalidConfig, match=r"kv_tokens \(4111\).*raise it to 4112 or more"):
         fit_on(device, monkeypatch, 4096, kv_tokens=4111)
+
+
+def test_an_eight_bit_cache_holds_twice_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    many = {"max_num_seqs": 512, "max_batched_tokens": 512}
+    assert fit_on("cuda", monkeypatch, 8192, kv_dtype="fp8", **many) // 2 == pytest.approx(
+        fit_on("cuda", monkeypatch, 8192, **many), abs=BLOCK_SIZE
+    )

@@ -20,7 +20,7 @@ from paceline.engine.scheduler import Schedule, Scheduled
 from paceline.engine.speculator import Speculator
 from paceline.models.runner import ModelRunner, Span
 from paceline.speculation.breaker import Breaker, BreakerRule, BreakerState
-from paceline.speculation.depth.policy import Candidate, StepObservation
+from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
 from paceline.speculation.drafts import Draft, DraftBatch
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
@@ -165,10 +165,13 @@ def test_a_step_is_reported_as_it_was() -> None:
     }
     house.speculator.learn(plan, drafts, verdicts, verify_seconds=0.125)
     (step,) = house.depth.steps
-    assert (step.batch, step.rows, step.prefill_rows, step.max_depth) == (2, 5, 6, 4)
-    assert (step.draft_seconds, step.verify_seconds) == (0.25, 0.125)
-    seen = [(r.sequence_id, r.category, r.drafted, r.accepted, r.asked) for r in step.rounds]
-    assert seen == [(a.id, "one/x", 2, 2, 4), (b.id, "one/y", 0, 0, 2)]  # a tree counts levels; b got nothing
+    assert (step.batch, step.rows, step.prefill_rows, step.verify_seconds) == (2, 5, 6, 0.125)
+    assert step.drafting == (Drafting("one", 4, 0.25),)
+    assert step.is_timed
+    assert step.rounds == (  # a tree counts levels; b got nothing
+        RoundObservation(a.id, "one/x", 2, 2, 4, num_nodes=3, path=(0, 2)),
+        RoundObservation(b.id, "one/y", 0, 0, 2, num_nodes=0, path=()),
+    )
 
 
 def test_nothing_is_learned_while_switched_off() -> None:
@@ -195,6 +198,18 @@ def test_depth_is_the_least_that_anybody_allows() -> None:
     (batch,) = house.one.observed
     assert [progress.depth for progress in batch] == [6, 2, 6, 0, 3]
     assert batch[0].ids is sequences[0].ids
+
+
+def test_a_proposer_hears_the_picks_of_the_round_once() -> None:
+    house = House()
+    a, b = house.sequence(), house.sequence()
+    verdicts = {
+        a.id: Verdict((0,), (5, 9), (Origin.ACCEPTED, Origin.RECOVERED), picks=(5, 9, 4)),
+        b.id: Verdict((), (4,), (Origin.PLAIN,)),
+    }
+    house.speculator.look_ahead([a, b], verdicts)
+    house.speculator.look_ahead([a, b])
+    assert [[progress.picks for progress in batch] for batch in house.one.observed] == [[(5, 9, 4), ()], [(), ()]]
 
 
 def test_a_sequence_in_its_prompt_is_left_out() -> None:

@@ -27,7 +27,7 @@ def feed(stops: tuple[str, ...], *pieces: str | bytes) -> tuple[list[str], bool]
     text = output(stops, *pieces)
     released = []
     for token in range(len(pieces)):
-        released.append(text.push(token))
+        released.append(text.push([token]))
         if text.stopped:
             break
     return [*released, text.flush()], text.stopped
@@ -64,7 +64,7 @@ def test_the_earliest_stop_wins() -> None:
 
 def test_nothing_follows_a_stop() -> None:
     text = output(("!",), "a!", "b")
-    assert text.push(0) == "a"
+    assert text.push([0]) == "a"
     assert text.stopped
     assert text.flush() == ""
 

@@ -1,25 +1,32 @@
 """From a configuration to an engine: load, check, fit, put together."""
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from paceline.core.clock import WallClock
-from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.config import EngineConfig, SpeculationConfig, WeightBits
 from paceline.core.errors import InvalidConfig
 from paceline.engine.calibration import measure_passes
 from paceline.engine.engine import Engine
+from paceline.engine.heads import head_footprint
 from paceline.engine.intake import Intake, Limits
 from paceline.engine.memory_fit import GIB, Footprint, MemoryFit, memory_fit
+from paceline.engine.proposers import make_proposers
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.kernels import native
 from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kernels.quantized import Quantization
 from paceline.kv.tables import BlockTables, blocks_for
-from paceline.models.compatibility import check_compatible, proposable_ids
+from paceline.models.compatibility import check_compatible
 from paceline.models.load import LoadedModel, load_model
-from paceline.models.runner import ModelRunner
+from paceline.models.load_draft import LoadedHead, find_draft, load_draft
+from paceline.models.parallel import ParallelRunner, load_parallel
+from paceline.models.ranks import Ranks, RankSpec
+from paceline.models.runner import make_runner
 from paceline.speculation.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.additive import AdditiveDepth
 from paceline.speculation.depth.fixed import FixedDepth
@@ -28,39 +35,48 @@ from paceline.speculation.depth.policy import DepthPolicy
 from paceline.speculation.depth.threshold import ThresholdDepth
 from paceline.speculation.proposer import Proposer
 from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.proposers.ngram import NgramProposer
 
 DEFAULT_WINDOW = 8192
+DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
+"""What `draft` may give; the first of them there is the default."""
 CPU_CACHE_BYTES = GIB
 """What the caches take of a CPU's memory when `kv_tokens` does not say: it is shared with everything else there."""
 
 
-def build_engine(config: EngineConfig) -> Engine:
-    if config.tensor_parallel_size != 1:
-        raise InvalidConfig(
-            f"tensor_parallel_size {config.tensor_parallel_size}: a model runs on one device here; set it to 1"
-        )
+def build_engine(config: EngineConfig, pool: Callable[[LoadedModel], Proposer] | None = None) -> Engine:
+    """`pool` makes the proposer `pool` for the target that was loaded: drafts that come from elsewhere."""
     device = pick_device(config.device)
-    dtype = pick_dtype(config.dtype, device)
-    target = load_model(config.model, device, dtype)
-    draft = None
-    if config.draft is not None:
-        draft = load_model(config.draft, device, dtype)
-        check_compatible(target.tokenizer, draft.tokenizer)
+    dtype, quantization = pick_dtype(config.dtype, device), pick_quantization(config.quantization)
+    if config.tensor_parallel_size == 1:
+        return _assemble(config, load_model(config.model, device, dtype, quantization), None, pool)
+    target, ranks = load_parallel(RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization))
+    try:
+        return _assemble(config, target, ranks, pool)
+    except BaseException:
+        ranks.close()
+        raise
+
+
+def _assemble(
+    config: EngineConfig,
+    target: LoadedModel,
+    ranks: Ranks | None,
+    pool: Callable[[LoadedModel], Proposer] | None,
+) -> Engine:
+    device = target.model.device
+    draft = None if config.draft is None else load_second(config.draft, config, target)
     window = min(config.max_model_len or DEFAULT_WINDOW, target.config.max_position)
     fit = fit_models(config, target, draft, device, window)
     clock = WallClock()
-    runner = ModelRunner(target.model, fit.num_blocks)
-    proposers: dict[str, Proposer] = {"ngram": NgramProposer()}
-    if draft is not None:
-        ids = proposable_ids(target.config, draft.config)
-        proposers["draft_model"] = DraftModelProposer(
-            ModelRunner(draft.model, fit.num_blocks),
-            config.max_batched_tokens,
-            len(ids),
-            target.config.vocab_size,
-            config.prefix_caching,
-        )
+    kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
+    if ranks is None:
+        runner = make_runner(target.model, fit.num_blocks, kv_dtype)
+    else:
+        runner = ParallelRunner(target.model, fit.num_blocks, ranks, kv_dtype)
+    tables = BlockTables(fit.num_blocks, config.prefix_caching)
+    proposers = make_proposers(config, target, draft, runner, tables, kv_dtype)
+    if pool is not None:
+        proposers["pool"] = pool(target)
     method = pick_method(config.speculation, proposers)
     intake = Intake(Limits(target.config.vocab_size, window), config.speculation, method, proposers, target.tokenizer)
     depth = make_depth(config.speculation)
@@ -76,10 +92,41 @@ def build_engine(config: EngineConfig) -> Engine:
         target.config.vocab_size,
         config.speculation.enabled,
     )
-    scheduler = Scheduler(
-        BlockTables(fit.num_blocks, config.prefix_caching), config.max_num_seqs, config.max_batched_tokens
+    scheduler = Scheduler(tables, config.max_num_seqs, config.max_batched_tokens)
+    engine = Engine(runner, scheduler, speculator, intake, target.tokenizer, clock)
+    engine.memory = fit
+    if device.type == "cuda" and ranks is None:
+        run_ahead(engine, config.speculation.max_depth)
+    return engine
+
+
+def run_ahead(engine: Engine, max_depth: int) -> None:
+    """Let the engine launch rounds before it has seen the last one's outcome, wherever the device can do them alone."""
+    from paceline.engine.run_ahead import RunAhead
+    from paceline.models.gpu_runner import GpuRunner
+
+    assert isinstance(engine.runner, GpuRunner)
+    drafter = engine.speculator.proposers.get("draft_model")
+    engine.ahead = RunAhead(
+        engine.runner,
+        drafter if isinstance(drafter, DraftModelProposer) else None,
+        engine.scheduler,
+        engine.speculator,
+        engine.intake,
+        max_depth,
+        engine.commit_round,
     )
-    return Engine(runner, scheduler, speculator, intake, target.tokenizer, clock)
+
+
+def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead:
+    """What rides in front of `target`: a trained draft of its own, or another model of the same vocabulary."""
+    folder = find_draft(name)
+    if folder is not None:
+        return load_draft(folder, target)
+    model = target.model
+    draft = load_model(name, model.device, model.dtype, pick_quantization(config.draft_quantization))
+    check_compatible(target.tokenizer, draft.tokenizer)
+    return draft
 
 
 def pick_device(name: str) -> torch.device:
@@ -100,11 +147,16 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return dtype
 
 
+def pick_quantization(name: WeightBits) -> Quantization | None:
+    return None if name == "none" else name
+
+
 def pick_method(config: SpeculationConfig, proposers: dict[str, Proposer]) -> str:
     if config.method is None:
-        return "draft_model" if "draft_model" in proposers else "ngram"
+        return next((name for name in ("pool", *DRAFT_METHODS) if name in proposers), "ngram")
     if config.method not in proposers:
-        needs = " (it needs a draft model: set `draft`)" if config.method == "draft_model" else ""
+        draft = DRAFT_METHODS.get(config.method)
+        needs = f" (it needs {draft}: set `draft`)" if draft else ""
         raise InvalidConfig(
             f"speculation.method {config.method!r} is not available{needs}; choose from: {', '.join(sorted(proposers))}"
         )
@@ -134,7 +186,11 @@ def make_breaker(config: SpeculationConfig) -> Breaker:
 
 
 def fit_models(
-    config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, device: torch.device, window: int
+    config: EngineConfig,
+    target: LoadedModel,
+    draft: LoadedModel | LoadedHead | None,
+    device: torch.device,
+    window: int,
 ) -> MemoryFit:
     """Share the device's memory between both models and both caches."""
     footprints = [None if model is None else footprint(model, config) for model in (target, draft)]
@@ -150,10 +206,14 @@ def fit_models(
         per_token = sum(f.kv_bytes_per_token for f in footprints if f is not None)
         wanted = max(min(wanted, CPU_CACHE_BYTES // per_token), required)
     budget = int(device_memory(device) * config.memory_fraction)
+    if device.type == "cpu":  # ranks share it
+        budget //= config.tensor_parallel_size
     return memory_fit(footprints[0], footprints[1], budget, wanted, required)
 
 
-def footprint(model: LoadedModel, config: EngineConfig) -> Footprint:
+def footprint(model: LoadedModel | LoadedHead, config: EngineConfig) -> Footprint:
+    if isinstance(model, LoadedHead):
+        return head_footprint(model, config)
     shape, width = model.config, model.model.dtype.itemsize
     logit_rows = config.max_num_seqs * (1 + config.speculation.max_depth)
     rows = config.max_batched_tokens
@@ -161,7 +221,7 @@ def footprint(model: LoadedModel, config: EngineConfig) -> Footprint:
     return Footprint(
         name=model.name,
         weight_bytes=model.model.weight_bytes,
-        kv_bytes_per_token=shape.kv_bytes_per_token(width),
+        kv_bytes_per_token=shape.kv_bytes_per_token(1 if config.kv_dtype == "fp8" else width),
         activation_bytes=hidden + 2 * min(logit_rows, rows) * shape.vocab_size * 4,
     )
 

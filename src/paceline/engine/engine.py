@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -13,20 +14,27 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Sequence
 from paceline.core.speculation import SpeculationParams
+from paceline.engine.hidden import committed_hidden
 from paceline.engine.intake import Intake
+from paceline.engine.memory_fit import MemoryFit
 from paceline.engine.scheduler import Schedule, Scheduled, Scheduler
 from paceline.engine.snapshot import EngineSnapshot, TrafficReport
 from paceline.engine.speculator import Speculator
 from paceline.engine.text import TextOutput
 from paceline.kernels.layout import BLOCK_SIZE
+from paceline.models.output import ForwardOutput
 from paceline.models.runner import ModelRunner, Span
 from paceline.models.text_stream import TextStream
 from paceline.models.tokenizer import Tokenizer
 from paceline.speculation.distribution import logprobs
 from paceline.speculation.drafts import Draft
-from paceline.speculation.grammar import GrammarState
+from paceline.speculation.grammar import Grammar, GrammarState
+from paceline.speculation.proposer import HiddenRequest
 from paceline.speculation.trees import ancestors, depths
 from paceline.speculation.verification import Round, Verdict, verify
+
+if TYPE_CHECKING:
+    from paceline.engine.run_ahead import RunAhead
 
 NO_DRAFT = Draft()
 REPORT_SECONDS = 0.25
@@ -63,6 +71,12 @@ class Engine:
         self.intake = intake
         self.tokenizer = tokenizer
         self.clock = clock or WallClock()
+        self.ahead: RunAhead | None = None
+        """Where there is a GPU: rounds that need nothing from the host."""
+        self.memory: MemoryFit | None = None
+        """What was computed before anything was loaded into it; None for an engine put together by hand."""
+        self.num_steps = 0
+        """Steps begun: an engine with work whose count stands still is stuck."""
         self._sequences: dict[str, list[Sequence]] = {}
         self._companions: dict[int, _Companion] = {}
         self._traffic: tuple[TrafficReport, ...] = ()
@@ -74,20 +88,33 @@ class Engine:
 
     def step(self) -> list[StepOutput]:
         """One pass of the target over everything that is ready."""
+        self.num_steps += 1
+        if self.ahead is not None and (outputs := self.ahead.step()) is not None:
+            self._report(self.clock.now())
+            return outputs
         plan = self.scheduler.schedule()
         self.speculator.forget(plan.preempted)
         if not plan.items:
             return []
         drafts = self.speculator.propose(plan)
         started = self.clock.now()
-        logits, verdicts = self._verify(plan, drafts)
+        wanted = self.speculator.wanted(plan)
+        output, verdicts = self._verify(plan, drafts, wanted)
         seconds = self.clock.now() - started
-        outputs = self._commit(plan, drafts, verdicts, logits)
+        hidden = committed_hidden(plan, drafts, verdicts, output, wanted)
+        outputs = self._commit(plan, drafts, verdicts, output.logits)
         self.speculator.learn(plan, drafts, verdicts, seconds)
-        self.speculator.look_ahead(self.scheduler.running)
-        if started - self._reported >= REPORT_SECONDS or not self.has_work:
-            self._traffic, self._reported = self.speculator.report(), started
+        self.speculator.look_ahead(self.scheduler.running, verdicts, hidden)
+        self._report(started)
         return outputs
+
+    def commit_round(self, sequence: Sequence, verdict: Verdict, num_drafted: int) -> StepOutput:
+        """Append what a round ahead has verified; `num_computed` says how much of it is in the cache."""
+        output = self._append(sequence, num_drafted, verdict, None)
+        self.scheduler.tables.publish(sequence.id, sequence.ids, min(sequence.num_computed, len(sequence.ids)))
+        if sequence.finish_reason is not None:
+            self._finish(sequence)
+        return output
 
     def validate(self, request: Request) -> None:
         """Raise `InvalidRequest` if `add` would. Safe from any thread."""
@@ -98,10 +125,11 @@ class Engine:
         grammar = self.intake.validate(request)
         if request.id in self._sequences:
             raise InvalidRequest(f"a request with id {request.id!r} is already running", field="id")
-        self._sequences[request.id] = self.intake.sequences(request, self.clock.now())
-        for sequence in self._sequences[request.id]:
-            text = TextOutput(TextStream(self.tokenizer), request.sampling.stop) if self.tokenizer else None
-            self._companions[sequence.id] = _Companion(text, grammar.start() if grammar else None)
+        sequences = self.intake.sequences(request, self.clock.now())
+        companions = {sequence.id: self._companion(sequence, grammar) for sequence in sequences}
+        self._sequences[request.id] = sequences
+        self._companions.update(companions)
+        for sequence in sequences:
             self.scheduler.add(sequence)
 
     def cancel(self, request_id: str) -> None:
@@ -110,6 +138,10 @@ class Engine:
             if not sequence.is_finished:
                 sequence.finish_reason = FinishReason.CANCELLED
                 self._finish(sequence)
+
+    def close(self) -> None:
+        """End what runs outside this process. The engine generates no more; safe to call twice."""
+        self.runner.close()
 
     def validate_flags(self, flags: SpeculationFlags) -> None:
         """Raise `InvalidRequest` if `set_flags` would. Safe from any thread."""
@@ -142,7 +174,9 @@ class Engine:
             traffic=self._traffic,
         )
 
-    def _verify(self, plan: Schedule, drafts: Mapping[int, Draft]) -> tuple[Tensor | None, dict[int, Verdict]]:
+    def _verify(
+        self, plan: Schedule, drafts: Mapping[int, Draft], wanted: Mapping[str, HiddenRequest]
+    ) -> tuple[ForwardOutput, dict[int, Verdict]]:
         """One forward pass over all rows, and what it says about the draft of each sequence that got its logits."""
         spans, rounds = [], {}
         for item in plan.items:
@@ -152,10 +186,11 @@ class Engine:
                 grammar = self._companions[sequence.id].grammar
                 masks = grammar.masks(draft) if grammar else None
                 rounds[sequence.id] = Round.of(sequence, draft, sequence.verification, masks)
-        logits = self.runner.forward(spans).logits
-        if logits is None:
-            return None, {}
-        return logits, dict(zip(rounds, verify(logits, list(rounds.values())), strict=True))
+        layers = sorted({layer for wants in wanted.values() for layer in wants.layers})
+        output = self.runner.forward(spans, tuple(layers), any(wants.last for wants in wanted.values()))
+        if output.logits is None:
+            return output, {}
+        return output, dict(zip(rounds, verify(output.logits, list(rounds.values())), strict=True))
 
     def _span(self, item: Scheduled, draft: Draft) -> Span:
         sequence, start = item.sequence, item.sequence.num_computed
@@ -190,7 +225,7 @@ class Engine:
                 row += len(rows)
                 sequence.num_computed += len(verdict.path)
                 tables.shrink(sequence.id, sequence.num_computed)
-                outputs.append(self._append(sequence, draft, verdict, rows))
+                outputs.append(self._append(sequence, len(draft), verdict, rows))
             # Even of a sequence that ended: the next turn of a conversation starts with its tokens.
             tables.publish(sequence.id, sequence.ids, min(sequence.num_computed, len(sequence.ids)))
             if sequence.finish_reason is not None:
@@ -212,28 +247,37 @@ class Engine:
                     targets.append(_slot(blocks, first + place))
         self.runner.move(sources, targets)
 
-    def _append(self, sequence: Sequence, draft: Draft, verdict: Verdict, rows: Tensor) -> StepOutput:
+    def _append(self, sequence: Sequence, num_drafted: int, verdict: Verdict, rows: Tensor | None) -> StepOutput:
         """Take the verdict's tokens up to the first that ends the sequence."""
         companion = self._companions[sequence.id]
-        sampling, text, count = sequence.sampling, "", 0
-        while sequence.finish_reason is None and count < len(verdict.tokens):
-            token = verdict.tokens[count]
-            sequence.ids.append(token)
+        sampling, said, text = sequence.sampling, companion.text, ""
+        room, count = self.intake.remaining(sequence), 0
+        for token in verdict.tokens:
             count += 1
             if token in sequence.eos_ids or token in sampling.stop_token_ids:
                 sequence.finish_reason = FinishReason.STOP
-            elif companion.text is not None:
-                text += companion.text.push(token)
-                if companion.text.stopped:
+                break
+            if said is not None and sampling.stop:  # only a stop string cares which token brought it
+                text += said.push([token])
+                if said.stopped:
                     sequence.finish_reason = FinishReason.STOP
-            if sequence.finish_reason is None and self.intake.remaining(sequence) <= 0:
+                    break
+            if count == room:
                 sequence.finish_reason = FinishReason.LENGTH
+                break
         tokens = verdict.tokens[:count]
+        sequence.ids.extend(tokens)
+        if said is not None and not sampling.stop:
+            text = said.push(tokens[:-1] if sequence.finish_reason is FinishReason.STOP else tokens)
         if companion.grammar is not None:
             companion.grammar.advance(tokens)
-        if sequence.finish_reason is not None and companion.text is not None:
-            text += companion.text.flush()
-        path_rows = [0, *(1 + node for node in verdict.path)][:count]
+        if sequence.finish_reason is not None and said is not None:
+            text += said.flush()
+        scores = None
+        if sampling.logprobs is not None:
+            assert rows is not None
+            path_rows = [0, *(1 + node for node in verdict.path)][:count]
+            scores = logprobs(rows[path_rows], tokens, sampling.logprobs)
         return StepOutput(
             request_id=sequence.request_id,
             sequence_id=sequence.id,
@@ -241,12 +285,23 @@ class Engine:
             tokens=tokens,
             origins=verdict.origins[:count],
             text=text,
-            drafted=len(draft),
+            drafted=num_drafted,
             accepted=len(verdict.path),
-            num_cached=sequence.num_cached,
-            logprobs=None if sampling.logprobs is None else logprobs(rows[path_rows], tokens, sampling.logprobs),
+            num_cached=min(sequence.num_cached, sequence.num_prompt),
+            logprobs=scores,
             finish_reason=sequence.finish_reason,
         )
+
+    def _companion(self, sequence: Sequence, grammar: Grammar | None) -> _Companion:
+        """As it stands after the tokens that are committed; their text was said by whoever committed them."""
+        text = TextOutput(TextStream(self.tokenizer), sequence.sampling.stop) if self.tokenizer else None
+        if text is not None:
+            text.push(sequence.output_ids)
+        return _Companion(text, grammar.start(sequence.output_ids) if grammar else None)
+
+    def _report(self, now: float) -> None:
+        if now - self._reported >= REPORT_SECONDS or not self.has_work:
+            self._traffic, self._reported = self.speculator.report(), now
 
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)

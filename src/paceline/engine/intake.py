@@ -71,9 +71,29 @@ class Intake:
                     f"{name}: token {bad} is outside the vocabulary of {limits.vocab_size}", field=name
                 )
         self._check_method(request.speculation.method, "speculation.method")
+        self._check_committed(request)
         if sampling.json_schema is None:
             return None
         return Grammar.compile(sampling.json_schema, self._tokenizer_json, self._eos_ids, limits.vocab_size)
+
+    def _check_committed(self, request: Request) -> None:
+        """A request that goes on from where another engine was must have somewhere to go."""
+        if not request.committed:
+            return
+        if len(request.committed) != request.sampling.n or not request.unfinished:
+            raise InvalidRequest(
+                f"committed needs one entry for each of {request.sampling.n} choices, one of them unfinished",
+                field="committed",
+            )
+        for tokens in filter(None, request.committed):
+            if not all(0 <= token < self.limits.vocab_size for token in tokens):
+                raise InvalidRequest("committed holds tokens outside the vocabulary", field="committed")
+            room = min(request.sampling.max_tokens, self.limits.max_model_len - len(request.prompt_ids))
+            if len(tokens) >= room:
+                raise InvalidRequest(
+                    f"{len(tokens)} tokens are committed and there is room for {room}: nothing is left to generate",
+                    field="committed",
+                )
 
     def validate_flags(self, flags: SpeculationFlags) -> None:
         self._check_method(flags.method, "method")
@@ -86,17 +106,18 @@ class Intake:
             )
 
     def sequences(self, request: Request, now: float) -> list[Sequence]:
-        """The request's `n` sequences. The first computes the prompt for all."""
+        """The request's unfinished sequences, with what they have committed. The first computes the prompt for all."""
         speculation = request.speculation
         sequences: list[Sequence] = []
         seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
         category = self._categories.fold(request.category)
-        for choice in range(request.sampling.n):
+        for choice in request.unfinished:
+            committed = request.committed[choice] or () if request.committed else ()
             sequences.append(
                 Sequence(
                     id=next(self._numbers),
                     request_id=request.id,
-                    ids=list(request.prompt_ids),
+                    ids=[*request.prompt_ids, *committed],
                     num_prompt=len(request.prompt_ids),
                     sampling=request.sampling,
                     speculation=speculation,

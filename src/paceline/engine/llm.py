@@ -17,9 +17,11 @@ from paceline.core.output import Generation, StepOutput
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
+from paceline.core.worker_status import ClusterStatus
 from paceline.engine.build import build_engine
 from paceline.engine.intake import draw_seed
 from paceline.engine.loop import EngineLoop, Listener
+from paceline.engine.snapshot import EngineSnapshot
 from paceline.engine.transcript import Transcript
 from paceline.models.chat_template import ChatTemplate
 
@@ -132,9 +134,34 @@ class LLM:
         return self._loop.is_running
 
     @property
+    def is_ready(self) -> bool:
+        return self.is_running
+
+    @property
     def max_model_len(self) -> int:
         """Prompt and output tokens of one sequence at the most."""
         return self.engine.intake.limits.max_model_len
+
+    @property
+    def seats(self) -> int:
+        """Sequences that run at once; further ones wait."""
+        return self.config.max_num_seqs
+
+    def validate(self, request: Request) -> None:
+        """Raise `InvalidRequest` if `submit` would."""
+        self.engine.validate(request)
+
+    def validate_flags(self, flags: SpeculationFlags) -> None:
+        """Raise `InvalidRequest` if `set_flags` would."""
+        self.engine.validate_flags(flags)
+
+    def snapshot(self) -> EngineSnapshot:
+        """What the engine is doing; waits for nothing."""
+        return self.engine.snapshot()
+
+    def cluster_status(self) -> ClusterStatus | None:
+        """None: everything is done in this process."""
+        return None
 
     def set_speculation(self, enabled: bool) -> None:
         """Switch speculation off or on for everybody, between two steps; running requests go on."""

@@ -62,7 +62,7 @@ class EngineLoop:
             self._check_open()
             if request.id in self._callers:
                 raise InvalidRequest(f"a request with id {request.id!r} is already running", field="id")
-            caller = self._callers[request.id] = _Caller(listener, request.sampling.n)
+            caller = self._callers[request.id] = _Caller(listener, len(request.unfinished))
             self._commands.put(lambda: self._add(request, caller))
 
     def cancel(self, request_id: str) -> None:
@@ -111,6 +111,7 @@ class EngineLoop:
             callers, self._callers = self._callers, {}
         for caller in callers.values():
             caller.tell(reason)
+        self.engine.close()
 
     def _drain(self) -> bool:
         """Carry out waiting commands; with nothing else to do, sleep until one comes. False: time to end."""

@@ -2,6 +2,8 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
@@ -10,9 +12,9 @@ from paceline.engine.scheduler import Schedule
 from paceline.engine.snapshot import TrafficReport
 from paceline.engine.tally import BREAKER, DECLINED, NO_DRAFT, NO_ROOM, Tally
 from paceline.speculation.breaker import Breaker
-from paceline.speculation.depth.policy import Candidate, DepthPolicy, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import Candidate, DepthPolicy, Drafting, RoundObservation, StepObservation
 from paceline.speculation.drafts import Draft
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Hidden, HiddenRequest, Progress, Proposer, hidden_wanted
 from paceline.speculation.trees import InvalidDraft, depths, prune, validate
 from paceline.speculation.verification import Verdict
 
@@ -20,6 +22,19 @@ from paceline.speculation.verification import Verdict
 def traffic_class(sequence: Sequence) -> str:
     """What acceptance depends on: how tokens are guessed, and what kind of text they are."""
     return f"{sequence.method}/{sequence.category}"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculatedRound:
+    """One sequence's round: the depth asked for, the levels drafted, the tokens accepted; of a tree also how many nodes it
+    had and which of them were accepted, in draft order."""
+
+    sequence: Sequence
+    asked: int
+    drafted: int
+    accepted: int
+    num_nodes: int | None = None
+    path: tuple[int, ...] | None = None
 
 
 class Speculator:
@@ -41,13 +56,16 @@ class Speculator:
         self.enabled = enabled
         self.num_invalid = 0
         """Drafts dropped because they were none: not a tree, or not of this vocabulary."""
+        self.timed_ahead: frozenset[str] = frozenset()
+        """Methods whose steady rounds run ahead of the host and are timed there: a step on the host, which only starts them
+        off or catches a draft up, says nothing about their cost."""
         self._configured = enabled
         self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self._intake = intake
         self._clock = clock
         self._vocab_size = vocab_size
         self._patience = 0.0
-        self._draft_seconds = 0.0
+        self._draft_seconds: defaultdict[str, float] = defaultdict(float)
 
     def propose(self, plan: Schedule) -> dict[int, Draft]:
         """Whatever the proposers have ready, cut to the room that was reserved for it."""
@@ -56,11 +74,11 @@ class Speculator:
         for item in plan.items:
             if item.num_draft:
                 asked[item.sequence.method].append(item.sequence.id)
-        started = self._clock.now()
         # Waiting for a draft longer than the target takes to do without it cannot pay.
-        deadline = started + self._patience
+        deadline = self._clock.now() + self._patience
         drafts: dict[int, Draft] = {}
         for method, ids in asked.items():
+            started = self._clock.now()
             for sequence_id, draft in self.proposers[method].collect(ids, deadline).split().items():
                 if sequence_id not in room:
                     continue
@@ -71,7 +89,7 @@ class Speculator:
                     self.num_invalid += 1
                 else:
                     drafts[sequence_id] = draft
-        self._draft_seconds += self._clock.now() - started
+            self._draft_seconds[method] += self._clock.now() - started
         return drafts
 
     def learn(
@@ -79,54 +97,133 @@ class Speculator:
     ) -> None:
         """Tell the depth policy and the breaker what this round brought and what it cost."""
         self._patience = verify_seconds
-        draft_seconds, self._draft_seconds = self._draft_seconds, 0.0
-        if not self.enabled:
-            return
-        rounds, now = [], self._clock.now()
+        draft_seconds, self._draft_seconds = self._draft_seconds, defaultdict(float)
+        rounds = []
         for item in plan.items:
-            category = traffic_class(item.sequence)
             if item.num_draft:
                 draft, path = drafts.get(item.sequence.id), verdicts[item.sequence.id].path
                 levels = max(depths(draft.parents)) if draft else 0
-                rounds.append(RoundObservation(item.sequence.id, category, levels, len(path), asked=item.num_draft))
-                if levels:
-                    self._tallies[category].round(levels, len(path))
-                    self.breaker.record(category, levels, len(path), now, self.depth.advantage)
-                else:
-                    self._tallies[category].fallback(NO_DRAFT)
-            elif item.sequence.depth:
-                self._tallies[category].fallback(NO_ROOM)
+                nodes = len(draft) if draft else 0
+                rounds.append(SpeculatedRound(item.sequence, item.num_draft, levels, len(path), nodes, path))
+            elif item.sequence.depth and self.enabled:
+                self._tallies[traffic_class(item.sequence)].fallback(NO_ROOM)
         num_committed = sum(item.num_tokens for item in plan.items)
+        self._observe(
+            rounds,
+            batch=len(verdicts),
+            rows=len(verdicts) + sum(len(draft) for draft in drafts.values()),
+            prefill_rows=num_committed - len(verdicts),
+            draft_seconds=draft_seconds,
+            verify_seconds=verify_seconds,
+            is_timed=not any(item.sequence.method in self.timed_ahead for item in plan.items),
+        )
+
+    def record(
+        self,
+        rounds: Seq[SpeculatedRound],
+        batch: int,
+        rows: int,
+        prefill_rows: int,
+        draft_seconds: float,
+        verify_seconds: float,
+        is_timed: bool = True,
+    ) -> None:
+        """A step of `batch` sequences that decoded, those in `rounds` with drafts of one method. `is_timed`: its seconds are
+        typical, with nothing in them that was done for the first time."""
+        seconds = {round_.sequence.method: draft_seconds for round_ in rounds}
+        self._observe(rounds, batch, rows, prefill_rows, seconds, verify_seconds, is_timed)
+
+    def _observe(
+        self,
+        rounds: Seq[SpeculatedRound],
+        batch: int,
+        rows: int,
+        prefill_rows: int,
+        draft_seconds: Mapping[str, float],
+        verify_seconds: float,
+        is_timed: bool,
+    ) -> None:
+        if not self.enabled:
+            return
+        observed, now = [], self._clock.now()
+        asked: dict[str, int] = {}
+        for round_ in rounds:
+            category, method = traffic_class(round_.sequence), round_.sequence.method
+            asked[method] = max(asked.get(method, 0), round_.asked)
+            observed.append(
+                RoundObservation(
+                    round_.sequence.id,
+                    category,
+                    round_.drafted,
+                    round_.accepted,
+                    round_.asked,
+                    round_.num_nodes,
+                    round_.path,
+                )
+            )
+            if round_.drafted:
+                self._tallies[category].round(round_.drafted, round_.accepted)
+                self.breaker.record(category, round_.drafted, round_.accepted, now, self.depth.advantage)
+            else:
+                self._tallies[category].fallback(NO_DRAFT)
         self.depth.observe(
             StepObservation(
-                batch=len(verdicts),
-                rows=len(verdicts) + sum(len(draft) for draft in drafts.values()),
-                prefill_rows=num_committed - len(verdicts),
-                draft_seconds=draft_seconds,
+                batch=batch,
+                rows=rows,
+                prefill_rows=prefill_rows,
+                drafting=tuple(Drafting(method, depth, draft_seconds[method]) for method, depth in asked.items()),
                 verify_seconds=verify_seconds,
                 network_seconds=0.0,
-                max_depth=max((round_.asked for round_ in rounds), default=0),
-                rounds=tuple(rounds),
+                rounds=tuple(observed),
+                is_timed=is_timed,
             )
         )
 
-    def look_ahead(self, running: Iterable[Sequence]) -> None:
-        """Decide every sequence's next depth and let the proposers know what was committed."""
+    def wanted(self, plan: Schedule) -> dict[str, HiddenRequest]:
+        """By method: the hidden states to keep of this step, for sequences that may be drafted from them."""
+        if not self.enabled:
+            return {}
+        methods = {item.sequence.method for item in plan.items if item.sequence.speculation.enabled}
+        return {method: wants for method in methods if (wants := hidden_wanted(self.proposers[method]))}
+
+    def look_ahead(
+        self,
+        running: Seq[Sequence],
+        verdicts: Mapping[int, Verdict] | None = None,
+        hidden: Mapping[int, Hidden] | None = None,
+    ) -> None:
+        """Decide every sequence's next depth and let the proposers know what was committed: the target's picks in the rounds
+        just verified and its `hidden` states included."""
         if not self.enabled:
             for sequence in running:
                 sequence.depth = 0
             return
+        verdicts, hidden = verdicts or {}, hidden or {}
         ready = [sequence for sequence in running if sequence.num_uncomputed == 1]
-        candidates = self._candidates(ready)
+        self.decide(ready)
         progress: defaultdict[str, list[Progress]] = defaultdict(list)
+        for sequence in ready:
+            verdict = verdicts.get(sequence.id)
+            picks = verdict.picks if verdict else ()
+            progress[sequence.method].append(_progress(sequence, hidden.get(sequence.id), picks))
+        for sequence in running:
+            if sequence.num_uncomputed > 1 and sequence.id in hidden:
+                progress[sequence.method].append(_progress(sequence, hidden[sequence.id]))
+        for method, batch in progress.items():
+            started = self._clock.now()
+            self.proposers[method].observe(batch)
+            self._draft_seconds[method] += self._clock.now() - started
+
+    def decide(self, ready: Seq[Sequence]) -> None:
+        """Set the depth of sequences that are about to decode."""
+        if not self.enabled:
+            for sequence in ready:
+                sequence.depth = 0
+            return
+        candidates = self._candidates(ready)
         for sequence, candidate, depth in zip(ready, candidates, self.depth.decide(candidates), strict=True):
             sequence.depth = depth
             self._count(sequence, candidate, depth)
-            progress[sequence.method].append(_progress(sequence))
-        started = self._clock.now()
-        for method, batch in progress.items():
-            self.proposers[method].observe(batch)
-        self._draft_seconds += self._clock.now() - started
 
     def switch(self, enabled: bool | None) -> None:
         """On, off, or as configured; `look_ahead` makes it so."""
@@ -173,7 +270,7 @@ class Speculator:
             tally.fallback(DECLINED if candidate.max_depth else BREAKER)
 
 
-def _progress(sequence: Sequence) -> Progress:
+def _progress(sequence: Sequence, hidden: Hidden | None, picks: Seq[int] = ()) -> Progress:
     return Progress(
         sequence_id=sequence.id,
         ids=sequence.ids,
@@ -184,4 +281,6 @@ def _progress(sequence: Sequence) -> Progress:
         num_prompt=sequence.num_prompt,
         verification=sequence.verification,
         cache_salt=sequence.cache_salt,
+        hidden=hidden,
+        picks=picks,
     )

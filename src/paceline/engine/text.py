@@ -1,5 +1,7 @@
 """Committed tokens become text, and stop strings are found in it."""
 
+from collections.abc import Sequence
+
 from paceline.models.text_stream import TextStream
 
 
@@ -12,9 +14,10 @@ class TextOutput:
         self._held = ""
         self.stopped = False
 
-    def push(self, token: int) -> str:
+    def push(self, tokens: Sequence[int]) -> str:
         """Text that is now certain. Sets `stopped` when a stop string is complete; that string itself is never text."""
-        return self._take(self._stream.push(token))
+        new = self._stream.push(tokens)
+        return self._take(new) if self._stops else new
 
     def flush(self) -> str:
         """What was held back, at the end of a sequence that did not end in a stop string."""

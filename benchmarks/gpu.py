@@ -1,0 +1,270 @@
+"""What the engine reaches on one GPU: the cost of a large model with the text of a real one (docs/large_models.md).
+
+    python benchmarks/gpu.py plain spec sweep --shape llama-8b --base MODEL --prompts spec_bench_dev.jsonl
+    python benchmarks/gpu.py plain spec --shape llama-70b --quantization fp8 --depth 7 …
+    python benchmarks/gpu.py transformers --shape llama-8b …
+
+`plain` and `spec` decode one stream, `batch` 64, `sweep` 1 to 256. Every figure is a median; a run is timed from the moment all
+its sequences decode until the first of them ends, so prompts and stragglers are in none of them.
+"""
+
+import argparse
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from paceline.bench.prompts import load_prompts, select
+from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.flags import SpeculationFlags
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.engine.build import build_engine
+from paceline.engine.engine import Engine
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.models.chat_template import ChatTemplate
+from paceline.models.runner import Span
+
+BANDWIDTH = 4.3e12  # bytes a second that a large copy reaches on an H200
+
+
+@dataclass
+class Run:
+    """Decoding of one batch, from when all of it decodes until the first ends."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    steps: int = 0
+    rounds: list[tuple[int, int]] = field(default_factory=list)  # drafted, accepted
+    device_seconds: float = 0.0
+    draft_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    texts: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def alpha(self) -> float:
+        """Accepted at a position, given that all before it were."""
+        tried = sum(accepted + (accepted < drafted) for drafted, accepted in self.rounds)
+        return sum(accepted for _, accepted in self.rounds) / tried if tried else 0.0
+
+    @property
+    def depth(self) -> float:
+        return sum(drafted for drafted, _ in self.rounds) / max(1, len(self.rounds))
+
+
+def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperature: float = 0.0) -> Run:
+    run, started, waiting = Run(), 0.0, set()
+    for i, prompt in enumerate(prompts):
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, ignore_eos=True)
+        engine.add(Request(f"r{i}", tuple(prompt), sampling))
+        waiting.add(f"r{i}")
+    run.texts = {name: [] for name in waiting}
+    is_timed, at_first = True, engine.ahead.num_rounds
+    while engine.has_work:
+        rounds_before = engine.ahead.num_rounds
+        outputs = engine.step()
+        now = time.perf_counter()
+        for output in outputs:
+            run.texts[output.request_id].extend(output.tokens)
+            waiting.discard(output.request_id)
+        if not started:
+            if not waiting and engine.ahead.num_rounds > at_first + 1:
+                started = now
+            continue
+        if not is_timed:
+            continue
+        run.seconds, run.steps = now - started, run.steps + bool(outputs)
+        run.tokens += sum(len(output.tokens) for output in outputs)
+        run.rounds += [(output.drafted, output.accepted) for output in outputs]
+        if engine.ahead.num_rounds > rounds_before:
+            landed = engine.ahead.last_landed
+            run.device_seconds += landed.draft_seconds + landed.verify_seconds + landed.sample_seconds
+            run.draft_seconds += landed.draft_seconds
+            run.sample_seconds += landed.sample_seconds
+        is_timed = all(output.finish_reason is None for output in outputs)
+    return run
+
+
+def switch(engine: Engine, enabled: bool, depth: int | None = None) -> None:
+    engine.set_flags(SpeculationFlags(enabled, None, depth))
+
+
+def streams(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
+    """One stream: plain, and drafted at each depth asked for."""
+    weights = sum(
+        m.nbytes for layer in engine.runner.model.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)
+    )
+    head = engine.runner.model.head.nbytes
+    floor = (weights + head) / BANDWIDTH * 1e3
+    switch(engine, False)
+    decode(engine, prompts[:1], 16)
+    plain = [decode(engine, [prompt], options.tokens) for prompt in prompts]
+    base = median(1e3 * run.seconds / run.tokens for run in plain)
+    gap = median(1 - run.device_seconds / run.seconds for run in plain)
+    sample = median(1e3 * run.sample_seconds / run.steps for run in plain)
+    print(
+        f"plain: {base:.3f} ms a token, floor {floor:.3f} ({floor / base:.2f}), picking {sample:.3f}, CPU gap {gap:.1%}"
+    )
+    if "spec" not in options.what:
+        return
+    for depth in options.depths:
+        switch(engine, True, depth)
+        decode(engine, prompts[:1], 24)
+        runs = [decode(engine, [prompt], options.tokens) for prompt in prompts]
+        each = median(1e3 * run.seconds / run.tokens for run in runs)
+        ratio = median(a.seconds / a.tokens / (b.seconds / b.tokens) for a, b in zip(plain, runs, strict=True))
+        draft = median(1e3 * run.draft_seconds / max(1, run.steps) for run in runs)
+        total = Run(rounds=[r for run in runs for r in run.rounds])
+        same = sum(a.texts == b.texts for a, b in zip(plain, runs, strict=True))
+        print(
+            f"depth {depth}: {each:.3f} ms a token, {ratio:.2f}x plain; alpha {total.alpha:.3f}, mean depth {total.depth:.2f}, "
+            f"tokens a round {sum(r.tokens for r in runs) / sum(r.steps for r in runs):.2f}, drafting {draft:.3f} ms a round, "
+            f"CPU gap {median(1 - r.device_seconds / r.seconds for r in runs):.1%}, same text {same}/{len(runs)}",
+            flush=True,
+        )
+        if same < len(runs):
+            _compare(engine, prompts, plain, runs)
+
+
+def _compare(engine: Engine, prompts: list[list[int]], plain: list[Run], runs: list[Run]) -> None:
+    """Texts that part, re-scored in one pass: how far was any of their tokens from the arg-max?"""
+    for prompt, a, b in zip(prompts, plain, runs, strict=True):
+        x, y = a.texts["r0"], b.texts["r0"]
+        if x == y:
+            continue
+        first = next(i for i, (s, t) in enumerate(zip(x, y, strict=True)) if s != t)
+        gaps = ", ".join(f"{_largest_gap(engine, prompt, text):.3f}" for text in (x, y))
+        print(f"  parts at token {first} of {len(x)}; largest distance from the arg-max, plain and drafted: {gaps}")
+
+
+def _largest_gap(engine: Engine, prompt: list[int], text: list[int]) -> float:
+    ids = prompt + text[:-1]
+    blocks = range(-(-len(ids) // BLOCK_SIZE))  # the engine is idle: its cache is free
+    logits = engine.runner.forward([Span(blocks, 0, ids, len(text))]).logits
+    chosen = logits.gather(1, torch.tensor(text, device=logits.device).unsqueeze(1)).squeeze(1)
+    return float((logits.amax(1) - chosen).max())
+
+
+def batch64(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
+    """64 sequences, plain, contexts around 512."""
+    filler = [token for prompt in prompts for token in prompt]
+    starts = range(0, 64 * 97, 97)
+    long = [(filler * 99)[start : start + 512 - options.tokens // 2] for start in starts]
+    switch(engine, False)
+    runs = [decode(engine, long, options.tokens) for _ in range(options.repeats)]
+    each = median(1e3 * run.seconds / run.steps for run in runs)
+    device = median(1e3 * run.device_seconds / run.steps for run in runs)
+    print(f"batch 64, mean context 512: {each:.3f} ms a step, on the device {device:.3f}", flush=True)
+
+
+def sweep(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
+    size = 1
+    while size <= options.largest:
+        group = [(prompts * size)[i] for i in range(size)]
+        pairs = []
+        for repeat in range(options.repeats + 1):
+            switch(engine, False)
+            plain = decode(engine, group, options.tokens)
+            switch(engine, True)
+            drafted = decode(engine, group, options.tokens)
+            if repeat:  # the first compiles and learns
+                pairs.append((plain, drafted))
+        ratios = sorted(b.rate / a.rate for a, b in pairs)
+        last = pairs[-1][1]
+        print(
+            f"batch {size:3}: plain {median(a.rate for a, _ in pairs):8.0f} tok/s, "
+            f"goodput {median(b.rate for _, b in pairs):8.0f}, "
+            f"ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), "
+            f"depth {last.depth:.2f}, alpha {last.alpha:.2f}",
+            flush=True,
+        )
+        size *= 2
+
+
+def transformers(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
+    from benchmarks.gpu_transformers import compare
+
+    ours = {}
+    for name, enabled in (("plain", False), ("speculative", True)):
+        switch(engine, enabled, max(options.depths) if enabled else None)
+        decode(engine, prompts[:1], 24)
+        runs = [decode(engine, [prompt], options.tokens) for prompt in prompts]
+        ours[name] = median(1e3 * run.seconds / run.tokens for run in runs)
+    compare(engine, prompts, options.tokens, ours)
+
+
+def memory(engine: Engine) -> None:
+    fit, peak = engine.memory, torch.cuda.max_memory_allocated()
+    counted = fit.weight_bytes + fit.activation_bytes + fit.kv_bytes
+    free, total = torch.cuda.mem_get_info()
+    print(
+        f"memory: admission counted {counted / 2**30:.2f} GiB, peak of tensors {peak / 2**30:.2f} ({peak / counted - 1:+.1%}), "
+        f"device in use {(total - free) / 2**30:.2f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="+", choices=["plain", "spec", "batch", "sweep", "transformers"])
+    parser.add_argument("--shape", default="llama-8b", help="llama-1b, llama-8b, llama-70b; none: the base itself")
+    parser.add_argument("--base", default="smollm2")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--noise", type=float, default=0.06)
+    parser.add_argument("--quantization", default="none")
+    parser.add_argument("--draft-quantization", default="none")
+    parser.add_argument("--depth", dest="depths", type=int, action="append")
+    parser.add_argument("--rule", default="fixed", help="the depth rule; sweep takes goodput")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--count", type=int, default=7, help="prompts, and so runs of one stream")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--largest", type=int, default=256)
+    options = parser.parse_args()
+    options.depths = options.depths or [3, 4, 5]
+    target = (
+        options.base
+        if options.shape == "none"
+        else f"inflate:{options.shape}?base={options.base}&noise={options.noise}"
+    )
+    rule = "goodput" if "sweep" in options.what else options.rule
+    started = time.perf_counter()
+    engine = build_engine(
+        EngineConfig(
+            model=target,
+            draft=options.base,
+            quantization=options.quantization,
+            draft_quantization=options.draft_quantization,
+            max_num_seqs=options.largest,
+            max_batched_tokens=2048,
+            max_model_len=2048,
+            kv_tokens=200_000,
+            prefix_caching=False,
+            speculation=SpeculationConfig(depth=rule, max_depth=8 if rule == "goodput" else max(options.depths)),
+        )
+    )
+    print(f"{target}, draft {Path(options.base).name}: ready after {time.perf_counter() - started:.1f} s", flush=True)
+    template = ChatTemplate.of(engine.tokenizer)
+    prompts = [
+        list(engine.tokenizer.encode(template.render([{"role": "user", "content": prompt.turns[0]}])))
+        for prompt in select(load_prompts(options.prompts), limit=max(options.count, 128))
+    ]
+    few = prompts[: options.count]
+    if {"plain", "spec"} & set(options.what):
+        streams(engine, few, options)
+    if "batch" in options.what:
+        batch64(engine, prompts, options)
+    if "sweep" in options.what:
+        sweep(engine, prompts, options)
+    if "transformers" in options.what:
+        transformers(engine, few, options)
+    memory(engine)
+
+
+if __name__ == "__main__":
+    main()

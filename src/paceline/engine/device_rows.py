@@ -1,0 +1,70 @@
+"""Passes of a model over rows that are placed on the device, by how long its sequences are."""
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.gpu.rows import place_rows
+from paceline.kernels.gpu.tree_rows import place_trees, tree_places
+from paceline.kernels.layout import AttentionLayout
+from paceline.models.gpu_decoder import gpu_forward, plan_pass
+from paceline.models.gpu_runner import GpuRunner
+from paceline.models.output import ForwardOutput
+
+
+class ChainRows:
+    """`rows` consecutive rows of every sequence of a batch."""
+
+    def __init__(self, runner: GpuRunner, tables: Tensor, batch: int, rows: int) -> None:
+        device = runner.device
+        self._runner, self._tables, self._rows = runner, tables, rows
+        self.positions = torch.zeros(batch * rows, dtype=torch.int64, device=device)
+        self._slots = torch.zeros_like(self.positions)
+        self._contexts = torch.zeros(batch, dtype=torch.int32, device=device)
+        starts = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=device)
+        self._layout = AttentionLayout(self._slots, starts, self._contexts, tables)
+        self._every = torch.arange(batch * rows, device=device)
+        self._last = self._every[rows - 1 :: rows].contiguous()
+        self._plan = plan_pass(runner.model, batch * rows, batch, rows)
+
+    def forward(
+        self, tokens: Tensor, lengths: Tensor, offset: int, capture: tuple[int, ...] = (), last_only: bool = False
+    ) -> ForwardOutput:
+        """Logits of all rows, or of each sequence's last; the first row lies at logical index length + offset."""
+        place_rows(lengths, offset, self._tables, self._contexts, self.positions, self._slots)
+        wanted, runner = self._last if last_only else self._every, self._runner
+        return gpu_forward(
+            runner.model, tokens, self.positions, self._layout, runner.cache, wanted, capture, plan=self._plan
+        )
+
+    def next_positions(self) -> Tensor:
+        """Of the tokens that follow each sequence's last row."""
+        return self.positions[self._rows - 1 :: self._rows] + 1
+
+
+class TreeRows:
+    """The last committed token of every sequence and `nodes` nodes of a tree after it, at most `levels` deep."""
+
+    def __init__(self, runner: GpuRunner, tables: Tensor, batch: int, nodes: int, levels: int) -> None:
+        device, rows = runner.device, batch * (1 + nodes)
+        self._runner, self._tables, self._levels = runner, tables, levels
+        self.places = tree_places(batch, nodes, device)
+        starts = torch.arange(0, rows + 1, 1 + nodes, dtype=torch.int32, device=device)
+        self._layout = AttentionLayout(
+            self.places.slots, starts, self.places.contexts, tables, self.places.ancestors
+        )
+        self._every = torch.arange(rows, device=device)
+        self._plan = plan_pass(runner.model, rows, batch, 1 + nodes)
+
+    @property
+    def positions(self) -> Tensor:
+        return self.places.positions
+
+    def forward(
+        self, tokens: Tensor, lengths: Tensor, parents: Tensor, limits: Tensor, capture: tuple[int, ...]
+    ) -> ForwardOutput:
+        """Logits of all rows."""
+        place_trees(lengths, parents, limits, self._levels, self._tables, self.places)
+        runner = self._runner
+        return gpu_forward(
+            runner.model, tokens, self.positions, self._layout, runner.cache, self._every, capture, plan=self._plan
+        )

@@ -1,0 +1,187 @@
+"""The loop one step ahead, on a GPU: while a round is being computed the next one is launched behind it.
+
+It takes over whenever there is nothing to do but decode: nobody to admit, no prompt to compute, and only sequences whose picks
+the device can make. Anything else brings the rounds under way home first, and `Engine.step` goes on on the host; nothing is
+decided twice and nothing differs, for a round's outcome depends on tokens, noise and model alone.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from paceline.core.output import StepOutput
+from paceline.core.sequence import Origin, Sequence, Status
+from paceline.engine.device_batch import DeviceBatch, Flight, Landed, Seat
+from paceline.engine.intake import Intake
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.speculator import SpeculatedRound, Speculator
+from paceline.models.gpu_runner import GpuRunner, bucket
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.verification import Verdict
+
+Commit = Callable[[Sequence, Verdict, int], StepOutput]
+"""Appends a verdict on so many drafts to a sequence, and ends the sequence if that is the end of it."""
+
+
+class RunAhead:
+    def __init__(
+        self,
+        runner: GpuRunner,
+        drafter: DraftModelProposer | None,
+        scheduler: Scheduler,
+        speculator: Speculator,
+        intake: Intake,
+        max_depth: int,
+        commit: Commit,
+    ) -> None:
+        self._runner, self._drafter = runner, drafter
+        self._scheduler, self._speculator, self._intake = scheduler, speculator, intake
+        self._max_depth = max_depth
+        self._commit = commit
+        self._batches: dict[int, DeviceBatch] = {}
+        self._seats: list[Sequence] = []
+        self._seated: set[int] = set()
+        self._flights: deque[tuple[Flight, tuple[int | None, ...]]] = deque()
+        self._is_draft_current = False
+        self._eligible: dict[int, bool] = {}
+        self.num_rounds = 0
+        self.last_landed: Landed | None = None
+        """What the newest round to come home cost; for those who measure."""
+
+    def step(self) -> list[StepOutput] | None:
+        """What the oldest round under way has brought, the next one having been launched; None: the host's turn."""
+        running = self._scheduler.running
+        if not running:
+            self._leave()
+            return None
+        if not self._is_steady(running):
+            return self._come_home()
+        if not self._seats:
+            self._board(running)
+        if not self._launch(running):
+            return self._come_home()
+        return self._land() if len(self._flights) > 1 else []
+
+    def _is_steady(self, running: Seq[Sequence]) -> bool:
+        scheduler = self._scheduler
+        if scheduler.waiting and len(running) < scheduler.max_num_seqs:
+            return False
+        if self._seats and (
+            len(running) <= len(self._seats) // 2 or not all(sequence.id in self._seated for sequence in running)
+        ):
+            return False
+        return all(sequence.num_uncomputed == 1 and self._is_eligible(sequence) for sequence in running)
+
+    def _is_eligible(self, sequence: Sequence) -> bool:
+        """Whether the device can pick its tokens: what it cannot do is what depends on text or on other tokens."""
+        known = self._eligible.get(sequence.id)
+        if known is None:
+            params = sequence.sampling
+            known = self._eligible[sequence.id] = (
+                (sequence.verification == "coupled" or params.is_greedy)
+                and not (params.has_penalties or params.logit_bias or params.json_schema or params.logprobs is not None)
+                and len(sequence.ids) >= 2
+            )
+        return known and self._drafts_here(sequence)
+
+    def _drafts_here(self, sequence: Sequence) -> bool:
+        """Drafts come from the draft model, or nobody wants any."""
+        if self._drafter is self._speculator.proposers[sequence.method]:
+            return True
+        return not self._speculator.enabled or self._intake.max_depth(sequence) == 0
+
+    def _board(self, running: Seq[Sequence]) -> None:
+        size = bucket(len(running))
+        if size not in self._batches:
+            drafter = self._drafter
+            self._batches[size] = DeviceBatch(
+                self._runner,
+                drafter.runner if drafter else None,  # type: ignore[arg-type]  # on a GPU every runner is one
+                drafter.num_proposable if drafter else 0,
+                size,
+                self._max_depth,
+            )
+        self._seats, self._seated = list(running), {sequence.id for sequence in running}
+        self._batches[size].board([Seat(s.ids, s.sampling, s.seed, s.choice) for s in self._seats])
+        self._is_draft_current = self._drafter is not None and all(self._drafter.is_current(s.id) for s in self._seats)
+
+    def _launch(self, running: Seq[Sequence]) -> bool:
+        """Behind whatever is under way. False, and nothing happens, if it needs the host."""
+        self._speculator.decide(running)
+        depth = max(sequence.depth for sequence in running)
+        # A round is as deep for all as for the deepest: where few are drafted, the host's ragged pass is cheaper
+        if depth and (not self._is_draft_current or 2 * sum(s.depth for s in running) < depth * len(running)):
+            return False
+        ahead = sum(flight.depth + 1 for flight, _ in self._flights) + depth + 1
+        window, tables = self._intake.limits.max_model_len, self._scheduler.tables
+        if any(len(s.ids) + ahead > window or not tables.grow(s.id, len(s.ids) + ahead) for s in running):
+            return False
+        limits: list[int | None] = []
+        draft_tables: list[Seq[int]] = []
+        for sequence in self._seats:
+            is_here = sequence.status is Status.RUNNING
+            lent = (
+                self._drafter.lend(sequence.id, len(sequence.ids) + ahead)
+                if is_here and self._drafter and depth
+                else None
+            )
+            draft_tables.append(lent or ())
+            limits.append((sequence.depth if lent else 0) if is_here else None)
+        blocks = [
+            tables.blocks(s.id) if limit is not None else () for s, limit in zip(self._seats, limits, strict=True)
+        ]
+        batch = self._batches[bucket(len(self._seats))]
+        self._flights.append((batch.launch(depth, limits, blocks, draft_tables if depth else ()), tuple(limits)))
+        self._is_draft_current &= depth > 0
+        return True
+
+    def _land(self) -> list[StepOutput]:
+        """Commit the oldest round under way."""
+        self.num_rounds += 1
+        flight, limits = self._flights.popleft()
+        landed = self.last_landed = flight.land()
+        outputs, rounds = [], []
+        for seat, (sequence, limit) in enumerate(zip(self._seats, limits, strict=True)):
+            if limit is None or sequence.status is not Status.RUNNING:  # it ended, or was cancelled, under way
+                continue
+            accepted = landed.accepted[seat]
+            sequence.num_computed = len(sequence.ids) + accepted
+            if limit:
+                rounds.append(SpeculatedRound(sequence, limit, limit, accepted))
+            outputs.append(self._commit(sequence, _verdict(landed.tokens[seat], accepted, limit), limit))
+        self._speculator.record(
+            rounds,
+            batch=len(outputs),
+            rows=len(outputs) * (flight.depth + 1),
+            prefill_rows=0,
+            draft_seconds=landed.draft_seconds,
+            verify_seconds=landed.verify_seconds + landed.sample_seconds,
+        )
+        return outputs
+
+    def _come_home(self) -> list[StepOutput] | None:
+        """Land what is under way and hand the sequences back to the host; None if there was nothing."""
+        if not self._seats:
+            return None
+        outputs = [output for _ in range(len(self._flights)) for output in self._land()]
+        running = self._scheduler.running
+        for sequence in running:
+            self._scheduler.tables.shrink(sequence.id, sequence.num_computed)
+            if self._drafter is not None and self._is_draft_current and sequence.id in self._seated:
+                self._drafter.take_back(sequence.id, max(0, len(sequence.ids) - 2))
+        self._leave()
+        self._speculator.look_ahead(running)
+        return outputs or None
+
+    def _leave(self) -> None:
+        """Forget who was here. Rounds still under way write only to blocks that no later launch reads before writing."""
+        while self._flights:
+            self._flights.popleft()[0].land()
+        self._seats, self._seated = [], set()
+        self._eligible.clear()
+
+
+def _verdict(tokens: Seq[int], accepted: int, limit: int) -> Verdict:
+    last = Origin.PLAIN if limit == 0 else Origin.BONUS if accepted == limit else Origin.RECOVERED
+    kept = tuple(tokens[: accepted + 1])
+    return Verdict(tuple(range(accepted)), kept, (*(Origin.ACCEPTED,) * accepted, last))

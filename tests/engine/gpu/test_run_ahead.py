@@ -1,0 +1,111 @@
+"""Rounds that need nothing from the host, on a GPU or interpreted: the same text as plain decoding one step at a time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.core.request import Request
+from paceline.engine.engine import Engine
+from paceline.engine.run_ahead import RunAhead
+from paceline.kernels import native
+from paceline.models.gpu_runner import GpuRunner
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+from tests.exactness.contract import check_contract, differences
+from tests.exactness.suite import plain_text
+from tests.fakes import TINY, MixedDepth, draft_model, request, run, tiny_engine, tiny_model
+
+# interpreted kernels take milliseconds each
+SMALL = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, ffn_size=16)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SAMPLINGS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 0.7, "top_k": 5, "seed": 2},
+    {"temperature": 1.3, "top_p": 0.8, "min_p": 0.02, "seed": 3},
+)
+
+
+@pytest.fixture(autouse=True)
+def dense_weights(monkeypatch):
+    """Weights as a GPU has them: the CPU would pack them for its own kernels."""
+    monkeypatch.setattr(native, "library", lambda: None)
+
+
+def requests(count: int, max_tokens: int = 5, samplings=SAMPLINGS) -> list[Request]:
+    lengths = (2, 14, 5, 8)  # one of them grows into its second block
+    prompts = [[(7 * i + 3 * j) % TINY.vocab_size for j in range(length)] for i, length in enumerate(lengths[:count])]
+    return [
+        request(f"r{i}", prompt, **{**samplings[i % len(samplings)], "max_tokens": max_tokens + 2 * (i % 3)})
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def ahead_engine(proposer: DraftModelProposer | None, depth=3, **options) -> Engine:
+    engine = tiny_engine(tiny_model(config=SMALL, device=DEVICE), proposer, depth, runner_kind=GpuRunner, **options)
+    engine.ahead = RunAhead(
+        engine.runner, proposer, engine.scheduler, engine.speculator, engine.intake, 6, engine.commit_round
+    )
+    return engine
+
+
+def check(engine: Engine, asked: list[Request], **options):
+    model = tiny_model(config=SMALL, device=DEVICE)
+    result = run(engine, asked, **options)
+    check_contract(differences(model, asked, plain_text(model, asked), result.tokens), is_bitwise=False)
+    return result
+
+
+@pytest.mark.parametrize("sampling", range(len(SAMPLINGS)))
+def test_plain_rounds(sampling):
+    engine = ahead_engine(None)
+    check(engine, requests(1, samplings=SAMPLINGS[sampling:][:1]))
+    assert engine.ahead.num_rounds > 0
+
+
+def test_a_draft_that_is_sometimes_right():
+    proposer = draft_model(tiny_model(perturb=0.3, config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = ahead_engine(proposer)
+    result = check(engine, requests(4, max_tokens=7))
+    assert 0 < result.accepted < result.drafted
+    assert engine.ahead.num_rounds > 0
+
+
+def test_a_draft_that_is_always_right():
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    result = check(ahead_engine(proposer), requests(2, samplings=SAMPLINGS[:2]))
+    assert result.accepted > 0.6 * result.drafted  # what a finished sequence did not need counts as not accepted
+
+
+def test_depths_that_change_and_requests_that_arrive_late():
+    proposer = draft_model(tiny_model(perturb=0.3, config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = ahead_engine(proposer, MixedDepth(3), max_num_seqs=2)
+    check(engine, requests(4, max_tokens=8), arrivals=2)
+    assert 2 < engine.ahead.num_rounds < engine.num_steps  # they came home for those who arrived, and left again
+
+
+def test_what_the_device_cannot_pick_stays_on_the_host():
+    engine = ahead_engine(None)
+    asked = [request("r0", [1, 2, 3], temperature=0.8, seed=1, presence_penalty=0.5, max_tokens=8)]
+    check(engine, asked)
+    assert engine.ahead.num_rounds == 0
+
+
+def test_a_cancelled_sequence_leaves_the_others_alone():
+    engine = ahead_engine(draft_model(tiny_model(perturb=0.3, config=SMALL, device=DEVICE), runner=GpuRunner))
+    asked = requests(3, max_tokens=7)
+    for one in asked:
+        engine.add(one)
+    tokens: dict[str, list[int]] = {one.id: [] for one in asked}
+    for _ in range(4):
+        for output in engine.step():
+            tokens[output.request_id].extend(output.tokens)
+    assert engine.ahead.num_rounds > 0
+    engine.cancel("r1")
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.request_id].extend(output.tokens)
+    plain = plain_text(tiny_model(config=SMALL, device=DEVICE), asked)
+    assert tokens["r0"] == plain["r0", 0]
+    assert tokens["r2"] == plain["r2", 0]
+    assert engine.scheduler.tables.pool.num_free == engine.scheduler.tables.pool.num_blocks

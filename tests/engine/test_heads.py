@@ -1,0 +1,66 @@
+"""A folder with a head in it, given as `draft`, brings its method; the text stays the target's."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.config import EngineConfig
+from paceline.core.errors import InvalidConfig
+from paceline.engine.heads import head_footprint, num_lanes
+from paceline.models.load_draft import LoadedHead
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.proposers.eagle import EagleProposer
+from paceline.speculation.proposers.medusa import MedusaProposer
+from tests.engine.test_build import engine, save_checkpoint, texts
+from tests.fakes import tiny_model
+from tests.heads import draft_config, draft_tensors, save_draft, tiny_eagle, tiny_medusa
+
+METHODS = {
+    "eagle": ("eagle", EagleProposer),
+    "medusa": ("medusa", MedusaProposer),
+    "distilled": ("draft_model", DraftModelProposer),
+}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_checkpoint(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_folder_brings_its_method(target: str, tmp_path: Path, kind: str) -> None:
+    method, proposer = METHODS[kind]
+    config = draft_config(tiny_model(), kind)
+    draft = save_draft(tmp_path / kind, config, draft_tensors(config, reduced=24))
+    expected = texts(engine(target, speculation={"enabled": False}), temperature=0.7)
+    drafted = engine(target, draft=draft, speculation={"depth": "fixed", "max_depth": 12})
+    assert isinstance(drafted.speculator.proposers[method], proposer)
+    assert drafted.snapshot().flags.method == method
+    assert texts(drafted, temperature=0.7) == expected
+    (traffic,) = drafted.snapshot().traffic
+    assert traffic.method == method
+    assert len(traffic.alphas) > 0
+
+
+def test_layer_skip_needs_no_draft(target: str) -> None:
+    expected = texts(engine(target, speculation={"enabled": False}))
+    drafted = engine(target, speculation={"method": "layer_skip", "depth": "fixed", "max_depth": 3})
+    assert texts(drafted) == expected
+    (traffic,) = drafted.snapshot().traffic
+    assert traffic.method == "layer_skip"
+    assert traffic.alphas[0] > 0
+
+
+def test_a_missing_head_is_said(target: str) -> None:
+    with pytest.raises(InvalidConfig, match="needs an EAGLE head: set `draft`"):
+        engine(target, speculation={"method": "eagle"})
+
+
+def test_heads_are_counted_against_the_memory() -> None:
+    target, config = tiny_model(), EngineConfig()
+    eagle = head_footprint(LoadedHead("head", tiny_eagle(target)), config)
+    assert eagle.kv_bytes_per_token == 2 * 2 * 16 * 4
+    assert eagle.weight_bytes > 0
+    assert eagle.activation_bytes > num_lanes(config) * 32 * eagle.kv_bytes_per_token
+    medusa = head_footprint(LoadedHead("heads", tiny_medusa(target)), config)
+    assert (medusa.kv_bytes_per_token, medusa.activation_bytes) == (0, 0)

@@ -1,0 +1,43 @@
+"""Heads on a GPU: the text is that of plain decoding, and the trees are those the CPU grows."""
+
+import pytest
+import torch
+
+from tests.exactness.contract import check_contract, differences
+from tests.exactness.suite import mixed_requests, plain_text
+from tests.fakes import TINY, MixedDepth, run, tiny_engine, tiny_model
+from tests.heads import LayerSkip, distilled, eagle, medusa
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+PROPOSERS = {
+    "eagle": lambda model: eagle(model, reduced=24),
+    "medusa": lambda model: medusa(model, reduced=24),
+    "distilled": lambda model: distilled(model, reduced=24),
+    "layer_skip": lambda model: LayerSkip(1),
+}
+
+
+@pytest.mark.parametrize("proposer", PROPOSERS)
+def test_coupled_text_is_plain_text(proposer):
+    model = tiny_model(device="cuda")
+    requests = mixed_requests(12, TINY.vocab_size, max_tokens=40)
+    engine = tiny_engine(model, PROPOSERS[proposer](model), MixedDepth(14), max_batched_tokens=64)
+    result = run(engine, requests)
+    assert result.drafted > 0
+    check_contract(differences(model, requests, plain_text(model, requests), result.tokens), is_bitwise=False)
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa", "distilled"])
+def test_as_many_are_accepted_as_on_the_cpu(method):
+    """In float32 both grow the same trees but for rounding, and so accept about the same."""
+    accepted = []
+    for device in ("cpu", "cuda"):
+        model = tiny_model(device=device)
+        engine = tiny_engine(model, PROPOSERS[method](model), depth=14, max_batched_tokens=128)
+        accepted.append(run(engine, mixed_requests(16, TINY.vocab_size, max_tokens=40)).accepted)
+    assert accepted[0] > 10
+    assert abs(accepted[1] - accepted[0]) <= 0.1 * accepted[0]
