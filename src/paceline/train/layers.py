@@ -1,0 +1,135 @@
+"""Decoder layers that can be differentiated. Parameters carry the Hugging Face names, so a state dict is a checkpoint.
+
+The residual stream keeps the dtype it comes with: float32 for a draft in training, whatever autocast makes of the
+matrix products.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""q [B, H, S, hd], k and v [B, KV, S, hd] -> [B, H, S, hd]"""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerShape:
+    hidden_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    ffn_size: int
+    rms_eps: float
+    attention_bias: bool = False
+    qk_norm: bool = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rotary:
+    cos: Tensor  # [S, hd], both halves alike
+    sin: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[..., S, hd] rotated by half-split pairs."""
+        one, other = x.chunk(2, -1)
+        return x * self.cos.to(x.dtype) + torch.cat([-other, one], -1) * self.sin.to(x.dtype)
+
+    def at(self, rows: slice | Tensor) -> "Rotary":
+        return Rotary(self.cos[rows], self.sin[rows])
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+
+
+class RMSNorm(nn.Module):
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight.to(x.dtype), self.eps)
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: LayerShape, input_size: int) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        q_size, kv_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(input_size, q_size, shape.attention_bias)
+        self.k_proj = nn.Linear(input_size, kv_size, shape.attention_bias)
+        self.v_proj = nn.Linear(input_size, kv_size, shape.attention_bias)
+        self.o_proj = nn.Linear(q_size, shape.hidden_size, bias=False)
+        self.q_norm = RMSNorm(shape.head_dim, shape.rms_eps) if shape.qk_norm else None
+        self.k_norm = RMSNorm(shape.head_dim, shape.rms_eps) if shape.qk_norm else None
+
+    def forward(self, x: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        """[B, S, input_size] -> [B, S, D]"""
+        q, k, v = (
+            part.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for part in (self.q_proj(x), self.k_proj(x), self.v_proj(x))
+        )
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        attended = attend(rotary(q), rotary(k), v)  # [B, H, S, hd]
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.ffn_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.ffn_size, bias=False)
+        self.down_proj = nn.Linear(shape.ffn_size, shape.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Layer(nn.Module):
+    """A plain decoder layer."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_eps)
+        self.self_attn = Attention(shape, shape.hidden_size)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_eps)
+        self.mlp = FeedForward(shape)
+
+    def forward(self, x: Tensor, rotary: Rotary, attend: Attend = causal) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), rotary, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class FusionLayer(nn.Module):
+    """EAGLE's layer: attention reads the next token's embedding beside the feature, the residual is the feature."""
+
+    def __init__(self, shape: LayerShape) -> None:
+        super().__init__()
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.rms_eps)
+        self.hidden_norm = RMSNorm(shape.hidden_size, shape.rms_eps)
+        self.self_attn = Attention(shape, 2 * shape.hidden_size)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.rms_eps)
+        self.mlp = FeedForward(shape)
+
+    def forward(self, feature: Tensor, embedding: Tensor, rotary: Rotary, attend: Attend) -> Tensor:
+        both = torch.cat([self.input_layernorm(embedding), self.hidden_norm(feature)], -1)  # [B, S, 2D]
+        x = feature + self.self_attn(both, rotary, attend)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+def start_fresh(layers: nn.ModuleList, hidden_size: int) -> None:
+    """Small normal weights, those that write to the residual smaller by the number of writers.
+
+    Layers copied from the target diverge: its outlier activations make its own weights a bad place to start from.
+    """
+    deviation = 0.7 * hidden_size**-0.5
+    for layer in layers:
+        for name, module in layer.named_modules():
+            if isinstance(module, nn.Linear):
+                writes = name.endswith(("o_proj", "down_proj"))
+                nn.init.normal_(module.weight, 0.0, deviation / ((2 * len(layers)) ** 0.5 if writes else 1.0))

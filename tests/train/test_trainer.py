@@ -1,0 +1,135 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.core.clock import VirtualClock
+from paceline.core.errors import InvalidConfig
+from paceline.models.load import open_checkpoint
+from paceline.train.distilled import DistilledDraft
+from paceline.train.draft import Draft
+from paceline.train.eagle import EagleDraft
+from paceline.train.medusa import MedusaDraft
+from paceline.train.reduced_vocab import DraftVocabulary
+from paceline.train.schedule import Schedule
+from paceline.train.target import Target, layer_shape
+from paceline.train.text import Text
+from paceline.train.trainer import Look, Trainer
+from tests.train.tiny import VOCAB, some_ids
+
+
+@pytest.fixture(scope="module")
+def text(target: Target) -> Text:
+    """Greedy text after random starts: decided, and much the same in all rows."""
+    ids = some_ids(64, 4)
+    for _ in range(28):
+        ids = torch.cat([ids, (target.states(ids).last[:, -1] @ target.head.T).argmax(-1)[:, None]], 1)
+    answer = torch.zeros(64, 32, dtype=torch.bool)
+    answer[:, 4:] = True
+    return Text(ids.int(), answer, ("x",) * 64)
+
+
+def fresh(kind: str, target: Target) -> Draft:
+    torch.manual_seed(7)
+    shape = layer_shape(target.config)
+    return {
+        "eagle": lambda: EagleDraft(shape, (1, 2, 3)),
+        "medusa": lambda: MedusaDraft(32, 4),
+        "distilled": lambda: DistilledDraft(shape, 2),
+    }[kind]()
+
+
+def trainer_of(
+    kind: str, target: Target, text: Text, folder: Path, steps: int, rate: float = 1e-2, **changes: object
+) -> Trainer:
+    held_out = Text(text.ids[48:], text.answer[48:], text.kinds[48:])
+    train = Text(text.ids[:48], text.answer[:48], text.kinds[:48])
+    options = {"rows": 8, "seed": 1, "clock": VirtualClock(), "points": 1, "checkpoint": folder / "c.pt"} | changes
+    schedule = Schedule(rate, steps=steps, warmup=10)
+    vocabulary = DraftVocabulary(VOCAB)
+    return Trainer(fresh(kind, target), target, vocabulary, train, held_out, schedule, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "distilled"])
+def test_the_loss_falls_and_alpha_rises(kind: str, target: Target, text: Text, tmp_path: Path) -> None:
+    trainer = trainer_of(kind, target, text, tmp_path, 60)
+    looks: list[Look] = []
+    trainer.run(looks.append)
+    assert trainer.is_done
+    assert looks[-1].loss < 0.8 * looks[0].loss
+    assert trainer.curve[-1].alphas[0] > 0.15 > 30 / VOCAB  # far above chance
+    assert trainer.curve[-1].tree_tokens_a_round > trainer.curve[-1].tokens_a_round > 1.1
+    assert trainer.tokens == 60 * 8 * 32
+
+
+@pytest.mark.parametrize("kind", ["eagle", "distilled"])
+def test_an_interrupted_training_ends_with_the_same_weights(
+    kind: str, target: Target, text: Text, tmp_path: Path
+) -> None:
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    whole = trainer_of(kind, target, text, tmp_path / "whole", 12)
+    whole.run(lambda look: None)
+    countdown = iter(range(5))
+    first = trainer_of(kind, target, text, tmp_path / "parts", 12)
+    first.run(lambda look: None, stop=lambda: next(countdown, None) is None)
+    assert first.step == 5
+    assert not first.is_done
+    second = trainer_of(kind, target, text, tmp_path / "parts", 12)
+    second.run(lambda look: None)
+    assert second.step == 12
+    assert second.curve == whole.curve
+    for name, weight in whole.draft.state_dict().items():
+        assert torch.equal(weight, second.draft.state_dict()[name]), name
+
+
+def test_a_checkpoint_of_another_training_is_refused(target: Target, text: Text, tmp_path: Path) -> None:
+    trainer_of("medusa", target, text, tmp_path, 2).run(lambda look: None)
+    with pytest.raises(InvalidConfig, match="another training"):
+        trainer_of("medusa", target, text, tmp_path, 2, rows=4).run(lambda look: None)
+
+
+def test_every_row_comes_once_an_epoch(target: Target, text: Text, tmp_path: Path) -> None:
+    trainer = trainer_of("medusa", target, text, tmp_path, 2)
+    epochs = [torch.cat([trainer.batch(step) for step in range(6 * e, 6 * e + 6)]) for e in (0, 1)]
+    for epoch in epochs:
+        assert sorted(map(tuple, epoch.tolist())) == sorted(map(tuple, text.ids[:48].tolist()))
+    assert not torch.equal(*epochs)
+
+
+def test_a_schedule_of_seconds_ends_by_the_clock() -> None:
+    schedule = Schedule(1.0, seconds=100.0, warmup=10)
+    assert schedule.done(10**6, 50.0) == 0.5
+    assert schedule.done(0, 200.0) == 1.0
+    assert schedule.rate(4, 0.0) == pytest.approx(0.5)
+    assert schedule.rate(100, 50.0) == pytest.approx(0.5)
+    assert schedule.rate(100, 100.0) == pytest.approx(0.0)
+    assert Schedule(steps=10, seconds=100.0).done(5, 20.0) == 0.5
+    with pytest.raises(InvalidConfig, match="--minutes"):
+        Schedule()
+
+
+def test_the_clock_of_earlier_runs_counts(target: Target, text: Text, tmp_path: Path) -> None:
+    def run(seconds: float) -> Trainer:
+        trainer = trainer_of("medusa", target, text, tmp_path, 2)
+        clock = VirtualClock()
+        trainer.schedule, trainer._clock = Schedule(seconds=100.0), clock
+        trainer.run(lambda look: None, stop=lambda: clock.now() >= seconds or bool(clock.advance(10.0)))
+        return trainer
+
+    assert run(60.0).seconds == 60.0
+    second = run(60.0)
+    assert second.is_done
+    assert second.seconds == 100.0
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "distilled"])
+def test_a_target_in_half_precision_trains_float32_weights(
+    kind: str, tiny_folder: Path, text: Text, tmp_path: Path
+) -> None:
+    half = Target(open_checkpoint(tiny_folder), torch.device("cpu"), torch.bfloat16)
+    trainer = trainer_of(kind, half, text, tmp_path, 40)
+    looks: list[Look] = []
+    trainer.run(looks.append)
+    assert looks[-1].loss < 0.9 * looks[0].loss
+    assert {parameter.dtype for parameter in trainer.draft.parameters()} == {torch.float32}
