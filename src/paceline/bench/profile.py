@@ -1,0 +1,91 @@
+"""Where a round's time goes: times of rounds in, shares and the distance to the memory's own speed out. Pure arithmetic."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+from typing import Any
+
+PARTS = ("draft", "verify", "sample", "gap")
+LABELS = {"draft": "draft", "verify": "verify", "sample": "sample", "gap": "CPU gap"}
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTimes:
+    """Seconds of one round, by the clock or by a GPU's events."""
+
+    draft: float
+    """Waiting for proposers."""
+    verify: float
+    """The target's pass."""
+    sample: float
+    """From logits to verdicts."""
+    gap: float
+    """Everything else: scheduling, commit, text, and whatever lies between two steps."""
+    total: float
+    bytes_read: int
+    """Weights and cached keys and values that the round's passes had to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One line of the table."""
+
+    part: str
+    seconds: float
+    fraction: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Means over the rounds, so that the parts add up to the total."""
+
+    name: str
+    num_rounds: int
+    parts: tuple[Share, ...]
+    seconds: float
+    median_seconds: float
+    bytes_read: float
+    bandwidth: float
+    """Bytes per second that a large copy reaches on this device."""
+
+    @property
+    def floor_seconds(self) -> float:
+        """No round can be faster: its bytes, once through the memory."""
+        return self.bytes_read / self.bandwidth
+
+    @property
+    def floor_fraction(self) -> float:
+        """1.0 is as fast as the memory allows."""
+        return self.floor_seconds / self.seconds
+
+    def share(self, part: str) -> float:
+        return next(share.fraction for share in self.parts if share.part == part)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "rounds": self.num_rounds,
+            "seconds": {"mean": self.seconds, "p50": self.median_seconds},
+            "parts": {share.part: {"seconds": share.seconds, "share": share.fraction} for share in self.parts},
+            "bytes_read": self.bytes_read,
+            "bandwidth": self.bandwidth,
+            "floor_seconds": self.floor_seconds,
+            "floor_fraction": self.floor_fraction,
+        }
+
+
+def profile(name: str, rounds: Sequence[RoundTimes], bandwidth: float) -> Profile | None:
+    """None: no rounds."""
+    if not rounds:
+        return None
+    total = fmean(one.total for one in rounds)
+    means = {part: fmean(getattr(one, part) for one in rounds) for part in PARTS}
+    return Profile(
+        name=name,
+        num_rounds=len(rounds),
+        parts=tuple(Share(part, seconds, seconds / total) for part, seconds in means.items()),
+        seconds=total,
+        median_seconds=median(one.total for one in rounds),
+        bytes_read=fmean(one.bytes_read for one in rounds),
+        bandwidth=bandwidth,
+    )

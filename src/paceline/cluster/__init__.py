@@ -1,0 +1,1 @@
+"""Decisions of a cluster: pure, without I/O, with injected time."""

@@ -1,0 +1,93 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.cli.commands import cli
+
+SMALL = ("--kv-tokens", "2048", "--max-model-len", "512", "--max-num-seqs", "8")
+FIGURES = ("--alpha", "0.8", "--draft-ms", "2", "--verify-ms", "15", "--network-ms", "0.5")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ("advise", *arguments), env={"COLUMNS": "200"})
+
+
+def test_given_figures_need_no_model() -> None:
+    result = run(*FIGURES, "--price", "2.69", "--model", "/nowhere")
+    assert result.exit_code == 0, result.output
+    assert "Speculate with draft_model at depth 5: 2.17x plain decoding." in result.stdout
+    # 25.5 ms for 3.68928 tokens at 2.69 dollars an hour
+    assert "A million tokens cost $5.16, plain $11.21." in result.stdout
+
+
+def test_a_plain_step_of_its_own_time_changes_the_advice() -> None:
+    result = run(*FIGURES, "--plain-ms", "6")
+    assert result.exit_code == 0, result.output
+    assert "Do not speculate: the best, draft_model at depth 5, would run at 0.87x" in result.stdout
+
+
+def test_alpha_by_position() -> None:
+    result = run("--alpha", "0.9,0.2", "--draft-ms", "1", "--verify-ms", "10", "--max-depth", "4")
+    assert "Speculate with draft_model at depth 2" in result.stdout
+
+
+def test_plot_page_and_figures_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot, page, figures = tmp_path / "a.png", tmp_path / "a.html", tmp_path / "a.json"
+    result = run(*FIGURES, "--method", "<b>", "--plot", str(plot), "--html", str(page), "--json", str(figures))
+    assert result.exit_code == 0, result.output
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text("utf-8")
+    assert "data:image/png;base64,iVBOR" in text
+    assert "&lt;b&gt; at depth 5" in text
+    assert "<b>" not in text
+    assert "http" not in text  # nothing is fetched
+    told = json.loads(figures.read_text("utf-8"))
+    assert told["speculate"] is True
+    assert [row["depth"] for row in told["table"]] == list(range(11))
+    assert told["choice"]["speedup"] == pytest.approx(2.170, abs=0.001)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--alpha", "0.8"), "all three"),
+        (("--alpha", "much", "--draft-ms", "1", "--verify-ms", "2"), "numbers between 0 and 1"),
+        (("--alpha", "1.5", "--draft-ms", "1", "--verify-ms", "2"), "alpha must be in"),
+        (("--plot", "/nowhere/at/all.png"), "there is no folder"),
+    ],
+)
+def test_figures_that_make_no_sense_are_one_line(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+
+
+def test_a_calibration_of_the_embedded_model(tmp_path: Path) -> None:
+    prompts, figures = tmp_path / "prompts.jsonl", tmp_path / "figures.json"
+    prompts.write_text('{"prompt": "Repeat exactly: a b c d e f g h a b c d e f g h a b c d e f g h"}\n')
+    result = run(
+        str(prompts),
+        "--tokens",
+        "32",
+        "--max-depth",
+        "2",
+        "--json",
+        str(figures),
+        "--methods",
+        "ngram",
+        *SMALL,
+    )
+    assert result.exit_code == 0, result.output
+    assert "measured here" in result.stdout
+    told = json.loads(figures.read_text("utf-8"))
+    passes = {int(rows): seconds for rows, seconds in told["target"]["pass_seconds"].items()}
+    assert min(passes) == 1  # a plain step
+    assert told["target"]["footprint"]["weight_bytes"] > 50e6
+    (ngram,) = told["methods"]
+    assert ngram["name"] == "ngram"
+    assert len(ngram["alphas"]) == 2
+    assert 0.0 < ngram["delivery"] <= 1.0
+    assert set(ngram["draft_seconds"]) == {"1", "2"}

@@ -1,0 +1,38 @@
+from rich.console import Console
+
+from paceline.cli.status import view
+from paceline.core.worker_status import Symptom, WorkerStatus
+
+
+def shown(*workers: WorkerStatus) -> str:
+    console = Console(width=200, record=True, file=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(view(workers))
+    return capture.get()
+
+
+def test_a_row_for_each_worker_and_a_line_for_each_symptom() -> None:
+    page = shown(
+        WorkerStatus(
+            "target-0",
+            "target",
+            "target",
+            "ready",
+            "tcp://127.0.0.1:1",
+            running=12,
+            waiting=3,
+            kv_use=0.344,
+            depth=3.14,
+            alpha=0.712,
+            round_trip=0.00041,
+            answers=200,
+            hits=124,
+            late=2,
+            symptoms=(Symptom("slow_draft", 0.0312, 0.01, "depth is cut"),),
+        ),
+        WorkerStatus("draft-0", "draft", "draft", "suspected", "tcp://127.0.0.1:2", queue_seconds=0.0021),
+    )
+    lines = [line.split() for line in page.splitlines()]
+    assert lines[1] == ["target-0", "target", "ready", "12", "3", "34%", "3.1", "0.71", "0.41", "ms", "62%", "1%"]
+    assert "! target-0: slow_draft, 0.0312 against 0.01; depth is cut" in page
+    assert lines[2] == ["draft-0", "draft", "suspected", "0", "2.1", "ms", "-", "-", "-", "-", "-", "-"]
