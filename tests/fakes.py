@@ -214,14 +214,16 @@ class Unreliable:
         self._inner.close(sequence_ids)
 
 
-def draft_model(model: DecoderModel, num_blocks: int = 64, max_rows: int = 64) -> DraftModelProposer:
+def draft_model(
+    model: DecoderModel, num_blocks: int = 64, max_rows: int = 64, runner: type[ModelRunner] = ModelRunner
+) -> DraftModelProposer:
     size = model.config.vocab_size
-    return DraftModelProposer(ModelRunner(model, num_blocks), max_rows, size, size)
+    return DraftModelProposer(runner(model, num_blocks), max_rows, size, size)
 
 
 def tiny_engine(
     model: DecoderModel,
-    proposer: Proposer | None = None,
+    proposer: Proposer | Callable[[ModelRunner, BlockTables], Proposer] | None = None,
     depth: DepthPolicy | int = 4,
     *,
     kv_tokens: int = 1024,
@@ -231,13 +233,18 @@ def tiny_engine(
     max_model_len: int = 256,
     breaker: Breaker | None = None,
     clock: Clock | None = None,
+    runner_kind: type[ModelRunner] = ModelRunner,
 ) -> Engine:
-    """An engine around a tiny model. Without a proposer it decodes plainly. The breaker stays closed unless given."""
+    """An engine around a tiny model. Without a proposer it decodes plainly. The breaker stays closed unless given. A proposer
+    that works in the target's own cache is made by a function of its runner and tables."""
     config = SpeculationConfig(max_depth=32)
     clock = clock or StepClock()
+    tables = BlockTables(kv_tokens // BLOCK_SIZE, prefix_caching)
+    runner = runner_kind(model, tables.pool.num_blocks)
+    if callable(proposer):
+        proposer = proposer(runner, tables)
     proposers: Mapping[str, Proposer] = {"fake": proposer or FakeProposer(lambda progress: ([], []))}
     intake = Intake(Limits(model.config.vocab_size, max_model_len), config, "fake", proposers)
-    tables = BlockTables(kv_tokens // BLOCK_SIZE, prefix_caching)
     speculator = Speculator(
         proposers,
         FixedDepth(depth) if isinstance(depth, int) else depth,
@@ -248,7 +255,7 @@ def tiny_engine(
         enabled=proposer is not None,
     )
     scheduler = Scheduler(tables, max_num_seqs, max_batched_tokens)
-    return Engine(ModelRunner(model, tables.pool.num_blocks), scheduler, speculator, intake, clock=clock)
+    return Engine(runner, scheduler, speculator, intake, clock=clock)
 
 
 @dataclass

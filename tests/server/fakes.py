@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,6 +16,7 @@ from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
+from paceline.core.worker_status import ClusterStatus
 from paceline.engine.intake import Intake, Limits
 from paceline.engine.loop import Listener
 from paceline.engine.snapshot import EngineSnapshot
@@ -58,9 +58,8 @@ class FakeLLM:
         self._held: dict[str, tuple[Request, Listener]] = {}
         limits = Limits(self.tokenizer.vocab_size, self.max_model_len)
         self._intake = Intake(limits, SpeculationConfig(), "ngram", ["ngram"], self.tokenizer)
-        self.engine = SimpleNamespace(
-            validate=self._intake.validate, validate_flags=self._intake.validate_flags, snapshot=self._snapshot
-        )
+        self.seats = config.max_num_seqs
+        self.validate, self.validate_flags = self._intake.validate, self._intake.validate_flags
 
     def submit(self, request: Request, listener: Listener) -> None:
         if not self.is_running:
@@ -119,7 +118,14 @@ class FakeLLM:
             else tuple(TokenLogprobs(t, -0.5, tuple((o, -0.5 - o) for o in range(top))) for t in tokens),
         )
 
-    def _snapshot(self) -> EngineSnapshot:
+    @property
+    def is_ready(self) -> bool:
+        return self.is_running
+
+    def cluster_status(self) -> ClusterStatus | None:
+        return None
+
+    def snapshot(self) -> EngineSnapshot:
         return EngineSnapshot(0, 0, 0, 8, 0, 0, self._intake.flags, ())
 
 
@@ -155,11 +161,11 @@ def served(
     engine = engine or EngineConfig(model="fake", max_num_seqs=4, max_model_len=4096)
     settings = ServerConfig(engine=engine, **config)
     llm = FakeLLM((lambda request: say) if isinstance(say, str) else say, per_step, hold, engine)
-    flags = FlagStore(None, llm.engine.validate_flags)
+    flags = FlagStore(None, llm.validate_flags)
     flags.subscribe(llm.set_flags)
     metrics = Metrics(settings.model_name)
-    metrics.bind(llm.engine.snapshot)
-    gateway = Gateway(llm, settings, metrics, flags)  # type: ignore[arg-type]
+    metrics.bind(llm.snapshot)
+    gateway = Gateway(llm, settings, metrics, flags)
     return Served(llm, gateway, create_app(gateway))
 
 

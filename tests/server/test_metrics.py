@@ -12,6 +12,7 @@ from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
+from paceline.core.worker_status import ClusterStatus, Symptom, WorkerStatus
 from paceline.engine.snapshot import EngineSnapshot, TrafficReport
 from paceline.server.metrics import Metrics
 from paceline.speculation.breaker import BreakerState
@@ -194,6 +195,19 @@ def test_the_engines_figures_are_read_at_every_scrape() -> None:
 def test_the_documentation_lists_exactly_what_there_is() -> None:
     metrics = Metrics("m")
     metrics.bind(lambda: SNAPSHOT)
+    symptom = Symptom("slow_draft", 2.0, 1.0, "less depth")
+    worker = WorkerStatus(
+        "target-0",
+        "target",
+        "target",
+        "ready",
+        "tcp://a:1",
+        kv_use=0.5,
+        queue_seconds=0.1,
+        round_trip=0.1,
+        symptoms=(symptom,),
+    )
+    metrics.bind_cluster(lambda: ClusterStatus((worker,), 0))
     metrics.submitted(asked())
     metrics.output(asked(), output(2, drafted=1, accepted=1), 0.0)
     metrics.rejected("overloaded")

@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import InvalidConfig
-from paceline.engine.build import build_engine, make_breaker, make_depth
+from paceline.engine.build import make_breaker, make_depth
 from paceline.server.config import SETTINGS, SamplingDefaults, ServerConfig, load_config
 from paceline.server.config_docs import configuration_page
 from paceline.speculation.depth.policy import Candidate
@@ -225,13 +225,6 @@ def test_bounds_reach_the_rules_that_have_them(rule: str, bounds: tuple[int, int
         None, {}, {"speculation.depth": rule, "speculation.min_depth": least, "speculation.max_depth": most}
     )
     assert make_depth(config.engine.speculation).decide([Candidate(0, "chat", 99)]) == [start]
-
-
-def test_more_than_one_gpu_loads_and_is_refused_by_the_engine(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path, TEMPLATE))
-    assert config.engine.tensor_parallel_size == 2
-    with pytest.raises(InvalidConfig, match="tensor_parallel_size 2"):
-        build_engine(config.engine)
 
 
 def test_not_adaptive_is_fixed(tmp_path: Path) -> None:

@@ -7,11 +7,18 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.cli import console
+from paceline.cli.advise import advise_command
 from paceline.cli.bench import EPILOG, bench
+from paceline.cli.bench_inflate import inflate
 from paceline.cli.chat import chat
 from paceline.cli.doctor import doctor
+from paceline.cli.down import down
 from paceline.cli.generate import generate
+from paceline.cli.keys import keys
 from paceline.cli.serve import serve
+from paceline.cli.status import status
+from paceline.cli.train import train
+from paceline.cli.up import up
 from paceline.core.errors import PacelineError
 
 
@@ -28,6 +35,14 @@ class _Commands(TyperGroup):
             raise typer.Exit(2) from None
 
 
+class _Bench(TyperGroup):
+    """`paceline bench [FILE]` measures; a first word that names another command runs that."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        return super().parse_args(ctx, args if args and args[0] in self.commands else [MEASURE, *args])
+
+
+MEASURE = "measure"
 cli = typer.Typer(
     cls=_Commands,
     rich_markup_mode="markdown",
@@ -35,9 +50,13 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, chat, generate, doctor):
+for command in (serve, chat, generate, doctor, train, up, down, status, keys):
     cli.command()(command)
-cli.command(epilog=EPILOG)(bench)
+cli.command("advise")(advise_command)
+benches = typer.Typer(cls=_Bench, rich_markup_mode="markdown")
+benches.command(MEASURE, epilog=EPILOG)(bench)
+benches.command()(inflate)
+cli.add_typer(benches, name="bench", help="Measure what speculation brings, and that the text stays the same.")
 
 
 def _print_version(wanted: bool) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -14,10 +13,13 @@ from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, 
 from paceline.engine.build import DEFAULT_WINDOW, fit_models, pick_device, pick_dtype
 from paceline.engine.memory_fit import GIB, MemoryFit
 from paceline.kernels import native
+from paceline.models.checkpoint import Checkpoint
 from paceline.models.compatibility import check_compatible
 from paceline.models.config import ModelConfig
 from paceline.models.hub import find_model
+from paceline.models.inflate import PREFIX
 from paceline.models.load import LoadedModel, open_checkpoint
+from paceline.models.prequantized import SCALES
 from paceline.models.tokenizer import Tokenizer
 
 LARGE_DRAFT = 0.5
@@ -50,11 +52,14 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
         return
     dtype = pick_dtype(config.dtype, device)
     sketches: dict[str, ModelSketch] = {}
-    for role, name in (("target", config.model), ("draft", config.draft)):
+    for role, name, bits in (
+        ("target", config.model, config.quantization),
+        ("draft", config.draft, config.draft_quantization),
+    ):
         if name is None:
             continue
         try:
-            sketches[role] = sketch(name, device, dtype)
+            sketches[role] = sketch(name, device, dtype, bits != "none")
         except PacelineError as error:
             yield Check.problem(role, str(error))
             continue
@@ -73,16 +78,23 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
     yield from _check_memory(config, target, draft, device)
 
 
-def sketch(name: str, device: torch.device, dtype: torch.dtype) -> ModelSketch:
+def sketch(name: str, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> ModelSketch:
     checkpoint = open_checkpoint(name)
-    weights = _Weights(dtype, _weight_bytes(find_model(name), checkpoint.config, device, dtype))
+    weights = _Weights(dtype, _weight_bytes(name, checkpoint, device, dtype, quantize))
     return ModelSketch(checkpoint.name, checkpoint.config, weights, checkpoint.read_tokenizer())
 
 
-def _weight_bytes(path: Path, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> int:
-    """About what the weights will take: on the CPU as they lie in the file, elsewhere all of them in `dtype`."""
-    if device.type != "cpu" or dtype != torch.float32 or not native.available():
-        return config.num_parameters * dtype.itemsize
+def _weight_bytes(name: str, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, quantize: bool) -> int:
+    """About what the weights will take: as they lie in the file on the CPU, or if they are quantised there; elsewhere in
+    `dtype`, or the layers in 8 bits."""
+    config, is_made = checkpoint.config, name.startswith(PREFIX)
+    is_native = device.type == "cpu" and dtype == torch.float32 and native.available()
+    has_scales = any(weight.endswith(SCALES) for weight in checkpoint.weights.names())
+    if is_made or quantize or not (is_native or has_scales):
+        tables = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
+        layers = config.num_parameters - tables
+        return tables * dtype.itemsize + layers * (1 if quantize else dtype.itemsize)
+    path = find_model(name)
     files = [path] if path.is_file() else [*path.glob("*.safetensors")] or [*path.glob("*.gguf")]
     growth = GGUF_GROWTH if files[0].suffix == ".gguf" else 1.0
     return int(growth * sum(file.stat().st_size for file in files))

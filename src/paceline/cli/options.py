@@ -32,8 +32,10 @@ TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest toke
 TopK = Annotated[int | None, typer.Option(help="Sample from this many of the likeliest tokens.")]
 
 
-def with_settings(settings: Mapping[str, Setting]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option a setting, and `--config`; it gets what they amount to as its argument `config`."""
+def with_settings(
+    settings: Mapping[str, Setting], load: Callable[..., Any] = load_config
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command one option a setting, and `--config`; it gets what `load` makes of them as its argument `config`."""
     names = {name.replace(".", "_"): name for name in settings}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -42,7 +44,7 @@ def with_settings(settings: Mapping[str, Setting]) -> Callable[[Callable[..., No
             path = arguments.pop("config")
             said = {name: arguments.pop(key) for key, name in names.items()}
             overrides = {name: value for name, value in said.items() if value is not None}
-            command(config=load_config(path, os.environ, overrides), **arguments)
+            command(config=load(path, os.environ, overrides), **arguments)
 
         own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "config"]
         added = [

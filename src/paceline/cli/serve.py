@@ -10,6 +10,7 @@ from paceline.cli import console
 from paceline.cli.models import describe
 from paceline.cli.options import with_settings
 from paceline.server.config import SETTINGS, ServerConfig
+from paceline.server.gateway_config import GatewayConfig, load_served
 
 if TYPE_CHECKING:
     from paceline.server.serve import Ready
@@ -17,21 +18,26 @@ if TYPE_CHECKING:
 QUESTION = "Why is the sky blue?"
 
 
-@with_settings(SETTINGS)
-def serve(config: ServerConfig) -> None:
+@with_settings(SETTINGS, load_served)
+def serve(config: ServerConfig | GatewayConfig) -> None:
     """Serve a model over an OpenAI-compatible API, with speculation on.
+
+    A file that names pools (--config cluster.yaml) serves a cluster: workers that `paceline up` started are used, and without
+    those they are started here and end with the server.
 
     Every option may also stand in a YAML file (--config) or in the environment, under the same name: --max-num-seqs is
     max_num_seqs in the file and PACELINE_MAX_NUM_SEQS in the environment. Ctrl-C or SIGTERM lets running requests finish.
     """
-    with console.err.status(describe(config.engine)) as status:
+    doing = "waiting for the workers" if isinstance(config, GatewayConfig) else describe(config.engine)
+    with console.err.status(doing) as status:
+        from paceline.server.cluster import serve_cluster
         from paceline.server.serve import serve as run
 
         def show(ready: "Ready") -> None:
             status.stop()
             console.out.print(banner(ready), soft_wrap=True)
 
-        code = run(config, show)
+        code = serve_cluster(config, show) if isinstance(config, GatewayConfig) else run(config, show)
     raise typer.Exit(code)
 
 

@@ -11,6 +11,8 @@ from paceline.core.speculation import Verification
 
 DepthRule = Literal["goodput", "threshold", "additive", "fixed"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+WeightBits = Literal["none", "int8", "fp8"]
+CacheDtype = Literal["auto", "fp8"]
 
 MAX_DEPTH = 32
 """No round is ever deeper."""
@@ -23,7 +25,8 @@ class SpeculationConfig:
     enabled: bool = True
     """Whether to speculate; a run-time flag may say otherwise later."""
     method: str | None = None
-    """`draft_model` or `ngram`. None: `draft_model` when there is a draft, otherwise `ngram`."""
+    """Always there: `ngram`, `suffix`, `lookahead`, `layer_skip` and `combined`, which picks for every sequence. With a
+    `draft`: `draft_model`, `eagle` or `medusa`, whichever it is. None: that one when there is a draft, otherwise `ngram`."""
     depth: DepthRule = "goodput"
     """The rule that decides how many tokens to draft; see docs/depth.md."""
     max_depth: int = 8
@@ -65,15 +68,23 @@ class EngineConfig:
     """Everything an engine is built from."""
 
     model: str = "smollm2"
-    """A folder, a GGUF file, a Hugging Face id in the local cache, or `smollm2`, the embedded model."""
+    """A folder, a GGUF file, a Hugging Face id in the local cache, or `smollm2`, the embedded model. For benchmarks,
+    `inflate:llama-8b?base=smollm2&noise=0.06` makes a large model around a small one."""
     draft: str | None = None
     """A second model of the same vocabulary, named like `model`."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, …; `auto`: a GPU if there is one."""
     dtype: Dtype = "auto"
     """`auto`: float32 on CPU, bfloat16 on a GPU."""
+    quantization: WeightBits = "none"
+    """Round the matrices of the layers to 8 bits as they are loaded; what a checkpoint has quantised stays as it is."""
+    draft_quantization: WeightBits = "none"
+    """The same for `draft`."""
+    kv_dtype: CacheDtype = "auto"
+    """`auto`: the cache in the model's dtype. `fp8`: 8 bits, twice the tokens of bfloat16 at some loss of quality."""
     tensor_parallel_size: int = 1
-    """GPUs that share one model. The engine runs on one for now and refuses more."""
+    """GPUs that share the target, one process each; it must divide the model's heads. On a CPU, processes. The draft stays
+    on the first."""
     max_model_len: int | None = None
     """Prompt and output tokens of one sequence at the most; None: what the model was made for, up to 8192."""
     max_num_seqs: int = 64
@@ -90,6 +101,9 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         _one_of("dtype", self.dtype, get_args(Dtype))
+        _one_of("quantization", self.quantization, get_args(WeightBits))
+        _one_of("draft_quantization", self.draft_quantization, get_args(WeightBits))
+        _one_of("kv_dtype", self.kv_dtype, get_args(CacheDtype))
         for name in ("tensor_parallel_size", "max_num_seqs", "max_batched_tokens", "max_model_len", "kv_tokens"):
             value = getattr(self, name)
             if value is not None and value < 1:

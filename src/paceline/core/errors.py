@@ -39,3 +39,7 @@ class MissingDependency(PacelineError):
 
 class EngineClosed(PacelineError):
     """The engine was shut down while the request was still running, or before it was submitted."""
+
+
+class RankLost(PacelineError):
+    """A process that holds a part of the model is gone: the engine cannot go on and has to be made anew."""

@@ -17,3 +17,12 @@ class Request:
     priority: int = 0
     cache_salt: str = ""
     """Requests with different salts never share a cached prefix."""
+    committed: tuple[tuple[int, ...] | None, ...] = ()
+    """Empty: start from the prompt. Otherwise one entry a choice: the output tokens that another engine has committed
+    already, None if the choice is finished. What is left is generated as if nothing had happened, and nothing is said twice."""
+
+    @property
+    def unfinished(self) -> tuple[int, ...]:
+        """The choices that are to be generated."""
+        done = self.committed or ((),) * self.sampling.n
+        return tuple(choice for choice, tokens in enumerate(done) if tokens is not None)

@@ -1,7 +1,9 @@
 """A fixed number of cache blocks, counted by reference, the unreferenced ones kept as a prefix cache until needed."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from paceline.core.kv_events import BlocksRemoved, CacheEvent
 
 
 class BlockPool:
@@ -17,6 +19,8 @@ class BlockPool:
         self._key_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next to evict first
+        self.listener: Callable[[CacheEvent], None] | None = None
+        """Hears what a prefix hit can find from now on, and no longer. Called on the engine's thread: it must not wait."""
 
     @property
     def num_free(self) -> int:
@@ -35,6 +39,8 @@ class BlockPool:
         key = self._key_of.pop(block, None)
         if key is not None:
             del self._block_of[key]
+            if self.listener is not None:
+                self.listener(BlocksRemoved((key,)))
         self._references[block] = 1
         return block
 
@@ -63,11 +69,13 @@ class BlockPool:
                 if block not in self._key_of:  # nothing to remember: reuse it before any cached block
                     self._free.move_to_end(block, last=False)
 
-    def publish(self, block: int, key: bytes) -> None:
-        """Announce that `block` holds the committed tokens of `key`. The first block of a key wins."""
-        if key not in self._block_of and block not in self._key_of:
-            self._block_of[key] = block
-            self._key_of[block] = key
+    def publish(self, block: int, key: bytes) -> bool:
+        """`block` holds the committed tokens of `key`. The first block of a key wins; returns whether this is it."""
+        if key in self._block_of or block in self._key_of:
+            return False
+        self._block_of[key] = block
+        self._key_of[block] = key
+        return True
 
     def num_unheld(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` are free, and would no longer be after `hold`."""

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.core.kv_events import BlocksStored
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.pool import BlockPool
 from paceline.kv.prefix import block_key, chain_keys, root_key
@@ -16,6 +17,7 @@ def blocks_for(num_tokens: int) -> int:
 class _Table:
     parent: bytes
     """Key of the last published block, or of the root."""
+    salt: str
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0
 
@@ -54,7 +56,7 @@ class BlockTables:
         blocks, keys = self.find(ids, salt)
         self.pool.hold(blocks)
         parent = keys[-1] if keys else root_key(salt)
-        self._tables[sequence_id] = _Table(parent, blocks, len(blocks))
+        self._tables[sequence_id] = _Table(parent, salt, blocks, len(blocks))
         return len(blocks) * BLOCK_SIZE
 
     def grow(self, sequence_id: int, num_tokens: int) -> bool:
@@ -81,10 +83,28 @@ class BlockTables:
         if not self.prefix_caching:
             return
         table = self._tables[sequence_id]
+        news: list[bytes] = []
+        before = table.parent
         while (end := (table.num_published + 1) * BLOCK_SIZE) <= num_computed:
-            table.parent = block_key(table.parent, ids[end - BLOCK_SIZE : end])
-            self.pool.publish(table.blocks[table.num_published], table.parent)
+            parent, table.parent = table.parent, block_key(table.parent, ids[end - BLOCK_SIZE : end])
+            is_new = self.pool.publish(table.blocks[table.num_published], table.parent)
+            if is_new and self.pool.listener is not None:
+                before = before if news else parent
+                news.append(table.parent)
+            elif news:
+                self._tell(table, news, before, ids)
+                news = []
             table.num_published += 1
+        if news:
+            self._tell(table, news, before, ids)
+
+    def _tell(self, table: _Table, keys: list[bytes], parent: bytes, ids: Sequence[int]) -> None:
+        """`keys` are those of the blocks up to and without number `num_published`."""
+        assert self.pool.listener is not None
+        last = table.num_published
+        first = last - len(keys)
+        tokens = tuple(ids[first * BLOCK_SIZE : last * BLOCK_SIZE])
+        self.pool.listener(BlocksStored(keys, parent if first else None, tokens, table.salt, "device", BLOCK_SIZE))
 
     def close(self, sequence_id: int) -> None:
         """Let go of everything the sequence held. Closing what is not open is no error: cancellation may come twice."""

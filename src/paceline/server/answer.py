@@ -9,6 +9,9 @@ from typing import Any
 
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
+from paceline.models.tokenizer import Tokenizer
+from paceline.server.origins import OriginTrail
+from paceline.server.schemas.generation import StreamOptions
 from paceline.server.tally import Tally
 
 DONE = b"data: [DONE]\n\n"
@@ -17,19 +20,29 @@ _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 class Answer(ABC):
     """Takes a request's step outputs and says them in OpenAI's words. A stream has one chunk for each step of a choice that
-    brought something; the last one of all has the metrics, and after it, if asked for, comes one with the usage."""
+    brought something; the last one of all has the metrics, and after it, if asked for, comes one with the usage. If asked for,
+    a chunk also says where the text came from."""
 
     prefix: str
     object: str
     chunk_object: str
 
     def __init__(
-        self, requests: Sequence[Request], model: str, fingerprint: str, max_depth: int, include_usage: bool = False
+        self,
+        requests: Sequence[Request],
+        model: str,
+        fingerprint: str,
+        max_depth: int,
+        tokenizer: Tokenizer,
+        options: StreamOptions | None,
     ) -> None:
+        options = options or StreamOptions()
+        self._tokenizer = tokenizer
         self._first_choice = {request.id: i * request.sampling.n for i, request in enumerate(requests)}
         self._unfinished = sum(request.sampling.n for request in requests)
         self._tally = Tally(requests, max_depth)
-        self._include_usage = include_usage
+        self._include_usage = options.include_usage
+        self._trails = [OriginTrail(tokenizer) for _ in range(self._unfinished)] if options.include_origins else None
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "object": self.object,
@@ -51,7 +64,13 @@ class Answer(ABC):
 
     def add(self, output: StepOutput) -> dict[str, Any] | None:
         self._tally.add(output)
-        return self.take(self._first_choice[output.request_id] + output.choice, output)
+        index = self._first_choice[output.request_id] + output.choice
+        choice = self.take(index, output)
+        if self._trails is not None:
+            origins = self._trails[index].pieces(output)
+            if choice is not None:
+                choice["origins"] = origins
+        return choice
 
     def chunks(self, outputs: Sequence[StepOutput]) -> bytes:
         """Server-sent events for these outputs."""

@@ -8,9 +8,12 @@ from fastapi import FastAPI
 from paceline.server import error_handlers
 from paceline.server.body_check import BodyCheck
 from paceline.server.gateway import Gateway
+from paceline.server.overview import Overview
 from paceline.server.routes.admin import admin_routes
+from paceline.server.routes.dashboard import dashboard_routes
 from paceline.server.routes.generation import generation_routes
 from paceline.server.routes.health import health_routes
+from paceline.server.routes.overview import overview_routes
 from paceline.server.routes.tokens import token_routes
 from paceline.server.schemas.responses import ErrorBody
 from paceline.server.service import Service
@@ -27,11 +30,19 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 def create_app(gateway: Gateway) -> FastAPI:
-    app = FastAPI(title="Paceline", version=version("paceline"), redirect_slashes=False, responses=ERRORS)
-    service = Service(gateway)
+    service, overview = Service(gateway), Overview(gateway)
+    app = FastAPI(
+        title="Paceline",
+        version=version("paceline"),
+        redirect_slashes=False,
+        responses=ERRORS,
+        lifespan=overview.lifespan,
+    )
     app.include_router(generation_routes(service))
     app.include_router(token_routes(service))
     app.include_router(health_routes(gateway))
+    app.include_router(overview_routes(overview))
+    app.include_router(dashboard_routes())
     if gateway.config.admin_key is not None:
         app.include_router(admin_routes(gateway, gateway.config.admin_key), responses={401: {"model": ErrorBody}})
     error_handlers.install(app)

@@ -5,7 +5,6 @@ from typing import Any
 
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
-from paceline.models.tokenizer import Tokenizer
 from paceline.server.answer import Answer
 from paceline.server.logprobs import chat_logprobs
 from paceline.server.tool_calls import CallDelta, CallReader, Piece
@@ -64,11 +63,8 @@ class _Choice:
 class ChatAnswer(Answer):
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(
-        self, requests: Sequence[Request], *about: Any, tokenizer: Tokenizer, tool_use: ToolUse | None, **options: Any
-    ) -> None:
-        super().__init__(requests, *about, **options)
-        self._tokenizer = tokenizer
+    def __init__(self, requests: Sequence[Request], *about: Any, tool_use: ToolUse | None) -> None:
+        super().__init__(requests, *about)
         count = sum(request.sampling.n for request in requests)
         self._choices = [_Choice(tool_use.reader() if tool_use else None) for _ in range(count)]
 

@@ -6,7 +6,6 @@ from typing import Any
 
 from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
-from paceline.models.tokenizer import Tokenizer
 from paceline.server.answer import Answer
 from paceline.server.logprobs import completion_logprobs
 
@@ -23,9 +22,8 @@ class _Choice:
 class CompletionAnswer(Answer):
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, requests: Sequence[Request], *about: Any, tokenizer: Tokenizer, **options: Any) -> None:
-        super().__init__(requests, *about, **options)
-        self._tokenizer = tokenizer
+    def __init__(self, requests: Sequence[Request], *about: Any) -> None:
+        super().__init__(requests, *about)
         self._choices = [_Choice() for request in requests for _ in range(request.sampling.n)]
 
     def take(self, index: int, output: StepOutput) -> dict[str, Any] | None:

@@ -68,8 +68,21 @@ class ServerConfig:
     """Seconds that running requests get to finish after SIGTERM."""
     max_body_bytes: int = 8 * 2**20
     """Largest request body that is read."""
+    api_keys: str | None = None
+    """File of API keys, made by `paceline api-keys`; None: the API is open to whoever can reach it. See docs/access.md."""
     admin_key: str | None = field(default=None, repr=False)
-    """Bearer key of the admin routes; None: there are none. Better in the environment than on the command line."""
+    """One more key with the scope `admin`; with neither this nor `api_keys` there are no admin routes. Better in the
+    environment than on the command line."""
+    open_metrics: bool = False
+    """Whether /metrics asks for no key where `api_keys` are configured."""
+    cors_origins: str | None = None
+    """Origins whose pages may call the API, separated by commas, or `*`; None: only pages of this server itself."""
+    tls_cert: str | None = None
+    """Certificate chain in PEM; None: plain HTTP."""
+    tls_key: str | None = None
+    """Its private key; None: in the same file."""
+    audit_trail: str | None = None
+    """File that records what is generated in strict mode, and changes of flags; None: there is no strict mode."""
     flags_file: str | None = None
     """Where run-time flags are kept; None: a restart forgets them."""
     log_level: LogLevel = "info"
@@ -102,11 +115,15 @@ SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in settings
 
 
 def load_config(
-    path: Path | None = None, environ: Mapping[str, str] | None = None, overrides: Mapping[str, Any] | None = None
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    section: str | None = None,
 ) -> ServerConfig:
-    """`overrides` are the command line's: setting names, or those with dots and dashes for underscores, and values, parsed
-    or not. Raises `InvalidConfig` that says where a bad value came from."""
-    said: dict[str, tuple[Any, str]] = {} if path is None else read_file(path, SETTINGS)
+    """`section` names the part of the file that is meant; None: all of it. `overrides` are the command line's: setting names,
+    or those with dots and dashes for underscores, and values, parsed or not. Raises `InvalidConfig` that says where a bad
+    value came from."""
+    said: dict[str, tuple[Any, str]] = {} if path is None else read_file(path, SETTINGS, section)
     said |= _from_environment(environ or {})
     said |= _from_options(overrides or {})
     try:

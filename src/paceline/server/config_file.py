@@ -25,10 +25,11 @@ ADAPTIVE = {True: "additive", False: "fixed"}
 """`adaptive_draft`: the rule whose bounds `min_draft_length` and `max_draft_length` are, or no rule at all."""
 
 
-def read_file(path: Path, settings: Mapping[str, Setting]) -> dict[str, tuple[Any, str]]:
-    """{setting: (value, where it was said)}."""
+def read_file(path: Path, settings: Mapping[str, Setting], section: str | None = None) -> dict[str, tuple[Any, str]]:
+    """{setting: (value, where it was said)}. `section`: the settings stand there, and the rest is not ours."""
     values: dict[str, tuple[Any, str]] = {}
-    said = dict(_flatten(_load(path), path))
+    document = _load(path)
+    said = dict(_flatten(document if section is None else document.get(section) or {}, path))
     for key, value in said.items():
         name = ALIASES.get(key, key)
         if value is None and any(one.startswith(f"{key}.") for one in settings):

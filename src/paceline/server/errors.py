@@ -36,6 +36,10 @@ class Unauthorised(ApiError):
     status, type = 401, "authentication_error"
 
 
+class Forbidden(ApiError):
+    status, type = 403, "permission_error"
+
+
 class NotFound(ApiError):
     status, type = 404, "invalid_request_error"
 
@@ -74,6 +78,20 @@ class Overloaded(ApiError):
         super().__init__(
             f"every seat is taken and the queue is full: try again in about {retry_after} s",
             code="overloaded",
+            headers={"retry-after": str(retry_after)},
+        )
+        self.retry_after = retry_after
+
+
+class RateLimited(ApiError):
+    """The caller has used up what their key allows."""
+
+    status, type = 429, "rate_limit_error"
+
+    def __init__(self, message: str, retry_after: int) -> None:
+        super().__init__(
+            f"{message}: try again in {retry_after} s",
+            code="rate_limit_exceeded",
             headers={"retry-after": str(retry_after)},
         )
         self.retry_after = retry_after

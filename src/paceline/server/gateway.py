@@ -13,8 +13,8 @@ from contextlib import asynccontextmanager
 from paceline.core.errors import PacelineError
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
-from paceline.engine.llm import LLM
 from paceline.engine.loop import Event
+from paceline.server.backend import Backend
 from paceline.server.config import ServerConfig
 from paceline.server.errors import BadRequest, ClientGone, Overloaded, TimedOut, Unavailable
 from paceline.server.flags import FlagStore
@@ -28,13 +28,12 @@ REMEMBERED_FINISHES = 64
 class Gateway:
     """Admits requests to the engine and hands out tickets for them."""
 
-    def __init__(self, llm: LLM, config: ServerConfig, metrics: Metrics, flags: FlagStore) -> None:
+    def __init__(self, llm: Backend, config: ServerConfig, metrics: Metrics, flags: FlagStore) -> None:
         self.llm = llm
         self.config = config
         self.metrics = metrics
         self.flags = flags
         self.draining = False
-        self._seats = llm.config.max_num_seqs
         self._numbers = itertools.count()
         self._tickets: set[Ticket] = set()
         self._by_request: dict[str, Ticket] = {}
@@ -49,11 +48,11 @@ class Gateway:
     @property
     def num_waiting(self) -> int:
         """Choices admitted beyond the engine's seats."""
-        return max(0, self._taken - self._seats)
+        return max(0, self._taken - self.llm.seats)
 
     @property
     def is_ready(self) -> bool:
-        return self.llm.is_running and not self.draining
+        return self.llm.is_ready and not self.draining
 
     def request_id(self) -> str:
         return f"http-{next(self._numbers)}"
@@ -100,8 +99,9 @@ class Gateway:
         if self.draining:
             self.metrics.rejected("draining")
             raise Unavailable("the server is shutting down: send this elsewhere")
-        waiting = self._seats // 4 if self.config.max_waiting is None else self.config.max_waiting
-        capacity = self._seats + waiting
+        seats = self.llm.seats
+        waiting = seats // 4 if self.config.max_waiting is None else self.config.max_waiting
+        capacity = seats + waiting
         if choices > capacity:
             raise BadRequest(
                 f"{choices} choices at once are more than this server ever holds ({capacity}): ask for fewer",
@@ -131,7 +131,7 @@ class Gateway:
                 self._loop.call_soon_threadsafe(self._read_inbox)
 
         if request.sampling.json_schema is not None:
-            await asyncio.to_thread(self.llm.engine.validate, request)
+            await asyncio.to_thread(self.llm.validate, request)
         self.llm.submit(request, listen)
         self._by_request[request.id] = ticket
         self.metrics.submitted(request)

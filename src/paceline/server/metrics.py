@@ -13,8 +13,10 @@ from paceline.core.categories import Categories
 from paceline.core.errors import MissingDependency
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
+from paceline.core.worker_status import ClusterStatus
 from paceline.engine.snapshot import EngineSnapshot
 from paceline.server.recent import RecentRate
+from paceline.server.recent_values import RecentValues
 
 try:
     import prometheus_client
@@ -22,6 +24,7 @@ try:
 except ImportError:
     raise MissingDependency("prometheus-client", "the server", "server") from None
 
+from paceline.server.cluster_metrics import ClusterCollector
 from paceline.server.engine_metrics import EngineCollector
 
 LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
@@ -130,6 +133,7 @@ class Metrics:
         self.per_token = self._histogram(
             "time_per_output_token_seconds", "Of one choice: first to last token, a token.", PER_TOKEN
         )
+        self.recent_first_token, self.recent_per_token = RecentValues(), RecentValues()
         self.duration = self._histogram("request_duration_seconds", "From arrival to the end.", DURATION)
         self._lock = threading.Lock()
         self._folded = Categories()
@@ -141,6 +145,10 @@ class Metrics:
     def bind(self, snapshot: Callable[[], EngineSnapshot]) -> None:
         """Read the engine's own figures from `snapshot` at every scrape."""
         self.registry.register(EngineCollector(self.model, snapshot))
+
+    def bind_cluster(self, status: Callable[[], ClusterStatus | None]) -> None:
+        """And those of a cluster, where there is one."""
+        self.registry.register(ClusterCollector(self.model, status))
 
     def render(self) -> bytes:
         return prometheus_client.generate_latest(self.registry)
@@ -159,12 +167,15 @@ class Metrics:
         if choice is None:
             if not flight.choices:
                 category.first_token.observe(now - flight.started)
+                self.recent_first_token.add(now - flight.started, now)
                 category.cached_tokens.inc(output.num_cached)
             choice = flight.choices[output.choice] = _Choice(now)
         else:
             choice.later_tokens += count
         if output.finish_reason is not None and choice.later_tokens:
-            category.per_token.observe((now - choice.first) / choice.later_tokens)
+            seconds = (now - choice.first) / choice.later_tokens
+            category.per_token.observe(seconds)
+            self.recent_per_token.add(seconds, now)
 
     def finished(self, request: Request, reason: str, now: float) -> None:
         """`reason`: stop, length, cancelled or error."""

@@ -3,10 +3,12 @@
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.engine.llm import LLM
+from paceline.server.backend import Backend
 from paceline.server.config import ServerConfig
 from paceline.server.flags import FlagStore
 from paceline.server.logs import configure_logging
@@ -29,9 +31,13 @@ def log_ready(ready: Ready) -> None:
     logger.info("ready", extra={"address": ready.url, "model": ready.model})
 
 
-def serve(config: ServerConfig, on_ready: Callable[[Ready], None] = log_ready) -> int:
-    """Load the model and serve it; `on_ready` is called once requests are accepted. Returns the process's exit code: 0 when
-    everybody was served, 1 when requests had to be given up."""
+def serve(
+    config: ServerConfig,
+    on_ready: Callable[[Ready], None] = log_ready,
+    open_backend: Callable[[], AbstractContextManager[Backend]] | None = None,
+) -> int:
+    """Serve the model that `open_backend` opens, by default the configured one in this process; `on_ready` is called once
+    requests are accepted. Returns the process's exit code: 0 when everybody was served, 1 when requests had to be given up."""
     try:
         import uvicorn
 
@@ -43,17 +49,19 @@ def serve(config: ServerConfig, on_ready: Callable[[Ready], None] = log_ready) -
         raise MissingDependency(error.name or "fastapi", "the server", "server") from error
 
     configure_logging(config.log_level)
-    with _listener(config.host, config.port) as listener, LLM(**asdict(config.engine)) as llm:
+    open_backend = open_backend or (lambda: LLM(**asdict(config.engine)))
+    with _listener(config.host, config.port) as listener, open_backend() as llm:
         metrics = Metrics(config.model_name)
-        metrics.bind(llm.engine.snapshot)
-        flags = FlagStore(config.flags_file, llm.engine.validate_flags)
+        metrics.bind(llm.snapshot)
+        metrics.bind_cluster(llm.cluster_status)
+        flags = FlagStore(config.flags_file, llm.validate_flags)
         flags.subscribe(llm.set_flags)
         gateway = Gateway(llm, config, metrics, flags)
         settings = uvicorn.Config(
             create_app(gateway),
             log_config=None,
             access_log=False,
-            lifespan="off",
+            lifespan="on",
             timeout_graceful_shutdown=int(GRACE),
             server_header=False,
         )

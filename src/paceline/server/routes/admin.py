@@ -45,7 +45,7 @@ def admin_routes(gateway: Gateway, key: str) -> APIRouter:
     def report() -> FlagReport:
         return FlagReport(
             flags=asdict(gateway.flags.get()),
-            effective=asdict(gateway.llm.engine.snapshot().flags),
+            effective=asdict(gateway.llm.snapshot().flags),
             history=[asdict(change) for change in gateway.flags.history],
         )
 

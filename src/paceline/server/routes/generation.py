@@ -15,7 +15,6 @@ from paceline.server.params import response_schema, sampling_params
 from paceline.server.respond import GenerationResponse
 from paceline.server.schemas.chat import ChatBody
 from paceline.server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionBody
-from paceline.server.schemas.generation import GenerationBody
 from paceline.server.schemas.responses import ChatCompletion, Completion
 from paceline.server.service import Service
 from paceline.server.tool_use import ToolUse
@@ -46,9 +45,7 @@ def generation_routes(service: Service) -> APIRouter:
         requests = service.requests(http, body, [prompt], sampling)
         if tool_use is not None and tool_use.json_schema is not None:
             await _check_tools(service, requests[0])
-        answer = ChatAnswer(
-            requests, *about, tokenizer=service.tokenizer, tool_use=tool_use, include_usage=_wants_usage(body)
-        )
+        answer = ChatAnswer(requests, *about, service.tokenizer, body.stream_options, tool_use=tool_use)
         return GenerationResponse(gateway, requests, answer, body.stream, body.timeout)
 
     @router.post("/v1/completions", responses={200: {"model": Completion, "content": EVENTS}})
@@ -68,7 +65,7 @@ def generation_routes(service: Service) -> APIRouter:
             json_schema=response_schema(body),
         )
         requests = service.requests(http, body, prompts, sampling)
-        answer = CompletionAnswer(requests, *about, tokenizer=service.tokenizer, include_usage=_wants_usage(body))
+        answer = CompletionAnswer(requests, *about, service.tokenizer, body.stream_options)
         return GenerationResponse(gateway, requests, answer, body.stream, body.timeout)
 
     return router
@@ -77,10 +74,6 @@ def generation_routes(service: Service) -> APIRouter:
 async def _check_tools(service: Service, request: EngineRequest) -> None:
     """A schema that cannot be used came with the tools, not with a response format."""
     try:
-        await asyncio.to_thread(service.llm.engine.validate, request)
+        await asyncio.to_thread(service.llm.validate, request)
     except InvalidRequest as error:
         raise InvalidRequest(str(error), "tools" if error.field == "response_format" else error.field) from None
-
-
-def _wants_usage(body: GenerationBody) -> bool:
-    return body.stream_options is not None and body.stream_options.include_usage

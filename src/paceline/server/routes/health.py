@@ -22,7 +22,7 @@ def health_routes(gateway: Gateway) -> APIRouter:
     async def ready() -> State:
         """Whether to send requests here."""
         if not gateway.is_ready:
-            raise Unavailable("the server is shutting down" if gateway.draining else "the engine has stopped")
+            raise Unavailable("the server is shutting down" if gateway.draining else "nothing is there to generate")
         return State(status="ready")
 
     @router.get("/metrics", response_class=Response)

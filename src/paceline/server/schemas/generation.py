@@ -30,6 +30,8 @@ class StreamOptions(Body):
 
     include_usage: bool = False
     """One more chunk before `[DONE]`, with the usage of the whole request."""
+    include_origins: bool = False
+    """Every choice of a chunk says in `origins` where its text came from, token by token."""
 
 
 class SpeculationOptions(Body):

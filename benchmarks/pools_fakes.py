@@ -1,0 +1,200 @@
+"""Models that take a set time and are right a set share of the time, for measuring everything around them.
+
+The target's text is a function of its length: token(n) = hash(seed, n). A draft knows it: at each position it is right with
+probability alpha, by a hash again, so that every path through the pool sees the same draft. Where it is wrong, the right
+token is its rival number r with the odds given; these were measured (see pools.md), not chosen.
+"""
+
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from multiprocessing.connection import Connection
+
+from paceline.core.sampling import SamplingParams
+from paceline.runtime.draft_core import Drawn, Ride
+from paceline.runtime.draft_link import State
+from paceline.runtime.draft_worker import DraftSnapshot, DraftWorker
+from paceline.runtime.keys import Security
+from paceline.runtime.messages import TO_DRAFT_WORKER
+from paceline.runtime.pool_proposer import PoolProposer
+from paceline.runtime.roster import DraftLimits
+from paceline.runtime.transport import Listener
+from paceline.speculation.proposer import Progress, Proposer
+
+VOCAB = 49_152
+VOCABULARY = "timed"
+RIVAL_ODDS = (0.45, 0.17, 0.09, 0.05)
+"""P(the target's token is rival r | it is not the draft's own)."""
+
+
+def mix(*parts: int) -> int:
+    x = 0x9E3779B97F4A7C15
+    for part in parts:
+        x = ((x ^ part) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+        x ^= x >> 29
+    return x
+
+
+@lru_cache(maxsize=1 << 16)
+def truth(seed: int, position: int) -> int:
+    return mix(1, seed, position) % VOCAB
+
+
+class TimedCore:
+    """Sleeps `seconds` a pass, whatever the batch. A ride whose text has left the truth drafts nonsense, as a model would."""
+
+    def __init__(self, alpha: float, seconds: float, odds: Sequence[float] = RIVAL_ODDS) -> None:
+        self._alpha, self._seconds, self._odds = alpha, seconds, odds
+        self.num_passes = 0
+        self._drawn: dict[tuple[int, int, bool], Drawn] = {}
+
+    def step(self, rides: Sequence[Ride]) -> list[Drawn | None]:
+        started = time.perf_counter()
+        drawn: list[Drawn | None] = [self._draw(ride) for ride in rides]
+        self.num_passes += 1
+        rest = self._seconds - (time.perf_counter() - started)
+        if rest > 0:
+            time.sleep(rest)
+        return drawn
+
+    def fork(self, ride: Ride, child: Ride) -> None:
+        pass
+
+    def cut(self, ride: Ride, length: int) -> None:
+        del ride.ids[length:]
+
+    def close(self, rides: Sequence[Ride]) -> None:
+        pass
+
+    def _draw(self, ride: Ride) -> Drawn:
+        seed, position = ride.facts.seed, len(ride.ids)
+        on_track = ride.ids[-1] == truth(seed, position - 1)
+        drawn = self._drawn.get((seed, position, on_track))
+        if drawn is None:
+            if len(self._drawn) > 1 << 16:
+                self._drawn.clear()
+            drawn = self._drawn[seed, position, on_track] = self._guess(seed, position, on_track)
+        return drawn
+
+    def _guess(self, seed: int, position: int, on_track: bool) -> Drawn:
+        """One hash decides all: sampling arithmetic is not what is measured here."""
+        h = mix(2, seed, position)
+        right = truth(seed, position)
+        rivals = [(right + 1 + (h + i) % 1000) % VOCAB for i in range(1 + len(self._odds))]
+        wrong = rivals.pop()
+        if on_track and (h >> 40) / 2**24 < self._alpha:
+            return Drawn(right, tuple(rivals))
+        u = (h >> 16 & 0xFFFFFF) / 2**24
+        for rank, odds in enumerate(self._odds):
+            if on_track and u < odds:
+                rivals[rank] = right
+                break
+            u -= odds
+        return Drawn(wrong, tuple(rivals))
+
+
+def serve(connection: Connection, alpha: float, seconds: float, limits: DraftLimits, security: Security | None) -> None:
+    """A draft worker around a timed core; tells its address, and stops when the other end closes."""
+    listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER, security)
+    worker = DraftWorker("draft-0", TimedCore(alpha, seconds), listener, VOCABULARY, VOCAB, limits)
+    connection.send(worker.address)
+    threading.Thread(target=_until_closed, args=(connection, worker), daemon=True).start()
+    worker.run()
+
+
+def _until_closed(connection: Connection, worker: DraftWorker) -> None:
+    with suppress(EOFError):
+        while True:
+            connection.recv()
+            connection.send(worker.snapshot())
+    worker.stop()
+
+
+@contextmanager
+def worker_process(
+    alpha: float, seconds: float, limits: DraftLimits, security: Security | None = None
+) -> Iterator[tuple[str, Callable[[], DraftSnapshot]]]:
+    """A draft worker in a process of its own: its address, and how to ask it for a snapshot."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there, alpha, seconds, limits, security), daemon=True)
+    process.start()
+    there.close()
+
+    def snapshot() -> DraftSnapshot:
+        here.send(None)
+        answer: DraftSnapshot = here.recv()
+        return answer
+
+    try:
+        yield here.recv(), snapshot
+    finally:
+        here.close()
+        process.join(10)
+
+
+def until_up(proposer: PoolProposer, seconds: float = 10.0) -> None:
+    until = time.perf_counter() + seconds
+    while proposer.snapshot().links[0].state is not State.UP:
+        if time.perf_counter() > until:
+            raise SystemExit("the draft worker does not answer")
+        proposer.observe([])
+        time.sleep(0.005)
+
+
+@dataclass(slots=True)
+class Run:
+    """What a stretch of target steps came to."""
+
+    seconds: float = 0.0
+    tokens: int = 0
+    overheads: list[float] = field(default_factory=list)
+    """Seconds of each step outside of the verification."""
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def decode(
+    proposer: Proposer | None, batch: int, steps: int, depth: int, verify: float, first_seed: int = 0, warm: int = 10
+) -> Run:
+    """A target that takes `verify` seconds a step, whatever it verifies, and accepts what is true."""
+    texts = {i: [truth(first_seed + i, n) for n in range(32)] for i in range(batch)}
+    result, patience = Run(), verify or 0.02
+    for step in range(-warm, steps):
+        started = time.perf_counter()
+        drafts = {}
+        if proposer is not None:
+            proposer.observe([_progress(i, ids, depth, first_seed + i) for i, ids in texts.items()])
+            now = time.perf_counter()
+            drafts = proposer.collect(list(texts), now + patience).split()
+        drafted = time.perf_counter()
+        if verify:
+            time.sleep(verify)
+        count = 0
+        for i, ids in texts.items():
+            accepted = drafts[i].tokens if i in drafts else ()
+            before = len(ids)
+            for token in (*accepted, None):
+                right = truth(first_seed + i, len(ids))
+                ids.append(right)
+                if token != right:
+                    break
+            count += len(ids) - before
+        if step >= 0:
+            ended = time.perf_counter()
+            result.seconds += ended - started
+            result.tokens += count
+            result.overheads.append(drafted - started)
+    if proposer is not None:
+        proposer.close(list(texts))
+    return result
+
+
+def _progress(number: int, ids: list[int], depth: int, seed: int) -> Progress:
+    return Progress(number, ids, depth, SamplingParams(), seed, 0, 32, "coupled")

@@ -1,0 +1,43 @@
+"""Reading `cluster.yaml`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from paceline.core.cluster_config import ClusterConfig, cluster_config
+from paceline.core.errors import InvalidConfig, MissingDependency
+
+
+def is_cluster_file(path: Path) -> bool:
+    """Whether the file names pools; otherwise it holds the settings of one server."""
+    return "pools" in _document(path)
+
+
+def load_cluster(path: Path) -> ClusterConfig:
+    """Folders are relative to the file: whoever reads it, wherever from, means the same ones."""
+    try:
+        config = cluster_config(_document(path))
+    except InvalidConfig as error:
+        raise InvalidConfig(f"{path}: {error}") from None
+    return replace(config, keys=_beside(path, config.keys), state_dir=_beside(path, config.state_dir))
+
+
+def _beside(path: Path, folder: str | None) -> str | None:
+    return None if folder is None else str((path.parent / Path(folder).expanduser()).resolve())
+
+
+def _document(path: Path) -> Mapping[str, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise MissingDependency("pyyaml", "a configuration file", "server") from None
+    try:
+        document = yaml.safe_load(path.read_text("utf-8")) or {}
+    except OSError as error:
+        raise InvalidConfig(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{path} is not YAML: {error}") from None
+    if not isinstance(document, Mapping):
+        raise InvalidConfig(f"{path} must be a mapping of settings, got {document!r}")
+    return document

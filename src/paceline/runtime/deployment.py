@@ -1,0 +1,145 @@
+"""From a cluster's configuration to workers that run, and to a way of finding them."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from paceline.core.cluster_config import ClusterConfig
+from paceline.core.errors import PacelineError
+from paceline.runtime.directory import Directory
+from paceline.runtime.key_folder import KeyFolder
+from paceline.runtime.keys import KeyPair
+from paceline.runtime.state import StateFolder
+from paceline.runtime.supervisor import Supervisor
+from paceline.runtime.target_pool import TargetPool
+from paceline.runtime.worker_spec import WorkerSpec, worker_specs
+
+STOP_SECONDS = 30.0
+
+
+def gateway_key(config: ClusterConfig) -> KeyPair | None:
+    return None if config.keys is None else KeyFolder(Path(config.keys)).own("gateway")
+
+
+def process_specs(config: ClusterConfig) -> list[WorkerSpec]:
+    """For local processes: free ports, which stay theirs over restarts, and a share of the cores each."""
+    workers = sum(pool.replicas for pool in config.pools)
+    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    return worker_specs(config, _addresses(config), threads)
+
+
+@contextmanager
+def running_processes(config: ClusterConfig, folder: StateFolder) -> Iterator[Directory]:
+    """Workers for the length of the block. Raises `AlreadyUp` when they are up elsewhere."""
+    folder.acquire()
+    stop = threading.Event()
+    try:
+        specs = process_specs(config)
+        supervisor = Supervisor(specs, folder.logs)
+        supervisor.start()
+        thread = threading.Thread(target=supervisor.run, args=(stop,), name="paceline-supervisor")
+        thread.start()
+        try:
+            folder.write([spec.member(spec.address) for spec in specs])
+            yield folder
+        finally:
+            stop.set()
+            thread.join()
+    finally:
+        folder.release()
+
+
+@contextmanager
+def cluster(config: ClusterConfig) -> Iterator[Directory]:
+    """The workers of a cluster: on Ray, or those that `up` started, or else processes that end with the block."""
+    if config.ray is not None:
+        from paceline.runtime.ray_deployment import RayDeployment
+
+        yield RayDeployment.up(config)
+        return
+    folder = StateFolder.of(config)
+    if folder.read() is not None:
+        yield folder
+    else:
+        with running_processes(config, folder) as directory:
+            yield directory
+
+
+def find(config: ClusterConfig) -> Directory:
+    """The workers that are up. Raises when there are none."""
+    if config.ray is not None:
+        from paceline.runtime.ray_deployment import RayDeployment
+
+        return RayDeployment.find(config)
+    folder = StateFolder.of(config)
+    if folder.read() is None:
+        raise PacelineError(f"cluster {config.name!r} is not up: start it with `paceline up`")
+    return folder
+
+
+@contextmanager
+def observed(config: ClusterConfig) -> Iterator[TargetPool]:
+    """A look at a cluster that is up, by somebody who asks nothing of it."""
+    quiet = replace(config, health=replace(config.health, canary=0.0))
+    pool = TargetPool(quiet, find(config), gateway_key(config))
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def up(path: Path, config: ClusterConfig) -> StateFolder:
+    """Start a supervisor of its own, which outlives this process. Returns when it has started its workers."""
+    folder = StateFolder.of(config)
+    folder.acquire()  # so that what is wrong is told here
+    folder.release()
+    folder.logs.mkdir(parents=True, exist_ok=True)
+    ready, tell = os.pipe()
+    try:
+        with (folder.logs / "supervisor.log").open("ab") as log:
+            subprocess.run(
+                [sys.executable, "-m", "paceline.runtime.supervise", str(path.resolve()), str(tell)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                pass_fds=(tell,),
+                check=False,
+            )
+    finally:
+        os.close(tell)
+    with os.fdopen(ready, "rb") as answer:
+        if not answer.read():  # closed without a word
+            raise PacelineError(f"the workers could not be started; {folder.logs / 'supervisor.log'} says why")
+    return folder
+
+
+def down(config: ClusterConfig) -> bool:
+    """End all workers that `up` started. Returns whether there were any."""
+    if config.ray is not None:
+        from paceline.runtime.ray_deployment import RayDeployment
+
+        return RayDeployment.down(config)
+    return StateFolder.of(config).stop(STOP_SECONDS)
+
+
+def _addresses(config: ClusterConfig) -> Mapping[str, str]:
+    """A free port each; all are held until all are found."""
+    names = [f"{pool.name}-{i}" for pool in config.pools for i in range(pool.replicas)]
+    host = "127.0.0.1" if config.host == "auto" else config.host
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    held = [socket.socket(family) for _ in names]
+    try:
+        for one in held:
+            one.bind((host, 0))
+        shown = f"[{host}]" if ":" in host else host
+        return {name: f"tcp://{shown}:{one.getsockname()[1]}" for name, one in zip(names, held, strict=True)}
+    finally:
+        for one in held:
+            one.close()

@@ -1,0 +1,31 @@
+"""What a pool proposer says about the draft workers it uses."""
+
+from dataclasses import dataclass
+
+from paceline.cluster.symptoms import Symptom
+from paceline.runtime.draft_link import LinkCounts, State
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSnapshot:
+    name: str
+    address: str
+    state: State
+    epoch: int
+    round_trip: float | None
+    queue: float
+    sequences: int
+    counts: LinkCounts
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSnapshot:
+    """What the proposer says about the pool it uses."""
+
+    links: tuple[LinkSnapshot, ...]
+    symptoms: tuple[Symptom, ...]
+    waited_steps: int
+    steps: int
+    wait_seconds: float
+    undrafted: int
+    """Rounds that got no draft in time."""

@@ -1,0 +1,191 @@
+"""One sequence at a draft worker: what was committed, what is drafted for this round, and what is drafted ahead for the next.
+
+The chain of the round goes on past what was offered: if all of that is accepted and the next token is the chain's own, the
+rest of the chain is the next draft. Every other outcome that is prepared for is a branch: a ride of its own that forks from
+the chain. What comes true becomes the chain, at most once; all else is closed. Since a draft is a function of the text and
+of noise keyed by position, a prepared draft is the very one that would have been drafted on demand.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from paceline.cluster.fanout import Outcome, RivalOdds
+from paceline.runtime.draft_core import DraftCore, Drawn, Facts, Ride
+from paceline.speculation.acceptance import Acceptance
+
+Key = tuple[int, int]
+"""(accepted, the token that follows)."""
+Plan = Callable[[int, int, bool], Iterable[Outcome]]
+"""(offered, depth, whether the chain continues) -> outcomes worth preparing for."""
+
+PATIENCE = 64
+"""Passes without a token (a long prompt before it, no room) after which a round is given up."""
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """A ride and the tokens drawn for it, past its committed ones (for a branch: past its outcome)."""
+
+    ride: Ride
+    chain: list[Drawn] = field(default_factory=list)
+    idle: int = 0
+
+    def append(self, drawn: Drawn | None) -> None:
+        if drawn is None:
+            self.idle += 1
+            return
+        self.idle = 0
+        self.chain.append(drawn)
+        self.ride.ids.append(drawn.token)
+
+
+class Rolling:
+    """Changes only through `advance` and `feed`. `rides` must be closed in the core when it is dropped."""
+
+    def __init__(self, ride: Ride, core: DraftCore, new_id: Callable[[], int]) -> None:
+        self._core, self._new_id = core, new_id
+        self._main = Line(ride)
+        self._branches: dict[Key, Line] = {}
+        self._planned: list[Outcome] | None = None
+        self.round = 0
+        self.depth = 0
+        self.is_answered = True
+        self.was_ready = False
+        self.offered = 0
+        self._told: dict[Key, bool] = {}
+        """Outcomes that the target was told of; True: it has the draft."""
+
+    @property
+    def facts(self) -> Facts:
+        return self._main.ride.facts
+
+    @property
+    def length(self) -> int:
+        return self._main.ride.num_committed
+
+    @property
+    def rides(self) -> list[Ride]:
+        return [self._main.ride, *(line.ride for line in self._branches.values())]
+
+    @property
+    def draft(self) -> list[Drawn]:
+        """Of this round, as far as it goes."""
+        return self._main.chain[: self.depth]
+
+    def advance(self, round_: int, tokens: Sequence[int], depth: int, learn: Acceptance, odds: RivalOdds) -> None:
+        """`tokens` were committed; draft `depth` more for `round_`."""
+        chain = self._main.chain
+        matched = 0
+        while matched < min(len(tokens), len(chain)) and chain[matched].token == tokens[matched]:
+            matched += 1
+        self._learn(tokens, matched, learn, odds)
+        base = self.length
+        outcome = (len(tokens) - 1, tokens[-1]) if tokens and matched >= len(tokens) - 1 else None
+        branch = None if outcome is None else self._branches.pop(outcome, None)
+        self._drop_branches()
+        if branch is not None:
+            self._core.close([self._main.ride])
+            self._main = branch
+        elif matched == len(tokens):
+            del chain[:matched]
+        else:
+            self._core.cut(self._main.ride, base + matched)
+            self._main.ride.ids.extend(tokens[matched:])
+            self._main.chain = []
+        self._main.ride.num_committed = base + len(tokens)
+        self._main.idle = 0
+        self._planned = None
+        self._told.clear()
+        self.round, self.depth, self.offered = round_, depth, 0
+        self.is_answered = False
+        self.was_ready = len(self._main.chain) >= depth
+
+    @property
+    def is_due(self) -> bool:
+        """The round's draft is complete, or as complete as it will get, and not yet answered."""
+        main = self._main
+        return not self.is_answered and (len(main.chain) >= self.depth or main.idle >= PATIENCE)
+
+    def answered(self) -> None:
+        self.is_answered = True
+        self.offered = len(self.draft)
+
+    @property
+    def urgent(self) -> Line | None:
+        """What the target waits for."""
+        return None if self.is_answered or self.is_due else self._main
+
+    def ahead(self, plan: Plan) -> Iterator[Line]:
+        """What may come next, most likely first; forks the branches that `plan` asks for as soon as they can be."""
+        if not self.is_answered or self.offered == 0:
+            return
+        continues = not self.facts.wants_law
+        if self._planned is None:
+            self._planned = list(plan(self.offered, self.depth, continues))
+        self._fork()
+        beyond = self.offered + 1 + (self.depth if continues else 0)
+        if len(self._main.chain) < beyond and self._main.idle < PATIENCE:
+            yield self._main
+        for line in self._branches.values():
+            # Past its own draft a branch goes on like the chain it may become
+            if len(line.chain) < 2 * self.depth + 1 and line.idle < PATIENCE:
+                yield line
+
+    def prepared(self) -> Iterator[tuple[Key, list[Drawn]]]:
+        """Outcomes of this round that are prepared for: each once without a draft, when it is begun, and once with it."""
+        chain, offered = self._main.chain, self.offered
+        if not self.is_answered or not offered:
+            return
+        begun = [(key, line.chain) for key, line in self._branches.items()]
+        if len(chain) > offered and not self.facts.wants_law:
+            begun.append(((offered, chain[offered].token), chain[offered + 1 :]))
+        for key, drawn in begun:
+            if len(drawn) >= self.depth:
+                if self._told.get(key) is not True:
+                    self._told[key] = True
+                    yield key, drawn[: self.depth]
+            elif key not in self._told:
+                self._told[key] = False
+                yield key, []
+
+    def shed(self) -> None:
+        """Give up what is drafted ahead: its room is needed."""
+        self._drop_branches()
+        self._planned = []
+
+    def _fork(self) -> None:
+        assert self._planned is not None
+        main, later = self._main, []
+        for outcome in self._planned:
+            if outcome.accepted >= len(main.chain):  # after the last draft of the round: its logits are not there yet
+                later.append(outcome)
+                continue
+            rivals = self._rivals(outcome.accepted)
+            if outcome.rival >= len(rivals):
+                continue
+            token = rivals[outcome.rival]
+            ids = [*main.ride.ids[: self.length + outcome.accepted], token]
+            child = Ride(self._new_id(), self.facts, ids, self.length)
+            self._core.fork(main.ride, child)
+            self._branches[outcome.accepted, token] = Line(child)
+        self._planned = later
+
+    def _rivals(self, position: int) -> list[int]:
+        drawn = self._main.chain[position]
+        if self.facts.wants_law and position == self.offered:
+            return list(drawn.rivals)
+        return [rival for rival in drawn.rivals if rival != drawn.token]
+
+    def _learn(self, tokens: Sequence[int], matched: int, learn: Acceptance, odds: RivalOdds) -> None:
+        """The committed tokens tell of every position they cover whether the chain was right there."""
+        known = min(len(self._main.chain), len(tokens), self.offered if self.facts.wants_law else len(tokens))
+        if self.offered == 0 or known == 0:
+            return
+        learn.observe("", known, min(matched, known))
+        if matched < min(len(tokens), len(self._main.chain)):
+            rivals = self._rivals(matched)
+            odds.observe(rivals.index(tokens[matched]) if tokens[matched] in rivals else None)
+
+    def _drop_branches(self) -> None:
+        self._core.close([line.ride for line in self._branches.values()])
+        self._branches.clear()

@@ -1,0 +1,77 @@
+"""A cluster's workers as rows of a table: what a gateway hears from the targets, and through them of the drafts."""
+
+from collections.abc import Iterable, Sequence
+
+from paceline.core.worker_status import Symptom, WorkerStatus
+from paceline.runtime.canaries import CATEGORY
+from paceline.runtime.directory import Member
+from paceline.runtime.stream_messages import DrafterRecord, Report
+from paceline.runtime.target_line import TargetLine
+
+UNSEEN = "unseen"
+"""No target has said anything about it."""
+
+
+def worker_statuses(members: Iterable[Member], lines: Sequence[TargetLine]) -> list[WorkerStatus]:
+    by_name = {line.name: line for line in lines}
+    seen: dict[str, list[DrafterRecord]] = {}
+    for line in lines:
+        if line.report is not None and line.is_usable:
+            for record in line.report.drafters:
+                seen.setdefault(record.name, []).append(record)
+    return [
+        _draft(member, seen.get(member.name, []))
+        if member.role == "draft"
+        else _target(member, by_name.get(member.name))
+        for member in members
+    ]
+
+
+def _target(member: Member, line: TargetLine | None) -> WorkerStatus:
+    if line is None or line.pulse is None:
+        return WorkerStatus(member.name, member.pool, member.role, "starting", member.address)
+    pulse, report = line.pulse, line.report
+    return WorkerStatus(
+        name=member.name,
+        pool=member.pool,
+        role=member.role,
+        state=line.state.value,
+        address=member.address,
+        running=pulse.running,
+        waiting=pulse.waiting,
+        kv_use=pulse.kv_used / pulse.kv_total if pulse.kv_total else None,
+        depth=None if report is None else _mean([t.mean_depth for t in report.traffic if t.category != CATEGORY]),
+        alpha=None if report is None else _alpha(report),
+        round_trip=line.round_trip,
+        answers=0 if report is None else sum(drafter.answers for drafter in report.drafters),
+        hits=0 if report is None else sum(drafter.hits for drafter in report.drafters),
+        late=0 if report is None else sum(drafter.late for drafter in report.drafters),
+        symptoms=() if report is None else tuple(Symptom(s.name, s.figure, s.limit, s.remedy) for s in report.symptoms),
+    )
+
+
+def _draft(member: Member, records: Sequence[DrafterRecord]) -> WorkerStatus:
+    if not records:
+        return WorkerStatus(member.name, member.pool, member.role, UNSEEN, member.address)
+    ready = [record for record in records if record.state == "ready"]
+    return WorkerStatus(
+        name=member.name,
+        pool=member.pool,
+        role=member.role,
+        state="ready" if ready else records[0].state,
+        address=member.address,
+        running=sum(record.sequences for record in records),
+        queue_seconds=_mean([record.queue_seconds for record in ready]),
+        round_trip=_mean([record.round_trip for record in ready]),
+        answers=sum(record.answers for record in records),
+        hits=sum(record.hits for record in records),
+        late=sum(record.late for record in records),
+    )
+
+
+def _alpha(report: Report) -> float | None:
+    return _mean([alpha for traffic in report.traffic if traffic.category != CATEGORY for alpha in traffic.alphas])
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,232 @@
+"""What a gateway and a target worker say to each other: the same framing and `Hello` as between targets and drafts.
+
+A gateway may lose a worker, and a worker a gateway, at any word. Every submission has a number of its own (`attempt`) and every
+output says where it begins (`start`): what is stale is dropped, what is missing is noticed, and either way the gateway goes on
+from the token ids it has.
+"""
+
+from typing import Annotated, TypeAlias
+
+from msgspec import Meta
+
+from paceline.runtime.codec import Codec
+from paceline.runtime.messages import Count, Goodbye, Hello, Large, Message, Record, Salt, Token, Tokens
+
+MAX_OUTPUTS = 4096
+MAX_WORKERS = 4096
+
+Words = Annotated[str, Meta(max_length=65536)]
+Name = Annotated[str, Meta(max_length=256)]
+Share = Annotated[float, Meta(ge=0.0)]
+
+
+class WireSampling(Record, frozen=True):
+    """All of `SamplingParams`."""
+
+    max_tokens: Count
+    temperature: float
+    top_k: Count
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Annotated[dict[Token, float], Meta(max_length=4096)]
+    seed: Large
+    n: Annotated[int, Meta(ge=1, le=128)]
+    stop: Annotated[list[Words], Meta(max_length=64)]
+    stop_token_ids: Annotated[list[Token], Meta(max_length=4096)]
+    ignore_eos: bool
+    logprobs: Count | None
+    json_schema: Annotated[str, Meta(max_length=1 << 20)] | None
+    """JSON."""
+
+
+class WireSpeculation(Record, frozen=True):
+    """All of `SpeculationParams`."""
+
+    enabled: bool
+    method: Name | None
+    max_depth: Count | None
+    verification: Name | None
+
+
+class Submit(Message, frozen=True, tag=20):
+    """Generate. Answered by `Outputs` until every choice is finished, or by `Refused`."""
+
+    epoch: Large
+    """The worker's, from its `Welcome`."""
+    attempt: Large
+    prompt_ids: Tokens
+    sampling: WireSampling
+    speculation: WireSpeculation
+    category: Name
+    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)]
+    salt: Salt
+    committed: Annotated[list[Tokens | None], Meta(max_length=128)]
+    """See `Request.committed`."""
+
+
+class Withdraw(Message, frozen=True, tag=21):
+    """Stop these and free what they hold. No answer."""
+
+    attempts: Annotated[list[Large], Meta(max_length=MAX_OUTPUTS)]
+
+
+class Beat(Message, frozen=True, tag=22):
+    """Answered by a `Pulse`. A gateway that stays silent is taken for dead, and its streams are dropped."""
+
+    nonce: Large
+
+
+class Change(Message, frozen=True, tag=23):
+    """Speculate like this from now on: `SpeculationFlags`."""
+
+    enabled: bool | None
+    method: Name | None
+    max_depth: Count | None
+
+
+class Drafters(Message, frozen=True, tag=24):
+    """These are the draft workers there are."""
+
+    workers: Annotated[list["DrafterAddress"], Meta(max_length=MAX_WORKERS)]
+
+
+class DrafterAddress(Record, frozen=True):
+    name: Name
+    address: Name
+    key: Name = ""
+    """Its public key; empty without encryption."""
+
+
+class Ask(Message, frozen=True, tag=25):
+    """Answered by a `Report`."""
+
+
+class Welcome(Message, frozen=True, tag=40):
+    """Answers `Hello`: what this worker offers."""
+
+    version: Count
+    oldest: Count
+    epoch: Large
+    name: Name
+    vocabulary: Name
+    vocab_size: Count
+    max_model_len: Count
+    max_num_seqs: Count
+    max_depth: Count
+    methods: Annotated[list[Name], Meta(max_length=64)]
+    default_method: Name
+
+
+class WireLogprobs(Record, frozen=True):
+    token: Token
+    logprob: float
+    top: list[tuple[Token, float]]
+
+
+class Output(Record, frozen=True):
+    """One `StepOutput`."""
+
+    attempt: Large
+    choice: Count
+    start: Count
+    """Output tokens of the choice before these."""
+    tokens: Tokens
+    origins: Annotated[list[Count], Meta(max_length=4096)]
+    """Indices into `Origin`, in the order it lists them."""
+    text: Words
+    drafted: Count
+    accepted: Count
+    num_cached: Count
+    logprobs: list[WireLogprobs] | None
+    finish_reason: Name | None
+
+
+class Outputs(Message, frozen=True, tag=41):
+    """What became ready together."""
+
+    outputs: Annotated[list[Output], Meta(max_length=MAX_OUTPUTS)]
+
+
+class Refused(Message, frozen=True, tag=42):
+    """This submission ended without its last token."""
+
+    attempt: Large
+    invalid: bool
+    """Whether the request itself is at fault; otherwise another worker may well serve it."""
+    message: Words
+    field: Name | None
+
+
+class Pulse(Message, frozen=True, tag=43):
+    nonce: Large
+    epoch: Large
+    steps: Large
+    busy: bool
+    running: Count
+    waiting: Count
+    kv_used: Count
+    kv_total: Count
+
+
+class TrafficRecord(Record, frozen=True):
+    """One class of traffic; see `TrafficReport`."""
+
+    method: Name
+    category: Name
+    breaker: Name
+    alphas: list[float]
+    mean_depth: float
+    fallbacks: dict[Name, Large]
+
+
+class DrafterRecord(Record, frozen=True):
+    """How a draft worker looks from this target."""
+
+    name: Name
+    state: Name
+    sequences: Count
+    """Of this target, open there."""
+    queue_seconds: Share
+    """Drafting that waits there."""
+    round_trip: Share
+    """Seconds, of late."""
+    answers: Large
+    hits: Large
+    """Answers that had been drafted before they were asked for."""
+    late: Large
+
+
+class SymptomRecord(Record, frozen=True):
+    """Something is wrong, by which figure, and what is done about it."""
+
+    name: Name
+    figure: float
+    limit: float
+    remedy: Words
+
+
+class Report(Message, frozen=True, tag=44):
+    epoch: Large
+    name: Name
+    running: Count
+    waiting: Count
+    kv_used: Count
+    kv_total: Count
+    preemptions: Large
+    invalid_drafts: Large
+    enabled: bool
+    method: Name
+    max_depth: Count
+    traffic: list[TrafficRecord]
+    drafters: list[DrafterRecord]
+    symptoms: list[SymptomRecord]
+
+
+FromGateway: TypeAlias = Hello | Submit | Withdraw | Beat | Change | Drafters | Ask | Goodbye
+FromTargetWorker: TypeAlias = Welcome | Outputs | Refused | Pulse | Report | Goodbye
+
+TO_TARGET_WORKER: Codec[FromGateway] = Codec(FromGateway)
+TO_GATEWAY: Codec[FromTargetWorker] = Codec(FromTargetWorker)

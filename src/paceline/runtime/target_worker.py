@@ -1,0 +1,276 @@
+"""A target worker: an engine that gateways talk to over the wire."""
+
+import logging
+import secrets
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.core.clock import Clock, WallClock
+from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.core.flags import SpeculationFlags
+from paceline.core.output import StepOutput
+from paceline.engine.loop import EngineLoop, Event
+from paceline.models.compatibility import fingerprint
+from paceline.runtime.codec import Malformed
+from paceline.runtime.kv_pressure import KvPressure
+from paceline.runtime.messages import OLDEST, VERSION, Goodbye, Hello
+from paceline.runtime.reports import DraftSide, NoDrafts, engine_report
+from paceline.runtime.stream_messages import (
+    MAX_OUTPUTS,
+    Ask,
+    Beat,
+    Change,
+    Drafters,
+    FromGateway,
+    Output,
+    Outputs,
+    Pulse,
+    Refused,
+    Report,
+    Submit,
+    Welcome,
+    Withdraw,
+)
+from paceline.runtime.transport import Listener, Peer
+from paceline.runtime.wire_request import from_submit, to_output
+
+logger = logging.getLogger(__name__)
+
+SILENCE = 10.0
+"""Seconds after which a gateway that says nothing is taken for dead."""
+IDLE_WAIT = 0.25
+MAX_REASON = 2000
+MAX_JOBS = 8192
+"""Requests of one gateway; its own admission keeps far below."""
+
+
+class WorkerFailed(PacelineError):
+    """The worker's engine broke: the process should end, and be started again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    peer: Peer
+    attempt: int
+    request_id: str
+    counts: defaultdict[int, int]
+    """Output tokens by choice, those committed elsewhere included."""
+    unfinished: int
+
+
+@dataclass(slots=True)
+class _Gateway:
+    heard: float
+    jobs: dict[int, _Job] = field(default_factory=dict)
+    outbox: deque[Outputs | Refused] = field(default_factory=deque)
+    """What its queue did not take yet: no more than the tokens of what it was admitted with."""
+
+
+class TargetWorker:
+    """Serves gateways until it is told to stop. `run` owns the listener; the engine has its own thread."""
+
+    def __init__(
+        self,
+        name: str,
+        loop: EngineLoop,
+        listener: Listener[FromGateway],
+        drafts: DraftSide | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.name = name
+        self.epoch = secrets.randbits(62)
+        self._loop = loop
+        self._engine = loop.engine
+        self._listener = listener
+        self._drafts = drafts or NoDrafts()
+        self._clock = clock or WallClock()
+        self._flags = SpeculationFlags()
+        self._pressure = KvPressure()
+        self._stop = threading.Event()
+        self._numbers = iter(range(2**62))
+        self._gateways: dict[Peer, _Gateway] = {}
+        self._news: deque[tuple[_Job, Event]] = deque()
+
+    @property
+    def address(self) -> str:
+        return self._listener.address
+
+    def run(self) -> None:
+        """Blocks until `stop`. Raises `WorkerFailed` if the engine breaks."""
+        try:
+            while not self._stop.is_set():
+                received = self._listener.receive(IDLE_WAIT)
+                if received is not None:
+                    self._hear(received.peer, received.message)
+                self._tell()
+                self._drop_silent()
+                if not self._loop.is_running:
+                    raise WorkerFailed(f"the engine of {self.name} has stopped; the log above says why")
+        finally:
+            for peer in self._gateways:
+                self._listener.send(peer, Goodbye(f"{self.name} is stopping"))
+            self._listener.close()
+            self._loop.close()
+            self._drafts.close()
+
+    def stop(self) -> None:
+        """From any thread; `run` returns soon after."""
+        self._stop.set()
+        self._listener.wake()
+
+    def _hear(self, peer: Peer, message: FromGateway | Malformed) -> None:
+        if isinstance(message, Malformed):  # counted by the listener; whoever it was is not taken for alive
+            return
+        gateway = self._gateways.setdefault(peer, _Gateway(0.0))
+        gateway.heard = self._clock.now()
+        match message:
+            case Submit():
+                self._submit(peer, gateway, message)
+            case Withdraw():
+                for attempt in message.attempts:
+                    self._withdraw(gateway, attempt)
+            case Beat():
+                self._drafts.tend()
+                self._listener.send(peer, self._pulse(message.nonce))
+            case Hello():
+                self._listener.send(peer, self._welcome())
+            case Change():
+                self._change(message)
+            case Drafters():
+                self._drafts.set_workers(message.workers)
+            case Ask():
+                self._listener.send(peer, self._report())
+            case Goodbye():
+                self._drop(peer)
+
+    def _submit(self, peer: Peer, gateway: _Gateway, message: Submit) -> None:
+        if message.epoch != self.epoch:  # meant for the process that was here before
+            self._refuse(peer, message.attempt, PacelineError("that was for another epoch"))
+            return
+        if len(gateway.jobs) >= MAX_JOBS:
+            self._refuse(peer, message.attempt, PacelineError(f"{MAX_JOBS} requests of this gateway are running here"))
+            return
+        job = _Job(peer, message.attempt, f"{next(self._numbers)}", defaultdict(int), 0)
+        try:
+            request = from_submit(message, job.request_id)
+            job.counts.update({i: len(tokens) for i, tokens in enumerate(request.committed) if tokens})
+            job.unfinished = len(request.unfinished)
+            gateway.jobs[job.attempt] = job
+            self._loop.submit(request, self._listen(job))
+        except PacelineError as error:
+            gateway.jobs.pop(job.attempt, None)
+            self._refuse(peer, message.attempt, error)
+        except Exception as error:  # whatever a request holds, it must not end the worker for the others
+            logger.exception("a request could not be taken")
+            gateway.jobs.pop(job.attempt, None)
+            self._refuse(peer, message.attempt, InvalidRequest(f"the request cannot be served: {error!r}"))
+
+    def _listen(self, job: _Job) -> Callable[[Event], None]:
+        def listen(event: Event) -> None:  # on the engine's thread
+            self._news.append((job, event))
+            self._listener.wake()
+
+        return listen
+
+    def _tell(self) -> None:
+        """Send what the engine said, one message a gateway."""
+        batches: defaultdict[Peer, list[Output]] = defaultdict(list)
+        while self._news:
+            job, event = self._news.popleft()
+            gateway = self._gateways.get(job.peer)
+            if gateway is None or gateway.jobs.get(job.attempt) is not job:
+                continue
+            if isinstance(event, StepOutput):
+                batches[job.peer].append(self._output(gateway, job, event))
+            else:
+                del gateway.jobs[job.attempt]
+                self._refuse(job.peer, job.attempt, event)
+        for peer, outputs in batches.items():
+            parts = range(0, len(outputs), MAX_OUTPUTS)
+            self._gateways[peer].outbox.extend(Outputs(outputs[i : i + MAX_OUTPUTS]) for i in parts)
+        for peer, gateway in self._gateways.items():
+            while gateway.outbox and self._listener.send(peer, gateway.outbox[0]):
+                gateway.outbox.popleft()
+
+    @staticmethod
+    def _output(gateway: _Gateway, job: _Job, event: StepOutput) -> Output:
+        start = job.counts[event.choice]
+        job.counts[event.choice] += len(event.tokens)
+        job.unfinished -= event.finish_reason is not None
+        if job.unfinished == 0:
+            del gateway.jobs[job.attempt]
+        return to_output(event, job.attempt, start)
+
+    def _refuse(self, peer: Peer, attempt: int, error: PacelineError) -> None:
+        field = error.field if isinstance(error, InvalidRequest) else None
+        text = str(error)[:MAX_REASON].encode(errors="replace").decode()  # it may quote what is no text
+        refusal = Refused(attempt, isinstance(error, InvalidRequest), text, field)
+        self._gateways[peer].outbox.append(refusal)
+
+    def _withdraw(self, gateway: _Gateway, attempt: int) -> None:
+        job = gateway.jobs.pop(attempt, None)
+        if job is not None and self._loop.is_running:
+            self._loop.cancel(job.request_id)
+
+    def _drop_silent(self) -> None:
+        now = self._clock.now()
+        for peer in [peer for peer, gateway in self._gateways.items() if now - gateway.heard > SILENCE]:
+            logger.warning("a gateway went silent; its %d streams are dropped", len(self._gateways[peer].jobs))
+            self._drop(peer)
+
+    def _drop(self, peer: Peer) -> None:
+        gateway = self._gateways.pop(peer)
+        for attempt in list(gateway.jobs):
+            self._withdraw(gateway, attempt)
+
+    def _change(self, message: Change) -> None:
+        try:
+            flags = SpeculationFlags(message.enabled, message.method, message.max_depth)
+            self._engine.validate_flags(flags)
+            self._flags = flags
+            self._set_flags()
+        except PacelineError as error:  # the gateway checked them: it runs another version, or was told wrong
+            logger.warning("flags were not taken over: %s", error)
+
+    def _set_flags(self) -> None:
+        flags = self._pressure.limit(self._flags)
+        self._loop.call(lambda: self._engine.set_flags(flags))
+
+    def _report(self) -> Report:
+        snapshot = self._engine.snapshot()
+        if self._pressure.observe(snapshot, self._engine.num_steps) and self._loop.is_running:
+            self._set_flags()
+        return engine_report(self.name, self.epoch, snapshot, self._drafts, self._pressure.active)
+
+    def _pulse(self, nonce: int) -> Pulse:
+        snapshot = self._engine.snapshot()
+        return Pulse(
+            nonce=nonce,
+            epoch=self.epoch,
+            steps=self._engine.num_steps,
+            busy=self._engine.has_work,
+            running=snapshot.running,
+            waiting=snapshot.waiting,
+            kv_used=snapshot.kv_used,
+            kv_total=snapshot.kv_total,
+        )
+
+    def _welcome(self) -> Welcome:
+        intake = self._engine.intake
+        assert self._engine.tokenizer is not None
+        flags = self._engine.snapshot().flags
+        return Welcome(
+            version=VERSION,
+            oldest=OLDEST,
+            epoch=self.epoch,
+            name=self.name,
+            vocabulary=fingerprint(self._engine.tokenizer).vocabulary,
+            vocab_size=intake.limits.vocab_size,
+            max_model_len=intake.limits.max_model_len,
+            max_num_seqs=self._engine.scheduler.max_num_seqs,
+            max_depth=intake.offered_depth,
+            methods=sorted(self._engine.speculator.proposers),
+            default_method=flags.method or "",
+        )

@@ -1,0 +1,124 @@
+"""A worker from its specification, and as a process: `python -m paceline.runtime.worker SPEC`, SPEC as JSON."""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from paceline.core.errors import PacelineError
+from paceline.engine.build import DEFAULT_WINDOW, build_engine, fit_models, pick_device, pick_dtype, pick_quantization
+from paceline.engine.loop import EngineLoop
+from paceline.kernels import native
+from paceline.models.compatibility import fingerprint
+from paceline.models.load import LoadedModel, load_model
+from paceline.models.runner import make_runner
+from paceline.runtime.draft_side import PoolSide
+from paceline.runtime.draft_worker import DraftWorker
+from paceline.runtime.key_folder import KeyFolder
+from paceline.runtime.keys import Security
+from paceline.runtime.messages import TO_DRAFT_WORKER
+from paceline.runtime.model_core import ModelCore
+from paceline.runtime.roster import DraftLimits
+from paceline.runtime.steered_proposer import SteeredProposer
+from paceline.runtime.stream_messages import TO_TARGET_WORKER
+from paceline.runtime.target_worker import TargetWorker
+from paceline.runtime.transport import Listener
+from paceline.runtime.worker_spec import WorkerSpec
+from paceline.speculation.proposers.ngram import NgramProposer
+
+logger = logging.getLogger(__name__)
+
+
+class Worker(Protocol):
+    """Either kind. The constructor listens; `run` serves until `stop`, which any thread may call."""
+
+    @property
+    def address(self) -> str: ...
+
+    def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+def make_worker(spec: WorkerSpec) -> Worker:
+    """Loads the model, then listens: whoever gets an answer gets it from a worker that is ready."""
+    if spec.threads is not None:
+        torch.set_num_threads(spec.threads)
+        native.set_num_threads(spec.threads)
+    security = None if spec.keys is None else KeyFolder(Path(spec.keys)).listener(spec.role)
+    return _target(spec, security) if spec.role == "target" else _draft(spec, security)
+
+
+def _target(spec: WorkerSpec, security: Security | None) -> TargetWorker:
+    proposers: list[SteeredProposer] = []
+
+    def pool(target: LoadedModel) -> SteeredProposer:
+        vocabulary, size = fingerprint(target.tokenizer).vocabulary, target.config.vocab_size
+        proposers.append(SteeredProposer(vocabulary, size, name=spec.name, fallback=NgramProposer()))
+        return proposers[0]
+
+    loop = EngineLoop(build_engine(spec.engine, pool if spec.uses_drafts else None))
+    own = None if security is None else security.own
+    drafts = PoolSide(proposers[0], loop, own) if proposers else None
+    return TargetWorker(spec.name, loop, Listener(spec.address, TO_TARGET_WORKER, security), drafts)
+
+
+def _draft(spec: WorkerSpec, security: Security | None) -> DraftWorker:
+    """Its cache is allocated here and now, for as many sequences as it will ever let in: targets that begin to speculate
+    later find `Busy` where there is no room, never a worker that runs out of memory."""
+    config = spec.engine
+    device = pick_device(config.device)
+    loaded = load_model(config.model, device, pick_dtype(config.dtype, device), pick_quantization(config.quantization))
+    window = min(config.max_model_len or DEFAULT_WINDOW, loaded.config.max_position)
+    fit = fit_models(config, loaded, None, device, window)
+    size = loaded.config.vocab_size
+    kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
+    core = ModelCore(make_runner(loaded.model, fit.num_blocks, kv_dtype), config.max_batched_tokens, size, size)
+    limits = DraftLimits(max_sequences=config.max_num_seqs, max_tokens=fit.kv_tokens)
+    listener = Listener(spec.address, TO_DRAFT_WORKER, security)
+    return DraftWorker(spec.name, core, listener, fingerprint(loaded.tokenizer).vocabulary, size, limits)
+
+
+def main(text: str) -> int:
+    spec = WorkerSpec.from_json(text)
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
+    stopped = threading.Event()
+    worker: list[Worker] = []
+
+    def stop(*_: object) -> None:
+        stopped.set()
+        for one in worker:
+            one.stop()
+
+    signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGINT, stop)
+    threading.Thread(target=_until_left_alone, args=(stop,), daemon=True).start()
+    try:
+        logger.info("loading %s", spec.engine.model)
+        worker.append(make_worker(spec))
+        logger.info("listening on %s", worker[0].address)
+        if stopped.is_set():
+            worker[0].stop()
+        worker[0].run()
+    except PacelineError as error:
+        logger.error("%s", error)
+        return 1
+    logger.info("stopped")
+    return 0
+
+
+def _until_left_alone(stop: Callable[[], None]) -> None:
+    """Whoever started us holds the other end of standard input: when it is gone, so are we."""
+    while os.read(0, 4096):  # not sys.stdin: its lock, held here, would be in the way of ending
+        pass
+    stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,62 @@
+"""The workers of a cluster, read when somebody scrapes."""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from paceline.core.worker_status import ClusterStatus, WorkerStatus
+
+WORKER = ["model", "worker", "role"]
+VALUES: tuple[tuple[type[Metric], str, str, Callable[[WorkerStatus], float | None]], ...] = (
+    (GaugeMetricFamily, "worker_ready", "1 while the worker is ready for work.", lambda w: float(w.state == "ready")),
+    (GaugeMetricFamily, "worker_sequences_running", "Sequences with a seat there.", lambda w: w.running),
+    (GaugeMetricFamily, "worker_sequences_waiting", "Sequences that wait there.", lambda w: w.waiting),
+    (GaugeMetricFamily, "worker_queue_seconds", "Drafting that waits there.", lambda w: w.queue_seconds),
+    (GaugeMetricFamily, "worker_kv_use_ratio", "Used share of its cache, 0 to 1.", lambda w: w.kv_use),
+    (
+        GaugeMetricFamily,
+        "worker_round_trip_seconds",
+        "Recent round trip: gateway to target, targets to draft worker.",
+        lambda w: w.round_trip,
+    ),
+    (CounterMetricFamily, "worker_draft_answers", "Rounds drafted remotely.", lambda w: w.answers),
+    (
+        CounterMetricFamily,
+        "worker_prespeculation_hits",
+        "Rounds that had been drafted before they were asked for.",
+        lambda w: w.hits,
+    ),
+    (CounterMetricFamily, "worker_late_drafts", "Rounds whose draft came too late.", lambda w: w.late),
+)
+
+
+class ClusterCollector(Collector):
+    def __init__(self, model: str, status: Callable[[], ClusterStatus | None]) -> None:
+        self._model = model
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._status()
+        if status is None:
+            return
+        workers = status.workers
+        continued = CounterMetricFamily(
+            "paceline_continued_streams", "Streams that were continued on another worker.", labels=["model"]
+        )
+        continued.add_metric([self._model], status.continued)
+        yield continued
+        for family, name, help_text, value in VALUES:
+            metric = family(f"paceline_{name}", help_text, labels=WORKER)  # type: ignore[call-arg]
+            for worker in workers:
+                one = value(worker)
+                if one is not None:
+                    metric.add_metric([self._model, worker.name, worker.role], one)  # type: ignore[attr-defined]
+            yield metric
+        symptoms = GaugeMetricFamily(
+            "paceline_symptom", "1 while a failure mode of speculation is seen.", labels=[*WORKER, "symptom"]
+        )
+        for worker in workers:
+            for symptom in worker.symptoms:
+                symptoms.add_metric([self._model, worker.name, worker.role, symptom.name], 1.0)
+        yield symptoms

@@ -1,0 +1,92 @@
+from typing import Any
+
+import pytest
+
+from paceline.core.cluster_config import ClusterConfig, cluster_config
+from paceline.core.errors import InvalidConfig
+
+TARGET = {"name": "target", "role": "target", "model": "big", "replicas": 2, "devices": ["cuda:0", "cuda:1"]}
+DRAFT = {"name": "draft", "role": "draft", "model": "small", "replicas": 2, "placement": {"with": "target"}}
+
+
+def config(*pools: dict[str, Any], **rest: Any) -> ClusterConfig:
+    return cluster_config({"pools": list(pools), **rest})
+
+
+def test_a_worker_gets_its_device_and_limits() -> None:
+    pools = config(
+        {**TARGET, "limits": {"max_num_seqs": 32, "kv_tokens": 4096}, "speculation": {"max_depth": 5}}, DRAFT
+    )
+    engines = pools.engines()
+    assert list(engines) == ["target-0", "target-1", "draft-0", "draft-1"]
+    assert [engine.device for engine in engines.values()] == ["cuda:0", "cuda:1"] * 2
+    assert (engines["target-1"].max_num_seqs, engines["target-1"].kv_tokens) == (32, 4096)
+    assert engines["target-0"].speculation.max_depth == 5
+    assert engines["draft-0"].model == "small"
+
+
+def test_workers_of_one_device_share_its_memory() -> None:
+    engines = config(TARGET, DRAFT).engines()
+    assert engines["target-0"].memory_fraction == pytest.approx(0.68)
+    assert engines["draft-0"].memory_fraction == pytest.approx(0.17)
+    apart = config(TARGET, {**DRAFT, "devices": ["cuda:2", "cuda:3"], "placement": {}}).engines()
+    assert apart["target-0"].memory_fraction == apart["draft-1"].memory_fraction == pytest.approx(0.85)
+    said = config({**TARGET, "limits": {"memory_fraction": 0.6}}, DRAFT).engines()
+    assert said["draft-1"].memory_fraction == pytest.approx(0.25)
+
+
+def test_a_target_over_several_gpus_leaves_room_for_a_draft_on_any_of_them() -> None:
+    wide = {**TARGET, "replicas": 1, "devices": ["cuda:0"], "tensor_parallel_size": 4}
+    engines = config(wide, {**DRAFT, "replicas": 1, "devices": ["cuda:3"], "placement": {}}).engines()
+    assert engines["target-0"].memory_fraction == pytest.approx(0.68)
+    assert engines["draft-0"].memory_fraction == pytest.approx(0.17)
+
+
+def test_memory_that_does_not_add_up_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match=r"target-0, draft-0.*1\.30"):
+        config({**TARGET, "limits": {"memory_fraction": 0.9}}, {**DRAFT, "limits": {"memory_fraction": 0.4}})
+    with pytest.raises(InvalidConfig, match="lower limits"):
+        config({**TARGET, "limits": {"memory_fraction": 0.9}}, DRAFT)
+
+
+def test_a_gpu_that_ray_reserves_is_shared_by_the_fraction_reserved() -> None:
+    engines = config({**TARGET, "ray": {"num_gpus": 0.5}}, {**DRAFT, "ray": {"num_gpus": 1}}).engines()
+    assert engines["target-0"].memory_fraction == pytest.approx(0.425)
+    assert engines["draft-0"].memory_fraction == pytest.approx(0.85)
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"pools": []}, "at least one pool"),
+        ({"pools": [DRAFT | {"placement": {}}]}, "no pool with role target"),
+        ({"pools": [{"name": "t", "role": "target"}]}, "lacks model"),
+        ({"pools": [TARGET | {"replica": 3}]}, r"pools\[0\].replica'; did you mean 'pools\[0\].replicas'"),
+        ({"pools": [TARGET | {"replicas": "2"}]}, r"pools\[0\].replicas must be int"),
+        ({"pools": [TARGET | {"replicas": 0}]}, "at least 1"),
+        ({"pools": [TARGET | {"role": "boss"}]}, "role must be target or draft"),
+        ({"pools": [TARGET | {"name": "a b"}]}, "letters, digits"),
+        ({"pools": [TARGET | {"devices": [0]}]}, "devices must be a list"),
+        ({"pools": [TARGET | {"devices": ["gpu0"]}]}, "devices must be a list"),
+        ({"pools": [TARGET | {"limits": {"max_seqs": 3}}]}, r"did you mean 'pools\[0\].limits.max_num_seqs'"),
+        ({"pools": [TARGET, TARGET]}, "names of their own"),
+        ({"pools": [TARGET, TARGET | {"name": "b", "model": "other"}]}, "same model"),
+        ({"pools": [TARGET, DRAFT | {"placement": {"with": "targets"}}]}, "placement.with names 'targets'"),
+        ({"pools": [TARGET, DRAFT | {"placement": {"near": "target"}}]}, "placement must be {with: POOL}"),
+        ({"pools": [TARGET, DRAFT | {"tensor_parallel_size": 2}]}, "a draft runs on one device"),
+        ({"pools": [TARGET | {"quantization": "int3"}]}, "quantization must be one of"),
+        ({"pools": [TARGET, DRAFT | {"speculation": {"max_depth": 3}}]}, "setting of target pools"),
+        ({"pools": [TARGET], "routr": "x"}, "did you mean 'router'"),
+        ({"pools": [TARGET], "router": "random"}, "round_robin, least_loaded"),
+        ({"pools": [TARGET], "host": "0.0.0.0"}, "paceline keys"),
+        ({"pools": [TARGET], "gateway": 8000}, "gateway must be a mapping"),
+        ({"pools": [TARGET], "health": {"misses": 0}}, "health"),
+    ],
+)
+def test_mistakes_are_refused_with_what_to_do(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        cluster_config(document)
+
+
+def test_an_address_that_others_reach_is_fine_with_keys() -> None:
+    assert config(TARGET, host="0.0.0.0", keys="/keys").keys == "/keys"

@@ -1,0 +1,64 @@
+"""The files in deploy/ fit together. Whether Kubernetes likes them is not known here; see deploy/README.md."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from paceline.core.cluster_config import cluster_config
+from paceline.runtime.cluster_file import is_cluster_file, load_cluster
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+DOCUMENTS = {d["kind"]: d for d in yaml.safe_load_all((DEPLOY / "kuberay.yaml").read_text())}
+HEAD = DOCUMENTS["RayCluster"]["spec"]["headGroupSpec"]["template"]["spec"]
+(GROUP,) = DOCUMENTS["RayCluster"]["spec"]["workerGroupSpecs"]
+WORKER = GROUP["template"]["spec"]
+GATEWAY = DOCUMENTS["Deployment"]["spec"]["template"]["spec"]
+
+
+@pytest.mark.parametrize("name", ["cluster.yaml", "laptop.yaml"])
+def test_the_examples_are_clusters(name: str) -> None:
+    assert is_cluster_file(DEPLOY / name)
+    config = load_cluster(DEPLOY / name)
+    assert [pool.role for pool in config.pools] == ["target", "draft"]
+    assert all(0 < engine.memory_fraction < 1 for engine in config.engines().values())
+
+
+def test_the_cluster_in_the_config_map_fits_its_nodes() -> None:
+    config = cluster_config(yaml.safe_load(DOCUMENTS["ConfigMap"]["data"]["cluster.yaml"]))
+    gpus = sum(pool.ray.num_gpus for pool in config.pools)
+    limits = WORKER["containers"][0]["resources"]["limits"]
+    assert gpus <= float(limits["nvidia.com/gpu"])  # a pair a node
+    assert sum(pool.ray.num_cpus for pool in config.pools) <= float(limits["cpu"])
+    assert GROUP["replicas"] == config.targets[0].replicas
+    assert config.gateway["port"] == GATEWAY["containers"][0]["ports"][0]["containerPort"]
+
+
+@pytest.mark.parametrize("pod", [HEAD, WORKER, GATEWAY])
+def test_mounts_have_volumes_and_keys_are_where_the_cluster_looks(pod: dict[str, Any]) -> None:
+    config = cluster_config(yaml.safe_load(DOCUMENTS["ConfigMap"]["data"]["cluster.yaml"]))
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    mounts = {m["mountPath"]: m["name"] for c in pod["containers"] for m in c["volumeMounts"]}
+    assert set(mounts.values()) <= volumes
+    assert config.keys in mounts
+    (copy,) = pod["initContainers"]
+    assert {m["name"] for m in copy["volumeMounts"]} <= volumes
+    assert mounts[config.keys] in {m["name"] for m in copy["volumeMounts"]}
+    assert {c["image"] for c in (*pod["containers"], copy)} == {"paceline:latest"}
+
+
+def test_the_gateway_is_found_by_its_service_and_its_probes() -> None:
+    labels = DOCUMENTS["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert DOCUMENTS["Deployment"]["spec"]["selector"]["matchLabels"] == labels
+    assert DOCUMENTS["Service"]["spec"]["selector"] == labels
+    (container,) = GATEWAY["containers"]
+    ports = {port["name"] for port in container["ports"]}
+    assert DOCUMENTS["Service"]["spec"]["ports"][0]["targetPort"] in ports
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"]["port"] in ports
+
+
+def test_ray_is_of_one_version() -> None:
+    constraints = (DEPLOY.parent / "constraints.txt").read_text()
+    assert f"ray=={DOCUMENTS['RayCluster']['spec']['rayVersion']}\n" in constraints

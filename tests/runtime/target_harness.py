@@ -1,0 +1,149 @@
+"""Target workers on threads of this process, over real sockets, around tiny engines that can be held at a step."""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from typing import Any
+
+from paceline.core.cluster_config import ClusterConfig, HealthConfig, PoolConfig
+from paceline.core.errors import PacelineError
+from paceline.core.output import StepOutput
+from paceline.core.request import Request
+from paceline.engine.engine import Engine
+from paceline.engine.loop import EngineLoop
+from paceline.runtime.directory import Member
+from paceline.runtime.stream_messages import TO_TARGET_WORKER, FromGateway
+from paceline.runtime.target_pool import TargetPool
+from paceline.runtime.target_worker import TargetWorker
+from paceline.runtime.transport import Listener
+from tests.engine.harness import engine_of
+
+PATIENT = HealthConfig(heartbeat=0.05, misses=400, stall=30.0, canary=0.0)
+QUICK = HealthConfig(heartbeat=0.05, misses=10, stall=30.0, canary=0.0)
+"""Half a second of silence is too much. On a busy machine it may suspect the innocent."""
+WAIT = 20.0
+
+
+class Gate:
+    """Lets an engine make so many steps, and then no more until it is opened."""
+
+    def __init__(self, engine: Engine, steps: int) -> None:
+        self.reached = threading.Event()
+        self._open = threading.Event()
+        self._left = steps
+        self._step = engine.step
+        engine.step = self._gated  # type: ignore[method-assign]
+
+    def open(self) -> None:
+        self._open.set()
+
+    def _gated(self) -> list[StepOutput]:
+        if self._left == 0 and not self._open.is_set():
+            self.reached.set()
+            self._open.wait(WAIT)
+        self._left -= 1
+        return self._step()
+
+
+class Deaf(Listener[FromGateway]):
+    """A listener that can be cut off from the network, as a machine that vanished."""
+
+    cut = False
+    lose: Callable[[Any], bool] = staticmethod(lambda message: False)
+
+    def send(self, peer: bytes, message: Any) -> bool:
+        return True if self.cut or self.lose(message) else super().send(peer, message)
+
+
+class Running:
+    """A worker on a thread."""
+
+    def __init__(self, name: str, engine: Engine | None = None, port: int = 0, steps: int | None = None) -> None:
+        self.engine = engine or engine_of(tokenizer=True)
+        self.gate = None if steps is None else Gate(self.engine, steps)
+        self.listener = Deaf(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
+        self.worker = TargetWorker(name, EngineLoop(self.engine), self.listener)
+        self._start()
+
+    def _start(self) -> None:
+        self.thread = threading.Thread(target=self.worker.run, name=self.worker.name)
+        self.thread.start()
+
+    @property
+    def member(self) -> Member:
+        return Member(self.worker.name, "target", "target", self.worker.address)
+
+    @property
+    def port(self) -> int:
+        return int(self.worker.address.rpartition(":")[2])
+
+    def stop(self) -> None:
+        if self.gate is not None:
+            self.gate.open()
+        self.worker.stop()
+        self.thread.join(WAIT)
+        assert not self.thread.is_alive()
+
+
+class Members:
+    """A directory that a test writes in."""
+
+    def __init__(self, *workers: Running) -> None:
+        self.known = [worker.member for worker in workers]
+
+    def members(self) -> Sequence[Member]:
+        return list(self.known)
+
+
+def cluster(**options: Any) -> ClusterConfig:
+    options = {"health": PATIENT, "router": "round_robin", **options}
+    return ClusterConfig((PoolConfig("target", "target", "tiny"),), **options)
+
+
+@contextmanager
+def pool_of(*workers: Running, wait: bool = True, **options: Any) -> Iterator[TargetPool]:
+    pool = TargetPool(cluster(**options), Members(*workers))
+    try:
+        if wait:
+            until(lambda: sum(line.is_usable for line in pool.lines().values()) == len(workers))
+        yield pool
+    finally:
+        pool.close()
+        for worker in workers:
+            worker.stop()
+
+
+class Heard:
+    """Everything a listener was told."""
+
+    def __init__(self, pool: TargetPool, *requests: Request) -> None:
+        self.outputs: list[StepOutput] = []
+        self._events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
+        self._unfinished = sum(request.sampling.n for request in requests)
+        for request in requests:
+            pool.submit(request, self._events.put)
+
+    def some(self) -> None:
+        """Until one more output came."""
+        event = self._events.get(timeout=WAIT)
+        if isinstance(event, PacelineError):
+            raise event
+        self._unfinished -= event.finish_reason is not None
+        self.outputs.append(event)
+
+    def all(self) -> list[StepOutput]:
+        while self._unfinished:
+            self.some()
+        assert self._events.empty()
+        return self.outputs
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another thread will do; fails when it does not."""
+    pause = threading.Event()
+    for _ in range(int(WAIT / 0.005)):
+        if condition():
+            return
+        pause.wait(0.005)
+    raise AssertionError("it never happened")

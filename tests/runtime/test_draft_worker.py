@@ -1,0 +1,342 @@
+"""A draft worker as its peers see it: one thread here takes both sides' turns."""
+
+import time
+from collections import Counter
+from contextlib import closing, contextmanager
+
+import msgspec
+import pytest
+
+from paceline.core.clock import VirtualClock
+from paceline.runtime.draft_worker import DraftWorker
+from paceline.runtime.messages import (
+    OLDEST,
+    TO_DRAFT_WORKER,
+    TO_TARGET,
+    VERSION,
+    Advance,
+    Branches,
+    Busy,
+    Close,
+    Drafts,
+    Error,
+    Fault,
+    Goodbye,
+    Hello,
+    Open,
+    Ping,
+    Pong,
+    Sampling,
+    Step,
+)
+from paceline.runtime.roster import DraftLimits
+from paceline.runtime.transport import Connection, Listener
+from tests.runtime.pools import ScriptedCore
+
+VOCAB = 1000
+
+
+class Peer:
+    """A target, by hand."""
+
+    def __init__(self, worker):
+        self.worker = worker
+        self.line = Connection(worker.address, TO_TARGET)
+        self.epoch = worker.epoch
+
+    def close(self):
+        self.line.close()
+
+    def say(self, *messages):
+        for message in messages:
+            assert self.line.send(message)
+
+    def hear(self, kind=None, seconds=10.0):
+        """The next message (of a kind), the worker working meanwhile."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            self.worker.turn(0.0)
+            message = self.line.receive(0.002)
+            if message is not None and (kind is None or isinstance(message, kind)):
+                return message
+        raise AssertionError(f"no {kind} came")
+
+    def greet(self, vocabulary="v", version=VERSION, oldest=OLDEST):
+        self.say(Hello(version, oldest, 9, vocabulary, "t"))
+        return self.hear()
+
+    def open(self, number, *ids, **more):
+        self.say(Open(self.epoch, number, list(ids), 1, Sampling(), 1, **more))
+
+    def advance(self, number, round_, base, *tokens, depth=3, ahead=False, held=0):
+        self.say(Advance(self.epoch, [Step(number, round_, base, list(tokens), depth, held)], ahead))
+
+
+@contextmanager
+def serving(limits=None, clock=None, core=None):
+    core = core or ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB)
+    worker = DraftWorker("d", core, Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER), "v", VOCAB, limits, clock)
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        worker.run()
+        assert not core.open, "rides leaked"
+
+
+@pytest.fixture
+def worker():
+    with serving(DraftLimits(ahead_nodes=0)) as worker:
+        yield worker
+
+
+@pytest.fixture
+def peer(worker):
+    with closing(Peer(worker)) as peer:
+        assert isinstance(peer.greet(), Hello)
+        yield peer
+
+
+def test_hello_says_who_it_is(worker):
+    with closing(Peer(worker)) as peer:
+        hello = peer.greet()
+        assert (hello.version, hello.epoch, hello.vocabulary, hello.name) == (VERSION, worker.epoch, "v", "d")
+        assert hello.max_sequences == 256
+
+
+@pytest.mark.parametrize(("version", "oldest"), [(VERSION + 1, VERSION), (VERSION + 1, OLDEST), (VERSION - 1, OLDEST)])
+def test_peers_one_version_apart_work_together(worker, version, oldest):
+    with closing(Peer(worker)) as peer:
+        assert isinstance(peer.greet(version=version, oldest=oldest), Hello)
+        # A newer peer's messages are longer, an older one's shorter
+        new = msgspec.msgpack.decode(TO_DRAFT_WORKER.encode(Open(worker.epoch, 1, [1, 2], 1, Sampling(), 1)))
+        peer.line.socket.send(msgspec.msgpack.encode([*new, "new"] if version > VERSION else new[:7]))
+        peer.advance(1, 1, 2)
+        assert peer.hear().drafts[0].tokens == [3, 4, 5]
+
+
+def test_an_older_peer_is_sent_nothing_it_does_not_know():
+    with serving(DraftLimits(ahead_nodes=32)) as worker:
+        for version, expected in ((1, 0), (2, 1)):
+            with closing(Peer(worker)) as peer:
+                peer.greet(version=version, oldest=1)
+                peer.open(1, 5, 6)
+                peer.advance(1, 1, 2, ahead=True)
+                kinds = [type(peer.hear())]
+                for _ in range(30):
+                    worker.turn(0.0)
+                peer.say(Ping(7))
+                while kinds[-1] is not Pong:
+                    kinds.append(type(peer.hear()))
+                assert (Branches in kinds) == bool(expected)
+                peer.say(Goodbye())
+
+
+@pytest.mark.parametrize(
+    ("hello", "fault"),
+    [({"vocabulary": "other"}, Fault.VOCABULARY), ({"version": VERSION + 9, "oldest": VERSION + 1}, Fault.VERSION)],
+)
+def test_who_does_not_fit_is_told_why(worker, hello, fault):
+    with closing(Peer(worker)) as peer:
+        error = peer.greet(**hello)
+        assert (type(error), error.code) == (Error, fault)
+        peer.open(1, 5)
+        assert peer.hear().code == Fault.STRANGER
+
+
+def test_a_round_and_the_next(peer):
+    peer.open(1, 5, 6)
+    peer.advance(1, 1, 2)
+    answer = peer.hear()
+    assert isinstance(answer, Drafts)
+    assert (answer.epoch, answer.drafts[0].sequence, answer.drafts[0].round) == (peer.epoch, 1, 1)
+    assert answer.drafts[0].tokens == [7, 8, 9]
+    peer.advance(1, 2, 2, 7, 8, 50, depth=2)
+    assert peer.hear().drafts[0].tokens == [51, 52]
+
+
+@pytest.mark.parametrize(
+    ("step", "fault"),
+    [
+        (Step(2, 1, 2, [], 3), Fault.UNKNOWN),
+        (Step(1, 1, 3, [], 3), Fault.BASE),
+        (Step(1, 1, 2, [VOCAB], 3), Fault.MALFORMED),
+    ],
+)
+def test_what_does_not_fit_must_be_opened_again(peer, step, fault):
+    peer.open(1, 5, 6)
+    peer.say(Advance(peer.epoch, [step]))
+    error = peer.hear()
+    assert (error.code, error.sequences) == (fault, [step.sequence])
+    peer.open(1, 5, 6)
+    peer.advance(1, 1, 2)
+    assert peer.hear().drafts[0].tokens == [7, 8, 9]
+
+
+def test_another_epoch_is_fenced_off(peer):
+    for message in (Open(1, 1, [5], 1, Sampling(), 1), Advance(1, []), Close(1, [1])):
+        peer.say(message)
+        assert peer.hear().code == Fault.EPOCH
+
+
+def test_a_round_that_was_overtaken_is_not_answered(peer):
+    peer.open(1, 5, 6)
+    peer.advance(1, 5, 2)
+    assert peer.hear().drafts[0].round == 5
+    peer.advance(1, 4, 2)
+    peer.say(Ping(3))
+    assert peer.hear() == Pong(peer.epoch, 3, peer.worker._load())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Open(0, 1, [], 1, Sampling(), 1),
+        Open(0, 1, [VOCAB], 1, Sampling(), 1),
+        Open(0, 1, [5], 0, Sampling(), 1),
+        Open(0, 1, [5], 2, Sampling(), 1),
+        Open(0, 1, [5], 1, Sampling(logit_bias={VOCAB: 1.0}), 1),
+    ],
+)
+def test_a_sequence_that_makes_no_sense_is_refused(peer, message):
+    peer.say(msgspec.structs.replace(message, epoch=peer.epoch))
+    assert peer.hear().code == Fault.MALFORMED
+
+
+def test_no_room_is_busy_and_room_again_after_closing():
+    with serving(DraftLimits(max_sequences=2, max_tokens=100, ahead_nodes=0)) as worker, closing(Peer(worker)) as peer:
+        peer.greet()
+        peer.open(1, 5)
+        peer.open(2, 5)
+        peer.open(3, 5)
+        busy = peer.hear()
+        assert isinstance(busy, Busy)
+        assert busy.sequences == [3]
+        assert busy.retry_ms > 0
+        peer.say(Close(peer.epoch, [1, 99]))
+        peer.open(3, *[5] * 99)
+        peer.open(2, 5, 6, 7)
+        assert peer.hear(Busy).sequences == [2], "tokens are counted too"
+
+
+def test_too_many_targets_are_busy():
+    with serving(DraftLimits(max_peers=1)) as worker, closing(Peer(worker)) as one, closing(Peer(worker)) as two:
+        assert isinstance(one.greet(), Hello)
+        assert isinstance(two.greet(), Busy)
+        one.say(Goodbye())
+        assert isinstance(two.greet(), Hello | Busy)
+
+
+def test_goodbye_and_silence_free_everything():
+    clock = VirtualClock()
+    with (
+        serving(DraftLimits(silence=30.0), clock) as worker,
+        closing(Peer(worker)) as polite,
+        closing(Peer(worker)) as silent,
+    ):
+        for peer in (polite, silent):
+            peer.greet()
+            peer.open(1, 5, 6)
+            peer.advance(1, 1, 2)
+            peer.hear(Drafts)
+        assert worker.snapshot().sequences == 2
+        polite.say(Goodbye())
+        while worker.snapshot().peers == 2:
+            worker.turn(0.01)
+        clock.advance(31.0)
+        worker.turn(0.0)
+        assert (worker.snapshot().peers, worker.snapshot().sequences) == (0, 0)
+        silent.advance(1, 2, 2)
+        assert silent.hear(Error).code == Fault.STRANGER
+
+
+def test_targets_share_a_batch_by_turns():
+    """One target with many sequences, another with one, and room for four rides in a pass."""
+    core = ScriptedCore(lambda ids: 1)
+    with (
+        serving(DraftLimits(max_batch=4, ahead_nodes=0), core=core) as worker,
+        closing(Peer(worker)) as many,
+        closing(Peer(worker)) as few,
+    ):
+        many.greet()
+        few.greet()
+        for number in range(40):
+            many.open(number, 5)
+        few.open(1, 6)
+        worker.turn(0.05)
+        many.say(Advance(many.epoch, [Step(number, 1, 1, [], 8) for number in range(40)]))
+        few.advance(1, 1, 1, depth=8)
+        few.hear(Drafts)
+        assert len(core.steps) <= 12, "it waits for its eight passes and not for the other's eighty"
+        assert all(len(rides) <= 4 for rides in core.steps)
+        for _ in range(200):
+            worker.turn(0.0)
+        rides = Counter(ride for rides in core.steps for ride in rides)
+        assert set(rides.values()) == {8}
+
+
+def test_sequences_of_different_targets_ride_together():
+    core = ScriptedCore(lambda ids: 1)
+    with (
+        serving(DraftLimits(ahead_nodes=0), core=core) as worker,
+        closing(Peer(worker)) as one,
+        closing(Peer(worker)) as two,
+    ):
+        for peer in (one, two):
+            peer.greet()
+            peer.open(1, 5)  # the same number: numbers are the target's own
+        worker.turn(0.05)
+        core.steps.clear()
+        one.say(Advance(one.epoch, [Step(1, 1, 1, [], 2)]))
+        two.say(Advance(two.epoch, [Step(1, 1, 1, [], 2)]))
+        while worker.snapshot().waiting < 2:
+            worker._hear(0.05)
+        one.hear(Drafts)
+        two.hear(Drafts)
+        assert [len(rides) for rides in core.steps] == [2, 2]
+
+
+def test_what_was_ready_does_not_wait_for_what_was_not():
+    core = ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB)
+    with serving(DraftLimits(ahead_nodes=16), core=core) as worker, closing(Peer(worker)) as peer:
+        peer.greet()
+        for number in (1, 2):
+            peer.open(number, 5, 6)
+            peer.advance(number, 1, 2, depth=4)
+            peer.hear(Drafts)
+        for _ in range(20):
+            worker.turn(0.0)
+        passes = len(core.steps)
+        # 1 accepts all, as foreseen; 2 does something else
+        steps = [Step(1, 2, 2, [7, 8, 9, 10, 11], 4), Step(2, 2, 2, [500], 4)]
+        peer.say(Advance(peer.epoch, steps))
+        first = peer.hear(Drafts)
+        assert [(d.sequence, d.ready, d.tokens) for d in first.drafts] == [(1, True, [12, 13, 14, 15])]
+        assert len(core.steps) <= passes + 1
+        second = peer.hear(Drafts)
+        assert [(d.sequence, d.ready, d.tokens) for d in second.drafts] == [(2, False, [501, 502, 503, 504])]
+
+
+def test_a_failing_pass_costs_its_sequences_and_nothing_else(worker, peer, caplog):
+    def fail(rides):
+        raise RuntimeError("the device is gone")
+
+    peer.open(1, 5)
+    worker._core.step, good = fail, worker._core.step
+    peer.advance(1, 1, 1)
+    error = peer.hear(Error)
+    assert (error.code, error.sequences) == (Fault.UNKNOWN, [1])
+    assert "the device is gone" in caplog.text
+    worker._core.step = good
+    peer.open(1, 5)
+    peer.advance(1, 1, 1)
+    assert peer.hear(Drafts).drafts[0].tokens == [6, 7, 8]
+
+
+def test_garbage_is_answered_and_counted(worker, peer):
+    peer.line.socket.send(b"\xc1 not a message")
+    assert peer.hear(Error).code == Fault.MALFORMED
+    assert worker.snapshot().malformed == 1
+    peer.open(1, 5)
+    peer.advance(1, 1, 1)
+    assert peer.hear(Drafts).drafts[0].tokens == [6, 7, 8]

@@ -1,0 +1,266 @@
+"""Drafts from a pool: the text is the target's, whatever the pool does."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.clock import WallClock
+from paceline.core.sampling import SamplingParams
+from paceline.runtime.draft_link import DraftAddress
+from paceline.runtime.messages import TO_DRAFT_WORKER, Branches, Drafts
+from paceline.runtime.pool_proposer import PoolProposer
+from paceline.runtime.roster import DraftLimits
+from paceline.runtime.transport import Listener
+from paceline.speculation.proposers.ngram import NgramProposer
+from tests.exactness.suite import check_distribution, check_identical, mixed_requests, plain_text
+from tests.fakes import TINY, MixedDepth, tiny_engine, tiny_model
+from tests.runtime.pools import VOCABULARY, Patient, draft_worker, lockstep, model_core, pool, securities, wait_up
+
+VOCAB = TINY.vocab_size
+SMALL = replace(TINY, vocab_size=5)
+DRAWS = 2_000
+
+
+@pytest.fixture(scope="module")
+def target():
+    return tiny_model()
+
+
+@pytest.mark.parametrize("ahead_nodes", [0, 32])
+@pytest.mark.parametrize("perturb", [0.0, 0.3])
+def test_the_text_is_the_targets(target, perturb, ahead_nodes):
+    core = model_core(tiny_model(perturb=perturb))
+    with (
+        draft_worker(core, VOCAB, DraftLimits(ahead_nodes=ahead_nodes)) as worker,
+        pool(worker, vocab_size=VOCAB) as proposer,
+    ):
+        engine = tiny_engine(target, Patient(proposer), depth=4, clock=WallClock())
+        result = check_identical(target, engine, mixed_requests(8, VOCAB))
+        counts = proposer.snapshot().links[0].counts
+        assert counts.faults == 0
+        assert result.drafted > 80
+        assert (result.accepted == result.drafted) == (perturb == 0.0)
+        assert ahead_nodes or not counts.ready
+
+
+@pytest.mark.parametrize("perturb", [0.0, 0.1, 0.3])
+def test_what_was_drafted_ahead_is_used_and_changes_nothing(target, perturb):
+    core = model_core(tiny_model(perturb=perturb))
+    with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16)) as (proposer, worker):
+        engine = tiny_engine(target, proposer, depth=4, clock=WallClock())
+        check_identical(target, engine, mixed_requests(8, VOCAB))
+        counts, seen = proposer.inner.snapshot().links[0].counts, worker.snapshot()
+        assert counts.faults == counts.late == 0
+        assert seen.ready_rounds > 0.2 * seen.rounds
+        while worker.snapshot().sequences:
+            worker.turn(1.0)
+        assert core.num_free_blocks == 128
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_rejection_is_exact(ahead, monkeypatch):
+    target, draft = (tiny_model(config=SMALL, perturb=perturb, scale=1.2) for perturb in (0.0, 0.5))
+    monkeypatch.setattr(PoolProposer, "_wants_ahead", lambda self, link: ahead)
+    limits = DraftLimits(max_sequences=1024, max_batch=4096, ahead_nodes=6)
+    core = model_core(draft, 16384, 16384)
+    with lockstep(core, 5, limits) as (proposer, worker):
+
+        def engine():
+            return tiny_engine(
+                target, proposer, 3, max_num_seqs=512, max_batched_tokens=8192, kv_tokens=16 * 1024, clock=WallClock()
+            )
+
+        check_distribution(target, engine, (1, 3), SamplingParams(temperature=1.5), DRAWS, length=3, extra=2)
+        seen = worker.snapshot()
+        assert seen.ready_rounds > 0.2 * seen.rounds
+
+
+def test_two_workers_over_curve_and_depths_that_change(target):
+    server, client = securities()
+    core = [model_core(tiny_model(perturb=perturb)) for perturb in (0.1, 0.3)]
+    with (
+        draft_worker(core[0], VOCAB, security=server, name="a") as one,
+        draft_worker(core[1], VOCAB, security=server, name="b") as two,
+        pool(*(DraftAddress(w.name, w.address, client) for w in (one, two)), vocab_size=VOCAB) as proposer,
+    ):
+        engine = tiny_engine(target, Patient(proposer), MixedDepth(6), kv_tokens=16 * 16, clock=WallClock())
+        result = check_identical(target, engine, mixed_requests(10, VOCAB, seed=2, max_tokens=60))
+        assert result.accepted > 0
+
+
+def test_a_cramped_worker_costs_speed_only(target):
+    limits = DraftLimits(max_sequences=3, max_tokens=120)
+    with (
+        draft_worker(model_core(tiny_model(), num_blocks=9, max_rows=8), VOCAB, limits) as worker,
+        pool(worker, vocab_size=VOCAB, fallback=NgramProposer()) as proposer,
+    ):
+        engine = tiny_engine(target, Patient(proposer, 0.5), depth=4, clock=WallClock())
+        result = check_identical(target, engine, mixed_requests(8, VOCAB, seed=4))
+        assert result.accepted > 0
+        assert proposer.snapshot().links[0].counts.busy > 0
+
+
+class Lying(Listener):
+    """Sends wrong answers, another kind each time."""
+
+    kinds = itertools.cycle(range(4))
+
+    def send(self, peer, message):
+        if isinstance(message, Drafts):
+            kind = next(self.kinds)
+            change = {
+                0: lambda d: replace_struct(d, tokens=[VOCAB + 5] * len(d.tokens)),
+                1: lambda d: replace_struct(d, tokens=[1] * 60),
+                2: lambda d: replace_struct(d, round=d.round + 1),
+                3: lambda d: replace_struct(d, tokens=[0] * len(d.tokens)),
+            }[kind]
+            message = Drafts(message.epoch, [change(d) for d in message.drafts])
+        elif isinstance(message, Branches):
+            message = Branches(message.epoch + 1, message.sequences)
+        return super().send(peer, message)
+
+
+def replace_struct(struct, **changes):
+    return type(struct)(**{f: changes.get(f, getattr(struct, f)) for f in struct.__struct_fields__})
+
+
+def test_garbage_costs_speed_and_then_the_worker_its_place(target, monkeypatch):
+    monkeypatch.setattr("tests.runtime.pools.Listener", Lying)
+    with lockstep(model_core(tiny_model()), VOCAB) as (proposer, _):
+        engine = tiny_engine(target, proposer, depth=4, clock=WallClock())
+        check_identical(target, engine, mixed_requests(8, VOCAB))
+        counts = proposer.inner.snapshot().links[0].counts
+        assert counts.faults >= 3
+        assert counts.losses >= 1
+
+
+class Failing:
+    """Runs the test's own accident once, in mid-run, then goes on."""
+
+    def __init__(self, inner, accident, at=6):
+        self.inner, self._accident, self._left = inner, accident, at
+
+    def observe(self, batch):
+        self._left -= 1
+        if self._left == 0:
+            self._accident()
+        self.inner.observe(batch)
+
+    def collect(self, sequence_ids, deadline):
+        return self.inner.collect(sequence_ids, deadline)
+
+    def close(self, sequence_ids):
+        self.inner.close(sequence_ids)
+
+
+@contextmanager
+def process():
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.runtime.draft_process", "0.1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdin is not None
+        try:
+            yield child, child.stdout.readline().strip()
+        finally:
+            child.kill()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_process_killed_or_hung_in_mid_run(target, how, monkeypatch):
+    """It is left for another, and the text is the same; the one that was only stopped is used again."""
+    monkeypatch.setattr("paceline.runtime.draft_link.HUNG", 0.2)
+    monkeypatch.setattr("paceline.runtime.draft_link.SILENT", 9.0)  # wait for it to the last, so that time passes
+    requests = mixed_requests(8, VOCAB, seed=3, max_tokens=40)
+    with (
+        process() as (child, address),
+        draft_worker(model_core(tiny_model()), VOCAB, name="z") as other,
+        pool(DraftAddress("a", address), other, vocab_size=VOCAB) as proposer,
+    ):
+        prefer(proposer, "a")
+        engine = tiny_engine(
+            target, Failing(Patient(proposer, 0.5), lambda: accident(child, how)), depth=3, clock=WallClock()
+        )
+        result = check_identical(target, engine, requests)
+        first, second = (link.counts for link in proposer.snapshot().links)
+        assert first.rounds > 0
+        assert first.losses >= 1
+        assert second.rounds > 0, "its sequences were opened elsewhere"
+        assert result.accepted > 0
+        if how == signal.SIGSTOP:
+            child.send_signal(signal.SIGCONT)
+            wait_up(proposer, 2)
+
+
+def accident(child, how):
+    child.send_signal(how)
+    if how == signal.SIGKILL:
+        child.wait()
+
+
+def prefer(proposer, name):
+    """Both are on this machine: which is nearer is a matter of luck, and the test wants a certain one."""
+    proposer._pairing._current = name
+
+
+def test_a_worker_that_restarts_is_used_again(target):
+    requests = mixed_requests(6, VOCAB, seed=5)
+    with draft_worker(model_core(tiny_model()), VOCAB) as worker:
+        where = DraftAddress(worker.name, worker.address)
+        proposer = PoolProposer([where], VOCABULARY, VOCAB)
+        wait_up(proposer, 1)
+    engine = tiny_engine(target, Patient(proposer, 0.2), depth=3, clock=WallClock())
+    check_identical(target, engine, requests[:2])
+    before = proposer.snapshot().links[0].epoch
+    with draft_worker(model_core(tiny_model()), VOCAB, address=where.address):
+        until_epoch_changes(proposer, before)
+        engine = tiny_engine(target, Patient(proposer), depth=3, clock=WallClock())
+        assert check_identical(target, engine, requests[2:]).accepted > 0
+    proposer.shut_down()
+
+
+def until_epoch_changes(proposer, before):
+    for _ in range(5000):
+        link = proposer.snapshot().links[0]
+        if link.state.value == "up" and link.epoch != before:
+            return
+        proposer.observe([])
+        proposer._links[0].line.wait(0.01)
+    raise AssertionError(proposer.snapshot())
+
+
+def test_no_worker_at_all(target):
+    """Nobody listens there: the fallback drafts, and nothing waits."""
+    listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
+    listener.close()
+    with pool(DraftAddress("a", listener.address), vocab_size=VOCAB, fallback=NgramProposer(), ready=0) as proposer:
+        engine = tiny_engine(target, Patient(proposer), depth=4, clock=WallClock())
+        assert check_identical(target, engine, mixed_requests(4, VOCAB)).drafted > 0
+
+
+def test_another_vocabulary_is_never_drafted_with(target):
+    with (
+        draft_worker(model_core(tiny_model()), VOCAB, vocabulary="another") as worker,
+        pool(worker, vocab_size=VOCAB, ready=0) as proposer,
+    ):
+        engine = tiny_engine(target, Patient(proposer, 0.1), depth=4, clock=WallClock())
+        assert check_identical(target, engine, mixed_requests(4, VOCAB)).drafted == 0
+        assert proposer.snapshot().links[0].state.value != "up"
+
+
+def test_rejection_text_that_is_greedy_is_identical_too(target):
+    requests = [r for r in mixed_requests(12, VOCAB, seed=8, verification="rejection") if r.sampling.is_greedy]
+    with draft_worker(model_core(tiny_model(perturb=0.1)), VOCAB) as worker, pool(worker, vocab_size=VOCAB) as proposer:
+        engine = tiny_engine(target, Patient(proposer), depth=4, clock=WallClock())
+        assert check_identical(target, engine, requests).accepted > 0
+    assert plain_text(target, requests)

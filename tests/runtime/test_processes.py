@@ -1,0 +1,128 @@
+"""Workers as processes, killed in mid-load: every stream completes and none differs from plain decoding in one process."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.core.cluster_config import ClusterConfig, cluster_config
+from paceline.core.config import EngineConfig
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationParams
+from paceline.engine.build import build_engine
+from paceline.runtime.cluster_llm import ClusterLLM
+from paceline.runtime.deployment import running_processes
+from paceline.runtime.directory import Member
+from paceline.runtime.key_folder import KeyFolder
+from paceline.runtime.state import StateFolder
+from tests.engine.test_build import save_checkpoint
+from tests.fakes import run
+from tests.runtime.target_harness import Heard, until
+
+LIMITS = {"max_num_seqs": 32, "max_batched_tokens": 256, "max_model_len": 256, "kv_tokens": 8192}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    return checkpoints(tmp_path_factory.mktemp("models"))
+
+
+def checkpoints(folder: Path) -> tuple[str, str]:
+    """A target so deep that drafts come in time, and a draft that the shared noise makes right now and then."""
+    return save_checkpoint(folder / "target", num_hidden_layers=16), save_checkpoint(folder / "draft")
+
+
+def requests(count: int, max_tokens: int = 96) -> list[Request]:
+    """Half greedy, half seeded; prompts of different lengths, some with the same beginning."""
+    shared = tuple(i % 35 for i in range(32))
+    made = []
+    for i in range(count):
+        prompt = (shared if i % 3 == 0 else ()) + tuple((7 * i + j) % 35 for j in range(3 + i % 20))
+        sampling = SamplingParams(
+            max_tokens=max_tokens, temperature=float(i % 2), seed=i, ignore_eos=True, n=2 if i % 16 == 1 else 1
+        )
+        made.append(Request(f"r{i}", prompt, sampling))
+    return made
+
+
+def plain(model: str, asked: list[Request]) -> dict[tuple[str, int], list[int]]:
+    engine = build_engine(EngineConfig(model=model, device="cpu", **LIMITS))
+    off = SpeculationParams(enabled=False)
+    return run(engine, [replace(one, speculation=off) for one in asked]).tokens
+
+
+def tokens(heard: Heard) -> dict[tuple[str, int], list[int]]:
+    said: dict[tuple[str, int], list[int]] = {}
+    for output in heard.all():
+        said.setdefault((output.request_id, output.choice), []).extend(output.tokens)
+    return said
+
+
+def config(models: tuple[str, str], folder: Path, **more: Any) -> ClusterConfig:
+    target, draft = models
+    common = {"replicas": 2, "devices": ["cpu"], "limits": LIMITS}
+    speculation = {"depth": "fixed", "max_depth": 4}
+    return cluster_config(
+        {
+            "name": "test",
+            "state_dir": str(folder / "state"),
+            "health": {"canary": 2.0},
+            "pools": [
+                {"name": "target", "role": "target", "model": target, "speculation": speculation, **common},
+                {"name": "draft", "role": "draft", "model": draft, "placement": {"with": "target"}, **common},
+            ],
+            **more,
+        }
+    )
+
+
+def worker_pid(member: Member) -> int:
+    """Of the process that listens where the member is."""
+    port = int(member.address.rpartition(":")[2])
+    for child in psutil.Process().children(recursive=True):
+        if any(c.laddr and c.laddr.port == port and c.status == "LISTEN" for c in child.net_connections("tcp")):
+            return child.pid
+    raise AssertionError(f"nobody listens at {member.address}")
+
+
+def member(llm: ClusterLLM, name: str) -> Member:
+    return next(m for m in llm.pool._directory.members() if m.name == name)
+
+
+@pytest.fixture
+def llm(models: tuple[str, str], tmp_path: Path) -> Iterator[ClusterLLM]:
+    """Two targets and two drafts, all of them ready, on encrypted lines."""
+    keys = KeyFolder.make(tmp_path / "keys")
+    settings = config(models, tmp_path, keys=str(keys.path))
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    with (
+        running_processes(settings, StateFolder.of(settings)) as directory,
+        ClusterLLM(settings, directory, keys.own("gateway"), start_seconds=60) as one,
+    ):
+        until(lambda: len(one.workers()) == 4 and all(worker.state == "ready" for worker in one.workers()))
+        yield one
+    assert {child.pid for child in psutil.Process().children(recursive=True)} <= before, "a worker was left behind"
+
+
+def test_kill_9_of_a_draft_and_of_a_target_in_mid_load(llm: ClusterLLM, models: tuple[str, str]) -> None:
+    asked = requests(64)
+    heard = Heard(llm.pool, *asked)
+    for _ in range(400):
+        heard.some()
+    os.kill(worker_pid(member(llm, "draft-0")), signal.SIGKILL)
+    for _ in range(400):
+        heard.some()
+    victim = worker_pid(member(llm, "target-0"))
+    os.kill(victim, signal.SIGKILL)
+    assert tokens(heard) == plain(models[0], asked)
+    assert llm.pool.continued > 0
+    assert sum(output.accepted for output in heard.outputs) > 0
+    until(lambda: all(worker.state == "ready" for worker in llm.workers()))  # started again, and used again
+    assert worker_pid(member(llm, "target-0")) != victim
+    assert tokens(Heard(llm.pool, *asked[:8])) == plain(models[0], asked[:8])

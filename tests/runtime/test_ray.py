@@ -1,0 +1,60 @@
+"""The same workers as Ray actors on two virtual nodes: found by name, packed in pairs, killed and continued."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from paceline.core.cluster_config import ClusterConfig
+from paceline.core.errors import PacelineError
+from paceline.runtime.cluster_llm import ClusterLLM
+from paceline.runtime.ray_deployment import RayDeployment
+from tests.runtime.target_harness import Heard, until
+from tests.runtime.test_processes import checkpoints, config, plain, requests, tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[ClusterConfig]:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    cluster.add_node(num_cpus=2)
+    try:
+        yield config(checkpoints(tmp_path), tmp_path, ray=cluster.address)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_kill_9_on_ray_is_not_noticed_in_the_text(settings: ClusterConfig) -> None:
+    with pytest.raises(PacelineError, match="not up"):
+        RayDeployment.find(settings)
+    deployment = RayDeployment.up(settings)
+    pids = deployment.pids()
+    assert pids["target-0"][1] == pids["draft-0"][1] != pids["target-1"][1] == pids["draft-1"][1]  # a pair a node
+    asked = requests(64)
+    with ClusterLLM(settings, deployment, start_seconds=60) as llm:
+        until(lambda: len(llm.workers()) == 4 and all(worker.state == "ready" for worker in llm.workers()))
+        heard = Heard(llm.pool, *asked)
+        for victim in ("draft-0", "target-0"):
+            for _ in range(300):
+                heard.some()
+            os.kill(pids[victim][0], signal.SIGKILL)
+        assert tokens(heard) == plain(settings.targets[0].model, asked)
+        assert llm.pool.continued > 0
+    again = RayDeployment.up(settings)  # a new gateway finds the pools, those that Ray started again included
+    with ClusterLLM(settings, again, start_seconds=60) as llm:
+        until(lambda: len(llm.workers()) == 4 and all(worker.state == "ready" for worker in llm.workers()))
+        assert tokens(Heard(llm.pool, *asked[:4])) == plain(settings.targets[0].model, asked[:4])
+    after = again.pids()
+    assert {name for name in pids if pids[name] != after[name]} == {"draft-0", "target-0"}
+    assert RayDeployment.down(settings) is True
+    assert RayDeployment.down(replace(settings)) is False

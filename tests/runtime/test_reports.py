@@ -1,0 +1,88 @@
+"""Many workers as one engine, and as rows of a table."""
+
+from dataclasses import replace
+
+from paceline.core.cluster_config import HealthConfig
+from paceline.core.flags import SpeculationFlags
+from paceline.engine.snapshot import EngineSnapshot, TrafficReport
+from paceline.runtime.directory import Member
+from paceline.runtime.kv_pressure import KvPressure
+from paceline.runtime.reports import NoDrafts, engine_report, merged_snapshot
+from paceline.runtime.status import worker_statuses
+from paceline.runtime.stream_messages import DrafterRecord, Pulse, SymptomRecord, Welcome
+from paceline.runtime.target_line import TargetLine
+from paceline.speculation.breaker import BreakerState
+
+TRAFFIC = TrafficReport("pool", "code", BreakerState.CLOSED, (0.8, 0.6), 3.0, {"declined": 2})
+SNAPSHOT = EngineSnapshot(3, 1, 10, 100, 2, 1, SpeculationFlags(True, "pool", 4), (TRAFFIC,))
+OTHER = replace(
+    SNAPSHOT,
+    running=5,
+    traffic=(replace(TRAFFIC, alphas=(0.4,), mean_depth=1.0, breaker=BreakerState.OPEN, fallbacks={"declined": 3}),),
+)
+
+
+class SomeDrafts(NoDrafts):
+    def drafters(self) -> list[DrafterRecord]:
+        return [DrafterRecord("draft-0", "ready", 4, 0.002, 0.001, 10, 7, 1)]
+
+    def symptoms(self) -> list[SymptomRecord]:
+        return [SymptomRecord("slow_draft", 0.03, 0.01, "less depth")]
+
+
+def test_a_snapshot_of_all() -> None:
+    merged = merged_snapshot([engine_report(n, 1, s, NoDrafts()) for n, s in (("a", SNAPSHOT), ("b", OTHER))])
+    assert (merged.running, merged.waiting, merged.kv_used, merged.kv_total, merged.preemptions) == (8, 2, 20, 200, 4)
+    assert merged.flags == SpeculationFlags(True, "pool", 4)
+    (traffic,) = merged.traffic
+    assert [round(alpha, 3) for alpha in traffic.alphas] == [0.6, 0.6]
+    assert (traffic.mean_depth, traffic.breaker, traffic.fallbacks) == (2.0, BreakerState.OPEN, {"declined": 5})
+
+
+def test_nobody_is_a_snapshot_too() -> None:
+    assert merged_snapshot([]).running == 0
+
+
+def test_rows_of_the_table() -> None:
+    target, draft, unseen = (
+        Member("target-0", "target", "target", "tcp://127.0.0.1:1"),
+        Member("draft-0", "draft", "draft", "tcp://127.0.0.1:2"),
+        Member("draft-1", "draft", "draft", "tcp://127.0.0.1:3"),
+    )
+    line = TargetLine(target, HealthConfig(), None, 1)
+    try:
+        starting = worker_statuses([target, draft], [line])
+        assert [row.state for row in starting] == ["starting", "unseen"]
+        line.beat(0.0)
+        line.heard(Pulse(1, 9, 5, True, 3, 1, 10, 100), 0.004)
+        line.welcome = Welcome(2, 1, 9, "target-0", "v", 40, 256, 8, 4, ["pool"], "pool")
+        line.report = engine_report("target-0", 9, SNAPSHOT, SomeDrafts())
+        line.beat(0.1)
+        rows = worker_statuses([target, draft, unseen], [line])
+    finally:
+        line.close()
+    assert [row.state for row in rows] == ["ready", "ready", "unseen"]
+    one, two, _ = rows
+    assert (one.running, one.waiting, one.kv_use, one.depth, one.round_trip) == (3, 1, 0.1, 3.0, 0.004)
+    assert one.alpha is not None
+    assert round(one.alpha, 3) == 0.7
+    assert [(s.name, s.figure, s.limit) for s in one.symptoms] == [("slow_draft", 0.03, 0.01)]
+    assert (two.running, two.answers, two.hits, two.late, two.round_trip) == (4, 10, 7, 1, 0.001)
+
+
+def test_preemptions_cost_depth_until_they_end() -> None:
+    pressure, flags = KvPressure(), SpeculationFlags(max_depth=6)
+    seen = [pressure.observe(replace(SNAPSHOT, preemptions=2 + i), 10 * i) for i in range(4)]
+    assert seen == [False, False, False, True]
+    assert [symptom.name for symptom in pressure.active] == ["kv_pressure"]
+    assert pressure.limit(flags).max_depth == 1
+    assert pressure.limit(SpeculationFlags(max_depth=0)).max_depth == 0
+    calm = [pressure.observe(replace(SNAPSHOT, preemptions=5), 100 + 10 * i) for i in range(3)]
+    assert calm == [False, False, True]
+    assert pressure.limit(flags) is flags
+
+
+def test_preemptions_without_speculation_are_not_its_fault() -> None:
+    pressure = KvPressure()
+    off = replace(SNAPSHOT, flags=SpeculationFlags(False, "pool", 4))
+    assert not any(pressure.observe(replace(off, preemptions=i), 10 * i) for i in range(8))

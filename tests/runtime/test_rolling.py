@@ -1,0 +1,197 @@
+"""One sequence at a draft worker. The scripted draft counts: after ..., 7 comes 8."""
+
+import itertools
+
+import pytest
+
+from paceline.cluster.fanout import Outcome, RivalOdds
+from paceline.core.sampling import SamplingParams
+from paceline.runtime.draft_core import Facts, Ride
+from paceline.runtime.rolling import PATIENCE, Rolling
+from paceline.speculation.acceptance import Acceptance
+from tests.runtime.pools import ScriptedCore
+
+DEPTH = 3
+
+
+class Table:
+    """A rolling sequence, and passes over whatever it wants."""
+
+    def __init__(self, outcomes=(), rule="coupled"):
+        self.core = ScriptedCore(lambda ids: ids[-1] + 1)
+        self.acceptance, self.odds = Acceptance(16), RivalOdds()
+        numbers = itertools.count(1)
+        facts = Facts(SamplingParams(), 1, 0, 2, rule, "")
+        self.rolling = Rolling(Ride(0, facts, [10, 20], 2), self.core, lambda: next(numbers))
+        self.outcomes = [Outcome(*outcome, 0.1) for outcome in outcomes]
+        self.round = 0
+
+    def advance(self, *tokens, depth=DEPTH):
+        self.round += 1
+        self.rolling.advance(self.round, tokens, depth, self.acceptance, self.odds)
+
+    def draft(self):
+        """The round's draft, made if it must be; and how many passes that took."""
+        passes = 0
+        while (line := self.rolling.urgent) is not None:
+            self.step([line])
+            passes += 1
+        assert self.rolling.is_due
+        self.rolling.answered()
+        return [drawn.token for drawn in self.rolling.draft], passes
+
+    def ahead(self, limit=100):
+        for _ in range(limit):
+            lines = list(self.rolling.ahead(lambda *_: self.outcomes))
+            if not lines:
+                break
+            self.step(lines)
+
+    def step(self, lines):
+        for line, drawn in zip(lines, self.core.step([line.ride for line in lines]), strict=True):
+            line.append(drawn)
+
+
+def test_a_first_round_is_drafted_afresh():
+    table = Table()
+    table.advance()
+    assert table.draft() == ([21, 22, 23], 3)
+    assert not table.rolling.was_ready
+
+
+def test_full_acceptance_continues_the_chain():
+    table = Table()
+    table.advance()
+    table.draft()
+    table.ahead()
+    table.advance(21, 22, 23, 24)
+    assert table.rolling.was_ready
+    assert table.draft() == ([25, 26, 27], 0)
+    assert table.rolling.length == 6
+
+
+def test_a_rival_that_was_prepared_for_is_answered_at_once():
+    table = Table([(1, 0), (2, 1)])
+    table.advance()
+    table.draft()
+    table.ahead()
+    table.advance(21, 23)  # one accepted, then 22's first rival
+    assert table.draft() == ([24, 25, 26], 0)
+    assert len(table.core.open) == 1, "all that did not come true is closed"
+    table.ahead()
+    table.advance(24, 25, 28)  # then the second rival of 26
+    assert table.draft() == ([29, 30, 31], 0)
+
+
+def test_an_outcome_that_nobody_foresaw_is_drafted_at_once():
+    table = Table([(0, 0)])
+    table.advance()
+    table.draft()
+    table.ahead()
+    table.advance(21, 90)
+    assert not table.rolling.was_ready
+    assert table.draft() == ([91, 92, 93], 3)
+    assert len(table.core.open) == 1
+
+
+def test_a_branch_is_used_at_most_once():
+    table = Table([(0, 0)])
+    table.advance()
+    table.draft()
+    table.ahead()
+    table.advance(22)
+    assert table.draft() == ([23, 24, 25], 0)
+    table.outcomes = []
+    table.advance(22)  # the same outcome a round later was not prepared for
+    assert table.draft() == ([23, 24, 25], 3)
+
+
+def test_a_branch_half_done_is_finished_first():
+    table = Table([(0, 0)])
+    table.advance()
+    table.draft()
+    table.ahead(limit=2)
+    table.advance(22)
+    assert not table.rolling.was_ready
+    assert table.draft() == ([23, 24, 25], 1)
+
+
+def test_a_target_that_went_on_alone_still_finds_the_rest_of_the_chain():
+    table = Table()
+    table.advance()
+    table.draft()
+    table.advance(21)
+    assert table.draft() == ([22, 23, 24], 1)
+
+
+def test_the_target_may_have_committed_anything():
+    table = Table([(0, 0)])
+    table.advance()
+    table.draft()
+    table.ahead()
+    table.advance(21, 22, 23, 24, 25, 26, 27, 28, 29, 70, 71)
+    assert table.draft() == ([72, 73, 74], 3)
+    assert table.rolling.length == 13
+
+
+def test_under_rejection_the_bonus_is_not_the_chains_own():
+    table = Table([(DEPTH, 0)], rule="rejection")
+    table.advance()
+    table.draft()
+    table.ahead()
+    table.advance(21, 22, 23, 25)
+    assert table.draft() == ([26, 27, 28], 0)
+
+
+def test_outcomes_are_announced_and_then_delivered_each_once():
+    table = Table([(0, 0)])
+    table.advance()
+    table.draft()
+    table.ahead(limit=1)
+    assert [(key, len(drawn)) for key, drawn in table.rolling.prepared()] == [((0, 22), 0), ((3, 24), 0)]
+    assert list(table.rolling.prepared()) == []
+    table.ahead()
+    assert {key: [d.token for d in drawn] for key, drawn in table.rolling.prepared()} == {
+        (0, 22): [23, 24, 25],
+        (3, 24): [25, 26, 27],
+    }
+    assert list(table.rolling.prepared()) == []
+
+
+def test_it_learns_how_often_the_draft_is_right_and_which_rival_is():
+    table = Table()
+    before = table.odds.odds[1]
+    for _ in range(40):
+        table.advance(*([] if table.round == 0 else (table.rolling.draft[0].token, table.rolling.draft[1].token + 2)))
+        table.draft()
+    assert table.acceptance.alphas("")[0] > 0.9
+    assert table.acceptance.alphas("")[1] < 0.2
+    assert table.odds.odds[1] > before
+
+
+def test_without_room_a_round_is_given_up():
+    table = Table()
+    table.core.step = lambda rides: [None] * len(rides)
+    table.advance()
+    assert table.draft() == ([], PATIENCE)
+
+
+def test_shedding_gives_up_what_is_ahead():
+    table = Table([(0, 0), (1, 0)])
+    table.advance()
+    table.draft()
+    table.ahead(limit=2)
+    assert len(table.core.open) == 3
+    table.rolling.shed()
+    assert len(table.core.open) == 1
+
+
+@pytest.mark.parametrize("depth", [1, 5])
+def test_depth_may_change_from_round_to_round(depth):
+    table = Table([(0, 0)])
+    table.advance()
+    table.draft()
+    table.ahead()
+    table.advance(22, depth=depth)
+    tokens, _ = table.draft()
+    assert tokens == [23 + i for i in range(depth)]

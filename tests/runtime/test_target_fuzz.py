@@ -1,0 +1,84 @@
+"""Whatever a gateway sends, the worker stays up and serves the others."""
+
+import copy
+import random
+from typing import Any
+
+import msgspec
+
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.runtime.messages import Goodbye, Hello
+from paceline.runtime.stream_messages import (
+    TO_GATEWAY,
+    Ask,
+    Beat,
+    Change,
+    DrafterAddress,
+    Drafters,
+    FromTargetWorker,
+    Withdraw,
+)
+from paceline.runtime.transport import Connection
+from paceline.runtime.wire_request import to_submit
+from tests.runtime.target_harness import Heard, Running, pool_of, until
+from tests.runtime.test_target_pool import EXPECTED, REQUESTS, said
+
+MESSAGES = 20_000
+ODD: list[Any] = [None, -1, 0, 1, 2**31, 2**63 - 1, 2**64 - 1, 1.5, float("nan"), float("inf"), True, "", "x" * 300]
+ODD += [[], [[]], [1, 2], {}, {"a": 1}, b"\xff", '{"type": "nonsense"}', "[" * 5000, "rejection", "draft_model"]
+
+
+def mutated(rng: random.Random, epoch: int, attempt: int) -> bytes:
+    """A message with a few wrong fields, or bytes that were never one."""
+    kind = rng.randrange(10)
+    if kind == 0:
+        return rng.randbytes(rng.randrange(200))
+    sampling = SamplingParams(max_tokens=rng.randint(1, 4), seed=rng.randrange(9))
+    submit = to_submit(
+        Request("r", tuple(rng.randrange(45) for _ in range(rng.randrange(6))), sampling), attempt, epoch
+    )
+    message = rng.choice(
+        [
+            submit,
+            submit,
+            submit,
+            Withdraw([rng.randrange(attempt + 1)]),
+            Beat(rng.randrange(9)),
+            Change(rng.random() < 0.5, None, 3),
+            Drafters([DrafterAddress("d", "tcp://127.0.0.1:9", "")]),
+            Ask(),
+            Hello(rng.randrange(5), 1, 2, ""),
+            Goodbye(),
+        ]
+    )
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 4))):
+        where = fields
+        while isinstance(where, list) and where and rng.random() < 0.5:
+            inner = rng.choice(where)
+            if not isinstance(inner, list) or not inner:
+                break
+            where = inner
+        where[rng.randrange(len(where))] = copy.deepcopy(rng.choice(ODD))
+    data = msgspec.msgpack.encode(fields)
+    return data[: rng.randrange(len(data))] if kind == 1 else data
+
+
+def test_fuzzed_messages() -> None:
+    rng = random.Random(7)
+    worker = Running("a")
+    with pool_of(worker) as pool:
+        pest: Connection[FromTargetWorker] = Connection(worker.worker.address, TO_GATEWAY)
+        try:
+            for i in range(MESSAGES):
+                pest.socket.send(mutated(rng, worker.worker.epoch, i))
+                while pest.receive() is not None:
+                    pass
+            until(lambda: worker.listener.traffic.received > MESSAGES)
+            assert worker.listener.traffic.malformed > MESSAGES // 20
+            assert said(Heard(pool, *REQUESTS).all()) == EXPECTED
+            pest.send(Goodbye())
+            until(lambda: not worker.engine.has_work)
+        finally:
+            pest.close()

@@ -1,0 +1,46 @@
+from pathlib import Path
+
+import pytest
+
+from paceline.core.cluster_config import cluster_config
+from paceline.core.errors import InvalidConfig
+from paceline.runtime.deployment import process_specs
+from paceline.runtime.key_folder import KeyFolder
+from paceline.runtime.worker_spec import WorkerSpec
+
+POOLS = [
+    {"name": "target", "role": "target", "model": "big", "replicas": 2, "speculation": {"max_depth": 3}},
+    {"name": "draft", "role": "draft", "model": "small"},
+]
+
+
+def test_specs_travel_as_json() -> None:
+    specs = process_specs(cluster_config({"pools": POOLS}))
+    assert [WorkerSpec.from_json(spec.to_json()) for spec in specs] == specs
+    assert [spec.name for spec in specs] == ["target-0", "target-1", "draft-0"]
+    assert [spec.uses_drafts for spec in specs] == [True, True, False]
+    assert len({spec.address for spec in specs}) == 3
+
+
+def test_targets_without_a_draft_pool_know_that() -> None:
+    assert not any(spec.uses_drafts for spec in process_specs(cluster_config({"pools": POOLS[:1]})))
+
+
+def test_keys_are_one_a_party_and_doors_open_to_their_clients(tmp_path: Path) -> None:
+    keys = KeyFolder.make(tmp_path / "keys")
+    gateway, target, draft = (keys.public(party) for party in ("gateway", "target", "draft"))
+    assert keys.listener("target").allowed == {gateway}
+    assert keys.listener("draft").allowed == {target, gateway}
+    assert keys.own("draft").public == draft
+    second = KeyFolder.make(tmp_path / "second").public("gateway")
+    (tmp_path / "keys" / "allowed" / "second.pub").write_text(second)
+    assert keys.listener("target").allowed == {gateway, second}
+    (spec, *_) = process_specs(cluster_config({"pools": POOLS, "keys": str(keys.path)}))
+    assert spec.member("tcp://127.0.0.1:9").key == target
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    keys = KeyFolder.make(tmp_path)
+    (tmp_path / "target").chmod(0o644)
+    with pytest.raises(InvalidConfig, match="chmod 600"):
+        keys.listener("target")
