@@ -21,6 +21,7 @@ import uvicorn
 from raw_http import post
 
 from paceline import LLM, SamplingParams
+from paceline.server.access import Access
 from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
 from paceline.server.flags import FlagStore
@@ -120,7 +121,8 @@ def start_server(llm: LLM) -> tuple[int, int]:
     """Its port, and the thread it runs on."""
     config = ServerConfig(engine=llm.config)
     gateway = Gateway(llm, config, Metrics("smollm2"), FlagStore())
-    settings = uvicorn.Config(create_app(gateway), port=0, log_config=None, access_log=False, lifespan="off")
+    app = create_app(gateway, Access.of(config, time.monotonic))
+    settings = uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="off")
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

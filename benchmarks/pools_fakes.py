@@ -2,7 +2,7 @@
 
 The target's text is a function of its length: token(n) = hash(seed, n). A draft knows it: at each position it is right with
 probability alpha, by a hash again, so that every path through the pool sees the same draft. Where it is wrong, the right
-token is its rival number r with the odds given; these were measured (see pools.md), not chosen.
+token is its rival number r with the odds given, which lie between those that pools_rivals.py measures (see pools.md).
 """
 
 import multiprocessing

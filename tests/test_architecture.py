@@ -35,7 +35,15 @@ PURE = {"core", "cluster"}
 WHEN_NEEDED = AT_IMPORT | {"triton", "gguf", "jinja2", "llguidance", "huggingface_hub"}
 """And those that a function may import when it is first called."""
 
-GPU = ("kernels/gpu/", "models/gpu_", "engine/device_batch.py", "engine/run_ahead.py")
+GPU = (
+    "kernels/gpu/",
+    "models/gpu_",
+    "engine/device_",
+    "engine/run_ahead.py",
+    "engine/chain_drafter.py",
+    "engine/tree_drafter.py",
+    "engine/tree_growth.py",
+)
 """What is imported only where there is a CUDA device. The kernels import triton, so nobody else may import these at module
 level."""
 

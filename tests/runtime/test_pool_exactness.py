@@ -7,6 +7,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -54,7 +55,9 @@ def test_what_was_drafted_ahead_is_used_and_changes_nothing(target, perturb):
     core = model_core(tiny_model(perturb=perturb))
     with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16)) as (proposer, worker):
         engine = tiny_engine(target, proposer, depth=4, clock=WallClock())
-        check_identical(target, engine, mixed_requests(8, VOCAB))
+        result = check_identical(target, engine, mixed_requests(8, VOCAB))
+        if perturb == 0.0:
+            assert result.accepted == result.drafted, "a branch sees another text than its own"
         counts, seen = proposer.inner.snapshot().links[0].counts, worker.snapshot()
         assert counts.faults == counts.late == 0
         assert seen.ready_rounds > 0.2 * seen.rounds
@@ -264,3 +267,21 @@ def test_rejection_text_that_is_greedy_is_identical_too(target):
         engine = tiny_engine(target, Patient(proposer), depth=4, clock=WallClock())
         assert check_identical(target, engine, requests).accepted > 0
     assert plain_text(target, requests)
+
+
+def test_ten_milliseconds_away_the_text_is_the_same(target, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import pools_delay
+
+    core = model_core(tiny_model(perturb=0.1))
+    with (
+        draft_worker(core, VOCAB) as worker,
+        pools_delay.delayed(worker.address, 0.010) as far,
+        pool(DraftAddress("far", far), vocab_size=VOCAB) as proposer,
+    ):
+        engine = tiny_engine(target, Patient(proposer), depth=4, clock=WallClock())
+        result = check_identical(target, engine, mixed_requests(8, VOCAB, seed=9))
+        assert result.accepted > 0
+        trip = proposer.snapshot().links[0].round_trip
+        assert trip is not None
+        assert trip >= 0.010

@@ -1,6 +1,7 @@
 """An LLM that says what a test tells it to, and an application around it."""
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,11 +22,14 @@ from paceline.engine.intake import Intake, Limits
 from paceline.engine.loop import Listener
 from paceline.engine.snapshot import EngineSnapshot
 from paceline.models.tokenizer import Tokenizer
+from paceline.server.access import Access
 from paceline.server.app import create_app
 from paceline.server.config import ServerConfig
 from paceline.server.flags import FlagStore
 from paceline.server.gateway import Gateway
 from paceline.server.metrics import Metrics
+from paceline.server.strict import StrictMode
+from paceline.server.trail import Trail
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
@@ -134,6 +138,7 @@ class Served:
     llm: FakeLLM
     gateway: Gateway
     app: FastAPI
+    strict: StrictMode | None = None
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://server", timeout=30)
@@ -155,6 +160,7 @@ def served(
     per_step: int = 3,
     hold: bool = False,
     engine: EngineConfig | None = None,
+    clock: Callable[[], float] = time.monotonic,
     **config: Any,
 ) -> Served:
     """`config` are fields of `ServerConfig`."""
@@ -163,10 +169,13 @@ def served(
     llm = FakeLLM((lambda request: say) if isinstance(say, str) else say, per_step, hold, engine)
     flags = FlagStore(None, llm.validate_flags)
     flags.subscribe(llm.set_flags)
-    metrics = Metrics(settings.model_name)
+    metrics = Metrics(settings.model_name, clock)
     metrics.bind(llm.snapshot)
     gateway = Gateway(llm, settings, metrics, flags)
-    return Served(llm, gateway, create_app(gateway))
+    strict = None
+    if settings.audit_trail is not None:
+        strict = StrictMode(Trail(settings.audit_trail), settings.model_name, "0" * 64, engine)
+    return Served(llm, gateway, create_app(gateway, Access.of(settings, clock), strict), strict)
 
 
 def events(response: httpx.Response) -> list[str]:

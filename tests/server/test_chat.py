@@ -151,7 +151,7 @@ def test_what_a_request_does_not_say() -> None:
     for request in server.llm.requests:
         assert request.sampling.max_tokens == 4096
         assert request.sampling.temperature == 1.0
-        assert request.category == "default"
+        assert request.category == "prose"
     assert server.llm.requests[0].sampling.seed != server.llm.requests[1].sampling.seed
 
 

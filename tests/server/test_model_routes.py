@@ -45,7 +45,7 @@ def test_health_and_metrics() -> None:
     server.post("/v1/completions", {"prompt": "x"})
     response = server.call("GET", "/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
-    assert 'paceline_requests_total{category="default",model="fake",outcome="stop"} 1.0' in response.text
+    assert 'paceline_requests_total{category="prose",model="fake",outcome="stop"} 1.0' in response.text
     server.llm.fail()
     assert server.call("GET", "/health").status_code == 503
     assert server.call("GET", "/ready").status_code == 503
@@ -76,8 +76,8 @@ def test_flags_are_changed_and_remembered() -> None:
     assert report["flags"] == {"enabled": None, "method": None, "max_depth": 2}
     history = server.call("GET", "/admin/flags", headers=KEY).json()["history"]
     assert [(change["who"], change["changes"]) for change in history] == [
-        ("ann", {"enabled": False, "max_depth": 2}),
-        ("ann", {"enabled": None}),
+        ("admin (ann)", {"enabled": False, "max_depth": 2}),
+        ("admin (ann)", {"enabled": None}),
     ]
     bad = server.call("PATCH", "/admin/flags", json={"method": "psychic"}, headers=KEY)
     assert (bad.status_code, bad.json()["error"]["param"]) == (400, "method")

@@ -1,6 +1,7 @@
 """Alpha by position: what is learned, what is censored, what is forgotten."""
 
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -130,3 +131,81 @@ def test_impossible_input_is_refused() -> None:
         Acceptance(0)
     with pytest.raises(ValueError, match="accepted"):
         Acceptance(2).observe("chat", 2, 3)
+
+
+# --- trees
+
+FORK = (0.5, 0.3, 0.15, 0.05)
+"""Chances of four siblings, of which the target takes at most one."""
+
+
+def observe_siblings(acceptance: Acceptance, rounds: int, num_nodes: int = 4) -> None:
+    dice = random.Random(3)
+    for _ in range(rounds):
+        (node,) = dice.choices(range(4), FORK)
+        path = (node,) if node < num_nodes else ()
+        acceptance.observe("chat", 1, len(path), 4, num_nodes, path)
+
+
+def test_a_chain_told_as_a_tree_is_the_same_chain() -> None:
+    chain, told, dice = Acceptance(5), Acceptance(5), random.Random(4)
+    for _ in range(200):
+        accepted = dice.randint(0, 4)
+        chain.observe("chat", 4, accepted)
+        told.observe("chat", 4, accepted, 0, 4, tuple(range(accepted)))
+    assert told.alphas("chat") == chain.alphas("chat")
+    assert told.survival("chat") == chain.survival("chat")
+
+
+def test_each_node_of_a_tree_has_its_own_chance() -> None:
+    acceptance = Acceptance(4, window=4000)
+    observe_siblings(acceptance, 8000)
+    assert acceptance.survival("chat") == pytest.approx((0.5, 0.3, 0.15, 0.05), abs=0.025)
+    assert acceptance.alphas("chat")[0] > 0.99  # by level: one of the four always is
+
+
+def test_a_tree_cut_short_says_nothing_about_the_rest() -> None:
+    acceptance = Acceptance(4, window=4000)
+    observe_siblings(acceptance, 8000)
+    observe_siblings(acceptance, 8000, num_nodes=2)
+    assert acceptance.survival("chat") == pytest.approx((0.5, 0.3, 0.15, 0.05), abs=0.03)
+
+
+def test_nodes_never_drafted_go_on_as_the_others_fell() -> None:
+    acceptance = Acceptance(12)
+    observe_siblings(acceptance, 500)
+    chances = acceptance.survival("chat")
+    assert all(0.0 < later <= earlier for earlier, later in pairwise(chances))
+    assert chances[4] < chances[2]
+
+
+def test_a_trees_chances_never_rise() -> None:
+    acceptance = Acceptance(4)
+    for i in range(400):
+        path = ((0,), (1,), (1,), ())[i % 4]  # the second is taken more often than the first
+        acceptance.observe("chat", 1, len(path), 4, 4, path)
+    chances = acceptance.survival("chat")
+    assert chances[0] == pytest.approx(chances[1])
+    assert chances[0] + chances[1] == pytest.approx(0.75, abs=0.05)
+    assert chances[3] <= chances[2] < 0.1
+
+
+def test_a_trees_old_rounds_are_forgotten_and_give_way_to_a_probe() -> None:
+    firm, loose = Acceptance(4), Acceptance(4)
+    for acceptance in (firm, loose):
+        for _ in range(300):
+            acceptance.observe("chat", 1, 0, 4, 4, ())
+    assert firm.survival("chat")[0] < 0.03
+    loose.loosen("chat")
+    for acceptance in (firm, loose):
+        for _ in range(8):
+            acceptance.observe("chat", 1, 1, 1, 1, (0,))
+    assert firm.survival("chat")[0] < 0.12
+    assert loose.survival("chat")[0] > 0.45
+
+
+def test_sums_of_trees_do_not_overflow() -> None:
+    acceptance = Acceptance(2, window=2)
+    for _ in range(5000):
+        acceptance.observe("chat", 1, 1, 2, 2, (0,))
+    assert acceptance.survival("chat")[0] == pytest.approx(1.0)

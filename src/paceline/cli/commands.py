@@ -8,6 +8,8 @@ from typer.core import TyperGroup
 
 from paceline.cli import console
 from paceline.cli.advise import advise_command
+from paceline.cli.api_keys import api_keys
+from paceline.cli.audit import audit
 from paceline.cli.bench import EPILOG, bench
 from paceline.cli.bench_inflate import inflate
 from paceline.cli.chat import chat
@@ -57,6 +59,8 @@ benches = typer.Typer(cls=_Bench, rich_markup_mode="markdown")
 benches.command(MEASURE, epilog=EPILOG)(bench)
 benches.command()(inflate)
 cli.add_typer(benches, name="bench", help="Measure what speculation brings, and that the text stays the same.")
+cli.add_typer(api_keys, name="api-keys", help="Say who may use a server, and how much of it.")
+cli.add_typer(audit, name="audit")
 
 
 def _print_version(wanted: bool) -> None:

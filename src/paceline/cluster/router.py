@@ -20,28 +20,57 @@ class WorkerLoad:
     """Used share of its cache, 0 to 1, as it last said."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What is to be placed."""
+
+    ids: Sequence[int]
+    salt: str = ""
+    """The tenant's: cached prefixes of another salt do not count."""
+    request_id: str = ""
+    """Under which `started` and `ended` will be told; empty if they will not."""
+
+
 class Router(Protocol):
-    def choose(self, prompt_ids: Sequence[int], workers: Sequence[WorkerLoad]) -> str:
+    def choose(self, prompt: Prompt, workers: Sequence[WorkerLoad]) -> str:
         """The name of one of `workers`, of which there is at least one; they come in any order."""
         ...
 
+    def started(self, request_id: str) -> None:
+        """Its first token came. May be said again."""
+        ...
 
-class RoundRobin:
+    def ended(self, request_id: str) -> None:
+        """It left its worker: finished, cancelled, or to be placed anew."""
+        ...
+
+
+class LoadRouter:
+    """Goes by the loads it is given, and remembers no request."""
+
+    def started(self, request_id: str) -> None:
+        pass
+
+    def ended(self, request_id: str) -> None:
+        pass
+
+
+class RoundRobin(LoadRouter):
     """One after the other, by name."""
 
     def __init__(self) -> None:
         self._last = ""
 
-    def choose(self, prompt_ids: Sequence[int], workers: Sequence[WorkerLoad]) -> str:
+    def choose(self, prompt: Prompt, workers: Sequence[WorkerLoad]) -> str:
         names = sorted(worker.name for worker in workers)
         self._last = next((name for name in names if name > self._last), names[0])
         return self._last
 
 
-class LeastLoaded:
+class LeastLoaded(LoadRouter):
     """The one with the smallest share of its seats taken; of equals the one with more cache left, then the first by name."""
 
-    def choose(self, prompt_ids: Sequence[int], workers: Sequence[WorkerLoad]) -> str:
+    def choose(self, prompt: Prompt, workers: Sequence[WorkerLoad]) -> str:
         return min(workers, key=lambda worker: (worker.assigned / worker.seats, worker.kv_use, worker.name)).name
 
 

@@ -14,7 +14,7 @@ class BlocksStored:
     """These blocks, one after the other in a chain, can now be found. All their tokens are committed."""
 
     keys: Sequence[Hashable]
-    """One a block; what they are is the cache's own business."""
+    """One a block, the same in every tier; what they are is the cache's own business."""
     parent: Hashable | None
     """Key of the block before the first; None at the beginning of a sequence."""
     tokens: Sequence[int]

@@ -35,6 +35,7 @@ from paceline.speculation.depth.policy import DepthPolicy
 from paceline.speculation.depth.threshold import ThresholdDepth
 from paceline.speculation.proposer import Proposer
 from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.proposers.eagle import EagleProposer
 
 DEFAULT_WINDOW = 8192
 DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
@@ -106,16 +107,18 @@ def run_ahead(engine: Engine, max_depth: int) -> None:
     from paceline.models.gpu_runner import GpuRunner
 
     assert isinstance(engine.runner, GpuRunner)
-    drafter = engine.speculator.proposers.get("draft_model")
+    proposers = engine.speculator.proposers
+    proposer = proposers.get("eagle") or proposers.get("draft_model")  # `draft` is one of them
     engine.ahead = RunAhead(
         engine.runner,
-        drafter if isinstance(drafter, DraftModelProposer) else None,
+        proposer if isinstance(proposer, EagleProposer | DraftModelProposer) else None,
         engine.scheduler,
         engine.speculator,
         engine.intake,
         max_depth,
         engine.commit_round,
     )
+    engine.speculator.timed_ahead = frozenset(name for name, one in proposers.items() if one is proposer)
 
 
 def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead:

@@ -1,4 +1,4 @@
-"""A batch that decodes on the device by itself: one round is draft K, verify, accept, three CUDA graphs and no wait.
+"""A batch that decodes on the device by itself: one round is draft, verify, accept, three CUDA graphs and no wait.
 
 What a round needs to know of each sequence (how long it is, its last two tokens) stays on the device and is moved on by the
 round itself, so that the host may launch the next one before it has seen what the last one brought. The host keeps the
@@ -14,30 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.sampling import SamplingParams
-from paceline.kernels.gpu.accept import Accepted, DeviceState, accept_chains, accepted_buffers
-from paceline.kernels.gpu.pick import PickScratch, pick, pick_greedy, pick_scratch, pick_truncated
-from paceline.kernels.gpu.rows import place_rows
-from paceline.kernels.layout import AttentionLayout
-from paceline.models.gpu_decoder import gpu_forward, plan_pass
+from paceline.engine.device_drafter import NOTHING, DeviceProposer, Drafts, DraftShape, device_drafter
+from paceline.engine.device_rows import ChainRows, TreeRows
+from paceline.engine.device_seats import DeviceSeats, Sampling, Seat
+from paceline.kernels.gpu.accept import Accepted, accept_chains
+from paceline.kernels.gpu.accept_tree import AcceptedPath, accept_trees
+from paceline.kernels.gpu.tree_rows import CacheAddresses, move_paths
 from paceline.models.gpu_runner import GpuRunner
 from paceline.models.graph import Graph, Stamp, staging
-from paceline.speculation.noise import Purpose, stream
+from paceline.models.output import ForwardOutput
 
-Sampling = Literal["greedy", "sampled", "truncated"]
-Part = Literal["draft", "verify", "accept"]
+Part = Literal["draft", "follow", "verify", "accept"]
 IN_FLIGHT = 2
 """Rounds that may be under way at once: one being computed, one behind it."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Seat:
-    """One sequence as it boards."""
-
-    ids: Seq[int]
-    sampling: SamplingParams
-    seed: int
-    choice: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +34,8 @@ class Landed:
     """What a round brought, by seat, and what it cost the device."""
 
     accepted: list[int]
+    levels: list[int]  # drafted
+    is_bonus: list[bool]  # nothing drafted was rejected
     tokens: list[list[int]]  # -1 past the last
     draft_seconds: float
     verify_seconds: float
@@ -54,109 +45,117 @@ class Landed:
 class _Launch:
     """Host memory and events of a round under way."""
 
-    def __init__(self, batch: int, max_depth: int, ints: int, device: torch.device) -> None:
+    def __init__(self, batch: int, max_levels: int, ints: int, device: torch.device) -> None:
         self.control = staging(ints, dtype=torch.int32, device=device)
-        self.counts = staging(batch, dtype=torch.int32, device=device)
-        self.tokens = staging(batch * (max_depth + 1), dtype=torch.int64, device=device)
+        self.report = staging(3, batch, dtype=torch.int32, device=device)
+        self.tokens = staging(batch * (max_levels + 1), dtype=torch.int64, device=device)
         self.begin, self.drafted, self.verified, self.end = (Stamp(device) for _ in range(4))
 
-    def tokens_at(self, depth: int) -> Tensor:
-        """[B, depth + 1]"""
-        return self.tokens[: len(self.counts) * (depth + 1)].view(-1, depth + 1)
+    def tokens_at(self, levels: int) -> Tensor:
+        """[B, levels + 1]"""
+        return self.tokens[: self.report.shape[1] * (levels + 1)].view(-1, levels + 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Flight:
     """A round under way."""
 
-    depth: int
+    shape: DraftShape
+    is_tree: bool
+    limits: tuple[int | None, ...]
+    """Nodes granted to each seat; None: it is empty."""
     launch: _Launch
 
     def land(self) -> Landed:
         """Wait for it."""
         launch = self.launch
         launch.end.wait()
+        accepted, is_bonus, levels = launch.report.tolist()
+        if not self.is_tree:
+            levels = [limit or 0 for limit in self.limits]
+            is_bonus = [count == level for count, level in zip(accepted, levels, strict=False)]
         return Landed(
-            launch.counts.tolist(),
-            launch.tokens_at(self.depth).tolist(),
+            accepted,
+            levels,
+            [bool(bonus) for bonus in is_bonus],
+            launch.tokens_at(self.shape.levels).tolist(),
             launch.drafted.seconds_since(launch.begin),
             launch.verified.seconds_since(launch.drafted),
             launch.end.seconds_since(launch.verified),
         )
 
 
-class DeviceBatch:
-    """Rounds over up to `size` sequences. Drafts are chains of `drafter`, a model whose tokens lie below `num_proposable`."""
+class _Round:
+    """What rounds of one shape leave on the device."""
 
-    def __init__(
-        self, target: GpuRunner, drafter: GpuRunner | None, num_proposable: int, size: int, max_depth: int
-    ) -> None:
-        self.target, self.drafter, self.num_proposable = target, drafter, num_proposable
-        self.size, self.max_depth = size, max_depth
-        self.device = target.device
-        width = target.table_width
-        self.draft_width = drafter.table_width if drafter else 0
-        # Goes up with every launch: active, depth limits, the target's tables, the draft's
-        self._control = torch.zeros(size * (2 + width + self.draft_width), dtype=torch.int32, device=self.device)
-        parts = self._control.split([size, size, size * width, size * self.draft_width])
-        self._active, self._limits = parts[0], parts[1]
-        self._tables, self._draft_tables = parts[2].view(size, width), parts[3].view(size, self.draft_width)
-        self._launches = [_Launch(size, max_depth, len(self._control), self.device) for _ in range(IN_FLIGHT)]
-        self._count = 0
-        # Goes up when a batch boards
-        self.state = DeviceState(
-            torch.full((size,), 2, dtype=torch.int32, device=self.device),
-            torch.zeros(size, 2, dtype=torch.int64, device=self.device),
+    def __init__(self, target: GpuRunner, tables: Tensor, size: int, shape: DraftShape, drafts: Drafts | None) -> None:
+        device, rows = target.device, 1 + shape.nodes
+        self.report = torch.zeros(3, size, dtype=torch.int32, device=device)  # accepted, is bonus, levels
+        self.path = AcceptedPath(
+            self.report[0],
+            self.report[1],
+            torch.full((size, 1 + shape.levels), -1, dtype=torch.int64, device=device),
+            torch.arange(0, size * rows, rows, device=device).unsqueeze(1).repeat(1, 1 + shape.levels),
         )
-        self._streams = torch.zeros(size, dtype=torch.int64, device=self.device)
-        self._heat = torch.zeros(size, dtype=torch.float32, device=self.device)
-        self._top_k = torch.zeros(size, dtype=torch.int64, device=self.device)
-        self._top_p = torch.ones(size, dtype=torch.float64, device=self.device)
-        self._min_p = torch.zeros(size, dtype=torch.float32, device=self.device)
-        self._sampling: Sampling = "greedy"
-        self._drafts = torch.zeros(size, max_depth, dtype=torch.int64, device=self.device)
-        self._graphs: dict[tuple[Part, int, Sampling | None], Graph[None]] = {}
-        self._passes: dict[int, _Rows] = {}
-        self._logits: dict[int, Tensor] = {}
-        self._results: dict[int, tuple[Tensor, Tensor]] = {}
+        self.chain: ChainRows | None = None
+        self.tree: TreeRows | None = None
+        if drafts is None or drafts.parents is None:
+            self.chain = ChainRows(target, tables, size, rows)
+        else:
+            self.tree = TreeRows(target, tables, self.report[2], shape.nodes, shape.levels)
+        self.drafts = drafts
+        self.output: ForwardOutput | None = None
+
+
+class DeviceBatch:
+    """Rounds over up to `size` sequences, with drafts of `proposer` if there is one."""
+
+    def __init__(self, target: GpuRunner, proposer: DeviceProposer | None, size: int, max_depth: int) -> None:
+        self.target, self.size, self.device = target, size, target.device
+        self.seats = DeviceSeats(size, self.device)
+        self.drafter = device_drafter(proposer, self.seats, target.model.config.vocab_size) if proposer else None
+        drafter, width = self.drafter, target.table_width
+        draft_width = drafter.table_width if drafter else 0
+        # Goes up with every launch: active, node limits, the target's tables, the draft's
+        self._control = torch.zeros(size * (2 + width + draft_width), dtype=torch.int32, device=self.device)
+        parts = self._control.split([size, size, size * width, size * draft_width])
+        self._active, self._limits, self._tables = parts[0], parts[1], parts[2].view(size, width)
+        if drafter:
+            drafter.bind(parts[3].view(size, draft_width))
+        most = drafter.shape(max_depth).levels if drafter else 0
+        self._launches = [_Launch(size, most, len(self._control), self.device) for _ in range(IN_FLIGHT)]
+        self._count = 0
+        self._capture = drafter.capture if drafter else ()
+        self._cache = CacheAddresses(target.cache)
+        self._graphs: dict[tuple[Part, DraftShape, Sampling | None], Graph[None]] = {}
+        self._rounds: dict[DraftShape, _Round] = {}
 
     def board(self, seats: Seq[Seat]) -> None:
         """Start anew with these sequences, in this order."""
-        padding = self.size - len(seats)
-        params = [seat.sampling for seat in seats]
-        self.state.lengths.copy_(_tensor([len(seat.ids) for seat in seats] + [2] * padding, torch.int32))
-        self.state.last.copy_(_tensor([list(seat.ids[-2:]) for seat in seats] + [[0, 0]] * padding, torch.int64))
-        streams = [stream(Purpose.SHARED, seat.seed, seat.choice) for seat in seats]
-        self._streams.copy_(_tensor([s - (1 << 64) if s >> 63 else s for s in streams] + [0] * padding, torch.int64))
-        self._heat.copy_(_tensor([0.0 if p.is_greedy else p.temperature for p in params] + [0.0] * padding))
-        self._top_k.copy_(_tensor([p.top_k for p in params] + [0] * padding, torch.int64))
-        self._top_p.copy_(_tensor([p.top_p for p in params] + [1.0] * padding, torch.float64))
-        self._min_p.copy_(_tensor([p.min_p for p in params] + [0.0] * padding))
-        if all(p.is_greedy for p in params):
-            self._sampling = "greedy"
-        else:
-            is_whole = all(p.is_greedy or not (p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0) for p in params)
-            self._sampling = "sampled" if is_whole else "truncated"
+        self.seats.board(seats)
 
     @torch.inference_mode()
-    def launch(self, depth: int, limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]) -> Flight:
-        """One more round at `depth`. By seat: how many drafts it wants (None: it is empty), and its blocks."""
+    def launch(
+        self, shape: DraftShape, limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]
+    ) -> Flight:
+        """One more round. By seat: how many nodes it wants (None: it is empty), and its blocks."""
         launch = self._launches[self._count % IN_FLIGHT]
         self._count += 1
         self._write(launch.control.numpy(), limits, tables, draft_tables)
         self._control.copy_(launch.control, non_blocking=True)
         launch.begin.record()
-        if depth:
-            self._graph("draft", depth).replay()
+        first = self.drafter.begin(shape) if self.drafter else None
+        if first is not None:
+            self._graph(first, shape).replay()
         launch.drafted.record()
-        self._graph("verify", depth).replay()
+        self._graph("verify", shape).replay()
         launch.verified.record()
-        self._graph("accept", depth).replay()
-        counts, tokens = self._results[depth]
-        launch.counts.copy_(counts, non_blocking=True)
-        launch.tokens_at(depth).copy_(tokens, non_blocking=True)
+        self._graph("accept", shape).replay()
+        round_ = self._round(shape)
+        launch.report.copy_(round_.report, non_blocking=True)
+        launch.tokens_at(shape.levels).copy_(round_.path.tokens, non_blocking=True)
         launch.end.record()
-        return Flight(depth, launch)
+        return Flight(shape, round_.tree is not None, tuple(limits), launch)
 
     def _write(
         self, control: np.ndarray[Any, Any], limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]
@@ -164,7 +163,7 @@ class DeviceBatch:
         size, width = self.size, self.target.table_width
         control[: 2 * size] = 0
         own = control[2 * size : (2 + width) * size].reshape(size, width)
-        drafts = control[(2 + width) * size :].reshape(size, self.draft_width)
+        drafts = control[(2 + width) * size :].reshape(size, -1)
         own[:] = self.target.scratch_block
         if self.drafter:
             drafts[:] = self.drafter.scratch_block
@@ -176,120 +175,79 @@ class DeviceBatch:
             if draft_tables:
                 drafts[seat, : len(draft_tables[seat])] = draft_tables[seat]
 
-    def _graph(self, part: Part, depth: int) -> Graph[None]:
+    def _round(self, shape: DraftShape) -> _Round:
+        if shape not in self._rounds:
+            drafts = self.drafter.drafts(shape) if self.drafter and shape != NOTHING else None
+            self._rounds[shape] = _Round(self.target, self._tables, self.size, shape, drafts)
+        return self._rounds[shape]
+
+    def _graph(self, part: Part, shape: DraftShape) -> Graph[None]:
         # A pass is the same however its rows are picked from
-        key = part, depth, None if part == "verify" else self._sampling
+        key = part, shape, self.seats.sampling if part in ("draft", "accept") else None
         if key not in self._graphs:
-            # Capturing runs the part once for real: what it does to the sequences must not count
-            kept = self.state.lengths.clone(), self.state.last.clone(), self._drafts.clone()
-            make = {"draft": self._draft_part, "verify": self._verify_part, "accept": self._accept_part}
-            self._graphs[key] = Graph(make[part](depth), self.device, self.target.memory_pool)
-            self.state.lengths.copy_(kept[0])
-            self.state.last.copy_(kept[1])
-            self._drafts.copy_(kept[2])
+            work = self._part(part, shape)
+            # Capturing runs the part once for real: what it does to the sequences must not count. In a batch where nobody
+            # is active nothing is accepted, and no cached key moves
+            moved = (self._active, *(self.drafter.state if self.drafter else ()))
+            kept = [tensor.clone() for tensor in moved]
+            if part == "accept":
+                self._active.zero_()
+            self._graphs[key] = Graph(work, self.device, self.target.memory_pool)
+            for tensor, before in zip(moved, kept, strict=True):
+                tensor.copy_(before)
         return self._graphs[key]
 
-    def _draft_part(self, depth: int) -> Callable[[], None]:
-        """Draft `depth` tokens a sequence into `_drafts`.
-
-        The first pass takes the last two committed tokens: after a full acceptance the draft has not seen the one before
-        last, and computing it again otherwise changes nothing.
-        """
+    def _part(self, part: Part, shape: DraftShape) -> Callable[[], None]:
+        if part == "verify":
+            return self._verify_part(shape)
+        if part == "accept":
+            return self._accept_part(shape)
         assert self.drafter is not None
-        known = self.num_proposable
-        passes = [_Rows(self.drafter, self._draft_tables, self.size, rows) for rows in (2, 1)]
-        choose = self._picker(1)
+        return self.drafter.draft(shape) if part == "draft" else self.drafter.follow()
+
+    def _verify_part(self, shape: DraftShape) -> Callable[[], None]:
+        """The target's pass over the last committed token and the drafts."""
+        round_, state = self._round(shape), self.seats.state
+        drafts = round_.drafts
 
         def compute() -> None:
-            for step in range(depth):
-                if step == 0:
-                    rows, tokens = passes[0], self.state.last.flatten()
-                else:
-                    rows, tokens = passes[1], self._drafts[:, step - 1].contiguous()
-                if known < self.target.model.config.vocab_size:  # any token stands in for one it does not have
-                    tokens = torch.where(tokens < known, tokens, 0)
-                logits = rows.forward(tokens, self.state.lengths, -2 if step == 0 else step - 1, last_only=True)
-                self._drafts[:, step] = choose(logits[:, :known], rows.next_positions())
+            tokens = state.last[:, 1:]
+            if drafts is not None:
+                tokens = torch.cat((tokens, drafts.tokens), 1)
+            tokens = tokens.flatten()
+            if round_.chain is not None:
+                round_.output = round_.chain.forward(tokens, state.lengths, -1, self._capture)
+            else:
+                assert round_.tree is not None
+                assert drafts is not None
+                assert drafts.parents is not None
+                round_.output = round_.tree.forward(tokens, state.lengths, drafts.parents, self._limits, self._capture)
 
         return compute
 
-    def _verify_part(self, depth: int) -> Callable[[], None]:
-        """The target's pass over the last committed token and `_drafts`."""
-        if depth not in self._passes:
-            self._passes[depth] = _Rows(self.target, self._tables, self.size, depth + 1)
-        rows = self._passes[depth]
-
-        def compute() -> None:
-            tokens = torch.cat((self.state.last[:, 1:], self._drafts[:, :depth]), 1).flatten()
-            self._logits[depth] = rows.forward(tokens, self.state.lengths, -1)
-
-        return compute
-
-    def _accept_part(self, depth: int) -> Callable[[], None]:
+    def _accept_part(self, shape: DraftShape) -> Callable[[], None]:
         """The target's picks, how far the drafts agree with them, and the state moved on by that."""
-        rows, choose = self._passes[depth], self._picker(depth + 1)
-        if depth not in self._results:
-            buffers = accepted_buffers(self.size, depth, self.device)
-            self._results[depth] = buffers.counts, buffers.tokens
-        accepted = Accepted(*self._results[depth])
+        round_, rows, state = self._round(shape), 1 + shape.nodes, self.seats.state
+        choose, path, drafts = self.seats.picker(rows), round_.path, round_.drafts
+        none = torch.zeros(self.size, 0, dtype=torch.int64, device=self.device)
 
         def compute() -> None:
-            picks = choose(self._logits[depth], rows.positions + 1).view(self.size, depth + 1)
-            accept_chains(self._drafts[:, :depth].contiguous(), picks, self._limits, self._active, self.state, accepted)
+            assert round_.output is not None
+            assert round_.output.logits is not None
+            positions = (round_.chain or round_.tree).positions  # type: ignore[union-attr]  # it is one of them
+            picks = choose(round_.output.logits, positions + 1).view(self.size, rows)
+            if round_.tree is not None:
+                assert drafts is not None
+                assert drafts.parents is not None
+                accept_trees(drafts.tokens, drafts.parents, picks, self._limits, self._active, state, path)
+                contexts = round_.tree.places.contexts
+                move_paths(self._cache, contexts, self._tables, path.rows, path.counts, rows)
+            else:
+                tokens = drafts.tokens if drafts is not None else none
+                out = Accepted(path.counts, path.tokens)
+                accept_chains(tokens, picks, self._limits, self._active, state, out)
+            if self._capture:
+                assert self.drafter is not None
+                self.drafter.keep(round_.output.inner, path, self._active)
 
         return compute
-
-    def _picker(self, rows: int) -> Callable[[Tensor, Tensor], Tensor]:
-        """(logits [size * rows, V], positions of what is picked) -> tokens, `rows` of each sequence together."""
-        scratch: dict[int, PickScratch] = {}
-        sampling = self._sampling
-
-        def spread(values: Tensor) -> Tensor:
-            return values if rows == 1 else values.repeat_interleave(rows)
-
-        def choose(logits: Tensor, positions: Tensor) -> Tensor:
-            width = logits.shape[1]
-            if width not in scratch:
-                scratch[width] = pick_scratch(self.size * rows, width, self.device)
-            if sampling == "greedy":
-                return pick_greedy(logits, scratch[width])
-            noise = spread(self._heat), spread(self._streams), positions
-            if sampling == "sampled":
-                return pick(logits, *noise, scratch[width])
-            limits = spread(self._top_k), spread(self._top_p), spread(self._min_p)
-            return pick_truncated(logits, *noise, *limits, scratch[width])
-
-        return choose
-
-
-class _Rows:
-    """Passes of one model over `rows` rows of every sequence of a batch, placed by how long the sequences are."""
-
-    def __init__(self, runner: GpuRunner, tables: Tensor, batch: int, rows: int) -> None:
-        device = runner.device
-        self._runner, self._tables, self._rows = runner, tables, rows
-        self.positions = torch.zeros(batch * rows, dtype=torch.int64, device=device)
-        self._slots = torch.zeros_like(self.positions)
-        self._contexts = torch.zeros(batch, dtype=torch.int32, device=device)
-        starts = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=device)
-        self._layout = AttentionLayout(self._slots, starts, self._contexts, tables)
-        self._every = torch.arange(batch * rows, device=device)
-        self._last = self._every[rows - 1 :: rows].contiguous()
-        self._plan = plan_pass(runner.model, batch * rows, batch, rows)
-
-    def forward(self, tokens: Tensor, lengths: Tensor, offset: int, last_only: bool = False) -> Tensor:
-        """Logits of all rows, or of each sequence's last; the first row lies at logical index length + offset."""
-        place_rows(lengths, offset, self._tables, self._contexts, self.positions, self._slots)
-        wanted = self._last if last_only else self._every
-        runner = self._runner
-        output = gpu_forward(runner.model, tokens, self.positions, self._layout, runner.cache, wanted, plan=self._plan)
-        assert output.logits is not None
-        return output.logits
-
-    def next_positions(self) -> Tensor:
-        """Of the tokens that follow each sequence's last row."""
-        return self.positions[self._rows - 1 :: self._rows] + 1
-
-
-def _tensor(values: list[Any], dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.tensor(values, dtype=dtype)

@@ -44,14 +44,14 @@ class ChainRows:
 class TreeRows:
     """The last committed token of every sequence and `nodes` nodes of a tree after it, at most `levels` deep."""
 
-    def __init__(self, runner: GpuRunner, tables: Tensor, batch: int, nodes: int, levels: int) -> None:
-        device, rows = runner.device, batch * (1 + nodes)
+    def __init__(self, runner: GpuRunner, tables: Tensor, drafted: Tensor, nodes: int, levels: int) -> None:
+        """`drafted` [batch] int32: each pass writes the levels of the trees there."""
+        device, batch = runner.device, len(drafted)
+        rows = batch * (1 + nodes)
         self._runner, self._tables, self._levels = runner, tables, levels
-        self.places = tree_places(batch, nodes, device)
+        self.places = tree_places(batch, nodes, drafted)
         starts = torch.arange(0, rows + 1, 1 + nodes, dtype=torch.int32, device=device)
-        self._layout = AttentionLayout(
-            self.places.slots, starts, self.places.contexts, tables, self.places.ancestors
-        )
+        self._layout = AttentionLayout(self.places.slots, starts, self.places.contexts, tables, self.places.ancestors)
         self._every = torch.arange(rows, device=device)
         self._plan = plan_pass(runner.model, rows, batch, 1 + nodes)
 

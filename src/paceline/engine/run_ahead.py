@@ -11,12 +11,13 @@ from collections.abc import Sequence as Seq
 
 from paceline.core.output import StepOutput
 from paceline.core.sequence import Origin, Sequence, Status
-from paceline.engine.device_batch import DeviceBatch, Flight, Landed, Seat
+from paceline.engine.device_batch import DeviceBatch, Flight, Landed
+from paceline.engine.device_drafter import NOTHING, DeviceProposer
+from paceline.engine.device_seats import Seat
 from paceline.engine.intake import Intake
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import SpeculatedRound, Speculator
 from paceline.models.gpu_runner import GpuRunner, bucket
-from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.verification import Verdict
 
 Commit = Callable[[Sequence, Verdict, int], StepOutput]
@@ -27,22 +28,21 @@ class RunAhead:
     def __init__(
         self,
         runner: GpuRunner,
-        drafter: DraftModelProposer | None,
+        proposer: DeviceProposer | None,
         scheduler: Scheduler,
         speculator: Speculator,
         intake: Intake,
         max_depth: int,
         commit: Commit,
     ) -> None:
-        self._runner, self._drafter = runner, drafter
+        self._runner, self._proposer = runner, proposer
         self._scheduler, self._speculator, self._intake = scheduler, speculator, intake
         self._max_depth = max_depth
         self._commit = commit
         self._batches: dict[int, DeviceBatch] = {}
         self._seats: list[Sequence] = []
         self._seated: set[int] = set()
-        self._flights: deque[tuple[Flight, tuple[int | None, ...]]] = deque()
-        self._is_draft_current = False
+        self._flights: deque[Flight] = deque()
         self._eligible: dict[int, bool] = {}
         self.num_rounds = 0
         self.last_landed: Landed | None = None
@@ -85,74 +85,75 @@ class RunAhead:
         return known and self._drafts_here(sequence)
 
     def _drafts_here(self, sequence: Sequence) -> bool:
-        """Drafts come from the draft model, or nobody wants any."""
-        if self._drafter is self._speculator.proposers[sequence.method]:
+        """Drafts are made on the device, or nobody wants any."""
+        if self._proposer is self._speculator.proposers[sequence.method]:
             return True
         return not self._speculator.enabled or self._intake.max_depth(sequence) == 0
 
-    def _board(self, running: Seq[Sequence]) -> None:
-        size = bucket(len(running))
+    @property
+    def _batch(self) -> DeviceBatch:
+        """Of the size that the seats need."""
+        size = bucket(len(self._seats))
         if size not in self._batches:
-            drafter = self._drafter
-            self._batches[size] = DeviceBatch(
-                self._runner,
-                drafter.runner if drafter else None,  # type: ignore[arg-type]  # on a GPU every runner is one
-                drafter.num_proposable if drafter else 0,
-                size,
-                self._max_depth,
-            )
+            self._batches[size] = DeviceBatch(self._runner, self._proposer, size, self._max_depth)
+        return self._batches[size]
+
+    def _board(self, running: Seq[Sequence]) -> None:
         self._seats, self._seated = list(running), {sequence.id for sequence in running}
-        self._batches[size].board([Seat(s.ids, s.sampling, s.seed, s.choice) for s in self._seats])
-        self._is_draft_current = self._drafter is not None and all(self._drafter.is_current(s.id) for s in self._seats)
+        batch = self._batch
+        batch.board([Seat(s.ids, s.sampling, s.seed, s.choice) for s in self._seats])
+        if batch.drafter is not None:
+            batch.drafter.board(self._seats)
 
     def _launch(self, running: Seq[Sequence]) -> bool:
         """Behind whatever is under way. False, and nothing happens, if it needs the host."""
         self._speculator.decide(running)
-        depth = max(sequence.depth for sequence in running)
-        # A round is as deep for all as for the deepest: where few are drafted, the host's ragged pass is cheaper
-        if depth and (not self._is_draft_current or 2 * sum(s.depth for s in running) < depth * len(running)):
+        batch, depth = self._batch, max(sequence.depth for sequence in running)
+        drafter = batch.drafter
+        # A round is as large for all as for the largest: where few are drafted, the host's ragged pass is cheaper
+        if depth and (
+            drafter is None
+            or not drafter.can_draft(running)
+            or 2 * sum(s.depth for s in running) < depth * len(running)
+        ):
             return False
-        ahead = sum(flight.depth + 1 for flight, _ in self._flights) + depth + 1
+        shape = drafter.shape(depth) if drafter and depth else NOTHING
+        # A round computes its nodes, and commits a path of them and one token more
+        ahead = sum(flight.shape.levels + 1 for flight in self._flights) + shape.nodes + 1
         window, tables = self._intake.limits.max_model_len, self._scheduler.tables
         if any(len(s.ids) + ahead > window or not tables.grow(s.id, len(s.ids) + ahead) for s in running):
             return False
         limits: list[int | None] = []
-        draft_tables: list[Seq[int]] = []
+        blocks: list[Seq[int]] = []
+        draft_blocks: list[Seq[int]] = []
         for sequence in self._seats:
             is_here = sequence.status is Status.RUNNING
-            lent = (
-                self._drafter.lend(sequence.id, len(sequence.ids) + ahead)
-                if is_here and self._drafter and depth
-                else None
-            )
-            draft_tables.append(lent or ())
-            limits.append((sequence.depth if lent else 0) if is_here else None)
-        blocks = [
-            tables.blocks(s.id) if limit is not None else () for s, limit in zip(self._seats, limits, strict=True)
-        ]
-        batch = self._batches[bucket(len(self._seats))]
-        self._flights.append((batch.launch(depth, limits, blocks, draft_tables if depth else ()), tuple(limits)))
-        self._is_draft_current &= depth > 0
+            lent = drafter.lend(sequence, len(sequence.ids) + ahead, shape) if is_here and drafter else None
+            blocks.append(tables.blocks(sequence.id) if is_here else ())
+            draft_blocks.append(lent or ())
+            limits.append((min(sequence.depth, shape.nodes) if lent else 0) if is_here else None)
+        self._flights.append(batch.launch(shape, limits, blocks, draft_blocks))
         return True
 
     def _land(self) -> list[StepOutput]:
         """Commit the oldest round under way."""
         self.num_rounds += 1
-        flight, limits = self._flights.popleft()
+        flight = self._flights.popleft()
         landed = self.last_landed = flight.land()
         outputs, rounds = [], []
-        for seat, (sequence, limit) in enumerate(zip(self._seats, limits, strict=True)):
+        for seat, (sequence, limit) in enumerate(zip(self._seats, flight.limits, strict=True)):
             if limit is None or sequence.status is not Status.RUNNING:  # it ended, or was cancelled, under way
                 continue
             accepted = landed.accepted[seat]
             sequence.num_computed = len(sequence.ids) + accepted
             if limit:
-                rounds.append(SpeculatedRound(sequence, limit, limit, accepted))
-            outputs.append(self._commit(sequence, _verdict(landed.tokens[seat], accepted, limit), limit))
+                rounds.append(SpeculatedRound(sequence, limit, landed.levels[seat], accepted))
+            last = Origin.PLAIN if limit == 0 else Origin.BONUS if landed.is_bonus[seat] else Origin.RECOVERED
+            outputs.append(self._commit(sequence, _verdict(landed.tokens[seat], accepted, last), limit))
         self._speculator.record(
             rounds,
             batch=len(outputs),
-            rows=len(outputs) * (flight.depth + 1),
+            rows=len(outputs) * (flight.shape.nodes + 1),
             prefill_rows=0,
             draft_seconds=landed.draft_seconds,
             verify_seconds=landed.verify_seconds + landed.sample_seconds,
@@ -167,8 +168,8 @@ class RunAhead:
         running = self._scheduler.running
         for sequence in running:
             self._scheduler.tables.shrink(sequence.id, sequence.num_computed)
-            if self._drafter is not None and self._is_draft_current and sequence.id in self._seated:
-                self._drafter.take_back(sequence.id, max(0, len(sequence.ids) - 2))
+        if (drafter := self._batch.drafter) is not None:
+            drafter.take_back([sequence for sequence in running if sequence.id in self._seated])
         self._leave()
         self._speculator.look_ahead(running)
         return outputs or None
@@ -176,12 +177,11 @@ class RunAhead:
     def _leave(self) -> None:
         """Forget who was here. Rounds still under way write only to blocks that no later launch reads before writing."""
         while self._flights:
-            self._flights.popleft()[0].land()
+            self._flights.popleft().land()
         self._seats, self._seated = [], set()
         self._eligible.clear()
 
 
-def _verdict(tokens: Seq[int], accepted: int, limit: int) -> Verdict:
-    last = Origin.PLAIN if limit == 0 else Origin.BONUS if accepted == limit else Origin.RECOVERED
+def _verdict(tokens: Seq[int], accepted: int, last: Origin) -> Verdict:
     kept = tuple(tokens[: accepted + 1])
     return Verdict(tuple(range(accepted)), kept, (*(Origin.ACCEPTED,) * accepted, last))

@@ -17,9 +17,9 @@ def blocks_for(num_tokens: int) -> int:
 class _Table:
     parent: bytes
     """Key of the last published block, or of the root."""
-    salt: str
     blocks: list[int] = field(default_factory=list)
     num_published: int = 0
+    salt: str = ""
 
 
 class BlockTables:
@@ -56,7 +56,7 @@ class BlockTables:
         blocks, keys = self.find(ids, salt)
         self.pool.hold(blocks)
         parent = keys[-1] if keys else root_key(salt)
-        self._tables[sequence_id] = _Table(parent, salt, blocks, len(blocks))
+        self._tables[sequence_id] = _Table(parent, blocks, len(blocks), salt)
         return len(blocks) * BLOCK_SIZE
 
     def grow(self, sequence_id: int, num_tokens: int) -> bool:
@@ -83,28 +83,16 @@ class BlockTables:
         if not self.prefix_caching:
             return
         table = self._tables[sequence_id]
-        news: list[bytes] = []
-        before = table.parent
         while (end := (table.num_published + 1) * BLOCK_SIZE) <= num_computed:
-            parent, table.parent = table.parent, block_key(table.parent, ids[end - BLOCK_SIZE : end])
+            tokens = ids[end - BLOCK_SIZE : end]
+            parent, table.parent = table.parent, block_key(table.parent, tokens)
             is_new = self.pool.publish(table.blocks[table.num_published], table.parent)
             if is_new and self.pool.listener is not None:
-                before = before if news else parent
-                news.append(table.parent)
-            elif news:
-                self._tell(table, news, before, ids)
-                news = []
+                above = parent if table.num_published else None
+                self.pool.listener(
+                    BlocksStored((table.parent,), above, tuple(tokens), table.salt, block_size=BLOCK_SIZE)
+                )
             table.num_published += 1
-        if news:
-            self._tell(table, news, before, ids)
-
-    def _tell(self, table: _Table, keys: list[bytes], parent: bytes, ids: Sequence[int]) -> None:
-        """`keys` are those of the blocks up to and without number `num_published`."""
-        assert self.pool.listener is not None
-        last = table.num_published
-        first = last - len(keys)
-        tokens = tuple(ids[first * BLOCK_SIZE : last * BLOCK_SIZE])
-        self.pool.listener(BlocksStored(keys, parent if first else None, tokens, table.salt, "device", BLOCK_SIZE))
 
     def close(self, sequence_id: int) -> None:
         """Let go of everything the sequence held. Closing what is not open is no error: cancellation may come twice."""

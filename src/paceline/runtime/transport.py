@@ -7,6 +7,7 @@ an endpoint; others may `post` to it or `wake` it.
 
 import math
 import os
+import threading
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -72,12 +73,15 @@ class _Endpoint(Generic[M]):
         self._poller.register(socket, zmq.POLLIN)
         self._poller.register(self._bell, zmq.POLLIN)
         self._is_closed = False
+        self._lock = threading.Lock()
 
     def wait(self, seconds: float) -> bool:
         """Until something can be received (True), somebody calls `wake`, or the time is up."""
         # The socket first: a poll over two descriptors costs more than a look at what is there already
         if _is_readable(self._socket):
             return True
+        if seconds <= 0.0 and not self._outbox:
+            return False
         ready = dict(self._poller.poll(_milliseconds(seconds)))
         if self._bell in ready:
             self._drain()
@@ -85,15 +89,17 @@ class _Endpoint(Generic[M]):
 
     def wake(self) -> None:
         """From any thread: end a `wait` now."""
-        if not self._is_closed:
-            with suppress(BlockingIOError):  # rung often enough
-                os.write(self._ring, b"!")
+        with self._lock:
+            if not self._is_closed:
+                with suppress(BlockingIOError):  # rung often enough
+                    os.write(self._ring, b"!")
 
     def close(self) -> None:
-        self._is_closed = True
         self._socket.close(linger=200)
-        os.close(self._bell)
-        os.close(self._ring)
+        with self._lock:  # a number that is closed may be another file's a moment later: nobody may ring it then
+            self._is_closed = True
+            os.close(self._bell)
+            os.close(self._ring)
 
     def _drain(self) -> None:
         with suppress(BlockingIOError):

@@ -54,6 +54,10 @@ class Answer(ABC):
         head = _json({**self._head, "object": self.chunk_object})
         self._chunk_head = f'data: {head[:-1]},"choices":['
 
+    @property
+    def id(self) -> str:
+        return str(self._head["id"])
+
     @abstractmethod
     def take(self, index: int, output: StepOutput) -> dict[str, Any] | None:
         """Add the step to choice `index`; returns what a chunk says about it, None when that is nothing."""

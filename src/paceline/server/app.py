@@ -4,10 +4,14 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
 
 from paceline.server import error_handlers
+from paceline.server.access import Access
 from paceline.server.body_check import BodyCheck
+from paceline.server.cross_origin import OriginCheck, parse_origins
 from paceline.server.gateway import Gateway
+from paceline.server.guard import Guard
 from paceline.server.overview import Overview
 from paceline.server.routes.admin import admin_routes
 from paceline.server.routes.dashboard import dashboard_routes
@@ -17,20 +21,24 @@ from paceline.server.routes.overview import overview_routes
 from paceline.server.routes.tokens import token_routes
 from paceline.server.schemas.responses import ErrorBody
 from paceline.server.service import Service
+from paceline.server.strict import StrictMode
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "What is wrong, and with which parameter"},
+    401: {"model": ErrorBody, "description": "No valid API key"},
+    403: {"model": ErrorBody, "description": "The key lacks a scope, or the page is of a foreign origin"},
     404: {"model": ErrorBody, "description": "No such model or page"},
     408: {"model": ErrorBody, "description": "It took too long"},
     413: {"model": ErrorBody, "description": "The body is too large"},
-    429: {"model": ErrorBody, "description": "The queue is full; Retry-After says when to try again"},
+    429: {"model": ErrorBody, "description": "The queue is full or the key's limit reached: see Retry-After"},
     500: {"model": ErrorBody, "description": "The server failed"},
     503: {"model": ErrorBody, "description": "The server is shutting down"},
 }
 
 
-def create_app(gateway: Gateway) -> FastAPI:
-    service, overview = Service(gateway), Overview(gateway)
+def create_app(gateway: Gateway, access: Access, strict: StrictMode | None = None) -> FastAPI:
+    """Without `strict` there is no strict mode."""
+    service, overview = Service(gateway, strict), Overview(gateway)
     app = FastAPI(
         title="Paceline",
         version=version("paceline"),
@@ -43,10 +51,22 @@ def create_app(gateway: Gateway) -> FastAPI:
     app.include_router(health_routes(gateway))
     app.include_router(overview_routes(overview))
     app.include_router(dashboard_routes())
-    if gateway.config.admin_key is not None:
-        app.include_router(admin_routes(gateway, gateway.config.admin_key), responses={401: {"model": ErrorBody}})
+    if access.has_admins:
+        app.include_router(admin_routes(gateway, strict))
     error_handlers.install(app)
     app.add_middleware(BodyCheck, limit=gateway.config.max_body_bytes)
+    app.add_middleware(Guard, access=access, metrics=gateway.metrics)
+    origins = parse_origins(gateway.config.cors_origins)
+    if origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=("GET", "POST", "PATCH"),
+            allow_headers=("*",),
+            expose_headers=("Retry-After",),
+        )
+    # The last one added is the first to see a request
+    app.add_middleware(OriginCheck, origins=origins, metrics=gateway.metrics)
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:

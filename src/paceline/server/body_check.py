@@ -3,10 +3,10 @@
 import json
 import re
 
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.server.errors import ApiError, BadRequest, BodyTooLarge
+from paceline.server.guard import refuse
 
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
@@ -26,8 +26,7 @@ class BodyCheck:
             body = await self._read(receive)
             _check_characters(body)
         except ApiError as error:
-            # What was not read stays in the connection, which therefore cannot serve another request
-            await JSONResponse(error.body(), error.status, {"connection": "close"})(scope, receive, send)
+            await refuse(error, scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
 

@@ -18,30 +18,35 @@ TIERS = ((32_768, "-32k"), (4_096, "-long"))
 ENOUGH = 2.0
 """Points that make a text something else than prose."""
 
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 _WORD = re.compile(r"[a-z][a-z+#]*")
 _NUMBER = re.compile(r"\d+")
 _SUM = re.compile(r"\d\s*[+*^=×÷]\s*\(?\d|\b[xyn]\s*[-+*/^=]\s*[\dxyz]|\b[fg]\(x\)")  # noqa: RUF001 as people write it
 """Not `1-2` and `1/2`: those are scores and dates."""
-_LANGUAGES = frozenset(
-    "python javascript typescript java c++ c# rust golang kotlin sql html css bash php haskell cuda regex regexp".split()
+_LANGUAGES = _words(
+    "python javascript typescript java c++ c# rust golang kotlin sql html css bash php haskell cuda regex regexp"
 )
-_CODE = frozenset(
+_CODE = _words(
     "code coding function functions implement implementation algorithm debug compile compiler script api array arrays loop "
-    "recursion recursive def const import elif variable bug refactor programming bool int void null struct enum async "
-    "printf println stdout backend frontend pointer program string strings integers subsequence".split()
+    "recursion recursive def return const import elif variable bug refactor programming bool int void null struct enum async "
+    "printf println stdout backend frontend pointer program integers subsequence"
 )
-_SYNTAX = ("();", "):", "{\n", "==", "=>", "->", "::", "</", "#include", ";\n", "!=", "[i]", "+=", "&&")
-_SHAPE = frozenset("yaml schema key keys field fields object objects attributes parse extract".split())
-_MATHEMATICS = frozenset(
+_SYNTAX = ("();", "):\n", "{\n", "==", "=>", "->", "::", "</", "#include", ";\n", "!=", "[i]", "+=", "&&")
+_SHAPE = _words("yaml schema key keys field fields object objects attributes parse extract")
+_MATHEMATICS = _words(
     "equation equations integral derivative theorem polynomial prove proof triangle probability algebra matrix remainder "
-    "divisible inequality quadratic logarithm geometry perimeter circumference modulo prime".split()
+    "divisible inequality quadratic logarithm geometry perimeter circumference modulo prime"
 )
 _LATEX = ("\\frac", "\\sum", "\\int", "\\sqrt", "$$", "\\(", "\\[", "\\cdot")
-_EXERCISE = frozenset(
+_EXERCISE = _words(
     "calculate total sum average percent half twice each cost costs spend spent remaining left many much dollars cents hours "
     "minutes days miles feet pounds times double triple fewer more altogether buys sells price pay earns every another "
     "evaluate solve number older younger old age ages combined two three four five six ten money "
-    "percentage".split()
+    "percentage"
 )
 _ASKS = ("how many", "how much", "how old", "how far", "how long", "how tall", "what percent", "%")
 
@@ -67,7 +72,7 @@ def kind_of(text: str) -> Kind:
 
 def _code(lower: str, words: set[str]) -> float:
     syntax = sum(lower.count(mark) for mark in _SYNTAX)
-    return 3.0 * ("```" in lower) + 2.0 * (syntax >= 4) + 1.5 * len(words & _LANGUAGES) + 1.0 * len(words & _CODE)
+    return 3.0 * ("```" in lower) + min(2.0, 0.5 * syntax) + 1.5 * len(words & _LANGUAGES) + 1.0 * len(words & _CODE)
 
 
 def _json(lower: str, words: set[str]) -> float:

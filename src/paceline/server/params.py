@@ -59,5 +59,10 @@ def response_schema(body: GenerationBody) -> Mapping[str, Any] | None:
     return None
 
 
-def speculation_params(body: GenerationBody) -> SpeculationParams:
-    return SpeculationParams() if body.speculation is None else SpeculationParams(**body.speculation.model_dump())
+def speculation_params(body: GenerationBody, is_strict: bool) -> SpeculationParams:
+    """In strict mode the target alone generates, whatever the body says."""
+    if is_strict:
+        return SpeculationParams(enabled=False)
+    if body.speculation is None:
+        return SpeculationParams()
+    return SpeculationParams(**body.speculation.model_dump(exclude={"strict"}))

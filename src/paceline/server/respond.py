@@ -15,6 +15,7 @@ from paceline.server.answer import DONE, Answer
 from paceline.server.errors import ClientGone, as_api_error
 from paceline.server.gateway import Gateway
 from paceline.server.ticket import Ticket
+from paceline.server.visit import Visit
 
 logger = logging.getLogger(__name__)
 
@@ -33,21 +34,33 @@ class GenerationResponse(Response):
     """Admission happens when the response is sent, so that the block that holds the seat is the one that writes."""
 
     def __init__(
-        self, gateway: Gateway, requests: Sequence[Request], answer: Answer, stream: bool, timeout: float | None
+        self,
+        gateway: Gateway,
+        visit: Visit,
+        requests: Sequence[Request],
+        answer: Answer,
+        stream: bool,
+        timeout: float | None,
     ) -> None:
-        self._gateway, self._requests, self._answer = gateway, requests, answer
+        self._gateway, self._visit, self._requests, self._answer = gateway, visit, requests, answer
         self._is_stream, self._timeout = stream, timeout
         self.background = None
         self.status_code = 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._gateway.submit(self._requests, self._timeout) as ticket, _watched(receive, ticket):
-            if self._is_stream:
-                await self._stream(ticket, send)
-                return
-            async for outputs in ticket:
-                for output in outputs:
-                    self._answer.add(output)
+        with self._visit.paid(self._requests):
+            async with (
+                self._gateway.submit(self._requests, self._timeout) as ticket,
+                self._visit.recorded(self._answer.id, self._requests),
+                _watched(receive, ticket),
+            ):
+                if self._is_stream:
+                    await self._stream(ticket, send)
+                    return
+                async for outputs in ticket:
+                    self._visit.saw(outputs)
+                    for output in outputs:
+                        self._answer.add(output)
         await JSONResponse(self._answer.whole())(scope, receive, send)
 
     async def _stream(self, ticket: Ticket, send: Send) -> None:
@@ -58,9 +71,11 @@ class GenerationResponse(Response):
                 if not started:
                     await send(EVENT_STREAM)
                     started = True
+                self._visit.saw(outputs)
                 body = self._answer.chunks(outputs)
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._visit.finish()
         except ClientGone:
             return
         except Exception as error:

@@ -2,16 +2,22 @@
 
 import logging
 import socket
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.engine.llm import LLM
+from paceline.models.weights_sum import weights_sum
+from paceline.server.access import Access
 from paceline.server.backend import Backend
 from paceline.server.config import ServerConfig
 from paceline.server.flags import FlagStore
 from paceline.server.logs import configure_logging
+from paceline.server.strict import StrictMode
+from paceline.server.tls import Tls
+from paceline.server.trail import Trail
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +48,7 @@ def serve(
         import uvicorn
 
         from paceline.server.app import create_app
+        from paceline.server.cross_origin import parse_origins
         from paceline.server.draining_server import DrainingServer
         from paceline.server.gateway import Gateway
         from paceline.server.metrics import Metrics
@@ -50,7 +57,10 @@ def serve(
 
     configure_logging(config.log_level)
     open_backend = open_backend or (lambda: LLM(**asdict(config.engine)))
-    with _listener(config.host, config.port) as listener, open_backend() as llm:
+    # What is wrong with these is said before a model is loaded
+    access, tls = Access.of(config, time.monotonic), Tls.of(config.tls_cert, config.tls_key)
+    parse_origins(config.cors_origins)
+    with _listener(config.host, config.port) as listener, _strict(config) as strict, open_backend() as llm:
         metrics = Metrics(config.model_name)
         metrics.bind(llm.snapshot)
         metrics.bind_cluster(llm.cluster_status)
@@ -58,14 +68,16 @@ def serve(
         flags.subscribe(llm.set_flags)
         gateway = Gateway(llm, config, metrics, flags)
         settings = uvicorn.Config(
-            create_app(gateway),
+            create_app(gateway, access, strict),
             log_config=None,
             access_log=False,
             lifespan="on",
             timeout_graceful_shutdown=int(GRACE),
             server_header=False,
+            ssl_certfile=None if tls is None else tls.certificate,
+            ssl_keyfile=None if tls is None else tls.key,
         )
-        ready = Ready(_url(config.host, listener.getsockname()[1]), config.model_name)
+        ready = Ready(_url(config.host, listener.getsockname()[1], tls is not None), config.model_name)
         server = DrainingServer(settings, gateway, lambda: on_ready(ready))
         server.run([listener])
         return 0 if server.all_served else 1
@@ -86,6 +98,20 @@ def _listener(host: str, port: int) -> socket.socket:
     return listener
 
 
-def _url(host: str, port: int) -> str:
+@contextmanager
+def _strict(config: ServerConfig) -> Iterator[StrictMode | None]:
+    """The file is locked, and the weights read once, before the model is loaded."""
+    if config.audit_trail is None:
+        yield None
+        return
+    with Trail(config.audit_trail) as trail:
+        strict = StrictMode(trail, config.model_name, weights_sum(config.engine.model), config.engine)
+        logger.info("strict mode: the head of its trail is %s", trail.head)
+        yield strict
+        logger.info("strict mode: the head of its trail is %s", trail.head)
+
+
+def _url(host: str, port: int, is_secure: bool) -> str:
     shown = "127.0.0.1" if host in ("0.0.0.0", "") else "::1" if host == "::" else host
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+    scheme = "https" if is_secure else "http"
+    return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"

@@ -125,7 +125,9 @@ def verify(path: Path | str, head: str | None = None) -> Verified:
                 raise TrailBroken(path, number, "the line is cut off")
             record = _parsed(path, line[:-1], number)
             if record["previous"] != previous:
-                raise TrailBroken(path, number, "it does not follow the line before: lines were removed, added or swapped")
+                raise TrailBroken(
+                    path, number, "it does not follow the line before: lines were removed, added or swapped"
+                )
             if record["n"] != number - 1:
                 raise TrailBroken(path, number, f"it says that it is record {record['n']}")
             previous = record["hash"]

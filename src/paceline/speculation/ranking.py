@@ -91,10 +91,11 @@ class RankRules:
 
     def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """(columns, log confidence) of the `count` best, [R, count] each, best first; -inf: impossible."""
-        scores = logits if self.temperature is None else logits / self.temperature
         columns = None
         if self.top_k is not None:
-            scores, columns = self._truncate(scores)
+            scores, columns = self.truncated(logits)
+        else:
+            scores = self._scaled(logits)
         if self.noise is not None:
             noise = self.noise
             if columns is not None:
@@ -104,8 +105,12 @@ class RankRules:
         confidence = best.values - scores.logsumexp(1, keepdim=True)
         return best.indices if columns is None else columns.gather(1, best.indices), confidence
 
-    def _truncate(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """(scores, columns) of the best `WIDTH`; -inf past what min-p, then top-k, then top-p leave."""
+    def _scaled(self, logits: Tensor) -> Tensor:
+        return logits if self.temperature is None else logits / self.temperature
+
+    def truncated(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(scores without noise, columns) of the best `WIDTH`; -inf past what min-p, then top-k, then top-p leave."""
+        scores = self._scaled(logits)
         assert self.top_k is not None
         assert self.top_p is not None
         assert self.min_p is not None

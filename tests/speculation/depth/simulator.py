@@ -10,12 +10,20 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 from paceline.speculation.acceptance import expected_tokens
 from paceline.speculation.depth.additive import AdditiveDepth
 from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.policy import Candidate, DepthPolicy, Drafting, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import (
+    Candidate,
+    DepthPolicy,
+    Drafting,
+    RoundObservation,
+    StepObservation,
+    method_of,
+)
 from paceline.speculation.depth.threshold import ThresholdDepth
 
 MS = 1e-3
@@ -84,13 +92,10 @@ class Tree:
         """The accepted nodes of its first `num_nodes`."""
         path: list[int] = []
         while True:
-            left = dice.random()
-            for chance, node in self._children.get(path[-1] if path else -1, ()):
-                left -= chance
-                if left < 0.0:
-                    break
-            else:
-                return tuple(path)
+            children = self._children.get(path[-1] if path else -1, ())
+            ends = accumulate(chance for chance, _ in children)
+            at = dice.random()
+            node = next((node for end, (_, node) in zip(ends, children, strict=True) if at < end), num_nodes)
             if node >= num_nodes:
                 return tuple(path)
             path.append(node)
@@ -145,7 +150,7 @@ class Simulation:
 
     def take(self, asked: list[int], totals: Totals, world: World, is_timed: bool = True) -> None:
         drafted = [depth if self._random.random() < world.delivery else 0 for depth in asked]
-        deepest, rows = max(asked), len(asked) + sum(drafted)
+        method, deepest, rows = method_of(self.category), max(asked), len(asked) + sum(drafted)
         tokens = sum(self.expected(depth) for depth in drafted)
         totals.tokens += tokens
         totals.seconds += world.seconds(rows, deepest)
@@ -158,7 +163,7 @@ class Simulation:
                 batch=len(asked),
                 rows=rows,
                 prefill_rows=0,
-                drafting=(Drafting(self.category, deepest, self._noisy(world.drafting(deepest))),) if deepest else (),
+                drafting=(Drafting(method, deepest, self._noisy(world.drafting(deepest))),) if deepest else (),
                 verify_seconds=self._noisy(world.rows_seconds(rows)),
                 network_seconds=self._noisy(world.network) if deepest else 0.0,
                 rounds=rounds,

@@ -71,3 +71,49 @@ def test_rare_answers_are_worth_less() -> None:
 def test_nobody_may_draft() -> None:
     costs = Costs(Curve([(1, 1.0, 1)]), 1.0, 0.0, {})
     assert allocate([Candidate(0, "chat", 0)], {"chat": Value((0.8,))}, costs) is None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_several_methods_each_pay_their_own_way(seed: int) -> None:
+    """Methods take turns in the search: not always the very best, but close to it."""
+    dice = random.Random(seed)
+    batch = [Candidate(i, dice.choice(("one/a", "two/a", "two/b")), dice.randint(0, 4)) for i in range(5)]
+    values = {
+        name: Value(tuple(accumulate((dice.uniform(0.4, 1.0) for _ in range(4)), mul)))
+        for name in dict.fromkeys(candidate.category for candidate in batch)
+    }
+    lines = {name: Line(dice.uniform(0, 2), dice.uniform(0, 0.5)) for name in ("one", "two")}
+    costs = Costs(Curve([(1, 5.0, 1.0), (10, 5.0, 1.0), (25, 8.0, 1.0)]), 1.0, 0.2, lines)
+    found = allocate(batch, values, costs)
+    options = [d for d in product(*(range(candidate.max_depth + 1) for candidate in batch)) if any(d)]
+    best = max(rate(batch, depths, values, costs) for depths in options)
+    assert found is not None
+    assert found.rate == pytest.approx(rate(batch, tuple(found.depths), values, costs))
+    assert found.rate > 0.98 * best
+
+
+def test_a_dear_method_is_not_asked_beside_a_cheap_one() -> None:
+    batch = [Candidate(0, "ngram/chat", 4), Candidate(1, "eagle/chat", 4)]
+    values = {"ngram/chat": Value((0.8, 0.6)), "eagle/chat": Value((0.8, 0.6))}
+    curve = Curve([(1, 10.0, 1)])
+    cheap, dear = Line(0.1, 0.0), Line(9.0, 0.5)
+    found = allocate(batch, values, Costs(curve, 1.0, 0.0, {"ngram": cheap, "eagle": dear}))
+    both = allocate(batch, values, Costs(curve, 1.0, 0.0, {"ngram": cheap, "eagle": cheap}))
+    assert found is not None
+    assert both is not None
+    assert found.depths == [2, 0]
+    assert both.depths == [2, 2]
+
+
+def test_a_tree_is_filled_as_far_as_its_rows_are_worth() -> None:
+    """Late nodes are seldom accepted; where a row costs little they are drafted all the same."""
+    chances = tuple(0.5 / (1 + r) for r in range(31))
+    batch = [Candidate(0, "eagle/chat", 31)]
+    for per_row, least, most in ((0.0, 31, 31), (0.2, 6, 20), (2.0, 1, 1)):
+        costs = Costs(Curve([(1, 10.0, 1), (64, 10.0 + 63 * per_row, 1)]), 1.0, 0.0, {"eagle": Line(1.0, 0.0)})
+        found = allocate(batch, {"eagle/chat": Value(chances)}, costs)
+        assert found is not None
+        assert least <= found.depths[0] <= most
+        assert found.rate == pytest.approx(
+            max(rate(batch, (n,), {"eagle/chat": Value(chances)}, costs) for n in range(1, 32))
+        )

@@ -78,6 +78,69 @@ def test_a_draft_that_sat_idle_is_learned_only_when_quicker() -> None:
     assert (draft.line(1) or (0.0, 0.0))[1] < 4.0
 
 
+def test_a_first_draft_that_took_an_age_is_forgotten_with_the_next() -> None:
+    draft = DraftTime()
+    draft.add(1, 1, 900.0)
+    assert not draft.is_settled
+    draft.add(1, 4, 4.0)
+    assert draft.is_settled
+    assert draft.line(1) == pytest.approx((0.0, 1.0))
+
+
+def test_a_deep_draft_as_quick_as_a_shallow_one_is_learned_beside_it() -> None:
+    draft = DraftTime()
+    draft.add(1, 1, 4.0)
+    assert not draft.knows_slope(1)
+    draft.add(1, 8, 4.0)
+    assert draft.knows_slope(1)
+    assert draft.line(1) == pytest.approx((4.0, 0.0), abs=0.2)
+
+
+def test_each_method_has_its_own_line() -> None:
+    times = StepTime()
+    for _ in range(5):
+        times.observe(step(1, 5, 0.010, depth=4, draft=0.008, method="eagle"))
+        times.observe(step(1, 5, 0.010, depth=4, draft=0.0004, method="ngram"))
+    costs = times.costs(1)
+    assert costs is not None
+    assert costs.lines["eagle"].seconds(4) == pytest.approx(0.008)
+    assert costs.lines["ngram"].seconds(4) == pytest.approx(0.0004)
+    assert times.is_settled("ngram")
+    assert not times.is_settled("medusa")
+
+
+def test_a_step_that_is_not_typical_teaches_no_seconds() -> None:
+    times = StepTime()
+    times.calibrate({1: 0.010, 8: 0.010})
+    times.observe(step(1, 5, 0.050, depth=4, draft=0.040, is_timed=False))
+    times.observe(step(1, 1, 0.050, is_timed=False))
+    assert times.plain(1) == 0.010
+    assert times.costs(1) is None
+    times.observe(step(1, 5, 0.010, depth=4, draft=0.004))
+    costs = times.costs(1)
+    assert costs is not None
+    assert costs.lines["chat"].seconds(4) == pytest.approx(0.004)
+
+
+def test_a_draft_caught_up_by_such_a_step_is_not_idle() -> None:
+    draft = DraftTime()
+    draft.add(1, 1, 2.0)
+    draft.idle()
+    draft.caught_up()
+    draft.add(1, 1, 8.0)
+    assert (draft.line(1) or (0.0, 0.0))[1] > 3.0
+
+
+def test_the_first_steps_set_the_height_of_a_warm_up() -> None:
+    """A warm-up 8% too slow, all of it: eight plain steps of one size put every size right."""
+    times = StepTime()
+    times.calibrate(dict.fromkeys((1, 8, 64), 1.08 * 0.004))
+    for _ in range(8):
+        times.observe(step(1, 1, 0.004))
+    for rows in (1, 8, 64):
+        assert times.plain(rows) == pytest.approx(0.004, rel=0.01)
+
+
 def test_nothing_is_known_at_first() -> None:
     times = StepTime()
     assert times.plain(1) is None

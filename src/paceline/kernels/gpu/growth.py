@@ -164,7 +164,9 @@ def _grow(
     tl.store(parents + at, parent, mask=is_real)
 
     # Padding is worth -inf and comes last: among equals the lower number is first
-    is_ahead = (value[None, :] > value[:, None]) | ((value[None, :] == value[:, None]) & (child[None, :] < child[:, None]))
+    is_ahead = (value[None, :] > value[:, None]) | (
+        (value[None, :] == value[:, None]) & (child[None, :] < child[:, None])
+    )
     place = tl.sum(is_ahead.to(tl.int32), 1)
     is_beam = is_real & (place < WIDTH)
     to = tree * WIDTH + place

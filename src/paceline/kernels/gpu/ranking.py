@@ -1,4 +1,4 @@
-"""The likeliest next tokens of each row and how likely they are: the branches of a tree, ranked as `speculation/ranking.py` does.
+"""The likeliest next tokens of each row and how likely they are: branches of a tree, ranked as `speculation/ranking.py` does.
 
 A row is cut into chunks of columns as in `pick.py`; each leaves its best few and its share of the softmax, and the last to
 finish joins them. Equal scores fall to the lower column.

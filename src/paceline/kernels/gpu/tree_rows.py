@@ -30,10 +30,10 @@ class TreePlaces:
     levels: Tensor  # [S] int32, how deep the part of the tree goes that the limit leaves
 
 
-def tree_places(trees: int, nodes: int, device: torch.device | str) -> TreePlaces:
-    rows = trees * (1 + nodes)
-    contexts, levels = torch.zeros(2, trees, dtype=torch.int32, device=device).unbind()
-    positions, slots, ancestors = torch.zeros(3, rows, dtype=torch.int64, device=device).unbind()
+def tree_places(trees: int, nodes: int, levels: Tensor) -> TreePlaces:
+    """`levels` [S] int32: the caller's."""
+    contexts = torch.zeros(trees, dtype=torch.int32, device=levels.device)
+    positions, slots, ancestors = torch.zeros(3, trees * (1 + nodes), dtype=torch.int64, device=levels.device).unbind()
     return TreePlaces(contexts, positions, slots, ancestors, levels)
 
 

@@ -1,16 +1,20 @@
-"""/admin/flags: run-time switches, behind a key of their own. Without a key in the configuration there are no such routes."""
+"""/admin: run-time switches and the trail's head, for keys with the scope `admin`. A server without keys has no such routes."""
 
 import asyncio
-import hmac
+import logging
 from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Request
+from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.core.config import MAX_DEPTH
-from paceline.server.errors import Unauthorised
+from paceline.server.errors import NotFound
 from paceline.server.gateway import Gateway
+from paceline.server.guard import caller_of
+from paceline.server.strict import StrictMode
+
+logger = logging.getLogger(__name__)
 
 
 class FlagChanges(BaseModel):
@@ -31,16 +35,14 @@ class FlagReport(BaseModel):
     history: list[dict[str, Any]]
 
 
-def admin_routes(gateway: Gateway, key: str) -> APIRouter:
-    def check(authorization: Annotated[str, Header()] = "") -> None:
-        if not hmac.compare_digest(authorization.encode(), f"Bearer {key}".encode()):
-            raise Unauthorised(
-                "send the admin key: `Authorization: Bearer …`",
-                code="invalid_api_key",
-                headers={"www-authenticate": "Bearer"},
-            )
+class TrailReport(BaseModel):
+    records: int
+    head: str
+    """Keep it elsewhere, and `paceline audit verify --head` will find an end cut off."""
 
-    router = APIRouter(prefix="/admin", tags=["admin"], dependencies=[Depends(check)])
+
+def admin_routes(gateway: Gateway, strict: StrictMode | None) -> APIRouter:
+    router = APIRouter(prefix="/admin", tags=["admin"])
 
     def report() -> FlagReport:
         return FlagReport(
@@ -55,9 +57,20 @@ def admin_routes(gateway: Gateway, key: str) -> APIRouter:
 
     @router.patch("/flags")
     async def change(body: FlagChanges, http: Request, x_paceline_who: Annotated[str, Header()] = "") -> FlagReport:
-        """The header X-Paceline-Who goes into the history; without it, the address does."""
-        who = x_paceline_who or (http.client.host if http.client else "unknown")
-        await asyncio.to_thread(gateway.flags.update, body.model_dump(exclude_unset=True), who[:128])
+        """The history has the key's name and, beside it, the header X-Paceline-Who; without that, the address."""
+        beside = x_paceline_who or (http.client.host if http.client else "unknown")
+        who, changes = f"{caller_of(http).name} ({beside[:128]})", body.model_dump(exclude_unset=True)
+        await asyncio.to_thread(gateway.flags.update, changes, who)
+        logger.info("flags changed", extra={"who": who, "flags": changes})
+        if strict is not None:
+            await strict.append("flags", who=who, changes=changes)
         return report()
+
+    @router.get("/trail")
+    async def trail() -> TrailReport:
+        """How far the trail of strict mode has come."""
+        if strict is None:
+            raise NotFound("this server keeps no trail: set `audit_trail`", code="not_found")
+        return TrailReport(records=strict.trail.records, head=strict.trail.head)
 
     return router

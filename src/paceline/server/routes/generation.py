@@ -15,6 +15,7 @@ from paceline.server.params import response_schema, sampling_params
 from paceline.server.respond import GenerationResponse
 from paceline.server.schemas.chat import ChatBody
 from paceline.server.schemas.completions import DEFAULT_MAX_TOKENS, CompletionBody
+from paceline.server.schemas.messages import last_words
 from paceline.server.schemas.responses import ChatCompletion, Completion
 from paceline.server.service import Service
 from paceline.server.tool_use import ToolUse
@@ -30,6 +31,8 @@ def generation_routes(service: Service) -> APIRouter:
     @router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion, "content": EVENTS}})
     async def chat(body: ChatBody, http: Request) -> Response:
         service.check_model(body.model)
+        visit = service.visit(http, body)
+        visit.check(1, body.n or 1)
         gateway.check_room(body.n or 1)
         tool_use = ToolUse.of(body)
         prompt = await service.prompts.of_messages(body.messages, tool_use.tools if tool_use else ())
@@ -42,15 +45,17 @@ def generation_routes(service: Service) -> APIRouter:
             json_schema=tool_use.json_schema if tool_use else response_schema(body),
             extra_stops=tool_use.stops if tool_use else (),
         )
-        requests = service.requests(http, body, [prompt], sampling)
+        requests = service.requests(http, body, visit, [prompt], sampling, last_words(body.messages))
         if tool_use is not None and tool_use.json_schema is not None:
             await _check_tools(service, requests[0])
         answer = ChatAnswer(requests, *about, service.tokenizer, body.stream_options, tool_use=tool_use)
-        return GenerationResponse(gateway, requests, answer, body.stream, body.timeout)
+        return GenerationResponse(gateway, visit, requests, answer, body.stream, body.timeout)
 
     @router.post("/v1/completions", responses={200: {"model": Completion, "content": EVENTS}})
     async def completions(body: CompletionBody, http: Request) -> Response:
         service.check_model(body.model)
+        visit = service.visit(http, body)
+        visit.check(len(body.prompts), len(body.prompts) * (body.n or 1))
         gateway.check_room(len(body.prompts) * (body.n or 1))
         prompts = [
             await service.prompts.of_text(prompt) if isinstance(prompt, str) else tuple(prompt)
@@ -64,9 +69,9 @@ def generation_routes(service: Service) -> APIRouter:
             seed=draw_seed(),
             json_schema=response_schema(body),
         )
-        requests = service.requests(http, body, prompts, sampling)
+        requests = service.requests(http, body, visit, prompts, sampling)
         answer = CompletionAnswer(requests, *about, service.tokenizer, body.stream_options)
-        return GenerationResponse(gateway, requests, answer, body.stream, body.timeout)
+        return GenerationResponse(gateway, visit, requests, answer, body.stream, body.timeout)
 
     return router
 

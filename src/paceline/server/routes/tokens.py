@@ -2,7 +2,7 @@
 
 import time
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Request
 
 from paceline.core.errors import InvalidRequest
 from paceline.server.schemas.responses import Model, ModelList
@@ -30,8 +30,9 @@ def token_routes(service: Service) -> APIRouter:
         return model
 
     @router.post("/tokenize", response_model_exclude_none=True)
-    async def tokenize(body: TokenizeBody) -> Tokenized:
+    async def tokenize(body: TokenizeBody, http: Request) -> Tokenized:
         service.check_model(body.model)
+        service.visit(http).once()
         if body.messages is not None:
             ids = await service.prompts.of_messages(body.messages, body.tools or ())
         else:
@@ -40,8 +41,9 @@ def token_routes(service: Service) -> APIRouter:
         return Tokenized(count=len(ids), max_model_len=service.llm.max_model_len, tokens=list(ids), token_strs=strings)
 
     @router.post("/detokenize")
-    async def detokenize(body: DetokenizeBody) -> Detokenized:
+    async def detokenize(body: DetokenizeBody, http: Request) -> Detokenized:
         service.check_model(body.model)
+        service.visit(http).once()
         unknown = next((token for token in body.tokens if service.tokenizer.token(token) is None), None)
         if unknown is not None:
             raise InvalidRequest(f"there is no token {unknown}", field="tokens")

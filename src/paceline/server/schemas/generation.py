@@ -2,7 +2,8 @@
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from paceline.core.config import MAX_DEPTH
 from paceline.core.speculation import Verification
@@ -41,6 +42,19 @@ class SpeculationOptions(Body):
     method: str | None = None
     max_depth: int | None = Field(None, ge=0, le=MAX_DEPTH)
     verification: Verification | None = None
+    strict: bool = False
+    """No drafts at all, and a record of what was generated in the server's trail."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "SpeculationOptions":
+        chosen = {"enabled", "method", "max_depth", "verification"} & self.model_fields_set
+        if self.strict and (chosen - {"enabled"} or ("enabled" in chosen and self.enabled)):
+            raise PydanticCustomError(
+                "inconsistent",
+                "strict leaves nothing to speculate with: leave out the rest of speculation",
+                {"param": "speculation.strict"},
+            )
+        return self
 
 
 class Text(Body):

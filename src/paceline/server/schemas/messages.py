@@ -1,5 +1,6 @@
 """Messages of a conversation, as the caller sends them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -76,3 +77,10 @@ def plain(message: SystemMessage | UserMessage | AssistantMessage | ToolMessage)
     content = message.content
     values["content"] = "".join(part.text for part in content) if isinstance(content, list) else content or ""
     return values
+
+
+def last_words(messages: Sequence[Message]) -> str:
+    """What the user said last: that is what the answer will be about."""
+    said = next((message for message in reversed(messages) if message.role == "user"), messages[-1])
+    content: str = plain(said)["content"]
+    return content

@@ -10,8 +10,9 @@ that share; what asking costs does not.
 
 For given D_m the best n nodes are the n largest S among positions up to D_m. S never increases with k, so a sequence's
 nodes enter in order. Equal S form a group, within which the rate can only peak where t_verify bends upwards: group
-ends and such bends are all there is to try. With one method every D up to `EVERY_DEPTH` is tried and some beyond, where
-one node more or less makes little difference; several methods take turns until none of them gains.
+ends and such bends are all there is to try. Of one category the nodes come by position, so that one pass over them
+tries every D. With several of one method every D up to `EVERY_DEPTH` is a pass, and some beyond, where one more or less
+makes little difference. Several methods take turns, each trying fewer, until none of them gains.
 """
 
 from bisect import bisect_left, bisect_right
@@ -26,7 +27,7 @@ from paceline.speculation.depth.step_time import Costs
 WORTHLESS = 0.01
 """A draft less likely to be kept than this is left out, even where its row seems to cost nothing."""
 EVERY_DEPTH = 8
-SWEEPS = 4
+SWEEPS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +52,12 @@ def allocate(batch: Sequence[Candidate], values: Mapping[str, Value], costs: Cos
     groups = _groups(batch, values)
     if not groups:
         return None
-    methods = dict.fromkeys([group.method for group in groups])
-    tries = {m: _depths_to_try(max(group.position for group in groups if group.method == m)) for m in methods}
-    best = _Plan(0.0, 0, dict.fromkeys(methods, 0))
-    for _ in range(SWEEPS):
-        before = best.rate
-        for method in methods:
-            below = -1 if len(methods) > 1 else 0
-            for deepest in (0, *tries[method]) if len(methods) > 1 else tries[method]:
-                limits = {**best.limits, method: deepest}
-                best = max(best, _fill(groups, limits, method, below, len(batch), costs), key=lambda plan: plan.rate)
-                below = deepest
-        if len(methods) == 1 or best.rate == before:
-            break
+    most: dict[str, int] = {}
+    for group in groups:
+        most[group.method] = max(group.position, most.get(group.method, 0))
+    best = _search(groups, most, dict.fromkeys(most, 0), len(batch), costs)
+    if len(most) > 1:  # one that pays alone may stand in the way of a better one: come from the other side as well
+        best = max(best, _search(groups, most, most, len(batch), costs), key=lambda plan: plan.rate)
     return Allocation(_spread(batch, groups, best), best.rate / costs.scale)
 
 
@@ -92,24 +86,43 @@ def _groups(batch: Sequence[Candidate], values: Mapping[str, Value]) -> list[_Gr
     groups = []
     caps = Counter([(candidate.category, candidate.max_depth) for candidate in batch])
     for category, value in values.items():
-        own = [(cap, count) for (name, cap), count in caps.items() if name == category]
+        own, method = [(cap, count) for (name, cap), count in caps.items() if name == category], method_of(category)
         for position, survival in enumerate(value.survival, start=1):
             if survival < WORTHLESS:
                 break
             width = sum([count for cap, count in own if cap >= position])
             if width == 0:
                 break
-            groups.append(_Group(survival, position, width, category, method_of(category), value.delivery))
+            groups.append(_Group(survival, position, width, category, method, value.delivery))
     groups.sort(key=lambda group: (-group.survival, group.position))
     return groups
 
 
-def _depths_to_try(most: int) -> list[int]:
-    """1, 2, ... 8, 10, 12, 15, 18, 22, 27, ... and the most."""
-    depths = [1]
+def _search(
+    groups: Sequence[_Group], most: Mapping[str, int], start: Mapping[str, int], batch: int, costs: Costs
+) -> _Plan:
+    """The best limits that changing one method's at a time finds from `start`."""
+    is_alone, is_single = len(most) == 1, all(group.category == groups[0].category for group in groups)
+    best = _Plan(0.0, 0, start)
+    for _ in range(SWEEPS):
+        before = best.rate
+        for method in most:
+            below = 0 if is_alone else -1
+            for deepest in [most[method]] if is_single else _depths_to_try(most[method], is_alone):
+                plan = _fill(groups, {**best.limits, method: deepest}, method, below, batch, costs)
+                best, below = plan if plan.rate > best.rate else best, deepest
+        if is_alone or best.rate == before:
+            break
+    return best
+
+
+def _depths_to_try(most: int, is_alone: bool) -> list[int]:
+    """1, 2, ... 8, 10, 12, 15, 18, 22, ... and the most; of several methods 0, 1, 2, 4, 8, ... and the most."""
+    depths = [1] if is_alone else [0, 1]
     while depths[-1] < most:
-        step = 1 if depths[-1] < EVERY_DEPTH else depths[-1] // 4
-        depths.append(min(most, depths[-1] + step))
+        last = depths[-1]
+        step = last if not is_alone else 1 if last < EVERY_DEPTH else last // 4
+        depths.append(min(most, last + step))
     return depths
 
 
@@ -118,17 +131,17 @@ def _fill(
 ) -> _Plan:
     """The best number of nodes within `limits`, of those that take `method` beyond `below`: a smaller limit has tried the
     others."""
-    seconds, bends = costs.curve, costs.curve.bends
+    seconds, bends, scale = costs.curve, costs.curve.bends, costs.scale
     best_rate, best_asked = 0.0, 0
-    asked, rows, tokens, overhead = 0, float(batch), float(batch), costs.network / costs.scale
+    asked, rows, tokens, overhead = 0, float(batch), float(batch), costs.network / scale
     reached = dict.fromkeys(limits, 0)
     is_new = below < 0
     for survival, position, width, _, own, delivery in groups:
         if position > limits[own]:
             continue
         if position > reached[own]:
-            line = costs.lines[own]
-            overhead += (line.seconds(position) - (line.seconds(reached[own]) if reached[own] else 0.0)) / costs.scale
+            base, per_depth = costs.lines[own]
+            overhead += (per_depth if reached[own] else base + per_depth) / scale  # positions come one by one
             reached[own] = position
             is_new = is_new or (own == method and position > below)
         drafts = width * delivery

@@ -2,7 +2,7 @@
 
 With one depth seen, c0 and c1 cannot be told apart. A small penalty on c0 then makes time proportional to depth:
 right for an autoregressive draft, cautious for one that drafts all its tokens in a single pass until a second depth
-shows it.
+shows it: `knows_slope` says whether one has.
 """
 
 import sys
@@ -40,6 +40,11 @@ class _Fit:
         self.t = self.t * _DECAY + seconds
         self.dt = self.dt * _DECAY + depth * seconds
         self.shallowest = min(self.shallowest, depth)
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether the depths differ by enough to outweigh the penalty."""
+        return self.n * self.dd - self.d * self.d > _PENALTY * self.dd
 
     def line(self) -> Line:
         """argmin sum (t - c0 - c1 d)^2 + penalty c0^2 with c0, c1 >= 0."""
@@ -94,7 +99,12 @@ class DraftTime:
 
     def line(self, batch: int) -> Line | None:
         """None until something was measured. A scale never seen borrows from the nearest."""
-        if not self._fits:
-            return None
+        return self._nearest(batch).line() if self._fits else None
+
+    def knows_slope(self, batch: int) -> bool:
+        """Whether `line` rests on more than one depth."""
+        return bool(self._fits) and self._nearest(batch).has_spread
+
+    def _nearest(self, batch: int) -> _Fit:
         scale = batch.bit_length()
-        return self._fits[min(self._fits, key=lambda seen: (abs(seen - scale), seen))].line()
+        return self._fits[min(self._fits, key=lambda seen: (abs(seen - scale), seen))]

@@ -109,6 +109,10 @@ class StepTime:
         """Whether the method's drafts were timed often enough to go by."""
         return method in self._drafts and self._drafts[method].is_settled
 
+    def knows_slope(self, method: str, batch: int) -> bool:
+        """Whether it was timed at more than one depth of late."""
+        return method in self._drafts and self._drafts[method].knows_slope(batch)
+
     def _add(self, rows: int, seconds: float, drafting: bool) -> None:
         buckets = self._verify if drafting else self._plain
         bucket = buckets.get(_bucket(rows))

@@ -59,6 +59,14 @@ class _Work:
         return [part.start + i for part, rows in spans for i in range(rows.start, rows.stop)]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Loan:
+    """A sequence that somebody else drafts for a while: `num_cached` slots, and the state that goes into the next one."""
+
+    num_cached: int
+    state: Hidden
+
+
 @dataclass(frozen=True, slots=True)
 class _Branch:
     """A node about to get children."""
@@ -92,6 +100,10 @@ class EagleProposer:
     def num_free_blocks(self) -> int:
         return self._tables.pool.num_free
 
+    @property
+    def runner(self) -> EagleRunner:
+        return self._runner
+
     def observe(self, batch: Sequence[Progress]) -> None:
         for progress in batch:
             self._riders.setdefault(progress.sequence_id, _Rider(progress)).progress = progress
@@ -103,6 +115,37 @@ class EagleProposer:
             self._riders.pop(sequence_id, None)
             self._pending.close(sequence_id)
             self._tables.close(sequence_id)
+
+    @torch.inference_mode()
+    def lend(self, sequence_ids: Sequence[int]) -> dict[int, Loan]:
+        """Those that can be brought up to date, for somebody who drafts them on the device until `take_back`."""
+        riders = [rider for i in sequence_ids if (rider := self._riders.get(i))]
+        newest = {}
+        for rider in riders:
+            sequence_id = rider.progress.sequence_id
+            if self._pending.end(sequence_id) == len(rider.progress.ids) - 1:
+                part = self._pending.parts(sequence_id)[-1]
+                inner = {layer: states[-1:].clone() for layer, states in part.inner.items()}
+                newest[sequence_id] = Hidden(part.end - 1, inner, None)
+        current, _ = self._catch_up([rider for rider in riders if rider.progress.sequence_id in newest])
+        ids = [rider.progress.sequence_id for rider in current]
+        return {i: Loan(rider.num_cached - 1, newest[i]) for i, rider in zip(ids, current, strict=True)}
+
+    def blocks(self, sequence_id: int, num_slots: int) -> Sequence[int] | None:
+        """Of a sequence that was lent, with room for `num_slots`; None: there is not so much."""
+        return self._tables.blocks(sequence_id) if self._tables.grow(sequence_id, num_slots) else None
+
+    @torch.inference_mode()
+    def take_back(self, sequence_id: int, num_cached: int, fresh: Hidden) -> None:
+        """Meanwhile the head has cached `num_cached` slots; the states of the committed tokens after them are `fresh`."""
+        rider = self._riders.get(sequence_id)
+        if rider is None or sequence_id not in self._tables:
+            return
+        rider.num_cached, rider.next_slot = num_cached, fresh.start
+        self._pending.close(sequence_id)
+        self._pending.add(sequence_id, fresh, keep=True)
+        self._tables.shrink(sequence_id, num_cached)
+        self._publish(rider)
 
     @torch.inference_mode()
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
@@ -213,7 +256,11 @@ class EagleProposer:
         rider.num_cached += len(positions)
         rider.next_slot = positions[-1] + 1
         self._pending.forget_before(rider.progress.sequence_id, rider.next_slot)
-        if rider.num_cached == rider.next_slot and rider.num_cached // BLOCK_SIZE > full:
+        if rider.num_cached // BLOCK_SIZE > full:
+            self._publish(rider)
+
+    def _publish(self, rider: _Rider) -> None:
+        if rider.num_cached == rider.next_slot:
             progress = rider.progress
             self._tables.publish(progress.sequence_id, progress.ids[1:], rider.num_cached)
 

@@ -1,0 +1,171 @@
+"""How long a prefix of a prompt each worker has, and in which tier, from what the workers say about their caches."""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.cluster.prefix_tree import KEY_MASK, NONE, PrefixTree, members
+from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
+
+BLOCK_SIZE = 16
+Sums = Callable[[Sequence[int], int], Sequence[int]]
+"""For tokens that begin at the given block of a prompt, one number for each full block; numbers add up along a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Who has how much of a prompt's beginning. Workers go by their numbers in the index."""
+
+    groups: Sequence[tuple[int, Sequence[int]]]
+    """(tokens, the workers that have so many, in any tier), most first; a worker is in one group, or has nothing."""
+    lower: Mapping[int, tuple[int, ...]]
+    """Of workers that have some of it elsewhere than on the device: how many tokens in each of `TIERS`."""
+
+
+@dataclass(slots=True)
+class _Worker:
+    number: int
+    blocks: tuple[dict[Hashable, list[int]], ...] = field(default_factory=lambda: tuple({} for _ in TIERS))
+    """By tier and the worker's own key: the nodes that block is, one for each 16 of its tokens."""
+    slots: dict[int, int] = field(default_factory=dict)
+    """By tier, a holder of the tree: it has what is in that tier or a nearer one. The device's is the worker's number;
+    the others are there once something was stored in theirs."""
+
+
+class KvIndex:
+    """Events of a worker must come in order. What was missed is not known, and blocks that follow it are left out, and counted
+    in `num_orphans`, until they are told again. Not thread-safe."""
+
+    def __init__(self, sums: Sums) -> None:
+        self._sums = sums
+        self._tree = PrefixTree()
+        self._workers: dict[str, _Worker] = {}
+        self._slots: list[_Worker | None] = []
+        self._lower = 0
+        """Holders that stand for a tier below the device."""
+        self.num_orphans = 0
+
+    def __len__(self) -> int:
+        """Different blocks that anybody has."""
+        return len(self._tree)
+
+    def number(self, worker: str) -> int:
+        """The worker's in every `Match`, for as long as it is not forgotten; it gets one here if it has none."""
+        return self._worker(worker).number
+
+    def num_blocks(self, worker: str) -> int:
+        """Of that worker, in all tiers."""
+        known = self._workers.get(worker)
+        return sum(map(len, known.blocks)) if known else 0
+
+    def match(self, ids: Sequence[int], salt: str = "") -> Match:
+        """What there is for this prompt under this salt."""
+        found = self._tree.match(self._sums(ids, 0), _root(salt))
+        if self._lower and any(holders & self._lower for _, holders in found):
+            return self._tiered(found)
+        return Match([(blocks * BLOCK_SIZE, members(holders)) for blocks, holders in found], {})
+
+    def apply(self, worker: str, event: CacheEvent) -> None:
+        match event:
+            case BlocksStored():
+                self._store(self._worker(worker), event)
+            case BlocksRemoved():
+                self._remove(self._worker(worker), event.keys, TIERS.index(event.tier))
+            case CacheCleared():
+                self.clear(worker)
+
+    def clear(self, worker: str) -> None:
+        """It has nothing, or nothing is known of what it has."""
+        known = self._workers.get(worker)
+        if known is not None:
+            for tier, blocks in enumerate(known.blocks):
+                self._remove(known, list(reversed(blocks)), tier)  # last first: nothing is broken off on the way
+
+    def forget(self, worker: str) -> None:
+        """It left; its number may be given to another."""
+        self.clear(worker)
+        known = self._workers.pop(worker, None)
+        if known is not None:
+            for slot in known.slots.values():
+                self._slots[slot] = None
+                self._lower &= ~(1 << slot)
+
+    def _tiered(self, found: list[tuple[int, int]]) -> Match:
+        reach: dict[int, dict[int, int]] = {}
+        for blocks, holders in found:
+            for slot in members(holders):
+                worker = self._slots[slot]
+                assert worker is not None
+                tier = next(tier for tier, own in worker.slots.items() if own == slot)
+                reach.setdefault(worker.number, {})[tier] = blocks * BLOCK_SIZE
+        groups: dict[int, list[int]] = {}
+        lower = {}
+        for number, by_tier in reach.items():
+            # A tier's reach includes the nearer ones'
+            ends = [
+                max((by_tier.get(nearer, 0) for nearer in range(tier + 1)), default=0) for tier in range(len(TIERS))
+            ]
+            groups.setdefault(ends[-1], []).append(number)
+            if ends[-1] > ends[0]:
+                lower[number] = tuple(end - start for start, end in zip((0, *ends), ends, strict=False))
+        return Match(sorted(groups.items(), reverse=True), lower)
+
+    def _worker(self, name: str) -> _Worker:
+        known = self._workers.get(name)
+        if known is None:
+            known = _Worker(NONE)
+            known.number = known.slots[0] = self._slot(known)
+            self._workers[name] = known
+        return known
+
+    def _slot(self, worker: _Worker) -> int:
+        if None in self._slots:
+            slot = self._slots.index(None)
+            self._slots[slot] = worker
+        else:
+            slot = len(self._slots)
+            self._slots.append(worker)
+        return slot
+
+    def _store(self, worker: _Worker, event: BlocksStored) -> None:
+        span, rest = divmod(event.block_size, BLOCK_SIZE)
+        parent = self._find(worker, event.parent)
+        if rest or not span or len(event.tokens) != len(event.keys) * event.block_size or parent is None:
+            self.num_orphans += len(event.keys)
+            return
+        tier = TIERS.index(event.tier)
+        if tier not in worker.slots:
+            self._open_tier(worker, tier)
+        start, base = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), self._tree.key(parent))
+        keys = [(base + number) & KEY_MASK for number in self._sums(event.tokens, start)]
+        nodes: list[int] = []
+        for level, slot in worker.slots.items():
+            if level >= tier:
+                nodes = self._tree.add(1 << slot, parent, keys)
+        worker.blocks[tier].update((key, nodes[i * span : (i + 1) * span]) for i, key in enumerate(event.keys))
+
+    @staticmethod
+    def _find(worker: _Worker, key: Hashable | None) -> int | None:
+        """The last node of a block that the worker has, NONE for the beginning of a prompt, None for one it does not have."""
+        if key is None:
+            return NONE
+        return next((blocks[key][-1] for blocks in worker.blocks if key in blocks), None)
+
+    def _remove(self, worker: _Worker, keys: Sequence[Hashable], tier: int) -> None:
+        for key in keys:
+            nodes = worker.blocks[tier].pop(key, ())
+            for level, slot in worker.slots.items():
+                if level >= tier and not any(key in nearer for nearer in worker.blocks[: level + 1]):
+                    for node in reversed(nodes):
+                        self._tree.drop(1 << slot, node)
+
+    def _open_tier(self, worker: _Worker, tier: int) -> None:
+        """What is in nearer tiers counts there too."""
+        slot = worker.slots[tier] = self._slot(worker)
+        self._lower |= 1 << slot
+        for blocks in worker.blocks[:tier]:
+            for nodes in blocks.values():
+                self._tree.add(1 << slot, self._tree.parent(nodes[0]), map(self._tree.key, nodes))
+
+
+def _root(salt: str) -> int:
+    return hash(("paceline/salt", salt)) & KEY_MASK

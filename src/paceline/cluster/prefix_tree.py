@@ -1,0 +1,176 @@
+"""Chains of blocks and who has them: for a prompt, how much of its beginning each holder has."""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+KEY_MASK = (1 << 64) - 1
+NONE = -1
+
+
+class PrefixTree:
+    """Nodes are blocks, numbered; a block's key stands for all tokens up to its end. Holders are bits of an int.
+
+    A holder is counted at a node only while it has every block before it, since nothing else can be a hit. Hence holders only
+    become fewer along a chain, and a lookup may jump: it bisects instead of walking. Columns instead of node objects keep a
+    million blocks out of the garbage collector's way.
+    """
+
+    def __init__(self) -> None:
+        self._node_of: dict[int, int] = {}
+        self._keys = array("Q")
+        self._depths = array("l")
+        self._parents = array("l")
+        self._first = array("l")
+        self._next = array("l")
+        self._previous = array("l")
+        self._holders: list[int] = []
+        self._broken: dict[int, int] = {}
+        """Holders that have a block, but not all before it."""
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._node_of)
+
+    def key(self, node: int) -> int:
+        return self._keys[node]
+
+    def depth(self, node: int) -> int:
+        """Blocks up to and with this one."""
+        return self._depths[node]
+
+    def parent(self, node: int) -> int:
+        return self._parents[node]
+
+    def add(self, holder: int, parent: int, keys: Iterable[int]) -> list[int]:
+        """`holder` (one bit) has the blocks `keys` after node `parent`, NONE at the beginning; returns their nodes."""
+        nodes = []
+        for key in keys:
+            node = self._node_of.get(key, NONE)
+            if node == NONE:
+                node = self._new(parent, key)
+            if parent == NONE or self._holders[parent] & holder:
+                self._holders[node] |= holder
+                if self._broken:
+                    self._rejoin(holder, node)
+            else:
+                self._broken[node] = self._broken.get(node, 0) | holder
+            nodes.append(node)
+            parent = node
+        return nodes
+
+    def drop(self, holder: int, node: int) -> None:
+        """`holder`, which had that block, no longer does. What it has after it cannot be hit until the block is back."""
+        if self._holders[node] & holder:
+            self._detach(holder, node)
+        else:
+            self._mend(holder, node)
+        self._prune(node)
+
+    def match(self, sums: Sequence[int], root: int) -> list[tuple[int, int]]:
+        """Of the chain whose i-th key is `sums[i] + root`: (blocks, the holders that have exactly that many), most first.
+        Holders of none are not in it."""
+        node_of, holders = self._node_of, self._holders
+        low, high = 0, len(sums)
+        while low < high:  # how deep does anybody's chain reach?
+            middle = (low + high + 1) // 2
+            if (sums[middle - 1] + root) & KEY_MASK in node_of:
+                low = middle
+            else:
+                high = middle - 1
+        if not low:
+            return []
+        end = holders[node_of[(sums[low - 1] + root) & KEY_MASK]]
+        found = [(low, end)] if end else []
+        spans = [(1, holders[node_of[(sums[0] + root) & KEY_MASK]], low, end)]
+        while spans:
+            start, some, stop, fewer = spans.pop()
+            if some == fewer:
+                continue
+            if stop - start == 1:
+                found.append((start, some & ~fewer))
+                continue
+            middle = (start + stop) // 2
+            between = holders[node_of[(sums[middle - 1] + root) & KEY_MASK]]
+            spans += (start, some, middle, between), (middle, between, stop, fewer)
+        found.sort(reverse=True)
+        return found
+
+    def _new(self, parent: int, key: int) -> int:
+        depth = 1 if parent == NONE else self._depths[parent] + 1
+        if self._free:
+            node = self._free.pop()
+            self._keys[node], self._depths[node], self._parents[node] = key, depth, parent
+        else:
+            node = len(self._holders)
+            self._keys.append(key)
+            self._depths.append(depth)
+            self._parents.append(parent)
+            for column in (self._first, self._next, self._previous):
+                column.append(NONE)
+            self._holders.append(0)
+        self._node_of[key] = node
+        if parent != NONE:
+            sibling = self._next[node] = self._first[parent]
+            if sibling != NONE:
+                self._previous[sibling] = node
+            self._first[parent] = node
+        return node
+
+    def _rejoin(self, holder: int, node: int) -> None:
+        """Whatever was broken off after `node` can be hit again."""
+        self._mend(holder, node)
+        pending = [node]
+        while pending:
+            for child in self._children(pending.pop()):
+                if self._broken.get(child, 0) & holder:
+                    self._mend(holder, child)
+                    self._holders[child] |= holder
+                    pending.append(child)
+
+    def _detach(self, holder: int, node: int) -> None:
+        self._holders[node] &= ~holder
+        pending = [node]
+        while pending:
+            for child in self._children(pending.pop()):
+                if self._holders[child] & holder:
+                    self._holders[child] &= ~holder
+                    self._broken[child] = self._broken.get(child, 0) | holder
+                    pending.append(child)
+
+    def _mend(self, holder: int, node: int) -> None:
+        rest = self._broken.get(node, 0) & ~holder
+        if rest:
+            self._broken[node] = rest
+        else:
+            self._broken.pop(node, None)
+
+    def _children(self, node: int) -> list[int]:
+        children = []
+        child = self._first[node]
+        while child != NONE:
+            children.append(child)
+            child = self._next[child]
+        return children
+
+    def _prune(self, node: int) -> None:
+        """Forget nodes that nobody has and nothing follows."""
+        while node != NONE and not self._holders[node] and node not in self._broken and self._first[node] == NONE:
+            parent, before, after = self._parents[node], self._previous[node], self._next[node]
+            if after != NONE:
+                self._previous[after] = before
+            if before != NONE:
+                self._next[before] = after
+            elif parent != NONE:
+                self._first[parent] = after
+            self._previous[node] = self._next[node] = NONE
+            del self._node_of[self._keys[node]]
+            self._free.append(node)
+            node = parent
+
+
+@lru_cache(maxsize=4096)
+def members(holders: int) -> tuple[int, ...]:
+    """Numbers of the bits that are set."""
+    digits = f"{holders:b}"
+    return tuple(number for number, digit in enumerate(reversed(digits)) if digit == "1")

@@ -1,0 +1,96 @@
+"""Chains of a draft model, on the device."""
+
+from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from paceline.core.sequence import Sequence
+from paceline.engine.device_drafter import Drafts, DraftShape
+from paceline.engine.device_rows import ChainRows
+from paceline.engine.device_seats import DeviceSeats
+from paceline.kernels.gpu.accept_tree import AcceptedPath
+from paceline.models.gpu_runner import GpuRunner
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+
+
+class ChainDrafter:
+    """Needs nothing from the target but its tokens. A round without drafts leaves the draft model behind for good."""
+
+    capture: tuple[int, ...] = ()
+
+    def __init__(self, proposer: DraftModelProposer, seats: DeviceSeats, vocab_size: int) -> None:
+        assert isinstance(proposer.runner, GpuRunner)  # on a GPU every runner is one
+        self._proposer, self._runner, self._seats = proposer, proposer.runner, seats
+        self._vocab_size = vocab_size
+        self.table_width = self._runner.table_width
+        self.scratch_block = self._runner.scratch_block
+        self._drafts: dict[DraftShape, Drafts] = {}
+        self._current: set[int] = set()
+
+    @property
+    def state(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def bind(self, tables: Tensor) -> None:
+        self._tables = tables
+
+    def shape(self, depth: int) -> DraftShape:
+        return DraftShape(depth, depth)
+
+    def board(self, sequences: Seq[Sequence]) -> None:
+        self._current = {sequence.id for sequence in sequences if self._proposer.is_current(sequence.id)}
+
+    def can_draft(self, sequences: Seq[Sequence]) -> bool:
+        return all(sequence.id in self._current for sequence in sequences if sequence.depth)
+
+    def lend(self, sequence: Sequence, num_tokens: int, shape: DraftShape) -> Seq[int] | None:
+        is_asked = shape.nodes > 0 and sequence.id in self._current
+        return self._proposer.lend(sequence.id, num_tokens) if is_asked else None
+
+    def begin(self, shape: DraftShape) -> Literal["draft", "follow"] | None:
+        if shape.nodes:
+            return "draft"
+        self._current.clear()
+        return None
+
+    def draft(self, shape: DraftShape) -> Callable[[], None]:
+        """The first pass takes the last two committed tokens: after a full acceptance the draft has not seen the one before
+        last, and computing it again otherwise changes nothing."""
+        size, state, known = self._seats.size, self._seats.state, self._proposer.num_proposable
+        passes = [ChainRows(self._runner, self._tables, size, rows) for rows in (2, 1)]
+        choose, drafts = self._seats.picker(1), self.drafts(shape).tokens
+
+        def compute() -> None:
+            for step in range(shape.nodes):
+                if step == 0:
+                    rows, tokens = passes[0], state.last.flatten()
+                else:
+                    rows, tokens = passes[1], drafts[:, step - 1].contiguous()
+                if known < self._vocab_size:  # any token stands in for one it does not have
+                    tokens = torch.where(tokens < known, tokens, 0)
+                output = rows.forward(tokens, state.lengths, -2 if step == 0 else step - 1, last_only=True)
+                assert output.logits is not None
+                drafts[:, step] = choose(output.logits[:, :known], rows.next_positions())
+
+        return compute
+
+    def follow(self) -> Callable[[], None]:
+        raise AssertionError("never begun")
+
+    def drafts(self, shape: DraftShape) -> Drafts:
+        if shape not in self._drafts:
+            tokens = torch.zeros(self._seats.size, shape.nodes, dtype=torch.int64, device=self._seats.device)
+            self._drafts[shape] = Drafts(tokens, None)
+        return self._drafts[shape]
+
+    def keep(self, inner: Mapping[int, Tensor], path: AcceptedPath, active: Tensor) -> None:
+        """Tokens are enough."""
+
+    def take_back(self, running: Seq[Sequence]) -> None:
+        for sequence in running:
+            if sequence.id in self._current:
+                self._proposer.take_back(sequence.id, max(0, len(sequence.ids) - 2))
+        self._current.clear()

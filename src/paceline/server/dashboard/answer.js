@@ -1,0 +1,83 @@
+// One answer on the page: tokens in the colour of where they came from, and how fast they came.
+
+import { call } from "./api.js";
+import { element } from "./element.js";
+import { events } from "./events.js";
+import * as format from "./format.js";
+
+export class Answer {
+  /** `kind` is speculative or plain. */
+  constructor(kind, title) {
+    this.title = title;
+    this.text = "";
+    this.speed = null;
+    this.figure = element("b", { textContent: "–" });
+    this.fill = element("i");
+    this.body = element("div", { class: "text" });
+    this.detail = element("p", { class: "hint detail" });
+    this.place = element(
+      "article",
+      { class: `answer ${kind}`, "aria-label": `${title} answer`, "aria-busy": "true" },
+      element("header", {}, element("h3", { textContent: title }), element("span", { class: "speed" }, this.figure, " tok/s")),
+      element("div", { class: "meter", "aria-hidden": "true" }, this.fill),
+      this.body,
+      this.detail,
+    );
+    this.counts = { accepted: 0, recovered: 0, bonus: 0, plain: 0 };
+    this.tokens = 0;
+  }
+
+  /** Stream the answer to `body`; `onSpeed` is called as it goes. Errors are shown here, and thrown. */
+  async stream(body, signal, onSpeed) {
+    const started = performance.now();
+    let first = null;
+    let firstTokens = 0;
+    let metrics = null;
+    try {
+      const options = { method: "POST", signal, body: { ...body, stream: true, stream_options: { include_origins: true } } };
+      for await (const chunk of events(await call("v1/chat/completions", options))) {
+        if (chunk.error) throw new Error(chunk.error.message);
+        const now = performance.now();
+        this.#add(chunk.choices[0]?.origins ?? []);
+        metrics = chunk.metrics?.speculative_decoding ?? metrics;
+        if (first === null) [first, firstTokens] = [now, this.tokens];
+        else if (now > first) {
+          // Decoding alone: the prompt's pass is in the time to the first token
+          this.speed = (1000 * (this.tokens - firstTokens)) / (now - first);
+          this.figure.textContent = format.speed(this.speed);
+          onSpeed();
+        }
+      }
+    } catch (error) {
+      const isStopped = error.name === "AbortError";
+      this.detail.append(element("span", { class: isStopped ? "" : "failure", textContent: isStopped ? "Stopped." : error.message }));
+      throw error;
+    } finally {
+      this.place.setAttribute("aria-busy", "false");
+    }
+    this.detail.textContent = this.#summary(metrics, first === null ? null : (first - started) / 1000);
+  }
+
+  /** `whole` is the speed that fills the meter. */
+  fillMeter(whole) {
+    this.fill.style.width = `${whole ? Math.round((100 * (this.speed ?? 0)) / whole) : 0}%`;
+  }
+
+  #add(pieces) {
+    for (const { text, origin } of pieces) {
+      this.tokens += 1;
+      this.counts[origin] += 1;
+      this.text += text;
+      if (text) this.body.append(element("span", { class: origin, textContent: text }));
+    }
+  }
+
+  #summary(metrics, ttft) {
+    const parts = [`${this.tokens} tokens`, `first after ${format.duration(ttft)}`];
+    if (metrics?.num_draft_tokens) {
+      parts.push(`${format.decimal(metrics.mean_acceptance_length, 2)} tokens a round`);
+      parts.push(Object.entries(this.counts).filter(([, n]) => n).map(([origin, n]) => `${n} ${origin}`).join(", "));
+    }
+    return parts.join(" · ");
+  }
+}

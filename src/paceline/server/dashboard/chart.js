@@ -1,0 +1,140 @@
+// A chart in a figure: lines, a legend with the values under the cursor, and a way along it without a mouse.
+
+import { byId, element } from "./element.js";
+import { colourOf, onThemeChange, themed } from "./palette.js";
+import uPlot from "./vendor/uPlot.js";
+
+const FONT = "12px system-ui, sans-serif";
+const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+const times = (plot, splits) => splits.map((seconds) => clock.format(1000 * seconds));
+const whole = (plot, splits) => splits.map((value) => (Number.isInteger(value) ? value : ""));
+
+export class Chart {
+  /**
+   * @param {string} id of the figure
+   * @param {object} about `time`: whether x is one; `format`: a value as text; `top`: the least that the y axis reaches;
+   *   `fixed`: whether it never reaches further; `empty`: what to say when there is nothing; `xLabel`: of one x
+   */
+  constructor(id, { time = true, format, top, fixed = false, empty, xLabel }) {
+    Object.assign(this, { time, format, top, fixed, empty, xLabel });
+    const figure = byId(id);
+    this.title = figure.querySelector("figcaption").textContent;
+    this.place = element("div", { class: "plot", tabIndex: 0, role: "img" });
+    this.message = element("p", { class: "empty", hidden: true });
+    this.legend = element("ul", { class: "legend", "aria-hidden": "true" });
+    this.place.append(this.message);
+    figure.append(this.place, this.legend);
+    this.labels = [];
+    this.data = [[]];
+    this.shades = [];
+    this.place.addEventListener("keydown", (event) => this.#step(event));
+    this.place.addEventListener("blur", () => this.plot?.setCursor({ left: -10, top: -10 }));
+    new ResizeObserver(() => this.plot?.setSize(this.#size())).observe(this.place);
+    onThemeChange(() => this.#build());
+  }
+
+  /** `lines` is {label: values}, each as long as `xs`; `shades` are pairs of x between which the background is shaded. */
+  draw(xs, lines, shades = []) {
+    const labels = Object.keys(lines);
+    this.data = [xs, ...Object.values(lines)];
+    this.shades = shades;
+    if (labels.join("\n") !== this.labels.join("\n") || !this.plot) {
+      this.labels = labels;
+      this.#build();
+    } else {
+      this.plot.setData(this.data);
+    }
+    const hasValues = this.data.slice(1).some((values) => values.some((value) => value != null));
+    this.message.hidden = hasValues;
+    this.place.classList.toggle("nothing", !hasValues);
+    this.message.textContent = this.empty;
+    this.#describe(hasValues);
+    this.#values();
+  }
+
+  #build() {
+    this.plot?.destroy();
+    this.legend.replaceChildren(
+      ...this.labels.map((label) => {
+        const swatch = element("i");
+        swatch.style.background = colourOf(label);
+        return element("li", {}, swatch, `${label} `, element("b"));
+      }),
+    );
+    this.plot = new uPlot(this.#options(), this.data, this.place);
+    this.#values();
+  }
+
+  #options() {
+    const axis = { stroke: themed("--muted"), font: FONT, grid: { stroke: themed("--line"), width: 1 }, ticks: { show: false } };
+    return {
+      ...this.#size(),
+      legend: { show: false },
+      cursor: { drag: { x: false, y: false }, y: false, sync: this.time ? { key: "time" } : undefined },
+      scales: {
+        x: this.time ? { time: true } : { time: false, range: (plot, low, high) => [0.75, Math.max(high, 2) + 0.25] },
+        y: { range: (plot, low, high) => [0, this.fixed ? this.top : Math.max(this.top, 1.15 * (high ?? 0))] },
+      },
+      axes: [
+        { ...axis, grid: { show: false }, size: 28, values: this.time ? times : whole, space: this.time ? 80 : 30 },
+        { ...axis, size: 58, values: (plot, splits) => splits.map((value) => this.format(value)) },
+      ],
+      series: [
+        {},
+        ...this.labels.map((label) => ({
+          label,
+          stroke: colourOf(label),
+          width: label === "all" ? 2 : 1.75,
+          fill: label === "all" ? themed("--shade") : undefined,
+          points: { show: !this.time, size: 6, fill: colourOf(label) },
+          spanGaps: false,
+        })),
+      ],
+      hooks: { setCursor: [() => this.#values()], drawClear: [(plot) => this.#shade(plot)] },
+    };
+  }
+
+  #size() {
+    return { width: Math.max(120, this.place.clientWidth), height: Math.max(100, this.place.clientHeight) };
+  }
+
+  #shade(plot) {
+    plot.ctx.save();
+    plot.ctx.fillStyle = themed("--shade");
+    for (const [from, to] of this.shades) {
+      const left = Math.max(plot.bbox.left, plot.valToPos(from, "x", true));
+      const right = Math.min(plot.bbox.left + plot.bbox.width, plot.valToPos(to, "x", true));
+      if (right > left) plot.ctx.fillRect(left, plot.bbox.top, right - left, plot.bbox.height);
+    }
+    plot.ctx.restore();
+  }
+
+  /** The values at the cursor; without one, the last. */
+  #values() {
+    const at = this.plot?.cursor.idx ?? this.data[0].length - 1;
+    this.labels.forEach((label, line) => {
+      const item = this.legend.children[line];
+      if (item) item.lastChild.textContent = this.format(this.data[line + 1][at]);
+    });
+  }
+
+  #describe(hasValues) {
+    const last = this.data[0].length - 1;
+    const values = this.labels.map((label, line) => {
+      const here = this.data[line + 1];
+      const said = this.time ? this.format(here[last]) : here.filter((value) => value != null).map(this.format).join(", ");
+      return `${label} ${said}`;
+    });
+    this.place.setAttribute("aria-label", `${this.title}: ${hasValues ? values.join("; ") : this.empty}`);
+  }
+
+  #step(event) {
+    const steps = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity };
+    if (!(event.key in steps) || this.data[0].length === 0) return;
+    event.preventDefault();
+    const last = this.data[0].length - 1;
+    const from = this.plot.cursor.idx ?? last + 1;
+    const at = Math.min(last, Math.max(0, from + steps[event.key]));
+    this.plot.setCursor({ left: this.plot.valToPos(this.data[0][at], "x"), top: 1 });
+  }
+}

@@ -1,0 +1,18 @@
+// Numbers as people read them. Null is a dash.
+
+const none = "–";
+
+export const count = (value) => (value == null ? none : Math.round(value).toLocaleString("en"));
+export const decimal = (value, digits = 1) => (value == null ? none : value.toFixed(digits));
+export const percent = (value) => (value == null ? none : `${Math.round(100 * value)}%`);
+
+/** 1.24 -> "1.24 s", 0.0124 -> "12.4 ms" */
+export function duration(seconds) {
+  if (seconds == null) return none;
+  if (seconds >= 1) return `${seconds.toFixed(2)} s`;
+  const ms = 1000 * seconds;
+  return `${ms.toFixed(ms < 10 ? 2 : ms < 100 ? 1 : 0)} ms`;
+}
+
+/** Tokens per second. */
+export const speed = (value) => (value == null ? none : value.toFixed(value < 100 ? 1 : 0));

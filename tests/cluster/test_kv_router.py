@@ -1,0 +1,184 @@
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+
+from paceline.cluster.kv_index import KvIndex
+from paceline.cluster.kv_router import KvRouter
+from paceline.cluster.router import Prompt, WorkerLoad
+from paceline.cluster.worker_rates import SECONDS_PER_TOKEN
+from paceline.core.clock import VirtualClock
+from paceline.core.kv_events import BlocksStored, Tier
+from paceline.kv.prefix_sums import PrefixSums
+
+PROMPT = list(range(1024))
+NAMES = ["a", "b", "c", "d"]
+
+
+class House:
+    """A router, its index and its clock."""
+
+    def __init__(self) -> None:
+        self.clock = VirtualClock(100.0)
+        self.index = KvIndex(PrefixSums(seed=1))
+        self.router = KvRouter(self.index, self.clock)
+        self.loads = {name: WorkerLoad(name, 0, 8) for name in NAMES}
+
+    def cache(self, worker: str, ids: Sequence[int], salt: str = "", tier: Tier = "device") -> None:
+        keys = [(salt, tuple(ids[: i + 16])) for i in range(0, len(ids), 16)]
+        self.index.apply(worker, BlocksStored(keys, None, ids, salt, tier))
+
+    def load(self, worker: str, assigned: int, seats: int = 8) -> None:
+        self.loads[worker] = WorkerLoad(worker, assigned, seats)
+
+    def choose(self, ids: Sequence[int] = PROMPT, salt: str = "", request_id: str = "") -> str:
+        return self.router.choose(Prompt(ids, salt, request_id), list(self.loads.values()))
+
+
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def test_the_longest_prefix_wins_where_all_else_is_equal(house: House) -> None:
+    house.cache("b", PROMPT[:256])
+    house.cache("c", PROMPT[:512])
+    assert {house.choose() for _ in range(5)} == {"c"}
+
+
+def test_a_prefix_is_not_worth_more_waiting_than_it_saves(house: House) -> None:
+    house.cache("c", PROMPT[:512])
+    saved = 512 * SECONDS_PER_TOKEN
+    other = list(range(50_000, 52_000))
+    house.cache("a", other)  # so that the other prompt's work is no work at "a", and much at "c"
+    house.loads = {name: house.loads[name] for name in "c"}
+    house.choose(other, request_id="1")
+    house.loads = {name: WorkerLoad(name, 0, 8) for name in NAMES}
+    assert house.choose() != "c"
+    house.clock.advance(2000 * SECONDS_PER_TOKEN - saved + 0.01)  # what is left of the queue is less than what is saved
+    assert house.choose() == "c"
+
+
+def test_ties_spread(house: House) -> None:
+    assert Counter(house.choose() for _ in range(40)) == dict.fromkeys(NAMES, 10)
+    for name in "ab":
+        house.cache(name, PROMPT)
+    assert Counter(house.choose() for _ in range(40)) == dict.fromkeys("ab", 20)
+
+
+def test_what_it_has_just_placed_counts(house: House) -> None:
+    """A burst of equal prompts, faster than any event comes back."""
+    chosen = [house.choose(request_id=f"{i}") for i in range(8)]
+    assert Counter(chosen) == dict.fromkeys(NAMES, 2)
+
+
+def test_of_equals_the_emptier(house: House) -> None:
+    for name, assigned in zip(NAMES, (3, 1, 2, 3), strict=True):
+        house.load(name, assigned)
+    assert {house.choose() for _ in range(3)} == {"b"}
+    house.load("d", 8, seats=100)
+    assert house.choose() == "d"
+
+
+def test_a_full_house_costs_the_wait_for_a_seat(house: House) -> None:
+    house.cache("a", PROMPT)
+    house.load("a", 8)
+    house.router.rates.stayed("a", 0.1)  # 12.5 ms until somebody leaves: less than 1,024 tokens take
+    assert house.choose() == "a"
+    for _ in range(100):
+        house.router.rates.stayed("a", 100.0)
+    assert house.choose() != "a"
+
+
+def test_a_slow_worker_gets_less(house: House) -> None:
+    house.loads = {name: house.loads[name] for name in "ab"}
+    for _ in range(10):
+        house.router.rates.prefilled("a", 1000, 1.0)
+        house.router.rates.prefilled("b", 1000, 3.0)
+    chosen = Counter(house.choose(request_id=f"{i}") for i in range(40))
+    assert chosen["a"] == pytest.approx(30, abs=1)
+
+
+def test_rates_are_measured_from_what_it_placed(house: House) -> None:
+    house.loads = {"a": house.loads["a"]}
+    for i in range(3):
+        house.choose(request_id=f"{i}")
+    for i in range(3):  # one after the other: each took half a second, though the last waited for the others
+        house.clock.advance(0.5)
+        house.router.started(f"{i}")
+        house.router.started(f"{i}")
+    assert house.router.rates.prefill("a") == pytest.approx(0.5 / 1024)
+    house.clock.advance(1.0)
+    house.router.ended("0")
+    assert house.router.rates.stay("a") == pytest.approx(2.5)
+
+
+def test_the_queue_empties_as_requests_start_or_go(house: House) -> None:
+    house.loads = {name: house.loads[name] for name in "ab"}
+    house.cache("a", PROMPT[:128])
+    assert house.choose(request_id="1") == "a"
+    assert house.choose(request_id="2") == "b"
+    house.router.ended("1")  # cancelled before its first token
+    assert house.choose(request_id="3") == "a"
+    house.clock.advance(0.01)
+    house.router.started("3")
+    assert house.choose() == "a"
+    house.router.ended("3")
+    house.router.ended("never placed")
+    house.router.started("never placed")
+
+
+def test_lower_tiers_cost_their_loading(house: House) -> None:
+    house.cache("a", PROMPT, tier="disk")
+    house.cache("b", PROMPT, tier="host")
+    assert house.choose() == "b"
+    house.router.rates.loaded("host", 1000, 1.0)
+    assert house.choose() == "a"
+    house.router.rates.loaded("disk", 1000, 1.0)
+    assert house.choose() in "cd"  # computing is faster
+
+
+def test_tenants_do_not_see_each_others_hits(house: House) -> None:
+    house.cache("a", PROMPT, salt="red")
+    assert house.choose(salt="red") == "a"
+    assert Counter(house.choose(salt="blue") for _ in range(8)) == dict.fromkeys(NAMES, 2)
+    assert Counter(house.choose() for _ in range(8)) == dict.fromkeys(NAMES, 2)
+
+
+def test_workers_come_and_go_in_any_order(house: House) -> None:
+    house.cache("c", PROMPT)
+    house.cache("d", PROMPT[:512])
+    assert house.choose(request_id="1") == "c"
+    del house.loads["c"]
+    assert house.choose(request_id="2") == "d"
+    house.router.started("1")
+    house.router.ended("1")
+    house.loads = {name: WorkerLoad(name, 0, 8) for name in reversed([*NAMES, "e"])}
+    assert house.choose() == "c"
+
+
+def test_it_is_the_least_of_all() -> None:
+    """The short cuts leave nobody out: the same cost as by going through all workers and all terms."""
+    generator = random.Random(9)
+    house = House()
+    names = [f"w{i}" for i in range(12)]
+    for name in names:
+        house.cache(name, PROMPT[: 16 * generator.randrange(60)] or PROMPT[:16])
+        house.router.rates.prefilled(name, 1000, generator.uniform(0.1, 2.0))
+    reach = {}
+    for tokens, numbers in house.index.match(PROMPT).groups:
+        reach.update({name: tokens for name in names if house.index.number(name) in numbers})
+    backlog = dict.fromkeys(names, 0.0)
+    for i in range(200):
+        house.loads = {name: WorkerLoad(name, generator.randrange(8), 8) for name in names}
+        rates = house.router.rates
+
+        def cost(name: str) -> float:
+            seconds = rates.prefill(name) * (1024 - reach.get(name, 0))  # noqa: B023
+            return backlog[name] + seconds + 1e-3 * house.loads[name].assigned / 8
+
+        best = min(map(cost, names))
+        chosen = house.choose(request_id=f"{i}")
+        assert cost(chosen) == pytest.approx(best)
+        backlog[chosen] += rates.prefill(chosen) * (1024 - reach.get(chosen, 0))

@@ -1,0 +1,96 @@
+"""Trees that hide the true continuation among wrong guesses, drafted on the device without any model."""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from paceline.core.sequence import Sequence as Running
+from paceline.engine.device_drafter import Drafts, DraftShape
+from paceline.engine.device_seats import DeviceSeats
+from paceline.speculation.trees import depths
+from tests.fakes import FakeProposer
+
+SHAPES = (DraftShape(3, 2), DraftShape(7, 4))
+
+
+class OracleProposer(FakeProposer):
+    """On the host it drafts nothing. `text` is what each request will say."""
+
+    def __init__(self, text: Mapping[tuple[str, int], Sequence[int]], seed: int = 0) -> None:
+        super().__init__(lambda progress: ([], []))
+        self.text, self.random = text, random.Random(seed)
+
+    def drafter(self, _: object, seats: DeviceSeats, vocab_size: int) -> "OracleDrafter":
+        """In place of `device_drafter`."""
+        return OracleDrafter(self, seats, vocab_size)
+
+    def tree(self, truth: Sequence[int], shape: DraftShape, vocab_size: int) -> tuple[list[int], list[int]]:
+        length = self.random.randint(0, min(shape.levels, len(truth)))
+        path = sorted(self.random.sample(range(shape.nodes), length))
+        tokens: list[int] = []
+        parents: list[int] = []
+        for node in range(shape.nodes):
+            if node in path:
+                place = path.index(node)
+                tokens.append(truth[place])
+                parents.append(path[place - 1] if place else -1)
+            else:
+                shallow = [-1, *(i for i, depth in enumerate(depths(parents)) if depth < shape.levels)]
+                parents.append(self.random.choice(shallow))
+                tokens.append(self.random.randrange(vocab_size))
+        return tokens, parents
+
+
+class OracleDrafter:
+    capture: tuple[int, ...] = ()
+    table_width, scratch_block = 1, 0
+    state: tuple[torch.Tensor, ...] = ()
+
+    def __init__(self, proposer: OracleProposer, seats: DeviceSeats, vocab_size: int) -> None:
+        self._proposer, self._seats, self._vocab_size = proposer, seats, vocab_size
+        self._drafts: dict[DraftShape, Drafts] = {}
+        self._sequences: Sequence[Running] = ()
+
+    def bind(self, tables: torch.Tensor) -> None: ...
+
+    def shape(self, depth: int) -> DraftShape:
+        return next(shape for shape in SHAPES if shape.nodes >= depth)
+
+    def board(self, sequences: Sequence[Running]) -> None:
+        self._sequences = sequences
+
+    def can_draft(self, sequences: Sequence[Running]) -> bool:
+        return True
+
+    def lend(self, sequence: Running, num_tokens: int, shape: DraftShape) -> Sequence[int] | None:
+        return [0]
+
+    def begin(self, shape: DraftShape) -> str | None:
+        return "draft" if shape.nodes else None
+
+    def draft(self, shape: DraftShape) -> Callable[[], None]:
+        drafts = self.drafts(shape)
+
+        def compute() -> None:
+            for seat, sequence in enumerate(self._sequences):
+                said = int(self._seats.state.lengths[seat]) - sequence.num_prompt
+                truth = self._proposer.text[sequence.request_id, sequence.choice][said:]
+                tokens, parents = self._proposer.tree(truth, shape, self._vocab_size)
+                drafts.tokens[seat] = torch.tensor(tokens)
+                drafts.parents[seat] = torch.tensor(parents, dtype=torch.int32)
+
+        return compute
+
+    def follow(self) -> Callable[[], None]:
+        raise AssertionError
+
+    def drafts(self, shape: DraftShape) -> Drafts:
+        if shape not in self._drafts:
+            tokens = torch.zeros(self._seats.size, shape.nodes, dtype=torch.int64, device=self._seats.device)
+            self._drafts[shape] = Drafts(tokens, torch.full_like(tokens, -1, dtype=torch.int32))
+        return self._drafts[shape]
+
+    def keep(self, *args: object) -> None: ...
+
+    def take_back(self, running: Sequence[Running]) -> None: ...

@@ -1,0 +1,105 @@
+"""Rounds whose drafts are trees, all on the device: the same text as plain decoding one step at a time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.core.request import Request
+from paceline.engine import device_batch
+from paceline.engine.engine import Engine
+from paceline.engine.run_ahead import RunAhead
+from paceline.kernels import native
+from paceline.models.graph import Graph
+from paceline.models.gpu_runner import GpuRunner
+from tests.engine.gpu.oracle import OracleProposer
+from tests.exactness.contract import check_contract, differences
+from tests.exactness.suite import plain_text
+from tests.fakes import TINY, MixedDepth, Result, request, run, tiny_engine, tiny_model
+from tests.heads import eagle
+from tests.speculation.test_beams import Watch
+
+SMALL = replace(TINY, num_layers=1)  # interpreted kernels take milliseconds each
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SAMPLINGS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 0.7, "top_k": 5, "seed": 2},
+    {"temperature": 1.3, "top_p": 0.8, "min_p": 0.02, "seed": 3},
+)
+
+
+@pytest.fixture(autouse=True)
+def dense_weights(monkeypatch):
+    """Weights as a GPU has them: the CPU would pack them for its own kernels."""
+    monkeypatch.setattr(native, "library", lambda: None)
+
+
+def requests(samplings, max_tokens: int = 8) -> list[Request]:
+    return [
+        request(
+            f"r{i}", [(7 * i + 3 * j) % TINY.vocab_size for j in range(3 + 6 * i)], max_tokens=max_tokens, **sampling
+        )
+        for i, sampling in enumerate(samplings)
+    ]
+
+
+def ahead(engine: Engine, proposer) -> Engine:
+    engine.ahead = RunAhead(
+        engine.runner, proposer, engine.scheduler, engine.speculator, engine.intake, 7, engine.commit_round
+    )
+    return engine
+
+
+def check(engine: Engine, asked: list[Request], plain, **options) -> Result:
+    result = run(engine, asked, **options)
+    model = tiny_model(config=SMALL, device=DEVICE)
+    check_contract(differences(model, asked, plain, result.tokens), is_bitwise=False)
+    assert engine.ahead.num_rounds > 0
+    return result
+
+
+class TestTreesThatHideTheTruth:
+    """Accepted paths are long and scattered over the tree."""
+
+    def run(self, monkeypatch, asked: list[Request], depth, **options) -> Result:
+        model = tiny_model(config=SMALL, device=DEVICE)
+        plain = plain_text(model, asked)
+        proposer = OracleProposer(plain)
+        monkeypatch.setattr(device_batch, "device_drafter", proposer.drafter)
+        arrivals = options.pop("arrivals", None)
+        engine = tiny_engine(model, proposer, depth, runner_kind=GpuRunner, **options)
+        return check(ahead(engine, proposer), asked, plain, arrivals=arrivals)
+
+    @pytest.mark.parametrize("sampling", range(len(SAMPLINGS)))
+    def test_one_sequence(self, monkeypatch, sampling):
+        result = self.run(monkeypatch, requests(SAMPLINGS[sampling:][:1], max_tokens=20), 7)
+        assert result.accepted > 5
+
+    def test_all_together(self, monkeypatch):
+        result = self.run(monkeypatch, requests(SAMPLINGS, max_tokens=12), 7)
+        assert result.accepted > 10
+
+    def test_depths_that_change_and_requests_that_arrive_late(self, monkeypatch):
+        asked = requests(SAMPLINGS[:3], max_tokens=14)
+        result = self.run(monkeypatch, asked, MixedDepth(7), max_num_seqs=2, arrivals=2)
+        assert result.accepted > 0
+
+
+class TestEagle:
+    @pytest.mark.parametrize("samplings", [SAMPLINGS[:1], SAMPLINGS[1:]], ids=["greedy", "sampled"])
+    def test_same_text(self, monkeypatch, samplings):
+        model, asked = tiny_model(config=SMALL, device=DEVICE), requests(samplings, max_tokens=6)
+        proposer = eagle(model)
+        engine = ahead(tiny_engine(model, proposer, 7, runner_kind=GpuRunner), proposer)
+        result = check(engine, asked, plain_text(model, asked))
+        assert result.drafted > 0
+        assert result.accepted > 0
+        assert proposer.num_free_blocks == 64
+
+    def test_depths_that_change_and_requests_that_arrive_late(self):
+        model, asked = tiny_model(config=SMALL, device=DEVICE), requests(SAMPLINGS[:3], max_tokens=6)
+        proposer = eagle(model)
+        engine = ahead(tiny_engine(model, proposer, MixedDepth(7), max_num_seqs=2, runner_kind=GpuRunner), proposer)
+        check(engine, asked, plain_text(model, asked), arrivals=2)
+        assert proposer.num_free_blocks == 64
