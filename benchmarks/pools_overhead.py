@@ -1,12 +1,18 @@
 """What the coordinator costs a step: `python benchmarks/pools_overhead.py`.
 
 A draft worker in a process of its own on loopback, models that take no time, batch 16, depth 7. A step's overhead is all
-that `observe` and `collect` take, message building, round trip and draft assembly included. Between steps the target rests,
-as it would verify; the worker drafts ahead in that time. CPU is the time the target's own thread works on it.
+that `observe` and `collect` take, message building, round trip and draft assembly included; *whole* has besides what the
+engine does around any proposer, making `Progress` and splitting the batch. Between steps the target rests, as it would
+verify; the worker drafts ahead in that time. CPU, which other work on the machine disturbs least, is what the target's
+thread spends in `observe` and `collect`; of the worker it is everything its process does for a round, drafting included.
 """
 
 import argparse
+import multiprocessing
+import os
 import statistics
+from pathlib import Path
+from typing import NamedTuple
 
 from pools_fakes import VOCAB, VOCABULARY, decode, until_up, worker_process
 
@@ -15,22 +21,42 @@ from paceline.runtime.keys import Security, generate
 from paceline.runtime.pool_proposer import PoolProposer
 from paceline.runtime.roster import DraftLimits
 
+WARM = 50
 
-def measure(
-    curve: bool, ahead_nodes: int, batch: int, steps: int, verify: float, alpha: float
-) -> tuple[list[float], float]:
+
+class Measured(NamedTuple):
+    times: list[float]
+    whole: float
+    cpu: float
+    worker_cpu: float
+    ready: float
+
+
+def measure(curve: bool, ahead_nodes: int, batch: int, steps: int, verify: float) -> Measured:
     server = client = None
     if curve:
         pair, own = generate(), generate()
         server, client = Security(pair, allowed=frozenset([own.public])), Security(own, server=pair.public)
     limits = DraftLimits(ahead_nodes=ahead_nodes, max_batch=256)
-    with worker_process(alpha, 0.0, limits, server) as (address, _):
+    with worker_process(1.0, 0.0, limits, server) as (address, _):
+        (worker,) = multiprocessing.active_children()
+        assert worker.pid is not None
         proposer = PoolProposer([DraftAddress("draft-0", address, client)], VOCABULARY, VOCAB)
         until_up(proposer)
-        run = decode(proposer, batch, steps, 7, verify)
+        decode(proposer, batch, WARM, 7, verify)
+        before = cpu_seconds(worker.pid)
+        run = decode(proposer, batch, steps, 7, verify, first_seed=batch, warm=0)
+        worker_cpu = (cpu_seconds(worker.pid) - before) / steps
         counts = proposer.snapshot().links[0].counts
         proposer.shut_down()
-    return sorted(run.overheads), counts.ready / counts.rounds
+    whole, cpu = statistics.median(run.overheads), statistics.median(run.cpu)
+    return Measured(sorted(run.pooled), whole, cpu, worker_cpu, counts.ready / counts.rounds)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process, all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def main() -> None:
@@ -40,15 +66,20 @@ def main() -> None:
     parser.add_argument("--verify", type=float, default=0.015, help="seconds between steps")
     parser.add_argument("--runs", type=int, default=3)
     args = parser.parse_args()
-    print(f"batch {args.batch}, depth 7, loopback, {args.steps} steps, best of {args.runs} runs by p50\n")
-    print("| wire | drafts | p50 ms | p90 ms | p99 ms | ready |\n|---|---|---:|---:|---:|---:|")
+    load = os.getloadavg()[0]
+    print(
+        f"batch {args.batch}, depth 7, loopback, {args.steps} steps, best of {args.runs} runs by p50, load {load:.1f}\n"
+    )
+    print("| wire | drafts | p10 ms | p50 ms | p90 ms | whole p50 ms | target CPU ms | worker CPU ms | ready |")
+    print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
     for curve in (False, True):
-        for label, nodes, alpha in (("ahead, all accepted", 32, 1.0), ("on demand", 0, 1.0)):
-            runs = [measure(curve, nodes, args.batch, args.steps, args.verify, alpha) for _ in range(args.runs)]
-            times, ready = min(runs, key=lambda run: statistics.median(run[0]))
-            at = [times[int(share * (len(times) - 1))] * 1e3 for share in (0.5, 0.9, 0.99)]
+        for label, nodes in (("ahead, all accepted", 32), ("on demand", 0)):
+            runs = [measure(curve, nodes, args.batch, args.steps, args.verify) for _ in range(args.runs)]
+            best = min(runs, key=lambda run: statistics.median(run.times))
+            at = [best.times[int(share * (len(best.times) - 1))] * 1e3 for share in (0.1, 0.5, 0.9)]
+            figures = [*at, best.whole * 1e3, best.cpu * 1e3, best.worker_cpu * 1e3]
             name = "CURVE" if curve else "plain"
-            print(f"| {name} | {label} | {at[0]:.2f} | {at[1]:.2f} | {at[2]:.2f} | {ready:.0%} |")
+            print(f"| {name} | {label} | {' | '.join(f'{one:.2f}' for one in figures)} | {best.ready:.0%} |")
 
 
 if __name__ == "__main__":

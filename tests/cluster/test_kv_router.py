@@ -1,7 +1,10 @@
 import random
+import statistics
+import time
 from collections import Counter
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from paceline.cluster.kv_index import KvIndex
@@ -158,6 +161,22 @@ def test_workers_come_and_go_in_any_order(house: House) -> None:
     assert house.choose() == "c"
 
 
+def test_a_decision_takes_microseconds() -> None:
+    """64 workers, 3,072 shared tokens and 200 others. It takes 30 to 50; the bound is what no busy machine explains."""
+    house = House()
+    shared = [i * 7919 % 49_152 for i in range(3072)]
+    house.loads = {f"w{i}": WorkerLoad(f"w{i}", i % 8, 8) for i in range(64)}
+    for name in house.loads:
+        house.index.apply(name, BlocksStored(range(192), None, shared))
+    prompt = np.array(shared + list(range(200)), np.int32)
+    taken = []
+    for _ in range(101):
+        started = time.perf_counter()
+        house.choose(prompt)  # type: ignore[arg-type]
+        taken.append(time.perf_counter() - started)
+    assert statistics.median(taken) < 1e-3
+
+
 def test_it_is_the_least_of_all() -> None:
     """The short cuts leave nobody out: the same cost as by going through all workers and all terms."""
     generator = random.Random(9)
@@ -182,3 +201,26 @@ def test_it_is_the_least_of_all() -> None:
         chosen = house.choose(request_id=f"{i}")
         assert cost(chosen) == pytest.approx(best)
         backlog[chosen] += rates.prefill(chosen) * (1024 - reach.get(chosen, 0))
+
+
+def test_among_many_good_enough_is_enough_and_nobody_is_left_out() -> None:
+    house = House()
+    names = [f"w{i}" for i in range(100)]
+    for name in names:
+        house.cache(name, PROMPT)
+    house.loads = {name: WorkerLoad(name, 0, 8) for name in names}
+    assert Counter(house.choose() for _ in range(300)) == dict.fromkeys(names, 3)
+    house.loads = {name: WorkerLoad(name, 0 if name == "w77" else 7, 8) for name in names}
+    assert {house.choose() for _ in range(5)} == {"w77"}
+    unknown = list(range(60_000, 61_000))
+    assert {house.choose(unknown) for _ in range(5)} == {"w77"}
+
+
+def test_of_a_thousand_each_is_looked_at_in_its_turn() -> None:
+    house = House()
+    names = [f"w{i}" for i in range(1000)]
+    house.loads = {name: WorkerLoad(name, 0, 8) for name in names}
+    assert Counter(house.choose() for _ in range(2000)) == dict.fromkeys(names, 2)
+    house.loads = {name: WorkerLoad(name, 0 if name == "w777" else 7, 8) for name in names}
+    found = [house.choose() == "w777" for _ in range(1000)]
+    assert sum(found) == 256

@@ -17,7 +17,7 @@ from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
 from paceline.engine.intake import Intake, Limits
 from paceline.engine.scheduler import Schedule, Scheduled
-from paceline.engine.speculator import Speculator
+from paceline.engine.speculator import SpeculatedRound, Speculator
 from paceline.models.runner import ModelRunner, Span
 from paceline.speculation.breaker import Breaker, BreakerRule, BreakerState
 from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
@@ -37,6 +37,7 @@ class Scripted:
         self, answer: DraftBatch | None = None, clock: VirtualClock | None = None, seconds: float = 0.0
     ) -> None:
         self.answer, self.clock, self.seconds = answer or DraftBatch.empty(), clock, seconds
+        self.network_seconds = 0.0
         self.observed: list[list[Progress]] = []
         self.collected: list[tuple[list[int], float]] = []
         self.closed: list[int] = []
@@ -139,6 +140,19 @@ def test_what_is_no_draft_is_dropped_and_counted(tokens: list[int], parents: lis
     assert house.speculator.num_invalid == 1
 
 
+def test_time_on_the_way_is_the_networks_and_not_the_drafts() -> None:
+    house = House()  # its first method takes a quarter of a second
+    sequence, plain = house.sequence(), Verdict((), (4,), (Origin.PLAIN,))
+    for network, expected in ((0.1, 0.1), (9.0, 0.25), (0.0, 0.0)):
+        house.one.network_seconds = network
+        plan = house.plan((sequence, 1))
+        house.speculator.propose(plan)
+        house.speculator.learn(plan, {}, {sequence.id: plain}, 0.5)
+        step = house.depth.steps[-1]
+        assert step.network_seconds == pytest.approx(expected)
+        assert step.drafting[0].seconds == pytest.approx(0.25 - expected)
+
+
 def test_drafts_are_waited_for_no_longer_than_the_last_pass_took() -> None:
     house = House()
     sequence = house.sequence()
@@ -172,6 +186,33 @@ def test_a_step_is_reported_as_it_was() -> None:
         RoundObservation(a.id, "one/x", 2, 2, 4, num_nodes=3, path=(0, 2)),
         RoundObservation(b.id, "one/y", 0, 0, 2, num_nodes=0, path=()),
     )
+
+
+def test_each_method_answers_for_its_own_seconds() -> None:
+    house = House(chain(0, 5, 6))
+    house.two.clock, house.two.seconds = house.clock, 0.5
+    a, b = house.sequence(), house.sequence(method="two")
+    plan = house.plan((a, 2), (b, 3))
+    drafts = house.speculator.propose(plan)
+    plain = Verdict((), (4,), (Origin.PLAIN,))
+    house.speculator.learn(plan, drafts, {a.id: plain, b.id: plain}, 0.125)
+    (step,) = house.depth.steps
+    assert step.drafting == (Drafting("one", 2, 0.25), Drafting("two", 3, 0.5))
+
+
+def test_a_step_on_the_host_tells_no_time_of_a_method_that_runs_ahead() -> None:
+    house = House(chain(0, 5, 6))
+    house.speculator.timed_ahead = frozenset({"one"})
+    a, b = house.sequence(), house.sequence(method="two")
+    plain = Verdict((), (4,), (Origin.PLAIN,))
+    house.speculator.learn(house.plan((a, 0)), {}, {a.id: plain}, 0.125)
+    house.speculator.learn(house.plan((b, 0)), {}, {b.id: plain}, 0.125)
+    house.speculator.record([SpeculatedRound(a, 4, 4, 2)], 1, 5, 0, draft_seconds=0.5, verify_seconds=0.25)
+    house.speculator.record([], 1, 1, 0, draft_seconds=0.0, verify_seconds=9.0, is_timed=False)
+    assert [step.is_timed for step in house.depth.steps] == [False, True, True, False]
+    flown = house.depth.steps[2]
+    assert flown.drafting == (Drafting("one", 4, 0.5),)
+    assert flown.rounds == (RoundObservation(a.id, "one/default", 4, 2, 4),)
 
 
 def test_nothing_is_learned_while_switched_off() -> None:

@@ -11,8 +11,8 @@ from paceline.engine.loop import EngineLoop
 from paceline.runtime.directory import Member
 from paceline.runtime.draft_side import PoolSide
 from paceline.runtime.draft_worker import DraftWorker
+from paceline.runtime.pool_proposer import PoolProposer
 from paceline.runtime.roster import DraftLimits
-from paceline.runtime.steered_proposer import SteeredProposer
 from paceline.runtime.stream_messages import TO_TARGET_WORKER
 from paceline.runtime.target_pool import TargetPool
 from paceline.runtime.target_worker import TargetWorker
@@ -34,7 +34,7 @@ class Target(Running):
     """A target worker that drafts with the pool, as patiently as it takes."""
 
     def __init__(self, steps: int | None = None) -> None:
-        self.proposer = SteeredProposer(VOCABULARY, TINY.vocab_size, name="target-0")
+        self.proposer = PoolProposer((), VOCABULARY, TINY.vocab_size, name="target-0")
         self.engine = tiny_engine(MODEL, Patient(self.proposer, 1.0), max_num_seqs=16)
         self.engine.tokenizer = self.engine.intake._tokenizer = letters()
         self.gate = None if steps is None else Gate(self.engine, steps)

@@ -26,6 +26,7 @@ from paceline.runtime.messages import (
     Open,
     Ping,
     Pong,
+    Rule,
     Sampling,
     Step,
 )
@@ -113,6 +114,43 @@ def test_peers_one_version_apart_work_together(worker, version, oldest):
         peer.line.socket.send(msgspec.msgpack.encode([*new, "new"] if version > VERSION else new[:7]))
         peer.advance(1, 1, 2)
         assert peer.hear().drafts[0].tokens == [3, 4, 5]
+
+
+def test_it_learns_how_often_it_is_right():
+    with serving(DraftLimits(ahead_nodes=32)) as worker, closing(Peer(worker)) as peer:
+        peer.greet()
+        peer.open(1, 5)
+        peer.advance(1, 1, 1)
+        last, length = 5, 1
+        for round_ in range(2, 40):
+            peer.hear(Drafts)
+            right = last + 1
+            last = (right + 100) % 900
+            peer.advance(1, round_, length, right, last)  # the first is accepted, the second never
+            length += 2
+        peer.hear(Drafts)
+        alphas = worker.snapshot().alphas
+        assert alphas[0] > 0.9
+        assert alphas[1] < 0.2
+
+
+def test_under_rejection_nothing_is_sent_ahead_and_the_answer_is_ready_all_the_same():
+    with serving(DraftLimits(ahead_nodes=32)) as worker, closing(Peer(worker)) as peer:
+        peer.greet()
+        peer.open(1, 5, 6, rule=Rule.REJECTION)
+        peer.open(2, 5, 6)
+        peer.say(Advance(peer.epoch, [Step(1, 1, 2, [], 3), Step(2, 1, 2, [], 3)], True))
+        assert {one.sequence for one in peer.hear(Drafts).drafts} == {1, 2}
+        for _ in range(30):
+            worker.turn(0.0)
+        peer.say(Ping(7))
+        told = set()
+        while not isinstance(message := peer.hear(), Pong):
+            told |= {one.sequence for one in message.sequences}
+        assert told == {2}
+        peer.advance(1, 2, 2, 7, 8, 10, ahead=True)  # two accepted, then the likeliest rival of the third
+        (drafted,) = peer.hear(Drafts).drafts
+        assert (drafted.sequence, drafted.tokens, drafted.ready) == (1, [11, 12, 13], True)
 
 
 def test_an_older_peer_is_sent_nothing_it_does_not_know():

@@ -16,6 +16,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.runtime.draft_link import DraftAddress
 from paceline.runtime.messages import TO_DRAFT_WORKER, Branches, Drafts
 from paceline.runtime.pool_proposer import PoolProposer
+from paceline.runtime.pool_vitals import PoolVitals
 from paceline.runtime.roster import DraftLimits
 from paceline.runtime.transport import Listener
 from paceline.speculation.proposers.ngram import NgramProposer
@@ -69,7 +70,7 @@ def test_what_was_drafted_ahead_is_used_and_changes_nothing(target, perturb):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_rejection_is_exact(ahead, monkeypatch):
     target, draft = (tiny_model(config=SMALL, perturb=perturb, scale=1.2) for perturb in (0.0, 0.5))
-    monkeypatch.setattr(PoolProposer, "_wants_ahead", lambda self, link: ahead)
+    monkeypatch.setattr(PoolVitals, "wants_ahead", lambda self, link: ahead)
     limits = DraftLimits(max_sequences=1024, max_batch=4096, ahead_nodes=6)
     core = model_core(draft, 16384, 16384)
     with lockstep(core, 5, limits) as (proposer, worker):
@@ -238,7 +239,7 @@ def until_epoch_changes(proposer, before):
         if link.state.value == "up" and link.epoch != before:
             return
         proposer.observe([])
-        proposer._links[0].line.wait(0.01)
+        proposer._links["draft-0"].line.wait(0.01)
     raise AssertionError(proposer.snapshot())
 
 

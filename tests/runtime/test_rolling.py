@@ -4,11 +4,10 @@ import itertools
 
 import pytest
 
-from paceline.cluster.fanout import Outcome, RivalOdds
+from paceline.cluster.fanout import Outcome
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.draft_core import Facts, Ride
-from paceline.runtime.rolling import PATIENCE, Rolling
-from paceline.speculation.acceptance import Acceptance
+from paceline.runtime.rolling import PATIENCE, Lesson, Rolling
 from tests.runtime.pools import ScriptedCore
 
 DEPTH = 3
@@ -19,7 +18,7 @@ class Table:
 
     def __init__(self, outcomes=(), rule="coupled"):
         self.core = ScriptedCore(lambda ids: ids[-1] + 1)
-        self.acceptance, self.odds = Acceptance(16), RivalOdds()
+        self.lessons = []
         numbers = itertools.count(1)
         facts = Facts(SamplingParams(), 1, 0, 2, rule, "")
         self.rolling = Rolling(Ride(0, facts, [10, 20], 2), self.core, lambda: next(numbers))
@@ -28,7 +27,9 @@ class Table:
 
     def advance(self, *tokens, depth=DEPTH):
         self.round += 1
-        self.rolling.advance(self.round, tokens, depth, self.acceptance, self.odds)
+        lesson = self.rolling.advance(self.round, tokens, depth)
+        if lesson is not None:
+            self.lessons.append(lesson)
 
     def draft(self):
         """The round's draft, made if it must be; and how many passes that took."""
@@ -158,15 +159,17 @@ def test_outcomes_are_announced_and_then_delivered_each_once():
     assert list(table.rolling.prepared()) == []
 
 
-def test_it_learns_how_often_the_draft_is_right_and_which_rival_is():
+def test_it_tells_how_often_the_draft_is_right_and_which_rival_is():
     table = Table()
-    before = table.odds.odds[1]
-    for _ in range(40):
+    for _ in range(4):
         table.advance(*([] if table.round == 0 else (table.rolling.draft[0].token, table.rolling.draft[1].token + 2)))
         table.draft()
-    assert table.acceptance.alphas("")[0] > 0.9
-    assert table.acceptance.alphas("")[1] < 0.2
-    assert table.odds.odds[1] > before
+    assert table.lessons == [Lesson(known=2, accepted=1, was_wrong=True, rival=1)] * 3
+    table.advance(*(drawn.token for drawn in table.rolling.draft))
+    assert table.lessons[3:] == [Lesson(known=3, accepted=3, was_wrong=False, rival=None)]
+    table.draft()
+    table.advance(500)
+    assert table.lessons[4:] == [Lesson(known=1, accepted=0, was_wrong=True, rival=None)]
 
 
 def test_without_room_a_round_is_given_up():

@@ -26,6 +26,12 @@ def test_targets_without_a_draft_pool_know_that() -> None:
     assert not any(spec.uses_drafts for spec in process_specs(cluster_config({"pools": POOLS[:1]})))
 
 
+def test_targets_publish_their_caches_where_the_router_listens() -> None:
+    specs = process_specs(cluster_config({"pools": POOLS, "router": "kv_aware"}))
+    assert [spec.publishes for spec in specs] == [True, True, False]
+    assert not any(spec.publishes for spec in process_specs(cluster_config({"pools": POOLS})))
+
+
 def test_keys_are_one_a_party_and_doors_open_to_their_clients(tmp_path: Path) -> None:
     keys = KeyFolder.make(tmp_path / "keys")
     gateway, target, draft = (keys.public(party) for party in ("gateway", "target", "draft"))

@@ -50,7 +50,11 @@ PROSE = [
 
 @pytest.mark.parametrize(
     ("kind", "text"),
-    [(kind, text) for kind, texts in (("code", CODE), ("json", JSON), ("maths", MATHS), ("prose", PROSE)) for text in texts],
+    [
+        (kind, text)
+        for kind, texts in (("code", CODE), ("json", JSON), ("maths", MATHS), ("prose", PROSE))
+        for text in texts
+    ],
 )
 def test_kinds(kind: str, text: str) -> None:
     assert kind_of(text) == kind
@@ -64,7 +68,8 @@ def test_both_ends_of_a_long_text_are_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "name"), [(1, "prose"), (4095, "prose"), (4096, "prose-long"), (32767, "prose-long"), (32768, "prose-32k")]
+    ("tokens", "name"),
+    [(1, "prose"), (4095, "prose"), (4096, "prose-long"), (32767, "prose-long"), (32768, "prose-32k")],
 )
 def test_long_contexts_are_kinds_of_their_own(tokens: int, name: str) -> None:
     assert categorise("Why is the sky blue?", tokens) == name

@@ -13,12 +13,17 @@ BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
 PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
 
 
-@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://server.evil.example", "http://server:81", ""])
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://server.evil.example", "http://server:81", ""]
+)
 def test_a_foreign_origin_is_refused(origin: str) -> None:
     server = served()
     response = server.post(CHAT, BODY, headers={"Origin": origin})
     assert response.status_code == 403
-    assert (response.json()["error"]["type"], response.json()["error"]["code"]) == ("permission_error", "foreign_origin")
+    assert (response.json()["error"]["type"], response.json()["error"]["code"]) == (
+        "permission_error",
+        "foreign_origin",
+    )
     preflight = server.call("OPTIONS", CHAT, headers={"Origin": origin, **PREFLIGHT})
     assert preflight.status_code == 403
     for answer in (response, preflight):
@@ -55,7 +60,9 @@ def test_a_star_is_everybody() -> None:
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
 
 
-@pytest.mark.parametrize("text", ["example.com", "https://", "https://a.example/", "ftp://a.example", "https://a.example b"])
+@pytest.mark.parametrize(
+    "text", ["example.com", "https://", "https://a.example/", "ftp://a.example", "https://a.example b"]
+)
 def test_what_is_no_origin_is_refused_at_the_start(text: str) -> None:
     with pytest.raises(InvalidConfig, match="is no origin"):
         parse_origins(text)

@@ -94,7 +94,9 @@ def test_a_strict_key_is_strict_whatever_is_asked_for(path: Path, tmp_path: Path
     assert len(finished["outputs"]) == 2
 
 
-@pytest.mark.parametrize("rest", [{"enabled": True}, {"method": "ngram"}, {"max_depth": 3}, {"verification": "coupled"}])
+@pytest.mark.parametrize(
+    "rest", [{"enabled": True}, {"method": "ngram"}, {"max_depth": 3}, {"verification": "coupled"}]
+)
 def test_strict_and_speculating_contradict_each_other(rest: dict[str, Any], path: Path) -> None:
     response = recording(path).post(CHAT, {**STRICT, "speculation": {"strict": True, **rest}})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "speculation.strict")

@@ -130,7 +130,7 @@ def test_a_tampered_end_is_not_continued(tmp_path: Path) -> None:
     path = tmp_path / "trail.jsonl"
     written(path, 2)
     path.write_bytes(path.read_bytes().replace(b"r1", b"rX"))
-    with pytest.raises(TrailBroken):
+    with pytest.raises(InvalidConfig, match="the last line of audit_trail"):
         Trail(path)
 
 

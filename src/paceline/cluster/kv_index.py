@@ -24,7 +24,7 @@ class Match:
 @dataclass(slots=True)
 class _Worker:
     number: int
-    blocks: tuple[dict[Hashable, list[int]], ...] = field(default_factory=lambda: tuple({} for _ in TIERS))
+    blocks: tuple[dict[Hashable, tuple[int, ...]], ...] = field(default_factory=lambda: tuple({} for _ in TIERS))
     """By tier and the worker's own key: the nodes that block is, one for each 16 of its tokens."""
     slots: dict[int, int] = field(default_factory=dict)
     """By tier, a holder of the tree: it has what is in that tier or a nearer one. The device's is the worker's number;
@@ -39,7 +39,7 @@ class KvIndex:
         self._sums = sums
         self._tree = PrefixTree()
         self._workers: dict[str, _Worker] = {}
-        self._slots: list[_Worker | None] = []
+        self._slots: list[_Worker] = []
         self._lower = 0
         """Holders that stand for a tier below the device."""
         self.num_orphans = 0
@@ -49,7 +49,7 @@ class KvIndex:
         return len(self._tree)
 
     def number(self, worker: str) -> int:
-        """The worker's in every `Match`, for as long as it is not forgotten; it gets one here if it has none."""
+        """The worker's in every `Match`; it gets one here if it has none."""
         return self._worker(worker).number
 
     def num_blocks(self, worker: str) -> int:
@@ -80,21 +80,11 @@ class KvIndex:
             for tier, blocks in enumerate(known.blocks):
                 self._remove(known, list(reversed(blocks)), tier)  # last first: nothing is broken off on the way
 
-    def forget(self, worker: str) -> None:
-        """It left; its number may be given to another."""
-        self.clear(worker)
-        known = self._workers.pop(worker, None)
-        if known is not None:
-            for slot in known.slots.values():
-                self._slots[slot] = None
-                self._lower &= ~(1 << slot)
-
     def _tiered(self, found: list[tuple[int, int]]) -> Match:
         reach: dict[int, dict[int, int]] = {}
         for blocks, holders in found:
             for slot in members(holders):
                 worker = self._slots[slot]
-                assert worker is not None
                 tier = next(tier for tier, own in worker.slots.items() if own == slot)
                 reach.setdefault(worker.number, {})[tier] = blocks * BLOCK_SIZE
         groups: dict[int, list[int]] = {}
@@ -118,13 +108,8 @@ class KvIndex:
         return known
 
     def _slot(self, worker: _Worker) -> int:
-        if None in self._slots:
-            slot = self._slots.index(None)
-            self._slots[slot] = worker
-        else:
-            slot = len(self._slots)
-            self._slots.append(worker)
-        return slot
+        self._slots.append(worker)
+        return len(self._slots) - 1
 
     def _store(self, worker: _Worker, event: BlocksStored) -> None:
         span, rest = divmod(event.block_size, BLOCK_SIZE)
@@ -141,7 +126,7 @@ class KvIndex:
         for level, slot in worker.slots.items():
             if level >= tier:
                 nodes = self._tree.add(1 << slot, parent, keys)
-        worker.blocks[tier].update((key, nodes[i * span : (i + 1) * span]) for i, key in enumerate(event.keys))
+        worker.blocks[tier].update(zip(event.keys, zip(*[iter(nodes)] * span, strict=True), strict=True))
 
     @staticmethod
     def _find(worker: _Worker, key: Hashable | None) -> int | None:

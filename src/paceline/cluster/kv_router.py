@@ -1,7 +1,7 @@
 """The worker that will answer first: least prefill of what is not cached, plus loading what is, plus the queue."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paceline.cluster.kv_index import KvIndex
@@ -11,8 +11,16 @@ from paceline.core.clock import Clock
 from paceline.core.kv_events import TIERS
 
 Lower = Mapping[int, Sequence[int]]
+LEARN_SECONDS = 0.25
+"""How old the rates may be that go into a decision."""
 SPREAD_SECONDS = 1e-3
 """What a full house costs beyond the queue: of workers that are equally good the emptier is taken."""
+MANY, MOST = 32, 256
+GOOD_SECONDS = 2.5e-4
+"""Among more workers than `MANY` that have as much cached, it is enough to be so close to the best there could be, and no more
+than `MOST` are looked at."""
+STRIDE = 7919
+"""A prime: beginnings go around all workers, far from each other."""
 
 
 @dataclass(slots=True)
@@ -61,6 +69,8 @@ class KvRouter:
         """Workers in the order they were last given in; the lists below go by place in it."""
         self._arranged: list[_Queue] = []
         self._prefill: list[float] = []
+        self._least = 0.0
+        self._learned = 0.0
         self._places: dict[int, int] = {}
         """Of a worker's number in the index."""
         self._turn = 0
@@ -69,18 +79,21 @@ class KvRouter:
         names = [worker.name for worker in workers]
         if names != self._names:
             self._arrange(names)
+        now = self._clock.now()
+        if now - self._learned >= LEARN_SECONDS:
+            self._learn(now)
         match = self._index.match(prompt.ids, prompt.salt)
-        now, count, least = self._clock.now(), len(prompt.ids), min(self._prefill)
+        count, least = len(prompt.ids), self._least
         best, place, have = math.inf, 0, 0
         # Most cached first: no worker of a group can do better than prefill alone at the best rate there is
         for tokens, numbers in match.groups:
             if least * (count - tokens) > best:
                 break
-            cost, at = self._best(self._seated(numbers), workers, count - tokens, now, match.lower)
+            cost, at = self._best(numbers, workers, count - tokens, now, match.lower)
             if cost < best:
                 best, place, have = cost, at, tokens
         if least * count <= best:
-            cost, at = self._best(range(len(names)), workers, count, now, {})
+            cost, at = self._best(tuple(self._places), workers, count, now, {})
             if cost < best:
                 best, place, have = cost, at, 0
         self._turn += 1
@@ -112,12 +125,19 @@ class KvRouter:
             self.rates.stayed(placed.worker, now - placed.since)
 
     def _best(
-        self, places: Iterable[int], workers: Sequence[WorkerLoad], uncached: int, now: float, lower: Lower
+        self, numbers: Sequence[int], workers: Sequence[WorkerLoad], uncached: int, now: float, lower: Lower
     ) -> tuple[float, int]:
-        """Least seconds and whose; of equals whoever was chosen longest ago."""
-        best, best_at, best_turn = math.inf, 0, 0
-        queues, prefill = self._arranged, self._prefill
-        for at in places:
+        """Least seconds and whose place; of equals whoever was chosen longest ago. Of many, the first that is good enough, or
+        the best of `MOST`, beginning elsewhere each time."""
+        best, best_at, best_turn, enough = math.inf, 0, 0, -math.inf
+        if len(numbers) > MANY:
+            start, enough = self._turn * STRIDE % len(numbers), self._least * uncached + GOOD_SECONDS
+            numbers = (*numbers[start : start + MOST], *numbers[: max(0, min(start, start + MOST - len(numbers)))])
+        places, queues, prefill = self._places, self._arranged, self._prefill
+        for number in numbers:
+            at = places.get(number)
+            if at is None:  # it has the blocks, and may not be chosen now
+                continue
             queue, worker = queues[at], workers[at]
             share = worker.assigned / worker.seats
             cost = prefill[at] * uncached + SPREAD_SECONDS * share
@@ -125,16 +145,13 @@ class KvRouter:
                 cost += queue.free_at - now
             if share >= 1.0:  # those before it, and one more, must leave
                 cost += (worker.assigned - worker.seats + 1) * self.rates.stay(worker.name) / worker.seats
-            if lower and queue.number in lower:
-                cost += self._loading(lower[queue.number])
+            if lower and number in lower:
+                cost += self._loading(lower[number])
             if cost < best or (cost == best and queue.turn < best_turn):
                 best, best_at, best_turn = cost, at, queue.turn
+                if best <= enough:
+                    break
         return best, best_at
-
-    def _seated(self, numbers: Sequence[int]) -> Iterable[int]:
-        """Places of those that may be chosen now."""
-        places = self._places
-        return [places[number] for number in numbers if number in places]
 
     def _loading(self, shares: Sequence[int]) -> float:
         return sum(self.rates.load(tier) * tokens for tier, tokens in zip(TIERS, shares, strict=True))
@@ -146,10 +163,15 @@ class KvRouter:
             self.rates.forget(gone)
         self._names = names
         self._arranged = [self._queues.setdefault(name, _Queue()) for name in names]
-        self._prefill = [self.rates.prefill(name) for name in names]
+        self._learn(self._clock.now())
         for name, queue in zip(names, self._arranged, strict=True):
             queue.number = self._index.number(name)
         self._places = {queue.number: at for at, queue in enumerate(self._arranged)}
+
+    def _learn(self, now: float) -> None:
+        """All rates at once, since who was not measured is taken to be like the others."""
+        self._prefill = [self.rates.prefill(name) for name in self._names]
+        self._least, self._learned = min(self._prefill), now
 
     def _place(self, request_id: str, at: int, tokens: int, now: float, lower: Lower) -> None:
         name, queue = self._names[at], self._arranged[at]
@@ -163,5 +185,3 @@ class KvRouter:
         queue = self._queues[placed.worker]
         queue.seconds = max(0.0, queue.seconds - placed.seconds)
         queue.free_at = now + queue.seconds
-        if placed.worker in self._names:
-            self._prefill[self._names.index(placed.worker)] = self.rates.prefill(placed.worker)

@@ -75,4 +75,5 @@ class LeastLoaded(LoadRouter):
 
 
 def make_router(policy: RouterPolicy) -> Router:
+    """Of the policies that know nothing but loads."""
     return RoundRobin() if policy == "round_robin" else LeastLoaded()

@@ -10,7 +10,7 @@ from paceline.core.device_shares import Sharer, device_shares
 from paceline.core.errors import InvalidConfig
 
 Role = Literal["target", "draft"]
-RouterPolicy = Literal["round_robin", "least_loaded"]
+RouterPolicy = Literal["round_robin", "least_loaded", "kv_aware"]
 
 WEIGHTS: Mapping[str, float] = {"target": 4.0, "draft": 1.0}
 """How workers divide the memory of a device that they share."""

@@ -20,6 +20,7 @@ class ChainDrafter:
     """Needs nothing from the target but its tokens. A round without drafts leaves the draft model behind for good."""
 
     capture: tuple[int, ...] = ()
+    wants_states = False
 
     def __init__(self, proposer: DraftModelProposer, seats: DeviceSeats, vocab_size: int) -> None:
         assert isinstance(proposer.runner, GpuRunner)  # on a GPU every runner is one

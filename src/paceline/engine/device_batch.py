@@ -7,7 +7,6 @@ books: blocks, depths and who is still there go up with every launch.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -15,74 +14,19 @@ import torch
 from torch import Tensor
 
 from paceline.engine.device_drafter import NOTHING, DeviceProposer, Drafts, DraftShape, device_drafter
+from paceline.engine.device_flight import Flight, Launch
 from paceline.engine.device_rows import ChainRows, TreeRows
 from paceline.engine.device_seats import DeviceSeats, Sampling, Seat
 from paceline.kernels.gpu.accept import Accepted, accept_chains
 from paceline.kernels.gpu.accept_tree import AcceptedPath, accept_trees
 from paceline.kernels.gpu.tree_rows import CacheAddresses, move_paths
 from paceline.models.gpu_runner import GpuRunner
-from paceline.models.graph import Graph, Stamp, staging
+from paceline.models.graph import Graph
 from paceline.models.output import ForwardOutput
 
 Part = Literal["draft", "follow", "verify", "accept"]
 IN_FLIGHT = 2
 """Rounds that may be under way at once: one being computed, one behind it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Landed:
-    """What a round brought, by seat, and what it cost the device."""
-
-    accepted: list[int]
-    levels: list[int]  # drafted
-    is_bonus: list[bool]  # nothing drafted was rejected
-    tokens: list[list[int]]  # -1 past the last
-    draft_seconds: float
-    verify_seconds: float
-    sample_seconds: float
-
-
-class _Launch:
-    """Host memory and events of a round under way."""
-
-    def __init__(self, batch: int, max_levels: int, ints: int, device: torch.device) -> None:
-        self.control = staging(ints, dtype=torch.int32, device=device)
-        self.report = staging(3, batch, dtype=torch.int32, device=device)
-        self.tokens = staging(batch * (max_levels + 1), dtype=torch.int64, device=device)
-        self.begin, self.drafted, self.verified, self.end = (Stamp(device) for _ in range(4))
-
-    def tokens_at(self, levels: int) -> Tensor:
-        """[B, levels + 1]"""
-        return self.tokens[: self.report.shape[1] * (levels + 1)].view(-1, levels + 1)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Flight:
-    """A round under way."""
-
-    shape: DraftShape
-    is_tree: bool
-    limits: tuple[int | None, ...]
-    """Nodes granted to each seat; None: it is empty."""
-    launch: _Launch
-
-    def land(self) -> Landed:
-        """Wait for it."""
-        launch = self.launch
-        launch.end.wait()
-        accepted, is_bonus, levels = launch.report.tolist()
-        if not self.is_tree:
-            levels = [limit or 0 for limit in self.limits]
-            is_bonus = [count == level for count, level in zip(accepted, levels, strict=False)]
-        return Landed(
-            accepted,
-            levels,
-            [bool(bonus) for bonus in is_bonus],
-            launch.tokens_at(self.shape.levels).tolist(),
-            launch.drafted.seconds_since(launch.begin),
-            launch.verified.seconds_since(launch.drafted),
-            launch.end.seconds_since(launch.verified),
-        )
 
 
 class _Round:
@@ -123,11 +67,11 @@ class DeviceBatch:
         if drafter:
             drafter.bind(parts[3].view(size, draft_width))
         most = drafter.shape(max_depth).levels if drafter else 0
-        self._launches = [_Launch(size, most, len(self._control), self.device) for _ in range(IN_FLIGHT)]
+        self._launches = [Launch(size, most, len(self._control), self.device) for _ in range(IN_FLIGHT)]
         self._count = 0
         self._capture = drafter.capture if drafter else ()
         self._cache = CacheAddresses(target.cache)
-        self._graphs: dict[tuple[Part, DraftShape, Sampling | None], Graph[None]] = {}
+        self._graphs: dict[tuple[Part, DraftShape, Sampling | None, bool], Graph[None]] = {}
         self._rounds: dict[DraftShape, _Round] = {}
 
     def board(self, seats: Seq[Seat]) -> None:
@@ -143,6 +87,7 @@ class DeviceBatch:
         self._count += 1
         self._write(launch.control.numpy(), limits, tables, draft_tables)
         self._control.copy_(launch.control, non_blocking=True)
+        num_graphs = len(self._graphs)
         launch.begin.record()
         first = self.drafter.begin(shape) if self.drafter else None
         if first is not None:
@@ -154,8 +99,10 @@ class DeviceBatch:
         round_ = self._round(shape)
         launch.report.copy_(round_.report, non_blocking=True)
         launch.tokens_at(shape.levels).copy_(round_.path.tokens, non_blocking=True)
+        if round_.tree is not None:
+            launch.rows_at(shape.levels).copy_(round_.path.rows, non_blocking=True)
         launch.end.record()
-        return Flight(shape, round_.tree is not None, tuple(limits), launch)
+        return Flight(shape, round_.tree is not None, tuple(limits), launch, len(self._graphs) == num_graphs)
 
     def _write(
         self, control: np.ndarray[Any, Any], limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]
@@ -183,9 +130,11 @@ class DeviceBatch:
 
     def _graph(self, part: Part, shape: DraftShape) -> Graph[None]:
         # A pass is the same however its rows are picked from
-        key = part, shape, self.seats.sampling if part in ("draft", "accept") else None
+        sampling = self.seats.sampling if part in ("draft", "accept") else None
+        keeps = part == "accept" and self.drafter is not None and self.drafter.wants_states
+        key = part, shape, sampling, keeps
         if key not in self._graphs:
-            work = self._part(part, shape)
+            work = self._part(part, shape, keeps)
             # Capturing runs the part once for real: what it does to the sequences must not count. In a batch where nobody
             # is active nothing is accepted, and no cached key moves
             moved = (self._active, *(self.drafter.state if self.drafter else ()))
@@ -197,11 +146,11 @@ class DeviceBatch:
                 tensor.copy_(before)
         return self._graphs[key]
 
-    def _part(self, part: Part, shape: DraftShape) -> Callable[[], None]:
+    def _part(self, part: Part, shape: DraftShape, keeps: bool) -> Callable[[], None]:
         if part == "verify":
             return self._verify_part(shape)
         if part == "accept":
-            return self._accept_part(shape)
+            return self._accept_part(shape, keeps)
         assert self.drafter is not None
         return self.drafter.draft(shape) if part == "draft" else self.drafter.follow()
 
@@ -225,8 +174,9 @@ class DeviceBatch:
 
         return compute
 
-    def _accept_part(self, shape: DraftShape) -> Callable[[], None]:
-        """The target's picks, how far the drafts agree with them, and the state moved on by that."""
+    def _accept_part(self, shape: DraftShape, keeps: bool) -> Callable[[], None]:
+        """The target's picks, how far the drafts agree with them, and the state moved on by that, the drafter's too if it
+        `keeps` any."""
         round_, rows, state = self._round(shape), 1 + shape.nodes, self.seats.state
         choose, path, drafts = self.seats.picker(rows), round_.path, round_.drafts
         none = torch.zeros(self.size, 0, dtype=torch.int64, device=self.device)
@@ -246,7 +196,7 @@ class DeviceBatch:
                 tokens = drafts.tokens if drafts is not None else none
                 out = Accepted(path.counts, path.tokens)
                 accept_chains(tokens, picks, self._limits, self._active, state, out)
-            if self._capture:
+            if keeps:
                 assert self.drafter is not None
                 self.drafter.keep(round_.output.inner, path, self._active)
 

@@ -53,12 +53,17 @@ class DeviceDrafter(Protocol):
         """What `draft` and `follow` move on, besides what they write."""
         ...
 
+    @property
+    def wants_states(self) -> bool:
+        """Whether rounds are to `keep` any now."""
+        ...
+
     def bind(self, tables: Tensor) -> None:
         """Blocks [B, table_width] of what the drafter caches, written before every round."""
         ...
 
     def shape(self, depth: int) -> DraftShape:
-        """The least that holds `depth` nodes, or the largest there is."""
+        """For sequences that want up to `depth` nodes; it may hold fewer, or more."""
         ...
 
     def board(self, sequences: Seq[Sequence]) -> None:

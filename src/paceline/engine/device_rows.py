@@ -30,8 +30,9 @@ class ChainRows:
         self, tokens: Tensor, lengths: Tensor, offset: int, capture: tuple[int, ...] = (), last_only: bool = False
     ) -> ForwardOutput:
         """Logits of all rows, or of each sequence's last; the first row lies at logical index length + offset."""
-        place_rows(lengths, offset, self._tables, self._contexts, self.positions, self._slots)
         wanted, runner = self._last if last_only else self._every, self._runner
+        most = runner.model.config.max_position
+        place_rows(lengths, offset, self._tables, self._contexts, self.positions, self._slots, most)
         return gpu_forward(
             runner.model, tokens, self.positions, self._layout, runner.cache, wanted, capture, plan=self._plan
         )
@@ -63,8 +64,9 @@ class TreeRows:
         self, tokens: Tensor, lengths: Tensor, parents: Tensor, limits: Tensor, capture: tuple[int, ...]
     ) -> ForwardOutput:
         """Logits of all rows."""
-        place_trees(lengths, parents, limits, self._levels, self._tables, self.places)
         runner = self._runner
+        most = runner.model.config.max_position
+        place_trees(lengths, parents, limits, self._levels, self._tables, self.places, most)
         return gpu_forward(
             runner.model, tokens, self.positions, self._layout, runner.cache, self._every, capture, plan=self._plan
         )

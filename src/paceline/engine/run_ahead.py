@@ -11,8 +11,9 @@ from collections.abc import Sequence as Seq
 
 from paceline.core.output import StepOutput
 from paceline.core.sequence import Origin, Sequence, Status
-from paceline.engine.device_batch import DeviceBatch, Flight, Landed
+from paceline.engine.device_batch import DeviceBatch
 from paceline.engine.device_drafter import NOTHING, DeviceProposer
+from paceline.engine.device_flight import Flight, Landed
 from paceline.engine.device_seats import Seat
 from paceline.engine.intake import Intake
 from paceline.engine.scheduler import Scheduler
@@ -147,7 +148,10 @@ class RunAhead:
             accepted = landed.accepted[seat]
             sequence.num_computed = len(sequence.ids) + accepted
             if limit:
-                rounds.append(SpeculatedRound(sequence, limit, landed.levels[seat], accepted))
+                path = landed.paths[seat]
+                rounds.append(
+                    SpeculatedRound(sequence, limit, landed.levels[seat], accepted, num_nodes=limit, path=path)
+                )
             last = Origin.PLAIN if limit == 0 else Origin.BONUS if landed.is_bonus[seat] else Origin.RECOVERED
             outputs.append(self._commit(sequence, _verdict(landed.tokens[seat], accepted, last), limit))
         self._speculator.record(
@@ -157,6 +161,7 @@ class RunAhead:
             prefill_rows=0,
             draft_seconds=landed.draft_seconds,
             verify_seconds=landed.verify_seconds + landed.sample_seconds,
+            is_timed=flight.is_timed,
         )
         return outputs
 

@@ -14,7 +14,7 @@ from paceline.engine.tally import BREAKER, DECLINED, NO_DRAFT, NO_ROOM, Tally
 from paceline.speculation.breaker import Breaker
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, Drafting, RoundObservation, StepObservation
 from paceline.speculation.drafts import Draft
-from paceline.speculation.proposer import Hidden, HiddenRequest, Progress, Proposer, hidden_wanted
+from paceline.speculation.proposer import Hidden, HiddenRequest, Progress, Proposer, hidden_wanted, network_seconds
 from paceline.speculation.trees import InvalidDraft, depths, prune, validate
 from paceline.speculation.verification import Verdict
 
@@ -66,6 +66,7 @@ class Speculator:
         self._vocab_size = vocab_size
         self._patience = 0.0
         self._draft_seconds: defaultdict[str, float] = defaultdict(float)
+        self._network_seconds = 0.0
 
     def propose(self, plan: Schedule) -> dict[int, Draft]:
         """Whatever the proposers have ready, cut to the room that was reserved for it."""
@@ -89,7 +90,10 @@ class Speculator:
                     self.num_invalid += 1
                 else:
                     drafts[sequence_id] = draft
-            self._draft_seconds[method] += self._clock.now() - started
+            took = self._clock.now() - started
+            network = min(took, network_seconds(self.proposers[method]))
+            self._network_seconds += network
+            self._draft_seconds[method] += took - network
         return drafts
 
     def learn(
@@ -98,6 +102,7 @@ class Speculator:
         """Tell the depth policy and the breaker what this round brought and what it cost."""
         self._patience = verify_seconds
         draft_seconds, self._draft_seconds = self._draft_seconds, defaultdict(float)
+        network, self._network_seconds = self._network_seconds, 0.0
         rounds = []
         for item in plan.items:
             if item.num_draft:
@@ -116,6 +121,7 @@ class Speculator:
             draft_seconds=draft_seconds,
             verify_seconds=verify_seconds,
             is_timed=not any(item.sequence.method in self.timed_ahead for item in plan.items),
+            network=network,
         )
 
     def record(
@@ -142,6 +148,7 @@ class Speculator:
         draft_seconds: Mapping[str, float],
         verify_seconds: float,
         is_timed: bool,
+        network: float = 0.0,
     ) -> None:
         if not self.enabled:
             return
@@ -173,7 +180,7 @@ class Speculator:
                 prefill_rows=prefill_rows,
                 drafting=tuple(Drafting(method, depth, draft_seconds[method]) for method, depth in asked.items()),
                 verify_seconds=verify_seconds,
-                network_seconds=0.0,
+                network_seconds=network,
                 rounds=tuple(observed),
                 is_timed=is_timed,
             )

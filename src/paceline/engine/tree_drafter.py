@@ -45,11 +45,16 @@ class TreeDrafter:
     def state(self) -> tuple[Tensor, ...]:
         return self._fresh.counts, self._fresh.num_cached
 
+    @property
+    def wants_states(self) -> bool:
+        return bool(self._current)
+
     def bind(self, tables: Tensor) -> None:
         self._tables = tables
 
     def shape(self, depth: int) -> DraftShape:
-        nodes = next((nodes for nodes in SHAPES if nodes >= depth), max(SHAPES))
+        # A verified row costs whether it is wanted or not: a few nodes less are better than twice as many rows
+        nodes = next((nodes for nodes in SHAPES if nodes >= 0.8 * depth), max(SHAPES))
         return DraftShape(nodes, SHAPES[nodes].levels)
 
     @torch.inference_mode()
@@ -127,7 +132,7 @@ class TreeDrafter:
             width = self._runner.model.config.hidden_size
             for seat, sequence_id in enumerate(self._boarded):
                 if sequence_id in ids:
-                    states = self._fresh.states[seat, : counts[seat]].split(width, 1)
+                    states = self._fresh.states[seat, : counts[seat]].unflatten(1, (-1, width)).unbind(1)
                     start = len(ids[sequence_id]) - 1 - counts[seat]
                     hidden = Hidden(start, dict(zip(self.capture, states, strict=True)), None)
                     self._proposer.take_back(sequence_id, cached[seat], hidden)

@@ -47,7 +47,7 @@ def fresh_pass(
     plan = plan_eagle(model, batch * rows, batch)
 
     def run() -> tuple[Tensor, Normed]:
-        place_fresh(seats.state.lengths, fresh, at)
+        place_fresh(seats.state.lengths, fresh, at, len(model.cos))
         fused = product(fresh.states.flatten(0, 1), model.fc)
         return gpu_eagle_pass(model, fused, None, fresh.tokens.flatten(), at.positions, layout, runner.cache, plan)
 

@@ -138,8 +138,13 @@ class Ranks:
                 raise InvalidConfig(f"tensor_parallel_size {spec.size} needs {last}, and there are {have} GPUs")
         store = TCPStore(HOST, 0, spec.size, is_master=True, wait_for_workers=False, timeout=PATIENCE)
         ranks = cls(spec, [_spawn(rank) for rank in range(1, spec.size)], store)
-        for member in ranks._members:
-            member.connection.send(Start(spec, member.rank, store.port))
+        try:
+            for member in ranks._members:
+                member.connection.send(Start(spec, member.rank, store.port))
+        except OSError:
+            lost = ranks._lost()
+            ranks.close()
+            raise lost from None
         if spec.device.type == "cpu":
             share_cores(spec.size)
         return ranks

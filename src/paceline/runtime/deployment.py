@@ -86,7 +86,7 @@ def find(config: ClusterConfig) -> Directory:
 @contextmanager
 def observed(config: ClusterConfig) -> Iterator[TargetPool]:
     """A look at a cluster that is up, by somebody who asks nothing of it."""
-    quiet = replace(config, health=replace(config.health, canary=0.0))
+    quiet = replace(config, router="least_loaded", health=replace(config.health, canary=0.0))
     pool = TargetPool(quiet, find(config), gateway_key(config))
     try:
         yield pool

@@ -98,6 +98,11 @@ class DraftLink:
     def line(self) -> Connection[FromDraft]:
         return self._line
 
+    @property
+    def trip(self) -> float:
+        """Seconds of a round trip, 0 while unknown."""
+        return self.round_trip.seconds or 0.0
+
     def view(self, now: float) -> DraftView:
         queue = self.load.waiting * self.load.pass_us * 1e-6
         usable = self.is_up and now >= self._busy_until
@@ -139,7 +144,7 @@ class DraftLink:
 
     def is_silent(self, now: float) -> bool:
         """A ping has gone unanswered for so long that nothing else will be answered soon."""
-        return self._asked_at is not None and now - self._asked_at > max(SILENT, 4.0 * (self.round_trip.seconds or 0.0))
+        return self._asked_at is not None and now - self._asked_at > max(SILENT, 4.0 * self.trip)
 
     def is_unwatched(self, now: float) -> bool:
         """A ping is under way, and it has been long since anybody saw an answer come in."""

@@ -7,7 +7,7 @@ from paceline.core.errors import EngineClosed
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.draft_link import DraftAddress, State
 from paceline.runtime.keys import KeyPair, Security
-from paceline.runtime.steered_proposer import SteeredProposer
+from paceline.runtime.pool_proposer import PoolProposer
 from paceline.runtime.stream_messages import DrafterAddress, DrafterRecord, SymptomRecord
 
 STATES = {State.UP: "ready", State.GREETING: "starting", State.AWAY: "suspected"}
@@ -16,7 +16,7 @@ STATES = {State.UP: "ready", State.GREETING: "starting", State.AWAY: "suspected"
 class PoolSide:
     """Hands what gateways say about draft workers to the engine's thread, which owns the proposer."""
 
-    def __init__(self, proposer: SteeredProposer, loop: EngineLoop, own: KeyPair | None = None) -> None:
+    def __init__(self, proposer: PoolProposer, loop: EngineLoop, own: KeyPair | None = None) -> None:
         self._proposer = proposer
         self._loop = loop
         self._own = own

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from paceline.core.clock import Clock, WallClock
 from paceline.runtime import laws
 from paceline.runtime.codec import Malformed
-from paceline.runtime.draft_core import DraftCore, Drawn
+from paceline.runtime.draft_core import DraftCore
 from paceline.runtime.messages import (
     MAX_DEPTH,
     OLDEST,
@@ -46,6 +46,8 @@ logger = logging.getLogger(__name__)
 
 MESSAGES_A_TURN = 256
 BUSY_MS = 250
+ANNOUNCED_SECONDS = 0.002
+"""A draft that is made sooner is not announced first: it is there before anybody could decide to wait for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ class DraftWorker:
     def turn(self, seconds: float) -> bool:
         """Hear, answer, draft one token; waits up to `seconds` for something to hear. True: there is more to draft."""
         self._hear(seconds)
-        self._answer()
+        self._answer_all()
         lines = self._roster.choose()
         if not lines:
             return False
@@ -128,7 +130,7 @@ class DraftWorker:
             line.append(token)
         if None in drawn:
             self._roster.make_room(line for line, token in zip(lines, drawn, strict=True) if token is None)
-        self._answer()
+        self._answer_all()
         self._send_ahead()
         return True
 
@@ -218,19 +220,21 @@ class DraftWorker:
         for fault, sequences in wrong.items():
             self._roster.end(target, sequences)
             self._refuse(peer, fault, "open these again", sequences)
+        self._answer(peer, target)
 
-    def _answer(self) -> None:
-        """Every round that is complete, in one message a target."""
-        load = None
+    def _answer_all(self) -> None:
         for peer, target in self._roster.targets.items():
-            drafts = []
-            for number, rolling in target.sequences.items():
-                if rolling.is_due:
-                    drafts.append(_drafted(number, rolling))
-                    rolling.answered()
-            if drafts:
-                load = load or self._load()
-                self._listener.send(peer, Drafts(self.epoch, drafts, load))
+            self._answer(peer, target)
+
+    def _answer(self, peer: Peer, target: Target) -> None:
+        """Every round that is complete, in one message."""
+        drafts = []
+        for number, rolling in target.sequences.items():
+            if rolling.is_due:
+                drafts.append(_drafted(number, rolling))
+                rolling.answered()
+        if drafts:
+            self._listener.send(peer, Drafts(self.epoch, drafts, self._load()))
 
     def _send_ahead(self) -> None:
         for peer, target in self._roster.targets.items():
@@ -238,7 +242,8 @@ class DraftWorker:
                 continue
             ahead = []
             for number, rolling in target.sequences.items():
-                branches = [Branch(*key, *_chain(drawn)) for key, drawn in rolling.prepared()]
+                announces = self._pass_seconds * rolling.depth >= ANNOUNCED_SECONDS
+                branches = [Branch(*key, [one.token for one in drawn]) for key, drawn in rolling.prepared(announces)]
                 if branches:
                     ahead.append(Ahead(number, rolling.round, branches))
             if ahead:
@@ -258,9 +263,7 @@ class DraftWorker:
         return self._roster.load(self._pass_seconds)
 
 
-def _chain(drawn: list[Drawn]) -> tuple[list[int], bytes]:
-    return [one.token for one in drawn], laws.encode([one.law for one in drawn if one.law is not None])
-
-
 def _drafted(number: int, rolling: Rolling) -> Drafted:
-    return Drafted(number, rolling.round, *_chain(rolling.draft), rolling.was_ready)
+    draft = rolling.draft
+    data = laws.encode([one.law for one in draft if one.law is not None]) if rolling.facts.wants_law else b""
+    return Drafted(number, rolling.round, [one.token for one in draft], data, rolling.was_ready)

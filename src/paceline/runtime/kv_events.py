@@ -13,6 +13,7 @@ import msgspec
 
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
 from paceline.runtime.codec import Malformed
+from paceline.runtime.messages import Token
 
 Hash = int | bytes
 MEDIUMS: dict[Tier, str] = {"device": "GPU", "host": "CPU", "disk": "DISK"}
@@ -24,7 +25,7 @@ FIRST_GROUP = (None, 0)
 class BlockStored(msgspec.Struct, tag=True):
     block_hashes: list[Hash]
     parent_block_hash: Hash | None
-    token_ids: list[int]
+    token_ids: list[Token]
     block_size: int
     lora_id: int | None = None
     medium: str | None = None

@@ -57,6 +57,14 @@ class KvPublisher:
         self._thread = threading.Thread(target=self._run, name="paceline-kv-events", daemon=True)
         self._thread.start()
 
+    @property
+    def port(self) -> int:
+        return int(self.address.rpartition(":")[2])
+
+    @property
+    def replay_port(self) -> int:
+        return int(self.replay_address.rpartition(":")[2])
+
     def put(self, event: CacheEvent) -> None:
         """From the engine's thread; never waits."""
         self._events.append(event)

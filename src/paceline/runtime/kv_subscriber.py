@@ -3,6 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import zmq
 
@@ -65,14 +66,11 @@ class KvSubscriber:
 
     def receive(self) -> None:
         """Take in what came."""
-        for _ in range(MAX_AT_ONCE):
-            if self._replay is None or not self._replay.poll(0):
-                break
-            self._hear_replay(self._replay.recv_multipart())
-        for _ in range(MAX_AT_ONCE):
-            if not self._live.poll(0):
-                break
-            self._hear_live(self._live.recv_multipart())
+        for socket in self.sockets:
+            hear = self._hear_live if socket is self._live else self._hear_replay
+            with suppress(zmq.Again):
+                for _ in range(MAX_AT_ONCE):
+                    hear(socket.recv_multipart(zmq.DONTWAIT))
         if self._asked is not None and self._clock.now() - self._asked > REPLAY_SECONDS:
             self._give_up()
 

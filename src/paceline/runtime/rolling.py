@@ -8,10 +8,10 @@ of noise keyed by position, a prepared draft is the very one that would have bee
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from paceline.cluster.fanout import Outcome, RivalOdds
+from paceline.cluster.fanout import Outcome
 from paceline.runtime.draft_core import DraftCore, Drawn, Facts, Ride
-from paceline.speculation.acceptance import Acceptance
 
 Key = tuple[int, int]
 """(accepted, the token that follows)."""
@@ -37,6 +37,16 @@ class Line:
         self.idle = 0
         self.chain.append(drawn)
         self.ride.ids.append(drawn.token)
+
+
+class Lesson(NamedTuple):
+    """What a verification showed: of `known` drafted tokens the first `accepted` were right."""
+
+    known: int
+    accepted: int
+    was_wrong: bool
+    rival: int | None
+    """Which of the wrong token's rivals came instead; None: none of them, or nothing was wrong."""
 
 
 class Rolling:
@@ -72,13 +82,13 @@ class Rolling:
         """Of this round, as far as it goes."""
         return self._main.chain[: self.depth]
 
-    def advance(self, round_: int, tokens: Sequence[int], depth: int, learn: Acceptance, odds: RivalOdds) -> None:
-        """`tokens` were committed; draft `depth` more for `round_`."""
+    def advance(self, round_: int, tokens: Sequence[int], depth: int) -> Lesson | None:
+        """`tokens` were committed; draft `depth` more for `round_`. Returns what is to be learned of it, if anything."""
         chain = self._main.chain
-        matched = 0
-        while matched < min(len(tokens), len(chain)) and chain[matched].token == tokens[matched]:
+        matched, both = 0, min(len(tokens), len(chain))
+        while matched < both and chain[matched].token == tokens[matched]:
             matched += 1
-        self._learn(tokens, matched, learn, odds)
+        lesson = self._lesson(tokens, matched)
         base = self.length
         outcome = (len(tokens) - 1, tokens[-1]) if tokens and matched >= len(tokens) - 1 else None
         branch = None if outcome is None else self._branches.pop(outcome, None)
@@ -99,6 +109,7 @@ class Rolling:
         self.round, self.depth, self.offered = round_, depth, 0
         self.is_answered = False
         self.was_ready = len(self._main.chain) >= depth
+        return lesson
 
     @property
     def is_due(self) -> bool:
@@ -131,20 +142,25 @@ class Rolling:
             if len(line.chain) < 2 * self.depth + 1 and line.idle < PATIENCE:
                 yield line
 
-    def prepared(self) -> Iterator[tuple[Key, list[Drawn]]]:
-        """Outcomes of this round that are prepared for: each once without a draft, when it is begun, and once with it."""
+    def prepared(self, announces: bool = True) -> Iterator[tuple[Key, list[Drawn]]]:
+        """Outcomes of this round to tell the target of: each once with its draft, and with `announces` once before, when it is
+        begun.
+
+        None under rejection: with what it was drawn from a draft takes kilobytes, too many for outcomes that do not come true.
+        Those drafts wait here to be asked for.
+        """
         chain, offered = self._main.chain, self.offered
-        if not self.is_answered or not offered:
+        if not self.is_answered or not offered or self.facts.wants_law:
             return
         begun = [(key, line.chain) for key, line in self._branches.items()]
-        if len(chain) > offered and not self.facts.wants_law:
+        if len(chain) > offered:
             begun.append(((offered, chain[offered].token), chain[offered + 1 :]))
         for key, drawn in begun:
             if len(drawn) >= self.depth:
                 if self._told.get(key) is not True:
                     self._told[key] = True
                     yield key, drawn[: self.depth]
-            elif key not in self._told:
+            elif announces and key not in self._told:
                 self._told[key] = False
                 yield key, []
 
@@ -176,16 +192,18 @@ class Rolling:
             return list(drawn.rivals)
         return [rival for rival in drawn.rivals if rival != drawn.token]
 
-    def _learn(self, tokens: Sequence[int], matched: int, learn: Acceptance, odds: RivalOdds) -> None:
+    def _lesson(self, tokens: Sequence[int], matched: int) -> Lesson | None:
         """The committed tokens tell of every position they cover whether the chain was right there."""
-        known = min(len(self._main.chain), len(tokens), self.offered if self.facts.wants_law else len(tokens))
+        covered = min(len(self._main.chain), len(tokens))
+        known = min(covered, self.offered) if self.facts.wants_law else covered
         if self.offered == 0 or known == 0:
-            return
-        learn.observe("", known, min(matched, known))
-        if matched < min(len(tokens), len(self._main.chain)):
-            rivals = self._rivals(matched)
-            odds.observe(rivals.index(tokens[matched]) if tokens[matched] in rivals else None)
+            return None
+        was_wrong, rival = matched < covered, None
+        if was_wrong and tokens[matched] in (rivals := self._rivals(matched)):
+            rival = rivals.index(tokens[matched])
+        return Lesson(known, min(matched, known), was_wrong, rival)
 
     def _drop_branches(self) -> None:
-        self._core.close([line.ride for line in self._branches.values()])
-        self._branches.clear()
+        if self._branches:
+            self._core.close([line.ride for line in self._branches.values()])
+            self._branches.clear()

@@ -9,7 +9,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
 from paceline.runtime.draft_core import DraftCore, Facts, Ride
 from paceline.runtime.messages import Fault, Load, Open, Rule, Sampling, Step
-from paceline.runtime.rolling import Line, Rolling
+from paceline.runtime.rolling import Lesson, Line, Rolling
 from paceline.runtime.transport import Peer
 from paceline.speculation.acceptance import Acceptance
 
@@ -53,6 +53,8 @@ class Roster:
         self._ids = itertools.count()
         self._num_tokens = 0
         self._turn = 0
+        self._lessons: list[Lesson] = []
+        """Learned when the next pass is chosen: until then somebody waits for an answer."""
         self._plans: dict[tuple[int, int, bool], list[Outcome]] = {}
         """Of this turn: what was learned since may change the next."""
 
@@ -86,7 +88,9 @@ class Roster:
             return Fault.BASE
         if not self._is_known(step.tokens):
             return Fault.MALFORMED
-        rolling.advance(step.round, step.tokens, step.depth, self.acceptance, self._odds)
+        lesson = rolling.advance(step.round, step.tokens, step.depth)
+        if lesson is not None:
+            self._lessons.append(lesson)
         self._num_tokens += len(step.tokens)
         if step.depth:
             self.num_rounds += 1
@@ -109,6 +113,7 @@ class Roster:
 
     def choose(self) -> list[Line]:
         """The rides of the next pass: what is waited for, then what may be, each by turns of the targets."""
+        self._learn()
         targets = list(self.targets.values())
         self._turn += 1
         self._plans.clear()
@@ -143,6 +148,13 @@ class Roster:
     @property
     def _rollings(self) -> list[Rolling]:
         return [rolling for target in list(self.targets.values()) for rolling in list(target.sequences.values())]
+
+    def _learn(self) -> None:
+        for lesson in self._lessons:
+            self.acceptance.observe("", lesson.known, lesson.accepted)
+            if lesson.was_wrong:
+                self._odds.observe(lesson.rival)
+        self._lessons.clear()
 
     def _plan(self, offered: int, depth: int, continues: bool) -> list[Outcome]:
         plan = self._plans.get((offered, depth, continues))

@@ -118,6 +118,9 @@ class Welcome(Message, frozen=True, tag=40):
     max_depth: Count
     methods: Annotated[list[Name], Meta(max_length=64)]
     default_method: Name
+    events_port: Count = 0
+    """Where it publishes what is in its cache (`kv_publisher.py`), on the host it was found at; 0: it does not."""
+    replay_port: Count = 0
 
 
 class WireLogprobs(Record, frozen=True):

@@ -15,6 +15,7 @@ from paceline.engine.loop import EngineLoop, Event
 from paceline.models.compatibility import fingerprint
 from paceline.runtime.codec import Malformed
 from paceline.runtime.kv_pressure import KvPressure
+from paceline.runtime.kv_publisher import KvPublisher
 from paceline.runtime.messages import OLDEST, VERSION, Goodbye, Hello
 from paceline.runtime.reports import DraftSide, NoDrafts, engine_report
 from paceline.runtime.stream_messages import (
@@ -77,6 +78,7 @@ class TargetWorker:
         loop: EngineLoop,
         listener: Listener[FromGateway],
         drafts: DraftSide | None = None,
+        publisher: KvPublisher | None = None,
         clock: Clock | None = None,
     ) -> None:
         self.name = name
@@ -85,6 +87,9 @@ class TargetWorker:
         self._engine = loop.engine
         self._listener = listener
         self._drafts = drafts or NoDrafts()
+        self._publisher = publisher
+        if publisher is not None:
+            self._engine.scheduler.tables.pool.listener = publisher.put
         self._clock = clock or WallClock()
         self._flags = SpeculationFlags()
         self._pressure = KvPressure()
@@ -114,6 +119,8 @@ class TargetWorker:
             self._listener.close()
             self._loop.close()
             self._drafts.close()
+            if self._publisher is not None:
+                self._publisher.close()
 
     def stop(self) -> None:
         """From any thread; `run` returns soon after."""
@@ -273,4 +280,6 @@ class TargetWorker:
             max_depth=intake.offered_depth,
             methods=sorted(self._engine.speculator.proposers),
             default_method=flags.method or "",
+            events_port=self._publisher.port if self._publisher else 0,
+            replay_port=self._publisher.replay_port if self._publisher else 0,
         )

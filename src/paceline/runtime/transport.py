@@ -174,18 +174,19 @@ class Listener(_Endpoint[M]):
         if not self.wait(seconds):
             return None
         try:
-            frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
+            user = ""
+            if self._gatekeeper is None:
+                peer, *bodies = self._socket.recv_multipart(zmq.DONTWAIT)
+            else:  # who it is stands with the frame, and costs one that is not copied
+                frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
+                peer, *bodies = [frame.bytes for frame in frames]
+                user = str(frames[-1].get("User-Id"))
         except zmq.Again:
             return None
-        peer, body = frames[0].bytes, frames[-1]
-        try:
-            user = str(body.get("User-Id"))
-        except zmq.ZMQError:
-            user = ""
-        if len(frames) != 2:
+        if len(bodies) != 1:
             self.traffic.malformed += 1
-            return Received(peer, Malformed(f"a message is one frame, got {len(frames) - 1}"), 0, user)
-        return Received(peer, self._decode(body.bytes), len(body.bytes), user)
+            return Received(peer, Malformed(f"a message is one frame, got {len(bodies)}"), 0, user)
+        return Received(peer, self._decode(bodies[0]), len(bodies[0]), user)
 
     def send(self, peer: Peer, message: Any) -> bool:
         """False, and counted, when the peer is gone or its queue is full."""
@@ -226,10 +227,9 @@ class Connection(_Endpoint[M]):
     def was_cut(self) -> bool:
         """Whether the connection broke since the last look. It is being made anew; what was under way may be lost."""
         cut = False
-        with suppress(zmq.Again):
-            while True:
-                self._monitor.recv_multipart(zmq.DONTWAIT)
-                cut = True
+        while _is_readable(self._monitor):
+            self._monitor.recv_multipart(zmq.DONTWAIT)
+            cut = True
         return cut
 
     def close(self) -> None:
@@ -262,6 +262,8 @@ class Connection(_Endpoint[M]):
 
 def wait_any(connections: list[Connection[Any]], seconds: float) -> list[Connection[Any]]:
     """Those that have something to receive, within `seconds`."""
+    if len(connections) == 1:
+        return connections if connections[0].wait(seconds) else []
     ready = [c for c in connections if _is_readable(c.socket)]
     if ready or seconds <= 0.0:
         return ready

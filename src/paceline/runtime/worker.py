@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import signal
 import sys
 import threading
@@ -22,10 +23,11 @@ from paceline.runtime.draft_side import PoolSide
 from paceline.runtime.draft_worker import DraftWorker
 from paceline.runtime.key_folder import KeyFolder
 from paceline.runtime.keys import Security
+from paceline.runtime.kv_publisher import KvPublisher
 from paceline.runtime.messages import TO_DRAFT_WORKER
 from paceline.runtime.model_core import ModelCore
+from paceline.runtime.pool_proposer import PoolProposer
 from paceline.runtime.roster import DraftLimits
-from paceline.runtime.steered_proposer import SteeredProposer
 from paceline.runtime.stream_messages import TO_TARGET_WORKER
 from paceline.runtime.target_worker import TargetWorker
 from paceline.runtime.transport import Listener
@@ -56,17 +58,22 @@ def make_worker(spec: WorkerSpec) -> Worker:
 
 
 def _target(spec: WorkerSpec, security: Security | None) -> TargetWorker:
-    proposers: list[SteeredProposer] = []
+    proposers: list[PoolProposer] = []
 
-    def pool(target: LoadedModel) -> SteeredProposer:
+    def pool(target: LoadedModel) -> PoolProposer:
         vocabulary, size = fingerprint(target.tokenizer).vocabulary, target.config.vocab_size
-        proposers.append(SteeredProposer(vocabulary, size, name=spec.name, fallback=NgramProposer()))
+        proposers.append(PoolProposer((), vocabulary, size, name=spec.name, fallback=NgramProposer()))
         return proposers[0]
 
     loop = EngineLoop(build_engine(spec.engine, pool if spec.uses_drafts else None))
     own = None if security is None else security.own
     drafts = PoolSide(proposers[0], loop, own) if proposers else None
-    return TargetWorker(spec.name, loop, Listener(spec.address, TO_TARGET_WORKER, security), drafts)
+    listener = Listener(spec.address, TO_TARGET_WORKER, security)
+    publisher = None
+    if spec.publishes:
+        host = listener.address.rpartition(":")[0]
+        publisher = KvPublisher(f"{host}:0", f"{spec.name}@{secrets.token_hex(8)}", security)
+    return TargetWorker(spec.name, loop, listener, drafts, publisher)
 
 
 def _draft(spec: WorkerSpec, security: Security | None) -> DraftWorker:

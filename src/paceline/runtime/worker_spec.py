@@ -25,6 +25,8 @@ class WorkerSpec:
     """CPU threads for models; None: one a core."""
     uses_drafts: bool = False
     """Whether there is a draft pool that a target will be told of."""
+    publishes: bool = False
+    """Whether a target says what is in its cache."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -54,6 +56,7 @@ def worker_specs(config: ClusterConfig, addresses: Mapping[str, str], threads: i
             keys=config.keys,
             threads=threads,
             uses_drafts=pool.role == "target" and bool(config.drafts),
+            publishes=pool.role == "target" and config.router == "kv_aware",
         )
         for pool in config.pools
         for name in (f"{pool.name}-{i}" for i in range(pool.replicas))

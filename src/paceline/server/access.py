@@ -81,15 +81,16 @@ class Access:
         return next((scope for prefix, scope in SCOPED.items() if _under(path, (prefix,))), "generate")
 
     def _find(self, authorization: str) -> ApiKey | None:
-        scheme, _, text = authorization.partition(" ")
+        scheme, _, text = authorization.strip().partition(" ")
         if scheme.lower() != "bearer":
             return None
+        text = text.strip()
         self._reload()
         key = self._keys.get(key_id(text) or "", self._admin)
-        return key if key is not None and key.matches(text.strip()) else None
+        return key if key is not None and key.matches(text) else None
 
     def _reload(self) -> None:
-        """A file that cannot be read changes nothing: it may be half a minute until somebody has repaired it."""
+        """A file that cannot be read changes nothing: those who have keys go on until somebody has repaired it."""
         if self._file is None or self._clock() < self._looked + RELOAD_SECONDS:
             return
         self._looked, stamp = self._clock(), self._stat()

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ class Sample:
     tokens_per_second: Mapping[str, float]
     """By category."""
     depth: Mapping[str, float]
-    """Recent mean by category; by `category · method` where a category has several."""
+    """Recent mean by `category · method`."""
     ttft: Mapping[str, float] | None
     """Seconds, p50, p90 and p99 over the last minute."""
     tpot: Mapping[str, float] | None
@@ -95,7 +95,7 @@ class Overview:
             Sample(
                 time=now,
                 tokens_per_second=_rates(before, totals),
-                depth=_depths(_served(snapshot)),
+                depth={f"{one.category} · {one.method}": one.mean_depth for one in _served(snapshot)},
                 ttft=_percentiles(metrics.recent_first_token, metrics.clock()),
                 tpot=_percentiles(metrics.recent_per_token, metrics.clock()),
                 running=snapshot.running,
@@ -178,16 +178,6 @@ def _rates(before: _Totals, now: _Totals) -> dict[str, float]:
     return {
         category: max(0.0, count - before.tokens.get(category, 0.0)) / seconds if seconds > 0 else 0.0
         for category, count in now.tokens.items()
-    }
-
-
-def _depths(traffic: Sequence[TrafficReport]) -> dict[str, float]:
-    categories = [report.category for report in traffic]
-    return {
-        report.category if categories.count(report.category) == 1 else f"{report.category} · {report.method}": (
-            report.mean_depth
-        )
-        for report in traffic
     }
 
 

@@ -68,6 +68,8 @@ class Proposer(Protocol):
 
     A proposer that drafts from the target's hidden states says so in an attribute `wants`, a `HiddenRequest`. It then hears of
     prompts too, chunk by chunk as they are computed, with depth 0.
+
+    One that drafts across a network says in an attribute `network_seconds` how much of its last `collect` went by on the way.
     """
 
     def observe(self, batch: Sequence[Progress]) -> None:
@@ -87,3 +89,9 @@ def hidden_wanted(proposer: Proposer) -> HiddenRequest | None:
     """What the proposer's `wants` says; most have none."""
     wants: HiddenRequest | None = getattr(proposer, "wants", None)
     return wants
+
+
+def network_seconds(proposer: Proposer) -> float:
+    """What the proposer's `network_seconds` says; most have none."""
+    seconds: float = getattr(proposer, "network_seconds", 0.0)
+    return seconds

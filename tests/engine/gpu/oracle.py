@@ -44,6 +44,7 @@ class OracleProposer(FakeProposer):
 
 class OracleDrafter:
     capture: tuple[int, ...] = ()
+    wants_states = False
     table_width, scratch_block = 1, 0
     state: tuple[torch.Tensor, ...] = ()
 
@@ -67,20 +68,19 @@ class OracleDrafter:
         return [0]
 
     def begin(self, shape: DraftShape) -> str | None:
-        return "draft" if shape.nodes else None
-
-    def draft(self, shape: DraftShape) -> Callable[[], None]:
-        drafts = self.drafts(shape)
-
-        def compute() -> None:
+        """Drafts here and now, on the host: that waits, as a graph never could."""
+        if shape.nodes:
+            drafts = self.drafts(shape)
             for seat, sequence in enumerate(self._sequences):
                 said = int(self._seats.state.lengths[seat]) - sequence.num_prompt
                 truth = self._proposer.text[sequence.request_id, sequence.choice][said:]
                 tokens, parents = self._proposer.tree(truth, shape, self._vocab_size)
                 drafts.tokens[seat] = torch.tensor(tokens)
                 drafts.parents[seat] = torch.tensor(parents, dtype=torch.int32)
+        return None
 
-        return compute
+    def draft(self, shape: DraftShape) -> Callable[[], None]:
+        raise AssertionError
 
     def follow(self) -> Callable[[], None]:
         raise AssertionError

@@ -109,7 +109,7 @@ class Case:
 @pytest.mark.parametrize(("nodes", "kind", "reduced"), [(7, "greedy", 24), (15, "sampled", None), (7, "truncated", 24)])
 def test_round_after_round(monkeypatch, nodes, kind, reduced):
     case = Case(monkeypatch, nodes, PARAMS[kind], reduced)
-    for counts in ([2, 0], [0, 1], None):
+    for counts in ([2, 0], [0, 1], None) if nodes == 7 else ([1, 2], None):
         assert case.device_drafts() == case.host_drafts()
         if counts:
             case.commit(counts)
@@ -164,7 +164,7 @@ def test_nobody_wants_drafts(monkeypatch):
     assert case.drafter.lend(case.sequences[0], 10, case.drafter.shape(7)) is None
 
 
-@pytest.mark.parametrize(("depth", "nodes"), [(1, 7), (7, 7), (8, 15), (31, 31), (60, 31)])
+@pytest.mark.parametrize(("depth", "nodes"), [(1, 7), (8, 7), (9, 15), (19, 31), (60, 31)])
 def test_shapes(monkeypatch, depth, nodes):
     drafter = TreeDrafter(eagle(tiny_model(device=DEVICE)), DeviceSeats(1, torch.device(DEVICE)))
     assert drafter.shape(depth).nodes == nodes

@@ -10,8 +10,8 @@ from paceline.engine import device_batch
 from paceline.engine.engine import Engine
 from paceline.engine.run_ahead import RunAhead
 from paceline.kernels import native
-from paceline.models.graph import Graph
 from paceline.models.gpu_runner import GpuRunner
+from paceline.models.graph import Graph
 from tests.engine.gpu.oracle import OracleProposer
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text
@@ -73,33 +73,41 @@ class TestTreesThatHideTheTruth:
 
     @pytest.mark.parametrize("sampling", range(len(SAMPLINGS)))
     def test_one_sequence(self, monkeypatch, sampling):
-        result = self.run(monkeypatch, requests(SAMPLINGS[sampling:][:1], max_tokens=20), 7)
-        assert result.accepted > 5
+        result = self.run(monkeypatch, requests(SAMPLINGS[sampling:][:1], max_tokens=14), 7)
+        assert result.accepted > 2
 
     def test_all_together(self, monkeypatch):
-        result = self.run(monkeypatch, requests(SAMPLINGS, max_tokens=12), 7)
-        assert result.accepted > 10
+        result = self.run(monkeypatch, requests(SAMPLINGS, max_tokens=9), 7)
+        assert result.accepted > 5
 
     def test_depths_that_change_and_requests_that_arrive_late(self, monkeypatch):
-        asked = requests(SAMPLINGS[:3], max_tokens=14)
+        asked = requests(SAMPLINGS[:3], max_tokens=9)
         result = self.run(monkeypatch, asked, MixedDepth(7), max_num_seqs=2, arrivals=2)
         assert result.accepted > 0
 
 
 class TestEagle:
-    @pytest.mark.parametrize("samplings", [SAMPLINGS[:1], SAMPLINGS[1:]], ids=["greedy", "sampled"])
-    def test_same_text(self, monkeypatch, samplings):
-        model, asked = tiny_model(config=SMALL, device=DEVICE), requests(samplings, max_tokens=6)
+    """That its trees are the host's, test_tree_drafter.py shows."""
+
+    def run(self, asked: list[Request], depth, **options) -> Result:
+        model = tiny_model(config=SMALL, device=DEVICE)
         proposer = eagle(model)
-        engine = ahead(tiny_engine(model, proposer, 7, runner_kind=GpuRunner), proposer)
-        result = check(engine, asked, plain_text(model, asked))
-        assert result.drafted > 0
-        assert result.accepted > 0
+        arrivals = options.pop("arrivals", None)
+        engine = ahead(tiny_engine(model, proposer, depth, runner_kind=GpuRunner, **options), proposer)
+        result = check(engine, asked, plain_text(model, asked), arrivals=arrivals)
         assert proposer.num_free_blocks == 64
+        return result
+
+    def test_same_text(self, monkeypatch):
+        replay = Graph.replay
+
+        def watched(graph):
+            with Watch():  # a graph can hold nothing that waits
+                return replay(graph)
+
+        monkeypatch.setattr(Graph, "replay", watched)
+        assert self.run(requests(SAMPLINGS[1:3], max_tokens=7), 7).accepted > 0
 
     def test_depths_that_change_and_requests_that_arrive_late(self):
-        model, asked = tiny_model(config=SMALL, device=DEVICE), requests(SAMPLINGS[:3], max_tokens=6)
-        proposer = eagle(model)
-        engine = ahead(tiny_engine(model, proposer, MixedDepth(7), max_num_seqs=2, runner_kind=GpuRunner), proposer)
-        check(engine, asked, plain_text(model, asked), arrivals=2)
-        assert proposer.num_free_blocks == 64
+        asked = requests(SAMPLINGS[:2], max_tokens=5)
+        assert self.run(asked, MixedDepth(7), arrivals=1).drafted > 0

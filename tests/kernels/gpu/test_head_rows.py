@@ -23,11 +23,11 @@ def test_fresh_states_pile_up_until_they_are_placed():
 
     fresh.num_cached.copy_(ints(10, 3, 0))
     places = head_places(3, 4, 3, 2, DEVICE)
-    place_fresh(ints(15, 20, 2), fresh, places)
+    place_fresh(ints(15, 20, 2), fresh, places, max_position=20)
     assert places.contexts.tolist() == [10, 3, 0]
-    assert places.positions.view(3, 4)[:2].tolist() == [[10, 11, 12, 13], [17, 18, 19, 20]]
+    assert places.positions.view(3, 4)[:2].tolist() == [[10, 11, 12, 13], [17, 18, 19, 19]]
     assert places.last_rows.tolist() == [3, 5, 8]
-    assert places.level_positions.tolist() == [[14, 14, 19, 19, 1, 1], [15, 15, 20, 20, 2, 2]]
+    assert places.level_positions.tolist() == [[14, 14, 19, 19, 1, 1], [15, 15, 19, 19, 2, 2]]
     assert fresh.num_cached.tolist() == [14, 5, 0]
     assert fresh.counts.tolist() == [0, 0, 0]
 

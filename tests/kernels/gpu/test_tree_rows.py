@@ -20,12 +20,12 @@ def test_where_nodes_lie_and_what_they_see():
     levels = torch.full((3,), -7, dtype=torch.int32, device=DEVICE)
     places = tree_places(3, 7, levels)
     lengths, limits, parents = (torch.tensor(v, dtype=torch.int32, device=DEVICE) for v in (LENGTHS, LIMITS, TREES))
-    place_trees(lengths, parents, limits, 7, blocks[:, :3], places)
+    place_trees(lengths, parents, limits, 7, blocks[:, :3], places, max_position=34)
     assert places.contexts.tolist() == [length - 1 for length in LENGTHS]
     assert levels.tolist() == [max([0, *depths(tree)[:limit]]) for tree, limit in zip(TREES, LIMITS, strict=True)]
     assert places.ancestors.view(3, 8).tolist() == [ancestors(tree) for tree in TREES]
     for tree, (parents_here, length) in enumerate(zip(TREES, LENGTHS, strict=True)):
-        positions = [length - 1 + depth for depth in (0, *depths(parents_here))]
+        positions = [min(length - 1 + depth, 33) for depth in (0, *depths(parents_here))]
         assert places.positions.view(3, 8)[tree].tolist() == positions
         slots = [
             int(blocks[tree, i // BLOCK_SIZE]) * BLOCK_SIZE + i % BLOCK_SIZE for i in range(length - 1, length + 7)

@@ -109,7 +109,7 @@ def test_a_tree_is_filled_as_far_as_its_rows_are_worth() -> None:
     """Late nodes are seldom accepted; where a row costs little they are drafted all the same."""
     chances = tuple(0.5 / (1 + r) for r in range(31))
     batch = [Candidate(0, "eagle/chat", 31)]
-    for per_row, least, most in ((0.0, 31, 31), (0.2, 6, 20), (2.0, 1, 1)):
+    for per_row, least, most in ((0.0, 31, 31), (0.2, 6, 20), (2.0, 1, 3)):
         costs = Costs(Curve([(1, 10.0, 1), (64, 10.0 + 63 * per_row, 1)]), 1.0, 0.0, {"eagle": Line(1.0, 0.0)})
         found = allocate(batch, {"eagle/chat": Value(chances)}, costs)
         assert found is not None

@@ -7,10 +7,14 @@ from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
 from tests.speculation.depth.simulator import (
     MS,
+    AheadSimulation,
     Simulation,
     Totals,
+    Tree,
     World,
+    best_tree,
     calibrated,
+    gpu,
     linear,
     microseconds,
     ramp,
@@ -143,3 +147,76 @@ def test_decides_in_a_small_part_of_a_millisecond() -> None:
 def test_settings_are_checked() -> None:
     with pytest.raises(InvalidConfig, match="probe_share"):
         GoodputDepth(probe_share=0.5)
+
+
+# --- trees
+
+
+@pytest.mark.parametrize(
+    ("world", "children", "batch"),
+    [
+        (World(gpu, draft=0.0, network=0.0, asking=0.6 * MS), (0.55, 0.15, 0.07, 0.03), 1),
+        (World(gpu, draft=0.0, network=0.0, asking=0.6 * MS), (0.4, 0.2, 0.1, 0.05), 8),
+        (World(gpu, draft=0.05 * MS, network=0.0, asking=0.3 * MS), (0.75, 0.1, 0.04, 0.02), 1),
+    ],
+    ids=["flat", "flat, batch", "nodes cost"],
+)
+def test_a_tree_gets_the_nodes_that_pay(world: World, children: tuple[float, ...], batch: int) -> None:
+    tree = Tree(children, 63)
+    simulation = Simulation(calibrated(world, 31), world, batch=batch, tree=tree)
+    simulation.run(400)
+    assert simulation.run(400).speedup > 0.96 * best_tree(tree, world, batch)[1]
+
+
+def test_nodes_taken_for_positions_of_a_chain_would_stop_early() -> None:
+    """The test above can fail: with the chances of a chain, eight nodes already look like all there is to gain."""
+    tree, world = Tree((0.55, 0.15, 0.07, 0.03), 63), World(gpu, draft=0.0, network=0.0, asking=0.6 * MS)
+    at_eight = tree.expected(8) / world.seconds(9, 8) * world.seconds(1, 0)
+    assert at_eight < 0.95 * best_tree(tree, world, 1)[1]
+
+
+def test_a_tree_is_never_a_loss() -> None:
+    tree = Tree((0.1, 0.05, 0.02), 63)
+    world = World(gpu, draft=0.0, network=0.0, asking=2 * MS)
+    assert Simulation(calibrated(world, 31), world, tree=tree).run(1500).speedup > 0.99
+
+
+# --- steps taken on a slower path
+
+AHEAD, HOST = World(gpu, draft=0.3 * MS, network=0.0), World(lambda rows: gpu(rows) + 0.3 * MS, 3 * MS, 0.0)
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+def test_a_draft_that_is_slow_only_on_the_host_is_flown(batch: int) -> None:
+    simulation = AheadSimulation(calibrated(HOST), AHEAD, HOST, alpha=0.6, batch=batch)
+    simulation.run(200)
+    goal = AHEAD.best_rate(0.6, batch) / AHEAD.rate(0.6, batch, 0)
+    assert simulation.run(400).speedup > 0.96 * goal
+
+
+def test_it_would_stay_on_the_ground_if_the_host_taught_it_seconds() -> None:
+    simulation = AheadSimulation(calibrated(HOST), AHEAD, HOST, tells=False, alpha=0.6, batch=32)
+    assert simulation.run(600).speedup < 1.01
+
+
+@pytest.mark.parametrize(("alpha", "batch"), [(0.05, 1), (0.1, 32)])
+def test_flying_is_never_a_loss(alpha: float, batch: int) -> None:
+    simulation = AheadSimulation(calibrated(HOST), AHEAD, HOST, alpha=alpha, batch=batch)
+    assert simulation.run(1500).speedup > 0.99
+
+
+def test_a_draft_that_becomes_good_is_found_and_flown() -> None:
+    world = World(gpu, draft=0.6 * MS, network=0.0)
+    simulation = AheadSimulation(calibrated(HOST), world, HOST, alpha=0.05)
+    simulation.run(800)
+    simulation.alpha = 0.8
+    assert steps_until(simulation, 0.95 * world.best_rate(0.8, 1) / world.rate(0.8, 1, 0), 4000) <= 4000
+
+
+def test_one_depth_does_not_pass_for_all() -> None:
+    """All tokens in one pass, which costs as much as half of the target's: seen at one depth alone it looks like one each."""
+    world = World(draft=0.0, network=0.0, asking=7 * MS)
+    simulation = Simulation(calibrated(world), world, 0.6)
+    simulation.run(500)
+    best = world.best_rate(0.6, 1) / world.rate(0.6, 1, 0)
+    assert simulation.run(300).speedup > 0.97 * best

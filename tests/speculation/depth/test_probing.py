@@ -5,7 +5,7 @@ from paceline.speculation.depth.probing import FIRST_INTERVAL, UNTIMED, Probing
 CHEAP = {"chat": 0.1}
 
 
-def due(steps: int = FIRST_INTERVAL) -> Probing:
+def due(steps: int = FIRST_INTERVAL + 1) -> Probing:
     """One that has known of `CHEAP` for so many steps."""
     probing = Probing()
     assert probing.pick(CHEAP) is None
@@ -17,7 +17,7 @@ def due(steps: int = FIRST_INTERVAL) -> Probing:
 def test_a_probe_stands_until_it_was_seen_and_is_paid_once() -> None:
     probing = due()
     assert [probing.pick(CHEAP) for _ in range(5)] == ["chat"] * 5
-    for _ in range(3):  # two to begin with, one earned: had asking cost anything, there were none left
+    for _ in range(3):  # two to begin with and one earned: had asking cost anything, there were none left
         assert probing.pick(CHEAP) == "chat"
         probing.result("chat", rounds=1, kept=0, expected=0.5)
     assert probing.pick(CHEAP) is None

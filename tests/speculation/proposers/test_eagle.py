@@ -212,3 +212,29 @@ def test_trees_are_accepted_in_the_engine():
     assert result.accepted > 5
     assert head.num_free_blocks == 64
     assert head._pending.num_rows == 0
+
+
+def test_what_was_lent_goes_on_where_it_is_given_back():
+    """Whoever borrows it may have cached more slots, and hands over the states after them."""
+    head = proposer()
+    head.observe([progress(IDS, 6, end=20)])
+    loan = head.lend([0, 7])[0]
+    assert loan.num_cached == 18
+    assert loan.state.start == 18
+    assert head.blocks(0, 40) is not None
+    assert head.blocks(0, 65 * 16) is None
+    p = progress(IDS, 6, start=18, end=23)
+    head.observe([progress(IDS, 6, end=23, hidden=False)])
+    head.take_back(0, loan.num_cached, p.hidden)
+    drafts = head.collect([0], 0.0).split()[0]
+    assert (drafts.tokens, drafts.parents) == reference(p)
+    head.close([0])
+    assert head.num_free_blocks == 64
+
+
+def test_nothing_is_lent_without_the_newest_state():
+    head = proposer()
+    head.observe([progress(IDS, 6, end=9)])
+    head.observe([progress(IDS, 6, end=10, hidden=False)])
+    assert head.lend([0]) == {}
+    head.take_back(5, 3, progress(IDS, 6, end=9).hidden)  # closed meanwhile

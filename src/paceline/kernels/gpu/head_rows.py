@@ -51,14 +51,15 @@ def head_places(batch: int, rows: int, levels: int, width: int, device: torch.de
     )
 
 
-def place_fresh(lengths: Tensor, fresh: FreshStates, out: HeadPlaces) -> None:
-    """Where the fresh states go and the levels after them. They count as cached from here on."""
+def place_fresh(lengths: Tensor, fresh: FreshStates, out: HeadPlaces, max_position: int) -> None:
+    """Where the fresh states go and the levels after them. They count as cached from here on. `max_position` as in
+    `place_rows`."""
     batch, rows = fresh.tokens.shape
     levels, wide = out.level_positions.shape
     width = wide // batch
     _place[(batch,)](
         lengths, fresh.counts, fresh.num_cached, out.contexts, out.positions, out.last_rows, out.level_positions,
-        ROWS=rows, LEVELS=levels, WIDTH=width, BATCH=batch,
+        max_position - 1, ROWS=rows, LEVELS=levels, WIDTH=width, BATCH=batch,
         PADDED=triton.next_power_of_2(rows), BEAMS=triton.next_power_of_2(width), num_warps=1, **PDL,
     )  # fmt: skip
 
@@ -86,7 +87,7 @@ def keep_fresh(
 
 @triton.jit
 def _place(
-    lengths, counts, num_cached, contexts, positions, last_rows, level_positions,
+    lengths, counts, num_cached, contexts, positions, last_rows, level_positions, last,
     ROWS: tl.constexpr, LEVELS: tl.constexpr, WIDTH: tl.constexpr, BATCH: tl.constexpr,
     PADDED: tl.constexpr, BEAMS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -97,12 +98,12 @@ def _place(
     length, count, cached = tl.load(lengths + sequence), tl.load(counts + sequence), tl.load(num_cached + sequence)
     # States of all tokens but the newest are known: the last of them is at length - 2
     position = tl.maximum(length - 1 - count, 0) + row
-    tl.store(positions + sequence * ROWS + row, position.to(tl.int64), mask=row < ROWS)
+    tl.store(positions + sequence * ROWS + row, tl.minimum(position, last).to(tl.int64), mask=row < ROWS)
     tl.store(contexts + sequence, cached)
     tl.store(last_rows + sequence, (sequence * ROWS + tl.maximum(count, 1) - 1).to(tl.int64))
     for level in range(LEVELS):
         at = level_positions + level * BATCH * WIDTH + sequence * WIDTH + beam
-        tl.store(at, tl.zeros([BEAMS], tl.int64) + (length - 1 + level), mask=beam < WIDTH)
+        tl.store(at, tl.zeros([BEAMS], tl.int64) + tl.minimum(length - 1 + level, last), mask=beam < WIDTH)
     tl.store(num_cached + sequence, cached + count)
     tl.store(counts + sequence, 0)
 

@@ -1,7 +1,7 @@
 """The likeliest next tokens of each row and how likely they are: branches of a tree, ranked as `speculation/ranking.py` does.
 
 A row is cut into chunks of columns as in `pick.py`; each leaves its best few and its share of the softmax, and the last to
-finish joins them. Equal scores fall to the lower column.
+finish joins them. Equal scores fall to the lower column: both are one number, so that the best is one reduction away.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,9 @@ from torch import Tensor
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.gpu.noise import gumbel, noise_bits
 
+_NONE = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
+"""The key of nothing."""
+
 RankKind = Literal["greedy", "sampled", "ranked"]
 """Scores are the logits; logits / T + G; or were scaled and cut before, to columns of their own for each row, and get G."""
 
@@ -26,8 +29,7 @@ class RankScratch:
     chunk: int
     tops: Tensor  # [R, C] float32, the best score of each chunk
     sums: Tensor  # [R, C] float32, of exp(score - top)
-    scores: Tensor  # [R, C, K] float32, the best of each chunk
-    columns: Tensor  # [R, C, K] int32
+    keys: Tensor  # [R, C, K] int64, the best of each chunk, score and column in one
     arrived: Tensor  # [R] int32, zero between launches
 
 
@@ -44,8 +46,7 @@ def rank_scratch(num_rows: int, num_columns: int, count: int, device: torch.devi
         chunk,
         torch.empty(shape, device=device),
         torch.empty(shape, device=device),
-        torch.empty(*shape, count, device=device),
-        torch.empty(*shape, count, dtype=torch.int32, device=device),
+        torch.empty(*shape, count, dtype=torch.int64, device=device),
         torch.zeros(num_rows, dtype=torch.int32, device=device),
     )
 
@@ -62,7 +63,7 @@ def rank_rows(
 ) -> Branches:
     """The K best of each row, K as `scratch` has it."""
     rows, width = logits.shape
-    chunks, count = scratch.scores.shape[1:]
+    chunks, count = scratch.keys.shape[1:]
     assert logits.stride(1) == 1
     assert chunks == triton.cdiv(width, scratch.chunk)
     assert kind != "ranked" or (ids is not None and ids.stride() == logits.stride())
@@ -77,8 +78,7 @@ def rank_rows(
         lengths,
         scratch.tops,
         scratch.sums,
-        scratch.scores,
-        scratch.columns,
+        scratch.keys,
         scratch.arrived,
         tokens,
         confidence,
@@ -93,7 +93,7 @@ def rank_rows(
         CHUNK=scratch.chunk,
         PADDED=triton.next_power_of_2(chunks),
         BEST=triton.next_power_of_2(chunks * count),
-        num_warps=4,
+        num_warps=max(1, scratch.chunk // 512),
         **PDL,
     )
     return Branches(tokens, confidence)
@@ -108,8 +108,7 @@ def _rank(
     lengths,
     tops,
     sums,
-    scores,
-    columns,
+    keys,
     arrived,
     tokens,
     confidence,
@@ -151,12 +150,11 @@ def _rank(
     tl.store(tops + row * CHUNKS + chunk, top)
     tl.store(sums + row * CHUNKS + chunk, tl.sum(tl.exp(score - zero), 0))
     at = (row * CHUNKS + chunk) * COUNT
+    key = tl.where(is_kept, _key(score, column), _NONE)
     for place in tl.static_range(COUNT):
-        best = tl.max(tl.where(is_kept, score, float("-inf")), 0)
-        winner = tl.min(tl.where(is_kept & (score == best), column, V), 0)  # V: there is none left
-        tl.store(scores + at + place, best)
-        tl.store(columns + at + place, winner)
-        is_kept &= column != winner
+        best = tl.max(key, 0)
+        tl.store(keys + at + place, best)
+        key = tl.where(key == best, _NONE, key)
 
     tl.debug_barrier()  # all is stored before the count says so
     if CHUNKS > 1:
@@ -169,17 +167,28 @@ def _rank(
     top = tl.max(tops_here, 0)
     zero = tl.where(top == float("-inf"), 0.0, top)
     whole = zero + tl.log(tl.sum(sums_here * tl.exp(tops_here - zero), 0))
-    at = row * CHUNKS * COUNT
-    is_one = some < CHUNKS * COUNT
-    score = tl.load(scores + at + some, mask=is_one, other=float("-inf"), cache_modifier=".cg")
-    column = tl.load(columns + at + some, mask=is_one, other=V, cache_modifier=".cg")
-    is_one &= column < V
+    key = tl.load(keys + row * CHUNKS * COUNT + some, mask=some < CHUNKS * COUNT, other=_NONE, cache_modifier=".cg")
     for place in tl.static_range(COUNT):
-        best = tl.max(tl.where(is_one, score, float("-inf")), 0)
-        winner = tl.min(tl.where(is_one & (score == best), column, V), 0)
-        is_one &= column != winner
-        winner = tl.minimum(winner, V - 1).to(tl.int64)  # rows that are all NaN still give tokens
+        best = tl.max(key, 0)
+        key = tl.where(key == best, _NONE, key)
+        winner = tl.minimum(0x7FFFFFFF - (best & 0xFFFFFFFF), V - 1)  # rows that are all NaN still give tokens
+        score = _score(best)
         if MAPPED:
             winner = tl.load(lookup + winner)
         tl.store(tokens + row * COUNT + place, winner)
-        tl.store(confidence + row * COUNT + place, best - whole)
+        tl.store(confidence + row * COUNT + place, score - whole)
+
+
+@triton.jit
+def _key(score, column):
+    """int64, larger for a higher score, then for a lower column. Negative floats order the wrong way round as integers."""
+    bits = score.to(tl.int32, bitcast=True)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)
+
+
+@triton.jit
+def _score(key):
+    ordered = (key >> 32).to(tl.int32)
+    score = (ordered ^ ((ordered >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return tl.where(key == _NONE, float("-inf"), score)

@@ -17,18 +17,20 @@ def place_rows(
     context_lens: Tensor,  # [S] int32, out: lengths + offset
     positions: Tensor,  # [S * R] int64, out: context + 0 … R - 1, sequence after sequence
     slots: Tensor,  # [S * R] int64, out
+    max_position: int,
 ) -> None:
-    """R rows a sequence, the first at logical index lengths + offset."""
+    """R rows a sequence, the first at logical index lengths + offset. Positions stop short of `max_position`: seats that are
+    empty by now may stand at the end of what a model knows angles for."""
     rows = len(positions)
     _place[(triton.cdiv(rows, _BLOCK),)](
-        lengths, block_tables, context_lens, positions, slots, rows, offset, block_tables.stride(0),
+        lengths, block_tables, context_lens, positions, slots, rows, offset, max_position - 1, block_tables.stride(0),
         ROWS=rows // len(lengths), PAGE=BLOCK_SIZE, BLOCK=_BLOCK, num_warps=1, **PDL,
     )  # fmt: skip
 
 
 @triton.jit
 def _place(
-    lengths, tables, contexts, positions, slots, count, offset, stride,
+    lengths, tables, contexts, positions, slots, count, offset, last, stride,
     ROWS: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(PDL)
@@ -40,5 +42,5 @@ def _place(
     index = context + own
     page = tl.load(tables + sequence * stride + index // PAGE, mask=is_real, other=0).to(tl.int64)
     tl.store(contexts + sequence, context, mask=is_real & (own == 0))
-    tl.store(positions + row, index.to(tl.int64), mask=is_real)
+    tl.store(positions + row, tl.minimum(index, last).to(tl.int64), mask=is_real)
     tl.store(slots + row, page * PAGE + index % PAGE, mask=is_real)

@@ -44,13 +44,14 @@ def place_trees(
     max_levels: int,
     block_tables: Tensor,  # [S, W] int32
     out: TreePlaces,
+    max_position: int,  # as in `place_rows`
 ) -> None:
     trees, nodes = parents.shape
     assert nodes < MAX_TREE_ROWS
     assert parents.is_contiguous()
     _place[(trees,)](
         lengths, parents, limits, block_tables, out.contexts, out.positions, out.slots, out.ancestors, out.levels,
-        block_tables.stride(0), NODES=nodes, LEVELS=max_levels, PADDED=triton.next_power_of_2(1 + nodes),
+        max_position - 1, block_tables.stride(0), NODES=nodes, LEVELS=max_levels, PADDED=triton.next_power_of_2(1 + nodes),
         PAGE=BLOCK_SIZE, num_warps=1, **PDL,
     )  # fmt: skip
 
@@ -88,7 +89,7 @@ def move_paths(
 
 @triton.jit
 def _place(
-    lengths, parents, limits, tables, contexts, positions, slots, ancestors, levels, stride,
+    lengths, parents, limits, tables, contexts, positions, slots, ancestors, levels, last, stride,
     NODES: tl.constexpr, LEVELS: tl.constexpr, PADDED: tl.constexpr, PAGE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(PDL)
@@ -108,7 +109,7 @@ def _place(
     index = context + row
     page = tl.load(tables + tree.to(tl.int64) * stride + index // PAGE, mask=is_real, other=0).to(tl.int64)
     at = tree * (1 + NODES) + row
-    tl.store(positions + at, (context + depth).to(tl.int64), mask=is_real)
+    tl.store(positions + at, tl.minimum(context + depth, last).to(tl.int64), mask=is_real)
     tl.store(slots + at, page * PAGE + index % PAGE, mask=is_real)
     tl.store(ancestors + at, seen, mask=is_real)
     tl.store(contexts + tree, context)

@@ -13,7 +13,7 @@ export class Answer {
     this.speed = null;
     this.figure = element("b", { textContent: "–" });
     this.fill = element("i");
-    this.body = element("div", { class: "text" });
+    this.body = element("div", { class: "text", tabIndex: 0, role: "group", "aria-label": "Text" });
     this.detail = element("p", { class: "hint detail" });
     this.place = element(
       "article",
@@ -64,12 +64,14 @@ export class Answer {
   }
 
   #add(pieces) {
+    const isAtEnd = this.body.scrollHeight - this.body.scrollTop - this.body.clientHeight < 24; // otherwise somebody reads
     for (const { text, origin } of pieces) {
       this.tokens += 1;
       this.counts[origin] += 1;
       this.text += text;
       if (text) this.body.append(element("span", { class: origin, textContent: text }));
     }
+    if (isAtEnd) this.body.scrollTop = this.body.scrollHeight;
   }
 
   #summary(metrics, ttft) {

@@ -1,6 +1,7 @@
 // A chart in a figure: lines, a legend with the values under the cursor, and a way along it without a mouse.
 
 import { byId, element } from "./element.js";
+import { trimmed } from "./format.js";
 import { colourOf, onThemeChange, themed } from "./palette.js";
 import uPlot from "./vendor/uPlot.js";
 
@@ -77,7 +78,7 @@ export class Chart {
       },
       axes: [
         { ...axis, grid: { show: false }, size: 28, values: this.time ? times : whole, space: this.time ? 80 : 30 },
-        { ...axis, size: 58, values: (plot, splits) => splits.map((value) => this.format(value)) },
+        { ...axis, size: 58, values: (plot, splits) => splits.map((value) => trimmed(this.format(value))) },
       ],
       series: [
         {},
@@ -109,9 +110,9 @@ export class Chart {
     plot.ctx.restore();
   }
 
-  /** The values at the cursor; without one, the last. */
+  /** The values at the cursor; without one, those of now, or of the first position. */
   #values() {
-    const at = this.plot?.cursor.idx ?? this.data[0].length - 1;
+    const at = this.plot?.cursor.idx ?? (this.time ? this.data[0].length - 1 : 0);
     this.labels.forEach((label, line) => {
       const item = this.legend.children[line];
       if (item) item.lastChild.textContent = this.format(this.data[line + 1][at]);
@@ -133,7 +134,7 @@ export class Chart {
     if (!(event.key in steps) || this.data[0].length === 0) return;
     event.preventDefault();
     const last = this.data[0].length - 1;
-    const from = this.plot.cursor.idx ?? last + 1;
+    const from = this.plot.cursor.idx ?? (this.time ? last + 1 : -1);
     const at = Math.min(last, Math.max(0, from + steps[event.key]));
     this.plot.setCursor({ left: this.plot.valToPos(this.data[0][at], "x"), top: 1 });
   }

@@ -14,5 +14,8 @@ export function duration(seconds) {
   return `${ms.toFixed(ms < 10 ? 2 : ms < 100 ? 1 : 0)} ms`;
 }
 
+/** Without zeros that say nothing: "1.50 s" -> "1.5 s", "50.0" -> "50" */
+export const trimmed = (text) => text.replace(/\.(\d*?)0+(?!\d)/, (_, digits) => (digits ? `.${digits}` : ""));
+
 /** Tokens per second. */
 export const speed = (value) => (value == null ? none : value.toFixed(value < 100 ? 1 : 0));

@@ -20,13 +20,20 @@ const charts = {
   }),
 };
 
+/** {"category · method": line} by category alone, where it has one method. */
+function named(lines) {
+  const category = (key) => key.slice(0, key.lastIndexOf(" · "));
+  const keys = Object.keys(lines);
+  const isAlone = (key) => keys.filter((other) => category(other) === category(key)).length === 1;
+  return Object.fromEntries(keys.map((key) => [isAlone(key) ? category(key) : key, lines[key]]));
+}
+
 function alphas(traffic) {
   const tested = traffic.filter((one) => one.alphas.length);
   const longest = Math.max(0, ...tested.map((one) => one.alphas.length));
   const positions = Array.from({ length: longest }, (_, i) => i + 1);
-  const name = (one) =>
-    tested.filter((other) => other.category === one.category).length > 1 ? `${one.category} · ${one.method}` : one.category;
-  return [positions, Object.fromEntries(tested.map((one) => [name(one), positions.map((i) => one.alphas[i - 1] ?? null)]))];
+  const line = (one) => [`${one.category} · ${one.method}`, positions.map((i) => one.alphas[i - 1] ?? null)];
+  return [positions, named(Object.fromEntries(tested.map(line).sort()))];
 }
 
 function tiles(report, last) {
@@ -55,7 +62,7 @@ export function showTraffic(report, history) {
     : {};
   charts.speed.draw(times, { ...all, ...speeds }, off);
   charts.alpha.draw(...alphas(report.traffic));
-  charts.depth.draw(times, history.columns("depth"), off);
+  charts.depth.draw(times, named(history.columns("depth")), off);
   charts.ttft.draw(times, history.columns("ttft"), off);
   charts.tpot.draw(times, history.columns("tpot"), off);
   charts.load.draw(times, { running: history.column((s) => s.running), waiting: history.column((s) => s.waiting) }, off);

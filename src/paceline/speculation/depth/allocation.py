@@ -117,11 +117,11 @@ def _search(
 
 
 def _depths_to_try(most: int, is_alone: bool) -> list[int]:
-    """1, 2, ... 8, 10, 12, 15, 18, 22, ... and the most; of several methods 0, 1, 2, 4, 8, ... and the most."""
+    """1, 2, ... 8, 10, 12, 15, 18, 22, ... and the most; of several methods 0, 1, 3, 9, ... and the most."""
     depths = [1] if is_alone else [0, 1]
     while depths[-1] < most:
         last = depths[-1]
-        step = last if not is_alone else 1 if last < EVERY_DEPTH else last // 4
+        step = 2 * last if not is_alone else 1 if last < EVERY_DEPTH else last // 4
         depths.append(min(most, last + step))
     return depths
 

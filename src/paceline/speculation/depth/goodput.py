@@ -16,7 +16,7 @@ from paceline.speculation.depth.policy import Candidate, StepObservation, method
 from paceline.speculation.depth.probing import SEQUENCES, Probing
 from paceline.speculation.depth.step_time import StepTime
 
-FIRST_BASELINE, BASELINE_EVERY = 12, 200
+FIRST_BASELINE, BASELINE_EVERY = 4, 200
 """Steps of drafting after which one is plain: at first, and in the long run."""
 VARY_EVERY = 16
 """Steps of drafting of which one may differ by a draft, to tell c1 from c0."""

@@ -1,0 +1,38 @@
+"""How well prompts are told apart that do not say what they are, and how long that takes.
+
+    python benchmarks/categories.py FILE [FILE …]
+
+Lines of JSON with `prompt`, `question` or, as in Spec-Bench, `turns`, and perhaps a `category`. Prints a row for each category.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections import Counter, defaultdict
+from pathlib import Path
+
+from paceline.server.categorise import kind_of
+
+KINDS = ("code", "json", "maths", "prose")
+
+
+def main() -> None:
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    seconds = []
+    for path in map(Path, sys.argv[1:]):
+        for line in path.read_text("utf-8").splitlines():
+            entry = json.loads(line)
+            text = entry["turns"][0] if "turns" in entry else entry.get("prompt") or entry["question"]
+            began = time.perf_counter()
+            kind = kind_of(text)
+            seconds.append(time.perf_counter() - began)
+            counts[entry.get("category", path.stem)][kind] += 1
+    print("".join(f"{name:>26}" if name == "category" else f"{name:>8}" for name in ("category", *KINDS)))
+    for category, found in counts.items():
+        print(f"{category:>26}" + "".join(f"{found[kind]:8}" for kind in KINDS))
+    print(f"\n{len(seconds)} prompts, median {statistics.median(seconds) * 1e6:.0f} µs each")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""The four ways speculation over a network goes wrong: each is detected, logged once with its figure, shown in `status` and on
+the metrics page, and answered."""
+
+import logging
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import pytest
+
+from paceline.cli.console import out
+from paceline.cli.status import view
+from paceline.cluster.pairing import RoundTrip
+from paceline.core.cluster_config import HealthConfig
+from paceline.core.flags import SpeculationFlags
+from paceline.core.worker_status import ClusterStatus, WorkerStatus
+from paceline.engine.loop import EngineLoop
+from paceline.engine.snapshot import EngineSnapshot
+from paceline.runtime.directory import Member
+from paceline.runtime.draft_link import DraftLink
+from paceline.runtime.draft_side import PoolSide
+from paceline.runtime.kv_pressure import KvPressure
+from paceline.runtime.messages import MAX_DEPTH, Load
+from paceline.runtime.pool_proposer import PoolProposer
+from paceline.runtime.pool_vitals import PoolVitals
+from paceline.runtime.reports import engine_report
+from paceline.runtime.status import worker_statuses
+from paceline.runtime.stream_messages import TO_GATEWAY, Ask, Change, Pulse, Report, Welcome
+from paceline.runtime.target_line import TargetLine
+from paceline.runtime.transport import Connection
+from paceline.server.metrics import Metrics
+from paceline.speculation.breaker import Breaker, BreakerRule, BreakerState
+from tests.fakes import TINY, request, run, tiny_engine, tiny_model
+from tests.runtime.pools import ScriptedCore, lockstep
+from tests.runtime.target_harness import Running, until
+
+SNAPSHOT = EngineSnapshot(1, 0, 90, 100, 0, 0, SpeculationFlags(True, "pool", 6), ())
+STEP, DEPTH = 0.015, 5
+
+
+@dataclass(eq=False)
+class FakeLink:
+    """A draft worker with the speed it is given."""
+
+    pass_us: int = 1000
+    trip: float = 0.0002
+    is_up: bool = True
+    version: int = 2
+    round_trip: RoundTrip = field(default_factory=RoundTrip)
+
+    def __post_init__(self) -> None:
+        self.load = Load(pass_us=self.pass_us)
+        self.round_trip.observe(self.trip, watched=True)
+
+
+def watched(vitals: PoolVitals, link: FakeLink, accepted: int = 4, steps: int = 200) -> DraftLink:
+    """The same step again and again."""
+    fake = cast(DraftLink, link)
+    for _ in range(steps):
+        vitals.timed(STEP)
+        vitals.verified(DEPTH, accepted)
+        vitals.look([fake])
+    return fake
+
+
+def shown(proposer: PoolProposer, pressure: KvPressure) -> WorkerStatus:
+    """The target's row of the table, as a gateway makes it from what came over the wire."""
+    side = PoolSide(proposer, cast(EngineLoop, None))
+    report = TO_GATEWAY.decode(TO_GATEWAY.encode(engine_report("target-0", 9, SNAPSHOT, side, pressure.active)))
+    assert isinstance(report, Report)
+    member = Member("target-0", "target", "target", "tcp://127.0.0.1:1")
+    line = TargetLine(member, HealthConfig(), None, 1)
+    try:
+        line.heard(Pulse(1, 9, 5, True, 3, 1, 10, 100), 0.0)
+        line.welcome = Welcome(2, 1, 9, "target-0", "v", 40, 256, 8, 4, ["pool"], "pool")
+        line.report = report
+        (row,) = worker_statuses([member], [line])
+    finally:
+        line.close()
+    return row
+
+
+SICK = {
+    "low_acceptance": (FakeLink(), 1, 1.0, 2.0),
+    "slow_draft": (FakeLink(pass_us=5000), 4, DEPTH * 0.005, STEP),
+    "slow_network": (FakeLink(trip=0.010), 4, 0.010, DEPTH * 0.001),
+}
+
+
+@pytest.mark.parametrize("name", [*SICK, "kv_pressure"])
+def test_told_once_with_its_figure_and_shown_everywhere(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    proposer, pressure = PoolProposer((), "v", 40), KvPressure()
+    with caplog.at_level(logging.WARNING):
+        if name == "kv_pressure":
+            figure, limit = 0.5, 0.0
+            for look in range(20):
+                pressure.observe(replace(SNAPSHOT, preemptions=5 * look), 10 * look)
+        else:
+            link, accepted, figure, limit = SICK[name]
+            watched(proposer._vitals, link, accepted)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith(f"{name}: {figure:.4g} against {limit:.4g}; ")
+    row = shown(proposer, pressure)
+    (symptom,) = row.symptoms
+    assert (symptom.name, symptom.figure, symptom.limit) == (name, pytest.approx(figure), pytest.approx(limit))
+    with out.capture() as captured:
+        out.print(view([row]))
+    assert f"! target-0: {name}, {figure:.3g} against" in captured.get()
+    metrics = Metrics("m")
+    metrics.bind_cluster(lambda: ClusterStatus((row,), 0))
+    line = f'paceline_symptom{{model="m",role="target",symptom="{name}",worker="target-0"}} 1.0'
+    assert line in metrics.render().decode()
+
+
+def test_a_healthy_pool_has_no_symptom() -> None:
+    vitals = PoolVitals()
+    link = watched(vitals, FakeLink())
+    assert vitals.active == ()
+    assert vitals.depth_cap(link) == MAX_DEPTH
+    assert not vitals.wants_ahead(link)
+
+
+def test_a_slow_draft_is_asked_for_less() -> None:
+    vitals = PoolVitals()
+    assert vitals.depth_cap(watched(vitals, FakeLink(pass_us=5000))) == 3, "what it drafts in a step of 15 ms"
+
+
+def test_a_slow_network_is_sent_ahead_over() -> None:
+    vitals = PoolVitals()
+    link = watched(vitals, FakeLink(trip=0.010))
+    assert vitals.wants_ahead(link)
+    link.version = 1
+    assert not vitals.wants_ahead(link), "it would not understand"
+
+
+def test_low_acceptance_ends_in_plain_decoding_and_stays_seen() -> None:
+    """By the breaker, long before the symptom is sure: it must not be forgotten because nothing is drafted any more."""
+    target = tiny_model()
+    core = ScriptedCore(lambda ids: TINY.vocab_size - 1)
+    with lockstep(core, TINY.vocab_size) as (proposer, worker):
+        breaker = Breaker(BreakerRule(window=4, trips=2, cooldown=1e6, max_cooldown=1e6))
+        engine = tiny_engine(target, proposer, depth=4, breaker=breaker)
+        run(engine, [request("r", (1, 2, 3), max_tokens=150, ignore_eos=True)])
+        assert breaker.state("fake/default") is BreakerState.OPEN
+        assert worker.snapshot().rounds < 20
+        (symptom,) = [one for one in proposer.inner.snapshot().symptoms if one.name == "low_acceptance"]
+        assert symptom.figure < 1.0
+
+
+def test_a_worker_that_preempts_goes_down_to_a_depth_of_one_and_up_again() -> None:
+    """What the scheduler counts is what the worker goes by, whenever it is asked for a report."""
+    target = Running("a")
+    engine, line = target.engine, Connection(target.worker.address, TO_GATEWAY)
+
+    def report() -> Report:
+        engine.num_steps += 10  # it is idle: nobody else counts
+        line.send(Ask())
+        answer = line.receive(10.0)
+        assert isinstance(answer, Report)
+        return answer
+
+    try:
+        line.send(Change(True, None, 4))
+        until(lambda: engine.intake.flags.max_depth == 4)
+        assert report().symptoms == []
+        for _ in range(3):
+            engine.scheduler.num_preemptions += 5
+            told = report().symptoms
+        assert [(one.name, one.figure) for one in told] == [("kv_pressure", 0.5)]
+        until(lambda: engine.intake.flags.max_depth == 1)
+        for _ in range(3):
+            told = report().symptoms
+        assert told == []
+        until(lambda: engine.intake.flags.max_depth == 4)
+    finally:
+        line.close()
+        target.stop()

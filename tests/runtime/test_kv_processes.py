@@ -1,0 +1,61 @@
+"""Routing by what is cached between processes, on encrypted lines, with a worker killed."""
+
+import os
+import signal
+from pathlib import Path
+
+from paceline.core.cluster_config import cluster_config
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.runtime.cluster_llm import ClusterLLM
+from paceline.runtime.deployment import running_processes
+from paceline.runtime.key_folder import KeyFolder
+from paceline.runtime.state import StateFolder
+from tests.engine.test_build import save_checkpoint
+from tests.runtime.target_harness import Heard, until
+from tests.runtime.test_processes import LIMITS, member, plain, tokens, worker_pid
+
+SYSTEM = tuple(i % 35 for i in range(100))
+
+
+def asked(i: int) -> Request:
+    return Request(f"r{i}", (*SYSTEM, i), SamplingParams(max_tokens=4, temperature=1.0, seed=i, ignore_eos=True))
+
+
+def test_a_killed_worker_takes_its_prefixes_with_it(tmp_path: Path) -> None:
+    model, keys = save_checkpoint(tmp_path / "target"), KeyFolder.make(tmp_path / "keys")
+    pool = {"name": "target", "role": "target", "model": model, "replicas": 2, "devices": ["cpu"], "limits": LIMITS}
+    settings = cluster_config(
+        {
+            "name": "test",
+            "router": "kv_aware",
+            "keys": str(keys.path),
+            "state_dir": str(tmp_path / "state"),
+            "health": {"canary": 0.0},
+            "pools": [pool],
+        }
+    )
+    with (
+        running_processes(settings, StateFolder.of(settings)) as directory,
+        ClusterLLM(settings, directory, keys.own("gateway"), start_seconds=60) as llm,
+    ):
+        until(lambda: len(llm.workers()) == 2 and all(worker.state == "ready" for worker in llm.workers()))
+        index = llm.pool._caches.index
+
+        def held() -> dict[str, int]:
+            return {name: index.num_blocks(name) for name in ("target-0", "target-1")}
+
+        def ask(i: int) -> int:
+            heard = Heard(llm.pool, asked(i))
+            assert tokens(heard) == plain(model, [asked(i)])
+            return heard.outputs[-1].num_cached
+
+        assert ask(0) == 0
+        until(lambda: sum(held().values()) >= 6)
+        assert [ask(i) for i in range(1, 5)] == [96] * 4
+        [home] = [name for name, count in held().items() if count]
+        os.kill(worker_pid(member(llm, home)), signal.SIGKILL)
+        until(lambda: held()[home] == 0)  # known once it is back
+        assert ask(5) == 0
+        until(lambda: sum(held().values()) >= 6)
+        assert ask(6) == 96

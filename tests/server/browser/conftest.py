@@ -1,0 +1,78 @@
+"""A real browser, once for all tests, and pages of servers in this process."""
+
+import os
+import shutil
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+import uvicorn
+
+from tests.server.fakes import Served
+
+if TYPE_CHECKING:  # imported where it is used: without selenium the tests are skipped
+    from selenium.webdriver import Chrome
+
+    from tests.server.browser.page import Page
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+REQUIRED = "REQUIRE_BROWSER"
+"""Set by `make test-browser`: without a browser the tests fail instead of being skipped."""
+
+
+@pytest.fixture(scope="session")
+def driver() -> Iterator["Chrome"]:
+    from selenium import webdriver
+
+    browser: str | None = next(filter(None, map(shutil.which, BROWSERS)), None)
+    chromedriver = shutil.which("chromedriver")
+    if browser is None or chromedriver is None:
+        missing = "no browser: apt-get install chromium chromium-driver"
+        if os.environ.get(REQUIRED):
+            pytest.fail(missing)
+        pytest.skip(missing)
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for argument in (
+        "headless=new",
+        "no-sandbox",
+        "disable-dev-shm-usage",
+        "disable-gpu",
+        "hide-scrollbars",
+        "lang=en",
+    ):
+        options.add_argument(f"--{argument}")
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(chromedriver))
+    yield driver
+    driver.quit()
+
+
+@pytest.fixture
+def open_page(driver: "Chrome") -> Iterator[Callable[[Served], "Page"]]:
+    """Opens the dashboard of a server that runs until the test ends."""
+    from tests.server.browser.page import Page
+
+    with ExitStack() as stack:
+        yield lambda server: Page(driver, stack.enter_context(running(server)))
+        driver.get("about:blank")  # nobody polls a server that is going away
+        driver.get_log("browser")  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def running(server: Served) -> Iterator[str]:
+    """The URL."""
+    settings = uvicorn.Config(server.app, log_level="warning", lifespan="on", ws="none", timeout_graceful_shutdown=1)
+    runner = uvicorn.Server(settings)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=runner.run, args=([listener],), daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        finally:
+            runner.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()

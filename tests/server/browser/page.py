@@ -1,0 +1,111 @@
+"""The dashboard as somebody at a browser sees it."""
+
+import base64
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from selenium.webdriver import Chrome
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.wait import WebDriverWait
+
+PATIENCE = 60.0
+"""Seconds; a busy machine takes its time."""
+DESKTOP = (1280, 900, 1)
+PHONE = (390, 844, 2)
+MARGIN = 12
+
+
+class Page:
+    """Every method waits for what it wants to see."""
+
+    def __init__(self, driver: Chrome, url: str) -> None:
+        self.driver, self.url = driver, url
+        self.resize(*DESKTOP)
+        self.scheme("light")
+        driver.get(url)
+
+    def one(self, selector: str) -> WebElement:
+        found: WebElement = self.until(lambda: next(iter(self.all(selector)), None), lambda: f"there is no {selector}")
+        return found
+
+    def all(self, selector: str) -> list[WebElement]:
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def texts(self, selector: str) -> list[str]:
+        """In one look: the page replaces its elements every second."""
+        found: list[str] = self.run(
+            "return [...document.querySelectorAll(arguments[0])].map(one => one.innerText.trim())", selector
+        )
+        return found
+
+    def text(self, selector: str) -> str:
+        return "\n".join(self.texts(selector))
+
+    def says(self, selector: str, wanted: str) -> str:
+        self.until(lambda: wanted in self.text(selector), lambda: f"{selector} says {self.text(selector)!r}")
+        return self.text(selector)
+
+    def until(self, condition: Callable[[], Any], instead: Callable[[], str] = lambda: "") -> Any:
+        def check(_: Chrome) -> Any:
+            return condition()
+
+        try:
+            return WebDriverWait(self.driver, PATIENCE, 0.1).until(check)
+        except Exception as error:
+            raise AssertionError(f"{instead()}; console: {self._console()}") from error
+
+    def click(self, selector: str) -> None:
+        self.one(selector).click()
+
+    def write(self, selector: str, text: str) -> None:
+        self.one(selector).send_keys(text)
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.driver.switch_to.active_element.send_keys(getattr(Keys, key.upper(), key))
+
+    def focused(self) -> str:
+        """Its id, or its text."""
+        found: str = self.run("return document.activeElement.id || document.activeElement.textContent.trim()")
+        return found
+
+    def ask(self, question: str) -> None:
+        self.write("#message", question)
+        self.press("enter")
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def resize(self, width: int, height: int, scale: int) -> None:
+        metrics = {"width": width, "height": height, "deviceScaleFactor": scale, "mobile": width < 600}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+    def scheme(self, name: str) -> None:
+        """light or dark, as the system would say."""
+        features = [
+            {"name": "prefers-color-scheme", "value": name},
+            {"name": "prefers-reduced-motion", "value": "reduce"},
+        ]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+    def picture(self, path: Path, first: str = "body", last: str = "body", most: int = 10_000) -> None:
+        """From the top of `first` to the bottom of `last`, past the window's edge, at most so many pixels high."""
+        script = "return arguments[0].map(one => document.querySelector(one).getBoundingClientRect().toJSON())"
+        self.run("scrollTo(0, 0)")
+        top, bottom = self.run(script, [first, last])
+        begin, end = max(0, top["top"] - MARGIN), bottom["bottom"] + MARGIN
+        width = self.run("return document.documentElement.clientWidth")
+        clip = {"x": 0, "y": begin, "width": width, "height": min(most, end - begin), "scale": 1}
+        shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
+        path.write_bytes(base64.b64decode(shot["data"]))
+
+    def complaints(self) -> list[str]:
+        """What the console says is wrong, less the answers of the server that the page handles."""
+        return [one["message"] for one in self._console() if one["source"] != "network"]
+
+    def _console(self) -> list[dict[str, str]]:
+        said: list[dict[str, str]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        return said
