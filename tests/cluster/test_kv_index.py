@@ -114,6 +114,45 @@ def test_blocks_that_do_not_fit_ours_are_left_out(index: KvIndex, event: BlocksS
     assert index.num_orphans == 1
 
 
+def test_what_is_told_twice_counts_once(index: KvIndex) -> None:
+    for _ in range(2):
+        index.apply("a", stored(PROMPT))
+    index.apply("a", stored(PROMPT[:64]))
+    assert reach(index, "a") == {"a": 160}
+    index.apply("a", BlocksRemoved(["9"]))
+    assert reach(index, "a") == {"a": 144}
+    index.clear("a")
+    assert len(index) == 0
+
+
+def test_a_second_key_for_the_same_tokens_is_left_out(index: KvIndex) -> None:
+    """As of a server that salts its keys and does not say so: when one goes, the other must not point to what is gone."""
+    index.apply("a", stored(PROMPT))
+    index.apply("a", BlocksStored([f"twin {i}" for i in range(10)], None, PROMPT))
+    assert index.num_orphans == 10
+    index.apply("a", BlocksRemoved([f"{i}" for i in reversed(range(10))]))
+    index.apply("a", BlocksRemoved([f"twin {i}" for i in reversed(range(10))]))
+    assert len(index) == 0
+
+
+def test_nonsense_leaves_nothing_behind(index: KvIndex) -> None:
+    """Keys that move about, follow themselves, or come twice in an event: wrong, and gone with the worker."""
+    generator = random.Random(8)
+    tiers: tuple[Tier, ...] = ("device", "host", "disk")
+    for _ in range(2000):
+        keys = [generator.randrange(12) for _ in range(generator.randint(1, 3))]
+        ids = [generator.randrange(2) for _ in range(BLOCK_SIZE)] * len(keys)
+        parent, name, tier = generator.choice([None, *range(12)]), generator.choice("abc"), generator.choice(tiers)
+        if generator.random() < 0.7:
+            index.apply(name, BlocksStored(keys, parent, ids, "", tier))
+        else:
+            index.apply(name, BlocksRemoved(keys, tier))
+    assert len(index) > 0
+    for name in "abc":
+        index.clear(name)
+    assert len(index) == 0
+
+
 def test_tiers(index: KvIndex) -> None:
     index.apply("a", stored(PROMPT[:64]))
     index.apply("a", stored(PROMPT[:96], tier="host"))

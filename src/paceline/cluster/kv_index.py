@@ -120,13 +120,25 @@ class KvIndex:
         tier = TIERS.index(event.tier)
         if tier not in worker.slots:
             self._open_tier(worker, tier)
+        holders = [1 << slot for level, slot in worker.slots.items() if level >= tier]
         start, base = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), self._tree.key(parent))
-        keys = [(base + number) & KEY_MASK for number in self._sums(event.tokens, start)]
-        nodes: list[int] = []
-        for level, slot in worker.slots.items():
-            if level >= tier:
-                nodes = self._tree.add(1 << slot, parent, keys)
-        worker.blocks[tier].update(zip(event.keys, zip(*[iter(nodes)] * span, strict=True), strict=True))
+        chain = [(base + number) & KEY_MASK for number in self._sums(event.tokens, start)]
+        for i, key in enumerate(event.keys):
+            own = chain[i * span : (i + 1) * span]
+            if not self._is_free(worker, key, own, sum(holders)):
+                self.num_orphans += len(event.keys) - i
+                return
+            for holder in holders:
+                nodes = self._tree.add(holder, parent, own)
+            worker.blocks[tier][key], parent = tuple(nodes), nodes[-1]
+
+    def _is_free(self, worker: _Worker, key: Hashable, own: Sequence[int], holders: int) -> bool:
+        """A key stands for one chain, and a chain of a worker has one key: a second would outlive the nodes of the first."""
+        nodes = tuple(map(self._tree.find, own))
+        for blocks in worker.blocks:
+            if key in blocks:
+                return blocks[key] == nodes
+        return not any(node != NONE and self._tree.has(holders, node) for node in nodes)
 
     @staticmethod
     def _find(worker: _Worker, key: Hashable | None) -> int | None:

@@ -99,7 +99,7 @@ class KvRouter:
         self._turn += 1
         self._arranged[place].turn = self._turn
         if prompt.request_id:
-            self._place(prompt.request_id, place, count - have, now, match.lower)
+            self._place(prompt.request_id, place, count - have, now, match.lower if have else {})
         return names[place]
 
     def started(self, request_id: str) -> None:

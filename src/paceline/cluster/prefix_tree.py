@@ -32,6 +32,14 @@ class PrefixTree:
     def __len__(self) -> int:
         return len(self._node_of)
 
+    def find(self, key: int) -> int:
+        """The node of a key, or NONE."""
+        return self._node_of.get(key, NONE)
+
+    def has(self, holders: int, node: int) -> bool:
+        """Whether any of them has that block, be it without those before it."""
+        return bool((self._holders[node] | self._broken.get(node, 0)) & holders)
+
     def key(self, node: int) -> int:
         return self._keys[node]
 
