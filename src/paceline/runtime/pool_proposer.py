@@ -9,7 +9,6 @@ from paceline.core.clock import Clock, WallClock
 from paceline.runtime.draft_link import DraftAddress, DraftLink
 from paceline.runtime.messages import (
     MAX_BATCH,
-    MAX_DEPTH,
     Advance,
     Branches,
     Busy,
@@ -81,6 +80,7 @@ class PoolProposer:
     def observe(self, batch: Sequence[Progress]) -> None:
         now = self._tend()
         steps: defaultdict[DraftLink, list[Step]] = defaultdict(list)
+        caps: dict[DraftLink, int] = {}
         for progress in batch:
             rider = self._riders.get(progress.sequence_id)
             if rider is None:
@@ -92,8 +92,9 @@ class PoolProposer:
             elif (link := rider.link or self._assign(rider, now)) is not None:
                 if rider.offered and (committed := len(progress.ids) - rider.known):
                     self._vitals.verified(len(rider.offered), committed - 1)
-                depth = min(progress.depth, MAX_DEPTH, self._vitals.depth_cap(link))
-                steps[link].append(rider.ask(depth, now))
+                if link not in caps:
+                    caps[link] = self._vitals.depth_cap(link)
+                steps[link].append(rider.ask(min(progress.depth, caps[link]), now))
         for link, asked in steps.items():
             ahead = self._vitals.wants_ahead(link)
             for start in range(0, len(asked), MAX_BATCH):

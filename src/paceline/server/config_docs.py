@@ -48,7 +48,8 @@ breaker and never decides whether a token is accepted.
 
 `enabled`, `method` and `max_depth` of speculation can be changed while the server runs: `PATCH /admin/flags` with a
 key of the scope `admin` ([access.md](access.md)). They hold from the next step on, for running requests too, and
-`flags_file` remembers them over a restart, with the last 100 changes, who made them and when. `null` gives a choice back to the configuration. A flag may lower `max_depth`,
+`flags_file` remembers them over a restart, with the last 100 changes, who made them and when. `null` gives a choice back
+to the configuration. A flag may lower `max_depth`,
 never raise it, and what a request asks for applies within the flags.
 """
 
