@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.memory_reads import draft_parts, pass_bytes, weight_reads
+from paceline.bench.memory_reads import draft_parts, kv_bytes_per_token, pass_bytes, weight_reads
 from paceline.bench.profile import RoundTimes
 from paceline.core.clock import Clock
 
 if TYPE_CHECKING:
     from paceline.engine.engine import Engine
     from paceline.engine.scheduler import Schedule
+    from paceline.engine.speculator import SpeculatedRound
     from paceline.models.runner import ModelRunner, Span
     from paceline.speculation.drafts import Draft
     from paceline.speculation.verification import Verdict
@@ -63,8 +64,8 @@ class _Step:
 class Recorder:
     """`with Recorder(engine, clock) as recorder:` around an idle engine; nothing is kept while `label` is None.
 
-    A round lasts until the next begins, or until the engine runs dry. On a GPU every pass is waited for, which costs a little:
-    times there are better taken with events.
+    A round lasts until the next begins, or until the engine runs dry. Rounds that run ahead on a GPU are timed by its events;
+    a pass that the host asks for is waited for, which costs a little.
     """
 
     def __init__(self, engine: "Engine", clock: Clock) -> None:
@@ -80,6 +81,7 @@ class Recorder:
         engine, replace = self._engine, self._replace
         replace(engine, "step", self._timed_step(engine.step))
         replace(engine.speculator, "learn", self._learning(engine.speculator.learn))
+        replace(engine.speculator, "record", self._landing(engine.speculator.record))
         replace(engine.runner, "forward", self._target_pass(engine.runner.forward))
         parts = draft_parts(engine)
         for runner in parts.runners:
@@ -129,6 +131,34 @@ class Recorder:
             learn(plan, drafts, verdicts, verify_seconds, *rest)
 
         return learning
+
+    def _landing(self, record: Callable[..., None]) -> Callable[..., None]:
+        """A round that the device did alone, timed by its own events."""
+
+        def landing(rounds: "Sequence[SpeculatedRound]", **figures: Any) -> None:
+            ahead, step = self._engine.ahead, self._step
+            if step is not None and ahead is not None and ahead.last_landed is not None:
+                landed = ahead.last_landed
+                step.draft, step.forward = landed.draft_seconds, landed.verify_seconds
+                step.verify = landed.verify_seconds + landed.sample_seconds
+                outcomes = tuple(Outcome(r.asked, r.drafted, r.num_nodes or r.drafted, r.accepted) for r in rounds)
+                step.facts = figures["batch"], figures["rows"], figures["prefill_rows"], outcomes
+                step.bytes_read = self._round_bytes(rounds)
+            record(rounds, **figures)
+
+        return landing
+
+    def _round_bytes(self, rounds: "Sequence[SpeculatedRound]") -> int:
+        """The target's matrices and the contexts once, a draft's matrices once a level."""
+        engine = self._engine
+        tokens = sum(len(sequence.ids) for sequence in engine.scheduler.running)
+        total = weight_reads(engine.runner.model) + tokens * kv_bytes_per_token(engine.runner)
+        levels = max((round_.drafted for round_ in rounds), default=0)
+        if levels:
+            parts = draft_parts(engine, {round_.sequence.method for round_ in rounds})
+            models = (*(runner.model for runner in parts.runners), *parts.heads)
+            total += levels * sum(weight_reads(model) for model in models)
+        return total
 
     def _drafted(self, work: Callable[..., Any]) -> Callable[..., Any]:
         def drafted(*arguments: Any) -> Any:

@@ -65,7 +65,7 @@ class PoolVitals:
         """A draft slower than the verification is asked for less: as many tokens as it drafts in that time."""
         if not self._watch.has("slow_draft") or not link.load.pass_us or self._step.value is None:
             return MAX_DEPTH
-        return max(1, int(self._step.value / (link.load.pass_us * 1e-6)))
+        return min(MAX_DEPTH, max(1, int(self._step.value / (link.load.pass_us * 1e-6))))
 
     def look(self, links: Iterable[DraftLink]) -> None:
         """Once a step: log what has just gone wrong."""

@@ -1,0 +1,20 @@
+"""Where the time of rounds goes that the device does alone."""
+
+from paceline.bench.recorder import Recorder
+from paceline.models.gpu_runner import GpuRunner
+from tests.engine.gpu.test_run_ahead import DEVICE, SMALL, ahead_engine, dense_weights, requests  # noqa: F401
+from tests.fakes import StepClock, draft_model, run, tiny_model
+
+
+def test_rounds_ahead_are_recorded_with_the_devices_own_times():
+    proposer = draft_model(tiny_model(perturb=0.3, config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = ahead_engine(proposer)
+    with Recorder(engine, StepClock()) as recorder:
+        recorder.label = "drafted"
+        run(engine, requests(2))
+    flown = [round_ for round_ in recorder.rounds if round_.is_decode and round_.times.draft > 0]
+    assert engine.ahead.num_rounds > 0
+    assert len(flown) >= engine.ahead.num_rounds - 1  # the last may come home after the sequences have ended
+    weights = engine.runner.model.weight_bytes
+    assert all(round_.times.verify > 0 and round_.times.bytes_read > weights for round_ in flown)
+    assert any(outcome.accepted for round_ in flown for outcome in round_.outcomes)
