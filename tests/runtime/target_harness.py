@@ -22,7 +22,7 @@ from tests.engine.harness import engine_of
 PATIENT = HealthConfig(heartbeat=0.05, misses=400, stall=30.0, canary=0.0)
 QUICK = HealthConfig(heartbeat=0.05, misses=10, stall=30.0, canary=0.0)
 """Half a second of silence is too much. On a busy machine it may suspect the innocent."""
-WAIT = 20.0
+WAIT = 60.0
 
 
 class Gate:
