@@ -2,7 +2,7 @@
 
 from paceline.bench.recorder import Recorder
 from paceline.models.gpu_runner import GpuRunner
-from tests.engine.gpu.test_run_ahead import DEVICE, SMALL, ahead_engine, dense_weights, requests  # noqa: F401
+from tests.engine.gpu.test_run_ahead import DEVICE, SMALL, ahead_engine, requests
 from tests.fakes import StepClock, draft_model, run, tiny_model
 
 

@@ -8,7 +8,6 @@ import torch
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.engine.run_ahead import RunAhead
-from paceline.kernels import native
 from paceline.models.gpu_runner import GpuRunner
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from tests.exactness.contract import check_contract, differences
@@ -24,12 +23,6 @@ SAMPLINGS = (
     {"temperature": 0.7, "top_k": 5, "seed": 2},
     {"temperature": 1.3, "top_p": 0.8, "min_p": 0.02, "seed": 3},
 )
-
-
-@pytest.fixture(autouse=True)
-def dense_weights(monkeypatch):
-    """Weights as a GPU has them: the CPU would pack them for its own kernels."""
-    monkeypatch.setattr(native, "library", lambda: None)
 
 
 def requests(count: int, max_tokens: int = 5, samplings=SAMPLINGS) -> list[Request]:

@@ -10,7 +10,6 @@ from paceline.engine import tree_drafter
 from paceline.engine.device_seats import DeviceSeats, Seat
 from paceline.engine.tree_drafter import FRESH, ROOM, TreeDrafter
 from paceline.engine.tree_growth import SHAPES
-from paceline.kernels import native
 from paceline.kernels.gpu.accept_tree import path_buffers
 from paceline.speculation.proposer import Hidden, Progress
 from paceline.speculation.proposers import eagle as eagle_module
@@ -25,12 +24,6 @@ PARAMS = {
     "sampled": SamplingParams(temperature=0.8, seed=3),
     "truncated": SamplingParams(temperature=1.2, top_k=12, top_p=0.9, min_p=0.01, seed=3),
 }
-
-
-@pytest.fixture(autouse=True)
-def dense_weights(monkeypatch):
-    """Weights as a GPU has them: the CPU would pack them for its own kernels."""
-    monkeypatch.setattr(native, "library", lambda: None)
 
 
 def states(start: int, count: int, seed: int) -> Hidden:

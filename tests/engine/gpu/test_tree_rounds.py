@@ -9,7 +9,6 @@ from paceline.core.request import Request
 from paceline.engine import device_batch
 from paceline.engine.engine import Engine
 from paceline.engine.run_ahead import RunAhead
-from paceline.kernels import native
 from paceline.models.gpu_runner import GpuRunner
 from paceline.models.graph import Graph
 from tests.engine.gpu.oracle import OracleProposer
@@ -27,12 +26,6 @@ SAMPLINGS = (
     {"temperature": 0.7, "top_k": 5, "seed": 2},
     {"temperature": 1.3, "top_p": 0.8, "min_p": 0.02, "seed": 3},
 )
-
-
-@pytest.fixture(autouse=True)
-def dense_weights(monkeypatch):
-    """Weights as a GPU has them: the CPU would pack them for its own kernels."""
-    monkeypatch.setattr(native, "library", lambda: None)
 
 
 def requests(samplings, max_tokens: int = 8) -> list[Request]:
