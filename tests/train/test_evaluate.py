@@ -118,3 +118,13 @@ def test_a_draft_that_is_the_target_is_always_right(target: Target) -> None:
     assert set(found.chain) == {"a", "b"}
     assert found.chain_overall == Score(48, 12, (12, 12, 12), (12, 12, 12))
     assert found.tree_overall.tokens_a_round == 4.0
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa", "distilled"])
+def test_rows_without_an_answer_count_nothing(kind: str, target: Target) -> None:
+    ids, answer = some_ids(2, 12), torch.zeros(2, 12, dtype=torch.bool)
+    answer[1, 4:9] = True
+    draft, vocabulary = drafts(target)[kind], DraftVocabulary(VOCAB, None)
+    both = evaluate(draft, target, vocabulary, Text(ids, answer, ("silent", "chat")), rows=1)
+    alone = evaluate(draft, target, vocabulary, Text(ids[1:], answer[1:], ("chat",)), rows=1)
+    assert both.chain == alone.chain

@@ -44,7 +44,8 @@ class GpuRunner(ModelRunner):
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
         batch, rows = bucket(len(spans)), bucket(max(len(span.tokens) for span in spans))
-        if batch * rows > MAX_GRAPH_ROWS or not all(span.num_logits for span in spans):
+        is_watched = self.model.after_layer is not None  # a graph has no layers to stop at
+        if is_watched or batch * rows > MAX_GRAPH_ROWS or not all(span.num_logits for span in spans):
             return super().forward(spans, capture, last_hidden)
         is_tree = any(span.ancestors is not None for span in spans)
         key = (batch, rows, is_tree, capture, last_hidden)
@@ -69,6 +70,9 @@ class PassGraph:
         self._ints = torch.zeros(batch, 1 + width, dtype=torch.int32, device=device)
         self._host_longs = staging(4, batch * rows, dtype=torch.int64, device=device)
         self._host_ints = staging(batch, 1 + width, dtype=torch.int32, device=device)
+        # Capturing runs the pass once for real: all of it padding
+        self._longs[2] = runner.scratch_block * BLOCK_SIZE
+        self._longs[3] = -1
         self._ints[:, 1:] = runner.scratch_block
         contexts = torch.empty(batch, dtype=torch.int32, device=device)
         layout = AttentionLayout(

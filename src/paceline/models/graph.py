@@ -1,6 +1,7 @@
 """Work for the device that recurs: recorded once as a CUDA graph, then launched as one. Without a GPU it is simply done again,
-so that everything built on graphs can be tested anywhere."""
+the run before recording included, so that everything built on graphs can be tested anywhere."""
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
+
+_RECORDING = threading.Lock()
+"""One at a time in a process: to begin, the whole device is waited for, which nobody may do while another records."""
 
 
 class Graph(Generic[T]):
@@ -19,15 +23,19 @@ class Graph(Generic[T]):
         self._compute = compute
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type != "cuda":
-            return
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
             compute()
-        torch.cuda.current_stream().wait_stream(side)
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=pool.handle):
-            self._output = compute()
+            return
+        with _RECORDING:
+            side = pool.stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                compute()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            # thread_local: other threads compute on, on streams of their own
+            with torch.cuda.graph(graph, pool=pool.handle, stream=side, capture_error_mode="thread_local"):
+                self._output = compute()
+            self._graph = graph
 
     def replay(self) -> T:
         """Launch it. The output's memory is the same every time."""
@@ -42,6 +50,13 @@ class GraphPool:
 
     def __init__(self, device: torch.device) -> None:
         self.handle = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+        self._stream: torch.cuda.Stream | None = None
+
+    def stream(self) -> torch.cuda.Stream:
+        """Where its graphs are recorded. They keep its priority wherever they are launched: that of whoever recorded first."""
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(priority=torch.cuda.current_stream().priority)
+        return self._stream
 
 
 class Stamp:

@@ -87,9 +87,10 @@ def evaluate(
     parts = []
     for start in range(0, len(text), rows):
         ids, answer = text.ids[start : start + rows], text.answer[start : start + rows]
-        used = max([2, *(1 + answer.any(0).nonzero()[:, 0]).tolist()])  # what lies behind the last answer is not needed
+        # What lies behind the last answer is not needed; rows without any are as long as a round
+        used = max([depth + 2, *(1 + answer.any(0).nonzero()[:, 0]).tolist()])
         found = round_ranks(token_ranks(draft, target, head, vocabulary, ids[:, :used], depth), draft, depth)
-        parts.append(F.pad(found, (0, ids.shape[1] - used), value=NEVER))
+        parts.append(F.pad(found, (0, ids.shape[1] - found.shape[2]), value=NEVER))
     ranks = torch.cat(parts, 1)  # [U, N, S]
     draft.train(was_training)
     paths = best_tree(rank_frequencies(ranks, text.answer), nodes)

@@ -58,7 +58,8 @@ def _norm_factor(squares_ptr, rows, m, k: tl.constexpr, eps, parts, PARTS: tl.co
     return tl.rsqrt(tl.sum(squares, 1) / k + eps)
 
 
-@triton.jit
+# Not specialised: a kernel for one row alone would round its sums otherwise than one for several
+@triton.jit(do_not_specialize=["m"])
 def _linear_kernel(
     x_ptr, w_ptr, scale_ptr, squares_ptr, bias_ptr, residual_ptr, out_ptr, next_ptr, scaled_ptr, next_squares_ptr,
     partial_ptr, arrived_ptr,
@@ -121,7 +122,7 @@ def _linear_kernel(
         tl.store(next_squares_ptr + rows * tl.num_programs(0) + tl.program_id(0), squares, mask=rows < m)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m"])
 def _pair_kernel(
     x_ptr, w_ptr, scale_ptr, squares_ptr, bias_ptr, out_ptr,
     cos_ptr, sin_ptr, position_ptr, slot_ptr, key_ptr, value_ptr,
@@ -332,15 +333,17 @@ def _pair(
     )  # fmt: skip
 
 
-_COUNTERS: dict[torch.device, Tensor] = {}
+_COUNTERS: dict[tuple[torch.device, int], list[Tensor]] = {}
 
 
 def _arrivals(count: int, device: torch.device) -> Tensor:
-    """Counters that are zero between launches. One set serves all: a kernel counts only after those before it have ended."""
-    known = _COUNTERS.get(device)
-    if known is None or len(known) < count:
-        known = _COUNTERS[device] = torch.zeros(max(4096, count), dtype=torch.int32, device=device)
-    return known
+    """Counters that are zero between launches. One set serves a stream, where a kernel counts only after those before it have
+    ended; kernels of two streams run at once. Sets that were outgrown are kept: graphs still count there."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    known = _COUNTERS.setdefault((device, stream), [])
+    if not known or len(known[-1]) < count:
+        known.append(torch.zeros(max(4096, count), dtype=torch.int32, device=device))
+    return known[-1]
 
 
 def _fit(tile: Tile | None, weight: LinearWeight, rows: int, is_paired: bool = False) -> Tile:
