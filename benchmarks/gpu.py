@@ -2,6 +2,7 @@
 
     python benchmarks/gpu.py plain spec sweep --shape llama-8b --base MODEL --prompts spec_bench_dev.jsonl
     python benchmarks/gpu.py plain spec --shape llama-70b --quantization fp8 --depth 7 …
+    python benchmarks/gpu.py plain spec --draft TRAINED_HEAD --noise 0 --depth 31 …
     python benchmarks/gpu.py transformers --shape llama-8b …
 
 `plain` and `spec` decode one stream, `batch` 64, `sweep` 1 to 256. Every figure is a median; a run is timed from the moment all
@@ -118,18 +119,25 @@ def streams(engine: Engine, prompts: list[list[int]], options: argparse.Namespac
         decode(engine, prompts[:1], 24)
         runs = [decode(engine, [prompt], options.tokens) for prompt in prompts]
         each = median(1e3 * run.seconds / run.tokens for run in runs)
+        whole = _pace(plain) / _pace(runs)
         ratio = median(a.seconds / a.tokens / (b.seconds / b.tokens) for a, b in zip(plain, runs, strict=True))
         draft = median(1e3 * run.draft_seconds / max(1, run.steps) for run in runs)
         total = Run(rounds=[r for run in runs for r in run.rounds])
         same = sum(a.texts == b.texts for a, b in zip(plain, runs, strict=True))
         print(
-            f"depth {depth}: {each:.3f} ms a token, {ratio:.2f}x plain; alpha {total.alpha:.3f}, mean depth {total.depth:.2f}, "
+            f"depth {depth}: {each:.3f} ms a token, {ratio:.2f}x plain ({whole:.2f}x over all tokens); "
+            f"alpha {total.alpha:.3f}, mean depth {total.depth:.2f}, "
             f"tokens a round {sum(r.tokens for r in runs) / sum(r.steps for r in runs):.2f}, drafting {draft:.3f} ms a round, "
             f"CPU gap {median(1 - r.device_seconds / r.seconds for r in runs):.1%}, same text {same}/{len(runs)}",
             flush=True,
         )
         if same < len(runs):
             _compare(engine, prompts, plain, runs)
+
+
+def _pace(runs: list[Run]) -> float:
+    """Seconds a token, over all of them."""
+    return sum(run.seconds for run in runs) / sum(run.tokens for run in runs)
 
 
 def _compare(engine: Engine, prompts: list[list[int]], plain: list[Run], runs: list[Run]) -> None:
@@ -215,6 +223,7 @@ def main() -> None:
     parser.add_argument("what", nargs="+", choices=["plain", "spec", "batch", "sweep", "transformers"])
     parser.add_argument("--shape", default="llama-8b", help="llama-1b, llama-8b, llama-70b; none: the base itself")
     parser.add_argument("--base", default="smollm2")
+    parser.add_argument("--draft", help="a model or a trained draft; the base itself if none is given")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--noise", type=float, default=0.06)
     parser.add_argument("--quantization", default="none")
@@ -237,7 +246,7 @@ def main() -> None:
     engine = build_engine(
         EngineConfig(
             model=target,
-            draft=options.base,
+            draft=options.draft or options.base,
             quantization=options.quantization,
             draft_quantization=options.draft_quantization,
             max_num_seqs=options.largest,
@@ -248,7 +257,10 @@ def main() -> None:
             speculation=SpeculationConfig(depth=rule, max_depth=8 if rule == "goodput" else max(options.depths)),
         )
     )
-    print(f"{target}, draft {Path(options.base).name}: ready after {time.perf_counter() - started:.1f} s", flush=True)
+    print(
+        f"{target}, draft {Path(options.draft or options.base).name}: ready after {time.perf_counter() - started:.1f} s",
+        flush=True,
+    )
     template = ChatTemplate.of(engine.tokenizer)
     prompts = [
         list(engine.tokenizer.encode(template.render([{"role": "user", "content": prompt.turns[0]}])))

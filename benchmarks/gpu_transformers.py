@@ -92,7 +92,7 @@ def compare(engine: Engine, prompts: list[list[int]], tokens: int, ours: dict[st
 
     for name, value in ours.items():
         print(f"ours, {name}: {value:.2f} ms a token", flush=True)
-    for name, generate in (("plain", plain), ("assisted", assisted), ("compiled, static cache", compiled)):
+    for name, generate in (("plain", plain), ("compiled, static cache", compiled), ("assisted", assisted)):
         try:
             with torch.inference_mode():
                 each(generate, prompts[:1])

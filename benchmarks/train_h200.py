@@ -29,10 +29,10 @@ def main() -> None:
     parser.add_argument("data", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--text", type=float, default=1.4, help="minutes of writing")
-    parser.add_argument("--eagle", type=float, default=3.6, help="minutes of training; 0 leaves a draft out")
-    parser.add_argument("--distilled", type=float, default=2.1)
-    parser.add_argument("--medusa", type=float, default=0.7)
+    parser.add_argument("--text", type=float, default=1.6, help="minutes of writing")
+    parser.add_argument("--eagle", type=float, default=3.7, help="minutes of training; 0 leaves a draft out")
+    parser.add_argument("--distilled", type=float, default=2.9)
+    parser.add_argument("--medusa", type=float, default=0.5)
     parser.add_argument(
         "--deadline", type=float, default=560.0, help="stop after so many seconds, to go on in a next call"
     )
@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024)
     parser.add_argument("--writer-rows", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=16)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
     parser.add_argument("--start", type=Path, help="folder with drafts of an earlier run, by kind, to train on")
     parser.add_argument("--steps", type=int, help="instead of minutes: for a quick try")
     parser.add_argument("--no-compile", action="store_true")

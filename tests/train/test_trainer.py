@@ -93,7 +93,7 @@ def test_every_row_comes_once_an_epoch(target: Target, text: Text, tmp_path: Pat
     trainer = trainer_of("medusa", target, text, tmp_path, 2)
     epochs = [torch.cat([trainer.batch(step) for step in range(6 * e, 6 * e + 6)]) for e in (0, 1)]
     for epoch in epochs:
-        assert sorted(map(tuple, epoch.tolist())) == sorted(map(tuple, text.ids[:48].tolist()))
+        assert sorted(epoch.tolist()) == list(range(48))
     assert not torch.equal(*epochs)
 
 

@@ -1,8 +1,4 @@
-"""The training loop: batches of written text, one loss, AdamW, and checkpoints to go on from.
-
-The target's hidden states are computed anew for every batch. Stored, they would be four hidden sizes a token, over 4 KB
-for a hidden size of 576 and 90 GB for 20 million tokens; the pass that makes them costs less than reading them from a disk.
-"""
+"""The training loop: batches of written text, one loss, and checkpoints to go on from."""
 
 import math
 import os
@@ -12,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.train.draft import Draft
 from paceline.train.evaluate import Evaluation, evaluate
+from paceline.train.kept_states import KeptStates
 from paceline.train.objective import loss_of
+from paceline.train.optimizer import DraftOptimizer
 from paceline.train.reduced_vocab import DraftVocabulary
 from paceline.train.schedule import Schedule
 from paceline.train.target import Target
@@ -85,12 +83,9 @@ class Trainer:
         self.step, self.tokens, self.curve = 0, 0, list[Point]()
         self._checkpoint, self._clock, self._points, self._compiled = checkpoint, clock, points, compiled
         self._is_fresh = is_fresh
-        self._ids = text.ids.to(target.device)
+        self._states = KeptStates(target, text.ids.to(target.device), draft.capture)
         self._head = vocabulary.head(target.head)
-        learnt = [parameter for parameter in draft.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(
-            learnt, lr=schedule.learning_rate, betas=(0.9, 0.95), weight_decay=0.0, fused=target.device.type == "cuda"
-        )
+        self._optimizer = DraftOptimizer(draft)
         self._before = 0.0  # seconds of earlier runs
         self._order: tuple[int, Tensor] | None = None
 
@@ -128,7 +123,7 @@ class Trainer:
         return evaluate(self.draft, self.target, self.vocabulary, text)
 
     def batch(self, step: int) -> Tensor:
-        """[rows, S] int64: every row once an epoch, in an order of its own; the same for the same step and seed."""
+        """[rows] int64, rows of the text: each once an epoch, in an order of its own; the same for the same step and seed."""
         picked = []
         for place in range(step * self.rows, (step + 1) * self.rows):
             epoch, index = divmod(place, len(self.text))
@@ -136,24 +131,19 @@ class Trainer:
                 shuffle = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
                 self._order = epoch, torch.randperm(len(self.text), generator=shuffle)
             picked.append(self._order[1][index])
-        return self._ids[torch.stack(picked).to(self._ids.device)].long()
+        return torch.stack(picked)
 
     def _learn(self, seconds: float) -> tuple[Tensor, Tensor]:
-        for group in self._optimizer.param_groups:
-            group["lr"] = self.schedule.rate(self.step, seconds)
-        ids = self.batch(self.step)
-        states = self.target.states(ids, self.draft.capture)
+        states = self._states.of(self.batch(self.step))
         if self.step == 0 and self._is_fresh:
             self.draft.calibrate(self.target, states)
         half = self.target.dtype == torch.bfloat16
         with torch.autocast(self.target.device.type, torch.bfloat16, enabled=half):
             loss = loss_of(self.draft, self.target, self._head, self.vocabulary, states, self._compiled)
-        self._optimizer.zero_grad(set_to_none=True)
         loss.total.backward()
-        nn.utils.clip_grad_norm_(self.draft.parameters(), 1.0)
-        self._optimizer.step()
+        self._optimizer.step(self.schedule.rate(self.step, seconds))
         self.step += 1
-        self.tokens += ids.numel()
+        self.tokens += states.ids.numel()
         return loss.total.detach(), loss.agreement
 
     def _judge(self, seconds: float) -> Point:
