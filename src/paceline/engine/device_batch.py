@@ -163,7 +163,7 @@ class DeviceBatch:
             tokens = state.last[:, 1:]
             if drafts is not None:
                 tokens = torch.cat((tokens, drafts.tokens), 1)
-            tokens = tokens.flatten()
+            tokens = tokens.flatten().contiguous()  # a single column would stay a view with gaps
             if round_.chain is not None:
                 round_.output = round_.chain.forward(tokens, state.lengths, -1, self._capture)
             else:

@@ -56,6 +56,12 @@ def test_plain_rounds(sampling):
     assert engine.ahead.num_rounds > 0
 
 
+def test_plain_rounds_of_several():
+    engine = ahead_engine(None)
+    check(engine, requests(4, max_tokens=7))
+    assert engine.ahead.num_rounds > 3
+
+
 def test_a_draft_that_is_sometimes_right():
     proposer = draft_model(tiny_model(perturb=0.3, config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = ahead_engine(proposer)

@@ -23,12 +23,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
+from paceline.kernels.gpu.launch import IS_INTERPRETED, PDL, gdc_launch, gdc_wait
 from paceline.kernels.gpu.tiles import Tile, block_rows, tile_for
 from paceline.kernels.gpu.weight_tile import fetch_ahead, load_weights
 from paceline.kernels.linear import LinearWeight
 from paceline.kernels.quantized import GROUP, QuantizedWeight
 
+_ASM = tl.constexpr(not IS_INTERPRETED)
 MAX_ROWS = 64
 """Above this many rows a product is no longer bound by the weights: the vendor's library does it."""
 
@@ -58,8 +59,15 @@ def _norm_factor(squares_ptr, rows, m, k: tl.constexpr, eps, parts, PARTS: tl.co
     return tl.rsqrt(tl.sum(squares, 1) / k + eps)
 
 
-# Not specialised: a kernel for one row alone would round its sums otherwise than one for several
-@triton.jit(do_not_specialize=["m"])
+@triton.jit
+def _square(x):
+    """Rounded before anything is added to it, in every variant of a kernel: a sum's bits do not depend on the rows beside."""
+    if _ASM:
+        return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return x * x
+
+
+@triton.jit
 def _linear_kernel(
     x_ptr, w_ptr, scale_ptr, squares_ptr, bias_ptr, residual_ptr, out_ptr, next_ptr, scaled_ptr, next_squares_ptr,
     partial_ptr, arrived_ptr,
@@ -118,11 +126,11 @@ def _linear_kernel(
         wide = hidden.to(tl.float32)
         weight = tl.load(next_ptr + outs, mask=outs < n, other=0.0).to(tl.float32)
         tl.store(scaled_ptr + place, (wide * weight[:, None]).to(scaled_ptr.dtype.element_ty), mask=inside)
-        squares = tl.sum(tl.where(inside, wide * wide, 0.0), 0)
+        squares = tl.sum(_square(tl.where(inside, wide, 0.0)), 0)
         tl.store(next_squares_ptr + rows * tl.num_programs(0) + tl.program_id(0), squares, mask=rows < m)
 
 
-@triton.jit(do_not_specialize=["m"])
+@triton.jit
 def _pair_kernel(
     x_ptr, w_ptr, scale_ptr, squares_ptr, bias_ptr, out_ptr,
     cos_ptr, sin_ptr, position_ptr, slot_ptr, key_ptr, value_ptr,
@@ -211,6 +219,7 @@ def _embed_kernel(
 
 def embed(ids: Tensor, table: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Normed]:
     """Rows `ids` [T] of table [V, D], and the same on their way through the norm that follows."""
+    assert ids.is_contiguous()
     rows, width = len(ids), table.shape[1]
     hidden, scaled = (torch.empty(rows, width, dtype=norm.dtype, device=table.device) for _ in range(2))
     squares = torch.empty(rows, 1, dtype=torch.float32, device=table.device)
