@@ -70,7 +70,13 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args()
     clients = 10 * (options.seats + options.waiting)
-    config = {"port": 0, "max_num_seqs": options.seats, "max_waiting": options.waiting, "max_model_len": 1024}
+    config = {
+        "port": 0,
+        "max_num_seqs": options.seats,
+        "max_waiting": options.waiting,
+        "max_model_len": 1024,
+        "log_level": "warning",
+    }
     with subprocess.Popen(
         [sys.executable, "-c", SERVER, json.dumps(config)], stdout=subprocess.PIPE, text=True
     ) as process:

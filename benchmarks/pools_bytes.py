@@ -2,11 +2,13 @@
 
 Real messages of a real round as the codecs write them: `Advance` + `Drafts`, shared over a batch of sequences. Drafts come
 from the embedded model's own distributions at temperature 1.0. *From far away* counts what went over the line to a worker
-that drafts ahead and is asked to send that before the verdict is known.
+that drafts ahead and is asked to send that before the verdict is known: rounds whose outcome nobody foresaw, and rounds whose
+draft had been sent.
 """
 
 import argparse
 import random
+from functools import cache
 
 import torch
 
@@ -22,6 +24,8 @@ from paceline.runtime.messages import (
     TO_TARGET,
     VERSION,
     Advance,
+    Branch,
+    Branches,
     Drafted,
     Drafts,
     Hello,
@@ -32,14 +36,20 @@ from paceline.runtime.messages import (
     Step,
 )
 from paceline.runtime.model_core import ModelCore
+from paceline.runtime.packed_branches import unpack
 from paceline.runtime.roster import DraftLimits
 from paceline.runtime.transport import Connection, Listener
 
 PROMPT = "The three most surprising things about the history of the bicycle are"
 
 
+@cache
+def model() -> LoadedModel:
+    return load_model("smollm2", torch.device("cpu"), torch.float32)
+
+
 def embedded() -> tuple[LoadedModel, ModelCore]:
-    loaded = load_model("smollm2", torch.device("cpu"), torch.float32)
+    loaded = model()
     size = loaded.config.vocab_size
     return loaded, ModelCore(ModelRunner(loaded.model, 512), 512, size, size)
 
@@ -64,8 +74,7 @@ def chains(rule: str, temperature: float, depth: int, count: int) -> list[list[D
 def sizes(drawn: list[list[Drawn]], depth: int) -> float:
     """Bytes per sequence of one Advance and its Drafts."""
     rng, batch, epoch = random.Random(0), len(drawn), 2**47 + 1
-    committed = [[rng.randrange(49_152) for _ in range(depth + 1)] for _ in drawn]  # the worst: all accepted
-    steps = [Step(1000 + i, 250, 1800, tokens, depth) for i, tokens in enumerate(committed)]
+    steps = [Step(1000 + i, 250, 1800, [rng.randrange(49_152)], depth, 0, depth) for i in range(batch)]
     drafts = []
     for i, chain in enumerate(drawn):
         data = laws.encode([one.law for one in chain if one.law is not None])
@@ -75,8 +84,9 @@ def sizes(drawn: list[list[Drawn]], depth: int) -> float:
     return total / batch
 
 
-def far_away(rule: Rule, depth: int, batch: int, rounds: int = 4) -> float:
-    """The same as counted on the line to a worker that is asked to send ahead, when all it offers is accepted."""
+def far_away(rule: Rule, depth: int, batch: int, is_foreseen: bool, rounds: int = 2) -> float:
+    """The same as counted on the line to a worker that is asked to send ahead, when all it offers is accepted and then comes
+    what it would have drafted itself, `is_foreseen`, or something else."""
     loaded, core = embedded()
     size, ids = loaded.config.vocab_size, loaded.tokenizer.encode(PROMPT)
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
@@ -85,22 +95,33 @@ def far_away(rule: Rule, depth: int, batch: int, rounds: int = 4) -> float:
     line.send(Hello(VERSION, OLDEST, 1, "v"))
     for i in range(batch):
         line.send(Open(worker.epoch, 1000 + i, ids, len(ids), Sampling(), i, rule=rule))
-    length, committed, counted = len(ids), {1000 + i: list[int]() for i in range(batch)}, 0
+    length, counted = len(ids), 0
+    steps = [Step(1000 + i, 1, length, [], depth) for i in range(batch)]
+    offered: dict[int, list[int]] = {}
     for round_ in range(1, rounds + 2):
         if round_ == 2:  # opening is not a round
             counted = line.traffic.bytes_sent + line.traffic.bytes_received
-        line.send(
-            Advance(worker.epoch, [Step(i, round_, length, tokens, depth) for i, tokens in committed.items()], True)
-        )
-        length += len(next(iter(committed.values())))
-        offered: dict[int, list[int]] = {}
+        line.send(Advance(worker.epoch, steps, True))
+        offered = {step.sequence: offered[step.sequence] for step in steps if step.held}
+        is_answered = not offered
+        sent: dict[int, Branch] = {}
         is_working = True
-        while is_working or len(offered) < batch:  # until nothing is left to draft ahead
+        # Until nothing is left to draft ahead, and all of it is here
+        while is_working or len(offered) < batch or (is_foreseen and len(sent) < batch):
             is_working = worker.turn(0.01)
             while (message := line.receive(0.001)) is not None:
                 if isinstance(message, Drafts):
                     offered.update((one.sequence, one.tokens) for one in message.drafts)
-        committed = {i: [*tokens, 40_000 + round_] for i, tokens in offered.items()}
+                elif isinstance(message, Branches):
+                    for one in message.sequences:
+                        sent.update((one.sequence, branch) for branch in unpack(one) if branch.accepted == depth)
+        length += depth + 1 if round_ > 1 else 0
+        steps = []
+        for i, tokens in offered.items():
+            kept = depth if is_answered else 0
+            token = sent[i].token if is_foreseen else 40_000 + round_
+            steps.append(Step(i, round_ + 1, length, [*tokens[kept:], token], depth, depth if is_foreseen else 0, kept))
+            offered[i] = sent[i].tokens if is_foreseen else []
     total = line.traffic.bytes_sent + line.traffic.bytes_received - counted
     line.close()
     worker.stop()
@@ -120,8 +141,11 @@ def main() -> None:
     print(f"| what | batch 1 | batch {args.batch} |\n|---|---:|---:|")
     for name, drawn, rule in (("coupled", coupled, Rule.COUPLED), ("rejection", rejection, Rule.REJECTION)):
         print(f"| {name} | {sizes(drawn[:1], args.depth):.0f} | {sizes(drawn, args.depth):.0f} |")
-        far = [far_away(rule, args.depth, batch) for batch in (1, args.batch)]
-        print(f"| {name}, from far away | {far[0]:.0f} | {far[1]:.0f} |")
+        for foreseen in (False, True) if rule is Rule.COUPLED else (False,):  # under rejection nothing is sent ahead
+            far = [far_away(rule, args.depth, batch, foreseen) for batch in (1, args.batch)]
+            print(
+                f"| {name}, from far away{', foreseen' if foreseen else ''} | {far[0]:.0f} | {far[1]:.0f} |", flush=True
+            )
     print(f"| dense float32 rows instead | {args.depth * vocab * 4} | {args.depth * vocab * 4} |")
 
 

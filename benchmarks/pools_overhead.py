@@ -5,6 +5,9 @@ that `observe` and `collect` take, message building, round trip and draft assemb
 engine does around any proposer, making `Progress` and splitting the batch. Between steps the target rests, as it would
 verify; the worker drafts ahead in that time. CPU, which other work on the machine disturbs least, is what the target's
 thread spends in `observe` and `collect`; of the worker it is everything its process does for a round, drafting included.
+
+Where the kernel puts both on one core, the worker that a message wakes runs at once and the target waits for it: `--apart`
+keeps them on cores of their own, as they are where there are enough.
 """
 
 import argparse
@@ -22,6 +25,7 @@ from paceline.runtime.pool_proposer import PoolProposer
 from paceline.runtime.roster import DraftLimits
 
 WARM = 50
+CORES = sorted(os.sched_getaffinity(0))
 
 
 class Measured(NamedTuple):
@@ -32,7 +36,7 @@ class Measured(NamedTuple):
     ready: float
 
 
-def measure(curve: bool, ahead_nodes: int, batch: int, steps: int, verify: float) -> Measured:
+def measure(curve: bool, ahead_nodes: int, batch: int, steps: int, verify: float, apart: bool = False) -> Measured:
     server = client = None
     if curve:
         pair, own = generate(), generate()
@@ -43,6 +47,9 @@ def measure(curve: bool, ahead_nodes: int, batch: int, steps: int, verify: float
         assert worker.pid is not None
         proposer = PoolProposer([DraftAddress("draft-0", address, client)], VOCABULARY, VOCAB)
         until_up(proposer)
+        if apart:
+            pin(os.getpid(), {CORES[0]})
+            pin(worker.pid, set(CORES[1:]))
         decode(proposer, batch, WARM, 7, verify)
         before = cpu_seconds(worker.pid)
         run = decode(proposer, batch, steps, 7, verify, first_seed=batch, warm=0)
@@ -51,6 +58,12 @@ def measure(curve: bool, ahead_nodes: int, batch: int, steps: int, verify: float
         proposer.shut_down()
     whole, cpu = statistics.median(run.overheads), statistics.median(run.cpu)
     return Measured(sorted(run.pooled), whole, cpu, worker_cpu, counts.ready / counts.rounds)
+
+
+def pin(pid: int, cores: set[int]) -> None:
+    """All threads of a process."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        os.sched_setaffinity(int(thread.name), cores)
 
 
 def cpu_seconds(pid: int) -> float:
@@ -65,6 +78,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--verify", type=float, default=0.015, help="seconds between steps")
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--apart", action="store_true", help="target and worker on cores of their own")
     args = parser.parse_args()
     load = os.getloadavg()[0]
     print(
@@ -74,7 +88,7 @@ def main() -> None:
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
     for curve in (False, True):
         for label, nodes in (("ahead, all accepted", 32), ("on demand", 0)):
-            runs = [measure(curve, nodes, args.batch, args.steps, args.verify) for _ in range(args.runs)]
+            runs = [measure(curve, nodes, args.batch, args.steps, args.verify, args.apart) for _ in range(args.runs)]
             best = min(runs, key=lambda run: statistics.median(run.times))
             at = [best.times[int(share * (len(best.times) - 1))] * 1e3 for share in (0.1, 0.5, 0.9)]
             figures = [*at, best.whole * 1e3, best.cpu * 1e3, best.worker_cpu * 1e3]

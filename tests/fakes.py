@@ -117,6 +117,9 @@ class MixedDepth:
     def observe(self, step: StepObservation) -> None:
         pass
 
+    def restart(self, category: str, alpha: float) -> None:
+        pass
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         return [min(candidate.max_depth, self._random.randint(0, self._max_depth)) for candidate in batch]
 

@@ -1,11 +1,115 @@
-"""`paceline audit verify`: status 0 for a trail that is whole, 1 for one that is not."""
+"""`paceline audit`: status 0 for what is as it should be, 1 for what is not, 2 when that could not be found out."""
 
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from typer.testing import CliRunner, Result
 
+from paceline.cli import audit as module
 from paceline.cli.commands import cli
+from paceline.engine.llm import LLM
 from paceline.server.trail import Trail
+from tests.audit.planted import COUPLED, REJECTION
+from tests.engine.test_build import save_checkpoint
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    folder = tmp_path_factory.mktemp("models")
+    return save_checkpoint(folder / "target"), save_checkpoint(folder / "draft", perturb=0.15)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": letter * 9}) + "\n" for letter in "abcdefgh"))
+    return path
+
+
+def run(prompts: Path, models: tuple[str, str], *arguments: str) -> Result:
+    options = [
+        "--model",
+        models[0],
+        "--draft",
+        models[1],
+        "--device",
+        "cpu",
+        "--kv-tokens",
+        "2048",
+        "--max-model-len",
+        "256",
+    ]
+    command = ["audit", str(prompts), *options, "--tokens", "12", *arguments]
+    return CliRunner().invoke(cli, command, env={"COLUMNS": "200"})
+
+
+@contextmanager
+def planted(monkeypatch: pytest.MonkeyPatch, plant: Any) -> Iterator[None]:
+    loaded = module.loaded
+
+    @contextmanager
+    def bugged(config: Any) -> Iterator[LLM]:
+        with loaded(config) as llm, plant(llm.engine):
+            yield llm
+
+    monkeypatch.setattr(module, "loaded", bugged)
+    yield
+    monkeypatch.setattr(module, "loaded", loaded)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_clean_and_drift(prompts: Path, models: tuple[str, str], tmp_path: Path, rule: str, monkeypatch: Any) -> None:
+    page, figures = tmp_path / "audit.html", tmp_path / "audit.json"
+    arguments = ("--verification", rule, "--report", str(page), "--json", str(figures), "--temperature", "0.5")
+    clean = run(prompts, models, *arguments)
+    assert clean.exit_code == 0, clean.output
+    assert "clean: " in clean.stdout
+    assert "is found among 8 with probability 99%" in clean.stdout
+    assert "<svg" in page.read_text()
+    report = json.loads(figures.read_text())
+    assert (report["clean"], report["about"]["method"], report["about"]["verification"]) == (True, "draft_model", rule)
+    assert report["drafted"] > report["accepted"] > 0
+    bugs = COUPLED if rule == "coupled" else REJECTION
+    with planted(monkeypatch, bugs["a stale KV slot"]):
+        drift = run(prompts, models, *arguments)
+    assert drift.exit_code == 1
+    assert "drift: " in drift.stdout
+    assert "Findings" in page.read_text()
+    assert not json.loads(figures.read_text())["clean"]
+
+
+def test_what_cannot_be_audited_has_a_status_of_its_own(
+    prompts: Path, models: tuple[str, str], monkeypatch: Any
+) -> None:
+    nothing = run(prompts, models, "--speculation-max-depth", "0")
+    assert nothing.exit_code == 2
+    assert "nothing was drafted" in nothing.stderr
+    assert run(prompts.parent / "absent.jsonl", models).exit_code == 2
+    assert run(prompts, models, "--method", "telepathy").exit_code == 2
+    assert run(prompts, models, "--verification", "hope").exit_code == 2
+    assert run(prompts, models, "--report", str(prompts.parent / "absent" / "a.html")).exit_code == 2
+
+    @contextmanager
+    def broken(config: Any) -> Iterator[LLM]:
+        raise RuntimeError("no such luck")
+        yield
+
+    monkeypatch.setattr(module, "loaded", broken)
+    assert run(prompts, models).exit_code == 2
+
+    @contextmanager
+    def interrupted(config: Any) -> Iterator[LLM]:
+        raise KeyboardInterrupt
+        yield
+
+    monkeypatch.setattr(module, "loaded", interrupted)
+    stopped = run(prompts, models)
+    assert stopped.exit_code == 130
+    assert "nothing was proved" in stopped.stderr
 
 
 def verify(*arguments: str) -> Result:

@@ -136,3 +136,7 @@ def test_keys_are_never_overwritten(tmp_path: Path) -> None:
     assert "exists" in paceline("keys", str(tmp_path / "keys"), status=2)
     assert (tmp_path / "keys" / "gateway").read_text() == secret
     assert (tmp_path / "keys" / "gateway").stat().st_mode & 0o077 == 0
+
+
+def test_ray_is_for_a_cluster() -> None:
+    assert "--config cluster.yaml" in paceline("serve", "--ray", "auto", status=2)

@@ -87,6 +87,18 @@ def test_the_lines_to_paste_are_what_they_look_like(monkeypatch: pytest.MonkeyPa
     body = text.split("-d '")[1].split("'\n")[0]
     assert json.loads(body)["model"] == "my/[model]"
     compile(text.split("<<'EOF'\n")[1].split("EOF\n")[0], "pasted", "exec")
+    assert 'api_key="none"' in text
+    assert "Authorization" not in text
+
+
+def test_the_lines_to_paste_have_room_for_a_key_where_one_is_needed() -> None:
+    from paceline.cli.serve import banner
+
+    text = banner(Ready("http://127.0.0.1:8000", "m", needs_key=True)).plain
+    assert "api_key" not in text.replace("api-keys", "")
+    assert '-H "Authorization: Bearer $OPENAI_API_KEY"' in text
+    assert "export OPENAI_API_KEY=" in text
+    compile(text.split("<<'EOF'\n")[1].split("EOF\n")[0], "pasted", "exec")
 
 
 def test_generate_reads_a_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

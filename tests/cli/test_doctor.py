@@ -1,7 +1,10 @@
+from pathlib import Path
+
 import pytest
 import torch
 from typer.testing import CliRunner
 
+from paceline.bench.inflate import write_tokenizer
 from paceline.cli import machine_checks, model_checks
 from paceline.cli.check import Check, Verdict
 from paceline.cli.commands import cli
@@ -9,7 +12,9 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft
 from paceline.engine.memory_fit import GIB
 from paceline.kernels import native
-from paceline.models.load import load_model
+from paceline.models.load import load_model, open_checkpoint
+from tests.cli.fakes import word_tokenizer
+from tests.models.tiny import build
 
 
 def verdicts(config: EngineConfig) -> dict[str, Check]:
@@ -86,3 +91,12 @@ def test_missing_packages_come_with_the_command(monkeypatch: pytest.MonkeyPatch)
     check = machine_checks._extras()
     assert check.verdict is Verdict.NOTE
     assert check.advice == "pip install 'paceline[chat,bench]'"
+
+
+def test_a_trained_draft_is_for_one_target(tmp_path: Path) -> None:
+    assert "made for SmolLM2" in verdicts(EngineConfig(draft="smollm2-eagle"))["draft"].found
+    build("llama").save_pretrained(tmp_path / "other")
+    write_tokenizer(word_tokenizer(), open_checkpoint(tmp_path / "other").config, tmp_path / "other")
+    other = verdicts(EngineConfig(model=str(tmp_path / "other"), draft="smollm2-eagle"))
+    assert other["draft"].verdict is Verdict.PROBLEM
+    assert "paceline train" in other["draft"].found

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 from rich.console import Console
 
 from paceline.cli.status import view
-from paceline.core.worker_status import Symptom, WorkerStatus
+from paceline.core.worker_status import HandoffCounts, Symptom, WorkerStatus
 
 
 def shown(*workers: WorkerStatus) -> str:
@@ -36,3 +38,19 @@ def test_a_row_for_each_worker_and_a_line_for_each_symptom() -> None:
     assert lines[1] == ["target-0", "target", "ready", "12", "3", "34%", "3.1", "0.71", "0.41", "ms", "62%", "1%"]
     assert "! target-0: slow_draft, 0.0312 against 0.01; depth is cut" in page
     assert lines[2] == ["draft-0", "draft", "suspected", "0", "2.1", "ms", "-", "-", "-", "-", "-", "-"]
+
+
+def test_prompts_that_were_handed_over_have_a_column_where_there_are_any() -> None:
+    target = WorkerStatus("target-0", "target", "target", "ready", "tcp://127.0.0.1:1")
+    given, taken = HandoffCounts(7, 0, 7000, 10**6, 1.0), HandoffCounts(7, 2, 7000, 10**6, 1.0)
+    assert "handed over" not in shown(target)
+    page = shown(
+        replace(target, handoffs=taken),
+        WorkerStatus("prefill-0", "prefill", "prefill", "ready", "tcp://127.0.0.1:2", handoffs=given),
+        WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://127.0.0.1:3"),
+    )
+    lines = page.splitlines()
+    assert lines[0].split()[-2:] == ["handed", "over"]
+    assert lines[1].endswith("7 (2 failed)")
+    assert lines[2].split()[:3] + lines[2].split()[-1:] == ["prefill-0", "prefill", "ready", "7"]
+    assert lines[3].split()[-1] == "-"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 import pytest
 
 from paceline.cluster.kv_index import BLOCK_SIZE, KvIndex
-from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, Tier
+from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, Tier
 from paceline.kernels import layout
 from paceline.kv.prefix_sums import PrefixSums
 
@@ -161,6 +161,8 @@ def test_tiers(index: KvIndex) -> None:
     match = index.match(PROMPT)
     assert reach(index, "ab") == {"a": 160, "b": 32}
     assert match.lower == {index.number("a"): (64, 32, 64)}
+    assert [index.num_blocks("a", tier) for tier in TIERS] == [4, 6, 10]
+    assert (index.num_blocks("a"), index.num_blocks("unknown", "host")) == (20, 0)
 
 
 def test_a_block_that_moves_down_stays_found(index: KvIndex) -> None:

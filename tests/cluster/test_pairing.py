@@ -72,3 +72,12 @@ def test_an_old_round_trip_is_forgotten():
     for _ in range(16):
         trip.observe(0.008, watched=True)
     assert trip.seconds == 0.008
+
+
+def test_what_nobody_watched_is_a_bound_and_no_measurement():
+    trip = RoundTrip()
+    trip.observe(0.6, watched=False)
+    assert (trip.seconds, trip.usual, trip.seen) == (0.6, 0.6, None)
+    for seconds in (0.002, 0.0004, 0.003):
+        trip.observe(seconds, watched=True)
+    assert (trip.seconds, trip.usual, trip.seen) == (0.0004, 0.002, 0.0004)

@@ -7,6 +7,7 @@ from paceline.core.errors import InvalidConfig
 
 TARGET = {"name": "target", "role": "target", "model": "big", "replicas": 2, "devices": ["cuda:0", "cuda:1"]}
 DRAFT = {"name": "draft", "role": "draft", "model": "small", "replicas": 2, "placement": {"with": "target"}}
+PREFILL = {"name": "prefill", "role": "prefill", "model": "big"}
 
 
 def config(*pools: dict[str, Any], **rest: Any) -> ClusterConfig:
@@ -64,7 +65,7 @@ def test_a_gpu_that_ray_reserves_is_shared_by_the_fraction_reserved() -> None:
         ({"pools": [TARGET | {"replica": 3}]}, r"pools\[0\].replica'; did you mean 'pools\[0\].replicas'"),
         ({"pools": [TARGET | {"replicas": "2"}]}, r"pools\[0\].replicas must be int"),
         ({"pools": [TARGET | {"replicas": 0}]}, "at least 1"),
-        ({"pools": [TARGET | {"role": "boss"}]}, "role must be target or draft"),
+        ({"pools": [TARGET | {"role": "boss"}]}, "role must be target, draft or prefill"),
         ({"pools": [TARGET | {"name": "a b"}]}, "letters, digits"),
         ({"pools": [TARGET | {"devices": [0]}]}, "devices must be a list"),
         ({"pools": [TARGET | {"devices": ["gpu0"]}]}, "devices must be a list"),
@@ -75,7 +76,20 @@ def test_a_gpu_that_ray_reserves_is_shared_by_the_fraction_reserved() -> None:
         ({"pools": [TARGET, DRAFT | {"placement": {"near": "target"}}]}, "placement must be {with: POOL}"),
         ({"pools": [TARGET, DRAFT | {"tensor_parallel_size": 2}]}, "a draft runs on one device"),
         ({"pools": [TARGET | {"quantization": "int3"}]}, "quantization must be one of"),
-        ({"pools": [TARGET, DRAFT | {"speculation": {"max_depth": 3}}]}, "setting of target pools"),
+        ({"pools": [TARGET, DRAFT | {"speculation": {"max_depth": 3}}]}, "settings of target pools"),
+        ({"pools": [TARGET, PREFILL | {"speculation": {"max_depth": 3}}]}, "settings of target pools"),
+        ({"pools": [TARGET, PREFILL | {"draft": "head"}]}, "settings of target pools"),
+        ({"pools": [TARGET, PREFILL | {"model": "other"}]}, "its model must be 'big' too, got 'other'"),
+        ({"pools": [TARGET, PREFILL | {"quantization": "int8"}]}, "its quantization must be 'none' too"),
+        ({"pools": [TARGET, PREFILL | {"kv_dtype": "fp8"}]}, "its kv_dtype must be 'auto' too"),
+        ({"pools": [TARGET, PREFILL | {"tensor_parallel_size": 2}]}, "a prefill runs on one device"),
+        (
+            {"pools": [TARGET | {"tensor_parallel_size": 2}, PREFILL]},
+            "is not handed over; set tensor_parallel_size to 1",
+        ),
+        ({"pools": [TARGET, PREFILL], "handoff_threshold": 0}, "at least 1 token"),
+        ({"pools": [TARGET], "transfer": "pigeon"}, "transfer"),
+        ({"pools": [PREFILL]}, "no pool with role target"),
         ({"pools": [TARGET], "routr": "x"}, "did you mean 'router'"),
         ({"pools": [TARGET], "router": "random"}, "round_robin, least_loaded"),
         ({"pools": [TARGET], "host": "0.0.0.0"}, "paceline keys"),
@@ -90,3 +104,32 @@ def test_mistakes_are_refused_with_what_to_do(document: dict[str, Any], message:
 
 def test_an_address_that_others_reach_is_fine_with_keys() -> None:
     assert config(TARGET, host="0.0.0.0", keys="/keys").keys == "/keys"
+
+
+def test_every_worker_has_a_folder_of_its_own_for_cached_blocks() -> None:
+    limits = {"kv_disk": "/var/kv", "kv_disk_bytes": 1 << 30, "kv_host_bytes": 1 << 28}
+    config = cluster_config({"pools": [{"name": "t", "role": "target", "model": "m", "replicas": 2, "limits": limits}]})
+    engines = config.engines()
+    assert [engines[name].kv_disk for name in ("t-0", "t-1")] == ["/var/kv/t-0", "/var/kv/t-1"]
+    assert {(one.kv_disk_bytes, one.kv_host_bytes) for one in engines.values()} == {(1 << 30, 1 << 28)}
+
+
+def test_a_drafts_cache_has_no_tiers() -> None:
+    target = {"name": "t", "role": "target", "model": "m"}
+    draft = {"name": "d", "role": "draft", "model": "m", "limits": {"kv_disk": "/var/kv"}}
+    with pytest.raises(InvalidConfig, match="no tiers"):
+        cluster_config({"pools": [target, draft]})
+
+
+def test_targets_audit_themselves() -> None:
+    engines = config({**TARGET, "audit_fraction": 0.5}, DRAFT, PREFILL).engines()
+    fractions = [engines[name].audit_fraction for name in ("target-0", "target-1", "draft-0", "prefill-0")]
+    assert fractions == [0.5, 0.5, 0.0, 0.0]
+
+
+def test_a_prefill_pool_drafts_nothing_and_a_target_may_have_a_head_beside_it() -> None:
+    engines = config(TARGET | {"draft": "head"}, PREFILL | {"replicas": 2}, handoff_threshold=300).engines()
+    assert engines["target-0"].draft == "head"
+    assert engines["target-0"].speculation.enabled
+    for name in ("prefill-0", "prefill-1"):
+        assert (engines[name].draft, engines[name].speculation.enabled) == (None, False)

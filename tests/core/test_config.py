@@ -79,6 +79,8 @@ def test_null_and_whole_numbers_are_taken_where_they_make_sense() -> None:
         ({"kv_tokens": -1}, "kv_tokens"),
         ({"memory_fraction": 0.0}, "memory_fraction"),
         ({"memory_fraction": 1.1}, "memory_fraction"),
+        ({"audit_fraction": -0.1}, "audit_fraction"),
+        ({"audit_fraction": 1.1}, "audit_fraction"),
         ({"speculation": {"depth": "deep"}}, "speculation.depth"),
         ({"speculation": {"verification": "typical"}}, "speculation.verification"),
         ({"speculation": {"max_depth": 33}}, "max_depth"),
@@ -95,3 +97,18 @@ def test_every_running_sequence_needs_a_row() -> None:
     with pytest.raises(InvalidConfig, match=r"max_batched_tokens \(8\) must be at least max_num_seqs \(9\)"):
         EngineConfig(max_num_seqs=9, max_batched_tokens=8)
     EngineConfig(max_num_seqs=8, max_batched_tokens=8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"kv_host_bytes": -1}, "0 or more"),
+        ({"kv_disk": "x", "kv_host_bytes": 0}, "pass through"),
+        ({"kv_disk": "x", "prefix_caching": False}, "prefix_caching"),
+        ({"kv_host_bytes": 5, "prefix_caching": False}, "prefix_caching"),
+        ({"kv_disk_bytes": 0}, "kv_disk_bytes must be at least 1"),
+    ],
+)
+def test_tiers_that_cannot_be(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidConfig, match=said):
+        EngineConfig(**settings)

@@ -25,6 +25,12 @@ def test_the_examples_are_clusters(name: str) -> None:
     assert all(0 < engine.memory_fraction < 1 for engine in config.engines().values())
 
 
+def test_the_example_with_a_prefill_pool_is_a_cluster() -> None:
+    config = load_cluster(DEPLOY / "prefill.yaml")
+    assert [pool.role for pool in config.pools] == ["target", "prefill"]
+    assert config.handoff_threshold == 512
+
+
 def test_the_cluster_in_the_config_map_fits_its_nodes() -> None:
     config = cluster_config(yaml.safe_load(DOCUMENTS["ConfigMap"]["data"]["cluster.yaml"]))
     gpus = sum(pool.ray.num_gpus for pool in config.pools)

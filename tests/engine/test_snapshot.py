@@ -42,6 +42,7 @@ def test_an_engine_that_has_done_nothing() -> None:
         invalid_drafts=0,
         flags=SpeculationFlags(enabled=True, method="fake", max_depth=32),
         traffic=(),
+        seconds=dict.fromkeys(("draft", "network", "verify", "plain", "prompt"), 0.0),
     )
 
 

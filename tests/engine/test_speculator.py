@@ -67,6 +67,9 @@ class RecordedDepth:
     def observe(self, step: StepObservation) -> None:
         self.steps.append(step)
 
+    def restart(self, category: str, alpha: float) -> None:
+        pass
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         self.candidates.append(list(batch))
         return [candidate.max_depth for candidate in batch]

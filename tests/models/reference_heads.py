@@ -87,7 +87,7 @@ def reduced(w: Mapping[str, Tensor], head: Tensor) -> Tensor:
     """The rows of the target's head that a draft has, as coarse as the draft keeps them."""
     if "d2t" not in w:
         return head
-    return head[torch.arange(len(w["d2t"])) + w["d2t"]].bfloat16().float()
+    return head[torch.arange(len(w["d2t"])) + w["d2t"]]
 
 
 def medusa_logits(w: Mapping[str, Tensor], target: DecoderModel, last: Tensor, k: int) -> Tensor:

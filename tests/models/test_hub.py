@@ -5,7 +5,8 @@ import pytest
 
 from paceline.core.errors import MissingDependency, UnsupportedModel
 from paceline.models import hub
-from paceline.models.hub import find_model
+from paceline.models.draft_folder import open_draft_folder
+from paceline.models.hub import find_model, pick_draft, shipped_drafts
 
 
 def test_a_path_is_itself(tmp_path: Path) -> None:
@@ -47,3 +48,19 @@ def test_hub_ids_need_the_hub_package(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_names_say_what_is_possible(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=r"\.gguf file"):
         find_model(name)
+
+
+def test_the_drafts_that_ship() -> None:
+    kinds = {name: open_draft_folder(find_model(name)).kind for name in shipped_drafts()}  # type: ignore[union-attr]
+    assert kinds == {"smollm2-distilled": "distilled", "smollm2-eagle": "eagle", "smollm2-medusa": "medusa"}
+    files = [find_model(name) / "model.safetensors" for name in kinds]
+    assert max(file.stat().st_size for file in files) <= 16e6
+    assert sum(file.stat().st_size for file in files) <= 24e6
+
+
+def test_which_draft_is_taken() -> None:
+    assert pick_draft("auto", "smollm2") == "smollm2-eagle"
+    assert pick_draft("auto", "owner/other") is None
+    assert pick_draft(None, "smollm2") is None
+    assert pick_draft("none", "smollm2") is None
+    assert pick_draft("owner/small", "owner/large") == "owner/small"

@@ -8,6 +8,8 @@ from tests.fakes import tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors
 from tests.models.reference_heads import medusa_logits, target_states
 
+pytestmark = pytest.mark.usefixtures("unrounded_drafts")
+
 
 @pytest.mark.parametrize("reduced", [None, 24])
 def test_every_head_matches(reduced: int | None) -> None:

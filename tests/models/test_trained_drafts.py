@@ -19,6 +19,8 @@ from tests.models.reference_heads import target_states
 from tests.train.test_evaluate import drafts
 from tests.train.tiny import VOCAB, open_tiny, some_ids
 
+pytestmark = pytest.mark.usefixtures("unrounded_drafts")
+
 IDS: list[int] = some_ids(1, 24)[0].tolist()
 ROW, DEPTHS = 20, 3
 """The guesses for token `ROW + 1`, as the first, second and third of a round."""
@@ -61,7 +63,7 @@ def test_training_and_serving_agree(kind: str, tmp_path: Path) -> None:
     saved = load_for_training(tmp_path / "draft").draft
     states = trained_on.states(torch.tensor([IDS]), saved.capture)
     hidden = saved.guess(trained_on, states, DEPTHS).hidden  # [U, 1, S, D]
-    head = vocabulary.head(trained_on.head).bfloat16().float()
+    head = vocabulary.head(trained_on.head)
     expected = [(hidden[min(depth, len(hidden) - 1), 0, ROW] @ head.T).detach() for depth in range(DEPTHS)]
 
     target = load_model(tmp_path / "target")

@@ -7,7 +7,7 @@ import pytest
 
 from paceline.core.errors import UnsupportedModel
 from paceline.models import weights_sum as module
-from paceline.models.weights_sum import weights_sum
+from paceline.models.weights_sum import checkpoint_sum, weights_sum
 
 
 def test_one_file_is_its_own_sha256(tmp_path: Path) -> None:
@@ -46,3 +46,27 @@ def test_an_inflated_model_is_its_base_and_its_name(tmp_path: Path, monkeypatch:
     file.write_bytes(b"others")
     sums.add(weights_sum("inflate:llama-8b?base=base&noise=0"))
     assert len(sums) == 3
+
+
+def test_checkpoints_are_told_apart_by_samples(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.gguf", tmp_path / "other.gguf"
+    data = bytearray(i * i % 251 for i in range(1 << 20))
+    one.write_bytes(data)
+    other.write_bytes(data)
+    assert checkpoint_sum(one) == checkpoint_sum(other)  # whatever they are called
+    start = (1 << 20) // 3
+    data[start : start + 20_000] = bytes(20_000)  # 2% of it
+    other.write_bytes(data)
+    assert checkpoint_sum(one) != checkpoint_sum(other)
+    one.write_bytes(one.read_bytes() + b"0")
+    assert checkpoint_sum(one) != checkpoint_sum(other)
+
+
+def test_a_config_counts_and_a_folder_without_weights_has_no_sum(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="no weights"):
+        checkpoint_sum(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    (tmp_path / "config.json").write_text("{}")
+    before = checkpoint_sum(tmp_path)
+    (tmp_path / "config.json").write_text("[]")
+    assert checkpoint_sum(tmp_path) != before

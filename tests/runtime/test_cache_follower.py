@@ -1,5 +1,6 @@
 """Routing by what is cached, with real workers, sockets and events."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -111,6 +112,66 @@ def test_a_gateway_that_comes_later_is_told_what_there_is() -> None:
         with pool_without_stopping(worker) as second:
             until(lambda: knows(second, worker) and worker.num_cached > 0)
             assert cached(second, asked("1", 1)) == 96
+
+
+def test_a_restarted_gateway_knows_what_changed_while_nobody_listened() -> None:
+    worker = Publishing("a")
+    try:
+        with pool_without_stopping(worker) as before:
+            cached(before, asked("0", 0, "red"))
+            until(lambda: knows(before, worker) and worker.num_cached > 0)
+            had = worker.num_cached
+        for i in range(40):  # twice as many blocks as there are
+            outputs_of_loop(worker, asked(f"{i}", i % 3, f"{i}"))
+        assert had < worker.num_cached <= worker.engine.scheduler.tables.pool.num_blocks
+        with pool_without_stopping(worker) as again:
+            until(lambda: knows(again, worker))
+            assert not index_of(again).index.match(SYSTEM, "red").groups
+            assert index_of(again).index.match(SYSTEM, "39").groups
+            assert cached(again, asked("again", 1, "39")) == 96
+    finally:
+        worker.stop()
+
+
+def outputs_of_loop(worker: Publishing, one: Request) -> None:
+    """As if another gateway had asked."""
+    done = threading.Event()
+    worker.worker._loop.submit(one, lambda event: done.set() if event.finish_reason else None)  # type: ignore[union-attr]
+    assert done.wait(60)
+
+
+class Lossy:
+    """A publisher's socket on a network that loses what it is told to."""
+
+    def __init__(self, publisher: KvPublisher) -> None:
+        self.loses = False
+        self.lost = 0
+        self._socket = publisher._pub
+        publisher._pub = self  # type: ignore[assignment]
+
+    def send_multipart(self, frames: list[bytes]) -> None:
+        if self.loses:
+            self.lost += 1
+        else:
+            self._socket.send_multipart(frames)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def test_batches_lost_on_the_way_are_made_up_for() -> None:
+    worker = Publishing("a")
+    wire = Lossy(worker.publisher)
+    with kv_aware(worker) as pool:
+        cached(pool, asked("0", 0, "red"))
+        until(lambda: knows(pool, worker) and worker.num_cached > 0)
+        wire.loses = True
+        cached(pool, asked("1", 1, "blue"))
+        until(lambda: wire.lost > 0)
+        wire.loses = False  # the next batch, be it an empty one, has a number that tells
+        until(lambda: knows(pool, worker))
+        assert index_of(pool).index.num_orphans == 0
+        assert cached(pool, asked("2", 2, "red")) == cached(pool, asked("3", 2, "blue")) == 96
 
 
 @contextmanager

@@ -81,7 +81,7 @@ def test_draft_workers_come_and_go() -> None:
         assert target.gate is not None
         assert target.gate.reached.wait(20)
         members.known[1:] = [draft_member(second)]
-        until(lambda: [drafter.name for drafter in pool._drafters] == ["draft-1"])
+        until(lambda: [drafter.name for drafter in pool._drafters.workers] == ["draft-1"])
         target.gate.open()
         assert said(heard.all()) == EXPECTED
         until(lambda: states(pool) == {"target-0": "ready", "draft-1": "ready"})

@@ -30,6 +30,7 @@ from paceline.runtime.messages import (
     Sampling,
     Step,
 )
+from paceline.runtime.packed_branches import unpack
 from paceline.runtime.roster import DraftLimits
 from paceline.runtime.transport import Connection, Listener
 from tests.runtime.pools import ScriptedCore
@@ -155,19 +156,44 @@ def test_under_rejection_nothing_is_sent_ahead_and_the_answer_is_ready_all_the_s
 
 def test_an_older_peer_is_sent_nothing_it_does_not_know():
     with serving(DraftLimits(ahead_nodes=32)) as worker:
-        for version, expected in ((1, 0), (2, 1)):
+        told = []
+        for version in (2, 3):
             with closing(Peer(worker)) as peer:
-                peer.greet(version=version, oldest=1)
+                peer.greet(version=version, oldest=2)
                 peer.open(1, 5, 6)
                 peer.advance(1, 1, 2, ahead=True)
-                kinds = [type(peer.hear())]
+                peer.hear(Drafts)
                 for _ in range(30):
                     worker.turn(0.0)
                 peer.say(Ping(7))
-                while kinds[-1] is not Pong:
-                    kinds.append(type(peer.hear()))
-                assert (Branches in kinds) == bool(expected)
+                ahead = []
+                while isinstance(message := peer.hear(), Branches):
+                    ahead += message.sequences
+                assert isinstance(message, Pong)
+                assert ahead
+                assert all(bool(one.packed) == (version == 3) for one in ahead)
+                told.append([branch for one in ahead for branch in unpack(one)])
                 peer.say(Goodbye())
+        assert told[0] == told[1], "the same branches, however they are written"
+
+
+def test_what_was_kept_of_its_answer_need_not_be_sent_back(peer):
+    peer.open(1, 5, 6)
+    peer.advance(1, 1, 2)
+    assert peer.hear(Drafts).drafts[0].tokens == [7, 8, 9]
+    peer.say(Advance(peer.epoch, [Step(1, 2, 2, [40], 3, kept=2)]))
+    assert peer.hear(Drafts).drafts[0].tokens == [41, 42, 43]
+    peer.say(Advance(peer.epoch, [Step(1, 3, 5, [50], 3)]))  # 5 6 7 8 40
+    assert peer.hear(Drafts).drafts[0].tokens == [51, 52, 53]
+
+
+def test_nobody_can_keep_more_than_was_offered(peer):
+    peer.open(1, 5, 6)
+    peer.advance(1, 1, 2)
+    peer.hear(Drafts)
+    peer.say(Advance(peer.epoch, [Step(1, 2, 2, [40], 3, kept=4)]))
+    error = peer.hear(Error)
+    assert (error.code, error.sequences) == (Fault.BASE, [1])
 
 
 @pytest.mark.parametrize(
@@ -347,10 +373,13 @@ def test_what_was_ready_does_not_wait_for_what_was_not():
         passes = len(core.steps)
         # 1 accepts all, as foreseen; 2 does something else
         steps = [Step(1, 2, 2, [7, 8, 9, 10, 11], 4), Step(2, 2, 2, [500], 4)]
+        sent = worker._listener.traffic.sent
         peer.say(Advance(peer.epoch, steps))
+        while worker._listener.traffic.sent == sent:
+            worker.turn(0.1)
+        assert len(core.steps) <= passes + 1
         first = peer.hear(Drafts)
         assert [(d.sequence, d.ready, d.tokens) for d in first.drafts] == [(1, True, [12, 13, 14, 15])]
-        assert len(core.steps) <= passes + 1
         second = peer.hear(Drafts)
         assert [(d.sequence, d.ready, d.tokens) for d in second.drafts] == [(2, False, [501, 502, 503, 504])]
 

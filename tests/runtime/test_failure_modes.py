@@ -44,7 +44,6 @@ class FakeLink:
     pass_us: int = 1000
     trip: float = 0.0002
     is_up: bool = True
-    version: int = 2
     round_trip: RoundTrip = field(default_factory=RoundTrip)
 
     def __post_init__(self) -> None:
@@ -128,8 +127,16 @@ def test_a_slow_network_is_sent_ahead_over() -> None:
     vitals = PoolVitals()
     link = watched(vitals, FakeLink(trip=0.010))
     assert vitals.wants_ahead(link)
-    link.version = 1
-    assert not vitals.wants_ahead(link), "it would not understand"
+
+
+def test_one_quick_answer_among_slow_ones_does_not_call_it_off() -> None:
+    """On a busy machine a worker at hand is sometimes quick: what a step waits for is what it mostly takes."""
+    vitals = PoolVitals()
+    link = watched(vitals, FakeLink(trip=0.0002))
+    for _ in range(15):
+        link.round_trip.observe(0.0025, watched=True)
+    assert link.round_trip.seconds == 0.0002
+    assert vitals.wants_ahead(link)
 
 
 def test_low_acceptance_ends_in_plain_decoding_and_stays_seen() -> None:

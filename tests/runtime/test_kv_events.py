@@ -19,10 +19,9 @@ def packed(batch: object) -> bytes:
 
 def test_stored_blocks_as_vllm_has_them() -> None:
     event = BlocksStored(KEYS[:2], None, list(range(32)), "red")
-    assert plain(event) == {
-        "ts": 1.5,
-        "data_parallel_rank": 0,
-        "events": [
+    assert plain(event) == [
+        1.5,
+        [
             {
                 "type": "BlockStored",
                 "block_hashes": [short(KEYS[0]), short(KEYS[1])],
@@ -36,18 +35,19 @@ def test_stored_blocks_as_vllm_has_them() -> None:
                 "group_idx": None,
             }
         ],
-    }
+        0,
+    ]
 
 
 def test_removed_and_cleared_as_vllm_has_them() -> None:
-    assert plain(BlocksRemoved([KEYS[1]], "host"), CacheCleared()) == {
-        "ts": 1.5,
-        "data_parallel_rank": 0,
-        "events": [
+    assert plain(BlocksRemoved([KEYS[1]], "host"), CacheCleared()) == [
+        1.5,
+        [
             {"type": "BlockRemoved", "block_hashes": [short(KEYS[1])], "medium": "CPU", "group_idx": None},
             {"type": "AllBlocksCleared"},
         ],
-    }
+        0,
+    ]
 
 
 def test_there_and_back() -> None:
@@ -96,8 +96,15 @@ def test_maps_with_the_least_that_vllm_leaves_in() -> None:
         "kv_cache_spec_kind": "full",
     }
     removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": "GPU"}
-    batch = {"ts": 0.1, "events": [stored, removed]}
-    assert decode(packed(batch)) == [BlocksStored([1], None, [5] * 16), BlocksRemoved([1])]
+    expected = [BlocksStored([1], None, [5] * 16), BlocksRemoved([1])]
+    assert decode(packed([0.1, [stored, removed], 0])) == expected
+    assert decode(packed({"ts": 0.1, "events": [stored, removed]})) == expected
+
+
+@pytest.mark.parametrize("medium", ["STORAGE", "DISK"])
+def test_files_are_the_lowest_tier_by_either_name(medium: str) -> None:
+    removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": medium, "locality": "REMOTE"}
+    assert decode(packed([0.1, [removed]])) == [BlocksRemoved([1], "disk")]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from paceline.runtime import kv_publisher
 from paceline.runtime.keys import Security, generate
 from paceline.runtime.kv_events import encode
 from paceline.runtime.kv_publisher import END, KvPublisher
-from paceline.runtime.kv_subscriber import REPLAY_SECONDS, KvSubscriber
+from paceline.runtime.kv_subscriber import REPLAY_SECONDS, RETRY_SECONDS, KvSubscriber
 
 LOCAL = "tcp://127.0.0.1:0"
 
@@ -266,6 +266,80 @@ def test_no_answer_is_given_up_in_time(peer: Peer) -> None:
     follower.until(lambda: follower.subscriber.is_behind)
     follower.clock.advance(REPLAY_SECONDS + 0.1)
     follower.until(lambda: follower.keys == [9])
+    follower.close()
+
+
+def given_up(peer: Peer) -> Follower:
+    """A follower of a peer that was too busy to answer, and has since said that it has block 9."""
+    follower = started(peer)
+    peer.send(9, block(9))
+    follower.until(lambda: follower.subscriber.is_behind)
+    follower.clock.advance(REPLAY_SECONDS + 0.1)
+    follower.until(lambda: follower.keys == [9])
+    peer.asked()  # it reads the question, too late
+    return follower
+
+
+def test_who_was_too_busy_to_answer_is_asked_again_for_everything(peer: Peer) -> None:
+    follower = given_up(peer)
+    follower.clock.advance(RETRY_SECONDS)
+    follower.until(lambda: follower.subscriber.is_behind)
+    assert follower.keys == [9]  # what is known stays until there is better
+    who, start = peer.asked()
+    assert start == 0
+    peer.send(10, block(10))
+    peer.answer(who, [(9, [CacheCleared(), *map(block, range(10))])])
+    follower.until(lambda: follower.keys == list(range(11)))
+    follower.clock.advance(2 * RETRY_SECONDS)
+    peer.send(11, block(11))
+    follower.until(lambda: follower.keys == list(range(12)))
+    assert not follower.subscriber.is_behind
+    follower.close()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_who_has_no_answer_the_second_time_either_costs_nothing(peer: Peer, answers: bool) -> None:
+    follower = given_up(peer)
+    for i in range(10, 13):
+        follower.clock.advance(RETRY_SECONDS)
+        follower.until(lambda: follower.subscriber.is_behind)
+        peer.send(i, block(i))
+        who, _ = peer.asked()
+        if answers:
+            peer.answer(who, [])
+        else:
+            follower.clock.advance(REPLAY_SECONDS + 0.1)
+        follower.until(lambda i=i: follower.keys == list(range(9, i + 1)))  # type: ignore[misc]
+    follower.close()
+
+
+def test_questions_to_nobody_do_not_pile_up(peer: Peer) -> None:
+    follower = Follower(peer.address, "tcp://127.0.0.1:1")
+    peer.wait_subscribed()
+    for i in range(20):
+        follower.clock.advance(RETRY_SECONDS + REPLAY_SECONDS)
+        follower.subscriber.receive()
+        peer.send(i, block(i))
+        follower.clock.advance(REPLAY_SECONDS + 0.1)
+        follower.until(lambda i=i: i in follower.keys)  # type: ignore[misc]
+    assert follower.subscriber._replay is not None
+    with pytest.raises(zmq.Again):
+        follower.subscriber._replay.send(b"", zmq.DONTWAIT)
+    follower.close()
+
+
+def test_a_new_life_while_everything_is_asked_for_again(peer: Peer) -> None:
+    follower = given_up(peer)
+    follower.clock.advance(RETRY_SECONDS)
+    follower.until(lambda: follower.subscriber.is_behind)
+    late, _ = peer.asked()
+    peer.topic = b"another life"
+    peer.send(0, block(20))
+    follower.until(lambda: follower.keys == [])
+    peer.answer(late, [(0, [block(20)])])
+    peer.answer(peer.asked()[0], [(0, [block(20)])])
+    peer.send(1, block(21))
+    follower.until(lambda: follower.keys == [20, 21])
     follower.close()
 
 

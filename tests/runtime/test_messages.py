@@ -48,17 +48,16 @@ def test_a_newer_peer_may_append_fields_everywhere():
 
 
 def test_an_older_peer_leaves_out_what_it_does_not_know():
-    """Version 1 has no `ahead` in Advance and no `held` in Step."""
+    """Version 2 has no `kept` in Step."""
     plain = msgspec.msgpack.decode(TO_DRAFT_WORKER.encode(ADVANCE))
-    del plain[3:]
-    plain[2][0] = plain[2][0][:5]
+    plain[2][0] = plain[2][0][:6]
     old = TO_DRAFT_WORKER.decode(msgspec.msgpack.encode(plain))
-    assert old == Advance(5, [Step(7, 1, 3, [4, 70_000], 7, held=0)], ahead=False)
+    assert old == Advance(5, [Step(7, 1, 3, [4, 70_000], 7, held=0, kept=0)], ahead=True)
 
 
 @pytest.mark.parametrize(
     ("theirs", "oldest", "common"),
-    [(2, 1, 2), (1, 1, 1), (3, 2, 2), (3, 1, 2), (4, 3, None), (0, 0, None)],
+    [(3, 2, 3), (2, 2, 2), (2, 1, 2), (4, 3, 3), (4, 2, 3), (5, 4, None), (1, 1, None)],
 )
 def test_peers_one_version_apart_find_a_common_one(theirs, oldest, common):
     assert common_version(Hello(theirs, oldest, 1, "")) == common

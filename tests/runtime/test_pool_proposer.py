@@ -76,3 +76,19 @@ def test_workers_that_are_named_no_more_are_let_go() -> None:
         assert worker.snapshot().peers == 0, "it was told goodbye"
         pool.observe([progress(1, 2, 3)])
         assert len(pool.collect([7], 0.0).tokens) == 0
+
+
+def test_an_idle_target_knows_how_far_its_draft_workers_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not how long it takes until it looks again."""
+    with lockstep(ScriptedCore(lambda ids: ids[-1] + 1), VOCAB) as (proposer, worker):
+        pool, link = proposer.inner, proposer.inner._links["draft-0"]
+
+        def work_meanwhile(lines: Any, seconds: float) -> Any:
+            worker.turn(0.5)
+            return wait_any(lines, 5.0)
+
+        monkeypatch.setattr(pool_proposer, "wait_any", work_meanwhile)
+        monkeypatch.setattr(link, "is_unwatched", lambda now: link._asked_at is not None)
+        link._ping_at = 0.0
+        pool.tend()
+        assert pool.snapshot().links[0].round_trip is not None

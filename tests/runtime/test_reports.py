@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.flags import SpeculationFlags
-from paceline.engine.snapshot import EngineSnapshot, TrafficReport
+from paceline.engine.snapshot import AuditCounts, EngineSnapshot, TierReport, TrafficReport
 from paceline.runtime.directory import Member
 from paceline.runtime.kv_pressure import KvPressure
 from paceline.runtime.reports import NoDrafts, engine_report, merged_snapshot
@@ -37,6 +37,26 @@ def test_a_snapshot_of_all() -> None:
     (traffic,) = merged.traffic
     assert [round(alpha, 3) for alpha in traffic.alphas] == [0.6, 0.6]
     assert (traffic.mean_depth, traffic.breaker, traffic.fallbacks) == (2.0, BreakerState.OPEN, {"declined": 5})
+
+
+def test_tiers_of_all_are_added_up() -> None:
+    first = replace(SNAPSHOT, tiers=TierReport(host_blocks=3, disk_hits=16, bad_blocks=1))
+    second = replace(OTHER, tiers=TierReport(host_blocks=4, disk_hits=32))
+    reports = [engine_report(n, 1, s, NoDrafts()) for n, s in (("a", first), ("b", second), ("c", SNAPSHOT))]
+    assert merged_snapshot(reports).tiers == TierReport(host_blocks=7, disk_hits=48, bad_blocks=1)
+    past = {("tiers", "disk_hits"): 100, ("tiers", "bad_blocks"): 2}
+    assert merged_snapshot(reports, past).tiers == TierReport(host_blocks=7, disk_hits=148, bad_blocks=3)
+    assert merged_snapshot(reports[2:]).tiers is None
+
+
+def test_what_workers_found_when_they_checked_themselves() -> None:
+    ill = replace(OTHER, audit=AuditCounts(audited=100, drifted=2, dropped=1))
+    reports = [engine_report(n, 1, s, SomeDrafts()) for n, s in (("a", SNAPSHOT), ("b", ill), ("c", ill))]
+    assert merged_snapshot(reports).audit == AuditCounts(200, 4, 2)
+    assert [[symptom.name for symptom in one.symptoms] for one in reports[:2]] == [
+        ["slow_draft"],
+        ["slow_draft", "audit_drift"],
+    ]
 
 
 def test_nobody_is_a_snapshot_too() -> None:

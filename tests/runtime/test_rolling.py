@@ -145,11 +145,12 @@ def test_under_rejection_the_bonus_is_not_the_chains_own():
 
 
 def test_outcomes_are_announced_and_then_delivered_each_once():
+    """But for what follows after all was accepted: that is only delivered."""
     table = Table([(0, 0)])
     table.advance()
     table.draft()
     table.ahead(limit=1)
-    assert [(key, len(drawn)) for key, drawn in table.rolling.prepared()] == [((0, 22), 0), ((3, 24), 0)]
+    assert [(key, len(drawn)) for key, drawn in table.rolling.prepared()] == [((0, 22), 0)]
     assert list(table.rolling.prepared()) == []
     table.ahead()
     assert {key: [d.token for d in drawn] for key, drawn in table.rolling.prepared()} == {
@@ -157,6 +158,17 @@ def test_outcomes_are_announced_and_then_delivered_each_once():
         (3, 24): [25, 26, 27],
     }
     assert list(table.rolling.prepared()) == []
+
+
+def test_what_is_told_with_the_answer_is_not_announced_again():
+    table = Table([(0, 0), (1, 0), (3, 0)])
+    table.advance()
+    table.draft()
+    assert table.rolling.begun(lambda *_: table.outcomes) == [(0, 22), (1, 23)], "of the third nothing is known yet"
+    table.ahead(limit=1)
+    assert list(table.rolling.prepared()) == []
+    table.ahead()
+    assert {key[0] for key, _ in table.rolling.prepared()} == {0, 1, 3}
 
 
 def test_it_tells_how_often_the_draft_is_right_and_which_rival_is():

@@ -19,7 +19,7 @@ from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.worker_status import ClusterStatus
 from paceline.engine.intake import Intake, Limits
-from paceline.engine.loop import Listener
+from paceline.engine.loop import Listener, Tracer
 from paceline.engine.snapshot import EngineSnapshot
 from paceline.models.tokenizer import Tokenizer
 from paceline.server.access import Access
@@ -64,6 +64,8 @@ class FakeLLM:
         self._intake = Intake(limits, SpeculationConfig(), "ngram", ["ngram"], self.tokenizer)
         self.seats = config.max_num_seqs
         self.validate, self.validate_flags = self._intake.validate, self._intake.validate_flags
+        self.methods = tuple(self._intake.methods)
+        self.tracer: Tracer | None = None
 
     def submit(self, request: Request, listener: Listener) -> None:
         if not self.is_running:
@@ -125,6 +127,9 @@ class FakeLLM:
     @property
     def is_ready(self) -> bool:
         return self.is_running
+
+    def trace(self, tracer: Tracer) -> None:
+        self.tracer = tracer
 
     def cluster_status(self) -> ClusterStatus | None:
         return None

@@ -53,6 +53,18 @@ def test_settings_of_engines_belong_to_pools(
         load_served(written(tmp_path, CLUSTER | {"gateway": gateway}), environ, options)
 
 
+def test_one_address_for_the_traces_of_all(tmp_path: Path) -> None:
+    url = "http://127.0.0.1:4318"
+    config = load_served(written(tmp_path, CLUSTER | {"trace_endpoint": url}), {}, {})
+    assert isinstance(config, GatewayConfig)
+    assert (config.cluster.trace_endpoint, config.server.trace_endpoint) == (url, url)
+    own = load_served(written(tmp_path, CLUSTER | {"trace_endpoint": url}), {}, {"trace_endpoint": "http://other:1"})
+    assert isinstance(own, GatewayConfig)
+    assert own.server.trace_endpoint == "http://other:1"
+    with pytest.raises(InvalidConfig, match="trace_endpoint must be a URL"):
+        load_served(written(tmp_path, CLUSTER | {"trace_endpoint": "collector"}), {}, {})
+
+
 def test_mistakes_say_where_they_stand(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="did you mean 'port'"):
         load_served(written(tmp_path, CLUSTER | {"gateway": {"prt": 1}}), {}, {})

@@ -12,8 +12,8 @@ from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
-from paceline.core.worker_status import ClusterStatus, Symptom, WorkerStatus
-from paceline.engine.snapshot import EngineSnapshot, TrafficReport
+from paceline.core.worker_status import ClusterStatus, HandoffCounts, Symptom, WorkerStatus
+from paceline.engine.snapshot import AuditCounts, EngineSnapshot, TierReport, TrafficReport
 from paceline.server.metrics import Metrics
 from paceline.speculation.breaker import BreakerState
 
@@ -28,8 +28,16 @@ SNAPSHOT = EngineSnapshot(
     invalid_drafts=5,
     flags=SpeculationFlags(True, "ngram", 6),
     traffic=(
-        TrafficReport("ngram", "code", BreakerState.OPEN, (0.75, 0.5), 1.5, {"declined": 7, "no_draft": 1}),
+        TrafficReport(
+            "ngram", "code", BreakerState.OPEN, (0.75, 0.5), 1.5, {"declined": 7, "no_draft": 1}, 20, 13, 2, (0.8, 0.4)
+        ),
         TrafficReport("draft_model", "chat", BreakerState.CLOSED, (), 0.0, {}),
+    ),
+    advantage=1.75,
+    seconds={"draft": 2.0, "verify": 3.0},
+    audit=AuditCounts(audited=300, drifted=1, dropped=2),
+    tiers=TierReport(
+        host_blocks=6, disk_blocks=7, device_hits=16, host_hits=32, disk_hits=48, bytes_to_disk=9, bad_blocks=1
     ),
 )
 
@@ -65,7 +73,7 @@ def test_a_request_from_arrival_to_end() -> None:
     metrics = Metrics("m", clock)
     request = asked()
     metrics.submitted(request)
-    metrics.output(request, output(1, num_cached=2), 100.4)
+    metrics.output(request, output(1, num_cached=2, waited=0.25), 100.4)
     metrics.output(request, output(3, drafted=4, accepted=2), 100.5)
     metrics.output(request, output(5, drafted=4, accepted=4), 100.6)
     metrics.output(request, output(2, drafted=2, accepted=1, finish_reason=FinishReason.STOP), 100.9)
@@ -91,6 +99,8 @@ def test_a_request_from_arrival_to_end() -> None:
     assert {key: found[key] for key in expected} == pytest.approx(expected)
     assert found["paceline_draft_acceptance_rate", "chat"] == pytest.approx(0.7, abs=0.01)
     assert found["paceline_time_to_first_token_seconds_sum", "chat"] == pytest.approx(0.4)
+    assert found["paceline_queue_seconds_sum", "chat"] == pytest.approx(0.25)
+    assert found["paceline_queue_seconds_count", "chat"] == 1
     assert found["paceline_time_per_output_token_seconds_sum", "chat"] == pytest.approx(0.5 / 10)
     assert found["paceline_request_duration_seconds_sum", "chat"] == pytest.approx(0.9)
 
@@ -174,8 +184,15 @@ def test_the_engines_figures_are_read_at_every_scrape() -> None:
         ("paceline_kv_blocks_used",): 10,
         ("paceline_kv_blocks_total",): 40,
         ("paceline_kv_use_ratio",): 0.25,
+        ("paceline_kv_tier_blocks", "disk"): 7,
+        ("paceline_kv_tier_hit_tokens_total", "host"): 32,
+        ("paceline_kv_tier_bytes_total", "disk", "down"): 9,
+        ("paceline_kv_tier_bad_blocks_total",): 1,
         ("paceline_preemptions_total",): 4,
         ("paceline_invalid_drafts_total",): 5,
+        ("paceline_audited_tokens_total",): 300,
+        ("paceline_audit_drifted_tokens_total",): 1,
+        ("paceline_audit_dropped_texts_total",): 2,
         ("paceline_speculation_enabled",): 1,
         ("paceline_max_depth",): 6,
         ("paceline_alpha", "code", "ngram", "1"): 0.75,
@@ -185,11 +202,20 @@ def test_the_engines_figures_are_read_at_every_scrape() -> None:
         ("paceline_breaker_state", "chat", "draft_model"): 0,
         ("paceline_fallbacks_total", "code", "ngram", "declined"): 7,
         ("paceline_fallbacks_total", "code", "ngram", "no_draft"): 1,
+        ("paceline_tested_drafts_total", "code", "ngram"): 20,
+        ("paceline_kept_drafts_total", "code", "ngram"): 13,
+        ("paceline_drifts_total", "code", "ngram"): 2,
+        ("paceline_drift_level", "code", "ngram", "before"): 0.8,
+        ("paceline_drift_level", "code", "ngram", "after"): 0.4,
+        ("paceline_speculation_gain",): 1.75,
+        ("paceline_step_seconds_total", "draft"): 2,
+        ("paceline_step_seconds_total", "verify"): 3,
     }
     assert {key: found.get(key) for key in expected} == expected
     shown.append(EngineSnapshot(0, 0, 0, 40, 4, 5, SpeculationFlags(False, "ngram", 0), ()))
     found = samples(metrics)
     assert (found["paceline_sequences_running",], found["paceline_speculation_enabled",]) == (0, 0)
+    assert ("paceline_speculation_gain",) not in found
 
 
 def test_the_documentation_lists_exactly_what_there_is() -> None:
@@ -205,6 +231,12 @@ def test_the_documentation_lists_exactly_what_there_is() -> None:
         kv_use=0.5,
         queue_seconds=0.1,
         round_trip=0.1,
+        depth=2.0,
+        alpha=0.7,
+        pass_seconds=0.001,
+        handoffs=HandoffCounts(1, 0, 16, 1024, 0.1),
+        indexed_blocks=1,
+        prefill_seconds=0.1,
         symptoms=(symptom,),
     )
     metrics.bind_cluster(lambda: ClusterStatus((worker,), 0))

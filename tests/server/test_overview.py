@@ -11,7 +11,7 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.worker_status import ClusterStatus, WorkerStatus
-from paceline.engine.snapshot import EngineSnapshot, TrafficReport
+from paceline.engine.snapshot import AuditCounts, EngineSnapshot, TrafficReport
 from paceline.server import overview as module
 from paceline.server.overview import KEPT, Overview
 from paceline.speculation.breaker import BreakerState
@@ -141,6 +141,26 @@ def test_samples_are_bounded_and_asked_for_by_time() -> None:
     assert [sample.time for sample in watched.overview.report(since=times[-3]).samples] == times[-2:]
 
 
+def test_a_change_of_acceptance_is_noted_when_it_is_first_seen() -> None:
+    watched = Watched()
+    report = replace(traffic("code"), drifts=1, drift=(0.9, 0.7))
+    watched.be(replace(SNAPSHOT, traffic=(report, traffic("prose"), replace(report, category="canary"))))
+    watched.tick()
+    assert watched.overview.report().drifts == ()  # it was there before
+    later = (replace(report, drifts=2, drift=(0.7, 0.3)), replace(report, category="prose", drift=(0.5, 0.8)))
+    watched.be(replace(SNAPSHOT, traffic=(*later, replace(report, category="canary", drifts=2))))
+    for _ in range(3):
+        watched.tick()
+    watched.be(replace(SNAPSHOT, traffic=()))
+    watched.tick()
+    watched.be(replace(SNAPSHOT, traffic=later))
+    watched.tick()
+    assert [(n.time, n.category, n.before, n.after) for n in watched.overview.report().drifts] == [
+        (1002.0, "code", 0.7, 0.3),
+        (1002.0, "prose", 0.5, 0.8),
+    ]
+
+
 def test_what_the_switches_may_say() -> None:
     report = Watched(served_model_name="mine").overview.report()
     assert (report.model, report.methods, report.max_depth) == ("mine", ("ngram",), 8)
@@ -197,3 +217,14 @@ def test_over_http() -> None:
     assert (body["model"], body["samples"]) == ("fake", [])
     assert body["workers"][0]["name"] == "engine"
     assert server.call("GET", "/v1/paceline/overview?since=soon").status_code == 400
+
+
+def test_drift_that_an_audit_found_is_a_symptom() -> None:
+    watched = Watched()
+    assert watched.overview.report().workers[0].symptoms == ()
+    watched.be(replace(SNAPSHOT, audit=AuditCounts(audited=100, drifted=2)))
+    report = watched.overview.report()
+    assert report.audit == AuditCounts(100, 2, 0)
+    (symptom,) = report.workers[0].symptoms
+    assert (symptom.name, symptom.figure) == ("audit_drift", 2)
+    assert "turn speculation off" in symptom.remedy

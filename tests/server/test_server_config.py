@@ -79,9 +79,12 @@ def test_every_setting_means_the_same_everywhere(setting: Any, tmp_path: Path) -
         float: 0.5,
         str: setting.choices[-1] if setting.choices else "something",
     }
-    value = {"speculation.max_depth": 4, "max_num_seqs": 3, "speculation.depth": "fixed"}.get(
-        setting.name, others[setting.kind]
-    )
+    value = {
+        "speculation.max_depth": 4,
+        "max_num_seqs": 3,
+        "speculation.depth": "fixed",
+        "trace_endpoint": "http://127.0.0.1:4318",
+    }.get(setting.name, others[setting.kind])
     section, _, key = setting.name.rpartition(".")
     written = str(value).lower() if isinstance(value, bool) else value
     text = f"{section}:\n  {key}: {written}\n" if section else f"{key}: {written}\n"

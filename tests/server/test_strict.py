@@ -71,6 +71,15 @@ def test_a_strict_request_is_recorded_from_beginning_to_end(stream: bool, path: 
         assert word not in path.read_text()
 
 
+def test_texts_are_kept_where_they_are_asked_for(path: Path) -> None:
+    server = recording(path, audit_trail_text=True)
+    server.post(CHAT, STRICT)
+    (started,), (finished,) = records(path, "started"), records(path, "finished")
+    assert SECRET in started["prompts"][0]["text"]
+    (output,) = finished["outputs"]
+    assert (output["text"], output["text_sha256"]) == ("Hello there!", text_hash("Hello there!"))
+
+
 def test_strict_is_the_target_alone(path: Path) -> None:
     server = recording(path)
     server.post(CHAT, STRICT)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import InvalidConfig
+from paceline.server import trail as trail_module
 from paceline.server.trail import GENESIS, Trail, TrailBroken, TrailNotWritten, _canonical, _hash, verify
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
@@ -161,6 +162,16 @@ def test_a_record_is_on_the_disk_or_not_there_at_all(tmp_path: Path, monkeypatch
         trail.append("started", request="c")
         assert len(synced) == 1
     assert verify(path).unfinished == ("a", "c")
+
+
+def test_a_record_that_could_not_be_found_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trail_module, "TAIL", 1000)
+    path = tmp_path / "trail.jsonl"
+    with Trail(path) as trail:
+        with pytest.raises(TrailNotWritten, match="takes no record of"):
+            trail.append("note", text="x" * 1000)
+        trail.append("note", text="x" * 500)
+    assert verify(path).records == 1
 
 
 def test_many_threads_make_one_chain(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from paceline.cli.profile_tables import print_profiles
 from paceline.core.clock import WallClock
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
+from paceline.models.hub import pick_draft
 from paceline.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -154,14 +155,15 @@ def _profiles(recorder: Recorder, llm: "LLM") -> list[Profile]:
 
 def _about(config: ServerConfig, preset: str, prompts: Path | None, workload: Workload) -> dict[str, Any]:
     engine, sampling = config.engine, workload.sampling
+    draft = pick_draft(engine.draft, engine.model)
     title = (
-        f"{engine.model}{f' with draft {engine.draft}' if engine.draft else ''}, temperature {sampling.temperature:g}, "
+        f"{engine.model}{f' with draft {draft}' if draft else ''}, temperature {sampling.temperature:g}, "
         f"{workload.concurrency} at a time, up to {sampling.max_tokens} tokens"
     )
     return {
         "title": title,
         "model": engine.model,
-        "draft": engine.draft,
+        "draft": draft,
         "preset": preset,
         "prompts": "built-in" if prompts is None else str(prompts),
         "num_prompts": len(workload.prompts),

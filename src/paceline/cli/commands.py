@@ -13,6 +13,7 @@ from paceline.cli.audit import audit
 from paceline.cli.bench import EPILOG, bench
 from paceline.cli.bench_inflate import inflate
 from paceline.cli.chat import chat
+from paceline.cli.default_command import falls_back_to
 from paceline.cli.doctor import doctor
 from paceline.cli.down import down
 from paceline.cli.generate import generate
@@ -37,13 +38,6 @@ class _Commands(TyperGroup):
             raise typer.Exit(2) from None
 
 
-class _Bench(TyperGroup):
-    """`paceline bench [FILE]` measures; a first word that names another command runs that."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, args if args and args[0] in self.commands else [MEASURE, *args])
-
-
 MEASURE = "measure"
 cli = typer.Typer(
     cls=_Commands,
@@ -55,7 +49,7 @@ cli = typer.Typer(
 for command in (serve, chat, generate, doctor, train, up, down, status, keys):
     cli.command()(command)
 cli.command("advise")(advise_command)
-benches = typer.Typer(cls=_Bench, rich_markup_mode="markdown")
+benches = typer.Typer(cls=falls_back_to(MEASURE), rich_markup_mode="markdown")
 benches.command(MEASURE, epilog=EPILOG)(bench)
 benches.command()(inflate)
 cli.add_typer(benches, name="bench", help="Measure what speculation brings, and that the text stays the same.")

@@ -16,9 +16,10 @@ from paceline.kernels import native
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.compatibility import check_compatible
 from paceline.models.config import ModelConfig
-from paceline.models.hub import find_model
+from paceline.models.hub import find_model, pick_draft
 from paceline.models.inflate import PREFIX
 from paceline.models.load import LoadedModel, open_checkpoint
+from paceline.models.load_draft import find_draft
 from paceline.models.prequantized import SCALES
 from paceline.models.tokenizer import Tokenizer
 
@@ -51,27 +52,33 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
         yield Check.problem("device", str(error))
         return
     dtype = pick_dtype(config.dtype, device)
-    sketches: dict[str, ModelSketch] = {}
-    for role, name, bits in (
-        ("target", config.model, config.quantization),
-        ("draft", config.draft, config.draft_quantization),
-    ):
-        if name is None:
-            continue
-        try:
-            sketches[role] = sketch(name, device, dtype, bits != "none")
-        except PacelineError as error:
-            yield Check.problem(role, str(error))
-            continue
-        yield Check(role, _describe(sketches[role]))
-    target, draft = sketches.get("target"), sketches.get("draft")
-    if config.draft is None:
+    target = draft = None
+    try:
+        target = sketch(config.model, device, dtype, config.quantization != "none")
+        yield Check("target", _describe(target))
+    except PacelineError as error:
+        yield Check.problem("target", str(error))
+    name = pick_draft(config.draft, config.model)
+    if name is None:
         yield Check.note(
             "draft",
             "none: guesses come from the text so far (ngram)",
-            "set --draft to a small model of the same family",
+            "set --draft to a small model of the same family, or train one: paceline train",
         )
-    if target is None or (draft is None and config.draft is not None):
+    else:
+        try:
+            trained = find_draft(name)
+            if trained is not None:
+                if target is not None:
+                    trained.check_target(target.config, target.tokenizer)
+                yield Check("draft", f"{trained.name}: {trained.kind}, made for {trained.made_for}")
+            else:
+                draft = sketch(name, device, dtype, config.draft_quantization != "none")
+                yield Check("draft", _describe(draft))
+        except PacelineError as error:
+            yield Check.problem("draft", str(error))
+            return
+    if target is None:
         return
     if draft is not None:
         yield from _check_pair(target, draft)

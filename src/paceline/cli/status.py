@@ -81,7 +81,8 @@ def view(workers: Sequence[WorkerStatus]) -> Group:
 
 def _table(workers: Sequence[WorkerStatus]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("worker", "role", "state", "run", "wait", "cache", "depth", "alpha", "trip", "hits", "late"):
+    handed = ["handed over"] if any(worker.handoffs for worker in workers) else []
+    for name in ("worker", "role", "state", "run", "wait", "cache", "depth", "alpha", "trip", "hits", "late", *handed):
         table.add_column(name, justify="left" if name in ("worker", "role", "state") else "right", no_wrap=True)
     for worker in workers:
         table.add_row(
@@ -96,8 +97,16 @@ def _table(workers: Sequence[WorkerStatus]) -> Table:
             "-" if worker.round_trip is None else f"{1e3 * worker.round_trip:.2f} ms",
             f"{worker.hits / worker.answers:.0%}" if worker.answers else "-",
             f"{worker.late / worker.answers:.0%}" if worker.answers else "-",
+            *(_handed(worker) for _ in handed),
         )
     return table
+
+
+def _handed(worker: WorkerStatus) -> str:
+    counts = worker.handoffs
+    if counts is None:
+        return "-"
+    return f"{counts.done} ({counts.failed} failed)" if counts.failed else str(counts.done)
 
 
 def _shown(value: float | None, pattern: str) -> str:

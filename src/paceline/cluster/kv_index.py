@@ -4,7 +4,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.cluster.prefix_tree import KEY_MASK, NONE, PrefixTree, members
-from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
+from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
 
 BLOCK_SIZE = 16
 Sums = Callable[[Sequence[int], int], Sequence[int]]
@@ -19,6 +19,10 @@ class Match:
     """(tokens, the workers that have so many, in any tier), most first; a worker is in one group, or has nothing."""
     lower: Mapping[int, tuple[int, ...]]
     """Of workers that have some of it elsewhere than on the device: how many tokens in each of `TIERS`."""
+    chain: Sequence[int]
+    """A number for each of its prefixes, block by block."""
+    root: int
+    """What its salt adds to them."""
 
 
 @dataclass(slots=True)
@@ -52,17 +56,20 @@ class KvIndex:
         """The worker's in every `Match`; it gets one here if it has none."""
         return self._worker(worker).number
 
-    def num_blocks(self, worker: str) -> int:
-        """Of that worker, in all tiers."""
+    def num_blocks(self, worker: str, tier: Tier | None = None) -> int:
+        """Of that worker, in that tier or in all."""
         known = self._workers.get(worker)
-        return sum(map(len, known.blocks)) if known else 0
+        if known is None:
+            return 0
+        return sum(map(len, known.blocks)) if tier is None else len(known.blocks[TIERS.index(tier)])
 
     def match(self, ids: Sequence[int], salt: str = "") -> Match:
         """What there is for this prompt under this salt."""
-        found = self._tree.match(self._sums(ids, 0), _root(salt))
+        chain, root = self._sums(ids, 0), _root(salt)
+        found = self._tree.match(chain, root)
         if self._lower and any(holders & self._lower for _, holders in found):
-            return self._tiered(found)
-        return Match([(blocks * BLOCK_SIZE, members(holders)) for blocks, holders in found], {})
+            return Match(*self._tiered(found), chain, root)
+        return Match([(blocks * BLOCK_SIZE, members(holders)) for blocks, holders in found], {}, chain, root)
 
     def apply(self, worker: str, event: CacheEvent) -> None:
         match event:
@@ -80,7 +87,10 @@ class KvIndex:
             for tier, blocks in enumerate(known.blocks):
                 self._remove(known, list(reversed(blocks)), tier)  # last first: nothing is broken off on the way
 
-    def _tiered(self, found: list[tuple[int, int]]) -> Match:
+    def _tiered(
+        self, found: list[tuple[int, int]]
+    ) -> tuple[Sequence[tuple[int, Sequence[int]]], Mapping[int, tuple[int, ...]]]:
+        """`groups` and `lower` of a `Match`."""
         reach: dict[int, dict[int, int]] = {}
         for blocks, holders in found:
             for slot in members(holders):
@@ -97,7 +107,7 @@ class KvIndex:
             groups.setdefault(ends[-1], []).append(number)
             if ends[-1] > ends[0]:
                 lower[number] = tuple(end - start for start, end in zip((0, *ends), ends, strict=False))
-        return Match(sorted(groups.items(), reverse=True), lower)
+        return sorted(groups.items(), reverse=True), lower
 
     def _worker(self, name: str) -> _Worker:
         known = self._workers.get(name)

@@ -3,12 +3,13 @@
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median_high
 
 SAMPLES = 16
 
 
 class RoundTrip:
-    """How long a worker takes to answer at best: the least of the last few samples.
+    """How long a worker takes to answer, at best and mostly: the least and the median of the last few samples.
 
     A sample ends when somebody looks, and a target does not look while it verifies. So only those count that were waited for,
     unless there are none: then the others say at least that it takes no longer.
@@ -23,7 +24,19 @@ class RoundTrip:
 
     @property
     def seconds(self) -> float | None:
+        """At best: how far away it is."""
         return min(self._watched or self._others, default=None)
+
+    @property
+    def seen(self) -> float | None:
+        """The least that was really seen: None while nobody has waited for an answer."""
+        return min(self._watched, default=None)
+
+    @property
+    def usual(self) -> float | None:
+        """Mostly: what waiting for an answer costs, be it that the worker is far away or that it is kept from its work."""
+        samples = self._watched or self._others
+        return median_high(samples) if samples else None
 
 
 @dataclass(frozen=True, slots=True)

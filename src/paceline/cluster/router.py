@@ -18,6 +18,8 @@ class WorkerLoad:
     """Sequences it runs at once."""
     kv_use: float = 0.0
     """Used share of its cache, 0 to 1, as it last said."""
+    kv_tokens: int = 0
+    """That its cache holds; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class Router(Protocol):
         """The name of one of `workers`, of which there is at least one; they come in any order."""
         ...
 
-    def started(self, request_id: str) -> None:
-        """Its first token came. May be said again."""
+    def started(self, request_id: str, cached: int) -> None:
+        """Its first token came, and so many of its prompt's had been cached. May be said again."""
         ...
 
     def ended(self, request_id: str) -> None:
@@ -48,7 +50,7 @@ class Router(Protocol):
 class LoadRouter:
     """Goes by the loads it is given, and remembers no request."""
 
-    def started(self, request_id: str) -> None:
+    def started(self, request_id: str, cached: int) -> None:
         pass
 
     def ended(self, request_id: str) -> None:

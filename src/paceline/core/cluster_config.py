@@ -5,16 +5,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from paceline.core.config import CacheDtype, Dtype, EngineConfig, SpeculationConfig, WeightBits, from_mapping
+from paceline.core.config import (
+    AUDIT_FRACTION,
+    CacheDtype,
+    Dtype,
+    EngineConfig,
+    SpeculationConfig,
+    WeightBits,
+    from_mapping,
+)
 from paceline.core.device_shares import Sharer, device_shares
 from paceline.core.errors import InvalidConfig
+from paceline.core.trace_endpoint import trace_url
 
-Role = Literal["target", "draft"]
+Role = Literal["target", "draft", "prefill"]
 RouterPolicy = Literal["round_robin", "least_loaded", "kv_aware"]
+Transfer = Literal["auto", "nixl", "socket"]
 
-WEIGHTS: Mapping[str, float] = {"target": 4.0, "draft": 1.0}
+WEIGHTS: Mapping[str, float] = {"target": 4.0, "draft": 1.0, "prefill": 4.0}
 """How workers divide the memory of a device that they share."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+HANDOFF_THRESHOLD = 512
+"""Uncached tokens beyond which a prompt goes to a prefill pool, until it is measured what that takes."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -29,6 +41,11 @@ class PoolLimits:
     kv_tokens: int | None = None
     memory_fraction: float | None = None
     """Of its device. None: workers on the same device share 0.85 of it, a target four times what a draft gets."""
+    kv_host_bytes: int | None = None
+    """Of a target or prefill worker: memory of the host for cached blocks."""
+    kv_disk: str | None = None
+    """And a folder for them, in which every worker has its own."""
+    kv_disk_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +84,45 @@ class PoolConfig:
     limits: PoolLimits = field(default_factory=PoolLimits)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     """Of a target pool."""
+    draft: str | None = None
+    """Of a target pool: a head or a draft model that runs beside the target, in the same worker."""
+    audit_fraction: float = AUDIT_FRACTION
+    """Of a target pool: the share of texts that a worker checks in idle moments; see docs/audit.md."""
     ray: RayResources = field(default_factory=RayResources)
 
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
-            raise InvalidConfig(f"pool {self.name!r}: role must be target or draft, got {self.role!r}")
+            raise InvalidConfig(f"pool {self.name!r}: role must be target, draft or prefill, got {self.role!r}")
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():
             raise InvalidConfig(f"a pool's name has letters, digits, - and _, got {self.name!r}")
         if self.replicas < 1:
             raise InvalidConfig(f"pool {self.name!r}: replicas must be at least 1, got {self.replicas}")
-        if self.role == "draft" and self.tensor_parallel_size != 1:
-            raise InvalidConfig(f"pool {self.name!r}: a draft runs on one device; set tensor_parallel_size to 1")
-        if self.role == "draft" and self.speculation != SpeculationConfig():
-            raise InvalidConfig(f"pool {self.name!r}: speculation is a setting of target pools; move it there")
+        if self.role == "draft" and (self.limits.kv_host_bytes or self.limits.kv_disk):
+            raise InvalidConfig(
+                f"pool {self.name!r}: a draft's cache has no tiers; leave out kv_host_bytes and kv_disk"
+            )
+        if self.role != "target" and self.tensor_parallel_size != 1:
+            raise InvalidConfig(f"pool {self.name!r}: a {self.role} runs on one device; set tensor_parallel_size to 1")
+        if self.role != "target" and (self.speculation != SpeculationConfig() or self.draft is not None):
+            raise InvalidConfig(
+                f"pool {self.name!r}: speculation and draft are settings of target pools; move them there"
+            )
 
     def engine(self, worker: int, memory_fraction: float) -> EngineConfig:
         """What worker number `worker` is built from."""
         given = {
             name: value
-            for name in ("max_num_seqs", "max_batched_tokens", "max_model_len", "kv_tokens")
+            for name in (
+                "max_num_seqs",
+                "max_batched_tokens",
+                "max_model_len",
+                "kv_tokens",
+                "kv_host_bytes",
+                "kv_disk_bytes",
+            )
             if (value := getattr(self.limits, name)) is not None
         }
+        folder = self.limits.kv_disk
         devices = self.devices or ("auto",)
         return EngineConfig(
             model=self.model,
@@ -97,7 +132,10 @@ class PoolConfig:
             kv_dtype=self.kv_dtype,
             tensor_parallel_size=self.tensor_parallel_size,
             memory_fraction=memory_fraction,
-            speculation=self.speculation,
+            draft=self.draft,
+            audit_fraction=self.audit_fraction if self.role == "target" else 0.0,
+            kv_disk=None if folder is None else f"{folder}/{self.name}-{worker}",
+            speculation=SpeculationConfig(enabled=False) if self.role == "prefill" else self.speculation,
             **given,
         )
 
@@ -122,6 +160,20 @@ class HealthConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsConfig:
+    """Where a worker that starts gets its model from."""
+
+    from_peers: bool = True
+    """From workers that have it already, several at once and layer by layer; from disk where there are none."""
+    limit: float = 1000.0
+    """MB a second that one worker gives away at the most, and a quarter of that while it serves; 0: no limit."""
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.limit < float("inf"):
+            raise InvalidConfig(f"weights.limit must be MB a second, 0 for no limit, got {self.limit}")
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterConfig:
     pools: tuple[PoolConfig, ...]
     name: str = "paceline"
@@ -136,6 +188,14 @@ class ClusterConfig:
     """Address of a Ray cluster that runs the workers, `auto` for the one this machine belongs to. None: local processes."""
     router: RouterPolicy = "least_loaded"
     health: HealthConfig = field(default_factory=HealthConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    handoff_threshold: int = HANDOFF_THRESHOLD
+    """See `HANDOFF_THRESHOLD`."""
+    transfer: Transfer = "auto"
+    """How KV and weights go from worker to worker. `nixl` between machines is not encrypted, `keys` or not; `auto` uses it only
+    where there are no keys."""
+    trace_endpoint: str | None = None
+    """Where workers and gateway send OpenTelemetry spans; None: nowhere. Which requests have any, the gateway decides."""
     gateway: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the server in front: `host`, `port`, `sampling` and so on."""
 
@@ -151,6 +211,13 @@ class ClusterConfig:
             raise InvalidConfig("there is no pool with role target: nobody would generate anything")
         if len({pool.model for pool in self.targets}) > 1:
             raise InvalidConfig("all target pools must serve the same model; run a cluster for each model")
+        if self.handoff_threshold < 1:
+            raise InvalidConfig(f"handoff_threshold must be at least 1 token, got {self.handoff_threshold}")
+        if self.transfer not in get_args(Transfer):
+            raise InvalidConfig(f"transfer must be one of {', '.join(get_args(Transfer))}, got {self.transfer!r}")
+        if self.trace_endpoint is not None:
+            trace_url(self.trace_endpoint)
+        self._check_prefills()
         for pool in self.pools:
             other = pool.placement.beside
             if other is not None and (other not in names or other == pool.name):
@@ -167,6 +234,34 @@ class ClusterConfig:
     @property
     def targets(self) -> tuple[PoolConfig, ...]:
         return tuple(pool for pool in self.pools if pool.role == "target")
+
+    @property
+    def shares_caches(self) -> bool:
+        """Whether targets take cached blocks from each other: the router knows who has what, and they are laid out alike."""
+        pools = self.targets
+        shapes = {(pool.dtype, pool.quantization, pool.kv_dtype, pool.tensor_parallel_size) for pool in pools}
+        is_whole = len(shapes) == 1 and pools[0].tensor_parallel_size == 1
+        return self.router == "kv_aware" and is_whole and sum(pool.replicas for pool in pools) > 1
+
+    @property
+    def prefills(self) -> tuple[PoolConfig, ...]:
+        return tuple(pool for pool in self.pools if pool.role == "prefill")
+
+    def _check_prefills(self) -> None:
+        """What is computed on one worker must be what another would have computed."""
+        for pool in self.prefills:
+            for target in self.targets:
+                for key in ("model", "dtype", "quantization", "kv_dtype"):
+                    mine, theirs = getattr(pool, key), getattr(target, key)
+                    if mine != theirs:
+                        raise InvalidConfig(
+                            f"pool {pool.name!r} prefills for {target.name!r}: its {key} must be {theirs!r} too, got {mine!r}"
+                        )
+                if target.tensor_parallel_size != 1:
+                    raise InvalidConfig(
+                        f"pool {target.name!r}: a cache that is divided over devices is not handed over; set "
+                        f"tensor_parallel_size to 1, or leave out the prefill pool {pool.name!r}"
+                    )
 
     @property
     def drafts(self) -> tuple[PoolConfig, ...]:
@@ -208,6 +303,10 @@ class _Rest:
     ray: str | None = None
     router: RouterPolicy = "least_loaded"
     health: HealthConfig = field(default_factory=HealthConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
+    handoff_threshold: int = HANDOFF_THRESHOLD
+    transfer: Transfer = "auto"
+    trace_endpoint: str | None = None
 
 
 def _pool(value: Any, index: int) -> PoolConfig:

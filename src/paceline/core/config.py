@@ -16,6 +16,7 @@ CacheDtype = Literal["auto", "fp8"]
 
 MAX_DEPTH = 32
 """No round is ever deeper."""
+AUDIT_FRACTION = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +71,9 @@ class EngineConfig:
     model: str = "smollm2"
     """A folder, a GGUF file, a Hugging Face id in the local cache, or `smollm2`, the embedded model. For benchmarks,
     `inflate:llama-8b?base=smollm2&noise=0.06` makes a large model around a small one."""
-    draft: str | None = None
-    """A second model of the same vocabulary, named like `model`."""
+    draft: str | None = "auto"
+    """What rides in front: a draft trained for `model` (docs/drafts.md), or a second model of the same vocabulary, named like
+    `model`. `auto`: the best that ships for it, which `smollm2` has and other models have not. null or `none`: nothing."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, …; `auto`: a GPU if there is one."""
     dtype: Dtype = "auto"
@@ -97,6 +99,17 @@ class EngineConfig:
     """Tokens the target's cache holds; None: what the memory gives."""
     prefix_caching: bool = True
     """Keep the cache of finished sequences for prompts that start alike."""
+    kv_host_bytes: int | None = None
+    """Memory of the host for cached blocks that the device has no room for; None: with `kv_disk` 1 GiB or one sequence of full
+    length, without it none, since memory that nobody offered is not taken. On a CPU `kv_tokens` does the same for less. See
+    docs/operations.md."""
+    kv_disk: str | None = None
+    """Folder for cached blocks, which survive a restart there; it must be this server's alone. None: no disk is used."""
+    kv_disk_bytes: int = 16 * 2**30
+    """How much of the disk `kv_disk` may take; what was not used for longest is deleted."""
+    audit_fraction: float = AUDIT_FRACTION
+    """Share of finished texts that the engine computes again by plain decoding in idle moments, to see that they are the
+    same; 0: none. See docs/audit.md."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
@@ -104,10 +117,25 @@ class EngineConfig:
         _one_of("quantization", self.quantization, get_args(WeightBits))
         _one_of("draft_quantization", self.draft_quantization, get_args(WeightBits))
         _one_of("kv_dtype", self.kv_dtype, get_args(CacheDtype))
-        for name in ("tensor_parallel_size", "max_num_seqs", "max_batched_tokens", "max_model_len", "kv_tokens"):
+        for name in (
+            "tensor_parallel_size",
+            "max_num_seqs",
+            "max_batched_tokens",
+            "max_model_len",
+            "kv_tokens",
+            "kv_disk_bytes",
+        ):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidConfig(f"{name} must be at least 1, got {value}")
+        if not 0.0 <= self.audit_fraction <= 1.0:
+            raise InvalidConfig(f"audit_fraction must be in [0, 1], got {self.audit_fraction}")
+        if self.kv_host_bytes is not None and self.kv_host_bytes < 0:
+            raise InvalidConfig(f"kv_host_bytes must be 0 or more, got {self.kv_host_bytes}")
+        if self.kv_disk is not None and self.kv_host_bytes == 0:
+            raise InvalidConfig("kv_disk needs memory that blocks pass through: raise kv_host_bytes, or leave it out")
+        if (self.kv_disk is not None or self.kv_host_bytes) and not self.prefix_caching:
+            raise InvalidConfig("kv_host_bytes and kv_disk keep the prefix cache: they need prefix_caching")
         if not 0.0 < self.memory_fraction <= 1.0:
             raise InvalidConfig(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
         if self.max_batched_tokens < self.max_num_seqs:

@@ -1,6 +1,6 @@
 """What the engine hands out: frozen values, one per sequence and step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.core.sequence import FinishReason, Origin
 
@@ -12,6 +12,15 @@ class TokenLogprobs:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """When a step began, had its drafts, and had verified them: seconds on the engine's clock."""
+
+    began: float
+    drafted: float
+    verified: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,12 @@ class StepOutput:
     """Prompt tokens that the prefix cache supplied."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
+    method: str = field(default="", compare=False)
+    """How it is drafted for."""
+    waited: float = field(default=0.0, compare=False)
+    """Seconds from its arrival until it had a seat."""
+    times: StepTimes | None = field(default=None, compare=False)
+    """One value for all outputs of a step; None: they were made elsewhere."""
 
 
 @dataclass(frozen=True, slots=True)

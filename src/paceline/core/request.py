@@ -21,6 +21,13 @@ class Request:
     """Empty: start from the prompt. Otherwise one entry a choice: the output tokens that another engine has committed
     already, None if the choice is finished. What is left is generated as if nothing had happened, and nothing is said twice."""
 
+    max_hit: int | None = None
+    """Tokens that may come from the prefix cache; None: all that are there. Whoever needs more of a prompt than its keys and
+    values has to have it computed."""
+
+    trace: str = ""
+    """The span it belongs to, as a W3C `traceparent`; empty: it is not traced."""
+
     @property
     def unfinished(self) -> tuple[int, ...]:
         """The choices that are to be generated."""

@@ -74,6 +74,8 @@ class Sequence:
     eos_ids: frozenset[int] = frozenset()
     leader: "Sequence | None" = None
     """The first choice of the same request: its prompt is computed once and shared."""
+    max_hit: int | None = None
+    """See `Request.max_hit`."""
 
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
@@ -83,10 +85,17 @@ class Sequence:
     num_cached: int = 0
     """Prompt tokens that came from the prefix cache."""
     num_preemptions: int = 0
+    seated: float | None = None
+    """When it first got a seat, on the clock of `arrival`."""
 
     @property
     def num_uncomputed(self) -> int:
         return len(self.ids) - self.num_computed
+
+    @property
+    def findable_ids(self) -> Seq[int]:
+        """Those a prefix hit may cover, and one more."""
+        return self.ids if self.max_hit is None else self.ids[: self.max_hit + 1]
 
     @property
     def num_output(self) -> int:

@@ -16,12 +16,15 @@ from paceline.engine.intake import Intake, Limits
 from paceline.engine.memory_fit import GIB, Footprint, MemoryFit, memory_fit
 from paceline.engine.proposers import make_proposers
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.self_audit import SelfAudit
 from paceline.engine.speculator import Speculator
+from paceline.engine.tier_build import make_tiers
 from paceline.kernels import native
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kernels.quantized import Quantization
 from paceline.kv.tables import BlockTables, blocks_for
 from paceline.models.compatibility import check_compatible
+from paceline.models.hub import pick_draft
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.load_draft import LoadedHead, find_draft, load_draft
 from paceline.models.parallel import ParallelRunner, load_parallel
@@ -44,12 +47,18 @@ CPU_CACHE_BYTES = GIB
 """What the caches take of a CPU's memory when `kv_tokens` does not say: it is shared with everything else there."""
 
 
-def build_engine(config: EngineConfig, pool: Callable[[LoadedModel], Proposer] | None = None) -> Engine:
-    """`pool` makes the proposer `pool` for the target that was loaded: drafts that come from elsewhere."""
+Load = Callable[[str, torch.device, torch.dtype, Quantization | None], LoadedModel]
+
+
+def build_engine(
+    config: EngineConfig, pool: Callable[[LoadedModel], Proposer] | None = None, load: Load = load_model
+) -> Engine:
+    """`pool` makes the proposer `pool` for the target that was loaded: drafts that come from elsewhere. `load` brings a target
+    of one device; it may return before all weights are there."""
     device = pick_device(config.device)
     dtype, quantization = pick_dtype(config.dtype, device), pick_quantization(config.quantization)
     if config.tensor_parallel_size == 1:
-        return _assemble(config, load_model(config.model, device, dtype, quantization), None, pool)
+        return _assemble(config, load(config.model, device, dtype, quantization), None, pool)
     target, ranks = load_parallel(RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization))
     try:
         return _assemble(config, target, ranks, pool)
@@ -65,7 +74,8 @@ def _assemble(
     pool: Callable[[LoadedModel], Proposer] | None,
 ) -> Engine:
     device = target.model.device
-    draft = None if config.draft is None else load_second(config.draft, config, target)
+    name = pick_draft(config.draft, config.model)
+    draft = None if name is None else load_second(name, config, target)
     window = min(config.max_model_len or DEFAULT_WINDOW, target.config.max_position)
     fit = fit_models(config, target, draft, device, window)
     clock = WallClock()
@@ -80,13 +90,9 @@ def _assemble(
         proposers["pool"] = pool(target)
     method = pick_method(config.speculation, proposers)
     intake = Intake(Limits(target.config.vocab_size, window), config.speculation, method, proposers, target.tokenizer)
-    depth = make_depth(config.speculation)
-    if isinstance(depth, GoodputDepth) and config.speculation.enabled:
-        with native.quiet_torch():
-            depth.calibrate(measure_passes(runner, min(4 * config.max_num_seqs, config.max_batched_tokens), clock))
     speculator = Speculator(
         proposers,
-        depth,
+        make_depth(config.speculation),
         make_breaker(config.speculation),
         intake,
         clock,
@@ -96,9 +102,24 @@ def _assemble(
     scheduler = Scheduler(tables, config.max_num_seqs, config.max_batched_tokens)
     engine = Engine(runner, scheduler, speculator, intake, target.tokenizer, clock)
     engine.memory = fit
+    if target.model.is_complete:
+        calibrate(engine, config)
+    if config.audit_fraction > 0.0:
+        engine.witness = engine.audit = SelfAudit(runner, tables, config.audit_fraction)
     if device.type == "cuda" and ranks is None:
         run_ahead(engine, config.speculation.max_depth)
+    scheduler.tiers = make_tiers(config, runner, tables, clock, window)
     return engine
+
+
+def calibrate(engine: Engine, config: EngineConfig) -> None:
+    """Tell the depth policy what passes cost. It writes to the cache: once there was work, costs are learned on the way."""
+    depth = engine.speculator.depth
+    if not isinstance(depth, GoodputDepth) or not config.speculation.enabled or engine.has_work or engine.num_steps:
+        return
+    with native.quiet_torch():
+        rows = min(4 * config.max_num_seqs, config.max_batched_tokens)
+        depth.calibrate(measure_passes(engine.runner, rows, engine.clock))
 
 
 def run_ahead(engine: Engine, max_depth: int) -> None:

@@ -1,6 +1,6 @@
 """The loop: schedule -> propose -> verify -> commit."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,7 +10,8 @@ from torch import Tensor
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest
 from paceline.core.flags import SpeculationFlags
-from paceline.core.output import StepOutput
+from paceline.core.kv_events import CacheEvent
+from paceline.core.output import StepOutput, StepTimes
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Sequence
 from paceline.core.speculation import SpeculationParams
@@ -18,7 +19,7 @@ from paceline.engine.hidden import committed_hidden
 from paceline.engine.intake import Intake
 from paceline.engine.memory_fit import MemoryFit
 from paceline.engine.scheduler import Schedule, Scheduled, Scheduler
-from paceline.engine.snapshot import EngineSnapshot, TrafficReport
+from paceline.engine.snapshot import AuditCounts, EngineSnapshot, TrafficReport
 from paceline.engine.speculator import Speculator
 from paceline.engine.text import TextOutput
 from paceline.kernels.layout import BLOCK_SIZE
@@ -34,9 +35,15 @@ from paceline.speculation.trees import ancestors, depths
 from paceline.speculation.verification import Round, Verdict, verify
 
 if TYPE_CHECKING:
+    from paceline.engine.exports import Exports
+    from paceline.engine.imports import Imports
     from paceline.engine.run_ahead import RunAhead
+    from paceline.engine.self_audit import SelfAudit
+    from paceline.engine.witness import Witness
 
 NO_DRAFT = Draft()
+FETCH_SECONDS = 0.005
+"""How long to wait where blocks of the only sequences are on their way: somebody else may come."""
 REPORT_SECONDS = 0.25
 """How old a busy engine's word on its traffic may get."""
 
@@ -73,6 +80,14 @@ class Engine:
         self.clock = clock or WallClock()
         self.ahead: RunAhead | None = None
         """Where there is a GPU: rounds that need nothing from the host."""
+        self.imports: Imports | None = None
+        """Where prompts may be computed elsewhere and handed over."""
+        self.exports: Exports | None = None
+        """Where prompts are computed for others."""
+        self.witness: Witness | None = None
+        """Hears of every sequence and round: an audit."""
+        self.audit: SelfAudit | None = None
+        """What checks finished texts in idle moments."""
         self.memory: MemoryFit | None = None
         """What was computed before anything was loaded into it; None for an engine put together by hand."""
         self.num_steps = 0
@@ -81,6 +96,7 @@ class Engine:
         self._companions: dict[int, _Companion] = {}
         self._traffic: tuple[TrafficReport, ...] = ()
         self._reported = 0.0
+        self._times: StepTimes | None = None
 
     @property
     def has_work(self) -> bool:
@@ -89,18 +105,31 @@ class Engine:
     def step(self) -> list[StepOutput]:
         """One pass of the target over everything that is ready."""
         self.num_steps += 1
+        if self.audit is not None:
+            self.audit.pause()
         if self.ahead is not None and (outputs := self.ahead.step()) is not None:
             self._report(self.clock.now())
             return outputs
         plan = self.scheduler.schedule()
         self.speculator.forget(plan.preempted)
         if not plan.items:
+            if self.scheduler.tiers is not None:
+                self.scheduler.tiers.wait(FETCH_SECONDS)
             return []
+        if self.imports is not None:
+            self.imports.admitted(plan)
+        began = self.clock.now()
+        for item in plan.items:
+            if item.sequence.seated is None:
+                item.sequence.seated = began
         drafts = self.speculator.propose(plan)
         started = self.clock.now()
         wanted = self.speculator.wanted(plan)
         output, verdicts = self._verify(plan, drafts, wanted)
         seconds = self.clock.now() - started
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.computed(sum(item.num_tokens for item in plan.items), seconds, bool(verdicts))
+        self._times = StepTimes(began, started, started + seconds)
         hidden = committed_hidden(plan, drafts, verdicts, output, wanted)
         outputs = self._commit(plan, drafts, verdicts, output.logits)
         self.speculator.learn(plan, drafts, verdicts, seconds)
@@ -110,6 +139,11 @@ class Engine:
 
     def commit_round(self, sequence: Sequence, verdict: Verdict, num_drafted: int) -> StepOutput:
         """Append what a round ahead has verified; `num_computed` says how much of it is in the cache."""
+        assert self.ahead is not None
+        landed, now = self.ahead.last_landed, self.clock.now()
+        if landed is not None:
+            drafted = now - landed.verify_seconds - landed.sample_seconds
+            self._times = StepTimes(drafted - landed.draft_seconds, drafted, now)
         output = self._append(sequence, num_drafted, verdict, None)
         self.scheduler.tables.publish(sequence.id, sequence.ids, min(sequence.num_computed, len(sequence.ids)))
         if sequence.finish_reason is not None:
@@ -131,6 +165,8 @@ class Engine:
         self._companions.update(companions)
         for sequence in sequences:
             self.scheduler.add(sequence)
+            if self.witness is not None:
+                self.witness.begin(sequence, grammar)
 
     def cancel(self, request_id: str) -> None:
         """Free everything the request holds, now. Cancelling what is finished or unknown is no error."""
@@ -138,10 +174,37 @@ class Engine:
             if not sequence.is_finished:
                 sequence.finish_reason = FinishReason.CANCELLED
                 self._finish(sequence)
+        if self.imports is not None:
+            self.imports.forget(request_id)
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether there is something to do that may wait until nobody is being served."""
+        tiers = self.scheduler.tiers
+        return (tiers is not None and tiers.has_unsaved) or (self.audit is not None and self.audit.has_work)
+
+    def use_idle_time(self) -> None:
+        """Do a little of it."""
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.rest(FETCH_SECONDS)
+        if self.audit is not None:
+            self.audit.advance()
 
     def close(self) -> None:
-        """End what runs outside this process. The engine generates no more; safe to call twice."""
-        self.runner.close()
+        """End what runs outside this process, and save what of the cache survives a restart. The engine generates no more;
+        safe to call twice."""
+        try:
+            if self.scheduler.tiers is not None:
+                self.scheduler.tiers.close()
+        finally:
+            self.runner.close()
+
+    def listen(self, listener: Callable[[CacheEvent], None]) -> None:
+        """Tell `listener` what is cached from now on, in which tier, and no longer. It must not wait."""
+        if self.scheduler.tiers is None:
+            self.scheduler.tables.pool.listener = listener
+        else:
+            self.scheduler.tiers.listen(listener)
 
     def validate_flags(self, flags: SpeculationFlags) -> None:
         """Raise `InvalidRequest` if `set_flags` would. Safe from any thread."""
@@ -172,6 +235,10 @@ class Engine:
                 self.speculator.enabled, self.intake.method(SpeculationParams()), self.intake.offered_depth
             ),
             traffic=self._traffic,
+            tiers=None if self.scheduler.tiers is None else self.scheduler.tiers.report(),
+            advantage=self.speculator.depth.advantage if self.speculator.enabled else None,
+            seconds=self.speculator.totals.seconds,
+            audit=AuditCounts() if self.audit is None else self.audit.counts,
         )
 
     def _verify(
@@ -186,8 +253,13 @@ class Engine:
                 grammar = self._companions[sequence.id].grammar
                 masks = grammar.masks(draft) if grammar else None
                 rounds[sequence.id] = Round.of(sequence, draft, sequence.verification, masks)
-        layers = sorted({layer for wants in wanted.values() for layer in wants.layers})
-        output = self.runner.forward(spans, tuple(layers), any(wants.last for wants in wanted.values()))
+        layers = {layer for wants in wanted.values() for layer in wants.layers}
+        if self.exports is not None:
+            layers |= self.exports.layers(plan)
+            self.exports.before(plan)
+        output = self.runner.forward(spans, tuple(sorted(layers)), any(wants.last for wants in wanted.values()))
+        if self.exports is not None:
+            self.exports.after(plan, drafts, output)
         if output.logits is None:
             return output, {}
         return output, dict(zip(rounds, verify(output.logits, list(rounds.values())), strict=True))
@@ -224,6 +296,8 @@ class Engine:
                 rows = logits[row : row + 1 + len(draft)]
                 row += len(rows)
                 sequence.num_computed += len(verdict.path)
+                if self.witness is not None:
+                    self.witness.saw(sequence, draft, verdict, rows)
                 tables.shrink(sequence.id, sequence.num_computed)
                 outputs.append(self._append(sequence, len(draft), verdict, rows))
             # Even of a sequence that ended: the next turn of a conversation starts with its tokens.
@@ -290,6 +364,9 @@ class Engine:
             num_cached=min(sequence.num_cached, sequence.num_prompt),
             logprobs=scores,
             finish_reason=sequence.finish_reason,
+            method=sequence.method,
+            waited=0.0 if sequence.seated is None else sequence.seated - sequence.arrival,
+            times=self._times,
         )
 
     def _companion(self, sequence: Sequence, grammar: Grammar | None) -> _Companion:
@@ -307,6 +384,8 @@ class Engine:
         self.scheduler.remove(sequence)
         self.speculator.forget((sequence,))
         del self._companions[sequence.id]
+        if self.witness is not None:
+            self.witness.finished(sequence)
         if all(sibling.is_finished for sibling in self._sequences.get(sequence.request_id, ())):
             self._sequences.pop(sequence.request_id, None)
 

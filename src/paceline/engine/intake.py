@@ -50,6 +50,11 @@ class Intake:
         self.flags = SpeculationFlags()
         """What the operator last said; it decides where a request leaves a choice."""
 
+    @property
+    def methods(self) -> Collection[str]:
+        """Those a request or a flag may name."""
+        return self._methods
+
     def validate(self, request: Request) -> Grammar | None:
         """Raise `InvalidRequest` if it cannot be served; returns its grammar, compiled once per schema."""
         limits, sampling = self.limits, request.sampling
@@ -131,6 +136,7 @@ class Intake:
                     verification=speculation.verification or self._speculation.verification,
                     eos_ids=frozenset() if request.sampling.ignore_eos else self._eos_ids,
                     leader=sequences[0] if sequences else None,
+                    max_hit=request.max_hit,
                 )
             )
         return sequences

@@ -20,7 +20,7 @@ from paceline.core.speculation import SpeculationParams
 from paceline.core.worker_status import ClusterStatus
 from paceline.engine.build import build_engine
 from paceline.engine.intake import draw_seed
-from paceline.engine.loop import EngineLoop, Listener
+from paceline.engine.loop import EngineLoop, Listener, Tracer
 from paceline.engine.snapshot import EngineSnapshot
 from paceline.engine.transcript import Transcript
 from paceline.models.chat_template import ChatTemplate
@@ -158,6 +158,15 @@ class LLM:
     def snapshot(self) -> EngineSnapshot:
         """What the engine is doing; waits for nothing."""
         return self.engine.snapshot()
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The ways to guess that a request or a flag may name."""
+        return tuple(sorted(self.engine.speculator.proposers))
+
+    def trace(self, tracer: Tracer) -> None:
+        """Have the rounds of requests that are traced followed."""
+        self._loop.tracer = tracer
 
     def cluster_status(self) -> ClusterStatus | None:
         """None: everything is done in this process."""

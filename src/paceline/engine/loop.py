@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.core.output import StepOutput
@@ -19,12 +20,33 @@ Listener = Callable[[Event], None]
 """Called on the engine's thread: hand the event over and return. An error is the last thing a listener hears."""
 
 
+REST = 0.5
+"""Seconds without work after which a moment counts as idle: who asks again right after an answer finds the engine free."""
+
+
+class Trace(Protocol):
+    """Follows one request, on the engine's thread."""
+
+    def saw(self, output: StepOutput) -> None: ...
+
+    def end(self, error: PacelineError | None = None) -> None:
+        """Nothing more will be seen: it is finished, was cancelled, or failed."""
+        ...
+
+
+class Tracer(Protocol):
+    def follow(self, request: Request) -> Trace:
+        """From any thread, for a request that has just been submitted."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class _Caller:
     """Who waits for a request. Ids come back; a caller is one submission."""
 
     listener: Listener
     unfinished: int
+    trace: Trace | None = None
     cancelled: bool = False
 
     def tell(self, event: Event) -> bool:
@@ -44,6 +66,8 @@ class EngineLoop:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.tracer: Tracer | None = None
+        """Follows the requests that say they are traced."""
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards `_closed` and `_callers`
         self._closed = False
@@ -62,7 +86,8 @@ class EngineLoop:
             self._check_open()
             if request.id in self._callers:
                 raise InvalidRequest(f"a request with id {request.id!r} is already running", field="id")
-            caller = self._callers[request.id] = _Caller(listener, len(request.unfinished))
+            trace = self.tracer.follow(request) if self.tracer is not None and request.trace else None
+            caller = self._callers[request.id] = _Caller(listener, len(request.unfinished), trace)
             self._commands.put(lambda: self._add(request, caller))
 
     def cancel(self, request_id: str) -> None:
@@ -111,15 +136,27 @@ class EngineLoop:
             callers, self._callers = self._callers, {}
         for caller in callers.values():
             caller.tell(reason)
+            if caller.trace is not None:
+                caller.trace.end(reason)
         self.engine.close()
 
     def _drain(self) -> bool:
-        """Carry out waiting commands; with nothing else to do, sleep until one comes. False: time to end."""
+        """Carry out waiting commands; with nothing else to do, sleep until one comes, or use the idle time. False:
+        time to end."""
+        seconds: float | None = REST
         while True:
+            if self.engine.has_work:
+                seconds = 0.0
+            elif not self.engine.has_idle_work:
+                seconds = None
             try:
-                command = self._commands.get(block=not self.engine.has_work)
+                command = self._commands.get(timeout=seconds)
             except Empty:
-                return True
+                if self.engine.has_work:
+                    return True
+                self.engine.use_idle_time()
+                seconds = 0.0
+                continue
             if command is None:
                 return False
             command()
@@ -141,6 +178,8 @@ class EngineLoop:
         if caller is None:  # cancelled earlier in the same step, by a sibling's broken listener
             return
         caller.unfinished -= output.finish_reason is not None
+        if caller.trace is not None:
+            caller.trace.saw(output)
         if caller.unfinished == 0:
             self._forget(output.request_id)
         if not caller.tell(output):
@@ -148,4 +187,6 @@ class EngineLoop:
 
     def _forget(self, request_id: str) -> None:
         with self._lock:
-            self._callers.pop(request_id, None)
+            caller = self._callers.pop(request_id, None)
+        if caller is not None and caller.trace is not None:
+            caller.trace.end()

@@ -65,7 +65,7 @@ class RunAhead:
 
     def _is_steady(self, running: Seq[Sequence]) -> bool:
         scheduler = self._scheduler
-        if scheduler.waiting and len(running) < scheduler.max_num_seqs:
+        if scheduler.may_admit and len(running) < scheduler.max_num_seqs:
             return False
         if self._seats and (
             len(running) <= len(self._seats) // 2 or not all(sequence.id in self._seated for sequence in running)

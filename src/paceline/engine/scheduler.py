@@ -2,10 +2,14 @@
 
 import bisect
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from paceline.core.sequence import Sequence, Status
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.tables import BlockTables, blocks_for
+
+if TYPE_CHECKING:
+    from paceline.engine.tiers import Tiers
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,19 +52,35 @@ class Scheduler:
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []  # both kept in rank order
         self.num_preemptions = 0
+        self.tiers: Tiers | None = None
+        """Where the cache has tiers below the device."""
 
     @property
     def has_work(self) -> bool:
         return bool(self.running or self.waiting)
 
+    @property
+    def num_prompt_tokens(self) -> int:
+        """Of all prompts, what is yet to be computed. Safe from any thread."""
+        return sum(s.num_uncomputed for s in (*self.waiting, *self.running) if s.num_uncomputed > 1)
+
+    @property
+    def may_admit(self) -> bool:
+        """Whether somebody waits for a seat, and for nothing else."""
+        return any(self.tiers is None or not self.tiers.is_coming(sequence) for sequence in self.waiting)
+
     def add(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=_rank)
+        if self.tiers is not None:
+            self.tiers.seek(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a finished or cancelled sequence and free its blocks at once."""
         queue = self.running if sequence.status is Status.RUNNING else self.waiting
         queue.remove(sequence)
         self.tables.close(sequence.id)
+        if self.tiers is not None:
+            self.tiers.forget(sequence)
         sequence.status = Status.FINISHED
 
     def schedule(self) -> Schedule:
@@ -111,12 +131,16 @@ class Scheduler:
                 return
             if self.tables.prefix_caching and self._waits_for_leader(sequence):
                 continue
-            cached, _ = self.tables.find(sequence.ids, sequence.cache_salt)
+            if self.tiers is not None and not self.tiers.is_ready(sequence):
+                continue
+            cached, _ = self.tables.find(sequence.findable_ids, sequence.cache_salt)
             # The whole sequence so far, and one block for it and for every running one to speculate and grow into.
             needed = blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached)
             if needed + 1 + len(self.running) > self.tables.pool.num_free and self.running:
                 return
-            sequence.num_computed = self.tables.open(sequence.id, sequence.ids, sequence.cache_salt)
+            sequence.num_computed = self.tables.open(sequence.id, sequence.findable_ids, sequence.cache_salt)
+            if self.tiers is not None:
+                sequence.num_computed += self.tiers.land(sequence)
             count = min(sequence.num_uncomputed, budget)
             if not self.tables.grow(sequence.id, sequence.num_computed + count):
                 self.tables.close(sequence.id)

@@ -1,5 +1,6 @@
 """The engine's side of speculation: asks proposers for drafts, learns from rounds, and decides how deep the next one goes."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -10,13 +11,17 @@ from paceline.core.sequence import Sequence
 from paceline.engine.intake import Intake
 from paceline.engine.scheduler import Schedule
 from paceline.engine.snapshot import TrafficReport
+from paceline.engine.step_totals import StepTotals
 from paceline.engine.tally import BREAKER, DECLINED, NO_DRAFT, NO_ROOM, Tally
 from paceline.speculation.breaker import Breaker
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, Drafting, RoundObservation, StepObservation
 from paceline.speculation.drafts import Draft
+from paceline.speculation.drift import Change, DriftTest
 from paceline.speculation.proposer import Hidden, HiddenRequest, Progress, Proposer, hidden_wanted, network_seconds
 from paceline.speculation.trees import InvalidDraft, depths, prune, validate
 from paceline.speculation.verification import Verdict
+
+logger = logging.getLogger(__name__)
 
 
 def traffic_class(sequence: Sequence) -> str:
@@ -54,6 +59,8 @@ class Speculator:
         self.depth = depth
         self.breaker = breaker
         self.enabled = enabled
+        self.drift = DriftTest()
+        self.totals = StepTotals()
         self.num_invalid = 0
         """Drafts dropped because they were none: not a tree, or not of this vocabulary."""
         self.timed_ahead: frozenset[str] = frozenset()
@@ -65,6 +72,8 @@ class Speculator:
         self._clock = clock
         self._vocab_size = vocab_size
         self._patience = 0.0
+        self._ended: list[int] = []
+        """Sequences forgotten since the last step was observed."""
         self._draft_seconds: defaultdict[str, float] = defaultdict(float)
         self._network_seconds = 0.0
 
@@ -150,7 +159,9 @@ class Speculator:
         is_timed: bool,
         network: float = 0.0,
     ) -> None:
+        self.totals.add(prefill_rows, bool(rounds), sum(draft_seconds.values()), network, verify_seconds)
         if not self.enabled:
+            self._settle()
             return
         observed, now = [], self._clock.now()
         asked: dict[str, int] = {}
@@ -171,6 +182,8 @@ class Speculator:
             if round_.drafted:
                 self._tallies[category].round(round_.drafted, round_.accepted)
                 self.breaker.record(category, round_.drafted, round_.accepted, now, self.depth.advantage)
+                change = self.drift.observe(category, round_.sequence.id, observed[-1].has_first)
+                self._start_over(() if change is None else (change,))
             else:
                 self._tallies[category].fallback(NO_DRAFT)
         self.depth.observe(
@@ -185,6 +198,7 @@ class Speculator:
                 is_timed=is_timed,
             )
         )
+        self._settle()
 
     def wanted(self, plan: Schedule) -> dict[str, HiddenRequest]:
         """By method: the hidden states to keep of this step, for sequences that may be drafted from them."""
@@ -221,6 +235,15 @@ class Speculator:
             self.proposers[method].observe(batch)
             self._draft_seconds[method] += self._clock.now() - started
 
+    def hand_over(self, sequence: Sequence, states: Seq[Hidden]) -> None:
+        """Hidden states of its prompt that were computed elsewhere, as if they had been computed here."""
+        wants = hidden_wanted(self.proposers[sequence.method])
+        if wants is None or wants.last or not (self.enabled and sequence.speculation.enabled):
+            return
+        for hidden in states:
+            if set(wants.layers) <= set(hidden.inner):
+                self.proposers[sequence.method].observe([_progress(sequence, hidden)])
+
     def decide(self, ready: Seq[Sequence]) -> None:
         """Set the depth of sequences that are about to decode."""
         if not self.enabled:
@@ -254,6 +277,27 @@ class Speculator:
         for sequence in sequences:
             sequence.depth = 0
             self.proposers[sequence.method].close([sequence.id])
+            self._ended.append(sequence.id)
+
+    def _settle(self) -> None:
+        """A sequence's last round is observed after it was forgotten: only now is all said about it."""
+        self._start_over(self.drift.close(self._ended))
+        self._ended.clear()
+
+    def _start_over(self, changes: Iterable[Change]) -> None:
+        """The traffic is no longer what depth was learned from."""
+        for change in changes:
+            method, _, category = change.category.partition("/")
+            self._tallies[change.category].drifted(change)
+            self.depth.restart(change.category, change.after)
+            logger.warning(
+                "acceptance of %s drafts for %r went from %.2f to %.2f: depth is learned anew",
+                method,
+                category,
+                change.before,
+                change.after,
+                extra={"category": category, "method": method},
+            )
 
     def _candidates(self, ready: Iterable[Sequence]) -> list[Candidate]:
         """How deep each sequence may go: as its request, the server and the breaker of its traffic class allow."""

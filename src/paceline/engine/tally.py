@@ -5,6 +5,7 @@ from collections import Counter
 from paceline.engine.snapshot import TrafficReport
 from paceline.speculation.acceptance import known_positions
 from paceline.speculation.breaker import BreakerState
+from paceline.speculation.drift import Change
 
 DECLINED = "declined"
 """The depth policy expects plain decoding to be faster."""
@@ -28,10 +29,14 @@ class Tally:
         self._depths = 0.0
         self._decisions = 0.0
         self._fallbacks: Counter[str] = Counter(dict.fromkeys(FALLBACKS, 0))
+        self._tested = self._kept = self._drifts = 0
+        self._drift: tuple[float, float] | None = None
 
     def round(self, drafted: int, accepted: int) -> None:
         """One round. alpha_i = accepted at i / tested at i; what lies after the first rejection was not tested."""
         known = known_positions(drafted, accepted)
+        self._tested += known
+        self._kept += accepted
         missing = [0.0] * (known - len(self._trials))
         self._hits += missing
         self._trials += missing
@@ -46,6 +51,10 @@ class Tally:
     def fallback(self, reason: str) -> None:
         self._fallbacks[reason] += 1
 
+    def drifted(self, change: Change) -> None:
+        self._drifts += 1
+        self._drift = (change.before, change.after)
+
     def report(self, method: str, category: str, breaker: BreakerState) -> TrafficReport:
         return TrafficReport(
             method=method,
@@ -54,4 +63,8 @@ class Tally:
             alphas=tuple(hits / trials for hits, trials in zip(self._hits, self._trials, strict=True)),
             mean_depth=self._depths / self._decisions if self._decisions else 0.0,
             fallbacks=dict(self._fallbacks),
+            tested=self._tested,
+            kept=self._kept,
+            drifts=self._drifts,
+            drift=self._drift,
         )

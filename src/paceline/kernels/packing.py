@@ -6,12 +6,14 @@ Q4_0, Q4_1 and Q8_0, else float32. N and K are padded to 32 with zeros.
 """
 
 import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paceline.kernels.weights import Grouped, Weight
+from paceline.kernels.weights import GROUPS, Grouped, Weight
 
 TILE = 32
 _FORMATS = {torch.uint8: 0, torch.int8: 1, torch.float16: 2, torch.bfloat16: 3, torch.float32: 4}
@@ -32,10 +34,32 @@ class _Header(ctypes.Structure):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class PackedForm:
+    """What has to be known of a packed weight besides its tensors."""
+
+    outputs: int
+    inputs: int
+    format: int
+    """Of the codes, as in `_FORMATS`."""
+    group: int
+    has_half_scales: bool
+
+    def shapes(self) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
+        """Codes, scales and offsets as they must be; a weight may have the first one or two alone."""
+        dtype = next((one for one, number in _FORMATS.items() if number == self.format), None)
+        if dtype is None or self.group not in GROUPS or min(self.outputs, self.inputs) < 1:
+            raise ValueError(f"{self} is no form of a packed weight")
+        tiles, inputs = -(-self.outputs // TILE), -(-self.inputs // TILE) * TILE
+        codes = (tiles, inputs // 8, TILE, 4) if dtype is torch.uint8 else (tiles, inputs, TILE)
+        scales = (torch.float16 if self.has_half_scales else torch.float32, (tiles, inputs // self.group, TILE))
+        return ((dtype, codes), scales, scales)
+
+
 class PackedWeight:
     """Read-only. `address` is what native functions take; it is valid for as long as this object lives."""
 
-    __slots__ = ("_header", "_tensors", "address", "shape")
+    __slots__ = ("_header", "address", "form", "shape", "tensors")
 
     def __init__(self, weight: Weight) -> None:
         if isinstance(weight, Grouped):
@@ -45,20 +69,28 @@ class PackedWeight:
         else:
             codes, group, is_half, scales, offsets = weight.values, TILE, False, None, None
         packed = _nibbles(codes) if codes.dtype == torch.uint8 else _tiles(codes, TILE)
-        self._tensors = tuple(tensor for tensor in (packed, scales, offsets) if tensor is not None)
-        self._header = _Header(
-            *weight.shape, _FORMATS[codes.dtype], group, is_half, packed.data_ptr(), _address(scales), _address(offsets)
-        )
+        tensors = tuple(tensor for tensor in (packed, scales, offsets) if tensor is not None)
+        self._hold(PackedForm(*weight.shape, _FORMATS[codes.dtype], group, is_half), tensors)
+
+    @classmethod
+    def of(cls, form: PackedForm, tensors: Sequence[Tensor]) -> "PackedWeight":
+        """From the `form` and `tensors` of another. Raises ValueError for tensors that native code would read past."""
+        expected = form.shapes()[: len(tensors)]
+        if not tensors or expected != tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors):
+            raise ValueError(f"{[(one.dtype, tuple(one.shape)) for one in tensors]} do not go with {form}")
+        weight = cls.__new__(cls)
+        weight._hold(form, tuple(tensor.contiguous() for tensor in tensors))
+        return weight
+
+    def _hold(self, form: PackedForm, tensors: tuple[Tensor, ...]) -> None:
+        self.form, self.tensors, self.shape = form, tensors, (form.outputs, form.inputs)
+        addresses = [tensor.data_ptr() for tensor in tensors] + [None] * (3 - len(tensors))
+        self._header = _Header(form.outputs, form.inputs, form.format, form.group, form.has_half_scales, *addresses)
         self.address = ctypes.addressof(self._header)
-        self.shape = weight.shape
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors)
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 def _is_half(values: Tensor | None) -> bool:

@@ -21,6 +21,8 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next to evict first
         self.listener: Callable[[CacheEvent], None] | None = None
         """Hears what a prefix hit can find from now on, and no longer. Called on the engine's thread: it must not wait."""
+        self.rescue: Callable[[Sequence[tuple[int, bytes]]], None] | None = None
+        """Gets the blocks and keys that are about to be taken over, last chance to copy what is in them."""
 
     @property
     def num_free(self) -> int:
@@ -33,16 +35,25 @@ class BlockPool:
 
     def allocate(self) -> int | None:
         """A block to write to, or None when every block is held. Takes over the oldest cached one if it must."""
-        if not self._free:
-            return None
-        block, _ = self._free.popitem(last=False)
-        key = self._key_of.pop(block, None)
-        if key is not None:
-            del self._block_of[key]
-            if self.listener is not None:
+        return self.take(1)[0] if self._free else None
+
+    def take(self, count: int) -> list[int]:
+        """So many blocks to write to, all at once. At least as many must be free."""
+        blocks, evicted = [], []
+        for _ in range(count):
+            block, _ = self._free.popitem(last=False)
+            key = self._key_of.pop(block, None)
+            if key is not None:
+                del self._block_of[key]
+                evicted.append((block, key))
+            self._references[block] = 1
+            blocks.append(block)
+        if evicted and self.rescue is not None:
+            self.rescue(evicted)
+        if self.listener is not None:
+            for _, key in evicted:
                 self.listener(BlocksRemoved((key,)))
-        self._references[block] = 1
-        return block
+        return blocks
 
     def find(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks of the longest cached prefix of `keys`. They are not held yet: see `hold`."""
@@ -53,6 +64,10 @@ class BlockPool:
                 break
             blocks.append(block)
         return blocks
+
+    def block_of(self, key: bytes) -> int | None:
+        """Where the key is, held or free."""
+        return self._block_of.get(key)
 
     def hold(self, blocks: Sequence[int]) -> None:
         """Refer to blocks that `find` returned."""

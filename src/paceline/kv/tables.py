@@ -65,10 +65,8 @@ class BlockTables:
         missing = blocks_for(num_tokens) - len(table.blocks)
         if missing > self.pool.num_free:
             return False
-        for _ in range(missing):
-            block = self.pool.allocate()
-            assert block is not None
-            table.blocks.append(block)
+        if missing > 0:
+            table.blocks.extend(self.pool.take(missing))
         return True
 
     def shrink(self, sequence_id: int, num_tokens: int) -> None:

@@ -40,6 +40,10 @@ class DraftFolder:
         sizes = (self.config.get("target_hidden_size"), self.config.get("hidden_size"), layer.get("hidden_size"))
         return int(next((size for size in sizes if size), 0))
 
+    @property
+    def made_for(self) -> str:
+        return str((self.config.get("target") or {}).get("name", "another target"))
+
     def check_target(self, target: ModelConfig, tokenizer: Tokenizer | None) -> None:
         """Raise `IncompatibleDraft` unless the draft was made for a target of this shape and vocabulary."""
         layer = self.config.get("transformer_layer_config") or {}
@@ -61,7 +65,7 @@ class DraftFolder:
         own = fingerprint(tokenizer).vocabulary
         if checksum != own:
             raise IncompatibleDraft(
-                f"{self.name} was made for {made_for.get('name', 'another target')}, whose vocabulary differs from this "
+                f"{self.name} was made for {self.made_for}, whose vocabulary differs from this "
                 f"target's (sha256 {checksum} and {own}): train one for it with `paceline train`"
             )
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.kernels.linear import LinearWeight, linear, prepare
+from paceline.kernels.linear import LinearWeight, linear
 from paceline.models.checkpoint import Weights
 from paceline.models.llama import DecoderModel
-from paceline.models.shared_tables import head_for
+from paceline.models.shared_tables import head_for, prepare_draft
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class DraftVocabulary:
             offsets = weights.vector("d2t").to(torch.int64)
             ids = (torch.arange(len(offsets)) + offsets).to(target.device)
         if "lm_head.weight" in names:
-            head = prepare(weights.matrix("lm_head.weight"), target.device, target.dtype)
+            head = prepare_draft(weights.matrix("lm_head.weight"), target.device, target.dtype)
         else:
             head = head_for(target, hidden_size, ids)
         if ids is None and head.shape[0] != vocab_size:

@@ -16,7 +16,7 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.activation import silu_mul
 from paceline.kernels.attention import paged_attention
 from paceline.kernels.layout import AttentionLayout
-from paceline.kernels.linear import LinearWeight, embedding_rows, linear, prepare
+from paceline.kernels.linear import LinearWeight, embedding_rows, linear
 from paceline.kernels.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
 from paceline.kernels.weights import concat
@@ -25,7 +25,7 @@ from paceline.models.config import ModelConfig
 from paceline.models.draft_vocabulary import DraftVocabulary
 from paceline.models.llama import DecoderModel
 from paceline.models.rope import RopeScaling, rope_from_hf, rotary_table
-from paceline.models.shared_tables import embedding_for
+from paceline.models.shared_tables import embedding_for, prepare_draft
 
 if TYPE_CHECKING:
     from paceline.kernels.gpu.attention_plan import AttentionPlan
@@ -168,7 +168,9 @@ class EagleModel:
         return self.vocabulary.logits(rms_norm(states, self.final_norm, self.config.rms_eps))
 
     def _matrix(self, *names: str) -> LinearWeight:
-        return prepare(concat([self._weights.matrix(f"{name}.weight") for name in names]), self.device, self.dtype)
+        return prepare_draft(
+            concat([self._weights.matrix(f"{name}.weight") for name in names]), self.device, self.dtype
+        )
 
     def _vector(self, name: str) -> Tensor:
         return self._weights.vector(f"{name}.weight").to(self.device, self.dtype)

@@ -21,7 +21,7 @@ from paceline.kernels.linear import DenseWeight, LinearWeight
 from paceline.models.output import ForwardOutput
 
 if TYPE_CHECKING:
-    from paceline.models.llama import DecoderModel
+    from paceline.models.llama import AfterLayer, DecoderModel
 
 
 def plan_pass(model: "DecoderModel", rows: int, sequences: int, max_rows: int) -> AttentionPlan:
@@ -42,12 +42,13 @@ def gpu_forward(
     capture: tuple[int, ...] = (),
     last_hidden: bool = False,
     plan: AttentionPlan | None = None,
+    after_layer: "AfterLayer | None" = None,
 ) -> ForwardOutput:
     """As `DecoderModel.forward`, which calls it. `plan` None: made for this pass alone."""
     plan = plan or plan_pass(model, len(tokens), len(layout.context_lens), len(tokens))
     is_fused = len(tokens) <= MAX_ROWS and not model.config.qk_norm and model.layers[0].reduce is None
     run = _few_rows if is_fused else _many_rows
-    return run(model, tokens, positions, layout, cache, logit_rows, capture, last_hidden, plan)
+    return run(model, tokens, positions, layout, cache, logit_rows, capture, last_hidden, plan, after_layer)
 
 
 def _few_rows(
@@ -60,6 +61,7 @@ def _few_rows(
     capture: tuple[int, ...],
     last_hidden: bool,
     plan: AttentionPlan,
+    after_layer: "AfterLayer | None",
 ) -> ForwardOutput:
     config, inner = model.config, {}
     hidden, normed = _enter(model, tokens)
@@ -82,6 +84,8 @@ def _few_rows(
         hidden, normed = add_linear(attended, layer.output, hidden, layer.post_attention_norm, config.rms_eps)
         gated = gate_up(normed, layer.gate_up)
         hidden, normed = add_linear(gated, layer.down, hidden, next_norm, config.rms_eps)
+        if after_layer is not None:
+            after_layer(i)
     if config.num_layers in capture:
         inner[config.num_layers] = hidden
     last = _finish(normed) if last_hidden else None
@@ -103,6 +107,7 @@ def _many_rows(
     capture: tuple[int, ...],
     last_hidden: bool,
     plan: AttentionPlan,
+    after_layer: "AfterLayer | None",
 ) -> ForwardOutput:
     eps, inner = model.config.rms_eps, {}
     hidden = model.embed(tokens)
@@ -120,6 +125,8 @@ def _many_rows(
         normed, hidden = add_rms_norm(layer.whole(attended), hidden, layer.post_attention_norm, eps)
         fed = _product(silu_mul(_product(normed, layer.gate_up)), layer.down)
         normed, hidden = add_rms_norm(layer.whole(fed), hidden, next_norm, eps)
+        if after_layer is not None:
+            after_layer(i)
     if model.config.num_layers in capture:
         inner[model.config.num_layers] = hidden
     logits = None

@@ -44,7 +44,7 @@ class GpuRunner(ModelRunner):
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
         batch, rows = bucket(len(spans)), bucket(max(len(span.tokens) for span in spans))
-        is_watched = self.model.after_layer is not None  # a graph has no layers to stop at
+        is_watched = self.after_layer is not None  # a graph has no layers to stop at
         if is_watched or batch * rows > MAX_GRAPH_ROWS or not all(span.num_logits for span in spans):
             return super().forward(spans, capture, last_hidden)
         is_tree = any(span.ancestors is not None for span in spans)

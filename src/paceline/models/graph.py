@@ -84,6 +84,11 @@ class Stamp:
         return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
+def host_bytes(size: int, device: torch.device) -> memoryview:
+    """Memory of the host that bytes of `device` are copied through; pinned where that makes it faster."""
+    return memoryview(staging(size, dtype=torch.uint8, device=device).numpy())
+
+
 def staging(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Zeros on the host that `device` can copy from and to without anybody waiting."""
     values = torch.zeros(*shape, dtype=dtype)

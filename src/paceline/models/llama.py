@@ -22,6 +22,9 @@ from paceline.models.output import ForwardOutput
 from paceline.models.rope import rotary_table
 
 Reduce = Callable[[Tensor], Tensor]
+AfterLayer = Callable[[int], None]
+"""Called with a layer's number when its keys and values are stored; on a GPU, when that is in the stream."""
+_QKV = ("q_proj", "k_proj", "v_proj")
 
 
 class DecoderModel(nn.Module):
@@ -45,11 +48,19 @@ class DecoderModel(nn.Module):
             self.embedding = load.matrix("model.embed_tokens")
             self.head = self.embedding if config.tie_embeddings else load.matrix("lm_head")
         self.layers = [Layer(config, load, f"model.layers.{i}", reduce) for i in range(config.num_layers)]
-        final_norm = load.vector("model.norm.weight")
+        self._join(load.vector("model.norm.weight"))
+
+    def _join(self, final_norm: Tensor) -> None:
+        config = self.config
         # The norm that follows each layer: the next layer's first, then the final one.
         self.norms_after = [*(layer.input_norm for layer in self.layers[1:]), final_norm]
         cos, sin = rotary_table(config.head_dim, config.rope_theta, config.rope_scaling, config.max_position)
-        self.cos, self.sin = cos.to(device), sin.to(device)  # [max_position, hd / 2] float32
+        self.cos, self.sin = cos.to(self.device), sin.to(self.device)  # [max_position, hd / 2] float32
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all weights are there: a pass over those that are still on their way waits for them."""
+        return True
 
     @property
     def weight_bytes(self) -> int:
@@ -67,6 +78,7 @@ class DecoderModel(nn.Module):
         logit_rows: Tensor | None = None,  # [R] int64; None or empty computes no logits
         capture: tuple[int, ...] = (),
         last_hidden: bool = False,
+        after_layer: AfterLayer | None = None,
     ) -> ForwardOutput:
         """Compute T rows, store their keys and values in `cache`, and return what was asked for.
 
@@ -76,7 +88,9 @@ class DecoderModel(nn.Module):
         if self.device.type == "cuda":
             from paceline.models.gpu_decoder import gpu_forward
 
-            return gpu_forward(self, tokens, positions, layout, cache, logit_rows, capture, last_hidden)
+            return gpu_forward(
+                self, tokens, positions, layout, cache, logit_rows, capture, last_hidden, after_layer=after_layer
+            )
         eps = self.config.rms_eps
         cos, sin = self.cos[positions], self.sin[positions]  # [T, hd / 2]
         inner: dict[int, Tensor] = {}
@@ -89,6 +103,8 @@ class DecoderModel(nn.Module):
             attended = layer.attention(normed, cos, sin, layout, keys, values)
             normed, hidden = add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
             normed, hidden = add_rms_norm(layer.feed_forward(normed), hidden, next_norm, eps)
+            if after_layer is not None:
+                after_layer(i)
         if self.config.num_layers in capture:
             inner[self.config.num_layers] = hidden
 
@@ -116,20 +132,21 @@ class DecoderModel(nn.Module):
 
 
 class Layer:
+    input_norm: Tensor
+    post_attention_norm: Tensor
+    q_norm: Tensor
+    k_norm: Tensor
+    qkv_bias: Tensor | None = None
+    qkv: LinearWeight
+    output: LinearWeight
+    gate_up: LinearWeight
+    down: LinearWeight
+
     def __init__(self, config: ModelConfig, load: "Loader", prefix: str, reduce: Reduce | None = None) -> None:
         self.config = config
         self.reduce = reduce
-        attention, mlp, qkv = f"{prefix}.self_attn", f"{prefix}.mlp", ("q_proj", "k_proj", "v_proj")
-        self.input_norm = load.vector(f"{prefix}.input_layernorm.weight")
-        self.post_attention_norm = load.vector(f"{prefix}.post_attention_layernorm.weight")
-        self.qkv = load.matrix(*(f"{attention}.{part}" for part in qkv))
-        self.qkv_bias = load.vector(*(f"{attention}.{part}.bias" for part in qkv)) if config.attention_bias else None
-        self.output = load.matrix(f"{attention}.o_proj")
-        self.gate_up = load.matrix(f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        self.down = load.matrix(f"{mlp}.down_proj")
-        if config.qk_norm:
-            self.q_norm = load.vector(f"{attention}.q_norm.weight")
-            self.k_norm = load.vector(f"{attention}.k_norm.weight")
+        vars(self).update(layer_vectors(config, load, prefix))
+        vars(self).update(layer_matrices(load, prefix))
 
     def attention(
         self, x: Tensor, cos: Tensor, sin: Tensor, layout: AttentionLayout, keys: Tensor, values: Tensor
@@ -157,6 +174,32 @@ class Layer:
         for part, weight in ((heads[:, :num_q], self.q_norm), (heads[:, num_q : num_q + num_kv], self.k_norm)):
             rows = part.reshape(-1, self.config.head_dim).contiguous()  # of one head, reshape is a view with gaps
             part.copy_(rms_norm(rows, weight, self.config.rms_eps).view_as(part))
+
+
+def layer_vectors(config: ModelConfig, load: "Loader", prefix: str) -> dict[str, Tensor]:
+    """The small weights of a layer, by attribute: those that its family has."""
+    attention = f"{prefix}.self_attn"
+    vectors = {
+        "input_norm": load.vector(f"{prefix}.input_layernorm.weight"),
+        "post_attention_norm": load.vector(f"{prefix}.post_attention_layernorm.weight"),
+    }
+    if config.attention_bias:
+        vectors["qkv_bias"] = load.vector(*(f"{attention}.{part}.bias" for part in _QKV))
+    if config.qk_norm:
+        vectors["q_norm"] = load.vector(f"{attention}.q_norm.weight")
+        vectors["k_norm"] = load.vector(f"{attention}.k_norm.weight")
+    return vectors
+
+
+def layer_matrices(load: "Loader", prefix: str) -> dict[str, LinearWeight]:
+    """The large ones."""
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    return {
+        "qkv": load.matrix(*(f"{attention}.{part}" for part in _QKV)),
+        "output": load.matrix(f"{attention}.o_proj"),
+        "gate_up": load.matrix(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
+        "down": load.matrix(f"{mlp}.down_proj"),
+    }
 
 
 class Loader:

@@ -76,9 +76,7 @@ def build_model(
     quantization: Quantization | None = None,
     shard: Shard | None = None,
 ) -> DecoderModel:
-    config, weights = checkpoint.config, checkpoint.weights
-    if quantization is not None:  # before it is cut: every number of ranks computes with the same values
-        weights = QuantizedWeights(weights, quantization, device)
+    config, weights = checkpoint.config, stored_weights(checkpoint, device, quantization)
     # Unpacking is thousands of small operations: on a busy machine threads wait milliseconds for each other.
     with native.quiet_torch():
         if shard is None:
@@ -88,6 +86,13 @@ def build_model(
     if device.type == "cuda":
         torch.cuda.empty_cache()  # what it took to make them: the caches want it next
     return model
+
+
+def stored_weights(checkpoint: Checkpoint, device: torch.device, quantization: Quantization | None) -> Weights:
+    if quantization is None:
+        return checkpoint.weights
+    # Before it is cut: every number of ranks computes with the same values
+    return QuantizedWeights(checkpoint.weights, quantization, device)
 
 
 def _share(

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from paceline.kernels.linear import linear, prepare
+from paceline.kernels.linear import linear
 from paceline.models.checkpoint import Weights
 from paceline.models.draft_vocabulary import DraftVocabulary
 from paceline.models.llama import DecoderModel
+from paceline.models.shared_tables import prepare_draft
 
 
 class MedusaModel:
@@ -21,7 +22,7 @@ class MedusaModel:
         self.hidden_size = int(config["hidden_size"])
         self.vocabulary = DraftVocabulary.of(target, weights, self.hidden_size)
         names = [f"heads.{k}" for k in range(1, self.num_heads + 1)]
-        self.weights = [prepare(weights.matrix(f"{name}.weight"), target.device, target.dtype) for name in names]
+        self.weights = [prepare_draft(weights.matrix(f"{name}.weight"), target.device, target.dtype) for name in names]
         self.biases = [weights.vector(f"{name}.bias").to(target.device, target.dtype) for name in names]
         self.weight_bytes = sum(weight.nbytes for weight in self.weights) + self.vocabulary.nbytes
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.quantized import put, take
-from paceline.models.llama import DecoderModel
+from paceline.models.llama import AfterLayer, DecoderModel
 from paceline.models.output import ForwardOutput
 
 
@@ -84,6 +84,10 @@ class ModelRunner:
         self.model = model
         self.num_blocks = num_blocks
         self.device = model.device
+        self.identity = ""
+        """Of the weights, for those who exchange blocks with other processes; empty: nobody does."""
+        self.after_layer: AfterLayer | None = None
+        """Of passes that somebody watches."""
         shape = (num_blocks, BLOCK_SIZE, model.config.num_kv_heads, model.config.head_dim)
         # Zeroed, so that no masked-out slot can ever hold a NaN.
         self.cache = cache or [
@@ -98,7 +102,16 @@ class ModelRunner:
     def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
         """One pass over all rows of `spans`. Logits come in span order, `num_logits` rows each."""
         rows = lay_out(spans, self.device)
-        return self.model(rows.tokens, rows.positions, rows.layout, self.cache, rows.logit_rows, capture, last_hidden)
+        return self.model(
+            rows.tokens,
+            rows.positions,
+            rows.layout,
+            self.cache,
+            rows.logit_rows,
+            capture,
+            last_hidden,
+            self.after_layer,
+        )
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""The target's embedding and head, as a draft of it uses them.
+"""The target's embedding and head, as a draft of it uses them, and the draft's own matrices.
 
 A draft made for a small model also serves a larger one that computes the same function inside itself: there the small
 model's hidden states are the first columns of the large one's, and so are its tables.
@@ -7,9 +7,10 @@ model's hidden states are the first columns of the large one's, and so are its t
 import torch
 from torch import Tensor
 
+from paceline.kernels import native
 from paceline.kernels.linear import LinearWeight, embedding_rows, prepare
-from paceline.kernels.quantized import QuantizedWeight
-from paceline.kernels.weights import Dense
+from paceline.kernels.quantized import QuantizedWeight, quantize
+from paceline.kernels.weights import GROUPS, Dense, Weight
 from paceline.models.llama import DecoderModel
 
 
@@ -29,7 +30,8 @@ def embedding_for(target: DecoderModel, hidden_size: int) -> LinearWeight:
     """[V, hidden_size]: the target's own, or its first columns."""
     if hidden_size == target.config.hidden_size:
         return target.embedding
-    return _copy(target.embedding, torch.arange(target.config.vocab_size, device=target.device), hidden_size, target)
+    rows = _rows(target.embedding, torch.arange(target.config.vocab_size, device=target.device))[:, :hidden_size]
+    return prepare(Dense(rows.to(torch.bfloat16).contiguous()), target.device, target.dtype)
 
 
 def head_for(target: DecoderModel, hidden_size: int, ids: Tensor | None) -> LinearWeight:
@@ -44,9 +46,15 @@ def head_for(target: DecoderModel, hidden_size: int, ids: Tensor | None) -> Line
 
 
 def _copy(weight: LinearWeight, ids: Tensor, hidden_size: int, target: DecoderModel) -> LinearWeight:
-    # bfloat16 halves what a pass on the CPU reads; a draft may be a little off
-    values = _rows(weight, ids)[:, :hidden_size].to(torch.bfloat16).contiguous()
-    return prepare(Dense(values), target.device, target.dtype)
+    return prepare_draft(Dense(_rows(weight, ids)[:, :hidden_size].contiguous()), target.device, target.dtype)
+
+
+def prepare_draft(weight: Weight, device: torch.device, dtype: torch.dtype) -> LinearWeight:
+    """As `prepare`, but in 8 bits for the native kernels, whose passes cost what they read: a draft may be a little off."""
+    is_native = device.type == "cpu" and dtype == torch.float32 and native.available()
+    if is_native and isinstance(weight, Dense) and weight.shape[1] % GROUPS[-1] == 0:
+        weight = quantize(weight.values.float(), "int8")
+    return prepare(weight, device, dtype)
 
 
 def _rows(weight: LinearWeight, ids: Tensor) -> Tensor:

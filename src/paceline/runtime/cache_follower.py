@@ -35,13 +35,18 @@ class CacheFollower:
         if welcome.events_port and welcome.replay_port:
             host = urlsplit(member.address).netloc.rpartition(":")[0]
             security = None if self._own is None else Security(self._own, member.key)
-            self._subscribers[member.name] = KvSubscriber(
-                f"tcp://{host}:{welcome.events_port}",
-                f"tcp://{host}:{welcome.replay_port}",
-                partial(self.index.apply, member.name),
-                self._clock,
-                security,
+            self.watch(
+                member.name, f"tcp://{host}:{welcome.events_port}", f"tcp://{host}:{welcome.replay_port}", security
             )
+
+    def watch(self, name: str, address: str, replay_address: str | None, security: Security | None = None) -> None:
+        """Take the events at `address` for `name`'s, instead of any before: a stock vLLM server's, for one. Without the address
+        of its replay socket, whatever is missed makes all known of it void."""
+        sink = partial(self.index.apply, name)
+        subscriber = KvSubscriber(address, replay_address, sink, self._clock, security)
+        before, self._subscribers[name] = self._subscribers.get(name), subscriber
+        if before is not None:
+            before.close()
 
     def forget(self, name: str) -> None:
         self._epochs.pop(name, None)

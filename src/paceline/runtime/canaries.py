@@ -32,7 +32,7 @@ class Canaries:
     def ask(self, line: TargetLine, now: float) -> None:
         """Ask this worker if it is its time."""
         alive = line.welcome is not None and line.state in (WorkerState.READY, WorkerState.UNHEALTHY)
-        if not self._seconds or not alive or now < line.next_canary:
+        if not self._seconds or not alive or line.is_loading or now < line.next_canary:
             return
         line.next_canary = now + (self._seconds / 10 if line.health.in_doubt else self._seconds)
         self._count += 1

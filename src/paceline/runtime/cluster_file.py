@@ -20,7 +20,10 @@ def load_cluster(path: Path) -> ClusterConfig:
         config = cluster_config(_document(path))
     except InvalidConfig as error:
         raise InvalidConfig(f"{path}: {error}") from None
-    return replace(config, keys=_beside(path, config.keys), state_dir=_beside(path, config.state_dir))
+    pools = tuple(
+        replace(pool, limits=replace(pool.limits, kv_disk=_beside(path, pool.limits.kv_disk))) for pool in config.pools
+    )
+    return replace(config, keys=_beside(path, config.keys), state_dir=_beside(path, config.state_dir), pools=pools)
 
 
 def _beside(path: Path, folder: str | None) -> str | None:

@@ -10,12 +10,13 @@ from paceline.core.flags import SpeculationFlags
 from paceline.core.request import Request
 from paceline.core.worker_status import ClusterStatus, WorkerStatus
 from paceline.engine.intake import Intake, Limits
-from paceline.engine.loop import Listener
+from paceline.engine.loop import Listener, Tracer
 from paceline.engine.snapshot import EngineSnapshot
 from paceline.models.load import open_checkpoint
 from paceline.models.tokenizer import Tokenizer
 from paceline.runtime.directory import Directory
 from paceline.runtime.keys import KeyPair
+from paceline.runtime.past_reports import PastReports
 from paceline.runtime.reports import merged_snapshot
 from paceline.runtime.target_pool import TargetPool
 
@@ -35,6 +36,7 @@ class ClusterLLM:
         self.config: EngineConfig = config.engines()[f"{config.targets[0].name}-0"]
         self.tokenizer = tokenizer or open_checkpoint(self.config.model).read_tokenizer()
         self.pool = TargetPool(config, directory, own)
+        self._past = PastReports()
         try:
             welcome = self.pool.wait_ready(start_seconds)
             if welcome is None:
@@ -58,7 +60,7 @@ class ClusterLLM:
 
     @property
     def is_ready(self) -> bool:
-        return self.pool.is_running and any(line.is_usable for line in self.pool.lines().values())
+        return self.pool.is_running and any(line.takes_streams for line in self.pool.lines().values())
 
     @property
     def max_model_len(self) -> int:
@@ -87,7 +89,15 @@ class ClusterLLM:
         self.pool.set_flags(flags)
 
     def snapshot(self) -> EngineSnapshot:
-        return merged_snapshot(self.pool.reports())
+        reports = self.pool.reports()
+        return merged_snapshot(reports, self._past.besides(reports))
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(sorted(self._intake.methods))
+
+    def trace(self, tracer: Tracer) -> None:
+        """Nothing is followed here: the context travels with a request, and workers follow it themselves."""
 
     def workers(self) -> Sequence[WorkerStatus]:
         return self.pool.workers()

@@ -18,6 +18,7 @@ from paceline.runtime.keys import KeyPair
 from paceline.runtime.state import StateFolder
 from paceline.runtime.supervisor import Supervisor
 from paceline.runtime.target_pool import TargetPool
+from paceline.runtime.weight_spec import door_name
 from paceline.runtime.worker_spec import WorkerSpec, worker_specs
 
 STOP_SECONDS = 30.0
@@ -130,8 +131,9 @@ def down(config: ClusterConfig) -> bool:
 
 
 def _addresses(config: ClusterConfig) -> Mapping[str, str]:
-    """A free port each; all are held until all are found."""
-    names = [f"{pool.name}-{i}" for pool in config.pools for i in range(pool.replicas)]
+    """A free port each, and one for the door where it gives its weights; all are held until all are found."""
+    workers = [f"{pool.name}-{i}" for pool in config.pools for i in range(pool.replicas)]
+    names = [*workers, *map(door_name, workers)]
     host = "127.0.0.1" if config.host == "auto" else config.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     held = [socket.socket(family) for _ in names]

@@ -41,6 +41,7 @@ class PoolSide:
                 answers=link.counts.rounds,
                 hits=link.counts.ready,
                 late=link.counts.late,
+                pass_seconds=link.pass_seconds,
             )
             for link in self._proposer.snapshot().links
         ]

@@ -38,7 +38,8 @@ from paceline.runtime.messages import (
     Pong,
     common_version,
 )
-from paceline.runtime.rolling import Line, Rolling
+from paceline.runtime.packed_branches import pack
+from paceline.runtime.rolling import Key, Line, Rolling
 from paceline.runtime.roster import DraftLimits, Roster, Target
 from paceline.runtime.transport import Listener, Peer
 
@@ -83,7 +84,7 @@ class DraftWorker:
     ) -> None:
         """`vocabulary`: its checksum. Targets of another one are turned away."""
         self.name = name
-        self.epoch = secrets.randbits(48)
+        self.epoch = secrets.randbits(32)  # it is in every message: five bytes, not nine
         self._limits = limits or DraftLimits()
         self._core, self._listener, self._clock = core, listener, clock or WallClock()
         self._vocabulary = vocabulary
@@ -211,7 +212,7 @@ class DraftWorker:
             self._refuse(peer, Fault.MALFORMED, wrong, [message.sequence])
 
     def _advance(self, peer: Peer, target: Target, message: Advance) -> None:
-        target.wants_ahead = message.ahead and target.version >= 2
+        target.wants_ahead = message.ahead
         wrong: defaultdict[Fault, list[int]] = defaultdict(list)
         for step in message.steps:
             fault = self._roster.step(target, step)
@@ -231,8 +232,9 @@ class DraftWorker:
         drafts = []
         for number, rolling in target.sequences.items():
             if rolling.is_due:
-                drafts.append(_drafted(number, rolling))
                 rolling.answered()
+                is_told = target.wants_ahead and target.version >= 3 and self._announces(rolling)
+                drafts.append(_drafted(number, rolling, rolling.begun(self._roster.plan) if is_told else ()))
         if drafts:
             self._listener.send(peer, Drafts(self.epoch, drafts, self._load()))
 
@@ -240,14 +242,19 @@ class DraftWorker:
         for peer, target in self._roster.targets.items():
             if not target.wants_ahead:
                 continue
-            ahead = []
+            ahead: list[Ahead] = []
             for number, rolling in target.sequences.items():
-                announces = self._pass_seconds * rolling.depth >= ANNOUNCED_SECONDS
-                branches = [Branch(*key, [one.token for one in drawn]) for key, drawn in rolling.prepared(announces)]
-                if branches:
-                    ahead.append(Ahead(number, rolling.round, branches))
+                prepared = rolling.prepared(self._announces(rolling))
+                told = [(key, [one.token for one in drawn]) for key, drawn in prepared]
+                if target.version >= 3:
+                    ahead += pack(number, rolling.round, told)
+                elif told:
+                    ahead.append(Ahead(number, rolling.round, [Branch(*key, tokens) for key, tokens in told]))
             if ahead:
                 self._listener.send(peer, Branches(self.epoch, ahead))
+
+    def _announces(self, rolling: Rolling) -> bool:
+        return self._limits.ahead_nodes > 0 and self._pass_seconds * rolling.depth >= ANNOUNCED_SECONDS
 
     def _fail(self, lines: list[Line]) -> None:
         for peer, target in self._roster.targets.items():
@@ -263,7 +270,8 @@ class DraftWorker:
         return self._roster.load(self._pass_seconds)
 
 
-def _drafted(number: int, rolling: Rolling) -> Drafted:
+def _drafted(number: int, rolling: Rolling, begun: Iterable[Key]) -> Drafted:
     draft = rolling.draft
     data = laws.encode([one.law for one in draft if one.law is not None]) if rolling.facts.wants_law else b""
-    return Drafted(number, rolling.round, [one.token for one in draft], data, rolling.was_ready)
+    told = [part for key in begun for part in key]
+    return Drafted(number, rolling.round, [one.token for one in draft], data, rolling.was_ready, told)

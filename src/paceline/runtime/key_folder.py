@@ -4,12 +4,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from paceline.core.cluster_config import Role
 from paceline.runtime.keys import KeyPair, Security, generate, load, load_allowed, load_public, public_path, save
 
 Party = Literal["gateway", "target", "draft"]
 PARTIES: tuple[Party, ...] = ("gateway", "target", "draft")
-CLIENTS: dict[Party, tuple[Party, ...]] = {"gateway": (), "target": ("gateway",), "draft": ("target", "gateway")}
+CLIENTS: dict[Party, tuple[Party, ...]] = {
+    "gateway": (),
+    "target": ("gateway", "target"),
+    "draft": ("target", "gateway"),
+}
 """Who may connect to whom."""
+PARTY_OF: dict[Role, Party] = {"target": "target", "prefill": "target", "draft": "draft"}
+"""Whose key a worker has: prefill workers hold what targets hold, for targets."""
 MORE = "allowed"
 """A folder of .pub files: clients beside these that workers let in, such as a second gateway with a key of its own."""
 
@@ -33,6 +40,11 @@ class KeyFolder:
 
     def public(self, party: Party) -> str:
         return load_public(public_path(self.path / party))
+
+    def among(self, party: Party) -> Security:
+        """For what workers of one role do among themselves: they share a key, and let in nobody else."""
+        own = self.own(party)
+        return Security(own, allowed=frozenset({own.public}))
 
     def listener(self, party: Party) -> Security:
         """For a worker's door."""

@@ -1,7 +1,7 @@
 """Cache events as vLLM puts them on the wire, so that its servers can feed our index and its tools can read our workers.
 
-A batch is a msgpack map, or, from versions before, an array with the same fields in order; so is every event in it, which
-says what it is by the field `type`, or by its first element. We write maps and read both.
+A batch is a msgpack array: time, events, rank. An event is a map that says what it is by its field `type`, or, from versions
+before 0.24, an array of the same fields in order after that word. We write what is current and read both, batches as maps too.
 """
 
 import time
@@ -16,8 +16,8 @@ from paceline.runtime.codec import Malformed
 from paceline.runtime.messages import Token
 
 Hash = int | bytes
-MEDIUMS: dict[Tier, str] = {"device": "GPU", "host": "CPU", "disk": "DISK"}
-TIERS: dict[str | None, Tier] = {None: "device", **{medium: tier for tier, medium in MEDIUMS.items()}}
+MEDIUMS: dict[Tier, str] = {"device": "GPU", "host": "CPU", "disk": "STORAGE"}
+TIERS: dict[str | None, Tier] = {None: "device", "DISK": "disk", **{medium: tier for tier, medium in MEDIUMS.items()}}
 FIRST_GROUP = (None, 0)
 """Models with several kinds of attention have a group of blocks for each; the first tells enough."""
 
@@ -77,7 +77,7 @@ _EVENT_ARRAY = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedAr
 def encode(events: Iterable[CacheEvent], now: float | None = None) -> bytes:
     """A batch. Neighbours in one chain become one event."""
     wire = [msgspec.Raw(_ENCODER.encode(_to_wire(event))) for event in _joined(events)]
-    return _ENCODER.encode(EventBatch(time.time() if now is None else now, wire, 0))
+    return _ENCODER.encode(_BatchArray(time.time() if now is None else now, wire, 0))
 
 
 def decode(data: bytes) -> list[CacheEvent]:

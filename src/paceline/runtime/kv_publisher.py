@@ -26,8 +26,8 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 class KvPublisher:
     """Frames: topic, number (8 bytes, big-endian), batch. To an empty frame and a number on the other socket it answers with
-    every batch since, each as an empty frame, number and batch, then number -1. What is older than it remembers is answered
-    by one batch that tells the whole cache, under the number of the last one.
+    every batch since, each as an empty frame, topic, number and batch, then number -1. What is older than it remembers is
+    answered by one batch that tells the whole cache, under the number of the last one.
 
     The topic is new at every start, so that numbers of another life are not taken for this one's.
     """
@@ -112,8 +112,8 @@ class KvPublisher:
             batches = [(self._next - 1, encode(self._catalog.events()))]
         with suppress(zmq.Again):  # who does not read what it asked for will ask again
             for number, batch in batches:
-                self._replay.send_multipart([peer, b"", _number(number), batch], zmq.DONTWAIT)
-            self._replay.send_multipart([peer, b"", END, b""], zmq.DONTWAIT)
+                self._replay.send_multipart([peer, b"", self._topic, _number(number), batch], zmq.DONTWAIT)
+            self._replay.send_multipart([peer, b"", b"", END, b""], zmq.DONTWAIT)
 
     def _socket(self, kind: int, security: Security | None) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 REPLAY_SECONDS = 2.0
 """How long an answer may take until what was missed is given up."""
+RETRY_SECONDS = 30.0
+"""After that, whoever did not answer is asked for everything again: it may have been busy."""
 MAX_TRIES = 3
 MAX_HELD = 10_000
 MAX_AT_ONCE = 1_000
@@ -25,8 +27,9 @@ QUEUE_BATCHES = 100_000
 
 
 class KvSubscriber:
-    """Hands every event to `sink`, once and in order. Where something is lost for good, a `CacheCleared` comes instead, and
-    what follows is told as if the cache had been empty: too little may be known, never something that is gone.
+    """Hands every event to `sink`, once and in order. Where something is lost, a `CacheCleared` comes instead, and what follows
+    is told as if the cache had been empty: too little may be known, never something that is gone. All of it is asked for again
+    later.
 
     Owned by one thread, which calls `receive` when one of `sockets` has something, and now and then. It never waits.
     """
@@ -51,6 +54,11 @@ class KvSubscriber:
         self._asked: float | None = None
         """Since when an answer is waited for."""
         self._tries = 0
+        self._retry: float | None = None
+        """When to ask for everything again."""
+        self._resume: int | None = None
+        self._is_retelling = False
+        """Whether everything was asked for again, and nothing came yet: should that stay so, go on from `_resume`."""
         self._held: deque[tuple[int, bytes]] = deque(maxlen=MAX_HELD)
         """Batches that came meanwhile."""
         self._restart()
@@ -71,8 +79,13 @@ class KvSubscriber:
             with suppress(zmq.Again):
                 for _ in range(MAX_AT_ONCE):
                     hear(socket.recv_multipart(zmq.DONTWAIT))
-        if self._asked is not None and self._clock.now() - self._asked > REPLAY_SECONDS:
-            self._give_up()
+        now = self._clock.now()
+        if self._asked is not None and now - self._asked > REPLAY_SECONDS:
+            self._go_on() if self._is_retelling else self._give_up()
+        elif self._asked is None and self._retry is not None and now >= self._retry:
+            self._resume, self._expected = self._expected, 0
+            self._retry, self._is_retelling = None, True
+            self._ask()
 
     def close(self) -> None:
         for socket in self.sockets:
@@ -91,18 +104,25 @@ class KvSubscriber:
             self._take_held()
 
     def _hear_replay(self, frames: Sequence[bytes]) -> None:
-        if self._asked is None or len(frames) != 3:
-            return  # the end of an answer that was given up
-        if frames[1] == END:
+        """An empty frame, the topic (which vLLM before 0.26 leaves out), number, batch."""
+        if self._asked is None or len(frames) not in (3, 4) or len(frames[-2]) != 8:
+            return  # no answer, or the end of one that was given up
+        if frames[-2] == END and self._is_retelling:
+            self._go_on()
+            return
+        if frames[-2] == END:
             self._asked = None
             self._take_held()
             return
+        if self._is_retelling:
+            self._is_retelling = False
+            self._sink(CacheCleared())
         self._asked = self._clock.now()
-        number = int.from_bytes(frames[1], "big")
+        number = int.from_bytes(frames[-2], "big")
         if self._expected is None or number >= self._expected:
             if number != self._expected:
                 self._sink(CacheCleared())
-            self._apply(number, frames[2])
+            self._apply(number, frames[-1])
 
     def _take_held(self) -> None:
         """In order, as far as there is no gap; then ask for what is missing."""
@@ -133,6 +153,7 @@ class KvSubscriber:
         self._sink(CacheCleared())
         self._held.clear()
         self._expected, self._tries = 0, 0
+        self._retry, self._is_retelling = None, False
         self._ask()
 
     def _ask(self) -> None:
@@ -142,19 +163,28 @@ class KvSubscriber:
         assert self._expected is not None
         self._tries += 1
         self._asked = self._clock.now()
-        self._replay.send_multipart([b"", self._expected.to_bytes(8, "big")], zmq.DONTWAIT)
+        with suppress(zmq.Again):  # nobody is there, and questions wait for them already
+            self._replay.send_multipart([b"", self._expected.to_bytes(8, "big")], zmq.DONTWAIT)
 
     def _give_up(self) -> None:
         """Go on with whatever came since."""
-        self._asked, self._tries = None, 0
         self._sink(CacheCleared())
-        self._expected = self._held[0][0] if self._held else None
+        self._resume = self._held[0][0] if self._held else None
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """From `_resume`, for now."""
+        self._asked, self._tries, self._is_retelling = None, 0, False
+        self._expected = self._resume
+        if self._replay is not None:
+            self._retry = self._clock.now() + RETRY_SECONDS
         self._take_held()
 
 
 def _connect(kind: int, address: str, security: Security | None) -> "zmq.Socket[bytes]":
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
     socket.setsockopt(zmq.RCVHWM, QUEUE_BATCHES)
+    socket.setsockopt(zmq.SNDHWM, MAX_TRIES)
     socket.setsockopt(zmq.LINGER, 0)
     if security is not None:
         assert security.server is not None

@@ -12,9 +12,9 @@ from msgspec import Meta
 
 from paceline.runtime.codec import Codec
 
-VERSION = 2
-OLDEST = 1
-"""The oldest version spoken here. 1 knows no `Branches`: a peer of that version is never sent any."""
+VERSION = 3
+OLDEST = 2
+"""The oldest version spoken here. 2 knows no `Step.kept`, `Drafted.begun` and packed branches: such a peer is sent none."""
 
 MAX_DEPTH = 64
 MAX_BATCH = 1024
@@ -31,6 +31,7 @@ Tokens = Annotated[list[Token], Meta(max_length=MAX_CONTEXT)]
 Chain = Annotated[list[Token], Meta(max_length=MAX_DEPTH)]
 Sequences = Annotated[list[Large], Meta(max_length=MAX_BATCH)]
 LawBytes = Annotated[bytes, Meta(max_length=MAX_DEPTH * 2048)]
+BranchBytes = Annotated[bytes, Meta(max_length=1 << 16)]
 
 
 class Record(msgspec.Struct, array_like=True, frozen=True):
@@ -102,10 +103,12 @@ class Step(Record, frozen=True):
     base: Count
     """Length of the sequence before `tokens`: it must be what the worker has."""
     tokens: Tokens
-    """Committed since the last turn."""
+    """Committed since the last turn, after those in `kept`."""
     depth: Depth
     held: Depth = 0
     """Tokens of this round's draft that the sender has already, from `Branches`: the worker answers only what is missing."""
+    kept: Depth = 0
+    """So many tokens of the answer to the last round were committed first; the worker has them."""
 
 
 class Advance(Message, frozen=True, tag=3):
@@ -146,6 +149,8 @@ class Drafted(Record, frozen=True):
     """Under rejection: what each token was drawn from, see `runtime/laws.py`. Empty: one-hot."""
     ready: bool = False
     """It had been drafted before it was asked for."""
+    begun: Annotated[list[Token], Meta(max_length=2 * MAX_BATCH)] = msgspec.field(default_factory=list)
+    """Outcomes that are being drafted for next: accepted, the token that follows, accepted, token, …"""
 
 
 class Load(Record, frozen=True):
@@ -184,6 +189,11 @@ class Ahead(Record, frozen=True):
     sequence: Large
     round: Count
     branches: Annotated[list[Branch], Meta(max_length=MAX_BATCH)]
+    """To a peer of version 2; empty where they are packed."""
+    packed: BranchBytes = b""
+    """Branches of `length` tokens each, see `runtime/packed_branches.py`."""
+    length: Depth = 0
+    is_wide: bool = False
 
 
 class Branches(Message, frozen=True, tag=8):

@@ -1,6 +1,7 @@
 """A draft model as the core of a draft worker: one pass over rides of many targets, prompts in chunks beside them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -20,7 +21,11 @@ CANDIDATES = 64
 
 
 class ModelCore:
-    """Draws as `draft_model` does: with the target's own noise under coupled verification, from a law under rejection."""
+    """Draws as `draft_model` does: with the target's own noise under coupled verification, from a law under rejection.
+
+    On a GPU it has a stream of its own, before others in line: a target in the same process verifies meanwhile, and the little
+    that a draft computes must not wait for the much that a verification does.
+    """
 
     def __init__(self, runner: ModelRunner, max_rows: int, num_proposable: int, vocab_size: int) -> None:
         """`max_rows` of one pass; token ids below `num_proposable` are known to both models, `vocab_size` is the target's."""
@@ -29,6 +34,10 @@ class ModelCore:
         self._num_proposable = num_proposable
         self._vocab_size = vocab_size
         self._tables = ForkingTables(runner.num_blocks)
+        self._stream: torch.cuda.Stream | None = None
+        if runner.device.type == "cuda":
+            self._stream = torch.cuda.Stream(runner.device, priority=-1)
+            self._stream.wait_stream(torch.cuda.current_stream(runner.device))  # weights and cache are written there
 
     @property
     def num_free_blocks(self) -> int:
@@ -49,13 +58,14 @@ class ModelCore:
         drawn: list[Drawn | None] = [None] * len(rides)
         if not spans:
             return drawn
-        logits = self._runner.forward(spans).logits
-        for ride in rides:
-            if ride.id in self._tables:
-                self._tables.publish(ride.id, ride.ids, min(ride.num_cached, ride.num_committed))
-        if logits is not None and stepped:
-            for i, token in zip(stepped, self._draw(logits, [rides[i] for i in stepped]), strict=True):
-                drawn[i] = token
+        with self._on_stream():
+            logits = self._runner.forward(spans).logits
+            for ride in rides:
+                if ride.id in self._tables:
+                    self._tables.publish(ride.id, ride.ids, min(ride.num_cached, ride.num_committed))
+            if logits is not None and stepped:
+                for i, token in zip(stepped, self._draw(logits, [rides[i] for i in stepped]), strict=True):
+                    drawn[i] = token
         return drawn
 
     def fork(self, ride: Ride, child: Ride) -> None:
@@ -64,7 +74,8 @@ class ModelCore:
             return  # nothing computed worth sharing: the child starts by itself
         copies = self._tables.fork(ride.id, child.id, shared)
         if copies is not None:
-            self._runner.move(*copies)
+            with self._on_stream():
+                self._runner.move(*copies)
             child.num_cached = shared
 
     def cut(self, ride: Ride, length: int) -> None:
@@ -77,6 +88,14 @@ class ModelCore:
         for ride in rides:
             self._tables.close(ride.id)
             ride.num_cached = 0
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+        else:
+            with torch.cuda.stream(self._stream):
+                yield
 
     def _has_room(self, ride: Ride) -> bool:
         if len(ride.ids) > self._runner.model.config.max_position:

@@ -28,6 +28,9 @@ from paceline.runtime.transport import wait_any
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress, Proposer
 
+IDLE_LOOK = 0.01
+"""Seconds that an idle target waits for the answer to a ping, every two seconds or so."""
+
 
 class PoolProposer:
     """Opens sequences at the draft worker that answers soonest, and elsewhere when it is lost. `fallback` drafts meanwhile.
@@ -74,8 +77,12 @@ class PoolProposer:
         self.tend()
 
     def tend(self) -> None:
-        """Keep the lines alive while nobody generates."""
-        self._tend()
+        """Keep the lines alive while nobody generates, and now and then see how far away the workers are."""
+        now = self._tend()
+        unwatched = [link.line for link in self._links.values() if link.is_unwatched(now)]
+        if unwatched:
+            wait_any(unwatched, IDLE_LOOK)
+            self._hear(watched=True)
 
     def observe(self, batch: Sequence[Progress]) -> None:
         now = self._tend()
@@ -159,10 +166,11 @@ class PoolProposer:
                     link.where.address,
                     link.state,
                     link.epoch,
-                    view.round_trip,
+                    link.round_trip.seen,
                     view.queue,
                     at.count(link),
                     link.counts,
+                    link.load.pass_us * 1e-6,
                 )
                 for link in self._links.values()
                 for view in (link.view(now),)

@@ -9,6 +9,7 @@ from paceline.runtime.codec import Malformed
 from paceline.runtime.draft_link import DraftLink
 from paceline.runtime.laws import Law
 from paceline.runtime.messages import Ahead, Branch, Drafted, Open, Rule, Sampling, Step
+from paceline.runtime.packed_branches import unpack
 from paceline.runtime.pooled_drafts import Chain
 from paceline.speculation.proposer import Progress
 
@@ -31,6 +32,8 @@ class PoolRider:
     asked_at: float = 0.0
     chain: Chain | None = None
     offered: tuple[int, ...] = ()
+    is_answered: bool = False
+    """The draft is the worker's answer to this very round: it has those tokens, and need not be sent them again."""
     branches: dict[tuple[int, int], Branch] = field(default_factory=dict)
     """Drafts for outcomes of the round under way, or the word that they are being made."""
     outcome: tuple[int, int] | None = None
@@ -46,7 +49,7 @@ class PoolRider:
         """Start afresh there: all that the worker needs to know."""
         self.link = link
         self.branches.clear()
-        self.offered, self.known, self.round = (), len(self.progress.ids), 0
+        self.offered, self.known, self.round, self.is_answered = (), len(self.progress.ids), 0, False
         return opening(self.progress, link.epoch)
 
     def leave(self) -> None:
@@ -64,9 +67,12 @@ class PoolRider:
         is_outcome = accepted >= 0 and tuple(tokens[:accepted]) == self.offered[:accepted]
         self.outcome = (accepted, tokens[-1]) if is_outcome else None
         branch = None if self.outcome is None else self.branches.get(self.outcome)
-        self.is_missed = branch is None and bool(self.branches)
+        # What follows after all was accepted is always being drafted, and nobody is told which tokens
+        is_open = bool(self.offered) and accepted == len(self.offered)
+        self.is_missed = branch is None and bool(self.branches) and not is_open
+        kept = accepted if self.outcome is not None and self.is_answered and link.version >= 3 else 0
         self.branches.clear()
-        self.offered = ()
+        self.offered, self.is_answered = (), False
         self.round += 1
         self.asked, self.asked_at = depth, now
         held = 0
@@ -76,12 +82,15 @@ class PoolRider:
         if self.chain is not None:
             link.counts.ready += 1
             held = len(self.chain.tokens)
-        return Step(self.progress.sequence_id, self.round, base, tokens, depth, held)
+        return Step(self.progress.sequence_id, self.round, base, tokens[kept:], depth, held, kept)
 
     def take(self, drafted: Drafted, now: float, watched: bool) -> None:
         """The answer to a round. What is wrong with it counts against the worker."""
         link = self.link
         assert link is not None
+        if drafted.round == self.round:
+            for key in zip(drafted.begun[::2], drafted.begun[1::2], strict=False):
+                self.branches.setdefault(key, Branch(*key, []))
         if drafted.round != self.round or not self.asked:
             self._take_late(drafted, link)
             return
@@ -91,6 +100,7 @@ class PoolRider:
             if len(drafted.tokens) > self.asked:
                 raise Malformed(f"{len(drafted.tokens)} tokens, and {self.asked} were asked for")
             self.chain = self._chain(drafted.tokens, drafted.laws)
+            self.is_answered = True
         except Malformed as malformed:
             self.asked = 0
             link.fault(f"answered {malformed}")
@@ -102,14 +112,20 @@ class PoolRider:
 
     def take_ahead(self, ahead: Ahead) -> None:
         """Kept as they are: only the one that comes true is looked at, be it a moment late."""
-        if ahead.round == self.round:
-            for branch in ahead.branches:
+        link, is_late = self.link, ahead.round == self.round - 1 and self.asked and self.chain is None
+        assert link is not None
+        if ahead.round != self.round and not is_late:
+            return
+        try:
+            branches = unpack(ahead)
+        except Malformed as malformed:
+            link.fault(f"sent ahead {malformed}")
+            return
+        for branch in branches:
+            if not is_late:
                 self.branches[branch.accepted, branch.token] = branch
-        elif ahead.round == self.round - 1 and self.asked and self.chain is None:
-            assert self.link is not None
-            for branch in ahead.branches:
-                if (branch.accepted, branch.token) == self.outcome:
-                    self._use(branch, self.link)
+            elif (branch.accepted, branch.token) == self.outcome:
+                self._use(branch, link)
 
     def due(self, now: float, deadline: float) -> float:
         """When its draft can be expected: after a round trip if it was prepared, and else when it is drafted afresh. What is

@@ -13,9 +13,12 @@ class LinkSnapshot:
     state: State
     epoch: int
     round_trip: float | None
+    """Seconds; None before an answer was waited for."""
     queue: float
     sequences: int
     counts: LinkCounts
+    pass_seconds: float = 0.0
+    """Of one pass over its model, of late; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from paceline.runtime.messages import MAX_DEPTH
 logger = logging.getLogger(__name__)
 
 AHEAD_SHARE = 0.05
-"""Where a round trip is longer than this share of a step, drafts are asked to be sent before the verdict is known."""
+"""Where a round trip is mostly longer than this share of a step, drafts are asked to be sent before the verdict is known."""
 SLOWEST = 16.0
 """Recent figures follow new ones by one part in this many."""
 LOOK_EVERY = 4
@@ -58,8 +58,8 @@ class PoolVitals:
         self._gain.observe(accepted)
 
     def wants_ahead(self, link: DraftLink) -> bool:
-        trip, step = link.round_trip.seconds, self._step.value
-        return link.version >= 2 and trip is not None and step is not None and trip > AHEAD_SHARE * step
+        trip, step = link.round_trip.usual, self._step.value
+        return trip is not None and step is not None and trip > AHEAD_SHARE * step
 
     def depth_cap(self, link: DraftLink) -> int:
         """A draft slower than the verification is asked for less: as many tokens as it drafts in that time."""

@@ -3,24 +3,37 @@
 import logging
 import os
 import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
+from paceline.core.json_log import log_as
+from paceline.runtime.weight_spec import PeerAddress
 from paceline.runtime.worker import Worker, make_worker
 from paceline.runtime.worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
+
+LOOK = 1.0
+"""Seconds for peers to say where they give their weights; who does not is loading, or not there."""
 
 
 class WorkerActor:
     """The class that becomes an actor. A worker that fails takes its process with it, and Ray starts another."""
 
     def __init__(self, spec: str) -> None:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
         import ray
 
         own = WorkerSpec.from_json(spec)
+        log_as(own.name)
         host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
         self._spec = replace(own, address=own.address.replace("auto", host))
+        if own.weights is not None:
+            door = own.weights.address.replace("auto", host)
+            self._spec = replace(
+                self._spec, weights=replace(own.weights, address=door, peers=_running(own.weights.peers))
+            )
         self._worker: Worker = make_worker(self._spec)
         self._thread = threading.Thread(target=self._run, name=own.name, daemon=True)
         self._thread.start()
@@ -31,6 +44,10 @@ class WorkerActor:
         import ray
 
         return self._worker.address, os.getpid(), ray.get_runtime_context().get_node_id()
+
+    def weight_address(self) -> str:
+        """Where it gives its weights to others."""
+        return self._worker.weight_address
 
     def stop(self) -> None:
         """Let the worker say goodbye. The actor is killed by whoever asked."""
@@ -43,3 +60,19 @@ class WorkerActor:
         except Exception:
             logger.exception("%s failed", self._spec.name)
             os._exit(1)
+
+
+def _running(peers: Sequence[PeerAddress]) -> tuple[PeerAddress, ...]:
+    """Those that are up, and where."""
+    import ray
+
+    asked: dict[Any, str] = {}
+    for peer in peers:
+        with suppress(ValueError):  # there is none of that name
+            asked[ray.get_actor(peer.name).weight_address.remote()] = peer.name
+    ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK) if asked else ([], [])
+    found = []
+    for answer in ready:
+        with suppress(ray.exceptions.RayError):  # it died a moment ago
+            found.append(PeerAddress(asked[answer], ray.get(answer)))
+    return tuple(peer for peer in found if peer.address)

@@ -1,12 +1,23 @@
 """What a target worker says about itself when asked, as messages and as values."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, fields
 from typing import Protocol
 
 from paceline.cluster.symptoms import Symptom
 from paceline.core.flags import SpeculationFlags
-from paceline.engine.snapshot import EngineSnapshot, TrafficReport
-from paceline.runtime.stream_messages import DrafterAddress, DrafterRecord, Report, SymptomRecord, TrafficRecord
+from paceline.engine.snapshot import AuditCounts, EngineSnapshot, TierReport, TrafficReport
+from paceline.runtime.past_reports import Key, counts_of
+from paceline.runtime.stream_messages import (
+    AuditRecord,
+    DrafterAddress,
+    DrafterRecord,
+    HandoffRecord,
+    Report,
+    SymptomRecord,
+    TrafficRecord,
+)
 from paceline.speculation.breaker import BreakerState
 
 
@@ -48,7 +59,12 @@ class NoDrafts:
 
 
 def engine_report(
-    name: str, epoch: int, snapshot: EngineSnapshot, drafts: DraftSide, pressure: Sequence[Symptom] = ()
+    name: str,
+    epoch: int,
+    snapshot: EngineSnapshot,
+    drafts: DraftSide,
+    pressure: Sequence[Symptom] = (),
+    handoffs: HandoffRecord | None = None,
 ) -> Report:
     return Report(
         epoch=epoch,
@@ -64,7 +80,16 @@ def engine_report(
         max_depth=snapshot.flags.max_depth or 0,
         traffic=[
             TrafficRecord(
-                one.method, one.category, one.breaker.value, list(one.alphas), one.mean_depth, dict(one.fallbacks)
+                one.method,
+                one.category,
+                one.breaker.value,
+                list(one.alphas),
+                one.mean_depth,
+                dict(one.fallbacks),
+                one.tested,
+                one.kept,
+                one.drifts,
+                one.drift,
             )
             for one in snapshot.traffic
         ],
@@ -72,13 +97,23 @@ def engine_report(
         symptoms=[
             *drafts.symptoms(),
             *(SymptomRecord(symptom.name, symptom.figure, symptom.limit, symptom.remedy) for symptom in pressure),
+            *(SymptomRecord(one.name, one.figure, one.limit, one.remedy) for one in snapshot.audit.symptoms),
         ],
+        handoffs=handoffs,
+        audit=AuditRecord(snapshot.audit.audited, snapshot.audit.drifted, snapshot.audit.dropped),
+        advantage=snapshot.advantage,
+        seconds=dict(snapshot.seconds),
+        tiers=None if snapshot.tiers is None else asdict(snapshot.tiers),
     )
 
 
-def merged_snapshot(reports: Iterable[Report]) -> EngineSnapshot:
-    """All targets as if they were one engine: counts added up, acceptance and depth averaged over them."""
+def merged_snapshot(reports: Iterable[Report], past: Mapping[Key, float] | None = None) -> EngineSnapshot:
+    """All targets as if they were one engine: counts added up, acceptance and depth averaged over them. `past`: what was
+    counted by processes that do not report any more."""
     reports = list(reports)
+    counts: Counter[Key] = Counter(past or {})
+    for report in reports:
+        counts.update(dict(counts_of(report)))
     traffic: dict[tuple[str, str], list[TrafficRecord]] = {}
     for report in reports:
         for record in report.traffic:
@@ -88,32 +123,50 @@ def merged_snapshot(reports: Iterable[Report]) -> EngineSnapshot:
         waiting=sum(report.waiting for report in reports),
         kv_used=sum(report.kv_used for report in reports),
         kv_total=sum(report.kv_total for report in reports) or 1,
-        preemptions=sum(report.preemptions for report in reports),
-        invalid_drafts=sum(report.invalid_drafts for report in reports),
+        preemptions=counts["preemptions",],
+        invalid_drafts=counts["invalid_drafts",],
         flags=SpeculationFlags(
             any(report.enabled for report in reports),
             reports[0].method if reports else "",
             max((report.max_depth for report in reports), default=0),
         ),
-        traffic=tuple(_merged(method, category, records) for (method, category), records in traffic.items()),
+        traffic=tuple(_merged(method, category, records, counts) for (method, category), records in traffic.items()),
+        advantage=_mean([report.advantage for report in reports if report.advantage is not None]),
+        seconds={key[1]: seconds for key, seconds in counts.items() if key[0] == "seconds"},
+        audit=AuditCounts(counts["audited",], counts["drifted",], counts["dropped",]),
+        tiers=_tiers([report.tiers for report in reports if report.tiers is not None], counts),
     )
+
+
+def _tiers(records: Sequence[Mapping[str, int]], counts: Counter[Key]) -> TierReport | None:
+    """What is there now, and what was ever counted."""
+    if not records:
+        return None
+    sums = {one.name: sum(record.get(one.name, 0) for record in records) for one in fields(TierReport)}
+    return TierReport(**{name: counts.get(("tiers", name), total) for name, total in sums.items()})
 
 
 _SEVERITY = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
 
-def _merged(method: str, category: str, records: Sequence[TrafficRecord]) -> TrafficReport:
+def _merged(method: str, category: str, records: Sequence[TrafficRecord], counts: Counter[Key]) -> TrafficReport:
     positions = max(len(record.alphas) for record in records)
     at = [[record.alphas[i] for record in records if i < len(record.alphas)] for i in range(positions)]
-    fallbacks: dict[str, int] = {}
-    for record in records:
-        for reason, count in record.fallbacks.items():
-            fallbacks[reason] = fallbacks.get(reason, 0) + count
+    name = (method, category)
+    reasons = dict.fromkeys(reason for record in records for reason in record.fallbacks)
     return TrafficReport(
         method=method,
         category=category,
         breaker=max((BreakerState(record.breaker) for record in records), key=_SEVERITY.__getitem__),
         alphas=tuple(sum(alphas) / len(alphas) for alphas in at),
         mean_depth=sum(record.mean_depth for record in records) / len(records),
-        fallbacks=fallbacks,
+        fallbacks={reason: counts["fallbacks", *name, reason] for reason in reasons},
+        tested=counts["tested", *name],
+        kept=counts["kept", *name],
+        drifts=counts["drifts", *name],
+        drift=max(records, key=lambda record: record.drifts).drift,
     )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -82,6 +82,11 @@ class Rolling:
         """Of this round, as far as it goes."""
         return self._main.chain[: self.depth]
 
+    @property
+    def offer(self) -> list[int]:
+        """What the round was answered with."""
+        return [drawn.token for drawn in self._main.chain[: self.offered]]
+
     def advance(self, round_: int, tokens: Sequence[int], depth: int) -> Lesson | None:
         """`tokens` were committed; draft `depth` more for `round_`. Returns what is to be learned of it, if anything."""
         chain = self._main.chain
@@ -131,9 +136,7 @@ class Rolling:
         if not self.is_answered or self.offered == 0:
             return
         continues = not self.facts.wants_law
-        if self._planned is None:
-            self._planned = list(plan(self.offered, self.depth, continues))
-        self._fork()
+        self._fork(self._plan(plan))
         beyond = self.offered + 1 + (self.depth if continues else 0)
         if len(self._main.chain) < beyond and self._main.idle < PATIENCE:
             yield self._main
@@ -142,9 +145,17 @@ class Rolling:
             if len(line.chain) < 2 * self.depth + 1 and line.idle < PATIENCE:
                 yield line
 
+    def begun(self, plan: Plan) -> list[Key]:
+        """Outcomes that will be prepared for now that the round is answered, if the target is to be told of them."""
+        if not self.offered or self.facts.wants_law:
+            return []
+        keys = [key for outcome in self._plan(plan) if (key := self._key(outcome)) is not None]
+        self._told.update((key, False) for key in keys)
+        return keys
+
     def prepared(self, announces: bool = True) -> Iterator[tuple[Key, list[Drawn]]]:
         """Outcomes of this round to tell the target of: each once with its draft, and with `announces` once before, when it is
-        begun.
+        begun, unless it is what follows after all was accepted, which everybody can expect.
 
         None under rejection: with what it was drawn from a draft takes kilobytes, too many for outcomes that do not come true.
         Those drafts wait here to be asked for.
@@ -160,7 +171,7 @@ class Rolling:
                 if self._told.get(key) is not True:
                     self._told[key] = True
                     yield key, drawn[: self.depth]
-            elif announces and key not in self._told:
+            elif announces and key not in self._told and key[0] < offered:
                 self._told[key] = False
                 yield key, []
 
@@ -169,22 +180,30 @@ class Rolling:
         self._drop_branches()
         self._planned = []
 
-    def _fork(self) -> None:
-        assert self._planned is not None
-        main, later = self._main, []
-        for outcome in self._planned:
-            if outcome.accepted >= len(main.chain):  # after the last draft of the round: its logits are not there yet
-                later.append(outcome)
-                continue
-            rivals = self._rivals(outcome.accepted)
-            if outcome.rival >= len(rivals):
-                continue
-            token = rivals[outcome.rival]
-            ids = [*main.ride.ids[: self.length + outcome.accepted], token]
-            child = Ride(self._new_id(), self.facts, ids, self.length)
-            self._core.fork(main.ride, child)
-            self._branches[outcome.accepted, token] = Line(child)
-        self._planned = later
+    def _plan(self, plan: Plan) -> list[Outcome]:
+        """Outcomes that are to be prepared for and are not yet."""
+        if self._planned is None:
+            self._planned = list(plan(self.offered, self.depth, not self.facts.wants_law))
+        return self._planned
+
+    def _key(self, outcome: Outcome) -> Key | None:
+        """None: the draft knows of no such token, or not yet."""
+        if outcome.accepted >= len(self._main.chain):
+            return None
+        rivals = self._rivals(outcome.accepted)
+        return (outcome.accepted, rivals[outcome.rival]) if outcome.rival < len(rivals) else None
+
+    def _fork(self, planned: list[Outcome]) -> None:
+        main = self._main
+        for outcome in planned:
+            key = self._key(outcome)
+            if key is not None:
+                ids = [*main.ride.ids[: self.length + outcome.accepted], key[1]]
+                child = Ride(self._new_id(), self.facts, ids, self.length)
+                self._core.fork(main.ride, child)
+                self._branches[key] = Line(child)
+        # After the last draft of the round logits are not there yet
+        self._planned = [outcome for outcome in planned if outcome.accepted >= len(main.chain)]
 
     def _rivals(self, position: int) -> list[int]:
         drawn = self._main.chain[position]

@@ -88,10 +88,13 @@ class Roster:
             return Fault.BASE
         if not self._is_known(step.tokens):
             return Fault.MALFORMED
-        lesson = rolling.advance(step.round, step.tokens, step.depth)
+        if step.kept > rolling.offered:
+            return Fault.BASE
+        tokens = [*rolling.offer[: step.kept], *step.tokens] if step.kept else step.tokens
+        lesson = rolling.advance(step.round, tokens, step.depth)
         if lesson is not None:
             self._lessons.append(lesson)
-        self._num_tokens += len(step.tokens)
+        self._num_tokens += len(tokens)
         if step.depth:
             self.num_rounds += 1
             self.num_ready += rolling.was_ready
@@ -124,7 +127,7 @@ class Roster:
         lines = list(itertools.islice(_by_turns(urgent), self._limits.max_batch))
         if self._limits.ahead_nodes:
             rollings = [rolling for target in targets for rolling in target.sequences.values()]
-            ahead = _by_turns(rolling.ahead(self._plan) for rolling in rollings)
+            ahead = _by_turns(rolling.ahead(self.plan) for rolling in rollings)
             lines += itertools.islice(ahead, self._limits.max_batch - len(lines))
         return lines
 
@@ -156,7 +159,8 @@ class Roster:
                 self._odds.observe(lesson.rival)
         self._lessons.clear()
 
-    def _plan(self, offered: int, depth: int, continues: bool) -> list[Outcome]:
+    def plan(self, offered: int, depth: int, continues: bool) -> list[Outcome]:
+        """Which outcomes of a round are worth preparing for."""
         plan = self._plans.get((offered, depth, continues))
         if plan is None:
             alphas, odds = self.acceptance.alphas(""), self._odds.odds

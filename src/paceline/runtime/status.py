@@ -2,17 +2,21 @@
 
 from collections.abc import Iterable, Sequence
 
-from paceline.core.worker_status import Symptom, WorkerStatus
+from paceline.cluster.kv_router import KvRouter, RouterView
+from paceline.core.worker_status import HandoffCounts, Symptom, WorkerStatus
 from paceline.runtime.canaries import CATEGORY
 from paceline.runtime.directory import Member
-from paceline.runtime.stream_messages import DrafterRecord, Report
+from paceline.runtime.stream_messages import DrafterRecord, HandoffRecord, Loading, Report
 from paceline.runtime.target_line import TargetLine
 
 UNSEEN = "unseen"
 """No target has said anything about it."""
 
 
-def worker_statuses(members: Iterable[Member], lines: Sequence[TargetLine]) -> list[WorkerStatus]:
+def worker_statuses(
+    members: Iterable[Member], lines: Sequence[TargetLine], router: KvRouter | None = None
+) -> list[WorkerStatus]:
+    """`router`: what it knows of the targets is told too."""
     by_name = {line.name: line for line in lines}
     seen: dict[str, list[DrafterRecord]] = {}
     for line in lines:
@@ -22,12 +26,12 @@ def worker_statuses(members: Iterable[Member], lines: Sequence[TargetLine]) -> l
     return [
         _draft(member, seen.get(member.name, []))
         if member.role == "draft"
-        else _target(member, by_name.get(member.name))
+        else _target(member, by_name.get(member.name), router and router.view(member.name))
         for member in members
     ]
 
 
-def _target(member: Member, line: TargetLine | None) -> WorkerStatus:
+def _target(member: Member, line: TargetLine | None, view: RouterView | None) -> WorkerStatus:
     if line is None or line.pulse is None:
         return WorkerStatus(member.name, member.pool, member.role, "starting", member.address)
     pulse, report = line.pulse, line.report
@@ -35,7 +39,7 @@ def _target(member: Member, line: TargetLine | None) -> WorkerStatus:
         name=member.name,
         pool=member.pool,
         role=member.role,
-        state=line.state.value,
+        state=_loading(pulse.loading) if line.is_usable and pulse.loading is not None else line.state.value,
         address=member.address,
         running=pulse.running,
         waiting=pulse.waiting,
@@ -47,6 +51,14 @@ def _target(member: Member, line: TargetLine | None) -> WorkerStatus:
         hits=0 if report is None else sum(drafter.hits for drafter in report.drafters),
         late=0 if report is None else sum(drafter.late for drafter in report.drafters),
         symptoms=() if report is None else tuple(Symptom(s.name, s.figure, s.limit, s.remedy) for s in report.symptoms),
+        preemptions=0 if report is None else report.preemptions,
+        tokens=line.tokens,
+        prompt_tokens=line.prompt_tokens,
+        cached_tokens=line.cached_tokens,
+        queue_seconds=None if view is None else view.queue_seconds,
+        indexed_blocks=None if view is None else view.blocks,
+        prefill_seconds=None if view is None else view.prefill_seconds,
+        handoffs=None if report is None or report.handoffs is None else _handoffs(report.handoffs),
     )
 
 
@@ -62,11 +74,23 @@ def _draft(member: Member, records: Sequence[DrafterRecord]) -> WorkerStatus:
         address=member.address,
         running=sum(record.sequences for record in records),
         queue_seconds=_mean([record.queue_seconds for record in ready]),
-        round_trip=_mean([record.round_trip for record in ready]),
+        round_trip=_mean([record.round_trip for record in ready if record.round_trip]),
         answers=sum(record.answers for record in records),
         hits=sum(record.hits for record in records),
         late=sum(record.late for record in records),
+        pass_seconds=_mean([record.pass_seconds for record in ready if record.pass_seconds]),
     )
+
+
+def _handoffs(record: HandoffRecord) -> HandoffCounts:
+    return HandoffCounts(record.done, record.failed, record.tokens, record.bytes, record.seconds, record.peer_tokens)
+
+
+def _loading(progress: Loading) -> str:
+    if progress.layers == progress.total:
+        return "warming up"
+    peers = f"{progress.peers} peer{'' if progress.peers == 1 else 's'}" if progress.peers else "disk"
+    return f"loading {progress.layers}/{progress.total} layers from {peers}"
 
 
 def _alpha(report: Report) -> float | None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from paceline.cluster.peer_hints import PeerHint
 from paceline.core.errors import PacelineError
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
@@ -34,7 +35,11 @@ class Stream:
         self.pinned = pinned
         self.worker: str | None = None
         """Who generates for it now."""
+        self.peer: PeerHint | None = None
+        """Who else has its prompt cached."""
         self.attempt = 0
+        self.heard = 0
+        """The last attempt that anything came of."""
         self.moves = 0
         """Workers it has lost since it last got further."""
         self._choices = [_Choice() for _ in range(request.sampling.n)]

@@ -7,10 +7,12 @@ from the token ids it has.
 
 from typing import Annotated, TypeAlias
 
+import msgspec
 from msgspec import Meta
 
 from paceline.runtime.codec import Codec
 from paceline.runtime.messages import Count, Goodbye, Hello, Large, Message, Record, Salt, Token, Tokens
+from paceline.runtime.transfer.ticket import Ticket
 
 MAX_OUTPUTS = 4096
 MAX_WORKERS = 4096
@@ -65,6 +67,12 @@ class Submit(Message, frozen=True, tag=20):
     salt: Salt
     committed: Annotated[list[Tokens | None], Meta(max_length=128)]
     """See `Request.committed`."""
+    trace: Annotated[str, Meta(max_length=64)] = ""
+    """W3C `traceparent`; empty: it is not traced."""
+    peer: Name = ""
+    """Another target that has the first `peer_tokens` of the prompt in its cache; a worker of an earlier version does not read
+    so far."""
+    peer_tokens: Count = 0
 
 
 class Withdraw(Message, frozen=True, tag=21):
@@ -91,6 +99,10 @@ class Drafters(Message, frozen=True, tag=24):
     """These are the draft workers there are."""
 
     workers: Annotated[list["DrafterAddress"], Meta(max_length=MAX_WORKERS)]
+    prefillers: Annotated[list["DrafterAddress"], Meta(max_length=MAX_WORKERS)] = msgspec.field(default_factory=list)
+    """The prefill workers there are; a target of an earlier version does not read so far, and computes prompts itself."""
+    peers: Annotated[list["DrafterAddress"], Meta(max_length=MAX_WORKERS)] = msgspec.field(default_factory=list)
+    """The target workers there are, where they give each other what they have cached."""
 
 
 class DrafterAddress(Record, frozen=True):
@@ -102,6 +114,24 @@ class DrafterAddress(Record, frozen=True):
 
 class Ask(Message, frozen=True, tag=25):
     """Answered by a `Report`."""
+
+
+class Prefill(Message, frozen=True, tag=26):
+    """From a target to a prefill worker: compute these tokens and hand over what comes of them, from block `first` on, and the
+    hidden states of the last `state_rows` tokens. Answered by `Granted` or `Refused`; ended by `Withdraw`, or when the one who
+    asked is silent."""
+
+    epoch: Large
+    """The prefill worker's, from its `Welcome`."""
+    attempt: Large
+    ids: Tokens
+    """Whole blocks."""
+    salt: Salt
+    first: Count
+    layout: Name
+    """How the asker's cache is laid out: another one's bytes would mean something else."""
+    state_layers: Annotated[list[Count], Meta(max_length=64)]
+    state_rows: Count
 
 
 class Welcome(Message, frozen=True, tag=40):
@@ -145,6 +175,9 @@ class Output(Record, frozen=True):
     num_cached: Count
     logprobs: list[WireLogprobs] | None
     finish_reason: Name | None
+    method: Name = ""
+    waited: Share = 0.0
+    """Seconds from its arrival until it had a seat."""
 
 
 class Outputs(Message, frozen=True, tag=41):
@@ -163,6 +196,15 @@ class Refused(Message, frozen=True, tag=42):
     field: Name | None
 
 
+class Loading(Record, frozen=True):
+    """How much of a worker's model is there."""
+
+    layers: Count
+    total: Count
+    peers: Count
+    """That they come from; 0: from disk."""
+
+
 class Pulse(Message, frozen=True, tag=43):
     nonce: Large
     epoch: Large
@@ -172,6 +214,30 @@ class Pulse(Message, frozen=True, tag=43):
     waiting: Count
     kv_used: Count
     kv_total: Count
+    prompt_tokens: Count = 0
+    """Of prompts, yet to be computed."""
+    loading: Loading | None = None
+    """None: all of it is there. Until then requests are taken, and wait for the layers they get to."""
+
+
+class Granted(Message, frozen=True, tag=45):
+    """Answers `Prefill`. The parts are those of `engine/handoff_plan.py`, and become ready as they are computed."""
+
+    attempt: Large
+    ticket: Ticket
+
+
+class HandoffRecord(Record, frozen=True):
+    """Prompts that a target was handed, or a prefill worker gave, since it started."""
+
+    done: Large = 0
+    failed: Large = 0
+    tokens: Large = 0
+    bytes: Large = 0
+    seconds: Share = 0.0
+    """From being asked for to being there, of those that are done."""
+    peer_tokens: Large = 0
+    """Of `tokens`, those that another target had cached."""
 
 
 class TrafficRecord(Record, frozen=True):
@@ -183,6 +249,10 @@ class TrafficRecord(Record, frozen=True):
     alphas: list[float]
     mean_depth: float
     fallbacks: dict[Name, Large]
+    tested: Large = 0
+    kept: Large = 0
+    drifts: Large = 0
+    drift: tuple[float, float] | None = None
 
 
 class DrafterRecord(Record, frozen=True):
@@ -200,6 +270,8 @@ class DrafterRecord(Record, frozen=True):
     hits: Large
     """Answers that had been drafted before they were asked for."""
     late: Large
+    pass_seconds: Share = 0.0
+    """Of one pass over its model, of late; 0: not known."""
 
 
 class SymptomRecord(Record, frozen=True):
@@ -209,6 +281,14 @@ class SymptomRecord(Record, frozen=True):
     figure: float
     limit: float
     remedy: Words
+
+
+class AuditRecord(Record, frozen=True):
+    """See `AuditCounts`."""
+
+    audited: Large = 0
+    drifted: Large = 0
+    dropped: Large = 0
 
 
 class Report(Message, frozen=True, tag=44):
@@ -226,10 +306,18 @@ class Report(Message, frozen=True, tag=44):
     traffic: list[TrafficRecord]
     drafters: list[DrafterRecord]
     symptoms: list[SymptomRecord]
+    handoffs: HandoffRecord | None = None
+    """None: no prompts are handed over here."""
+    audit: AuditRecord = AuditRecord()
+    advantage: float | None = None
+    """See `EngineSnapshot`."""
+    seconds: dict[Name, Share] = msgspec.field(default_factory=dict)
+    tiers: dict[Name, Large] | None = None
+    """The fields of `TierReport`; None where the device is the only tier."""
 
 
-FromGateway: TypeAlias = Hello | Submit | Withdraw | Beat | Change | Drafters | Ask | Goodbye
-FromTargetWorker: TypeAlias = Welcome | Outputs | Refused | Pulse | Report | Goodbye
+FromGateway: TypeAlias = Hello | Submit | Withdraw | Beat | Change | Drafters | Ask | Prefill | Goodbye
+FromTargetWorker: TypeAlias = Welcome | Outputs | Refused | Pulse | Report | Granted | Goodbye
 
 TO_TARGET_WORKER: Codec[FromGateway] = Codec(FromGateway)
 TO_GATEWAY: Codec[FromTargetWorker] = Codec(FromTargetWorker)

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
+from paceline.cluster.kv_index import KvIndex
+from paceline.cluster.peer_hints import find_peer
 from paceline.cluster.router import Prompt, Router
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.runtime.stream import Event, Gap, Stream
@@ -23,10 +25,11 @@ MAX_MOVES = 8
 class Streams:
     """One thread, the pool's, calls everything but `reserve`; listeners are called on it."""
 
-    def __init__(self, lines: Mapping[str, TargetLine], router: Router) -> None:
-        """`lines`: a live view of the workers there are."""
+    def __init__(self, lines: Mapping[str, TargetLine], router: Router, index: KvIndex | None = None) -> None:
+        """`lines`: a live view of the workers there are. `index`: what they have cached and may take from each other."""
         self._lines = lines
         self._router = router
+        self._index = index
         self._attempts = itertools.count(1)
         self._streams: dict[str, Stream] = {}
         self._homeless: deque[Stream] = deque()
@@ -73,7 +76,12 @@ class Streams:
             line.connection.send(Withdraw([stream.attempt]))
             self.move(stream)
             return
-        self._router.started(stream.request.id)
+        line.tokens += len(step.tokens)
+        if stream.heard != stream.attempt and stream.pinned is None:
+            stream.heard = stream.attempt
+            line.prompt_tokens += len(stream.request.prompt_ids)
+            line.cached_tokens += min(output.num_cached, len(stream.request.prompt_ids))
+        self._router.started(stream.request.id, output.num_cached)
         if stream.is_finished:
             self._forget(stream)
         self._tell(stream, step)
@@ -117,13 +125,17 @@ class Streams:
         """Send every stream without a worker to one, if there is any."""
         if not self._homeless:
             return
-        loads = {line.name: line.load for line in self._lines.values() if line.is_usable}
+        usable = [line for line in self._lines.values() if line.takes_streams]
+        # Whoever is still loading gets something only where there is nobody else
+        loads = {line.name: line.load for line in [line for line in usable if not line.is_loading] or usable}
         for _ in range(len(self._homeless) if loads else 0):
             stream = self._homeless.popleft()
             request = stream.request
             prompt = Prompt(request.prompt_ids, request.cache_salt, request.id)
             name = stream.worker = self._router.choose(prompt, list(loads.values()))
             loads[name] = replace(loads[name], assigned=loads[name].assigned + stream.num_unfinished)
+            if self._index is not None and len(loads) > 1:
+                stream.peer = find_peer(self._index, prompt, name, loads)
             self.send(stream)
 
     def send(self, stream: Stream) -> None:
@@ -132,7 +144,7 @@ class Streams:
         assert line.welcome is not None
         stream.attempt, stream.worker = next(self._attempts), line.name
         line.streams[stream.attempt] = stream
-        if not line.connection.send(to_submit(stream.rest(), stream.attempt, line.welcome.epoch)):
+        if not line.connection.send(to_submit(stream.rest(), stream.attempt, line.welcome.epoch, stream.peer)):
             self.move(stream)
 
     def _leave(self, stream: Stream) -> None:

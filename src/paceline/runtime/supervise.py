@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 
 from paceline.core.errors import PacelineError
+from paceline.core.json_log import log_as
 from paceline.runtime.cluster_file import load_cluster
 from paceline.runtime.deployment import running_processes
 from paceline.runtime.state import StateFolder
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 def main(path: Path, tell: int) -> int:
     if os.fork():
         return 0
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s supervisor %(levelname)s %(message)s")
+    log_as("supervisor")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())

@@ -9,6 +9,7 @@ from paceline.cluster.health import Pulse as HealthPulse
 from paceline.cluster.health import WorkerHealth, WorkerState
 from paceline.cluster.router import WorkerLoad
 from paceline.core.cluster_config import HealthConfig
+from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.directory import Member
 from paceline.runtime.keys import KeyPair, Security
 from paceline.runtime.messages import OLDEST, VERSION, Hello
@@ -38,6 +39,12 @@ class TargetLine:
         self.state = WorkerState.STARTING
         """As of the last `beat`; whoever owns the line compares and acts."""
         self.next_canary = 0.0
+        self.tokens = 0
+        """What it generated for us, since we know it."""
+        self.prompt_tokens = 0
+        """Of the requests that it began to answer."""
+        self.cached_tokens = 0
+        """Of those, what its cache supplied."""
         self._config = health
         self._hello = Hello(VERSION, OLDEST, epoch, "")
         self._next_beat = 0.0
@@ -55,7 +62,8 @@ class TargetLine:
     def load(self) -> WorkerLoad:
         assert self.welcome is not None
         kv_use = self.pulse.kv_used / self.pulse.kv_total if self.pulse and self.pulse.kv_total else 0.0
-        return WorkerLoad(self.name, self._own + self._others, self.welcome.max_num_seqs, kv_use)
+        kv_tokens = self.pulse.kv_total * BLOCK_SIZE if self.pulse else 0
+        return WorkerLoad(self.name, self._own + self._others, self.welcome.max_num_seqs, kv_use, kv_tokens)
 
     @property
     def _own(self) -> int:
@@ -64,6 +72,16 @@ class TargetLine:
     @property
     def is_usable(self) -> bool:
         return self.state is WorkerState.READY and self.welcome is not None
+
+    @property
+    def takes_streams(self) -> bool:
+        """A prefill worker generates nothing but canaries."""
+        return self.is_usable and self.member.role == "target"
+
+    @property
+    def is_loading(self) -> bool:
+        """It takes requests, and answers them when the rest of its model is there."""
+        return self.pulse is not None and self.pulse.loading is not None
 
     def beat(self, now: float) -> None:
         """Say what is due to be said, and look how the worker is. Call it after all that came was heard."""

@@ -57,15 +57,16 @@ class TargetPool:
         self._own = own
         self._clock = clock or WallClock()
         self._caches = CacheFollower(own, self._clock)
-        router: Router = (
-            KvRouter(self._caches.index, self._clock) if config.router == "kv_aware" else make_router(config.router)
+        self._kv_router = (
+            KvRouter(self._caches.index, self._clock, config.shares_caches) if config.router == "kv_aware" else None
         )
+        router: Router = self._kv_router or make_router(config.router)
         self._epoch = secrets.randbits(62)
         self._lines: dict[str, TargetLine] = {}
-        self._streams = Streams(self._lines, router)
+        self._streams = Streams(self._lines, router, self._caches.index if config.shares_caches else None)
         self._canaries = Canaries(config.health.canary, self._lines, self._streams.send)
         self._seats = 1
-        self._drafters: tuple[DrafterAddress, ...] = ()
+        self._drafters = Drafters([])
         self._flags: SpeculationFlags | None = None
         self._members: tuple[Member, ...] = ()
         self._mailbox = Mailbox()
@@ -90,14 +91,15 @@ class TargetPool:
     @property
     def seats(self) -> int:
         """Sequences that all usable workers run at once; with none in sight, as many as there last were."""
-        self._seats = sum(line.load.seats for line in list(self._lines.values()) if line.is_usable) or self._seats
+        self._seats = sum(line.load.seats for line in list(self._lines.values()) if line.takes_streams) or self._seats
         return self._seats
 
     def wait_ready(self, seconds: float) -> Welcome | None:
         """What a usable worker offers, as soon as there is one; None when the time is up."""
         if not self._ready.wait(seconds):
             return None
-        return next((line.welcome for line in list(self._lines.values()) if line.welcome is not None), None)
+        targets = [line for line in list(self._lines.values()) if line.member.role == "target"]
+        return next((line.welcome for line in targets if line.welcome is not None), None)
 
     def lines(self) -> Mapping[str, TargetLine]:
         """For whoever reports on them: look, and change nothing."""
@@ -105,11 +107,11 @@ class TargetPool:
 
     def workers(self) -> list[WorkerStatus]:
         """Everybody who belongs to the cluster, and how they are."""
-        return worker_statuses(self._members, list(self._lines.values()))
+        return worker_statuses(self._members, list(self._lines.values()), self._kv_router)
 
     def reports(self) -> list[Report]:
         """What the workers last said about themselves."""
-        return [line.report for line in list(self._lines.values()) if line.report is not None and line.is_usable]
+        return [line.report for line in list(self._lines.values()) if line.report is not None and line.takes_streams]
 
     def submit(self, request: Request, listener: StreamListener) -> None:
         """Start a request that was validated. With no worker in sight it waits for one."""
@@ -181,7 +183,7 @@ class TargetPool:
     def _meet(self, members: tuple[Member, ...]) -> None:
         """Connect to who is new, or moved; let go of who left."""
         self._members = members
-        targets = {member.name: member for member in members if member.role == "target"}
+        targets = {member.name: member for member in members if member.role != "draft"}
         for name, line in list(self._lines.items()):
             if targets.get(name) != line.member:
                 del self._lines[name]
@@ -191,11 +193,21 @@ class TargetPool:
         for name, member in targets.items():
             if name not in self._lines:
                 self._lines[name] = TargetLine(member, self._config.health, self._own, self._epoch)
-        drafters = tuple(DrafterAddress(m.name, m.address, m.key) for m in members if m.role == "draft")
-        if drafters != self._drafters:
+        self._introduce()
+
+    def _introduce(self) -> None:
+        """Tell the targets of draft and prefill workers and of each other, but for those that say something else than their
+        pool."""
+        ill = {line.name for line in self._lines.values() if line.state is WorkerState.UNHEALTHY}
+        drafts, prefills, targets = (
+            [DrafterAddress(m.name, m.address, m.key) for m in self._members if m.role == role and m.name not in ill]
+            for role in ("draft", "prefill", "target")
+        )
+        drafters = Drafters(drafts, prefills, targets if self._config.shares_caches else [])
+        if drafters != self._drafters or ill:  # a gateway that does not know better may have said otherwise
             self._drafters = drafters
             for line in self._lines.values():
-                line.connection.send(Drafters(list(drafters)))
+                line.connection.send(drafters)
 
     def _hear(self, line: TargetLine, message: FromTargetWorker | Malformed) -> None:
         now = self._clock.now()
@@ -228,7 +240,7 @@ class TargetPool:
         line.welcome = message
         if self._config.router == "kv_aware":
             self._caches.follow(line.member, message)
-        line.connection.send(Drafters(list(self._drafters)))
+        line.connection.send(self._drafters)
         if self._flags is not None:
             line.connection.send(Change(self._flags.enabled, self._flags.method, self._flags.max_depth))
 
@@ -246,6 +258,7 @@ class TargetPool:
                 logger.info("target worker %s is %s", line.name, line.state.value)
                 if line.state in (WorkerState.SUSPECTED, WorkerState.UNHEALTHY):
                     self._streams.lose(line, f"is {line.state.value}")
-            if line.is_usable:
+                self._introduce()
+            if line.takes_streams and not line.is_loading:
                 self._ready.set()
             self._canaries.ask(line, now)

@@ -6,7 +6,9 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from paceline.cluster.peer_hints import PeerHint
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.flags import SpeculationFlags
@@ -14,9 +16,11 @@ from paceline.core.output import StepOutput
 from paceline.engine.loop import EngineLoop, Event
 from paceline.models.compatibility import fingerprint
 from paceline.runtime.codec import Malformed
+from paceline.runtime.handoffs import Handoffs
 from paceline.runtime.kv_pressure import KvPressure
 from paceline.runtime.kv_publisher import KvPublisher
 from paceline.runtime.messages import OLDEST, VERSION, Goodbye, Hello
+from paceline.runtime.prefill_desk import PrefillDesk
 from paceline.runtime.reports import DraftSide, NoDrafts, engine_report
 from paceline.runtime.stream_messages import (
     MAX_OUTPUTS,
@@ -25,8 +29,10 @@ from paceline.runtime.stream_messages import (
     Change,
     Drafters,
     FromGateway,
+    Loading,
     Output,
     Outputs,
+    Prefill,
     Pulse,
     Refused,
     Report,
@@ -35,6 +41,7 @@ from paceline.runtime.stream_messages import (
     Withdraw,
 )
 from paceline.runtime.transport import Listener, Peer
+from paceline.runtime.weight_side import WeightSide
 from paceline.runtime.wire_request import from_submit, to_output
 
 logger = logging.getLogger(__name__)
@@ -45,6 +52,10 @@ IDLE_WAIT = 0.25
 MAX_REASON = 2000
 MAX_JOBS = 8192
 """Requests of one gateway; its own admission keeps far below."""
+
+
+class Closing(Protocol):
+    def close(self) -> None: ...
 
 
 class WorkerFailed(PacelineError):
@@ -79,17 +90,28 @@ class TargetWorker:
         listener: Listener[FromGateway],
         drafts: DraftSide | None = None,
         publisher: KvPublisher | None = None,
+        weights: WeightSide | None = None,
+        handoffs: Handoffs | None = None,
+        desk: PrefillDesk | None = None,
+        tracing: Closing | None = None,
         clock: Clock | None = None,
     ) -> None:
+        """`handoffs`: prompts may be computed by prefill workers. `desk`: this is one of them. `tracing`: to close at the
+        end."""
         self.name = name
         self.epoch = secrets.randbits(62)
         self._loop = loop
         self._engine = loop.engine
         self._listener = listener
         self._drafts = drafts or NoDrafts()
+        self._handoffs = handoffs
+        self._requests: Handoffs | EngineLoop = handoffs or loop
+        self._desk = desk
+        self._tracing = tracing
         self._publisher = publisher
+        self._weights = weights
         if publisher is not None:
-            self._engine.scheduler.tables.pool.listener = publisher.put
+            self._engine.listen(publisher.put)
         self._clock = clock or WallClock()
         self._flags = SpeculationFlags()
         self._pressure = KvPressure()
@@ -102,6 +124,11 @@ class TargetWorker:
     def address(self) -> str:
         return self._listener.address
 
+    @property
+    def weight_address(self) -> str:
+        """Where it gives its weights to others; empty: nowhere."""
+        return "" if self._weights is None else self._weights.address
+
     def run(self) -> None:
         """Blocks until `stop`. Raises `WorkerFailed` if the engine breaks."""
         try:
@@ -111,14 +138,24 @@ class TargetWorker:
                     self._hear(received.peer, received.message)
                 self._tell()
                 self._drop_silent()
+                if self._weights is not None and self._weights.error is not None:
+                    raise WorkerFailed(f"{self.name} cannot load its model: {self._weights.error}")
                 if not self._loop.is_running:
                     raise WorkerFailed(f"the engine of {self.name} has stopped; the log above says why")
         finally:
             for peer in self._gateways:
                 self._listener.send(peer, Goodbye(f"{self.name} is stopping"))
             self._listener.close()
+            if self._weights is not None:
+                self._weights.close()  # first: a pass may be waiting for a layer
+            if self._handoffs is not None:
+                self._handoffs.close()
             self._loop.close()
+            if self._desk is not None:
+                self._desk.close()
             self._drafts.close()
+            if self._tracing is not None:
+                self._tracing.close()
             if self._publisher is not None:
                 self._publisher.close()
 
@@ -138,6 +175,8 @@ class TargetWorker:
             case Withdraw():
                 for attempt in message.attempts:
                     self._withdraw(gateway, attempt)
+                    if self._desk is not None:
+                        self._desk.withdraw(peer, attempt)
             case Beat():
                 self._drafts.tend()
                 self._listener.send(peer, self._pulse(message.nonce))
@@ -147,8 +186,13 @@ class TargetWorker:
                 self._change(message)
             case Drafters():
                 self._drafts.set_workers(message.workers)
+                if self._handoffs is not None:
+                    others = [one for one in message.peers if one.name != self.name]
+                    self._handoffs.set_workers(message.prefillers, others)
             case Ask():
                 self._listener.send(peer, self._report())
+            case Prefill():
+                self._prefill(peer, message)
             case Goodbye():
                 self._drop(peer)
 
@@ -165,7 +209,11 @@ class TargetWorker:
             job.counts.update({i: len(tokens) for i, tokens in enumerate(request.committed) if tokens})
             job.unfinished = len(request.unfinished)
             gateway.jobs[job.attempt] = job
-            self._loop.submit(request, self._listen(job))
+            if self._handoffs is None:
+                self._loop.submit(request, self._listen(job))
+            else:
+                hint = PeerHint(message.peer, message.peer_tokens) if message.peer else None
+                self._handoffs.submit(request, self._listen(job), hint)
         except PacelineError as error:
             gateway.jobs.pop(job.attempt, None)
             self._refuse(peer, message.attempt, error)
@@ -173,6 +221,21 @@ class TargetWorker:
             logger.exception("a request could not be taken")
             gateway.jobs.pop(job.attempt, None)
             self._refuse(peer, message.attempt, InvalidRequest(f"the request cannot be served: {error!r}"))
+
+    def _prefill(self, peer: Peer, message: Prefill) -> None:
+        try:
+            if self._desk is None:
+                raise InvalidRequest("this worker gives no part of its cache away")
+            if message.epoch != self.epoch:
+                raise PacelineError("that was for another epoch")
+            self._listener.send(
+                peer, self._desk.ask(peer, message)
+            )  # if it is lost, whoever asked withdraws it in time
+        except PacelineError as error:
+            self._refuse(peer, message.attempt, error)
+        except Exception as error:  # whatever it holds, it must not end the worker for the others
+            logger.exception("a prompt could not be taken")
+            self._refuse(peer, message.attempt, PacelineError(f"it cannot be computed here: {error!r}"))
 
     def _listen(self, job: _Job) -> Callable[[Event], None]:
         def listen(event: Event) -> None:  # on the engine's thread
@@ -219,7 +282,7 @@ class TargetWorker:
     def _withdraw(self, gateway: _Gateway, attempt: int) -> None:
         job = gateway.jobs.pop(attempt, None)
         if job is not None and self._loop.is_running:
-            self._loop.cancel(job.request_id)
+            self._requests.cancel(job.request_id)
 
     def _drop_silent(self) -> None:
         now = self._clock.now()
@@ -229,6 +292,8 @@ class TargetWorker:
 
     def _drop(self, peer: Peer) -> None:
         gateway = self._gateways.pop(peer)
+        if self._desk is not None:
+            self._desk.drop(peer)
         for attempt in list(gateway.jobs):
             self._withdraw(gateway, attempt)
 
@@ -249,19 +314,24 @@ class TargetWorker:
         snapshot = self._engine.snapshot()
         if self._pressure.observe(snapshot, self._engine.num_steps) and self._loop.is_running:
             self._set_flags()
-        return engine_report(self.name, self.epoch, snapshot, self._drafts, self._pressure.active)
+        handed = self._handoffs or self._desk
+        record = None if handed is None else handed.record()
+        return engine_report(self.name, self.epoch, snapshot, self._drafts, self._pressure.active, record)
 
     def _pulse(self, nonce: int) -> Pulse:
         snapshot = self._engine.snapshot()
+        loading = None if self._weights is None else self._weights.progress
         return Pulse(
             nonce=nonce,
             epoch=self.epoch,
             steps=self._engine.num_steps,
-            busy=self._engine.has_work,
+            busy=self._engine.has_work and loading is None,  # waiting for a layer is no stall
             running=snapshot.running,
             waiting=snapshot.waiting,
             kv_used=snapshot.kv_used,
             kv_total=snapshot.kv_total,
+            prompt_tokens=self._engine.scheduler.num_prompt_tokens,
+            loading=None if loading is None else Loading(loading.layers, loading.total, loading.peers),
         )
 
     def _welcome(self) -> Welcome:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import fields
 
+from paceline.cluster.peer_hints import PeerHint
 from paceline.core.errors import InvalidRequest
 from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
@@ -26,7 +27,7 @@ _SAMPLING = tuple(field.name for field in fields(SamplingParams))
 _SPECULATION = tuple(field.name for field in fields(SpeculationParams))
 
 
-def to_submit(request: Request, attempt: int, epoch: int) -> Submit:
+def to_submit(request: Request, attempt: int, epoch: int, peer: PeerHint | None = None) -> Submit:
     """`request` has a seed: two workers that draw their own would say different things."""
     sampling = {name: getattr(request.sampling, name) for name in _SAMPLING}
     assert sampling["seed"] is not None
@@ -42,6 +43,9 @@ def to_submit(request: Request, attempt: int, epoch: int) -> Submit:
         priority=request.priority,
         salt=request.cache_salt,
         committed=[None if tokens is None else list(tokens) for tokens in request.committed],
+        trace=request.trace,
+        peer="" if peer is None else peer.worker,
+        peer_tokens=0 if peer is None else peer.tokens,
     )
 
 
@@ -73,6 +77,7 @@ def from_submit(message: Submit, request_id: str) -> Request:
         priority=message.priority,
         cache_salt=message.salt,
         committed=tuple(None if tokens is None else tuple(tokens) for tokens in message.committed),
+        trace=message.trace,
     )
 
 
@@ -90,6 +95,8 @@ def to_output(output: StepOutput, attempt: int, start: int) -> Output:
         num_cached=output.num_cached,
         logprobs=None if logprobs is None else [WireLogprobs(p.token, p.logprob, list(p.top)) for p in logprobs],
         finish_reason=None if output.finish_reason is None else output.finish_reason.value,
+        method=output.method,
+        waited=output.waited,
     )
 
 
@@ -109,6 +116,8 @@ def from_output(output: Output, request_id: str) -> StepOutput:
         num_cached=output.num_cached,
         logprobs=None if output.logprobs is None else _logprobs(output.logprobs),
         finish_reason=None if output.finish_reason is None else FinishReason(output.finish_reason),
+        method=output.method,
+        waited=output.waited,
     )
 
 

@@ -6,31 +6,47 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 import torch
 
 from paceline.core.errors import PacelineError
-from paceline.engine.build import DEFAULT_WINDOW, build_engine, fit_models, pick_device, pick_dtype, pick_quantization
+from paceline.core.json_log import log_as
+from paceline.engine.build import (
+    DEFAULT_WINDOW,
+    build_engine,
+    calibrate,
+    fit_models,
+    pick_device,
+    pick_dtype,
+    pick_quantization,
+)
 from paceline.engine.loop import EngineLoop
 from paceline.kernels import native
 from paceline.models.compatibility import fingerprint
-from paceline.models.load import LoadedModel, load_model
+from paceline.models.load import LoadedModel
 from paceline.models.runner import make_runner
+from paceline.models.weights_sum import checkpoint_sum
 from paceline.runtime.draft_side import PoolSide
 from paceline.runtime.draft_worker import DraftWorker
-from paceline.runtime.key_folder import KeyFolder
+from paceline.runtime.handoffs import Handoffs
+from paceline.runtime.key_folder import PARTY_OF, KeyFolder
 from paceline.runtime.keys import Security
 from paceline.runtime.kv_publisher import KvPublisher
 from paceline.runtime.messages import TO_DRAFT_WORKER
 from paceline.runtime.model_core import ModelCore
 from paceline.runtime.pool_proposer import PoolProposer
+from paceline.runtime.prefill_desk import PrefillDesk
 from paceline.runtime.roster import DraftLimits
 from paceline.runtime.stream_messages import TO_TARGET_WORKER
 from paceline.runtime.target_worker import TargetWorker
+from paceline.runtime.transfer.depot import Depot
+from paceline.runtime.transfer.kinds import kinds_of
 from paceline.runtime.transport import Listener
+from paceline.runtime.weight_side import WeightSide
 from paceline.runtime.worker_spec import WorkerSpec
 from paceline.speculation.proposers.ngram import NgramProposer
 
@@ -43,21 +59,35 @@ class Worker(Protocol):
     @property
     def address(self) -> str: ...
 
+    @property
+    def weight_address(self) -> str:
+        """Where it gives its weights to others; empty: nowhere."""
+        ...
+
     def run(self) -> None: ...
 
     def stop(self) -> None: ...
 
 
 def make_worker(spec: WorkerSpec) -> Worker:
-    """Loads the model, then listens: whoever gets an answer gets it from a worker that is ready."""
+    """Listens when the model can be used. Of a target, later layers may still be on their way: it says so."""
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
         native.set_num_threads(spec.threads)
-    security = None if spec.keys is None else KeyFolder(Path(spec.keys)).listener(spec.role)
-    return _target(spec, security) if spec.role == "target" else _draft(spec, security)
+    keys = None if spec.keys is None else KeyFolder(Path(spec.keys))
+    security = None if keys is None else keys.listener(PARTY_OF[spec.role])
+    kinds = kinds_of(spec.transfer)
+    weights = WeightSide(spec.weights, None if keys is None else keys.among(PARTY_OF[spec.role]), kinds)
+    try:
+        return _draft(spec, security, weights) if spec.role == "draft" else _target(spec, security, weights, kinds)
+    except BaseException:
+        weights.close()
+        raise
 
 
-def _target(spec: WorkerSpec, security: Security | None) -> TargetWorker:
+def _target(
+    spec: WorkerSpec, security: Security | None, weights: WeightSide, kinds: Sequence[str] | None
+) -> TargetWorker:
     proposers: list[PoolProposer] = []
 
     def pool(target: LoadedModel) -> PoolProposer:
@@ -65,7 +95,12 @@ def _target(spec: WorkerSpec, security: Security | None) -> TargetWorker:
         proposers.append(PoolProposer((), vocabulary, size, name=spec.name, fallback=NgramProposer()))
         return proposers[0]
 
-    loop = EngineLoop(build_engine(spec.engine, pool if spec.uses_drafts else None))
+    engine = build_engine(spec.engine, pool if spec.uses_drafts else None, weights.load)
+    if (
+        spec.role == "prefill" or spec.handoff_threshold is not None
+    ):  # blocks of a model that was replaced must not be used
+        engine.runner.identity = f"{checkpoint_sum(spec.engine.model)[:32]}/{spec.engine.quantization}"
+    loop = EngineLoop(engine)
     own = None if security is None else security.own
     drafts = PoolSide(proposers[0], loop, own) if proposers else None
     listener = Listener(spec.address, TO_TARGET_WORKER, security)
@@ -73,15 +108,44 @@ def _target(spec: WorkerSpec, security: Security | None) -> TargetWorker:
     if spec.publishes:
         host = listener.address.rpartition(":")[0]
         publisher = KvPublisher(f"{host}:0", f"{spec.name}@{secrets.token_hex(8)}", security)
-    return TargetWorker(spec.name, loop, listener, drafts, publisher)
+    handoffs = None if spec.handoff_threshold is None else Handoffs(loop, own, spec.handoff_threshold, kinds)
+    desk = None
+    if spec.role == "prefill" or spec.gives:
+        depot = Depot(urlsplit(listener.address).hostname or "", security, kinds)
+        desk = PrefillDesk(loop, depot, computes=spec.role == "prefill")
+    weights.follow(lambda: _calibrate(loop, spec), lambda: engine.has_work)
+    tracing = None
+    if spec.trace_endpoint is not None:
+        from paceline.runtime.tracing import Tracing
+
+        tracing = loop.tracer = Tracing.to(spec.trace_endpoint, spec.name)
+    return TargetWorker(spec.name, loop, listener, drafts, publisher, weights, handoffs, desk, tracing)
 
 
-def _draft(spec: WorkerSpec, security: Security | None) -> DraftWorker:
+def _calibrate(loop: EngineLoop, spec: WorkerSpec) -> None:
+    """On the engine's thread, and waited for."""
+    done = threading.Event()
+
+    def measure() -> None:
+        try:
+            calibrate(loop.engine, spec.engine)
+        finally:
+            done.set()
+
+    loop.call(measure)
+    while loop.is_running and not done.wait(0.1):
+        pass
+
+
+def _draft(spec: WorkerSpec, security: Security | None, weights: WeightSide) -> Worker:
     """Its cache is allocated here and now, for as many sequences as it will ever let in: targets that begin to speculate
     later find `Busy` where there is no room, never a worker that runs out of memory."""
     config = spec.engine
     device = pick_device(config.device)
-    loaded = load_model(config.model, device, pick_dtype(config.dtype, device), pick_quantization(config.quantization))
+    loaded = weights.load(
+        config.model, device, pick_dtype(config.dtype, device), pick_quantization(config.quantization)
+    )
+    weights.wait()
     window = min(config.max_model_len or DEFAULT_WINDOW, loaded.config.max_position)
     fit = fit_models(config, loaded, None, device, window)
     size = loaded.config.vocab_size
@@ -89,12 +153,38 @@ def _draft(spec: WorkerSpec, security: Security | None) -> DraftWorker:
     core = ModelCore(make_runner(loaded.model, fit.num_blocks, kv_dtype), config.max_batched_tokens, size, size)
     limits = DraftLimits(max_sequences=config.max_num_seqs, max_tokens=fit.kv_tokens)
     listener = Listener(spec.address, TO_DRAFT_WORKER, security)
-    return DraftWorker(spec.name, core, listener, fingerprint(loaded.tokenizer).vocabulary, size, limits)
+    worker = DraftWorker(spec.name, core, listener, fingerprint(loaded.tokenizer).vocabulary, size, limits)
+    weights.follow(lambda: None, lambda: worker.snapshot().sequences > 0)
+    return _GivingWeights(worker, weights)
+
+
+class _GivingWeights:
+    """A draft worker beside the door where it gives its weights."""
+
+    def __init__(self, worker: DraftWorker, weights: WeightSide) -> None:
+        self._worker, self._weights = worker, weights
+
+    @property
+    def address(self) -> str:
+        return self._worker.address
+
+    @property
+    def weight_address(self) -> str:
+        return self._weights.address
+
+    def run(self) -> None:
+        try:
+            self._worker.run()
+        finally:
+            self._weights.close()
+
+    def stop(self) -> None:
+        self._worker.stop()
 
 
 def main(text: str) -> int:
     spec = WorkerSpec.from_json(text)
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {spec.name} %(levelname)s %(message)s")
+    log_as(spec.name)
     stopped = threading.Event()
     worker: list[Worker] = []
 

@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.cluster_config import ClusterConfig, Role
+from paceline.core.cluster_config import ClusterConfig, Role, Transfer
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.runtime.directory import Member
-from paceline.runtime.key_folder import KeyFolder
+from paceline.runtime.key_folder import PARTY_OF, KeyFolder
+from paceline.runtime.weight_spec import WeightSpec, weight_specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,16 @@ class WorkerSpec:
     """Whether there is a draft pool that a target will be told of."""
     publishes: bool = False
     """Whether a target says what is in its cache."""
+    handoff_threshold: int | None = None
+    """Of a target with prefill pools or peers; None: it computes all prompts itself."""
+    gives: bool = False
+    """Whether a target gives others what it has cached."""
+    weights: WeightSpec | None = None
+    """None: the model is read from disk, and given to nobody."""
+    transfer: Transfer = "auto"
+    """How KV and weights go from and to others."""
+    trace_endpoint: str | None = None
+    """Of a target: where its spans go."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -35,17 +46,19 @@ class WorkerSpec:
     def from_json(text: str) -> "WorkerSpec":
         values: dict[str, Any] = json.loads(text)
         values["engine"] = from_mapping(EngineConfig, values["engine"])
+        values["weights"] = values["weights"] and WeightSpec.from_mapping(values["weights"])
         return WorkerSpec(**values)
 
     def member(self, address: str) -> Member:
         """As others reach it once it listens on `address`."""
-        key = "" if self.keys is None else KeyFolder(Path(self.keys)).public(self.role)
+        key = "" if self.keys is None else KeyFolder(Path(self.keys)).public(PARTY_OF[self.role])
         return Member(self.name, self.pool, self.role, address, key)
 
 
 def worker_specs(config: ClusterConfig, addresses: Mapping[str, str], threads: int | None) -> list[WorkerSpec]:
     """One for each worker; `addresses` to bind, by name."""
-    engines = config.engines()
+    engines, weights = config.engines(), weight_specs(config, addresses)
+    takes = bool(config.prefills) or config.shares_caches
     return [
         WorkerSpec(
             name=name,
@@ -57,6 +70,11 @@ def worker_specs(config: ClusterConfig, addresses: Mapping[str, str], threads: i
             threads=threads,
             uses_drafts=pool.role == "target" and bool(config.drafts),
             publishes=pool.role == "target" and config.router == "kv_aware",
+            handoff_threshold=config.handoff_threshold if pool.role == "target" and takes else None,
+            gives=pool.role == "target" and config.shares_caches,
+            weights=weights.get(name),
+            transfer=config.transfer,
+            trace_endpoint=config.trace_endpoint if pool.role == "target" else None,
         )
         for pool in config.pools
         for name in (f"{pool.name}-{i}" for i in range(pool.replicas))

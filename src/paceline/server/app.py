@@ -1,7 +1,7 @@
 """The HTTP application: routes, their errors, and the document that describes them."""
 
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
@@ -23,6 +23,9 @@ from paceline.server.schemas.responses import ErrorBody
 from paceline.server.service import Service
 from paceline.server.strict import StrictMode
 
+if TYPE_CHECKING:
+    from paceline.runtime.tracing import Tracing
+
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "What is wrong, and with which parameter"},
     401: {"model": ErrorBody, "description": "No valid API key"},
@@ -36,8 +39,10 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(gateway: Gateway, access: Access, strict: StrictMode | None = None) -> FastAPI:
-    """Without `strict` there is no strict mode."""
+def create_app(
+    gateway: Gateway, access: Access, strict: StrictMode | None = None, tracing: "Tracing | None" = None
+) -> FastAPI:
+    """Without `strict` there is no strict mode, without `tracing` there are no traces."""
     service, overview = Service(gateway, strict), Overview(gateway)
     app = FastAPI(
         title="Paceline",
@@ -67,6 +72,10 @@ def create_app(gateway: Gateway, access: Access, strict: StrictMode | None = Non
         )
     # The last one added is the first to see a request
     app.add_middleware(OriginCheck, origins=origins, metrics=gateway.metrics)
+    if tracing is not None:
+        from paceline.server.traced import Traced
+
+        app.add_middleware(Traced, tracing=tracing)
     describe = app.openapi
 
     def openapi() -> dict[str, Any]:

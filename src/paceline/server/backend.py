@@ -6,7 +6,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.flags import SpeculationFlags
 from paceline.core.request import Request
 from paceline.core.worker_status import ClusterStatus
-from paceline.engine.loop import Listener
+from paceline.engine.loop import Listener, Tracer
 from paceline.engine.snapshot import EngineSnapshot
 from paceline.models.tokenizer import Tokenizer
 
@@ -46,6 +46,15 @@ class Backend(Protocol):
     def validate_flags(self, flags: SpeculationFlags) -> None: ...
 
     def set_flags(self, flags: SpeculationFlags) -> None: ...
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The ways to guess that a request or a flag may name."""
+        ...
+
+    def trace(self, tracer: Tracer) -> None:
+        """Have the rounds of traced requests followed, where that happens in this process."""
+        ...
 
     def snapshot(self) -> EngineSnapshot: ...
 

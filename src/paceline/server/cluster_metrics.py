@@ -12,13 +12,62 @@ VALUES: tuple[tuple[type[Metric], str, str, Callable[[WorkerStatus], float | Non
     (GaugeMetricFamily, "worker_ready", "1 while the worker is ready for work.", lambda w: float(w.state == "ready")),
     (GaugeMetricFamily, "worker_sequences_running", "Sequences with a seat there.", lambda w: w.running),
     (GaugeMetricFamily, "worker_sequences_waiting", "Sequences that wait there.", lambda w: w.waiting),
-    (GaugeMetricFamily, "worker_queue_seconds", "Drafting that waits there.", lambda w: w.queue_seconds),
+    (
+        GaugeMetricFamily,
+        "worker_queue_seconds",
+        "Drafting that waits there; prefill, as the router expects, at a target.",
+        lambda w: w.queue_seconds,
+    ),
     (GaugeMetricFamily, "worker_kv_use_ratio", "Used share of its cache, 0 to 1.", lambda w: w.kv_use),
     (
         GaugeMetricFamily,
         "worker_round_trip_seconds",
         "Recent round trip: gateway to target, targets to draft worker.",
         lambda w: w.round_trip,
+    ),
+    (
+        CounterMetricFamily,
+        "worker_prompt_tokens",
+        "Prompt tokens of the requests that a target began to answer.",
+        lambda w: w.prompt_tokens if w.role == "target" else None,
+    ),
+    (
+        CounterMetricFamily,
+        "worker_cached_prompt_tokens",
+        "Of them, those its prefix cache supplied.",
+        lambda w: w.cached_tokens if w.role == "target" else None,
+    ),
+    (
+        GaugeMetricFamily,
+        "worker_indexed_blocks",
+        "Cache blocks of the worker that the router knows of.",
+        lambda w: w.indexed_blocks,
+    ),
+    (
+        GaugeMetricFamily,
+        "worker_prefill_seconds_per_token",
+        "To compute a token of a prompt there, as the router measured it.",
+        lambda w: w.prefill_seconds,
+    ),
+    (GaugeMetricFamily, "worker_depth", "Recent mean depth.", lambda w: w.depth),
+    (GaugeMetricFamily, "worker_alpha", "Recent acceptance per position, averaged.", lambda w: w.alpha),
+    (
+        CounterMetricFamily,
+        "worker_generated_tokens",
+        "Tokens that a target generated for this gateway.",
+        lambda w: w.tokens if w.role == "target" else None,
+    ),
+    (
+        CounterMetricFamily,
+        "worker_preemptions",
+        "Sequences that lost their seat there for lack of cache blocks.",
+        lambda w: w.preemptions if w.role == "target" else None,
+    ),
+    (
+        GaugeMetricFamily,
+        "worker_draft_pass_seconds",
+        "One pass over a draft's model, of late.",
+        lambda w: w.pass_seconds,
     ),
     (CounterMetricFamily, "worker_draft_answers", "Rounds drafted remotely.", lambda w: w.answers),
     (
@@ -28,6 +77,42 @@ VALUES: tuple[tuple[type[Metric], str, str, Callable[[WorkerStatus], float | Non
         lambda w: w.hits,
     ),
     (CounterMetricFamily, "worker_late_drafts", "Rounds whose draft came too late.", lambda w: w.late),
+    (
+        CounterMetricFamily,
+        "worker_handoffs",
+        "Prompts that a prefill worker computed: taken by a target, given by a prefill worker.",
+        lambda w: w.handoffs and w.handoffs.done,
+    ),
+    (
+        CounterMetricFamily,
+        "worker_failed_handoffs",
+        "Prompts that were to be handed over, and were computed by the target after all.",
+        lambda w: w.handoffs and w.handoffs.failed,
+    ),
+    (
+        CounterMetricFamily,
+        "worker_handoff_tokens",
+        "Tokens of prompts that were handed over.",
+        lambda w: w.handoffs and w.handoffs.tokens,
+    ),
+    (
+        CounterMetricFamily,
+        "worker_handoff_bytes",
+        "Bytes of prompts that were handed over.",
+        lambda w: w.handoffs and w.handoffs.bytes,
+    ),
+    (
+        CounterMetricFamily,
+        "worker_handoff_seconds",
+        "From asking for prompts to having them, added up.",
+        lambda w: w.handoffs and w.handoffs.seconds,
+    ),
+    (
+        CounterMetricFamily,
+        "worker_peer_tokens",
+        "Tokens of prompts that a target took from another target's cache.",
+        lambda w: w.handoffs and w.handoffs.peer_tokens,
+    ),
 )
 
 

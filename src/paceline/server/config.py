@@ -9,7 +9,9 @@ from typing import Any, Literal, get_args
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import InvalidConfig, InvalidRequest
 from paceline.core.sampling import SamplingParams
+from paceline.core.trace_endpoint import trace_url
 from paceline.server.config_file import read_file
+from paceline.server.request_log import Detail
 from paceline.server.settings import PREFIX, Setting, nearest, settings_of
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -83,10 +85,20 @@ class ServerConfig:
     """Its private key; None: in the same file."""
     audit_trail: str | None = None
     """File that records what is generated in strict mode, and changes of flags; None: there is no strict mode."""
+    audit_trail_text: bool = False
+    """Whether that file holds the prompts and outputs themselves, beside their hashes."""
     flags_file: str | None = None
     """Where run-time flags are kept; None: a restart forgets them."""
     log_level: LogLevel = "info"
     """How much is logged, as JSON lines on standard error."""
+    log_requests: Detail = "ids"
+    """Whether every generation has a line at level `info` when it is over: `ids` has who, how much and how long, `text` also
+    the prompt and the answer."""
+    trace_endpoint: str | None = None
+    """Where OpenTelemetry spans are sent, an OTLP collector's URL such as http://127.0.0.1:4318; None: there are none. See
+    docs/tracing.md."""
+    trace_ratio: float = 0.01
+    """Share of the requests without a `traceparent` that are traced; one that has it decides itself."""
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -98,10 +110,14 @@ class ServerConfig:
             ("drain_timeout", self.drain_timeout >= 0, "0 seconds or more"),
             ("max_body_bytes", self.max_body_bytes >= 1024, "at least 1024"),
             ("log_level", self.log_level in get_args(LogLevel), f"one of {', '.join(get_args(LogLevel))}"),
+            ("log_requests", self.log_requests in get_args(Detail), f"one of {', '.join(get_args(Detail))}"),
+            ("trace_ratio", 0.0 <= self.trace_ratio <= 1.0, "in [0, 1]"),
         )
         for name, good, allowed in checks:
             if not good:
                 raise InvalidConfig(f"{name} must be {allowed}, got {getattr(self, name)!r}")
+        if self.trace_endpoint is not None:
+            trace_url(self.trace_endpoint)
         if self.admin_key is not None and len(self.admin_key) < 8:
             raise InvalidConfig("admin_key must have at least 8 characters: it guards the server")
 

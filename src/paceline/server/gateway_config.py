@@ -32,4 +32,5 @@ def load_served(
             "environment and the command line"
         )
     target = cluster.engines()[f"{cluster.targets[0].name}-0"]
-    return GatewayConfig(replace(server, engine=target), cluster)
+    endpoint = server.trace_endpoint or cluster.trace_endpoint
+    return GatewayConfig(replace(server, engine=target, trace_endpoint=endpoint), cluster)

@@ -67,6 +67,7 @@ class _Category:
         self.depth = metrics.draft_depth.labels(*labels)
         self.rate = metrics.acceptance_rate.labels(*labels)
         self.first_token = metrics.first_token.labels(*labels)
+        self.queue = metrics.queue.labels(*labels)
         self.per_token = metrics.per_token.labels(*labels)
         self.duration = metrics.duration.labels(*labels)
         self.recent = RecentRate()
@@ -130,6 +131,7 @@ class Metrics:
             registry=self.registry,
         )
         self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", LATENCY)
+        self.queue = self._histogram("queue_seconds", "Of one choice: from arrival at the engine to a seat.", LATENCY)
         self.per_token = self._histogram(
             "time_per_output_token_seconds", "Of one choice: first to last token, a token.", PER_TOKEN
         )
@@ -170,6 +172,7 @@ class Metrics:
                 self.recent_first_token.add(now - flight.started, now)
                 category.cached_tokens.inc(output.num_cached)
             choice = flight.choices[output.choice] = _Choice(now)
+            category.queue.observe(output.waited)
         else:
             choice.later_tokens += count
         if output.finish_reason is not None and choice.later_tokens:

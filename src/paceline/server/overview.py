@@ -12,9 +12,9 @@ from prometheus_client import Counter
 
 from paceline.core.flags import SpeculationFlags
 from paceline.core.worker_status import WorkerStatus
-from paceline.engine.snapshot import EngineSnapshot, TrafficReport
+from paceline.engine.snapshot import AuditCounts, EngineSnapshot, TrafficReport
+from paceline.server.drift_notes import DriftNote, DriftNotes
 from paceline.server.gateway import Gateway
-from paceline.server.methods import offered_methods
 from paceline.server.recent_values import RecentValues
 
 logger = logging.getLogger(__name__)
@@ -65,6 +65,10 @@ class Report:
     """What the flag `max_depth` is bounded by."""
     traffic: tuple[TrafficReport, ...]
     workers: tuple[WorkerStatus, ...]
+    audit: AuditCounts
+    """What the engines found when they checked their own texts."""
+    drifts: tuple[DriftNote, ...]
+    """The last changes of acceptance, oldest first."""
     samples: tuple[Sample, ...]
     """Oldest first."""
 
@@ -85,12 +89,13 @@ class Overview:
         self._gateway, self._clock = gateway, clock
         self._samples: deque[Sample] = deque(maxlen=KEPT)
         self._totals: deque[_Totals] = deque()
-        self._methods = offered_methods(gateway.llm.validate_flags)
+        self._drifts = DriftNotes()
 
     def sample(self) -> None:
         """Look at the server once."""
         snapshot, metrics, now = self._gateway.llm.snapshot(), self._gateway.metrics, self._clock()
         before, totals = self._advance(now)
+        self._drifts.look(_served(snapshot), now)
         self._samples.append(
             Sample(
                 time=now,
@@ -114,10 +119,12 @@ class Overview:
             model=self._gateway.config.model_name,
             time=self._clock(),
             speculation=snapshot.flags,
-            methods=self._methods,
+            methods=self._gateway.llm.methods,
             max_depth=self._gateway.llm.config.speculation.max_depth,
             traffic=_served(snapshot),
             workers=self._workers() or (_this_process(snapshot, self._gateway.is_ready),),
+            audit=snapshot.audit,
+            drifts=self._drifts.notes,
             samples=tuple(sample for sample in self._samples if sample.time > since),
         )
 
@@ -205,4 +212,5 @@ def _this_process(snapshot: EngineSnapshot, is_ready: bool) -> WorkerStatus:
         kv_use=snapshot.kv_used / snapshot.kv_total if snapshot.kv_total else None,
         depth=sum(report.mean_depth for report in traffic) / len(traffic) if traffic else None,
         alpha=sum(alphas) / len(alphas) if alphas else None,
+        symptoms=snapshot.audit.symptoms,
     )

@@ -48,7 +48,7 @@ class GenerationResponse(Response):
         self.status_code = 200
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._visit.paid(self._requests):
+        with self._visit.logged(self._answer.id, self._requests), self._visit.paid(self._requests):
             async with (
                 self._gateway.submit(self._requests, self._timeout) as ticket,
                 self._visit.recorded(self._answer.id, self._requests),
@@ -76,14 +76,17 @@ class GenerationResponse(Response):
                 if body:
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             await self._visit.finish()
-        except ClientGone:
+        except ClientGone as gone:
+            self._visit.failed(gone)
             return
         except Exception as error:
             if not started:
                 raise
+            self._visit.failed(error)
             problem = as_api_error(error)
             if problem.status >= 500:
-                logger.error("a stream broke off: %s", error, exc_info=problem is not error)
+                about = {"request_id": self._answer.id}
+                logger.error("a stream broke off: %s", error, exc_info=problem is not error, extra=about)
             event = f"data: {json.dumps(problem.body())}\n\n".encode()
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": DONE, "more_body": False})

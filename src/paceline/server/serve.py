@@ -1,11 +1,13 @@
 """Builds a server from its configuration and runs it until it is told to stop."""
 
 import logging
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.engine.llm import LLM
@@ -19,6 +21,9 @@ from paceline.server.strict import StrictMode
 from paceline.server.tls import Tls
 from paceline.server.trail import Trail
 
+if TYPE_CHECKING:
+    from paceline.runtime.tracing import Tracing
+
 logger = logging.getLogger(__name__)
 
 GRACE = 2.0
@@ -31,6 +36,8 @@ class Ready:
 
     url: str
     model: str
+    needs_key: bool = False
+    """Whether it answers holders of API keys alone."""
 
 
 def log_ready(ready: Ready) -> None:
@@ -55,12 +62,19 @@ def serve(
     except ImportError as error:
         raise MissingDependency(error.name or "fastapi", "the server", "server") from error
 
-    configure_logging(config.log_level)
+    configure_logging(config.log_level, with_texts=config.log_requests == "text")
     open_backend = open_backend or (lambda: LLM(**asdict(config.engine)))
     # What is wrong with these is said before a model is loaded
     access, tls = Access.of(config, time.monotonic), Tls.of(config.tls_cert, config.tls_key)
     parse_origins(config.cors_origins)
-    with _listener(config.host, config.port) as listener, _strict(config) as strict, open_backend() as llm:
+    with (
+        _listener(config.host, config.port) as listener,
+        _tracing(config) as tracing,
+        _strict(config) as strict,
+        open_backend() as llm,
+    ):
+        if tracing is not None:
+            llm.trace(tracing)
         metrics = Metrics(config.model_name)
         metrics.bind(llm.snapshot)
         metrics.bind_cluster(llm.cluster_status)
@@ -68,7 +82,7 @@ def serve(
         flags.subscribe(llm.set_flags)
         gateway = Gateway(llm, config, metrics, flags)
         settings = uvicorn.Config(
-            create_app(gateway, access, strict),
+            create_app(gateway, access, strict, tracing),
             log_config=None,
             access_log=False,
             lifespan="on",
@@ -77,7 +91,8 @@ def serve(
             ssl_certfile=None if tls is None else tls.certificate,
             ssl_keyfile=None if tls is None else tls.key,
         )
-        ready = Ready(_url(config.host, listener.getsockname()[1], tls is not None), config.model_name)
+        url = _url(config.host, listener.getsockname()[1], tls is not None)
+        ready = Ready(url, config.model_name, config.api_keys is not None)
         server = DrainingServer(settings, gateway, lambda: on_ready(ready))
         server.run([listener])
         return 0 if server.all_served else 1
@@ -96,6 +111,17 @@ def _listener(host: str, port: int) -> socket.socket:
             f"cannot listen on {host}:{port}: {error.strerror}; stop what is there, or choose another `port`"
         ) from None
     return listener
+
+
+@contextmanager
+def _tracing(config: ServerConfig) -> Iterator["Tracing | None"]:
+    if config.trace_endpoint is None:
+        yield None
+        return
+    from paceline.runtime.tracing import Tracing
+
+    with Tracing.to(config.trace_endpoint, f"{socket.gethostname()}:{os.getpid()}", config.trace_ratio) as tracing:
+        yield tracing
 
 
 @contextmanager

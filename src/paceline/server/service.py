@@ -17,6 +17,7 @@ from paceline.server.guard import caller_of
 from paceline.server.params import speculation_params
 from paceline.server.prompts import Prompts
 from paceline.server.rate_limit import RateLimits
+from paceline.server.request_log import RequestLog
 from paceline.server.schemas.generation import GenerationBody
 from paceline.server.strict import StrictMode
 from paceline.server.visit import Visit
@@ -32,10 +33,13 @@ class Service:
         self.gateway = gateway
         self.strict = strict
         self.limits = RateLimits(gateway.metrics.clock)
+        self.log = RequestLog(gateway.config.log_requests, gateway.llm.tokenizer.decode)
         self.llm = gateway.llm
         self.model = gateway.config.model_name
         self.tokenizer = gateway.llm.tokenizer
         self.prompts = Prompts(self.tokenizer)
+        if strict is not None and gateway.config.audit_trail_text:
+            strict.decode = self.tokenizer.decode
         parts = (self.llm.config.model, self.llm.config.dtype, *astuple(fingerprint(self.tokenizer)))
         self.fingerprint = "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
@@ -50,14 +54,14 @@ class Service:
         key = caller_of(http)
         is_asked = body is not None and body.speculation is not None and body.speculation.strict
         if not key.strict and not is_asked:
-            return Visit(key, self.limits, self.gateway.metrics, None)
+            return Visit(key, self.limits, self.gateway.metrics, None, self.log)
         if self.strict is None:
             raise BadRequest(
                 "strict mode records what it generates, and this server keeps no record: set `audit_trail`",
                 param="speculation.strict",
                 code="strict_unavailable",
             )
-        return Visit(key, self.limits, self.gateway.metrics, self.strict)
+        return Visit(key, self.limits, self.gateway.metrics, self.strict, self.log)
 
     def requests(
         self,
@@ -79,6 +83,7 @@ class Service:
                 category=named or self._category(prompt, sampling, said),
                 priority=body.priority,
                 cache_salt=visit.key.salted(body.cache_salt or ""),
+                trace=getattr(http.state, "trace", ""),
             )
             for prompt in prompts
         ]

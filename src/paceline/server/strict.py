@@ -1,7 +1,8 @@
 """Strict mode: the target alone generates, and a trail says what was generated, by which model and for whom.
 
-A request leaves two records: `started` before anybody sees a token of it, `finished` before its last byte is sent. Neither
-has a word of it, only hashes: of token ids (sha256 over them as little-endian 64-bit integers) and of text (over its UTF-8).
+A request leaves two records: `started` before anybody sees a token of it, `finished` before its last byte is sent. Unless the
+trail is told to keep texts, neither has a word of it, only hashes: of token ids (sha256 over them as little-endian 64-bit
+integers) and of text (over its UTF-8).
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import json
 import logging
 import struct
 from array import array
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
@@ -39,6 +40,8 @@ class StrictMode:
     def __init__(self, trail: Trail, model: str, weights: str, engine: EngineConfig) -> None:
         """`weights` is their checksum. The first record of every start says what is served."""
         self.trail, self.model, self.weights = trail, model, weights
+        self.decode: Callable[[Sequence[int]], str] | None = None
+        """Set where texts are kept beside their hashes: how a prompt's token ids are read."""
         made = {name: getattr(engine, name) for name in ("dtype", "quantization", "kv_dtype")}
         trail.append("opened", model=model, weights=weights, version=version("paceline"), **made)
 
@@ -46,7 +49,12 @@ class StrictMode:
     async def record(self, request_id: str, key: str, requests: Sequence[Request]) -> AsyncIterator["StrictRecord"]:
         """Of one response. Raises `Unavailable`, before anything was sent, when it cannot be kept."""
         record = StrictRecord(self, request_id, requests)
-        prompts = [{"tokens": len(one.prompt_ids), "token_sha256": token_hash(one.prompt_ids)} for one in requests]
+        prompts: list[dict[str, Any]] = [
+            {"tokens": len(one.prompt_ids), "token_sha256": token_hash(one.prompt_ids)} for one in requests
+        ]
+        if self.decode is not None:
+            for prompt, one in zip(prompts, requests, strict=True):
+                prompt["text"] = self.decode(one.prompt_ids)
         await self.append(
             "started",
             request=request_id,
@@ -96,6 +104,7 @@ class StrictRecord:
                 "token_sha256": token_hash(one.tokens),
                 "text_sha256": text_hash("".join(one.text)),
                 "finish": one.finish,
+                **({} if self._strict.decode is None else {"text": "".join(one.text)}),
             }
             for one in self._outputs.values()
         ]

@@ -73,6 +73,8 @@ class Trail:
             record = {**fields, "n": self.records, "time": self._now().isoformat(), "kind": kind, "previous": self.head}
             head = _hash(record)
             line = _canonical({**record, "hash": head}) + b"\n"
+            if len(line) > TAIL:
+                raise TrailNotWritten(f"{self.path} takes no record of {len(line)} bytes: the most is {TAIL}")
             try:
                 if os.write(self._file, line) < len(line):
                     raise OSError(None, "the disk is full")

@@ -1,5 +1,6 @@
-"""One call of one caller: what it takes of their key's allowance, and what the trail says of it."""
+"""One call of one caller: what it takes of their key's allowance, and what trail and log say of it."""
 
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
@@ -9,13 +10,17 @@ from paceline.server.api_keys import ApiKey
 from paceline.server.errors import RateLimited
 from paceline.server.metrics import Metrics
 from paceline.server.rate_limit import Account, RateLimits
+from paceline.server.request_log import LogEntry, RequestLog
 from paceline.server.strict import StrictMode, StrictRecord
 
 
 class Visit:
-    def __init__(self, key: ApiKey, limits: RateLimits, metrics: Metrics, strict: StrictMode | None) -> None:
+    def __init__(
+        self, key: ApiKey, limits: RateLimits, metrics: Metrics, strict: StrictMode | None, log: RequestLog
+    ) -> None:
         """`strict`: the mode it is in; None: it is not."""
-        self.key, self._limits, self._metrics, self._strict = key, limits, metrics, strict
+        self.key, self._limits, self._metrics, self._strict, self._log = key, limits, metrics, strict, log
+        self._entry: LogEntry | None = None
         self._account: Account | None = None
         self._record: StrictRecord | None = None
 
@@ -43,6 +48,17 @@ class Visit:
                 self._account = stack.enter_context(self._limits.enter(self.key, len(requests), choices, tokens))
             yield
 
+    @contextmanager
+    def logged(self, answer_id: str, requests: Sequence[Request]) -> Iterator[None]:
+        """After the block the log has a line about it."""
+        with self._log.entry(answer_id, self.key.name, requests) as self._entry:
+            yield
+
+    def failed(self, error: Exception) -> None:
+        """It went wrong, and whoever called was told already."""
+        if self._entry is not None:
+            self._entry.error = error
+
     @asynccontextmanager
     async def recorded(self, answer_id: str, requests: Sequence[Request]) -> AsyncIterator[None]:
         """In strict mode the trail has a beginning before the block and an end after it."""
@@ -57,6 +73,8 @@ class Visit:
         self._limits.spend(self._account, sum(len(output.tokens) for output in outputs))
         if self._record is not None:
             self._record.add(outputs)
+        if self._entry is not None:
+            self._entry.add(outputs, time.monotonic())
 
     async def finish(self) -> None:
         """Before the last byte is sent: what a caller has whole, the trail has whole."""

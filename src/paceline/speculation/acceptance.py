@@ -124,6 +124,15 @@ class Acceptance:
             evidence.sizes = [size * limit / rounds for size in evidence.sizes]
         evidence.survival = None
 
+    def restart(self, category: str, alpha: float) -> None:
+        """Forget what was learned of the category; its first drafts are now accepted with chance `alpha`. Later positions
+        are taken to be like the first until they were seen. Whether there are drafts at all is another question."""
+        old = self._evidence(category)
+        new = self._new_evidence(alpha, STALE_ROUNDS)
+        new.is_tree = old.is_tree
+        new.delivered *= old.delivered / old.asked
+        self._categories[category] = new
+
     def alphas(self, category: str) -> tuple[float, ...]:
         """[max_depth] conditional acceptance by position, a tree's levels; entry 0 is the first draft."""
         evidence = self._evidence(category)
@@ -152,11 +161,13 @@ class Acceptance:
     def _evidence(self, category: str) -> _Evidence:
         evidence = self._categories.get(category)
         if evidence is None:
-            nothing = [0.0] * (self._max_depth - 1)
-            hits, trials = [self._prior * PRIOR_ROUNDS, *nothing], [PRIOR_ROUNDS, *nothing]
-            evidence = _Evidence(hits, trials, list(hits), list(trials))
-            self._categories[category] = evidence
+            evidence = self._categories[category] = self._new_evidence(self._prior, PRIOR_ROUNDS)
         return evidence
+
+    def _new_evidence(self, alpha: float, rounds: float) -> _Evidence:
+        nothing = [0.0] * (self._max_depth - 1)
+        hits, trials = [alpha * rounds, *nothing], [rounds, *nothing]
+        return _Evidence(hits, trials, list(hits), list(trials))
 
 
 def _chances(evidence: _Evidence) -> list[float]:

@@ -20,8 +20,10 @@ Outcome = tuple[list[int], Tensor]
 """Accepted nodes, and the weights [V] that the token after them is drawn from."""
 
 
-def walk_all(logits: Tensor, rounds: Sequence[tuple[Sequence[RowContext], Draft]]) -> list[tuple[list[int], int]]:
-    """(accepted nodes, token that follows) per sequence, whose rows lie one after the other in logits [R, V]."""
+def walk_all(
+    logits: Tensor, rounds: Sequence[tuple[Sequence[RowContext], Draft]]
+) -> list[tuple[list[int], int, Tensor]]:
+    """(accepted nodes, token that follows, p of its rows) per sequence, whose rows lie one after the other in logits [R, V]."""
     p = log_distribution(logits, [row for rows, _ in rounds for row in rows]).exp_()
     nodes = [
         (rows[parent + 1].key, token)
@@ -31,12 +33,14 @@ def walk_all(logits: Tensor, rounds: Sequence[tuple[Sequence[RowContext], Draft]
     uniforms: list[float] = uniform([key for key, _ in nodes], Purpose.ACCEPT, [token for _, token in nodes]).tolist()
     outcomes: list[Outcome | None] = [None] * len(rounds)
     chains: list[_Chain] = []
+    laws: list[Tensor] = []
     row, node = 0, 0
     for i, (rows, draft) in enumerate(rounds):
+        laws.append(p[row : row + len(rows)])
         if draft.is_chain:
             chains.append(_Chain(i, draft, row, uniforms[node : node + len(draft)]))
         else:
-            outcomes[i] = _walk_tree(draft, p[row : row + len(rows)], uniforms[node : node + len(draft)])
+            outcomes[i] = _walk_tree(draft, laws[i], uniforms[node : node + len(draft)])
         row, node = row + len(rows), node + len(draft)
     for chain, outcome in zip(chains, _walk_chains(chains, p), strict=True):
         outcomes[chain.index] = outcome
@@ -45,7 +49,7 @@ def walk_all(logits: Tensor, rounds: Sequence[tuple[Sequence[RowContext], Draft]
     noise = gumbel(keys, Purpose.RECOVER, logits.shape[1], logits.device)
     # argmax(log w + G) does not ask for weights that sum to one
     tokens: list[int] = noise.add_(torch.stack([weights for _, weights in done]).log_()).argmax(1).tolist()
-    return [(path, token) for (path, _), token in zip(done, tokens, strict=True)]
+    return [(path, token, law) for (path, _), token, law in zip(done, tokens, laws, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ accept what equals the arg-max.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -45,26 +45,28 @@ class Verdict:
     origins: tuple[Origin, ...]
     picks: tuple[int, ...] = ()
     """Coupled rounds: what the target picked in every row, after the last committed token, then after each node."""
+    law: Tensor | None = field(default=None, compare=False, repr=False)  # [1 + len(draft), V]
+    """Rejection rounds: the very `p` of every row that tokens were accepted by and drawn from."""
 
 
 def verify(logits: Tensor, rounds: Sequence[Round]) -> list[Verdict]:
     """Verdicts in the order of `rounds`, whose rows lie one after the other in logits [R, V]."""
     by_pick = [i for i, round_ in enumerate(rounds) if round_.is_coupled]
     by_ratio = [i for i, round_ in enumerate(rounds) if not round_.is_coupled]
-    outcomes: dict[int, tuple[list[int], int, Sequence[int]]] = {}
+    outcomes: dict[int, tuple[list[int], int, Sequence[int], Tensor | None]] = {}
     if by_pick:
         rows = [row for i in by_pick for row in rounds[i].rows]
         picks: list[int] = pick(_rows_of(logits, rounds, by_pick), rows).tolist()
         start = 0
         for i in by_pick:
             own = picks[start : start + len(rounds[i].rows)]
-            outcomes[i] = (*coupled.walk(rounds[i].draft, own), own)
+            outcomes[i] = (*coupled.walk(rounds[i].draft, own), own, None)
             start += len(own)
     if by_ratio:
         walks = rejection.walk_all(
             _rows_of(logits, rounds, by_ratio), [(rounds[i].rows, rounds[i].draft) for i in by_ratio]
         )
-        outcomes.update((i, (*walk, ())) for i, walk in zip(by_ratio, walks, strict=True))
+        outcomes.update((i, (path, token, (), law)) for i, (path, token, law) in zip(by_ratio, walks, strict=True))
     return [_verdict(round_.draft, *outcomes[i]) for i, round_ in enumerate(rounds)]
 
 
@@ -78,7 +80,7 @@ def _rows_of(logits: Tensor, rounds: Sequence[Round], chosen: Sequence[int]) -> 
     return logits[torch.tensor(index, device=logits.device)]
 
 
-def _verdict(draft: Draft, path: list[int], token: int, picks: Sequence[int]) -> Verdict:
+def _verdict(draft: Draft, path: list[int], token: int, picks: Sequence[int], law: Tensor | None) -> Verdict:
     if not len(draft):
         last = Origin.PLAIN
     elif (path[-1] if path else -1) in draft.parents:
@@ -86,4 +88,4 @@ def _verdict(draft: Draft, path: list[int], token: int, picks: Sequence[int]) ->
     else:
         last = Origin.BONUS
     tokens = (*(draft.tokens[node] for node in path), token)
-    return Verdict(tuple(path), tokens, (*(Origin.ACCEPTED,) * len(path), last), tuple(picks))
+    return Verdict(tuple(path), tokens, (*(Origin.ACCEPTED,) * len(path), last), tuple(picks), law)

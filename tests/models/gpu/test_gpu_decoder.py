@@ -66,3 +66,26 @@ def test_hidden_states_on_request(count: int) -> None:
 
 def test_no_logits_wanted() -> None:
     check(SHALLOW, [Span([3], 0, tokens(4), 0)], last_hidden=True)
+
+
+@pytest.mark.usefixtures("_either_path")
+def test_a_layer_is_told_of_when_its_keys_and_values_are_there() -> None:
+    model, _ = models(SHAPE)
+    runner, told = ModelRunner(model, 4), list[tuple[int, list[bool]]]()
+    rows = lay_out([Span([2], 0, tokens(4), 1)], DEVICE)
+
+    def after_layer(layer: int) -> None:
+        told.append((layer, [bool(keys[2].any()) for keys, _ in runner.cache]))
+
+    with torch.inference_mode():
+        gpu_forward(
+            model,
+            rows.tokens,
+            rows.positions,
+            rows.layout,
+            runner.cache,
+            rows.logit_rows,
+            after_layer=after_layer,
+        )
+    layers = range(SHAPE.num_layers)
+    assert told == [(layer, [i <= layer for i in layers]) for layer in layers]

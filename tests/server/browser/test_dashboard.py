@@ -150,6 +150,18 @@ def test_methods_are_told_apart_where_a_category_has_several(open_page: Open) ->
     assert page.text("#chart-alpha .legend").split("\n") == ["code · ngram 75%", "code · suffix 90%", "prose 50%"]
 
 
+def test_a_change_of_acceptance_is_shown(open_page: Open) -> None:
+    server = served()
+    busy(server)
+    page = open_page(server)
+    page.says("#chart-alpha .legend", "code")
+    assert page.text("#drifts") == ""
+    busy(server, traffic=(replace(TRAFFIC[0], drifts=1, drift=(0.8, 0.45)), TRAFFIC[1]))
+    said = page.says("#drifts", "acceptance for code (ngram) went from 80% to 45%")
+    assert said.endswith("depth is learned anew.")
+    assert page.complaints() == []
+
+
 def test_a_quiet_server_says_so(open_page: Open) -> None:
     page = open_page(served())
     page.says("#chart-alpha .empty", "No drafts were tested yet")

@@ -16,6 +16,8 @@ from tests.fakes import TINY, MixedDepth, run, tiny_engine, tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors, eagle
 from tests.models.reference_heads import eagle_logits, target_states
 
+pytestmark = pytest.mark.usefixtures("unrounded_drafts")
+
 IDS = [int(token) for token in torch.randint(0, 40, (64,), generator=torch.Generator().manual_seed(0))]
 TARGET = tiny_model()
 CONFIG = draft_config(TARGET, "eagle")

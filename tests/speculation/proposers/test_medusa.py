@@ -12,6 +12,8 @@ from tests.fakes import TINY, MixedDepth, run, tiny_engine, tiny_model
 from tests.heads import draft_config, draft_tensors, medusa
 from tests.models.reference_heads import medusa_logits, target_states
 
+pytestmark = pytest.mark.usefixtures("unrounded_drafts")
+
 IDS = [7, 3, 22, 9, 14, 39, 0, 5, 5, 8, 31]
 TARGET = tiny_model()
 TENSORS = draft_tensors(draft_config(TARGET, "medusa"), reduced=24)

@@ -45,12 +45,19 @@ function tiles(report, last) {
     "Per output token": [format.duration(last?.tpot?.p50), "median"],
     "Sequences": [format.count(last?.running), `running, ${format.count(last?.waiting)} waiting`],
     "Cache in use": [format.percent(last?.kv_use), ""],
+    "Audited tokens": [format.count(report.audit.audited), `${format.count(report.audit.drifted)} drifted`],
   };
   byId("figures").replaceChildren(
     ...Object.entries(facts).map(([name, [value, more]]) =>
       element("div", {}, element("dt", { textContent: name }), element("dd", {}, `${value} `, element("small", { textContent: more }))),
     ),
   );
+}
+
+function drift(note) {
+  const when = new Date(1000 * note.time).toLocaleTimeString();
+  const levels = `from ${format.percent(note.before)} to ${format.percent(note.after)}`;
+  return element("li", { textContent: `${when}: acceptance for ${note.category} (${note.method}) went ${levels}; depth is learned anew.` });
 }
 
 export function showTraffic(report, history) {
@@ -72,4 +79,5 @@ export function showTraffic(report, history) {
     off,
   );
   tiles(report, history.last);
+  byId("drifts").replaceChildren(...report.drifts.slice(-5).reverse().map(drift));
 }

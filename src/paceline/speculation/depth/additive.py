@@ -51,6 +51,9 @@ class AdditiveDepth:
             else:
                 state.depth, state.low = max(self._least, state.depth * 3 // 4), 0
 
+    def restart(self, category: str, alpha: float) -> None:
+        self._states.pop(category, None)
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         return [min(self.depth(candidate.category), candidate.max_depth) for candidate in batch]
 

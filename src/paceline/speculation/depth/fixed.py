@@ -16,5 +16,8 @@ class FixedDepth:
     def observe(self, step: StepObservation) -> None:
         pass
 
+    def restart(self, category: str, alpha: float) -> None:
+        pass
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         return [min(self._depth, candidate.max_depth) for candidate in batch]

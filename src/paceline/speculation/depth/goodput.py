@@ -62,6 +62,11 @@ class GoodputDepth:
                 kept = sum(seen.has_first for seen in rounds)
                 self._probing.result(category, len(rounds), kept, expected, step.is_timed)
 
+    def restart(self, category: str, alpha: float) -> None:
+        self._acceptance.restart(category, alpha)
+        self._probing.restart(category)
+        self._probed.pop(category, None)
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         depths = self._best(batch)
         self._since_plain = self._since_plain + 1 if any(depths) else 0

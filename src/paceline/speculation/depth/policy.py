@@ -91,6 +91,10 @@ class DepthPolicy(Protocol):
         """Learn from a step that has been committed."""
         ...
 
+    def restart(self, category: str, alpha: float) -> None:
+        """The category is no longer what was observed of it; `alpha` is the new acceptance of its first drafts."""
+        ...
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         """A depth for each candidate, in order, between 0 and its `max_depth`. Called once a step with all that
         decode."""

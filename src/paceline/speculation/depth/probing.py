@@ -78,6 +78,10 @@ class Probing:
             self._watch(self._standing).price = price
         return self._standing
 
+    def restart(self, category: str) -> None:
+        """What is known of the category no longer holds: it is due at once, and then as often as at first."""
+        self._watches[category] = _Watch(self._step - FIRST_INTERVAL)
+
     def is_first(self, category: str) -> bool:
         """Whether the probe just picked opens a burst."""
         return not self._watch(category).in_burst

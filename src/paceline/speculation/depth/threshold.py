@@ -46,6 +46,9 @@ class ThresholdDepth:
             if len(state.rates) >= NEEDED:
                 state.depth = self._moved(state.depth, round(sum(state.rates) / len(state.rates), 9))
 
+    def restart(self, category: str, alpha: float) -> None:
+        self._states.pop(category, None)
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         return [min(self.depth(candidate.category), candidate.max_depth) for candidate in batch]
 

@@ -28,6 +28,10 @@ class LayerSkipProposer:
         self._tables = tables
         self._progress: dict[int, Progress] = {}
 
+    @property
+    def runner(self) -> ModelRunner:
+        return self._runner
+
     def observe(self, batch: Sequence[Progress]) -> None:
         self._progress.update((progress.sequence_id, progress) for progress in batch)
 

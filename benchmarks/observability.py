@@ -1,0 +1,241 @@
+"""What it costs to be watched: metrics, traces, logs, drift test and background audit at their defaults, against none of them.
+
+    python benchmarks/observability.py [--repeats 40] [--tokens 64] [--ratio 0.01]
+    python benchmarks/observability.py --parts
+
+One engine and two servers on it in one process, a client and a trace collector in a second one. The two take turns, in pairs
+whose order changes, with the same eight streams, greedy and at a fixed depth, so that all generate the same tokens in the same
+rounds. `on` is scraped once a round, its spans go to the collector and its log to nowhere.
+
+Tokens per second are what the promise is about; on a machine with other work they vary by more than is looked for. The CPU
+time of the process a token varies far less, and on a busy CPU is what tokens per second come down to. Both are given as the
+median of the pairs' ratios with a 95% interval (bootstrap). `--parts` times each of them by itself.
+"""
+
+import argparse
+import asyncio
+import json
+import logging
+import os
+import random
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import uvicorn
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from raw_http import post
+
+from paceline import LLM
+from paceline.core.output import StepOutput, StepTimes
+from paceline.core.request import Request
+from paceline.core.sequence import Origin
+from paceline.runtime.tracing import Tracing
+from paceline.server.access import Access
+from paceline.server.app import create_app
+from paceline.server.config import ServerConfig
+from paceline.server.flags import FlagStore
+from paceline.server.gateway import Gateway
+from paceline.server.logs import configure_logging
+from paceline.server.metrics import Metrics
+from paceline.speculation.drift import Change, DriftTest
+
+BATCH = 8
+PROMPTS = [f"Question {i}: why is the {thing} blue?" for i, thing in enumerate(("sky", "sea", "jay", "whale") * 2)]
+
+
+class NoMetrics(Metrics):
+    """Counts nothing."""
+
+    def submitted(self, request: Request) -> None:
+        pass
+
+    def output(self, request: Request, output: StepOutput, now: float) -> None:
+        pass
+
+    def finished(self, request: Request, reason: str, now: float) -> None:
+        pass
+
+
+class NoDrift:
+    """Tests nothing."""
+
+    def observe(self, category: str, sequence_id: int, accepted: bool) -> Change | None:
+        return None
+
+    def close(self, sequence_ids: object) -> list[Change]:
+        return []
+
+
+def client() -> None:
+    """For each line on standard input, a port and a body, send it with every prompt; answer how many tokens came and how
+    long it took. Says first where its collector listens."""
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    async def round_(port: int, body: dict[str, Any]) -> dict[str, float]:
+        started = time.perf_counter()
+        replies = await asyncio.gather(
+            *(post("127.0.0.1", port, "/v1/completions", {**body, "prompt": prompt}) for prompt in PROMPTS)
+        )
+        seconds = time.perf_counter() - started
+        assert all(reply.status == 200 for reply in replies), replies
+        found = [reply.body.rpartition(b'"completion_tokens":')[2] for reply in replies]
+        return {"seconds": seconds, "tokens": sum(int(text[: text.index(b",")]) for text in found)}
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    print(server.server_port, flush=True)
+    for line in sys.stdin:
+        port, body = json.loads(line)
+        print(json.dumps(asyncio.run(round_(port, body))), flush=True)
+
+
+class Side:
+    """One of the two servers, and the engine as it is for it."""
+
+    def __init__(self, llm: LLM, is_on: bool, tracing: Tracing) -> None:
+        self._llm, self._is_on, self._tracing = llm, is_on, tracing
+        engine = llm.engine
+        self._drift = engine.speculator.drift if is_on else NoDrift()
+        self._audit, self._witness = (engine.audit, engine.witness) if is_on else (None, None)
+        config = ServerConfig(engine=llm.config, log_requests="ids" if is_on else "none")
+        metrics = Metrics("smollm2") if is_on else NoMetrics("smollm2")
+        metrics.bind(llm.snapshot)
+        gateway = Gateway(llm, config, metrics, FlagStore())
+        app = create_app(gateway, Access.of(config, time.monotonic), None, tracing if is_on else None)
+        self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="off"))
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            time.sleep(0.01)
+        self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
+
+    def enter(self) -> None:
+        """Between two rounds, when nothing runs."""
+        done = threading.Event()
+
+        def switch() -> None:
+            engine = self._llm.engine
+            engine.speculator.drift = self._drift  # type: ignore[assignment]
+            if engine.audit is not None:
+                engine.audit.pause()
+            engine.audit, engine.witness = self._audit, self._witness
+            done.set()
+
+        self._llm._loop.call(switch)
+        done.wait()
+        self._llm._loop.tracer = self._tracing if self._is_on else None
+
+    def leave(self) -> None:
+        if self._is_on:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics") as page:
+                page.read()
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """Median, and the 95% interval of it by resampling."""
+    chance = random.Random(0)
+    medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
+    return statistics.median(values), medians[50], medians[1949]
+
+
+def parts() -> None:
+    """CPU time of what is done for one sequence."""
+    request, times = Request("r", (1, 2, 3)), StepTimes(1.0, 2.0, 3.0)
+    output = StepOutput("r", 0, 0, (1, 2, 3), (Origin.ACCEPTED,) * 3, "abc", 3, 2, method="ngram", times=times)
+    metrics, drift = Metrics("m"), DriftTest()
+    metrics.submitted(request)
+    tracing = Tracing(InMemorySpanExporter(), "bench")
+    trace = tracing.follow(replace(request, trace=f"00-{'1' * 32}-{'1' * 16}-01"))
+    trace.saw(output)
+    rounds = 50
+
+    def timed(what: str, count: int, call: Callable[[int], object]) -> None:
+        started = time.process_time()
+        for i in range(count):
+            call(i)
+        print(f"{what:32}{1e6 * (time.process_time() - started) / count:8.2f} µs")
+
+    timed("metrics, a step", 20000, lambda i: metrics.output(request, output, 1e-3 * i))
+    timed("drift test, a round", 20000, lambda i: drift.observe("c", i // rounds, i % 3 > 0))
+    timed("drift test, a sequence's end", 20000 // rounds, lambda i: drift.close([i]))
+    timed("trace, a round", 2000, lambda i: trace.saw(output))
+    tracing.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--ratio", type=float, default=ServerConfig().trace_ratio, help="share of requests traced")
+    parser.add_argument("--parts", action="store_true", help="the CPU time of each part by itself")
+    parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.client or options.parts:
+        client() if options.client else parts()
+        return
+    configure_logging("info", open(os.devnull, "w"))  # noqa: SIM115
+    logging.captureWarnings(False)
+    body = {"temperature": 0, "max_tokens": options.tokens, "ignore_eos": True, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    speculation = {"depth": "fixed", "max_depth": 3, "method": "ngram"}
+    rates: dict[str, list[float]] = {"off": [], "on": []}
+    costs: dict[str, list[float]] = {"off": [], "on": []}
+    with (
+        subprocess.Popen(
+            [sys.executable, __file__, "--client"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process,
+        LLM("smollm2", max_num_seqs=BATCH, max_model_len=1024, speculation=speculation) as llm,
+    ):
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with Tracing.to(f"http://127.0.0.1:{int(process.stdout.readline())}", "bench", options.ratio) as tracing:
+            sides = {"off": Side(llm, False, tracing), "on": Side(llm, True, tracing)}
+            for repeat in range(-2, options.repeats):  # the first two warm up
+                for name in ("off", "on") if repeat % 2 else ("on", "off"):
+                    side = sides[name]
+                    side.enter()
+                    busy = time.process_time()
+                    print(json.dumps([side.port, body]), file=process.stdin, flush=True)
+                    result = json.loads(process.stdout.readline())
+                    side.leave()
+                    if repeat >= 0:
+                        rates[name].append(result["tokens"] / result["seconds"])
+                        costs[name].append((time.process_time() - busy) / result["tokens"])
+            for side in sides.values():
+                side.close()
+            process.stdin.close()
+    print(f"{os.cpu_count()} cores, batch {BATCH}, {options.tokens} tokens each, {options.repeats} pairs, ", end="")
+    print(f"{options.ratio:g} of the requests traced\n")
+    print(f"{'':5}{'tok/s':>9}{'CPU ms/token':>14}   medians")
+    for name in rates:
+        print(f"{name:5}{statistics.median(rates[name]):9.1f}{1e3 * statistics.median(costs[name]):14.3f}")
+    slower = [1 - on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
+    dearer = [on / off - 1 for on, off in zip(costs["on"], costs["off"], strict=True)]
+    for what, values in (("tokens per second lost", slower), ("CPU time a token more", dearer)):
+        median, low, high = interval(values)
+        print(f"{what}: {median:.2%} ({low:.2%} to {high:.2%})")
+
+
+if __name__ == "__main__":
+    main()

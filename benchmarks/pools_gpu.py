@@ -1,0 +1,363 @@
+"""A draft worker beside a large target on one GPU: what drafting while the target verifies brings, and what sharing costs.
+
+    python benchmarks/pools_gpu.py --base MODEL.gguf --prompts spec_bench_dev.jsonl --out FOLDER
+
+The target is inflated (docs/large_models.md): shape and cost of a 70B in FP8, the text of SmolLM2 with noise. It is made once
+and drafted for in turn by nobody, by a draft in its own engine (`draft_model`, on the device), and by a draft worker, ahead and
+on demand, that is a process of its own (sharing the GPU through MPS where that works, and in time) or a thread with a stream of
+its own. An error ends a part, a part that hangs ends the run; what was measured until then is in FOLDER.
+"""
+
+import argparse
+import faulthandler
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import torch
+from pools_gpu_draft import LIVE, PIPE, STARTED, Draft, Feeder, Host, mps_daemon, say
+from pools_gpu_report import Contention, Report, Row
+
+from paceline.bench.default_prompts import DEFAULT_PROMPTS
+from paceline.bench.prompts import load_prompts, select
+from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationParams
+from paceline.engine.build import build_engine, pick_device
+from paceline.engine.engine import Engine
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.models.chat_template import ChatTemplate
+from paceline.models.compatibility import fingerprint
+from paceline.models.load import LoadedModel
+from paceline.models.runner import Span
+from paceline.runtime.draft_link import DraftAddress, State
+from paceline.runtime.pool_proposer import PoolProposer
+
+SKIPPED = 8
+"""Tokens at the start of a text that are not timed: the prompt, the first draft, the way onto the device."""
+WARM_TOKENS = 24
+WAITED = 0.001
+"""Seconds: less than this for a draft that is ready is the way there and back."""
+
+
+class Bench:
+    """The target and who drafts for it."""
+
+    def __init__(self, options: argparse.Namespace, report: Report) -> None:
+        self.options, self.report = options, report
+        self._verified: list[float] = []
+        self._waits: list[float] = []
+        """Seconds that each step waited for the pool."""
+        pools: list[PoolProposer] = []
+
+        def pool(target: LoadedModel) -> PoolProposer:
+            self._vocabulary = fingerprint(target.tokenizer).vocabulary
+            pools.append(PoolProposer((), self._vocabulary, target.config.vocab_size, "target-0"))
+            return pools[0]
+
+        self.engine = build_engine(_config(options), pool)
+        self.pool = pools[0]
+        self._listen_in()
+        known = load_prompts(options.prompts) if options.prompts else list(DEFAULT_PROMPTS)
+        tokenizer, template = self.engine.tokenizer, ChatTemplate.of(self.engine.tokenizer)
+        ids = [
+            list(tokenizer.encode(template.render([{"role": "user", "content": prompt.turns[0]}])))
+            for prompt in select(known, limit=64)
+        ]
+        self.prompts = [prompt for prompt in ids if len(prompt) <= options.longest][: options.count]
+
+    def _listen_in(self) -> None:
+        """The seconds of every verification, on the host or on the device; prompts are none."""
+        speculator = self.engine.speculator
+        learn, record = speculator.learn, speculator.record
+
+        def learned(plan, drafts, verdicts, seconds):  # type: ignore[no-untyped-def]
+            if len(verdicts) == len(plan.items) == sum(item.num_tokens for item in plan.items):
+                self._verified.append(seconds)
+            learn(plan, drafts, verdicts, seconds)
+
+        def recorded(*args, verify_seconds, **rest):  # type: ignore[no-untyped-def]
+            self._verified.append(verify_seconds)
+            record(*args, verify_seconds=verify_seconds, **rest)
+
+        speculator.learn, speculator.record = learned, recorded  # type: ignore[method-assign]
+
+    def warm(self) -> None:
+        """Meet every shape once, while nobody shares the device."""
+        for rows in (1, 2, 4, 8, 16):
+            if rows < 2 * (1 + max(self.options.depths)):
+                verify(self.engine, rows)
+        for method, depth in [(None, 0), *(("draft_model", depth) for depth in self.options.depths)]:
+            self._decode([self.prompts[0]], WARM_TOKENS, method, depth, Row("warm"))
+
+    def measure(self, name: str, method: str | None = None, depth: int = 0, together: bool = False) -> Row:
+        """One stream after the other, or all prompts in one batch."""
+        row = Row(name, depth)
+        for group in [self.prompts] if together else [[prompt] for prompt in self.prompts]:
+            self._decode(group, self.options.tokens, method, depth, row)
+        plain = self.report.rows[0].texts if self.report.rows else row.texts
+        for prompt, ours, theirs in zip(self.prompts, row.texts, plain, strict=True):
+            row.same += ours == theirs
+            if ours != theirs:
+                gaps = (largest_gap(self.engine, prompt, text) for text in (ours, theirs))
+                row.gap = max(row.gap, *gaps)
+        self.report.rows.append(row)
+        return row
+
+    def pooled(self, one: Host, depth: int) -> None:
+        """With a worker that drafts ahead, then with one that waits to be asked."""
+        for nodes, how in ((self.options.nodes, "ahead"), (0, "on demand")):
+            with one.worker(nodes) as address, self._joined(address):
+                self._decode([self.prompts[0]], WARM_TOKENS, "pool", depth, Row("warm"))
+                self._waits.clear()
+                before = self.pool.snapshot()
+                counts = replace(before.links[0].counts)  # the snapshot's are counted on
+                row = self.measure(f"{one.name}, {how}", "pool", depth)
+                after = self.pool.snapshot()
+                steps, link = max(1, after.steps - before.steps), after.links[0]
+                row.waited = sum(seconds > WAITED for seconds in self._waits) / max(1, len(self._waits))
+                row.wait_ms = 1e3 * (after.wait_seconds - before.wait_seconds) / steps
+                row.ready = (link.counts.ready - counts.ready) / max(1, link.counts.rounds - counts.rounds)
+                row.undrafted = after.undrafted - before.undrafted
+                if link.counts.losses or link.counts.faults:
+                    self.report.notes.append(f"{row.name}, depth {depth}: {link.counts}")
+            assert one.last is not None
+            row.pass_ms = 1e3 * one.last.pass_seconds
+            say(" | ".join(cell for cell in row.cells(self.report.rows[0].rate) if cell))
+
+    def contend(self, one: Host) -> None:
+        """Verifications back to back, a worker that drafts without a pause, and both at once."""
+        options, rows = self.options, 1 + self.options.depths[0]
+        alone = [verify(self.engine, rows) for _ in range(options.passes)]
+        shared: list[float] = []
+        with one.worker(0) as address, Feeder(address, self._vocabulary, self.prompts[0], options.feed) as feeder:
+            until = time.perf_counter() + options.limit / 4
+            while len(feeder.each) < 5 and time.perf_counter() < until:
+                time.sleep(0.01)
+            quiet, until = len(feeder.each), until + options.limit / 4
+            while (len(feeder.each) < quiet + 5 or len(shared) < options.passes) and time.perf_counter() < until:
+                shared.append(verify(self.engine, rows))
+            each = list(feeder.each)
+        # The first chain of either kind has the prompt, or a change of company, in it
+        figures = [alone, shared, each[1:quiet], each[quiet + 1 :]]
+        if not all(figures):
+            raise TimeoutError(f"{len(each)} chains and {len(shared)} verifications are too few to say anything")
+        self.report.contention.append(Contention(one.name, *(1e3 * median(values) for values in figures)))
+
+    def _decode(self, prompts: list[list[int]], tokens: int, method: str | None, depth: int, row: Row) -> None:
+        engine, texts = self.engine, {f"r{i}": list[int]() for i in range(len(prompts))}
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        speculation = SpeculationParams(method is not None, method, depth if method else None)
+        try:
+            for name, prompt in zip(texts, prompts, strict=True):
+                engine.add(Request(name, tuple(prompt), sampling, speculation))
+            started = 0.0
+            while engine.has_work:
+                waited = self.pool.snapshot().wait_seconds
+                outputs = engine.step()
+                now = time.perf_counter()
+                self._waits.append(self.pool.snapshot().wait_seconds - waited)
+                for output in outputs:
+                    texts[output.request_id].extend(output.tokens)
+                if started and outputs:
+                    row.seconds += now - started
+                    row.tokens += sum(len(output.tokens) for output in outputs)
+                    row.steps += 1
+                    row.drafted += sum(output.drafted for output in outputs)
+                    row.accepted += sum(output.accepted for output in outputs)
+                    row.verify_ms += [1e3 * seconds for seconds in self._verified]
+                if outputs and min(map(len, texts.values())) >= SKIPPED:
+                    started = now
+                self._verified.clear()
+        finally:
+            for name in texts:
+                engine.cancel(name)
+        row.texts += texts.values()
+
+    @contextmanager
+    def _joined(self, address: str) -> Iterator[None]:
+        self.pool.set_workers([DraftAddress("draft-0", address)])
+        try:
+            until = time.perf_counter() + 10.0
+            while self.pool.snapshot().links[0].state is not State.UP:
+                if time.perf_counter() > until:
+                    raise TimeoutError("the draft worker does not answer")
+                self.pool.tend()
+                time.sleep(0.002)
+            yield
+        finally:
+            self.pool.set_workers(())
+
+
+def _config(options: argparse.Namespace) -> EngineConfig:
+    inflated = f"inflate:{options.shape}?base={options.base}&noise={options.noise}"
+    return EngineConfig(
+        model=options.base if options.shape == "none" else inflated,
+        draft=options.base,
+        device=options.device,
+        quantization=options.quantization,
+        max_num_seqs=8,
+        max_batched_tokens=1024,
+        max_model_len=2048,
+        kv_tokens=16_384,
+        prefix_caching=False,
+        speculation=SpeculationConfig(depth="fixed", max_depth=max(options.depths)),
+    )
+
+
+def verify(engine: Engine, rows: int) -> float:
+    """Seconds of a pass over `rows` after 256 tokens, of an engine that is idle: its cache is free."""
+    started = time.perf_counter()
+    logits = engine.runner.forward([Span(range(-(-(256 + rows) // BLOCK_SIZE)), 256, [1000] * rows, rows)]).logits
+    logits.argmax(1).tolist()
+    return time.perf_counter() - started
+
+
+def largest_gap(engine: Engine, prompt: list[int], text: list[int]) -> float:
+    """Re-scored in one pass of an idle engine: how far any token of the text was from the arg-max."""
+    ids = prompt + text[:-1]
+    logits = engine.runner.forward([Span(range(-(-len(ids) // BLOCK_SIZE)), 0, ids, len(text))]).logits
+    chosen = logits.gather(1, torch.tensor(text, device=logits.device).unsqueeze(1)).squeeze(1)
+    return float((logits.amax(1) - chosen).max())
+
+
+class Parts:
+    """Runs one after the other, each within its limit."""
+
+    def __init__(self, report: Report, options: argparse.Namespace) -> None:
+        self._report, self._options = report, options
+        self.num_failed = 0
+
+    def run(self, name: str, work: Callable[[], object], limit: float | None = None) -> bool:
+        """False: it failed, or there was no time for it. A part that hangs ends the process: so does the device it hangs on."""
+        options, report = self._options, self._report
+        if time.perf_counter() - STARTED > options.budget:
+            report.notes.append(f"{name}: left out, {options.budget:.0f} s were over")
+            return False
+        timer = threading.Timer(limit or options.limit, self._give_up, (name, limit or options.limit))
+        timer.daemon = True
+        timer.start()
+        say(f"-- {name}")
+        try:
+            work()
+        except Exception as error:
+            self.num_failed += 1
+            report.notes.append(f"{name}: {error!r}")
+            say(f"{name} failed: {error!r}")
+            return False
+        finally:
+            timer.cancel()
+            report.save(options.out)
+        return True
+
+    def _give_up(self, name: str, seconds: float) -> None:
+        faulthandler.dump_traceback(all_threads=True)
+        self._report.notes.append(f"{name}: not over after {seconds:.0f} s, the run was ended")
+        self._report.save(self._options.out)
+        print(self._report.table(), flush=True)
+        for one in LIVE:
+            one.kill()
+        os._exit(3)
+
+
+def run(options: argparse.Namespace) -> int:
+    mps: str | None = options.mps
+    if mps is not None:
+        os.environ[PIPE] = mps  # before this process first asks for the device
+    device = pick_device(options.device)
+    name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
+    machine = {"device": name, "torch": torch.__version__, "mps": "yes" if mps else "no"}
+    report = Report({**machine, **{key: str(value) for key, value in vars(options).items()}})
+    parts = Parts(report, options)
+    draft = Draft(options.base, device.type, max(1, options.nodes // min(options.depths)), 512)
+    with ExitStack() as stack:
+
+        def start(title: str, is_process: bool, pipe: str | None = None) -> Host:
+            one = Host(title, draft, is_process, pipe)
+            stack.callback(one.close)
+            return one
+
+        # Processes load while the target is made
+        hosts = [start("processes, MPS", True, mps)] if mps else []
+        hosts.append(start("processes", True))
+        benches: list[Bench] = []
+        if not parts.run("the target", lambda: benches.append(Bench(options, report)), 150.0):
+            return 1
+        bench = benches[0]
+        if not bench.prompts:
+            raise SystemExit(f"no prompt has {options.longest} tokens or fewer: raise --longest")
+        say(f"{len(bench.prompts)} prompts of {', '.join(str(len(prompt)) for prompt in bench.prompts)} tokens")
+        hosts = [one for one in hosts if parts.run(f"{one.name}: ready", lambda one=one: one.until_ready(60.0), 70.0)]
+        parts.run("warm up", bench.warm, 90.0)
+        if not parts.run("plain", lambda: bench.measure("nobody")):
+            return 1
+        parts.run("plain, batched", lambda: bench.measure("nobody, all prompts in one batch", together=True))
+        for depth in options.depths:
+            parts.run(f"draft_model, {depth}", lambda depth=depth: bench.measure("in the engine", "draft_model", depth))
+        print(report.table(), flush=True)
+        streams = start("two streams", False)
+        if parts.run("two streams: ready", lambda: streams.until_ready(60.0), 70.0):
+            hosts.append(streams)
+        for one in hosts:
+            parts.run(f"{one.name}: contention", lambda one=one: bench.contend(one))
+        for depth in options.depths:
+            for one in [one for one in hosts if not one.is_lost]:
+                parts.run(f"{one.name}, depth {depth}", lambda one=one, depth=depth: bench.pooled(one, depth))
+        parts.run("plain, again", lambda: bench.measure("nobody, again"))
+        print(f"\n{report.table()}", flush=True)
+        bench.pool.shut_down()
+    return 1 if parts.num_failed else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--base", default="smollm2", help="the draft, and what the target is made of")
+    parser.add_argument("--shape", default="llama-70b", help="none: the base itself")
+    parser.add_argument("--noise", type=float, default=0.05)
+    parser.add_argument("--quantization", default="fp8")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--prompts", type=Path, help="lines of JSON; the built-in ones if left out")
+    parser.add_argument("--count", type=int, default=6, help="prompts")
+    parser.add_argument("--longest", type=int, default=300, help="tokens of a prompt")
+    parser.add_argument("--tokens", type=int, default=80)
+    parser.add_argument("--depth", dest="depths", type=int, action="append")
+    parser.add_argument("--nodes", type=int, default=32, help="drafted ahead a round")
+    parser.add_argument("--passes", type=int, default=30, help="verifications to time, alone and shared")
+    parser.add_argument("--feed", type=int, default=64, help="tokens a chain while contention is measured")
+    parser.add_argument("--no-mps", action="store_true")
+    parser.add_argument("--mps", help="pipe folder of an MPS daemon that runs; left out, one is started")
+    parser.add_argument("--limit", type=float, default=45.0, help="seconds of a part")
+    parser.add_argument("--budget", type=float, default=195.0, help="seconds after which no part is begun")
+    parser.add_argument("--out", type=Path, default=Path("pools_gpu"))
+    options = parser.parse_args()
+    options.depths = options.depths or [5, 7]
+    faulthandler.dump_traceback_later(options.budget + 150.0, exit=True)  # for a hang that lets no thread run
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.mps or options.no_mps or options.device == "cpu":
+        return run(options)
+    with mps_daemon() as mps:
+        if mps is None:
+            return run(options)
+        # A process of its own, gone before the daemon is told to go
+        child = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--mps", mps])
+        try:
+            return child.wait()
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    child.wait(15)
+                child.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

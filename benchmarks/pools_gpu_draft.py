@@ -1,0 +1,310 @@
+"""For pools_gpu.py: a draft worker that shares the target's GPU, as a thread of its process or as a process of its own."""
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection as Pipe
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.engine.build import pick_dtype
+from paceline.models.compatibility import fingerprint
+from paceline.models.load import load_model
+from paceline.models.runner import make_runner
+from paceline.runtime.draft_core import Facts, Ride
+from paceline.runtime.draft_worker import DraftSnapshot, DraftWorker
+from paceline.runtime.messages import (
+    OLDEST,
+    TO_DRAFT_WORKER,
+    TO_TARGET,
+    VERSION,
+    Advance,
+    Drafts,
+    FromDraft,
+    Hello,
+    Open,
+    Sampling,
+    Step,
+)
+from paceline.runtime.model_core import ModelCore
+from paceline.runtime.roster import DraftLimits
+from paceline.runtime.transport import Connection, Listener
+
+NUM_BLOCKS = 1024
+MAX_ROWS = 512
+PIPE = "CUDA_MPS_PIPE_DIRECTORY"
+PROBE = """
+import torch
+x = torch.ones(256, 256, device="cuda")
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    y = x @ x
+graph.replay()
+assert float(y.sum()) == 256.0**3
+print("works")
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """What the worker is made of. `widest`: rides of the largest pass to be ready for."""
+
+    model: str
+    device: str
+    widest: int
+    prompt: int
+
+
+STARTED = time.perf_counter()
+
+
+def say(text: str) -> None:
+    print(f"[{time.perf_counter() - STARTED:6.1f} s] {text}", flush=True)
+
+
+def serve(pipe: Pipe, draft: Draft) -> None:
+    """Loads once. A number through the pipe starts a worker that drafts so many nodes ahead and is answered with its address;
+    None ends that worker and is answered with its snapshot; when the pipe closes, all is over."""
+    try:
+        device = torch.device(draft.device)
+        loaded = load_model(draft.model, device, pick_dtype("auto", device))
+        size = loaded.config.vocab_size
+        core = ModelCore(make_runner(loaded.model, NUM_BLOCKS), MAX_ROWS, size, size)
+        warm(core, draft)
+        vocabulary = fingerprint(loaded.tokenizer).vocabulary
+    except Exception as error:
+        pipe.send(f"failed: {error!r}")
+        return
+    pipe.send("ready")
+    with suppress(EOFError, OSError):  # the other end is gone
+        while True:
+            limits = DraftLimits(ahead_nodes=pipe.recv(), max_tokens=NUM_BLOCKS * 8)
+            listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
+            worker = DraftWorker("draft-0", core, listener, vocabulary, size, limits)
+            pipe.send(worker.address)
+            watch = threading.Thread(target=_stop_when_told, args=(pipe, worker), daemon=True)
+            watch.start()
+            worker.run()
+            watch.join()
+            pipe.send(worker.snapshot())
+
+
+def _stop_when_told(pipe: Pipe, worker: DraftWorker) -> None:
+    with suppress(EOFError, OSError):
+        pipe.recv()
+    worker.stop()
+
+
+def warm(core: ModelCore, draft: Draft) -> None:
+    """Meet every shape of pass once: what is compiled or recorded later would be in somebody's measurement."""
+    facts = Facts(SamplingParams(temperature=0.0), 0, 0, 1, "coupled", "")
+    number, tokens = 0, iter(range(1000, 40_000))
+
+    def ride(length: int) -> Ride:
+        nonlocal number
+        number += 1
+        return Ride(-number, facts, [next(tokens) for _ in range(length)], length)
+
+    length = 8
+    while length <= draft.prompt:
+        rides = [ride(length)]
+        core.step(rides)
+        core.close(rides)
+        length *= 2
+    batch = 1
+    while batch < 2 * draft.widest:  # passes are padded to powers of two
+        rides = [ride(8) for _ in range(batch)]
+        core.step(rides)
+        for rows in (1, 2, 4, 8):
+            for one in rides:
+                one.ids.extend([1000] * rows)
+            core.step(rides)
+        child = Ride(-1_000_000 - batch, facts, [*rides[0].ids, 1001], rides[0].num_committed)
+        core.fork(rides[0], child)
+        core.close([child, *rides])
+        batch *= 2
+
+
+class Host:
+    """The other end of `serve`: it loads from the moment it is made; `until_ready` waits for that."""
+
+    def __init__(self, name: str, draft: Draft, is_process: bool, mps: str | None = None) -> None:
+        """`mps`: the pipe folder of the daemon that a process is to share the GPU through."""
+        self.name = name
+        self.last: DraftSnapshot | None = None
+        """What the last worker said of itself in the end."""
+        self.is_lost = False
+        self._pipe, there = multiprocessing.Pipe()
+        self._process: BaseProcess | None = None
+        if is_process:
+            with _environment(mps or os.path.join(tempfile.gettempdir(), "no-mps-here")):
+                self._process = multiprocessing.get_context("spawn").Process(
+                    target=serve, args=(there, draft), daemon=True
+                )
+                self._process.start()
+            there.close()
+        else:
+            self._thread = threading.Thread(target=serve, args=(there, draft), daemon=True)
+            self._thread.start()
+        LIVE.append(self)
+
+    def until_ready(self, seconds: float) -> None:
+        if (state := self._hear(seconds)) != "ready":
+            raise RuntimeError(f"the draft worker {state}")
+
+    @contextmanager
+    def worker(self, nodes: int) -> Iterator[str]:
+        """A worker's address; `nodes` drafted ahead."""
+        self._pipe.send(nodes)
+        address = self._hear(20.0)
+        try:
+            yield str(address)
+        finally:
+            self._pipe.send(None)
+            snapshot = self._hear(20.0)
+            assert isinstance(snapshot, DraftSnapshot)
+            self.last = snapshot
+
+    def close(self) -> None:
+        LIVE.remove(self)
+        self._pipe.close()
+        if self._process is None:
+            self._thread.join(10)
+        else:
+            self._process.join(10)
+            self.kill()
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.is_alive():
+            self._process.kill()
+            self._process.join(5)
+
+    def _hear(self, seconds: float) -> object:
+        self.is_lost = True
+        if not self._pipe.poll(seconds):
+            raise TimeoutError(f"the draft worker said nothing for {seconds:.0f} s")
+        try:
+            answer: object = self._pipe.recv()
+        except EOFError:
+            raise RuntimeError("the draft worker's process ended") from None
+        self.is_lost = False
+        return answer
+
+
+LIVE: list[Host] = []
+
+
+@contextmanager
+def _environment(pipe: str) -> Iterator[None]:
+    """For a process started within: a folder without a daemon means a context of its own."""
+    before = os.environ.get(PIPE)
+    os.environ[PIPE] = pipe
+    try:
+        yield
+    finally:
+        del os.environ[PIPE]
+        if before is not None:
+            os.environ[PIPE] = before
+
+
+@contextmanager
+def mps_daemon() -> Iterator[str | None]:
+    """The pipe folder of an MPS daemon of our own that was seen to work; None: there is none, and the output says why."""
+    name = "nvidia-cuda-mps-control"
+    control = shutil.which(name) or shutil.which(name, path="/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/bin")
+    if control is None:
+        say(f"MPS: no {name} here")
+        yield None
+        return
+    folder = Path(tempfile.mkdtemp(prefix="mps"))
+    env = {**os.environ, PIPE: str(folder), "CUDA_MPS_LOG_DIRECTORY": str(folder)}
+    daemon = subprocess.Popen([control, "-f"], env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    try:
+        is_working = _probe(env, folder)
+        if not is_working:
+            _quit(control, env, daemon)
+        yield str(folder) if is_working else None
+    finally:
+        _quit(control, env, daemon)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _probe(env: dict[str, str], folder: Path) -> bool:
+    time.sleep(1.0)  # it makes its pipes; whoever comes before them goes without
+    try:
+        done = subprocess.run([sys.executable, "-c", PROBE], env=env, timeout=60, capture_output=True, text=True)
+        said = (done.stdout + done.stderr).strip()
+    except subprocess.TimeoutExpired:
+        said = "no answer in 60 s"
+    log = "".join(path.read_text("utf-8", "replace") for path in sorted(folder.glob("*.log")))
+    is_shared = "server" in log.lower()
+    is_working = said.endswith("works") and is_shared
+    say(f"MPS: the probe said {said[-300:]!r}, {'through' if is_shared else 'without'} a server")
+    if not is_working:
+        print(log[-1500:], flush=True)
+    return is_working
+
+
+def _quit(control: str, env: dict[str, str], daemon: "subprocess.Popen[bytes]") -> None:
+    if daemon.poll() is None:
+        with suppress(subprocess.TimeoutExpired, OSError):
+            subprocess.run([control], env=env, input=b"quit\n", timeout=15, capture_output=True)
+        with suppress(subprocess.TimeoutExpired):
+            daemon.wait(5)
+    if daemon.poll() is None:
+        daemon.kill()
+        daemon.wait(5)
+
+
+class Feeder:
+    """Keeps a worker drafting without a pause: as soon as a chain is there, the next is asked for from another token."""
+
+    def __init__(self, address: str, vocabulary: str, ids: list[int], depth: int) -> None:
+        self._address, self._vocabulary, self._ids, self._depth = address, vocabulary, ids, depth
+        self._is_over = False
+        self.each: list[float] = []
+        """Seconds that a token took, of each chain."""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Feeder":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        self._thread.join(10)
+
+    def _run(self) -> None:
+        line: Connection[FromDraft] = Connection(self._address, TO_TARGET)
+        try:
+            line.send(Hello(VERSION, OLDEST, 1, self._vocabulary, "feeder"))
+            hello = line.receive(10.0)
+            if not isinstance(hello, Hello):
+                raise RuntimeError(f"the draft worker answered {hello}")
+            line.send(Open(hello.epoch, 1, self._ids, len(self._ids), Sampling(temperature=0.0), 0))
+            length, committed, round_ = len(self._ids), list[int](), 0
+            while not self._is_over:
+                round_, sent = round_ + 1, time.perf_counter()
+                line.send(Advance(hello.epoch, [Step(1, round_, length, committed, self._depth)]))
+                length += len(committed)
+                message = line.receive(0.2)
+                while not isinstance(message, Drafts) and not self._is_over:
+                    message = line.receive(0.2)
+                if isinstance(message, Drafts):
+                    drafted = message.drafts[0].tokens
+                    self.each.append((time.perf_counter() - sent) / len(drafted))
+                    committed = [1000 + (drafted[0] + 1) % 1000]  # not what was drafted: nothing of the chain is of use
+        finally:
+            line.close()

@@ -1,0 +1,267 @@
+"""A second worker: how soon it is ready from peers against from disk, and its first prompt while layers are still on their way.
+
+    python benchmarks/weights.py --repeats 5
+
+Every worker is a process of its own, and the clock starts when its imports are done. Contenders take turns. *Cold*: the file, a
+copy of its own, is thrown out of the page cache before, and the run is left out if any of it stayed. In the second table the
+peers give no more than `--limit` MB a second: loopback is so quick that there would be nothing to see.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from torch import Tensor
+
+from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.errors import PacelineError
+from paceline.core.output import StepOutput
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.engine.build import build_engine
+from paceline.engine.loop import EngineLoop
+from paceline.models.arriving import Arrivals
+from paceline.models.hub import find_model
+from paceline.models.weight_parts import Piece
+from paceline.runtime.weight_door import WeightDoor
+from paceline.runtime.weight_side import WeightSide
+from paceline.runtime.weight_spec import PeerAddress, WeightSpec
+
+ANY = "tcp://127.0.0.1:0"
+SAMPLES = 256
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a worker that starts is told."""
+
+    model: str
+    peers: tuple[str, ...]
+    prompt: int
+    whole_first: bool
+    """Ask for the first token only when all layers are there."""
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds since it was told to start."""
+
+    usable: float
+    """The engine takes requests."""
+    layers: int
+    """That were there then."""
+    last_layer: float
+    cpu: float
+    """Seconds that all its threads had computed by then: the same however busy the machine is."""
+    computed: int
+    """Layers that the prompt had reached when the last one arrived."""
+    first_token: float
+    token: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2", help="a .gguf file")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--limit", type=float, default=10.0, help="MB a second of each peer, in the second table")
+    parser.add_argument("--prompt", type=int, default=384)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # not /tmp, which may be memory
+        model = shutil.copy(find_model(given.model), folder)
+        os.sync()
+        with source(model, given.limit) as first, source(model, given.limit) as second:
+            print(f"{Path(model).name}, {Path(model).stat().st_size / 1e6:.0f} MB, load {os.getloadavg()[0]:.1f}\n")
+            ready(model, [first["quick"], second["quick"]], given.repeats)
+            early(model, [first["slow"], second["slow"]], given.repeats, given.prompt, given.limit)
+
+
+def ready(model: str, peers: list[str], repeats: int) -> None:
+    contenders = {
+        "disk, cold": ((), True),
+        "disk, warm": ((), False),
+        "one peer": (tuple(peers[:1]), True),
+        "two peers": (tuple(peers), True),
+    }
+    runs: dict[str, list[Times]] = {name: [] for name in contenders}
+    for _ in range(repeats):
+        for name, (addresses, cold) in contenders.items():
+            times = start(Start(model, addresses, 8, False), cold)
+            if times is not None:
+                runs[name].append(times)
+    check(runs)
+    slowest = statistics.median(one.last_layer for one in runs["disk, cold"])
+    print(
+        "| from | runs | takes requests | all layers | first token | all layers, against disk, cold | processor until then |"
+    )
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for name, times in runs.items():
+        usable, whole, token, cpu = (
+            statistics.median(getattr(one, field) for one in times)
+            for field in ("usable", "last_layer", "first_token", "cpu")
+        )
+        shown = " | ".join(f"{one:.2f} s" for one in (usable, whole, token))
+        print(f"| {name} | {len(times)} | {shown} | {slowest / whole:.2f}x | {cpu:.2f} s |")
+
+
+def early(model: str, peers: list[str], repeats: int, prompt: int, limit: float) -> None:
+    runs: dict[str, list[Times]] = {"as layers come": [], "when all are there": []}
+    for _ in range(repeats):
+        for name, times in runs.items():
+            one = start(Start(model, tuple(peers), prompt, name == "when all are there"), True)
+            times += [] if one is None else [one]
+    check(runs)
+    print(f"\nTwo peers of {limit:g} MB/s each, a prompt of {prompt} tokens:\n")
+    print("| prefill | began with | last layer arrived | prompt was in by then | first token | after the last layer |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for name, times in runs.items():
+        middle = sorted(times, key=lambda one: one.first_token)[len(times) // 2]
+        gap = statistics.median(one.first_token - one.last_layer for one in times)
+        shown = f"{middle.last_layer:.2f} s | {middle.computed} layers | {middle.first_token:.2f} s | {gap:.2f} s"
+        print(f"| {name} | {middle.layers} layers | {shown} |")
+
+
+def check(runs: dict[str, list[Times]]) -> None:
+    empty = [name for name, times in runs.items() if not times]
+    if empty:
+        sys.exit(f"no good run of {', '.join(empty)}: the file stays in the page cache; is this a memory file system?")
+    tokens = {one.token for times in runs.values() for one in times}
+    if len(tokens) != 1:
+        sys.exit(f"they do not all say the same: {tokens}")
+
+
+@contextmanager
+def source(model: str, limit: float) -> Iterator[dict[str, str]]:
+    """A process that has the model and gives it, quickly and slowly."""
+    command = [sys.executable, __file__, "--source", model, str(limit)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())
+        finally:
+            process.stdin.close()
+
+
+def start(what: Start, cold: bool) -> Times | None:
+    """One worker; None if the file could not be thrown out of the page cache."""
+    command = [sys.executable, __file__, "--start", json.dumps(asdict(what))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()  # its imports are done
+        if cold:
+            evict(Path(what.model))
+        else:
+            Path(what.model).read_bytes()
+        was_cold = not cold or cached_share(Path(what.model)) == 0.0
+        print("go", file=process.stdin, flush=True)
+        answer = process.stdout.readline()
+    if not answer:
+        sys.exit("a worker could not start: it says above why")
+    return Times(**json.loads(answer)) if was_cold else None
+
+
+def evict(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def cached_share(path: Path) -> float:
+    """Of the file, by samples that are read only if nobody has to wait for the disk."""
+    size, found = path.stat().st_size, 0
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        for i in range(SAMPLES):
+            try:
+                os.preadv(descriptor, [bytearray(512)], i * (size - 512) // (SAMPLES - 1), os.RWF_NOWAIT)
+                found += 1
+            except BlockingIOError:
+                pass
+    finally:
+        os.close(descriptor)
+    return found / SAMPLES
+
+
+def be_source(model: str, limit: float) -> None:
+    side = WeightSide(WeightSpec(ANY), None)
+    engine = build_engine(config(model), load=side.load)
+    is_open = threading.Event()
+    side.follow(is_open.set, lambda: False)
+    is_open.wait()
+    loaded = side._loaded
+    assert loaded is not None
+    slow = WeightDoor(ANY, None, limit * 1e6)
+    slow.open(side._loader.stock(loaded))
+    print(json.dumps({"quick": side.address, "slow": slow.address}), flush=True)
+    sys.stdin.read()
+    slow.close()
+    side.close()
+    engine.close()
+
+
+def be_started(what: dict[str, Any]) -> None:
+    told = Start(**what)
+    print("imported", flush=True)
+    sys.stdin.readline()
+    began, computing = time.perf_counter(), time.process_time()
+    last: SimpleQueue[tuple[float, float, int]] = SimpleQueue()
+    caches: list[tuple[Tensor, Tensor]] = []
+    put = Arrivals.put
+
+    def noted(self: Arrivals, part: int, pieces: Mapping[str, Piece]) -> None:
+        put(self, part, pieces)
+        if self.is_complete:
+            took = time.perf_counter() - began, time.process_time() - computing
+            last.put((*took, sum(bool(keys.numpy().any()) for keys, _ in caches)))
+
+    Arrivals.put = noted  # type: ignore[method-assign]
+    peers = tuple(PeerAddress(f"peer-{i}", address) for i, address in enumerate(told.peers))
+    side = WeightSide(WeightSpec(ANY, peers), None)
+    loop = EngineLoop(build_engine(config(told.model), load=side.load))
+    caches += loop.engine.runner.cache
+    usable, progress = time.perf_counter() - began, side.progress
+    complete = threading.Event()
+    side.follow(complete.set, lambda: False)
+    if told.whole_first:
+        complete.wait()
+    tokens: SimpleQueue[tuple[float, StepOutput | PacelineError]] = SimpleQueue()
+    prompt = tuple(1000 + 7 * i % 5000 for i in range(told.prompt))
+    request = Request("first", prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
+    loop.submit(request, lambda event: tokens.put((time.perf_counter() - began, event)))
+    first, event = tokens.get()
+    assert isinstance(event, StepOutput), event
+    there = len(caches) if progress is None or told.whole_first else progress.layers
+    times = Times(usable, there, *last.get(), first, event.tokens[0])
+    print(json.dumps(asdict(times)), flush=True)
+    side.close()
+    loop.close()
+
+
+def config(model: str) -> EngineConfig:
+    limits: dict[str, Any] = {"kv_tokens": 1024, "max_num_seqs": 4, "max_batched_tokens": 512, "max_model_len": 512}
+    return EngineConfig(model=model, draft=None, device="cpu", speculation=SpeculationConfig(enabled=False), **limits)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--source"]:
+        be_source(sys.argv[2], float(sys.argv[3]))
+    elif sys.argv[1:2] == ["--start"]:
+        be_started(json.loads(sys.argv[2]))
+    else:
+        main()

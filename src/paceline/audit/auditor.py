@@ -1,0 +1,170 @@
+"""Generates with speculation and without, and checks every token of what came out."""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from paceline.audit.coupled_check import check_coupled
+from paceline.audit.findings import AuditedText
+from paceline.audit.ledger import Ledger
+from paceline.audit.rejection_check import check_rejection
+from paceline.core.errors import InvalidConfig, InvalidRequest
+from paceline.core.output import Completion, Generation
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import Verification
+from paceline.engine.llm import LLM, Prompt
+from paceline.kernels import native
+from paceline.kv.tables import blocks_for
+from paceline.models.llama import DecoderModel
+from paceline.models.runner import ModelRunner, make_runner
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.proposers.layer_skip import LayerSkipProposer
+from paceline.speculation.rescoring import FinishedText, Rescored, Rescoring
+
+ROWS = 64
+"""Tokens a pass."""
+LEDGER_BYTES = 2**31
+"""For what verification went by in the texts of one batch: longer texts are audited fewer at a time."""
+OTHER_SEEDS = 2**40
+"""What the seeds of texts generated without speculation differ by, where the two must be independent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    """Its seed is the first prompt's; the next has the next one."""
+    verification: Verification
+    method: str | None = None
+    """None: the engine's own choice."""
+    concurrency: int = 8
+
+    @property
+    def is_coupled(self) -> bool:
+        """Greedy is either rule."""
+        return self.verification == "coupled" or self.sampling.is_greedy
+
+
+class Auditor:
+    """Around an idle engine. Texts are computed again in a cache of their own, beside the engine's."""
+
+    def __init__(self, llm: LLM) -> None:
+        engine = llm.engine
+        if llm.config.tensor_parallel_size > 1:
+            raise InvalidConfig(
+                "an audit computes texts again beside the engine, on one device: set tensor_parallel_size to 1. What several "
+                "devices generate is audited by the engine itself: see audit_fraction"
+            )
+        self._llm, self._runner = llm, engine.runner
+        self._own: dict[int, ModelRunner] = {}  # by id of the model
+
+    def run(self, workload: Workload, progress: Callable[[int], None] = lambda done: None) -> list[AuditedText]:
+        """In the order of the prompts. `progress` hears how many more are done."""
+        audited: list[AuditedText] = []
+        # A token leaves up to three float32 rows of the vocabulary's width: logits, p and q
+        text_bytes = 12 * workload.sampling.max_tokens * self._runner.model.config.vocab_size
+        at_once = max(1, min(workload.concurrency, LEDGER_BYTES // text_bytes))
+        for start in range(0, len(workload.prompts), at_once):
+            group = range(start, min(start + at_once, len(workload.prompts)))
+            audited.extend(self._audit(workload, group))
+            progress(len(group))
+        return audited
+
+    def _audit(self, workload: Workload, group: range) -> list[AuditedText]:
+        ledger = Ledger()
+        engine, before = self._llm.engine, self._llm.engine.witness
+        engine.witness = ledger
+        try:
+            speculative = self._generate(workload, group, enabled=True)
+        finally:
+            engine.witness = before
+        plain = self._generate(workload, group, enabled=False)
+        with native.quiet_torch(), torch.inference_mode():
+            return [
+                self._check(workload, prompt, one, other, ledger)
+                for prompt, one, other in zip(group, speculative, plain, strict=True)
+            ]
+
+    def _generate(self, workload: Workload, group: range, enabled: bool) -> list[Generation]:
+        offset = 0 if enabled or workload.is_coupled else OTHER_SEEDS
+        speculation: dict[str, Any] = {"enabled": enabled, "verification": workload.verification}
+        if workload.method is not None:
+            speculation["method"] = workload.method
+        return self._llm.generate(
+            [workload.prompts[i] for i in group],
+            [replace(workload.sampling, seed=(workload.sampling.seed or 0) + i + offset) for i in group],
+            speculation=speculation,
+            # Salts of their own: what one of them left in the prefix cache is no help to the other
+            cache_salt="audit/speculative" if enabled else "audit/plain",
+        )
+
+    def _check(
+        self, workload: Workload, prompt: int, one: Generation, other: Generation, ledger: Ledger
+    ) -> AuditedText:
+        completion, plain = one.completions[0], other.completions[0]
+        seed = (workload.sampling.seed or 0) + prompt
+        text = _finished(workload.sampling, one, completion, seed)
+        rescored = self._rescore(self._runner.model, text)
+        origins = tuple(origin.value for origin in completion.origins)
+        found = AuditedText(
+            prompt,
+            origins,
+            completion.speculation.num_draft_tokens,
+            completion.speculation.num_accepted_draft_tokens,
+            findings=(),
+        )
+        entries = ledger.take(one.request_id, 0)
+        if workload.is_coupled:
+            return check_coupled(found, rescored, entries, completion, plain, self._runner)
+        elsewhere = self._rescore(self._runner.model, _finished(workload.sampling, other, plain, seed + OTHER_SEEDS))
+        draft = self._draft(workload.method or self._llm.snapshot().flags.method or "")
+        return check_rejection(
+            found,
+            rescored,
+            entries,
+            None if draft is None else _padded(self._rescore(draft, text), rescored.logits.shape[1]),
+            elsewhere,
+            self._runner,
+            random.Random(prompt),
+        )
+
+    def _rescore(self, model: DecoderModel, text: FinishedText) -> Rescored:
+        """All of a text's output tokens."""
+        needed = blocks_for(len(text.ids))
+        runner = self._own.get(id(model))
+        if runner is None or runner.num_blocks < needed:
+            cache = self._runner.cache[0][0].dtype
+            runner = make_runner(model, needed, None if cache == model.dtype else cache)
+            self._own[id(model)] = runner
+        rescoring, parts = Rescoring(text, runner, range(needed)), []
+        while not rescoring.is_done:
+            parts.append(rescoring.advance(ROWS))
+        parts = [part for part in parts if part.tokens]
+        return Rescored(
+            0,
+            tuple(token for part in parts for token in part.tokens),
+            torch.cat([part.logits for part in parts]),
+            tuple(row for part in parts for row in part.rows),
+        )
+
+    def _draft(self, method: str) -> DecoderModel | None:
+        """The model that `method` draws drafts from; None: it guesses without one, or one-hot, which is exact anyway."""
+        proposer = self._llm.engine.speculator.proposers.get(method)
+        return proposer.runner.model if isinstance(proposer, DraftModelProposer | LayerSkipProposer) else None
+
+
+def _padded(rescored: Rescored, vocab_size: int) -> Rescored:
+    """Tokens that a draft does not have are impossible; those that the target does not have are left out."""
+    logits = rescored.logits[:, :vocab_size]
+    missing = vocab_size - logits.shape[1]
+    padded = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
+    return replace(rescored, logits=padded)
+
+
+def _finished(sampling: SamplingParams, generation: Generation, completion: Completion, seed: int) -> FinishedText:
+    if sampling.json_schema is not None:
+        raise InvalidRequest("an audit of prompts takes no JSON schema", field="json_schema")
+    return FinishedText(generation.prompt_token_ids, completion.token_ids, sampling, seed)

@@ -1,0 +1,133 @@
+"""An audit's result: which checks there were, what they found, and what they would have found."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import isfinite
+from typing import Any
+
+from paceline.audit.findings import AuditedText, Finding, Kind
+from paceline.audit.two_sample import LEVEL, MISS, TwoSample, compare
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    kind: Kind
+    name: str
+    num_checked: int
+    unit: str
+    num_wrong: int
+    detail: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """`about` says what was audited, in the order it is to be shown."""
+
+    about: Mapping[str, Any]
+    texts: Sequence[AuditedText]
+    is_coupled: bool
+
+    @cached_property
+    def checks(self) -> tuple[Check, ...]:
+        return self._coupled() if self.is_coupled else self._rejection()
+
+    @cached_property
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(finding for text in self.texts for finding in text.findings)
+
+    @property
+    def is_clean(self) -> bool:
+        return not any(check.num_wrong for check in self.checks)
+
+    @property
+    def num_drafted(self) -> int:
+        """0: nothing was speculated about, so nothing was proved."""
+        return sum(text.drafted for text in self.texts)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(text.accepted for text in self.texts)
+
+    @cached_property
+    def two_sample(self) -> TwoSample:
+        return compare(
+            [rank for text in self.texts for rank in text.ranks],
+            [rank for text in self.texts for rank in text.plain_ranks],
+        )
+
+    @property
+    def power(self) -> tuple[str, ...]:
+        """What would have been found, and how often nothing is taken for something."""
+        count = len(self.texts)
+        share = 1.0 - MISS ** (1.0 / count)
+        lines = [
+            f"A fault that shows in {share:.1%} of the texts or more is found among {count} with probability {1 - MISS:.0%}: "
+            f"it is overlooked with (1 - share)^{count}.",
+            "No false alarms from these checks where kernels compute every row alike (the CPU's do); elsewhere none beyond the "
+            "float contract.",
+        ]
+        if not self.is_coupled:
+            lines.append(
+                f"The two-sample test finds two laws whose ranks lie {self.two_sample.detectable:.3f} apart with probability "
+                f"{1 - MISS:.0%} or more, and calls equal laws different once in {1 / LEVEL:.0f} audits."
+            )
+        return tuple(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "about": dict(self.about),
+            "clean": self.is_clean,
+            "drafted": self.num_drafted,
+            "accepted": self.num_accepted,
+            "checks": [asdict(check) for check in self.checks],
+            "power": list(self.power),
+            # JSON has no infinity
+            "findings": [
+                asdict(finding) | {"figure": finding.figure if isfinite(finding.figure) else None}
+                for finding in self.findings
+            ],
+        }
+
+    def _coupled(self) -> tuple[Check, ...]:
+        tokens = sum(len(text.origins) for text in self.texts)
+        rounding = sum(text.num_rounding for text in self.texts)
+        seen = [kl for text in self.texts for _, kl in text.p_divergence]
+        within = f"{rounding} differ within rounding" if rounding else "not one differs"
+        return (
+            self._check("token", "replayed and re-scored in one plain pass", tokens, "tokens", within),
+            self._check("text", "generated again without speculation", len(self.texts), "texts", "same seed"),
+            self._check(
+                "logits", "KL of what verification saw from plain p", len(seen), "tokens", _worst(seen, "none was seen")
+            ),
+        )
+
+    def _rejection(self) -> tuple[Check, ...]:
+        p = [kl for text in self.texts for _, kl in text.p_divergence]
+        q = [kl for text in self.texts for _, kl in text.q_divergence]
+        draws = sum(text.num_draws for text in self.texts)
+        two = self.two_sample
+        return (
+            self._check("p", "KL of the p that verification used from plain p", len(p), "tokens", _worst(p)),
+            self._check("q", "KL of the q that was used from the draft's", len(q), "drafts", _worst(q)),
+            self._check("draw", "drafts replayed from q and their noise", draws, "drafts", ""),
+            Check(
+                "law",
+                "two-sample test: with speculation, without",
+                sum(two.sizes),
+                "tokens",
+                int(two.is_different),
+                f"distance {two.distance:.4f}, p = {two.p_value:.3g}",
+            ),
+        )
+
+    def _check(self, kind: Kind, name: str, count: int, unit: str, detail: str) -> Check:
+        wrong = sum(finding.kind == kind for finding in self.findings)
+        gaps = [finding.figure for finding in self.findings if finding.kind == kind]
+        if wrong and kind in ("token", "text"):
+            detail = f"largest gap {max(gaps):.3g} logits"
+        return Check(kind, name, count, unit, wrong, detail)
+
+
+def _worst(values: Sequence[float], nothing: str = "none was drawn: one-hot q") -> str:
+    return f"largest {max(values):.2g}, mean {sum(values) / len(values):.2g}" if values else nothing

@@ -1,0 +1,116 @@
+"""What is handed over of a prompt, cut into parts that both sides know without asking: blocks by segment and layer, and the
+hidden states that a draft needs."""
+
+from dataclasses import dataclass
+
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.models.kv_blocks import layer_bytes
+from paceline.models.runner import ModelRunner
+
+SEGMENT_BLOCKS = 8
+"""Blocks of a part, at least: what is smaller costs more in messages than it saves in waiting."""
+MAX_PARTS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """How one worker keeps keys, values and hidden states: those of another mean the same if their layouts are equal."""
+
+    num_layers: int
+    layer_bytes: int
+    """Of one block in one layer."""
+    state_bytes: int
+    """Of one token's hidden state."""
+    kv_dtype: str
+    dtype: str
+    weights: str = ""
+    """Of which model: see `ModelRunner.identity`."""
+
+    @staticmethod
+    def of(runner: ModelRunner) -> "CacheLayout":
+        config, dtype = runner.model.config, runner.model.dtype
+        return CacheLayout(
+            num_layers=config.num_layers,
+            layer_bytes=layer_bytes(runner),
+            state_bytes=config.hidden_size * dtype.itemsize,
+            kv_dtype=str(runner.cache[0][0].dtype),
+            dtype=str(dtype),
+            weights=runner.identity,
+        )
+
+    @property
+    def name(self) -> str:
+        """Differs where anything does."""
+        return f"{self.num_layers}x{self.layer_bytes}/{self.kv_dtype}/{self.state_bytes}/{self.dtype}/{self.weights}"
+
+
+@dataclass(frozen=True, slots=True)
+class BlockPart:
+    """Keys and values of one layer, blocks `start` to `stop` of the sequence."""
+
+    layer: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatePart:
+    """Hidden states of tokens `start` to `stop`: [layers, stop - start, D]."""
+
+    start: int
+    stop: int
+
+
+Part = BlockPart | StatePart
+
+
+@dataclass(frozen=True, slots=True)
+class HandoffPlan:
+    """Blocks `first` to `end` of a sequence, and the states of the last `state_rows` tokens in them after `state_layers`."""
+
+    layout: CacheLayout
+    first: int
+    end: int
+    state_layers: tuple[int, ...] = ()
+    state_rows: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.first < self.end:
+            raise ValueError(f"blocks {self.first} to {self.end} are none")
+        layers = set(self.state_layers)
+        if len(layers) < len(self.state_layers) or not layers <= set(range(self.layout.num_layers + 1)):
+            raise ValueError(f"there are no states after layers {self.state_layers}, each once")
+
+    @property
+    def num_tokens(self) -> int:
+        """Up to the end."""
+        return self.end * BLOCK_SIZE
+
+    @property
+    def first_state(self) -> int:
+        """Token from which on states are handed over; `num_tokens` if none are."""
+        rows = self.state_rows if self.state_layers else 0
+        return max(self.first * BLOCK_SIZE, self.num_tokens - rows)
+
+    def parts(self) -> list[Part]:
+        """In the order in which they become ready: by segment, then by layer; a segment's states last."""
+        parts: list[Part] = []
+        step = self._segment_blocks
+        for start in range(self.first, self.end, step):
+            stop = min(start + step, self.end)
+            parts.extend(BlockPart(layer, start, stop) for layer in range(self.layout.num_layers))
+            row = max(start * BLOCK_SIZE, self.first_state)
+            if row < stop * BLOCK_SIZE:
+                parts.append(StatePart(row, stop * BLOCK_SIZE))
+        return parts
+
+    def size(self, part: Part) -> int:
+        """In bytes."""
+        if isinstance(part, BlockPart):
+            return (part.stop - part.start) * self.layout.layer_bytes
+        return len(self.state_layers) * (part.stop - part.start) * self.layout.state_bytes
+
+    @property
+    def _segment_blocks(self) -> int:
+        per_segment = self.layout.num_layers + 1
+        return max(SEGMENT_BLOCKS, -(-(self.end - self.first) * per_segment // MAX_PARTS))

@@ -1,0 +1,316 @@
+"""The tiers below the device: blocks in the host's memory, and behind them on disk."""
+
+import logging
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from paceline.core.clock import Clock
+from paceline.core.kv_events import BlocksRemoved, CacheEvent, Tier
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kv.tiers.block import TieredBlock, parents_first
+from paceline.kv.tiers.disk_folder import DiskFolder
+from paceline.kv.tiers.fetch import Fetch, SlotMemory, Traffic
+from paceline.kv.tiers.host_tier import HostTier
+from paceline.kv.tiers.rates import LoadRates
+from paceline.kv.tiers.shelf import Shelf
+
+logger = logging.getLogger(__name__)
+
+TROUBLE_SECONDS = 30.0
+"""How long a disk that failed to write is left alone."""
+
+
+class TierStore:
+    """Who is in which slot and which file. The engine's thread asks and never waits for a disk; a thread of the store reads
+    and writes. A block on disk is in the host's memory too as long as nobody needs the slot."""
+
+    def __init__(self, memory: SlotMemory, clock: Clock, folder: DiskFolder | None = None, disk_bytes: int = 0) -> None:
+        self.memory = memory
+        self.rates = LoadRates()
+        self.traffic = Traffic()
+        self.listener: Callable[[CacheEvent], None] | None = None
+        """Hears of every tier here. Called on either thread: it must not wait."""
+        self._clock = clock
+        self._folder, self._disk_bytes = folder, disk_bytes
+        self._changed = threading.Condition()  # guards everything below
+        self._host, self._disk = HostTier(memory.num_slots), Shelf()
+        self._unwritten: OrderedDict[bytes, None] = OrderedDict()
+        self._jobs: deque[Fetch] = deque()
+        self._closing: float | None = None
+        self._trouble_until = 0.0
+        self._thread: threading.Thread | None = None
+        if folder is not None:
+            for block in folder.scan():
+                self._disk.add(block)
+            self._make_room(0)
+            self._thread = threading.Thread(target=self._run, name="paceline-tiers", daemon=True)
+            self._thread.start()
+
+    def run(self, keys: Sequence[bytes]) -> list[Tier]:
+        """Of the longest run of `keys` that is here, in which tier each is, the nearer if in both."""
+        tiers: list[Tier] = []
+        with self._changed:
+            for key in keys:
+                if key in self._host:
+                    tiers.append("host")
+                elif key in self._disk:
+                    tiers.append("disk")
+                else:
+                    break
+        return tiers
+
+    def __contains__(self, key: object) -> bool:
+        with self._changed:
+            return key in self._host or key in self._disk
+
+    def announce(self) -> None:
+        """Tell the listener what is here, from the beginning."""
+        with self._changed:
+            for block in parents_first(self._disk):
+                self._tell(block.stored("disk"))
+            for block in self._host.blocks:
+                self._tell(block.stored("host"))
+
+    @property
+    def num_blocks(self) -> tuple[int, int]:
+        """In the host's memory, and on disk."""
+        return len(self._host), len(self._disk)
+
+    @property
+    def num_unwritten(self) -> int:
+        """Blocks that wait for the disk."""
+        return len(self._unwritten)
+
+    @property
+    def has_disk(self) -> bool:
+        return self._folder is not None
+
+    def reserve(self, blocks: Sequence[TieredBlock]) -> list[tuple[TieredBlock, int]]:
+        """On their way down: slots for those that are not in the host's memory yet, as far as there are any. Fill them, then
+        say `stored`."""
+        pairs = []
+        with self._changed:
+            for block in blocks:
+                if block.key in self._host:
+                    self._host.use(block.key)
+                elif (slot := self._take_slot()) is not None:
+                    pairs.append((block, slot))
+                else:
+                    self._count(dropped=1)
+        return pairs
+
+    def stored(self, pairs: Sequence[tuple[TieredBlock, int]]) -> None:
+        """The slots are filled, or will be by the time `memory.wait` returns."""
+        with self._changed:
+            for block, slot in pairs:
+                self._add(block, slot)
+                if self._folder is not None and block.key not in self._disk:
+                    self._unwritten[block.key] = None
+            self._changed.notify_all()
+
+    def begin(self, fetch: Fetch) -> None:
+        """Bring its blocks up into the host's memory; `is_done` says when."""
+        with self._changed:
+            self._jobs.append(fetch)
+            self._changed.notify_all()
+
+    def finish(self, fetch: Fetch) -> None:
+        """Its blocks may go; if it is still under way, it ends."""
+        with self._changed:
+            fetch.cancelled = True
+            if fetch.is_done:
+                self._let_go(fetch)
+            elif fetch in self._jobs:
+                self._jobs.remove(fetch)
+                fetch.is_done = True
+
+    def lease(self, keys: Sequence[bytes]) -> list[int]:
+        """Slots of the longest run of `keys` that is in the host's memory. They stay so until `release`."""
+        with self._changed:
+            run = self._host.run(keys)
+            for key in reversed(run):  # the beginning of a chain is the last to go
+                self._host.lease(key)
+                self._host.use(key)
+                if key in self._disk:
+                    self._disk.use(key)
+            return [self._host.get(key)[1] for key in run]
+
+    def release(self, keys: Sequence[bytes]) -> None:
+        with self._changed:
+            for key in keys:
+                self._host.release(key)
+
+    def wait(self, seconds: float) -> None:
+        """Until something has happened here, but not for long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def close(self, seconds: float) -> None:
+        """What is not on disk yet is written, for at most so long. Safe to call twice."""
+        with self._changed:
+            if self._closing is None:
+                self._closing = self._clock.now() + seconds
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        if self._folder is not None:
+            self._folder.close()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._jobs or self._unwritten or self._closing is not None)
+                job = self._jobs.popleft() if self._jobs else None
+                if job is None and (not self._unwritten or self._is_late()):
+                    return
+            try:
+                if job is not None:
+                    self._bring(job)
+                else:
+                    self._write_next()
+            except Exception:  # a tier that fails costs time, never a request
+                logger.exception("the cache below the device failed; it goes on without that block")
+
+    def _is_late(self) -> bool:
+        return self._closing is not None and self._clock.now() >= self._closing
+
+    def _bring(self, fetch: Fetch) -> None:
+        try:
+            for key in fetch.keys:
+                if not self._bring_one(fetch, key):
+                    return
+        finally:
+            with self._changed:
+                fetch.is_done = True
+                if fetch.cancelled:
+                    self._let_go(fetch)
+                self._changed.notify_all()
+
+    def _bring_one(self, fetch: Fetch, key: bytes) -> bool:
+        """False: there is no point in going on."""
+        assert self._folder is not None
+        with self._changed:
+            if fetch.cancelled or self._closing is not None:
+                return False
+            if key in self._host:
+                self._hold(fetch, key)
+                return True
+            slot = self._take_slot() if key in self._disk else None
+            if slot is None:
+                return False
+            self._disk.lease(key)
+        self.memory.wait(slot)
+        started = self._clock.now()
+        block = self._folder.read(key, self.memory.view(slot))
+        seconds = self._clock.now() - started
+        with self._changed:
+            self._disk.release(key)
+            if block is None:
+                self._host.give_back(slot)
+                self._drop_from_disk(key)
+                self._count(bad=1)
+                return False
+            self.rates.brought("disk", BLOCK_SIZE, seconds)
+            self._count(disk_read=self.memory.block_bytes)
+            self._add(block, slot)
+            self._hold(fetch, key)
+            fetch.from_disk.add(key)
+        return True
+
+    def _write_next(self) -> None:
+        assert self._folder is not None
+        with self._changed:
+            if not self._unwritten:
+                return
+            key = next(iter(self._unwritten))
+            block, slot = self._host.get(key)
+            self._host.lease(key)
+        is_kept = False
+        try:
+            is_kept = self._write(block, slot)
+        finally:
+            with self._changed:
+                self._host.release(key)
+                del self._unwritten[key]
+                if is_kept:
+                    self._disk.add(block)
+                    self._host.back(key)
+                    self._tell(block.stored("disk"))
+                    self._count(disk_written=self.memory.block_bytes)
+                else:
+                    self._count(dropped=1)
+                self._changed.notify_all()
+
+    def _write(self, block: TieredBlock, slot: int) -> bool:
+        assert self._folder is not None
+        if self._clock.now() < self._trouble_until:
+            return False
+        try:
+            self._make_room(1)
+            self.memory.wait(slot)
+            return self._folder.write(block, self.memory.view(slot))
+        except OSError as error:
+            self._trouble_until = self._clock.now() + TROUBLE_SECONDS
+            logger.warning(
+                "blocks cannot be written to %s: %s; the next try is in %.0f s",
+                self._folder.folder,
+                error,
+                TROUBLE_SECONDS,
+            )
+            return False
+
+    def _make_room(self, count: int) -> None:
+        """On disk, for so many more."""
+        assert self._folder is not None
+        while True:
+            with self._changed:
+                is_over = (len(self._disk) + count) * self._folder.file_bytes > self._disk_bytes
+                key = self._disk.oldest() if is_over else None
+                if key is None:
+                    return
+                self._drop_from_disk(key)
+            self._folder.remove(key)
+
+    # With the lock held:
+
+    def _take_slot(self) -> int | None:
+        """An empty one, or that of a block which nobody has wanted for longest, those that are not on disk yet last."""
+        slot, key = self._host.take(self._unwritten)
+        if key is not None:
+            if key in self._unwritten:
+                del self._unwritten[key]
+                self._count(dropped=1)
+            self._tell(BlocksRemoved((key,), "host"))
+        return slot
+
+    def _add(self, block: TieredBlock, slot: int) -> None:
+        if self._host.add(block, slot):
+            self._tell(block.stored("host"))
+        if block.key in self._disk:
+            self._host.back(block.key)
+
+    def _drop_from_disk(self, key: bytes) -> None:
+        self._disk.remove(key)
+        self._host.unback(key)
+        self._tell(BlocksRemoved((key,), "disk"))
+
+    def _hold(self, fetch: Fetch, key: bytes) -> None:
+        self._host.lease(key)
+        self._host.use(key)
+        fetch.leased.append(key)
+
+    def _let_go(self, fetch: Fetch) -> None:
+        for key in fetch.leased:
+            self._host.release(key)
+        fetch.leased.clear()
+
+    def _count(self, **added: int) -> None:
+        self.traffic = replace(
+            self.traffic, **{name: getattr(self.traffic, name) + count for name, count in added.items()}
+        )
+
+    def _tell(self, event: CacheEvent) -> None:
+        if self.listener is not None:
+            self.listener(event)

@@ -1,0 +1,1 @@
+"""Bytes from worker to worker: KV, cache blocks and weights. See docs/transfer.md."""

@@ -1,0 +1,72 @@
+"""Traffic that changes, seen by an engine: said once, counted, and depth is learned anew."""
+
+import logging
+
+import pytest
+
+from paceline.speculation.depth.goodput import GoodputDepth
+from tests.engine.harness import (
+    GREEDY,
+    PROMPT,
+    assert_nothing_held,
+    engine_of,
+    oracle,
+    outputs_of,
+    plain_tokens,
+    request,
+)
+
+TOKENS = 24
+TEXT = plain_tokens(max_tokens=TOKENS, **GREEDY)
+WRONG = [i for i in range(TOKENS) if i % 3]
+
+
+class Restarts(GoodputDepth):
+    """Always drafts, so that the test decides what is seen."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.restarts: list[tuple[str, float]] = []
+
+    def restart(self, category: str, alpha: float) -> None:
+        super().restart(category, alpha)
+        self.restarts.append((category, alpha))
+
+    def decide(self, batch):  # type: ignore[no-untyped-def]
+        return [min(2, candidate.max_depth) for candidate in batch]
+
+
+def test_a_change_is_said_once_and_depth_starts_over(caplog: pytest.LogCaptureFixture) -> None:
+    right, poor = oracle(TEXT), oracle(TEXT, wrong=WRONG)
+    depth = Restarts()
+    engine = engine_of(right, depth=depth)
+    with caplog.at_level(logging.WARNING, logger="paceline"):
+        for number in range(40):
+            outputs_of(engine, request(f"right-{number}", PROMPT, max_tokens=TOKENS, **GREEDY))
+        assert caplog.messages == []
+        assert engine.snapshot().traffic[0].drifts == 0
+        right.guess = poor.guess
+        for number in range(60):
+            outputs_of(engine, request(f"poor-{number}", PROMPT, max_tokens=TOKENS, **GREEDY))
+    (said,) = caplog.messages
+    assert said.startswith("acceptance of fake drafts for 'default' went from 1.00 to 0.")
+    (record,) = caplog.records
+    assert (record.category, record.method) == ("default", "fake")  # type: ignore[attr-defined]
+    (report,) = engine.snapshot().traffic
+    assert report.drifts == 1
+    assert report.drift is not None
+    assert report.drift[0] == 1.0
+    assert depth.restarts == [("fake/default", report.drift[1])]
+    assert engine.speculator.drift._open == {}
+    assert_nothing_held(engine)
+
+
+def test_drafts_tested_and_kept() -> None:
+    engine = engine_of(oracle(TEXT, wrong=[5]), depth=2)
+    outputs = outputs_of(engine, request("r", PROMPT, max_tokens=TOKENS, **GREEDY))
+    (report,) = engine.snapshot().traffic
+    assert report.kept == sum(output.accepted for output in outputs)
+    assert report.tested == report.kept + 1
+    seconds = engine.snapshot().seconds
+    assert seconds["verify"] > 0.0
+    assert seconds["prompt"] > 0.0

@@ -1,0 +1,88 @@
+"""Tiny engines whose cache has tiers below the device, and disks that are slow or watched on purpose."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from paceline.core.clock import Clock
+from paceline.engine.engine import Engine
+from paceline.engine.tiers import Tiers
+from paceline.kv.tiers.block import TieredBlock
+from paceline.kv.tiers.disk_folder import DiskFolder
+from paceline.kv.tiers.store import TierStore
+from paceline.models.cache_fingerprint import cache_fingerprint
+from paceline.models.host_blocks import HostBlocks
+from tests.engine.harness import engine_of
+
+
+class Still:
+    """Nobody's patience ever ends."""
+
+    def now(self) -> float:
+        return 0.0
+
+
+class GatedFolder(DiskFolder):
+    """Reads wait until `gate` is set; `reading` says that one does."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.gate, self.reading = threading.Event(), threading.Event()
+        self.threads: set[str] = set()
+
+    def read(self, key: bytes, into: memoryview) -> TieredBlock | None:
+        self.threads.add(threading.current_thread().name)
+        self.reading.set()
+        assert self.gate.wait(30)
+        return super().read(key, into)
+
+    def write(self, block: TieredBlock, contents: memoryview) -> bool:
+        self.threads.add(threading.current_thread().name)
+        return super().write(block, contents)
+
+
+def tiered(
+    folder: Path | None = None,
+    proposer: Any = None,
+    *,
+    slots: int = 64,
+    disk_bytes: int = 1 << 30,
+    kind: type[DiskFolder] = DiskFolder,
+    weights: str = "tiny",
+    clock: Clock | None = None,
+    **options: Any,
+) -> Engine:
+    """On the device there is room for 16 blocks."""
+    clock = clock or Still()
+    engine = engine_of(proposer, **{"kv_tokens": 256, **options})
+    memory = HostBlocks(engine.runner, slots)
+    fingerprint = cache_fingerprint(engine.runner, weights, "none")
+    files = None if folder is None else kind(folder, fingerprint, memory.block_bytes)
+    store = TierStore(memory, clock, files, disk_bytes)
+    engine.scheduler.tiers = Tiers(engine.scheduler.tables, memory, store, clock)
+    return engine
+
+
+def folder_of(engine: Engine) -> Any:
+    tiers = engine.scheduler.tiers
+    assert tiers is not None
+    return tiers._store._folder
+
+
+def store_of(engine: Engine) -> TierStore:
+    tiers = engine.scheduler.tiers
+    assert tiers is not None
+    return tiers._store
+
+
+def assert_nothing_leased(engine: Engine) -> None:
+    store = store_of(engine)
+    for _ in range(600):
+        if not store.num_unwritten and not store._jobs:  # whoever writes a block holds it meanwhile
+            break
+        store.wait(0.05)
+    for shelf in (store._host._shelf, store._disk):
+        assert all(entry.leases == 0 for entry in shelf._entries.values())
+    tiers = engine.scheduler.tiers
+    assert tiers is not None
+    assert tiers._visits == {}

@@ -1,0 +1,86 @@
+"""Blocks in the host's memory: down, up, and seen as bytes. The way a GPU takes is walked on the CPU too."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.models import host_blocks, kv_blocks
+from paceline.models.cache_fingerprint import cache_fingerprint
+from paceline.models.graph import Stamp
+from paceline.models.host_blocks import HostBlocks
+from paceline.models.runner import ModelRunner
+from tests.fakes import tiny_model
+
+MODEL = tiny_model()
+
+
+class Counted(Stamp):
+    waits = 0
+
+    def wait(self) -> None:
+        Counted.waits += 1
+
+
+@pytest.fixture(params=["cpu", "as on a gpu"])
+def memory(request: Any, monkeypatch: pytest.MonkeyPatch) -> HostBlocks:
+    runner = ModelRunner(MODEL, 16)
+    generator = torch.Generator().manual_seed(3)
+    for plane in kv_blocks.planes(runner):
+        plane.copy_(torch.randint(0, 255, plane.shape, dtype=torch.uint8, generator=generator))
+    made = HostBlocks(runner, 12)
+    if request.param != "cpu":
+        made._is_cuda = True
+        monkeypatch.setattr(host_blocks, "Stamp", Counted)
+        monkeypatch.setattr(kv_blocks, "CHUNK_BYTES", 3 * made.block_bytes)  # several chunks
+    made.runner = runner  # type: ignore[attr-defined]
+    return made
+
+
+def test_blocks_go_down_and_come_up_elsewhere(memory: HostBlocks) -> None:
+    runner: ModelRunner = memory.runner  # type: ignore[attr-defined]
+    before = [plane.clone() for plane in kv_blocks.planes(runner)]
+    blocks, slots = [3, 9, 0, 14, 7, 8, 1], [11, 2, 5, 0, 7, 1, 3]
+    memory.save(blocks, slots)
+    for plane in kv_blocks.planes(runner):
+        plane[blocks] = 0
+    targets = [4, 2, 6, 5, 10, 11, 12]
+    memory.load(slots, targets)
+    for plane, old in zip(kv_blocks.planes(runner), before, strict=True):
+        assert torch.equal(plane[targets], old[blocks])
+        assert torch.equal(plane[[13, 15]], old[[13, 15]])
+        assert not plane[blocks].any()
+
+
+def test_a_slot_is_the_bytes_of_its_block(memory: HostBlocks) -> None:
+    runner: ModelRunner = memory.runner  # type: ignore[attr-defined]
+    data = bytearray(memory.block_bytes)
+    kv_blocks.read_blocks(runner, [5], data)
+    memory.save([5], [8])
+    memory.wait(8)
+    memory.wait(0)  # nothing was ever copied there
+    assert bytes(memory.view(8)) == data
+    memory.view(9)[:] = data
+    memory.load([9], [2])
+    for plane in kv_blocks.planes(runner):
+        assert torch.equal(plane[2], plane[5])
+
+
+def test_whoever_looks_waits_for_the_copy(memory: HostBlocks) -> None:
+    Counted.waits = 0
+    memory.save([1, 2], [3, 4])
+    memory.wait(3)
+    memory.wait(5)
+    assert Counted.waits == memory._is_cuda
+
+
+def test_a_fingerprint_tells_apart_whatever_changes_the_bytes() -> None:
+    runner, other = ModelRunner(MODEL, 4), ModelRunner(MODEL, 4, torch.bfloat16)
+    prints = {
+        cache_fingerprint(runner, "a", "none"),
+        cache_fingerprint(runner, "b", "none"),
+        cache_fingerprint(runner, "a", "int8"),
+        cache_fingerprint(other, "a", "none"),
+    }
+    assert len(prints) == 4
+    assert cache_fingerprint(ModelRunner(MODEL, 9), "a", "none") in prints  # how many blocks there are does not matter

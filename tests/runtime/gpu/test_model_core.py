@@ -1,0 +1,77 @@
+"""A draft worker's core on a GPU, or with a GPU's kernels interpreted: it drafts what the same model drafts on the CPU."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.core.sampling import SamplingParams
+from paceline.models.gpu_runner import GpuRunner
+from paceline.models.runner import ModelRunner
+from paceline.runtime.draft_core import Facts, Ride
+from paceline.runtime.model_core import ModelCore
+from tests.fakes import TINY, tiny_model
+
+SMALL = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, ffn_size=16)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def core(runner_kind, device):
+    size = SMALL.vocab_size
+    return ModelCore(runner_kind(tiny_model(config=SMALL, device=device), 64), 64, size, size)
+
+
+def ride(number, ids, committed):
+    facts = Facts(SamplingParams(temperature=1.0), 5, 0, 1, "coupled", "")
+    return Ride(number, facts, list(ids), committed)
+
+
+def draft(one, rides, count):
+    for _ in range(count):
+        for each, drawn in zip(rides, one.step(rides), strict=True):
+            each.ids.append(drawn.token)
+    return [list(each.ids) for each in rides]
+
+
+def forked(one, length, count=3):
+    """A prompt, its draft, two branches of it, all drafted on together; then the first is cut back and goes on."""
+    prompt = [(7 * i) % 40 for i in range(length)]
+    main = ride(0, prompt, length)
+    texts = draft(one, [main], count)
+    children = [ride(n, [*prompt, *main.ids[length : length + 1], token], length) for n, token in ((1, 39), (2, 38))]
+    for child in children:
+        one.fork(main, child)
+    texts += draft(one, [main, *children], count)
+    one.close(children)
+    one.cut(main, length + 1)
+    main.ids += [37, 36]
+    main.num_committed = len(main.ids)
+    texts += draft(one, [main], count)
+    one.close([main])
+    return texts
+
+
+@pytest.mark.parametrize("length", [5, 15, 16])
+def test_forks_and_cuts(length):
+    assert forked(core(GpuRunner, DEVICE), length) == forked(core(ModelRunner, "cpu"), length)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="streams are a GPU's")
+def test_two_cores_at_once():
+    """Each on its own stream, recording its own graphs while the other computes."""
+    expected = [forked(core(ModelRunner, "cpu"), length, 8) for length in (5, 20)]
+    found = [[], []]
+
+    def work(i, length):
+        one = core(GpuRunner, DEVICE)
+        for _ in range(20):
+            found[i].append(forked(one, length, 8))
+
+    threads = [threading.Thread(target=work, args=(i, length)) for i, length in enumerate((5, 20))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    assert found == [[text] * 20 for text in expected]

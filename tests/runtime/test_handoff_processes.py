@@ -1,0 +1,123 @@
+"""Prefill and decode in processes of their own, encrypted lines, a head beside the target: the text is that of one engine, also
+when the prefill worker is killed on the way."""
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.cluster_config import cluster_config
+from paceline.core.config import EngineConfig, from_mapping
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationParams
+from paceline.core.worker_status import HandoffCounts
+from paceline.engine.build import build_engine
+from paceline.runtime.cluster_llm import ClusterLLM
+from paceline.runtime.deployment import running_processes
+from paceline.runtime.key_folder import KeyFolder
+from paceline.runtime.state import StateFolder
+from tests.engine.test_build import save_checkpoint
+from tests.fakes import run, tiny_model
+from tests.heads import draft_config, draft_tensors, save_draft
+from tests.runtime.target_harness import Heard, until
+from tests.runtime.test_processes import member, tokens, worker_pid
+
+LIMITS = {"max_num_seqs": 16, "max_batched_tokens": 64, "max_model_len": 512, "kv_tokens": 8192}
+SPECULATION = {"depth": "fixed", "max_depth": 6, "method": "eagle"}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_checkpoint(tmp_path_factory.mktemp("models") / "target", max_position_embeddings=512)
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> str:
+    config = draft_config(tiny_model(), "eagle")
+    return save_draft(tmp_path_factory.mktemp("heads") / "eagle", config, draft_tensors(config))
+
+
+@pytest.fixture(scope="module")
+def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterLLM]:
+    folder = tmp_path_factory.mktemp("cluster")
+    keys = KeyFolder.make(folder / "keys")
+    common = {"model": target, "devices": ["cpu"], "limits": LIMITS}
+    settings = cluster_config(
+        {
+            "name": "apart",
+            "state_dir": str(folder / "state"),
+            "keys": str(keys.path),
+            "handoff_threshold": 64,
+            "pools": [
+                {"name": "target", "role": "target", "draft": head, "speculation": SPECULATION, **common},
+                {"name": "prefill", "role": "prefill", **common},
+            ],
+        }
+    )
+    with (
+        running_processes(settings, StateFolder.of(settings)) as directory,
+        ClusterLLM(settings, directory, keys.own("gateway"), start_seconds=60) as one,
+    ):
+        until(lambda: len(one.workers()) == 2 and all(worker.state == "ready" for worker in one.workers()))
+        yield one
+
+
+def requests(name: str, count: int, first: int) -> list[Request]:
+    """Long prompts, half greedy, half seeded, none with another's beginning."""
+    return [
+        Request(
+            f"{name}{i}",
+            tuple((first + 11 * i + 3 * j + j * j // 17) % 35 for j in range(300 + 16 * i)),
+            SamplingParams(max_tokens=40, temperature=float(i % 2), seed=i, ignore_eos=True),
+        )
+        for i in range(count)
+    ]
+
+
+def plain(model: str, asked: list[Request]) -> dict[tuple[str, int], list[int]]:
+    engine = build_engine(EngineConfig(model=model, device="cpu", **LIMITS))
+    return run(engine, [replace(one, speculation=SpeculationParams(enabled=False)) for one in asked]).tokens
+
+
+def alone(model: str, head: str, one: Request) -> list[tuple[int, int]]:
+    """Drafted and accepted, step by step, in one engine."""
+    config = {"model": model, "draft": head, "device": "cpu", "speculation": SPECULATION, **LIMITS}
+    engine = build_engine(from_mapping(EngineConfig, config))
+    engine.add(one)
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    return [(output.drafted, output.accepted) for output in outputs]
+
+
+def counts(llm: ClusterLLM, role: str) -> HandoffCounts:
+    (found,) = [worker.handoffs for worker in llm.workers() if worker.role == role]
+    assert found is not None
+    return found
+
+
+def test_the_text_is_that_of_one_process_and_so_are_the_drafts(llm: ClusterLLM, target: str, head: str) -> None:
+    (first, *rest) = requests("a", 4, 0)
+    heard = Heard(llm.pool, first)
+    assert tokens(heard) == plain(target, [first])
+    assert [(o.drafted, o.accepted) for o in heard.outputs] == alone(target, head, first)
+    assert tokens(Heard(llm.pool, *rest)) == plain(target, rest)
+    until(lambda: counts(llm, "target").done >= 2)
+    until(lambda: counts(llm, "prefill").done == counts(llm, "target").done)
+    assert counts(llm, "target").bytes == counts(llm, "prefill").bytes > 0
+    assert counts(llm, "target").failed == 0
+
+
+def test_kill_9_of_the_prefill_worker_in_the_middle(llm: ClusterLLM, target: str) -> None:
+    asked = requests("k", 3, 5)
+    expected = plain(target, asked)
+    pid, before = worker_pid(member(llm, "prefill-0")), counts(llm, "target")
+    os.kill(pid, signal.SIGSTOP)  # so that some are under way for certain
+    heard = Heard(llm.pool, *asked)
+    until(lambda: any(worker.kv_use for worker in llm.workers() if worker.role == "target"))
+    os.kill(pid, signal.SIGKILL)
+    assert tokens(heard) == expected
+    until(lambda: counts(llm, "target").failed > before.failed)

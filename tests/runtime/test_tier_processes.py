@@ -1,0 +1,73 @@
+"""Tiers of a cluster between processes, on encrypted lines: a peer's memory, and the disk after all were restarted."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.cluster.router import RoundRobin
+from paceline.core.cluster_config import cluster_config
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.runtime.cluster_llm import ClusterLLM
+from paceline.runtime.deployment import running_processes
+from paceline.runtime.key_folder import KeyFolder
+from paceline.runtime.state import StateFolder
+from tests.engine.test_build import save_checkpoint
+from tests.runtime.target_harness import Heard, until
+from tests.runtime.test_processes import LIMITS, plain, tokens
+
+
+def asked(name: str, first: int, tail: int) -> Request:
+    prompt = (first, *(i % 35 for i in range(209)), tail)
+    return Request(name, prompt, SamplingParams(max_tokens=4, temperature=1.0, seed=tail, ignore_eos=True))
+
+
+@contextmanager
+def running(tmp_path: Path, model: str, keys: KeyFolder) -> Iterator[ClusterLLM]:
+    limits = {**LIMITS, "kv_disk": str(tmp_path / "kv"), "kv_host_bytes": 1 << 20}
+    pool: dict[str, Any] = {"name": "target", "role": "target", "model": model, "replicas": 2, "devices": ["cpu"]}
+    settings = cluster_config(
+        {
+            "name": "test",
+            "router": "kv_aware",
+            "keys": str(keys.path),
+            "state_dir": str(tmp_path / "state"),
+            "health": {"canary": 0.0, "heartbeat": 0.1, "misses": 300},
+            "handoff_threshold": 40,
+            "pools": [{**pool, "limits": limits}],
+        }
+    )
+    with (
+        running_processes(settings, StateFolder.of(settings)) as directory,
+        ClusterLLM(settings, directory, keys.own("gateway"), start_seconds=60) as llm,
+    ):
+        until(lambda: len(llm.workers()) == 2 and all(worker.state == "ready" for worker in llm.workers()))
+        yield llm
+
+
+def test_from_a_peer_and_from_disk(tmp_path: Path) -> None:
+    model, keys = save_checkpoint(tmp_path / "target"), KeyFolder.make(tmp_path / "keys")
+    with running(tmp_path, model, keys) as llm:
+        pool = llm.pool
+        pool._streams._router = RoundRobin()  # goes to target-0 and target-1 by turns, whoever has what
+
+        def peer_tokens() -> int:
+            return sum(worker.handoffs.peer_tokens for worker in llm.workers() if worker.handoffs)
+
+        for number in range(30):  # the first time the two have no line to each other yet
+            for tail in (1, 2):
+                one = asked(f"{number}-{tail}", number, tail)
+                heard = Heard(pool, one)
+                assert tokens(heard) == plain(model, [one])
+                until(lambda: pool._caches.index.match(one.prompt_ids).groups != [])  # noqa: B023
+            if peer_tokens():
+                break
+        until(lambda: peer_tokens() > 0)
+    with running(tmp_path, model, keys) as llm:
+        one = asked("again", 0, 1)
+        until(lambda: bool(llm.pool._caches.index.match(one.prompt_ids).groups))
+        heard = Heard(llm.pool, one)
+        assert tokens(heard) == plain(model, [one])
+        assert heard.outputs[-1].num_cached == 208
+        until(lambda: (tiers := llm.snapshot().tiers) is not None and tiers.disk_hits == 208)

@@ -1,0 +1,80 @@
+"""Workers that come back without a file of their model: their peers have it."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.core.config import EngineConfig
+from paceline.runtime.cluster_llm import ClusterLLM
+from paceline.runtime.deployment import running_processes
+from paceline.runtime.key_folder import KeyFolder
+from paceline.runtime.state import StateFolder
+from paceline.runtime.weight_loader import WeightsUnavailable
+from paceline.runtime.weight_spec import PeerAddress, WeightSpec
+from paceline.runtime.worker import Worker, make_worker
+from paceline.runtime.worker_spec import WorkerSpec
+from tests.runtime.target_harness import Heard, until
+from tests.runtime.test_processes import LIMITS, checkpoints, config, member, plain, requests, tokens, worker_pid
+
+ANY = "tcp://127.0.0.1:0"
+
+
+def test_a_killed_worker_comes_back_from_its_peers_alone(tmp_path: Path) -> None:
+    models = checkpoints(tmp_path)
+    asked = requests(16, max_tokens=24)
+    expected = plain(models[0], asked)
+    keys = KeyFolder.make(tmp_path / "keys")
+    settings = config(models, tmp_path, keys=str(keys.path), health={"canary": 0.0})
+    settings = replace(settings, pools=settings.targets)
+    folder = StateFolder.of(settings)
+    with (
+        running_processes(settings, folder) as directory,
+        ClusterLLM(settings, directory, keys.own("gateway"), start_seconds=60) as llm,
+    ):
+        until(lambda: len(llm.workers()) == 2 and all(worker.state == "ready" for worker in llm.workers()))
+        Path(models[0]).rename(tmp_path / "gone")
+        os.kill(worker_pid(member(llm, "target-0")), signal.SIGKILL)
+        until(lambda: any(worker.state != "ready" for worker in llm.workers()))
+        until(lambda: all(worker.state == "ready" for worker in llm.workers()))
+        os.kill(worker_pid(member(llm, "target-1")), signal.SIGKILL)  # the one that is left was given its weights
+        until(lambda: not llm.pool.lines()["target-1"].is_usable)
+        assert tokens(Heard(llm.pool, *asked)) == expected
+        assert "from target-1" in (folder.logs / "target-0.log").read_text()
+
+
+@contextmanager
+def serving(spec: WorkerSpec) -> Iterator[Worker]:
+    worker = make_worker(spec)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def gives(worker: Worker) -> None:
+    until(lambda: worker._weights._door._stock is not None)  # type: ignore[attr-defined]
+
+
+def test_draft_workers_give_each_other_theirs(tmp_path: Path) -> None:
+    _, draft = checkpoints(tmp_path)
+    engine = EngineConfig(model=draft, device="cpu", **LIMITS)
+    first = WorkerSpec("draft-0", "draft", "draft", ANY, engine, weights=WeightSpec(ANY))
+    with serving(first) as giver:
+        peers = (PeerAddress("draft-0", giver.weight_address),)
+        nowhere = replace(engine, model=str(tmp_path / "nowhere"))
+        second = replace(first, name="draft-1", engine=nowhere, weights=WeightSpec(ANY, peers))
+        gives(giver)
+        with serving(second) as taker:
+            gives(taker)  # what it was given
+        with pytest.raises(WeightsUnavailable, match="nowhere"):
+            make_worker(replace(second, weights=WeightSpec(ANY)))

@@ -1,0 +1,43 @@
+"""An actor that Ray starts again takes its model from the others: the files may be gone."""
+
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+from paceline.runtime.cluster_llm import ClusterLLM
+from paceline.runtime.ray_deployment import RayDeployment
+from tests.runtime.target_harness import Heard, until
+from tests.runtime.test_processes import checkpoints, config, plain, requests, tokens
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+
+
+def test_an_actor_comes_back_from_its_peer_alone(tmp_path: Path) -> None:
+    import ray
+    from ray.cluster_utils import Cluster
+
+    models = checkpoints(tmp_path)
+    asked = requests(8, max_tokens=24)
+    expected = plain(models[0], asked)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    try:
+        settings = config(models, tmp_path, ray=cluster.address, health={"canary": 0.0})
+        settings = replace(settings, pools=settings.targets)
+        deployment = RayDeployment.up(settings)
+        pids = deployment.pids()
+        with ClusterLLM(settings, deployment, start_seconds=60) as llm:
+            until(lambda: len(llm.workers()) == 2 and all(worker.state == "ready" for worker in llm.workers()))
+            Path(models[0]).rename(tmp_path / "gone")
+            os.kill(pids["target-0"][0], signal.SIGKILL)
+            until(lambda: any(worker.state != "ready" for worker in llm.workers()))
+            until(lambda: all(worker.state == "ready" for worker in llm.workers()))
+            assert tokens(Heard(llm.pool, *asked)) == expected
+        assert RayDeployment.down(settings) is True
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
