@@ -40,6 +40,14 @@ def test_a_row_for_each_worker_and_a_line_for_each_symptom() -> None:
     assert lines[2] == ["draft-0", "draft", "suspected", "0", "2.1", "ms", "-", "-", "-", "-", "-", "-"]
 
 
+def test_a_draft_worker_that_has_stopped_drafting_ahead_says_so() -> None:
+    draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://127.0.0.1:2", answers=200, hits=124)
+    assert "62%" in shown(draft)
+    page = shown(replace(draft, resting=0.016))
+    assert "off: 2% ready" in page
+    assert "62%" not in page
+
+
 def test_prompts_that_were_handed_over_have_a_column_where_there_are_any() -> None:
     target = WorkerStatus("target-0", "target", "target", "ready", "tcp://127.0.0.1:1")
     given, taken = HandoffCounts(7, 0, 7000, 10**6, 1.0), HandoffCounts(7, 2, 7000, 10**6, 1.0)

@@ -9,6 +9,8 @@ from tests.fakes import tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors
 from tests.models.reference_heads import distilled_logits
 
+pytestmark = pytest.mark.usefixtures("unrounded_drafts")
+
 IDS = [7, 3, 22, 9, 14, 39, 0, 5, 5, 8, 31, 17, 2, 6, 28, 11, 4, 13, 19]
 
 

@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 import msgspec
 import pytest
 
+from paceline.cluster.ahead import EVERY, PROBE, WINDOW
 from paceline.core.clock import VirtualClock
 from paceline.runtime.draft_worker import DraftWorker
 from paceline.runtime.messages import (
@@ -62,6 +63,19 @@ class Peer:
             if message is not None and (kind is None or isinstance(message, kind)):
                 return message
         raise AssertionError(f"no {kind} came")
+
+    def ask(self, number, round_, base, *tokens):
+        """The answer to a round; the worker takes no turn more than it needs for it."""
+        worker, traffic = self.worker, self.worker._listener.traffic
+        rounds, sent = worker.snapshot().rounds, traffic.sent
+        self.advance(number, round_, base, *tokens)
+        while worker.snapshot().rounds == rounds:
+            worker._hear(1.0)
+        while traffic.sent == sent:
+            worker.turn(0.0)
+        answer = self.line.receive(5.0)
+        assert isinstance(answer, Drafts)
+        return answer
 
     def greet(self, vocabulary="v", version=VERSION, oldest=OLDEST):
         self.say(Hello(version, oldest, 9, vocabulary, "t"))
@@ -382,6 +396,77 @@ def test_what_was_ready_does_not_wait_for_what_was_not():
         assert [(d.sequence, d.ready, d.tokens) for d in first.drafts] == [(1, True, [12, 13, 14, 15])]
         second = peer.hear(Drafts)
         assert [(d.sequence, d.ready, d.tokens) for d in second.drafts] == [(2, False, [501, 502, 503, 504])]
+
+
+def drafted_on(worker, limit=100):
+    """Passes made while nobody asks."""
+    made = 0
+    while made < limit and worker.turn(0.0):
+        made += 1
+    return made
+
+
+def test_it_stops_drafting_ahead_where_nothing_hits_and_resumes_when_it_does():
+    with serving(DraftLimits(ahead_nodes=9)) as worker, closing(Peer(worker)) as peer:
+        peer.greet()
+        peer.open(1, 5)
+        length, round_, made = 1, 0, []
+
+        def go_on(*tokens):
+            nonlocal length, round_
+            round_ += 1
+            answer = peer.ask(1, round_, length, *tokens)
+            length += len(tokens)
+            made.append(drafted_on(worker))
+            return answer.drafts[0], answer.load
+
+        drafted, load = go_on()
+        while load.resting is None:
+            assert round_ < 2 * WINDOW
+            drafted, load = go_on((drafted.tokens[0] + 500) % VOCAB)
+        assert all(made[:-1])
+        assert worker.snapshot().resting == 1
+        made.clear()
+        for _ in range(EVERY):
+            first = (drafted.tokens[0] + 500) % VOCAB
+            drafted, load = go_on(first)
+            assert drafted.tokens == [(first + i) % VOCAB for i in (1, 2, 3)], "it answers on demand"
+        assert sum(passes > 0 for passes in made) == PROBE
+        assert load.resting == 0
+        for _ in range(EVERY + 1):
+            drafted, load = go_on(*drafted.tokens, (drafted.tokens[-1] + 1) % VOCAB)
+        assert load.resting is None
+        assert drafted.ready
+        assert made[-1]
+        assert worker.snapshot().resting == 0
+
+
+@pytest.mark.parametrize(("seconds", "rests"), [(0.012, True), (0.001, False)])
+def test_it_stops_drafting_ahead_where_that_is_in_the_way(seconds, rests):
+    """One of three tokens is there when it is asked for, in the midst of a pass that takes `seconds`, and 1 ms on demand."""
+    clock = VirtualClock()
+
+    class Timed(ScriptedCore):
+        seconds = 0.001
+
+        def step(self, rides):
+            clock.advance(self.seconds)
+            return super().step(rides)
+
+    core = Timed(lambda ids: (ids[-1] + 1) % VOCAB)
+    with serving(DraftLimits(ahead_nodes=3), clock, core) as worker, closing(Peer(worker)) as peer:
+        peer.greet()
+        peer.open(1, 5)
+        tokens, length = [], 1
+        for round_ in range(1, 80):
+            core.seconds = 0.001
+            (drafted,) = peer.ask(1, round_, length, *tokens).drafts
+            length += len(tokens)
+            core.seconds = seconds
+            for _ in range(2):  # the token after the last, and one of the next draft
+                worker.turn(0.0)
+            tokens = [*drafted.tokens, (drafted.tokens[-1] + 1) % VOCAB]
+        assert (worker.snapshot().resting == 1) is rests
 
 
 def test_a_failing_pass_costs_its_sequences_and_nothing_else(worker, peer, caplog):

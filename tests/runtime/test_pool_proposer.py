@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from paceline.cluster.ahead import WINDOW
 from paceline.core.clock import WallClock
 from paceline.core.sampling import SamplingParams
 from paceline.runtime import pool_proposer
@@ -56,6 +57,17 @@ def test_what_was_there_when_it_was_wanted_cost_no_network() -> None:
             assert drafted == [committed, committed + 1, committed + 2]
             costs.append(proposer.inner.network_seconds)
         assert min(costs) == 0.0
+
+
+def test_a_draft_worker_that_stops_drafting_ahead_says_so_and_answers_on_demand() -> None:
+    with lockstep(ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB), VOCAB) as (proposer, _):
+        ids = [1]
+        while proposer.inner.snapshot().links[0].resting is None:
+            assert len(ids) < 2 * WINDOW
+            proposer.observe([progress(*ids)])
+            assert proposer.collect([7], 0.0).tokens.tolist() == [(ids[-1] + i) % VOCAB for i in (1, 2, 3)]
+            ids.append((ids[-1] + 500) % VOCAB)
+        assert proposer.inner.snapshot().links[0].resting == 0.0
 
 
 def test_workers_that_are_named_no_more_are_let_go() -> None:

@@ -1,6 +1,10 @@
 """Many workers as one engine, and as rows of a table."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+
+import msgspec
+import pytest
 
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.flags import SpeculationFlags
@@ -88,6 +92,26 @@ def test_rows_of_the_table() -> None:
     assert round(one.alpha, 3) == 0.7
     assert [(s.name, s.figure, s.limit) for s in one.symptoms] == [("slow_draft", 0.03, 0.01)]
     assert (two.running, two.answers, two.hits, two.late, two.round_trip) == (4, 10, 7, 1, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("shares", "shown"), [([None], None), ([0.02, None], None), ([0.02], 0.02), ([0.0, 0.5], 0.25)]
+)
+def test_a_draft_worker_rests_when_it_drafts_ahead_for_no_target(
+    shares: list[float | None], shown: float | None
+) -> None:
+    draft = Member("draft-0", "draft", "draft", "tcp://127.0.0.1:2")
+    record = DrafterRecord("draft-0", "ready", 4, 0.002, 0.001, 10, 7, 1)
+    lines = [
+        SimpleNamespace(
+            name=f"target-{i}",
+            is_usable=True,
+            report=SimpleNamespace(drafters=[msgspec.structs.replace(record, resting=share)]),
+        )
+        for i, share in enumerate(shares)
+    ]
+    (row,) = worker_statuses([draft], lines)  # type: ignore[arg-type]
+    assert row.resting == shown
 
 
 def test_preemptions_cost_depth_until_they_end() -> None:

@@ -117,6 +117,27 @@ def test_a_branch_half_done_is_finished_first():
     assert table.draft() == ([23, 24, 25], 1)
 
 
+def test_it_counts_what_was_drafted_ahead_and_not_what_was_left_over():
+    table = Table([(0, 0)])
+    table.advance()
+    assert table.rolling.there is None, "there was nothing to draft on from"
+    table.draft()
+    table.advance(21)  # the target went on alone: 22 and 23 are left of what was asked for
+    assert table.rolling.there == 0
+    table.draft()
+    table.ahead(limit=2)
+    table.advance(22, 23, 24, 25)
+    assert (table.rolling.there, table.rolling.was_ready) == (1, False)
+    table.draft()
+    table.ahead()
+    table.advance(27)  # a rival of 26
+    assert (table.rolling.there, table.rolling.was_ready) == (DEPTH, True)
+    table.draft()
+    table.ahead()
+    table.advance(90)
+    assert table.rolling.there == 0
+
+
 def test_a_target_that_went_on_alone_still_finds_the_rest_of_the_chain():
     table = Table()
     table.advance()

@@ -52,6 +52,13 @@ def test_what_only_one_role_has() -> None:
     assert 'tokens_total{model="m",role="draft"' not in page
 
 
+def test_whether_it_drafts_ahead() -> None:
+    name = 'paceline_worker_drafts_ahead{model="m",role="draft",worker="draft-0"}'
+    assert "paceline_worker_drafts_ahead{" not in scraped(TARGET, DRAFT), "nobody has asked it for anything yet"
+    assert f"{name} 1.0" in scraped(replace(DRAFT, answers=9))
+    assert f"{name} 0.0" in scraped(replace(DRAFT, answers=9, resting=0.02))
+
+
 def test_one_process_has_no_workers() -> None:
     assert "paceline_worker" not in scraped()
     assert "paceline_continued" not in scraped()

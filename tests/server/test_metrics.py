@@ -239,7 +239,8 @@ def test_the_documentation_lists_exactly_what_there_is() -> None:
         prefill_seconds=0.1,
         symptoms=(symptom,),
     )
-    metrics.bind_cluster(lambda: ClusterStatus((worker,), 0))
+    draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://a:2", answers=1)
+    metrics.bind_cluster(lambda: ClusterStatus((worker, draft), 0))
     metrics.submitted(asked())
     metrics.output(asked(), output(2, drafted=1, accepted=1), 0.0)
     metrics.rejected("overloaded")

@@ -95,11 +95,17 @@ def _table(workers: Sequence[WorkerStatus]) -> Table:
             _shown(worker.depth, "{:.1f}"),
             _shown(worker.alpha, "{:.2f}"),
             "-" if worker.round_trip is None else f"{1e3 * worker.round_trip:.2f} ms",
-            f"{worker.hits / worker.answers:.0%}" if worker.answers else "-",
+            _hits(worker),
             f"{worker.late / worker.answers:.0%}" if worker.answers else "-",
             *(_handed(worker) for _ in handed),
         )
     return table
+
+
+def _hits(worker: WorkerStatus) -> str:
+    if worker.resting is not None:
+        return f"off: {worker.resting:.0%} ready"
+    return f"{worker.hits / worker.answers:.0%}" if worker.answers else "-"
 
 
 def _handed(worker: WorkerStatus) -> str:

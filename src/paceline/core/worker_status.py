@@ -65,6 +65,8 @@ class WorkerStatus:
     """Of a target: what it generated for this gateway."""
     pass_seconds: float | None = None
     """Of a draft worker: one pass over its model, of late."""
+    resting: float | None = None
+    """Of a draft worker that has stopped drafting ahead: the share of drafts that were ready. None: it drafts ahead."""
     prompt_tokens: int = 0
     """Of a target: in the requests of this gateway that it began to answer."""
     cached_tokens: int = 0

@@ -42,6 +42,7 @@ class PoolSide:
                 hits=link.counts.ready,
                 late=link.counts.late,
                 pass_seconds=link.pass_seconds,
+                resting=link.resting,
             )
             for link in self._proposer.snapshot().links
         ]

@@ -67,6 +67,8 @@ class DraftSnapshot:
     alphas: tuple[float, ...]
     malformed: int
     turned_away: int
+    resting: int
+    """Targets for which it has stopped drafting ahead."""
 
 
 class DraftWorker:
@@ -90,6 +92,10 @@ class DraftWorker:
         self._vocabulary = vocabulary
         self._roster = Roster(core, vocab_size, self._limits)
         self._pass_seconds = 0.0
+        self._asked_seconds = 0.0
+        """Of a pass that is waited for, of late."""
+        self._behind = 0.0
+        """Seconds of the pass that has just ended, if it was ahead: what is heard next may have waited for its end."""
         self._is_stopping = False
 
     @property
@@ -115,7 +121,7 @@ class DraftWorker:
         """Hear, answer, draft one token; waits up to `seconds` for something to hear. True: there is more to draft."""
         self._hear(seconds)
         self._answer_all()
-        lines = self._roster.choose()
+        lines, self._behind = self._roster.choose(), 0.0
         if not lines:
             return False
         started = self._clock.now()
@@ -126,7 +132,11 @@ class DraftWorker:
             self._fail(lines)
             return True
         took = self._clock.now() - started
-        self._pass_seconds += (took - self._pass_seconds) * (0.1 if self._pass_seconds else 1.0)
+        self._pass_seconds = _followed(self._pass_seconds, took)
+        if self._roster.num_urgent:
+            self._asked_seconds = _followed(self._asked_seconds, took)
+        else:
+            self._behind = took
         for line, token in zip(lines, drawn, strict=True):
             line.append(token)
         if None in drawn:
@@ -150,6 +160,7 @@ class DraftWorker:
             alphas=roster.acceptance.alphas(""),
             malformed=self._listener.traffic.malformed,
             turned_away=self._listener.num_turned_away,
+            resting=sum(target.ahead.resting is not None for target in list(roster.targets.values())),
         )
 
     def _hear(self, seconds: float) -> None:
@@ -183,7 +194,7 @@ class DraftWorker:
         elif isinstance(message, Close):
             self._roster.end(target, message.sequences)
         elif isinstance(message, Ping):
-            self._listener.send(peer, Pong(self.epoch, message.nonce, self._load()))
+            self._listener.send(peer, Pong(self.epoch, message.nonce, self._load(target)))
         elif isinstance(message, Goodbye):
             self._roster.drop(peer)
 
@@ -207,7 +218,7 @@ class DraftWorker:
     def _open(self, peer: Peer, target: Target, message: Open) -> None:
         self._roster.end(target, [message.sequence])
         if not self._roster.has_room(message):
-            self._listener.send(peer, Busy(self.epoch, [message.sequence], BUSY_MS, self._load()))
+            self._listener.send(peer, Busy(self.epoch, [message.sequence], BUSY_MS, self._load(target)))
         elif wrong := self._roster.open(target, message):
             self._refuse(peer, Fault.MALFORMED, wrong, [message.sequence])
 
@@ -221,6 +232,9 @@ class DraftWorker:
         for fault, sequences in wrong.items():
             self._roster.end(target, sequences)
             self._refuse(peer, fault, "open these again", sequences)
+        # It came at any moment of the pass that was under way: half of it on average
+        delay = 0.5 * self._behind / self._asked_seconds if self._asked_seconds else 0.0
+        self._roster.settle(target, message.steps, delay)
         self._answer(peer, target)
 
     def _answer_all(self) -> None:
@@ -233,14 +247,14 @@ class DraftWorker:
         for number, rolling in target.sequences.items():
             if rolling.is_due:
                 rolling.answered()
-                is_told = target.wants_ahead and target.version >= 3 and self._announces(rolling)
+                is_told = target.wants_ahead and target.is_ahead and target.version >= 3 and self._announces(rolling)
                 drafts.append(_drafted(number, rolling, rolling.begun(self._roster.plan) if is_told else ()))
         if drafts:
-            self._listener.send(peer, Drafts(self.epoch, drafts, self._load()))
+            self._listener.send(peer, Drafts(self.epoch, drafts, self._load(target)))
 
     def _send_ahead(self) -> None:
         for peer, target in self._roster.targets.items():
-            if not target.wants_ahead:
+            if not target.wants_ahead or not target.is_ahead:
                 continue
             ahead: list[Ahead] = []
             for number, rolling in target.sequences.items():
@@ -266,8 +280,12 @@ class DraftWorker:
     def _refuse(self, peer: Peer, fault: Fault, text: str, sequences: Iterable[int] = ()) -> None:
         self._listener.send(peer, Error(fault, text[:256], list(sequences)))
 
-    def _load(self) -> Load:
-        return self._roster.load(self._pass_seconds)
+    def _load(self, target: Target | None = None) -> Load:
+        return self._roster.load(self._pass_seconds, target)
+
+
+def _followed(average: float, seconds: float) -> float:
+    return average + 0.1 * (seconds - average) if average else seconds
 
 
 def _drafted(number: int, rolling: Rolling, begun: Iterable[Key]) -> Drafted:

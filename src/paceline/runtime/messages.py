@@ -24,6 +24,7 @@ MAX_MESSAGE_BYTES = 8 << 20
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Large = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
+Percent = Annotated[int, Meta(ge=0, le=100)]
 Depth = Annotated[int, Meta(ge=0, le=MAX_DEPTH)]
 Text = Annotated[str, Meta(max_length=256)]
 Salt = Annotated[str, Meta(max_length=4096)]
@@ -161,6 +162,8 @@ class Load(Record, frozen=True):
     """Rounds that are being drafted."""
     pass_us: Count = 0
     """Microseconds that one pass over its model takes of late."""
+    resting: Percent | None = None
+    """It has stopped drafting ahead for this target, since so few of its drafts were ready. None: it drafts ahead."""
 
 
 class Drafts(Message, frozen=True, tag=7):

@@ -171,6 +171,7 @@ class PoolProposer:
                     at.count(link),
                     link.counts,
                     link.load.pass_us * 1e-6,
+                    None if link.load.resting is None else link.load.resting / 100,
                 )
                 for link in self._links.values()
                 for view in (link.view(now),)

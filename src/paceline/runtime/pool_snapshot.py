@@ -19,6 +19,8 @@ class LinkSnapshot:
     counts: LinkCounts
     pass_seconds: float = 0.0
     """Of one pass over its model, of late; 0: not known."""
+    resting: float | None = None
+    """It has stopped drafting ahead for this target: the share of drafts that were ready. None: it drafts ahead."""
 
 
 @dataclass(frozen=True, slots=True)

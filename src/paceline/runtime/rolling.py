@@ -61,6 +61,8 @@ class Rolling:
         self.depth = 0
         self.is_answered = True
         self.was_ready = False
+        self.there: int | None = None
+        """Tokens of this round's draft that had been drafted ahead. None: there was no answer to draft on from."""
         self.offered = 0
         self._told: dict[Key, bool] = {}
         """Outcomes that the target was told of; True: it has the draft."""
@@ -94,13 +96,14 @@ class Rolling:
         while matched < both and chain[matched].token == tokens[matched]:
             matched += 1
         lesson = self._lesson(tokens, matched)
+        num_offered, num_old = self.offered, max(0, self.offered - matched)
         base = self.length
         outcome = (len(tokens) - 1, tokens[-1]) if tokens and matched >= len(tokens) - 1 else None
         branch = None if outcome is None else self._branches.pop(outcome, None)
         self._drop_branches()
         if branch is not None:
             self._core.close([self._main.ride])
-            self._main = branch
+            self._main, num_old = branch, 0
         elif matched == len(tokens):
             del chain[:matched]
         else:
@@ -114,6 +117,8 @@ class Rolling:
         self.round, self.depth, self.offered = round_, depth, 0
         self.is_answered = False
         self.was_ready = len(self._main.chain) >= depth
+        num_there = min(len(self._main.chain), depth)
+        self.there = max(0, num_there - num_old) if num_offered else None
         return lesson
 
     @property

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from paceline.cluster.ahead import Asked, DraftingAhead
 from paceline.cluster.fanout import Outcome, RivalOdds, fan_out
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
@@ -38,6 +39,10 @@ class Target:
     name: str
     heard: float
     wants_ahead: bool = False
+    """Drafts sent before it asks."""
+    ahead: DraftingAhead = field(default_factory=DraftingAhead)
+    is_ahead: bool = True
+    """Its next round is drafted ahead for."""
     sequences: dict[int, Rolling] = field(default_factory=dict)
 
 
@@ -48,6 +53,8 @@ class Roster:
         self.targets: dict[Peer, Target] = {}
         self.acceptance = Acceptance(max_depth=16)
         self.num_rounds = self.num_ready = 0
+        self.num_urgent = 0
+        """Rides of the last pass that were waited for."""
         self._core, self._vocab_size, self._limits = core, vocab_size, limits
         self._odds = RivalOdds()
         self._ids = itertools.count()
@@ -102,6 +109,22 @@ class Roster:
             rolling.answered()
         return None
 
+    def settle(self, target: Target, steps: Iterable[Step], delay: float) -> None:
+        """`steps` were taken, `delay` passes after they came: decide whether what may follow is drafted ahead."""
+        if not self._limits.ahead_nodes:
+            return
+        if target.is_ahead:
+            found = [
+                # What the target has already it does not wait for
+                (step.depth, rolling.there, rolling.was_ready, 0.0 if step.held >= step.depth else delay)
+                for step in steps
+                if step.depth and (rolling := target.sequences.get(step.sequence)) is not None
+                if rolling.round == step.round and rolling.there is not None
+            ]
+            if found:
+                target.ahead.observe(Asked(*(sum(column) / len(found) for column in zip(*found, strict=True))))
+        target.is_ahead = target.ahead.next_round()
+
     def end(self, target: Target, numbers: Iterable[int]) -> None:
         for number in numbers:
             rolling = target.sequences.pop(number, None)
@@ -125,8 +148,9 @@ class Roster:
             targets = targets[shift:] + targets[:shift]
         urgent = ([line for r in target.sequences.values() if (line := r.urgent)] for target in targets)
         lines = list(itertools.islice(_by_turns(urgent), self._limits.max_batch))
+        self.num_urgent = len(lines)
         if self._limits.ahead_nodes:
-            rollings = [rolling for target in targets for rolling in target.sequences.values()]
+            rollings = [rolling for target in targets if target.is_ahead for rolling in target.sequences.values()]
             ahead = _by_turns(rolling.ahead(self.plan) for rolling in rollings)
             lines += itertools.islice(ahead, self._limits.max_batch - len(lines))
         return lines
@@ -143,10 +167,12 @@ class Roster:
         ids = {line.ride.id for line in lines}
         return [number for number, rolling in target.sequences.items() if ids & {ride.id for ride in rolling.rides}]
 
-    def load(self, pass_seconds: float) -> Load:
+    def load(self, pass_seconds: float, target: Target | None = None) -> Load:
+        """As `target` is told of it."""
         rollings = self._rollings
         waiting = sum(not rolling.is_answered for rolling in rollings)
-        return Load(len(rollings), waiting, int(pass_seconds * 1e6))
+        share = None if target is None else target.ahead.resting
+        return Load(len(rollings), waiting, int(pass_seconds * 1e6), None if share is None else round(100 * share))
 
     @property
     def _rollings(self) -> list[Rolling]:

@@ -79,7 +79,14 @@ def _draft(member: Member, records: Sequence[DrafterRecord]) -> WorkerStatus:
         hits=sum(record.hits for record in records),
         late=sum(record.late for record in records),
         pass_seconds=_mean([record.pass_seconds for record in ready if record.pass_seconds]),
+        resting=_resting(ready),
     )
+
+
+def _resting(records: Sequence[DrafterRecord]) -> float | None:
+    """A share, if it drafts ahead for none of its targets."""
+    shares = [record.resting for record in records if record.resting is not None]
+    return _mean(shares) if len(shares) == len(records) else None
 
 
 def _handoffs(record: HandoffRecord) -> HandoffCounts:

@@ -272,6 +272,8 @@ class DrafterRecord(Record, frozen=True):
     late: Large
     pass_seconds: Share = 0.0
     """Of one pass over its model, of late; 0: not known."""
+    resting: Share | None = None
+    """It has stopped drafting ahead for this target: the share of drafts that were ready. None: it drafts ahead."""
 
 
 class SymptomRecord(Record, frozen=True):

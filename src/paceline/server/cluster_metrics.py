@@ -76,6 +76,12 @@ VALUES: tuple[tuple[type[Metric], str, str, Callable[[WorkerStatus], float | Non
         "Rounds that had been drafted before they were asked for.",
         lambda w: w.hits,
     ),
+    (
+        GaugeMetricFamily,
+        "worker_drafts_ahead",
+        "1 while a draft worker drafts ahead, 0 when it has stopped because too little was ready.",
+        lambda w: float(w.resting is None) if w.role == "draft" and w.answers else None,
+    ),
     (CounterMetricFamily, "worker_late_drafts", "Rounds whose draft came too late.", lambda w: w.late),
     (
         CounterMetricFamily,

@@ -13,6 +13,8 @@ from tests.fakes import tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors
 from tests.kernels.gpu.cases import DEVICE
 
+pytestmark = pytest.mark.usefixtures("unrounded_drafts")
+
 # One sequence goes on after 18 slots with three more, one begins with a single slot
 SPANS = [Span([3, 1], 18, [5, 9, 2], 0, [20, 21, 22]), Span([2], 0, [7], 0)]
 
