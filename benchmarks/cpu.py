@@ -1,6 +1,6 @@
 """The embedded model on this CPU, each engine in a process of its own, in one run.
 
-    python benchmarks/cpu.py [--tokens 128] [--repeats 5] [--llama-cpp PYTHON]
+    python benchmarks/cpu.py [--tokens 128] [--repeats 5] [--draft smollm2-eagle] [--llama-cpp PYTHON]
 
 Every engine generates the same number of tokens, greedily, from the same prompts of spec_bench_dev.jsonl, ignoring end of
 text. The time includes the prompts. `--llama-cpp` names a Python that has `llama-cpp-python`, run on the same GGUF.
@@ -22,7 +22,7 @@ PACELINE = """
 import json, resource, sys, time
 from paceline import LLM, SamplingParams
 job = json.load(sys.stdin)
-llm = LLM(job["model"], prefix_caching=False, max_num_seqs=8)
+llm = LLM(job["model"], draft=job["draft"], prefix_caching=False, max_num_seqs=8)
 sampling = SamplingParams(temperature=0.0, max_tokens=job["tokens"], ignore_eos=True)
 
 def run(count, enabled):
@@ -95,6 +95,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=Path("../shared/data/spec_bench_dev.jsonl"))
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--draft", default="smollm2-eagle", help="of `speculation on`; none: guesses from the text alone")
     parser.add_argument("--llama-cpp", metavar="PYTHON")
     options = parser.parse_args()
     path = find_model("smollm2")
@@ -105,6 +106,7 @@ def main() -> None:
     )
     job = {
         "model": str(path),
+        "draft": options.draft,
         "prompts": prompts,
         "tokens": options.tokens,
         "repeats": options.repeats,
