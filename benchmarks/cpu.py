@@ -95,7 +95,9 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=Path("../shared/data/spec_bench_dev.jsonl"))
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--draft", default="smollm2-eagle", help="of `speculation on`; none: guesses from the text alone")
+    parser.add_argument(
+        "--draft", default="smollm2-eagle", help="of `speculation on`; none: guesses from the text alone"
+    )
     parser.add_argument("--llama-cpp", metavar="PYTHON")
     options = parser.parse_args()
     path = find_model("smollm2")

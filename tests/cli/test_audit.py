@@ -68,7 +68,8 @@ def test_clean_and_drift(prompts: Path, models: tuple[str, str], tmp_path: Path,
     clean = run(prompts, models, *arguments)
     assert clean.exit_code == 0, clean.output
     assert "clean: " in clean.stdout
-    assert "is found among 8 with probability 99%" in " ".join(clean.stdout.split())  # lines are as long as the terminal
+    said = " ".join(clean.stdout.split())  # lines are as long as the terminal
+    assert "is found among 8 with probability 99%" in said
     assert "<svg" in page.read_text()
     report = json.loads(figures.read_text())
     assert (report["clean"], report["about"]["method"], report["about"]["verification"]) == (True, "draft_model", rule)
