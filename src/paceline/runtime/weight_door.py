@@ -164,8 +164,8 @@ class WeightDoor:
             return
         index, (tensor, start, end) = chunk
         began = self._clock.now()
+        self.bytes_given += end - start  # first: who waits for the last chunk may look as soon as it is filled
         giving.parcel.fill(index, chunk_bytes(giving.tensors[tensor], start, end))
-        self.bytes_given += end - start
         self._pace.gave(end - start, began, self._clock.now(), self.is_busy())
         self._filling.append(peer)
 
