@@ -96,7 +96,10 @@ def test_an_idle_target_knows_how_far_its_draft_workers_are(monkeypatch: pytest.
         pool, link = proposer.inner, proposer.inner._links["draft-0"]
 
         def work_meanwhile(lines: Any, seconds: float) -> Any:
-            worker.turn(0.5)
+            for _ in range(200):
+                worker.turn(0.05)
+                if wait_any(lines, 0.0):
+                    break
             return wait_any(lines, 5.0)
 
         monkeypatch.setattr(pool_proposer, "wait_any", work_meanwhile)
