@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.bench.prompts import load_prompts, select
 from paceline.cli import console
 from paceline.cli.audit_tables import print_report
+from paceline.cli.bar import counting_bar
 from paceline.cli.default_command import falls_back_to
 from paceline.cli.models import loaded
 from paceline.cli.options import ENGINE, with_settings
@@ -175,14 +175,7 @@ def _audit(
 
 
 def _run(auditor: Any, workload: "Workload") -> Any:
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console.err,
-        transient=True,
-    ) as bar:
+    with counting_bar() as bar:
         task = bar.add_task("prompts", total=len(workload.prompts))
         return auditor.run(workload, lambda done: bar.advance(task, done))
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.bench.contender import Contender, EngineContender
 from paceline.bench.default_prompts import DEFAULT_PROMPTS
@@ -20,6 +19,7 @@ from paceline.bench.recorder import Recorder
 from paceline.bench.report import Measured, Report
 from paceline.bench.runner import Workload, compare
 from paceline.cli import console
+from paceline.cli.bar import counting_bar
 from paceline.cli.bench_tables import print_report
 from paceline.cli.models import loaded
 from paceline.cli.options import ENGINE, with_settings
@@ -126,16 +126,7 @@ async def _measure(
             contenders = [ProfiledContender(contender, recorder) for contender in contenders]
         if against is not None:
             contenders.append(await stack.enter_async_context(connect(against, api_key, clock)))
-        bar = stack.enter_context(
-            Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=console.err,
-                transient=True,
-            )
-        )
+        bar = stack.enter_context(counting_bar())
         task = bar.add_task("conversations", total=len(workload.prompts) * len(contenders))
         return await compare(contenders, workload, clock, lambda done: bar.advance(task, done))
 

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from paceline.cli import console
+from paceline.cli.bar import counting_bar
 from paceline.core.config import EngineConfig
 
 
@@ -39,14 +39,7 @@ def inflate(
         pick_dtype(config.dtype, where),
         pick_quantization(config.quantization),
     )
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=console.err,
-        transient=True,
-    ) as bar:
+    with counting_bar() as bar:
         task = bar.add_task("weights", total=None)
         size = write_folder(checkpoint, out, lambda done, of: bar.update(task, completed=done, total=of))
     parameters = checkpoint.config.num_parameters

@@ -11,6 +11,7 @@ from paceline.core.kv_events import CacheCleared, CacheEvent
 from paceline.runtime.keys import Security
 from paceline.runtime.kv_catalog import KvCatalog
 from paceline.runtime.kv_events import encode
+from paceline.runtime.socket_options import serve_encrypted
 from paceline.runtime.transport import AddressInUse, is_local
 from paceline.runtime.zap import Gatekeeper
 
@@ -120,10 +121,7 @@ class KvPublisher:
         socket.setsockopt(zmq.SNDHWM, QUEUE_BATCHES)
         socket.setsockopt(zmq.LINGER, 200)
         if security is not None:
-            socket.curve_server = 1
-            socket.curve_publickey = security.own.public.encode()
-            socket.curve_secretkey = security.own.secret.encode()
-            socket.zap_domain = b"paceline"
+            serve_encrypted(socket, security.own)
         return socket
 
     def _hang_up(self) -> None:

@@ -13,6 +13,7 @@ from paceline.runtime.codec import Malformed
 from paceline.runtime.keys import Security
 from paceline.runtime.kv_events import decode
 from paceline.runtime.kv_publisher import END
+from paceline.runtime.socket_options import connect_encrypted
 
 logger = logging.getLogger(__name__)
 
@@ -188,8 +189,6 @@ def _connect(kind: int, address: str, security: Security | None) -> "zmq.Socket[
     socket.setsockopt(zmq.LINGER, 0)
     if security is not None:
         assert security.server is not None
-        socket.curve_serverkey = security.server.encode()
-        socket.curve_publickey = security.own.public.encode()
-        socket.curve_secretkey = security.own.secret.encode()
+        connect_encrypted(socket, security.own, security.server)
     socket.connect(address)
     return socket

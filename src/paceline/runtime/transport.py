@@ -21,6 +21,7 @@ from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.runtime.codec import Codec, Malformed
 from paceline.runtime.keys import Security
 from paceline.runtime.messages import MAX_MESSAGE_BYTES
+from paceline.runtime.socket_options import connect_encrypted, serve_encrypted, watch_peer
 from paceline.runtime.zap import Gatekeeper
 
 M = TypeVar("M")
@@ -29,8 +30,6 @@ Peer = bytes
 
 QUEUE_MESSAGES = 1000
 OUTBOX_MESSAGES = 10_000
-HANDSHAKE_MS = 5_000
-KEEPALIVE_SECONDS = 10
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 2_000
 
 
@@ -152,10 +151,7 @@ class Listener(_Endpoint[M]):
         _limit(socket)
         if security is not None:
             self._gatekeeper = Gatekeeper(self._context, security.allowed.__contains__)
-            socket.curve_server = 1
-            socket.curve_publickey = security.own.public.encode()
-            socket.curve_secretkey = security.own.secret.encode()
-            socket.zap_domain = b"paceline"
+            serve_encrypted(socket, security.own)
         super().__init__(socket, codec)
         try:
             socket.bind(address)
@@ -217,9 +213,7 @@ class Connection(_Endpoint[M]):
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         if security is not None:
             assert security.server is not None
-            socket.curve_serverkey = security.server.encode()
-            socket.curve_publickey = security.own.public.encode()
-            socket.curve_secretkey = security.own.secret.encode()
+            connect_encrypted(socket, security.own, security.server)
         super().__init__(socket, codec)
         self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         socket.connect(address)
@@ -300,11 +294,5 @@ def _limit(socket: "zmq.Socket[bytes]") -> None:
     socket.setsockopt(zmq.SNDHWM, QUEUE_MESSAGES)
     socket.setsockopt(zmq.RCVHWM, QUEUE_MESSAGES)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-    # No ZMTP heartbeats: a queue that is full looks dead to them, and libzmq then aborts the process (zeromq/libzmq#3937).
-    # Protocols ping; the kernel finds out about peers that vanished.
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_SECONDS)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_SECONDS)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
     socket.setsockopt(zmq.LINGER, 0)
+    watch_peer(socket)

@@ -8,9 +8,10 @@ from zmq.utils import z85
 
 from paceline.core.errors import InvalidConfig
 from paceline.runtime.keys import KeyPair, Security
+from paceline.runtime.socket_options import connect_encrypted, serve_encrypted, watch_peer
 from paceline.runtime.transfer.pieces import PIECE_BYTES, WINDOW_PIECES
 from paceline.runtime.transfer.turns import MAX_WANTS
-from paceline.runtime.transport import HANDSHAKE_MS, KEEPALIVE_SECONDS, AddressInUse, is_local
+from paceline.runtime.transport import AddressInUse, is_local
 
 Socket = zmq.Socket[bytes]
 CONTROL_BYTES = 4096
@@ -31,9 +32,7 @@ def giving_socket(context: "zmq.Context[Socket]", host: str, security: Security 
     socket.setsockopt(zmq.IPV6, int(":" in host))
     socket.setsockopt(zmq.MAXMSGSIZE, CONTROL_BYTES)
     if security is not None:
-        socket.curve_server = 1
-        socket.zap_domain = b"paceline"
-        _show(socket, security.own)
+        serve_encrypted(socket, security.own)
     try:
         socket.bind(address)
     except zmq.ZMQError as error:
@@ -52,8 +51,7 @@ def taking_socket(address: str, own: KeyPair | None, server: str) -> Socket:
     # A depot that is gone is gone with its parcels: a line is made anew by whoever has another ticket
     socket.setsockopt(zmq.RECONNECT_IVL, -1)
     if own is not None:
-        socket.curve_serverkey = server.encode()
-        _show(socket, own)
+        connect_encrypted(socket, own, server)
     return socket
 
 
@@ -72,19 +70,10 @@ def is_key(text: str) -> bool:
         return False
 
 
-def _show(socket: Socket, own: KeyPair) -> None:
-    socket.curve_publickey = own.public.encode()
-    socket.curve_secretkey = own.secret.encode()
-
-
 def _tune(socket: Socket) -> None:
     socket.setsockopt(zmq.SNDHWM, 4 * MAX_WANTS)
     socket.setsockopt(zmq.RCVHWM, 4 * MAX_WANTS)
     socket.setsockopt(zmq.SNDBUF, BUFFER_BYTES)
     socket.setsockopt(zmq.RCVBUF, BUFFER_BYTES)
-    socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-    socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, KEEPALIVE_SECONDS)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, KEEPALIVE_SECONDS)
-    socket.setsockopt(zmq.TCP_KEEPALIVE_CNT, 3)
     socket.setsockopt(zmq.LINGER, 0)
+    watch_peer(socket)
