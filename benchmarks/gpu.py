@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from gap import largest_gap
 
 from paceline.bench.prompts import load_prompts, select
 from paceline.core.config import EngineConfig, SpeculationConfig
@@ -24,9 +25,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
-from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.chat_template import ChatTemplate
-from paceline.models.runner import Span
 
 BANDWIDTH = 4.3e12  # bytes a second that a large copy reaches on an H200
 
@@ -147,16 +146,8 @@ def _compare(engine: Engine, prompts: list[list[int]], plain: list[Run], runs: l
         if x == y:
             continue
         first = next(i for i, (s, t) in enumerate(zip(x, y, strict=True)) if s != t)
-        gaps = ", ".join(f"{_largest_gap(engine, prompt, text):.3f}" for text in (x, y))
+        gaps = ", ".join(f"{largest_gap(engine, prompt, text):.3f}" for text in (x, y))
         print(f"  parts at token {first} of {len(x)}; largest distance from the arg-max, plain and drafted: {gaps}")
-
-
-def _largest_gap(engine: Engine, prompt: list[int], text: list[int]) -> float:
-    ids = prompt + text[:-1]
-    blocks = range(-(-len(ids) // BLOCK_SIZE))  # the engine is idle: its cache is free
-    logits = engine.runner.forward([Span(blocks, 0, ids, len(text))]).logits
-    chosen = logits.gather(1, torch.tensor(text, device=logits.device).unsqueeze(1)).squeeze(1)
-    return float((logits.amax(1) - chosen).max())
 
 
 def batch64(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:

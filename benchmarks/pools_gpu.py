@@ -23,6 +23,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from gap import largest_gap
 from pools_gpu_draft import LIVE, PIPE, STARTED, Draft, Feeder, Host, mps_daemon, say
 from pools_gpu_report import Contention, Report, Row
 
@@ -220,14 +221,6 @@ def verify(engine: Engine, rows: int) -> float:
     logits = engine.runner.forward([Span(range(-(-(256 + rows) // BLOCK_SIZE)), 256, [1000] * rows, rows)]).logits
     logits.argmax(1).tolist()
     return time.perf_counter() - started
-
-
-def largest_gap(engine: Engine, prompt: list[int], text: list[int]) -> float:
-    """Re-scored in one pass of an idle engine: how far any token of the text was from the arg-max."""
-    ids = prompt + text[:-1]
-    logits = engine.runner.forward([Span(range(-(-len(ids) // BLOCK_SIZE)), 0, ids, len(text))]).logits
-    chosen = logits.gather(1, torch.tensor(text, device=logits.device).unsqueeze(1)).squeeze(1)
-    return float((logits.amax(1) - chosen).max())
 
 
 class Parts:

@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=10.0, help="MB a second of each peer, in the second table")
     parser.add_argument("--prompt", type=int, default=384)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:  # not /tmp, which may be memory
+    with tempfile.TemporaryDirectory() as folder:  # where that is memory, point TMPDIR at a disk
         model = shutil.copy(find_model(given.model), folder)
         os.sync()
         with source(model, given.limit) as first, source(model, given.limit) as second:
