@@ -13,12 +13,10 @@ import os
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from typing import Any
 
-import uvicorn
-from raw_http import post
+from local_server import LocalServer, complete_all
 
 from paceline import LLM, SamplingParams
 from paceline.server.access import Access
@@ -48,19 +46,8 @@ PROMPTS = [
 
 def client(port: int) -> None:
     """For each line on standard input, a body, send it with every prompt; answer how many tokens came and how long it took."""
-
-    async def round_(body: dict[str, Any]) -> dict[str, float]:
-        started = time.perf_counter()
-        replies = await asyncio.gather(
-            *(post("127.0.0.1", port, "/v1/completions", {**body, "prompt": prompt}) for prompt in PROMPTS)
-        )
-        seconds = time.perf_counter() - started
-        assert all(reply.status == 200 for reply in replies), replies
-        found = [reply.body.rpartition(b'"completion_tokens":')[2] for reply in replies]
-        return {"seconds": seconds, "tokens": sum(int(text[: text.index(b",")]) for text in found)}
-
     for line in sys.stdin:
-        print(json.dumps(asyncio.run(round_(json.loads(line)))), flush=True)
+        print(json.dumps(asyncio.run(complete_all(port, json.loads(line), PROMPTS))), flush=True)
 
 
 def main() -> None:
@@ -84,10 +71,14 @@ def main() -> None:
     rates: dict[str, list[float]] = {way: [] for way in ways}
     shares: dict[str, list[float]] = {way: [] for way in ways}
     with LLM("smollm2", max_num_seqs=BATCH, prefix_caching=False, max_model_len=1024) as llm:
-        port, thread = start_server(llm)
-        clock = time.pthread_getcpuclockid(thread)
+        server = start_server(llm)
+        assert server.thread.ident is not None
+        clock = time.pthread_getcpuclockid(server.thread.ident)
         with subprocess.Popen(
-            [sys.executable, __file__, "--client", str(port)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, "--client", str(server.port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         ) as process:
             for repeat in range(options.repeats + 1):
                 for way, request in ways.items():
@@ -117,20 +108,10 @@ def main() -> None:
         print(f"{way:22}{statistics.median(values):9.1f}{overhead:10.1%}{statistics.median(shares[way]):9.1%}")
 
 
-def start_server(llm: LLM) -> tuple[int, int]:
-    """Its port, and the thread it runs on."""
+def start_server(llm: LLM) -> LocalServer:
     config = ServerConfig(engine=llm.config)
     gateway = Gateway(llm, config, Metrics("smollm2"), FlagStore())
-    app = create_app(gateway, Access.of(config, time.monotonic))
-    settings = uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="off")
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    port: int = server.servers[0].sockets[0].getsockname()[1]
-    assert thread.ident is not None
-    return port, thread.ident
+    return LocalServer(create_app(gateway, Access.of(config, time.monotonic)))
 
 
 if __name__ == "__main__":

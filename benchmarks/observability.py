@@ -27,11 +27,9 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
-import uvicorn
+from local_server import LocalServer, complete_all
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from raw_http import post
 
 from paceline import LLM
 from paceline.core.output import StepOutput, StepTimes
@@ -88,22 +86,12 @@ def client() -> None:
         def log_message(self, *_: object) -> None:
             pass
 
-    async def round_(port: int, body: dict[str, Any]) -> dict[str, float]:
-        started = time.perf_counter()
-        replies = await asyncio.gather(
-            *(post("127.0.0.1", port, "/v1/completions", {**body, "prompt": prompt}) for prompt in PROMPTS)
-        )
-        seconds = time.perf_counter() - started
-        assert all(reply.status == 200 for reply in replies), replies
-        found = [reply.body.rpartition(b'"completion_tokens":')[2] for reply in replies]
-        return {"seconds": seconds, "tokens": sum(int(text[: text.index(b",")]) for text in found)}
-
     server = ThreadingHTTPServer(("127.0.0.1", 0), Collector)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     print(server.server_port, flush=True)
     for line in sys.stdin:
         port, body = json.loads(line)
-        print(json.dumps(asyncio.run(round_(port, body))), flush=True)
+        print(json.dumps(asyncio.run(complete_all(port, body, PROMPTS))), flush=True)
 
 
 class Side:
@@ -119,12 +107,8 @@ class Side:
         metrics.bind(llm.snapshot)
         gateway = Gateway(llm, config, metrics, FlagStore())
         app = create_app(gateway, Access.of(config, time.monotonic), None, tracing if is_on else None)
-        self._server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, access_log=False, lifespan="off"))
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        self.port: int = self._server.servers[0].sockets[0].getsockname()[1]
+        self._server = LocalServer(app)
+        self.port = self._server.port
 
     def enter(self) -> None:
         """Between two rounds, when nothing runs."""
@@ -148,8 +132,7 @@ class Side:
                 page.read()
 
     def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
+        self._server.close()
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
