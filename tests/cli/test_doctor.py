@@ -1,3 +1,4 @@
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,26 @@ def test_missing_packages_come_with_the_command(monkeypatch: pytest.MonkeyPatch)
     check = machine_checks._extras()
     assert check.verdict is Verdict.NOTE
     assert check.advice == "pip install 'paceline[chat,bench]'"
+
+
+def test_tracing_without_its_packages_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(name: str) -> object:
+        if name.startswith("opentelemetry"):
+            raise ModuleNotFoundError(name)  # as `find_spec` does where the package around it is missing
+        return object()
+
+    monkeypatch.setattr(machine_checks, "find_spec", find)
+    check = machine_checks._extras()
+    assert "(traces)" in check.found
+    assert check.advice == "pip install 'paceline[trace]'"
+
+
+def test_every_extra_of_all_is_looked_for() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    (every,) = project["optional-dependencies"]["all"]
+    assert set(every.removeprefix("paceline[").removesuffix("]").split(",")) == {
+        extra for extra, _ in machine_checks.EXTRAS.values()
+    }
 
 
 def test_a_trained_draft_is_for_one_target(tmp_path: Path) -> None:

@@ -1,23 +1,23 @@
 """`paceline advise`: which method, how deep, or not at all."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from paceline.bench.calibrate import Calibration, Trial, calibrate, calibration_config
+from paceline.bench.calibrate import Trial
 from paceline.bench.default_prompts import DEFAULT_PROMPTS
 from paceline.bench.prompts import load_prompts, select
 from paceline.cli import console
+from paceline.cli.advise_case import Elsewhere, GivenFigures, measured_case
 from paceline.cli.advise_tables import print_advice
-from paceline.cli.models import loaded
 from paceline.cli.options import ENGINE, with_settings
 from paceline.cluster.advice import Advice, advise
-from paceline.cluster.cost import Footprint, Method, Target
-from paceline.core.clock import WallClock
-from paceline.core.config import MAX_DEPTH, EngineConfig
+from paceline.cluster.cost import Method, Target
+from paceline.core.config import MAX_DEPTH
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
 from paceline.server.config import ServerConfig
@@ -80,46 +80,21 @@ def advise_command(
     for file in (plot_file, html_file, json_file):  # now, not after a minute of measuring
         if file is not None and not file.parent.is_dir():
             raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
-    if alpha is not None or draft_ms is not None or verify_ms is not None:
-        if alpha is None or draft_ms is None or verify_ms is None:
-            raise InvalidRequest("given figures are --alpha, --draft-ms and --verify-ms, all three", field="alpha")
-        # A pass over drafts of any depth takes the same: that is what one figure says.
-        passes = {batch: (plain_ms or verify_ms) / 1e3, 2 * batch: verify_ms / 1e3}
-        memory = None if device_gb is None else int(device_gb * 1e9)
-        target = Target(passes, batch, _gigabytes(target_gb), memory_bytes=memory)
-        drafts = {depth: depth * draft_ms / 1e3 for depth in (0, MAX_DEPTH)}
-        ways = [Method(method, _alphas(alpha), drafts, footprint=_gigabytes(draft_gb))]
-        title = f"{method}, batch {batch}, from given figures"
+    draft = Elsewhere(network_ms / 1e3, draft_price)
+    given = GivenFigures(method, alpha, draft_ms, verify_ms, plain_ms, target_gb, draft_gb, device_gb)
+    if given:
+        case = given.case(batch, draft)
     else:
-        trial = Trial(
-            select(load_prompts(prompts) if prompts else DEFAULT_PROMPTS, limit=limit),
-            SamplingParams(temperature=temperature, max_tokens=tokens, seed=0),
-            max_depth,
-            batch,
-            tuple(methods.split(",")) if methods else (),
-        )
-        calibration = _calibrate(config.engine, trial)
-        target, ways = calibration.target, list(calibration.methods)
-        title = f"{config.engine.model}, batch {batch}, temperature {temperature:g}, measured here"
-        if calibration.silent:
-            title += f"; nothing to draft with: {', '.join(calibration.silent)}"
-    ways = [
-        replace(one, network_seconds=network_ms / 1e3, price_per_hour=draft_price)
-        if alpha or one.name == "draft_model"
-        else one
-        for one in ways
-    ]
-    target = replace(target, price_per_hour=price)
-    advice = advise(target, ways, max_depth)
-    print_advice(advice, title, console.out)
-    _write(advice, title, plot_file, html_file)
+        chosen = select(load_prompts(prompts) if prompts else DEFAULT_PROMPTS, limit=limit)
+        sampling = SamplingParams(temperature=temperature, max_tokens=tokens, seed=0)
+        names = tuple(methods.split(",")) if methods else ()
+        case = measured_case(config.engine, Trial(chosen, sampling, max_depth, batch, names), draft)
+    target = replace(case.target, price_per_hour=price)
+    advice = advise(target, case.methods, max_depth)
+    print_advice(advice, case.title, console.out)
+    _write(advice, case.title, plot_file, html_file)
     if json_file is not None:
-        json_file.write_text(json.dumps(_to_json(advice, target, ways), indent=2) + "\n", "utf-8")
-
-
-def _calibrate(engine: EngineConfig, trial: Trial) -> Calibration:
-    with loaded(calibration_config(engine, trial.max_depth)) as llm, console.err.status("calibrating") as status:
-        return calibrate(llm, trial, WallClock(), lambda part: status.update(f"calibrating: {part}"))
+        json_file.write_text(json.dumps(_to_json(advice, target, case.methods), indent=2) + "\n", "utf-8")
 
 
 def _write(advice: Advice, title: str, plot_file: Path | None, html_file: Path | None) -> None:
@@ -135,7 +110,7 @@ def _write(advice: Advice, title: str, plot_file: Path | None, html_file: Path |
         html_file.write_text(page(advice, title, png), "utf-8")
 
 
-def _to_json(advice: Advice, target: Target, methods: list[Method]) -> dict[str, Any]:
+def _to_json(advice: Advice, target: Target, methods: Sequence[Method]) -> dict[str, Any]:
     return {
         "verdict": advice.verdict,
         "speculate": advice.speculate,
@@ -146,16 +121,3 @@ def _to_json(advice: Advice, target: Target, methods: list[Method]) -> dict[str,
         "target": asdict(target),
         "methods": [asdict(method) for method in methods],
     }
-
-
-def _alphas(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InvalidRequest(
-            f"--alpha takes numbers between 0 and 1, one or several with commas, got {text!r}", field="alpha"
-        ) from None
-
-
-def _gigabytes(size: float) -> Footprint:
-    return Footprint(weight_bytes=int(size * 1e9))

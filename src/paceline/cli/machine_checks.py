@@ -27,6 +27,9 @@ EXTRAS = {
     "yaml": ("server", "configuration files"),
     "httpx": ("bench", "bench --against"),
     "matplotlib": ("bench", "bench --plot"),
+    "zmq": ("pool", "clusters"),
+    "msgspec": ("pool", "clusters"),
+    "opentelemetry.exporter.otlp.proto.http": ("trace", "traces"),
 }
 """Module: the extra that installs it, and what needs it."""
 
@@ -95,12 +98,19 @@ def _kernels() -> Check:
 
 
 def _extras() -> Check:
-    missing = [module for module in EXTRAS if find_spec(module) is None]
+    missing = [module for module in EXTRAS if not _is_installed(module)]
     if not missing:
         return Check("optional packages", "all installed")
     lacking = ", ".join(f"{module} ({EXTRAS[module][1]})" for module in missing)
     extras = ",".join(dict.fromkeys(EXTRAS[module][0] for module in missing))
     return Check.note("optional packages", f"missing: {lacking}", f"pip install 'paceline[{extras}]'")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # it is inside a package that is not there either
+        return False
 
 
 def _available() -> str:
