@@ -34,6 +34,7 @@ def draw(advice: Advice, title: str) -> bytes:
     middle.set_title("Expected tokens a round", fontsize=10, loc="left")
     _times(right, advice.table[0], by_method)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower left", ncols=10, frameon=False, fontsize=9)
+    figure.legend(*right.get_legend_handles_labels(), loc="outside lower right", ncols=3, frameon=False, fontsize=9)
     figure.suptitle(f"{advice.verdict}\n{title}", fontsize=11)
     buffer = io.BytesIO()
     figure.savefig(buffer, dpi=150, format="png")
@@ -75,8 +76,7 @@ def _times(axes: "Axes", baseline: Prospect, by_method: dict[str, list[Prospect]
         axes.text(end, i, f" {end:.2f} ms" + (f" ({one.speedup:.2f}x)" if one.depth else ""), va="center", fontsize=8)
     axes.set_yticks(range(len(rows)), [f"{one.method}, depth {one.depth}" if one.depth else one.method for one in rows])
     axes.invert_yaxis()
-    axes.margins(x=0.4)
+    axes.set_xlim(0, 1.4 * max(left))  # the widths of the labels
     axes.set_xlabel("milliseconds a token, each method at its best depth")
     axes.set_title("Where a token's time goes", fontsize=10, loc="left")
-    axes.legend(frameon=False, fontsize=8, loc="lower right", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.1, ncols=3)
     axes.spines[["top", "right"]].set_visible(False)

@@ -138,9 +138,8 @@ def _money(speculative: float, baseline: float) -> str:
 def _refusal(target: Target, method: Method, best: Prospect) -> str:
     """Which term eats the gain: without it, would it pay?"""
     gain = best.tokens * target.plain_seconds
-    free_draft = best.round_seconds - best.draft_seconds
     without = {
-        "drafting": gain / free_draft,
+        "drafting": gain / (best.round_seconds - best.draft_seconds),
         "the network": gain / (best.round_seconds - best.network_seconds),
         "the larger pass": gain / (best.round_seconds - best.verify_seconds + target.plain_seconds),
     }
@@ -149,8 +148,10 @@ def _refusal(target: Target, method: Method, best: Prospect) -> str:
     term, speedup = max(without.items(), key=lambda item: item[1])
     if speedup >= 1.0 + MARGIN:
         text += f" If {term} were free it would be {speedup:.2f}x: that is where the gain goes."
-    else:
+    elif best.tokens < 1.0 + MARGIN:
         text += " Even a free draft would not pay: too little is accepted."
+    else:
+        text += f" No single term takes the gain: even if {term} were free it would be {speedup:.2f}x."
     if best.alpha < LOSING_ALPHA:
         text += (
             f" Alpha is below {LOSING_ALPHA:g}: a quantised target, or a draft trained on this traffic, brings more."

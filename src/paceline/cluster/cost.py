@@ -115,7 +115,10 @@ class Method:
 
     def __post_init__(self) -> None:
         if not self.alphas or not all(0.0 <= alpha <= 1.0 for alpha in self.alphas):
-            raise InvalidRequest(f"{self.name}: alpha must be in [0, 1], got {self.alphas}", field="alpha")
+            raise InvalidRequest(
+                f"{self.name}: alpha must be in [0, 1], got {', '.join(f'{alpha:g}' for alpha in self.alphas)}",
+                field="alpha",
+            )
         if not self.draft_seconds or min(*self.draft_seconds.values(), self.network_seconds) < 0.0:
             raise InvalidRequest(f"{self.name}: times must be given and not be negative", field="draft_seconds")
         if not 0.0 < self.delivery <= 1.0:
