@@ -122,6 +122,59 @@ def test_stopping_and_going_on_gives_the_same_draft(folder: Path, tiny_folder: P
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+def test_an_interruption_while_text_is_written_changes_nothing(folder: Path, tiny_folder: Path) -> None:
+    whole = plan_of(folder, tiny_folder, "one_go", text=None, evaluate=None)
+    parts = plan_of(folder, tiny_folder, "two_goes", text=None, evaluate=None)
+    run(whole)
+    texts = load_text(whole.text_file)
+    assert texts.batches == 2
+    # 63 tokens of held-out text, as many of each batch: the second one is cut short
+    countdown = iter(range(2 * 63 + 20))
+    record, said = run(parts, stop=lambda: next(countdown, None) is None)
+    assert record is None
+    assert "training" not in said
+    assert load_text(parts.text_file).batches == 1
+    run(parts)
+    assert torch.equal(load_text(parts.text_file).train.ids, texts.train.ids)
+
+
+def test_minutes_of_training_bound_those_of_writing(folder: Path, tiny_folder: Path) -> None:
+    plan = plan_of(folder, tiny_folder, "slow", text=None, evaluate=None, steps=None, minutes=1.0, text_tokens=10**9)
+    clock = VirtualClock()
+    wishes: list[float] = []
+
+    def tick() -> bool:
+        clock.advance(0.5)
+        wishes.append(clock.now())
+        return len(wishes) > 4 * 63 + 8  # by then it learns
+
+    said = io.StringIO()
+    assert train(plan, "the command", clock, PlainProgress(clock, said), tick) is None
+    text = load_text(plan.text_file)
+    assert (text.batches, text.seconds) == (2, 63.0)
+    assert "training medusa" in said.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"steps": 0}, "--steps must be at least 1, got 0"),
+        ({"steps": None, "minutes": -1.0}, "--minutes must be above 0"),
+        ({"steps": None}, "--minutes or --steps"),
+        ({"learning_rate": 0.0}, "--learning-rate must be above 0"),
+        ({"prompt_share": 2.0}, "0 to 1"),
+        ({"prompts": (Path("nowhere.jsonl"),)}, "--prompts: there is no nowhere.jsonl"),
+        ({"lora": Path(), "start": Path()}, "give one of them"),
+    ],
+)
+def test_plans_that_make_no_sense_are_refused_before_anything_is_loaded(
+    change: dict[str, Any], message: str, folder: Path
+) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        run(plan_of(folder, Path("no model"), "never", **change))
+    assert not (folder / "never").exists()
+
+
 def test_lora_and_training_on_start_from_the_saved_draft(folder: Path, tiny_folder: Path) -> None:
     run(plan_of(folder, tiny_folder, "base", kind="distilled", draft_vocab=120))
     base = load_file(folder / "base" / "model.safetensors")

@@ -87,6 +87,8 @@ def test_a_checkpoint_of_another_training_is_refused(target: Target, text: Text,
     trainer_of("medusa", target, text, tmp_path, 2).run(lambda look: None)
     with pytest.raises(InvalidConfig, match="another training"):
         trainer_of("medusa", target, text, tmp_path, 2, rows=4).run(lambda look: None)
+    with pytest.raises(InvalidConfig, match="another training"):
+        trainer_of("eagle", target, text, tmp_path, 2).run(lambda look: None)
 
 
 def test_every_row_comes_once_an_epoch(target: Target, text: Text, tmp_path: Path) -> None:
@@ -105,8 +107,6 @@ def test_a_schedule_of_seconds_ends_by_the_clock() -> None:
     assert schedule.rate(100, 50.0) == pytest.approx(0.5)
     assert schedule.rate(100, 100.0) == pytest.approx(0.0)
     assert Schedule(steps=10, seconds=100.0).done(5, 20.0) == 0.5
-    with pytest.raises(InvalidConfig, match="--minutes"):
-        Schedule()
 
 
 def test_the_clock_of_earlier_runs_counts(target: Target, text: Text, tmp_path: Path) -> None:
@@ -131,5 +131,6 @@ def test_a_target_in_half_precision_trains_float32_weights(
     trainer = trainer_of(kind, half, text, tmp_path, 40)
     looks: list[Look] = []
     trainer.run(looks.append)
-    assert looks[-1].loss < 0.9 * looks[0].loss
+    losses = [look.loss for look in looks]
+    assert sum(losses[30:36]) < 0.95 * sum(losses[:6])  # whole epochs: rows differ among themselves
     assert {parameter.dtype for parameter in trainer.draft.parameters()} == {torch.float32}

@@ -22,15 +22,16 @@ def train(**options: Any) -> None:
     The target writes the text to learn from. An interrupted training goes on when the same command is given again.
     """
     from paceline.train.card import table
-    from paceline.train.interrupt import stop_on_interrupt
+    from paceline.train.interrupt import INTERRUPTED, stop_on_interrupt
     from paceline.train.run import train as run
 
     plan = TrainPlan(**options | {"prompts": tuple(options["prompts"])})
     with _Bar() as bar, stop_on_interrupt(bar.note) as stop:
         record = run(plan, shlex.join(["paceline", *sys.argv[1:]]), WallClock(), bar, stop)
-    if record is not None:
-        console.out.print(Markdown(table(record.judged or record.held_out, record.nodes)))
-        console.err.print(f"{plan.out} holds the draft, and its card.")
+    if record is None:
+        raise typer.Exit(INTERRUPTED)
+    console.out.print(Markdown(table(record.judged or record.held_out, record.nodes)))
+    console.err.print(f"{plan.out} holds the draft, and its card.")
 
 
 class _Bar:
@@ -54,7 +55,7 @@ class _Bar:
         self._bar.stop()
 
     def begin(self, stage: str) -> None:
-        self._bar.update(self._task, description=stage, completed=0.0, words="")
+        self._bar.reset(self._task, description=stage, words="")
 
     def show(self, done: float, words: str) -> None:
         self._bar.update(self._task, completed=done, words=words)

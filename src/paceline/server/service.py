@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Sequence
 from dataclasses import astuple
+from functools import partial
 
 from starlette.requests import Request as HttpRequest
 
@@ -33,7 +34,8 @@ class Service:
         self.gateway = gateway
         self.strict = strict
         self.limits = RateLimits(gateway.metrics.clock)
-        self.log = RequestLog(gateway.config.log_requests, gateway.llm.tokenizer.decode)
+        as_read = partial(gateway.llm.tokenizer.decode, skip_special=False)  # turns can be told apart
+        self.log = RequestLog(gateway.config.log_requests, as_read)
         self.llm = gateway.llm
         self.model = gateway.config.model_name
         self.tokenizer = gateway.llm.tokenizer

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from paceline.core.clock import WallClock
 from paceline.core.errors import PacelineError
 from paceline.train.card import read_record, table, write_card
-from paceline.train.interrupt import stop_on_interrupt
+from paceline.train.interrupt import INTERRUPTED, stop_on_interrupt
 from paceline.train.plan import TrainPlan
 from paceline.train.progress import PlainProgress
 from paceline.train.run import train
@@ -33,8 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if record is not None:
-        print(table(record.judged or record.held_out, record.nodes))
+    if record is None:
+        return INTERRUPTED
+    print(table(record.judged or record.held_out, record.nodes))
     return 0
 
 

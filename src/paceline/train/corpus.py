@@ -14,6 +14,7 @@ from typing import Any
 from paceline.core.errors import InvalidRequest
 from paceline.models.tokenizer import Tokenizer
 from paceline.train.kinds import KINDS, Beginning
+from paceline.train.request_log import RequestLog
 from paceline.train.turns import Turns
 
 FREE, HELD = -1, -2
@@ -35,20 +36,28 @@ class Script:
     """Token ids, or FREE, or HELD; free from the end on."""
 
 
-def read_prompts(path: Path) -> list[Prompt]:
-    """One JSON object a line with `turns`, `prompt`, `question`, or `messages`; only what the user says first is used."""
+def read_prompts(path: Path, log: RequestLog) -> list[Prompt]:
+    """One JSON object a line with `turns`, `prompt`, `question`, or `messages`, or the log of a server; only what the user says
+    first is used."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequest(f"cannot read the prompts in {path}: {error}", field="prompts") from error
-    prompts = [_prompt(line, f"{path.name}:{i}", path.stem) for i, line in enumerate(lines, 1) if line.strip()]
+    prompts = []
+    for i, line in enumerate(lines, 1):
+        if line.strip():
+            prompts += _prompts(line, f"{path.name}:{i}", path.stem, log)
     if not prompts:
-        raise InvalidRequest(f"{path} holds no prompts: give one JSON object a line", field="prompts")
+        raise InvalidRequest(
+            f"{path} holds no prompts: give one JSON object a line, or the log of a server with `log_requests: text`",
+            field="prompts",
+        )
     return prompts
 
 
 def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
-    """(to train on, held out), the same for the same file."""
+    """(to train on, held out), the same for the same file. What is asked again counts once, or it would be in both."""
+    prompts = list({prompt.text: prompt for prompt in prompts}.values())
     return (
         [prompt for i, prompt in enumerate(prompts) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1],
         [prompt for i, prompt in enumerate(prompts) if i % HELD_OUT_EVERY == HELD_OUT_EVERY - 1],
@@ -86,15 +95,17 @@ class Corpus:
         return Script(beginning.kind, tuple(ids))
 
 
-def _prompt(line: str, where: str, category: str) -> Prompt:
+def _prompts(line: str, where: str, category: str, log: RequestLog) -> list[Prompt]:
     try:
         entry: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"{where} is not JSON: {error}", field="prompts") from None
+    if log.is_line(entry):
+        return [Prompt(text, str(entry.get("category", category))) for text in log.prompts(entry)]
     text = _text(entry) if isinstance(entry, Mapping) else None
     if not text:
         raise InvalidRequest(f"{where} needs `prompt`, `question`, `turns` or `messages`", field="prompts")
-    return Prompt(text, str(entry.get("category", category)))
+    return [Prompt(text, str(entry.get("category", category)))]
 
 
 def _text(entry: Mapping[str, Any]) -> str | None:

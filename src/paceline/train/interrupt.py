@@ -5,6 +5,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+INTERRUPTED = 130
+"""Exit status of a training that is not at its end."""
+
+
+class Stopped(Exception):
+    """The user wants to stop, and what was under way cannot go on from its middle."""
+
 
 @contextmanager
 def stop_on_interrupt(said: Callable[[str], None]) -> Iterator[Callable[[], bool]]:

@@ -1,12 +1,28 @@
 """What a training is asked to do: one table of options for every way to start one."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Literal
 
+from paceline.core.errors import InvalidConfig
 from paceline.models.hub import EMBEDDED
 
 Kind = Literal["eagle", "medusa", "distilled"]
+
+LEAST = {
+    "steps": 1,
+    "text_tokens": 1,
+    "length": 16,
+    "writer_rows": 1,
+    "rows": 1,
+    "draft_vocab": 1,
+    "layers": 1,
+    "ffn_size": 1,
+    "medusa_heads": 1,
+    "lora_rank": 1,
+    "seed": 0,
+}
+ABOVE_ZERO = ("minutes", "text_minutes", "learning_rate")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +43,9 @@ class TrainPlan:
     minutes: Annotated[float | None, "Train for so long."] = None
     steps: Annotated[int | None, "Train for so many steps."] = None
     text_tokens: Annotated[int, "Tokens the target writes at the most, if the file does not hold them yet."] = 4_000_000
-    text_minutes: Annotated[float | None, "And for how long it writes at the most."] = None
+    text_minutes: Annotated[float | None, "And for how long it writes at the most. None: no longer than --minutes."] = (
+        None
+    )
     length: Annotated[int, "Tokens of a row of text."] = 640
     writer_rows: Annotated[int, "Rows written side by side."] = 64
     rows: Annotated[int, "Rows of text in a training step."] = 16
@@ -48,3 +66,32 @@ class TrainPlan:
     @property
     def text_file(self) -> Path:
         return self.text or self.out / "text.pt"
+
+    @property
+    def seconds_of_text(self) -> float | None:
+        minutes = self.minutes if self.text_minutes is None else self.text_minutes
+        return None if minutes is None else 60.0 * minutes
+
+    def check(self) -> None:
+        """Raise what can be said before a model is loaded."""
+        if self.minutes is None and self.steps is None:
+            raise InvalidConfig("say how long to train: --minutes or --steps")
+        for entry in fields(self):
+            value, least = getattr(self, entry.name), LEAST.get(entry.name)
+            if least is not None and value is not None and not value >= least:
+                raise InvalidConfig(f"{_option(entry.name)} must be at least {least:g}, got {value:g}")
+            if entry.name in ABOVE_ZERO and value is not None and not value > 0:
+                raise InvalidConfig(f"{_option(entry.name)} must be above 0, got {value:g}")
+        if not 0.0 <= self.prompt_share <= 1.0:
+            raise InvalidConfig(f"--prompt-share is a share, 0 to 1, got {self.prompt_share:g}")
+        if self.lora is not None and self.start is not None:
+            raise InvalidConfig("--lora adapts a draft, --start trains all of it on: give one of them")
+        files = {"prompts": self.prompts, "evaluate": (self.evaluate,), "lora": (self.lora,), "start": (self.start,)}
+        for name, paths in files.items():
+            for path in paths:
+                if path is not None and not path.exists():
+                    raise InvalidConfig(f"{_option(name)}: there is no {path}")
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

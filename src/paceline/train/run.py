@@ -13,6 +13,7 @@ from paceline.train.distilled import DistilledDraft
 from paceline.train.draft import Draft
 from paceline.train.eagle import EagleDraft, default_capture
 from paceline.train.folder import load_draft, save_draft
+from paceline.train.interrupt import Stopped
 from paceline.train.lora import add_lora, merge_lora
 from paceline.train.material import Material
 from paceline.train.medusa import MedusaDraft
@@ -30,6 +31,14 @@ def train(
     plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop: Callable[[], bool] = lambda: False
 ) -> Record | None:
     """None when `stop` said so before the end: the same plan goes on from there. `command` is for the card."""
+    plan.check()
+    try:
+        return _train(plan, command, clock, progress, stop)
+    except Stopped:
+        return None
+
+
+def _train(plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop: Callable[[], bool]) -> Record | None:
     schedule = Schedule(plan.learning_rate, plan.steps, None if plan.minutes is None else 60 * plan.minutes)
     checkpoint = open_checkpoint(plan.model)
     tokenizer = checkpoint.read_tokenizer()
@@ -39,7 +48,7 @@ def train(
     plan.out.mkdir(parents=True, exist_ok=True)
     whose = identity(target.name, tokenizer)
 
-    material = Material(plan, target, tokenizer, clock, progress)
+    material = Material(plan, target, tokenizer, clock, progress, stop)
     text = material.text()
     judged = material.judged()
     compiled = plan.compile and _compiles(device, progress)
@@ -128,11 +137,11 @@ def _compiles(device: torch.device, progress: Progress) -> bool:
 def _show(progress: Progress, look: Look) -> None:
     agreement = " ".join(f"{share:.3f}" for share in look.agreement)
     progress.show(
-        look.done, f"step {look.step}, {look.tokens / 1e6:.2f} M tokens, loss {look.loss:.3f}, agree {agreement}"
+        look.done, f"step {look.step}, {look.tokens:,} tokens, loss {look.loss:.3f}, agree {agreement}"
     )
     if look.point is not None:
         alphas = " ".join(f"{alpha:.3f}" for alpha in look.point.alphas)
         progress.note(
-            f"held out after {look.tokens / 1e6:.2f} M tokens: alpha {alphas}, tokens a round "
+            f"held out after {look.tokens:,} tokens: alpha {alphas}, tokens a round "
             f"{look.point.tokens_a_round:.3f} as a chain, {look.point.tree_tokens_a_round:.3f} as a tree"
         )

@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-from paceline.core.errors import InvalidConfig
-
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
@@ -14,10 +12,6 @@ class Schedule:
     steps: int | None = None
     seconds: float | None = None
     warmup: int = 100
-
-    def __post_init__(self) -> None:
-        if self.steps is None and self.seconds is None:
-            raise InvalidConfig("say how long to train: --minutes or --steps")
 
     def done(self, step: int, seconds: float) -> float:
         """The share of the training that lies behind, 1 at the end."""

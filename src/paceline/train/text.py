@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig, InvalidRequest
 from paceline.train.corpus import Corpus, Script
 from paceline.train.writer import Writer, Written
@@ -53,9 +54,11 @@ class TextFile:
     held_out: Text
     batches: int
     """Written so far: where the next one goes on."""
+    seconds: float
+    """That it took to write them."""
 
     def save(self, path: Path) -> None:
-        content = {"plan": asdict(self.plan), "batches": self.batches}
+        content = {"plan": asdict(self.plan), "batches": self.batches, "seconds": self.seconds}
         for name, text in (("train", self.train), ("held_out", self.held_out)):
             content[name] = {"ids": text.ids, "answer": text.answer, "kinds": text.kinds}
         part = path.with_name(path.name + ".part")
@@ -68,7 +71,7 @@ def load_text(path: Path) -> TextFile:
         content: dict[str, Any] = torch.load(path, mmap=True, weights_only=True)
         plan = TextPlan(**content["plan"] | {"prompts": tuple(content["plan"]["prompts"])})
         train, held_out = (Text(**content[name]) for name in ("train", "held_out"))
-        return TextFile(plan, train, held_out, content["batches"])
+        return TextFile(plan, train, held_out, content["batches"], content["seconds"])
     except (OSError, KeyError, TypeError, RuntimeError) as error:
         raise InvalidRequest(f"{path} is not a file of written text: {error}", field="text") from error
 
@@ -79,10 +82,12 @@ def extend_text(
     writer: Writer,
     corpus: Corpus,
     held_out: Callable[[], Text],
-    is_enough: Callable[[int], bool],
-    said: Callable[[int], None],
+    is_enough: Callable[[TextFile], bool],
+    clock: Clock,
+    said: Callable[[int, float], None],
 ) -> TextFile:
-    """Write batches until `is_enough(tokens)`, saving after each: an interruption costs one batch at the most."""
+    """Write batches until `is_enough`, saving after each: an interruption costs one batch at the most and changes none. `said`
+    hears of tokens and seconds, those of earlier calls included."""
     if path.exists():
         file = load_text(path)
         if file.plan != plan:
@@ -91,26 +96,36 @@ def extend_text(
         nothing = Text(
             torch.zeros(0, plan.length, dtype=torch.int32), torch.zeros(0, plan.length, dtype=torch.bool), ()
         )
-        file = TextFile(plan, nothing, held_out(), 0)
+        file = TextFile(plan, nothing, held_out(), 0, 0.0)
         file.save(path)
     temperatures = torch.tensor([TEMPERATURES[row % len(TEMPERATURES)] for row in range(writer.rows)])
-    while not is_enough(file.train.num_tokens):
-        supply = corpus.scripts(plan.seed + 1 + file.batches)
+    before, started, size = file.seconds, clock.now(), writer.rows * writer.length
+
+    def seconds() -> float:
+        return before + clock.now() - started
+
+    while not is_enough(file):
+        number = plan.seed + 1 + file.batches
+        supply = corpus.scripts(number)
         scripts = [next(supply) for _ in range(writer.rows)]
-        train = _joined(file.train, scripts, writer.write(scripts, temperatures))
-        file = TextFile(plan, train, file.held_out, file.batches + 1)
+        writer.seed(number)
+        have = file.train.num_tokens
+        written = writer.write(
+            scripts, temperatures, lambda done, have=have: said(have + round(done * size), seconds())
+        )
+        train = _joined(file.train, scripts, written)
+        file = TextFile(plan, train, file.held_out, file.batches + 1, seconds())
         file.save(path)
-        said(train.num_tokens)
     return file
 
 
-def write_greedily(writer: Writer, scripts: Sequence[Script]) -> Text:
+def write_greedily(writer: Writer, scripts: Sequence[Script], said: Callable[[float], None]) -> Text:
     """Held-out text: answers at temperature 0, as many batches as it takes."""
     text = Text(torch.zeros(0, writer.length, dtype=torch.int32), torch.zeros(0, writer.length, dtype=torch.bool), ())
     for start in range(0, len(scripts), writer.rows):
         batch = list(scripts[start : start + writer.rows])
         padded = batch + batch[:1] * (writer.rows - len(batch))
-        text = _joined(text, batch, writer.write(padded, torch.zeros(writer.rows)))
+        text = _joined(text, batch, writer.write(padded, torch.zeros(writer.rows), said))
     return text
 
 

@@ -23,7 +23,7 @@ from paceline.train.target import Target
 from paceline.train.text import Text
 
 LOOK_EVERY = 20
-"""Steps between looks at the loss, each of which waits for the device."""
+"""Steps between looks at the loss on a GPU: each of them waits for it."""
 SAVE_SECONDS = 30.0
 
 
@@ -92,6 +92,7 @@ class Trainer:
     def run(self, said: Callable[[Look], None], stop: Callable[[], bool] = lambda: False) -> None:
         self._resume()
         started = saved = self._clock.now()
+        every = LOOK_EVERY if self.target.device.type == "cuda" else 1
         self.draft.train()
         while self.schedule.done(self.step, seconds := self._before + self._clock.now() - started) < 1:
             if stop():
@@ -101,7 +102,7 @@ class Trainer:
             point = None
             if int(done * self._points) > len(self.curve) and done < 1:
                 point = self._judge(seconds)
-            if point is not None or self.step % LOOK_EVERY == 0:
+            if point is not None or self.step % every == 0:
                 said(Look(done, self.step, self.tokens, _finite(loss), tuple(agreement.tolist()), point))
             if self._clock.now() - saved >= SAVE_SECONDS:
                 self.save(self._before + self._clock.now() - started)
@@ -173,11 +174,17 @@ class Trainer:
             return
         content: dict[str, Any] = torch.load(self._checkpoint, map_location=self.target.device, weights_only=True)
         if content["rows"] != self.rows or not _same(content["vocabulary"], self.vocabulary.ids):
-            raise InvalidConfig(f"{self._checkpoint} is of another training: delete it, or name another folder")
-        self.draft.load_state_dict(content["draft"])
-        self._optimizer.load_state_dict(content["optimizer"])
+            raise self._of_another()
+        try:
+            self.draft.load_state_dict(content["draft"])
+            self._optimizer.load_state_dict(content["optimizer"])
+        except (RuntimeError, ValueError) as error:  # another kind, or other shapes
+            raise self._of_another() from error
         self.step, self.tokens, self._before = content["step"], content["tokens"], content["seconds"]
         self.curve = [Point(**point | {"alphas": tuple(point["alphas"])}) for point in content["curve"]]
+
+    def _of_another(self) -> InvalidConfig:
+        return InvalidConfig(f"{self._checkpoint} is of another training: delete it, or name another folder")
 
 
 def _finite(loss: Tensor) -> float:

@@ -32,7 +32,8 @@ class Writer:
         target.check_length(length)
         self.target, self.turns, self.rows, self.length = target, turns, rows, length
         device = target.device
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._generator = torch.Generator(device)
+        self.seed(seed)
         self._cache = target.new_cache(rows, length)
         self._script = torch.empty(rows, length, dtype=torch.int64, device=device)
         self._ids = torch.zeros(rows, length, dtype=torch.int64, device=device)
@@ -51,9 +52,16 @@ class Writer:
         self._lengths = torch.tensor([len(p) for p in passages], device=device)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
+    def seed(self, seed: int) -> None:
+        """The next batch is the same whatever was written before it."""
+        self._generator.manual_seed(seed)
+
     @torch.no_grad()
-    def write(self, scripts: Sequence[Script], temperatures: Tensor) -> Written:
-        """One row a script, cut to `length`; `temperatures` [B] are those of the answers, 0 being greedy."""
+    def write(
+        self, scripts: Sequence[Script], temperatures: Tensor, said: Callable[[float], None] = lambda done: None
+    ) -> Written:
+        """One row a script, cut to `length`; `temperatures` [B] are those of the answers, 0 being greedy. `said` hears after
+        every token what share is done."""
         assert len(scripts) == self.rows
         filled = torch.full((self.rows, self.length), FREE, dtype=torch.int64)
         for row, script in enumerate(scripts):
@@ -66,6 +74,7 @@ class Writer:
         self._restart()
         for position in range(self.length - 1):
             self._run(-(-(position + 1) // CACHE_STEP) * CACHE_STEP)
+            said((position + 1) / (self.length - 1))
         return Written(self._ids.to(torch.int32).cpu(), self._answer.cpu())
 
     def _restart(self) -> None:
