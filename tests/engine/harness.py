@@ -76,7 +76,7 @@ def assert_nothing_held(engine: Engine) -> None:
     pool = engine.scheduler.tables.pool
     pool.check()
     assert (pool.num_free, len(engine.scheduler.tables)) == (pool.num_blocks, 0)
-    assert engine._companions == {}
+    assert engine._scribes == {}
     assert engine._sequences == {}
     for proposer in engine.speculator.proposers.values():
         if isinstance(proposer, FakeProposer):

@@ -78,7 +78,7 @@ def assert_idle(loop: EngineLoop) -> None:
     pool.check()
     assert not engine.has_work
     assert pool.num_free == pool.num_blocks
-    assert (engine._companions, engine._sequences, loop._callers) == ({}, {}, {})
+    assert (engine._scribes, engine._sequences, loop._callers) == ({}, {}, {})
     for proposer in engine.speculator.proposers.values():
         if isinstance(proposer, DraftModelProposer):
             assert proposer.num_free_blocks == proposer._runner.num_blocks

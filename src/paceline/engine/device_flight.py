@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.core.output import StepTimes
 from paceline.engine.device_drafter import DraftShape
 from paceline.models.graph import Stamp, staging
 
@@ -21,6 +22,11 @@ class Landed:
     draft_seconds: float
     verify_seconds: float
     sample_seconds: float
+
+    def times(self, now: float) -> StepTimes:
+        """Of a round that came home `now`: when its parts must have begun."""
+        drafted = now - self.verify_seconds - self.sample_seconds
+        return StepTimes(drafted - self.draft_seconds, drafted, now)
 
 
 class Launch:

@@ -1,8 +1,6 @@
 """The loop: schedule -> propose -> verify -> commit."""
 
 from collections.abc import Callable, Mapping
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -14,24 +12,19 @@ from paceline.core.kv_events import CacheEvent
 from paceline.core.output import StepOutput, StepTimes
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Sequence
-from paceline.core.speculation import SpeculationParams
 from paceline.engine.hidden import committed_hidden
 from paceline.engine.intake import Intake
 from paceline.engine.memory_fit import MemoryFit
-from paceline.engine.scheduler import Schedule, Scheduled, Scheduler
+from paceline.engine.scheduler import Schedule, Scheduler
+from paceline.engine.scribe import Scribe
 from paceline.engine.snapshot import AuditCounts, EngineSnapshot, TrafficReport
+from paceline.engine.spans import path_moves, span_of
 from paceline.engine.speculator import Speculator
-from paceline.engine.text import TextOutput
-from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.output import ForwardOutput
-from paceline.models.runner import ModelRunner, Span
-from paceline.models.text_stream import TextStream
+from paceline.models.runner import ModelRunner
 from paceline.models.tokenizer import Tokenizer
-from paceline.speculation.distribution import logprobs
 from paceline.speculation.drafts import Draft
-from paceline.speculation.grammar import Grammar, GrammarState
 from paceline.speculation.proposer import HiddenRequest
-from paceline.speculation.trees import ancestors, depths
 from paceline.speculation.verification import Round, Verdict, verify
 
 if TYPE_CHECKING:
@@ -46,14 +39,6 @@ FETCH_SECONDS = 0.005
 """How long to wait where blocks of the only sequences are on their way: somebody else may come."""
 REPORT_SECONDS = 0.25
 """How old a busy engine's word on its traffic may get."""
-
-
-@dataclass(slots=True, eq=False)
-class _Companion:
-    """What the engine keeps beside a sequence."""
-
-    text: TextOutput | None
-    grammar: GrammarState | None
 
 
 class Engine:
@@ -93,10 +78,9 @@ class Engine:
         self.num_steps = 0
         """Steps begun: an engine with work whose count stands still is stuck."""
         self._sequences: dict[str, list[Sequence]] = {}
-        self._companions: dict[int, _Companion] = {}
+        self._scribes: dict[int, Scribe] = {}
         self._traffic: tuple[TrafficReport, ...] = ()
         self._reported = 0.0
-        self._times: StepTimes | None = None
 
     @property
     def has_work(self) -> bool:
@@ -110,45 +94,101 @@ class Engine:
         if self.ahead is not None and (outputs := self.ahead.step()) is not None:
             self._report(self.clock.now())
             return outputs
+        plan = self._schedule()
+        if not plan.items:
+            return []
+        began = self.clock.now()
+        _seat(plan, began)
+        drafts = self.speculator.propose(plan)
+        drafted = self.clock.now()
+        wanted = self.speculator.wanted(plan)
+        output, verdicts = self._verify(plan, drafts, wanted)
+        verified = self.clock.now()
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.computed(plan.num_tokens, verified - drafted, bool(verdicts))
+        hidden = committed_hidden(plan, drafts, verdicts, output, wanted)
+        outputs = self._commit(plan, drafts, verdicts, output.logits, StepTimes(began, drafted, verified))
+        self.speculator.learn(plan, drafts, verdicts, verified - drafted)
+        self.speculator.look_ahead(self.scheduler.running, verdicts, hidden)
+        self._report(drafted)
+        return outputs
+
+    def _schedule(self) -> Schedule:
+        """Who takes part, and with how many rows. Where nobody can, since blocks are on their way, wait a moment for them."""
         plan = self.scheduler.schedule()
         self.speculator.forget(plan.preempted)
         if not plan.items:
             if self.scheduler.tiers is not None:
                 self.scheduler.tiers.wait(FETCH_SECONDS)
-            return []
-        if self.imports is not None:
+        elif self.imports is not None:
             self.imports.admitted(plan)
-        began = self.clock.now()
+        return plan
+
+    def _verify(
+        self, plan: Schedule, drafts: Mapping[int, Draft], wanted: Mapping[str, HiddenRequest]
+    ) -> tuple[ForwardOutput, dict[int, Verdict]]:
+        """One forward pass over all rows, and what it says about the draft of each sequence that got its logits."""
+        spans, rounds = [], {}
         for item in plan.items:
-            if item.sequence.seated is None:
-                item.sequence.seated = began
-        drafts = self.speculator.propose(plan)
-        started = self.clock.now()
-        wanted = self.speculator.wanted(plan)
-        output, verdicts = self._verify(plan, drafts, wanted)
-        seconds = self.clock.now() - started
-        if self.scheduler.tiers is not None:
-            self.scheduler.tiers.computed(sum(item.num_tokens for item in plan.items), seconds, bool(verdicts))
-        self._times = StepTimes(began, started, started + seconds)
-        hidden = committed_hidden(plan, drafts, verdicts, output, wanted)
-        outputs = self._commit(plan, drafts, verdicts, output.logits)
-        self.speculator.learn(plan, drafts, verdicts, seconds)
-        self.speculator.look_ahead(self.scheduler.running, verdicts, hidden)
-        self._report(started)
+            sequence, draft = item.sequence, drafts.get(item.sequence.id, NO_DRAFT)
+            spans.append(span_of(item, draft, self.scheduler.tables.blocks(sequence.id)))
+            if item.completes:
+                masks = self._scribes[sequence.id].masks(draft)
+                rounds[sequence.id] = Round.of(sequence, draft, sequence.verification, masks)
+        layers = {layer for wants in wanted.values() for layer in wants.layers}
+        if self.exports is not None:
+            layers |= self.exports.layers(plan)
+            self.exports.before(plan)
+        output = self.runner.forward(spans, tuple(sorted(layers)), any(wants.last for wants in wanted.values()))
+        if self.exports is not None:
+            self.exports.after(plan, drafts, output)
+        if output.logits is None:
+            return output, {}
+        return output, dict(zip(rounds, verify(output.logits, list(rounds.values())), strict=True))
+
+    def _commit(
+        self,
+        plan: Schedule,
+        drafts: Mapping[int, Draft],
+        verdicts: Mapping[int, Verdict],
+        logits: Tensor | None,
+        times: StepTimes,
+    ) -> list[StepOutput]:
+        """Append what was verified, roll the cache back to it, and say what is new."""
+        outputs, row = [], 0
+        self.runner.move(*path_moves(plan, verdicts, self.scheduler.tables))
+        for item in plan.items:
+            sequence, verdict = item.sequence, verdicts.get(item.sequence.id)
+            sequence.num_computed += item.num_tokens
+            if verdict is not None:
+                assert logits is not None
+                draft = drafts.get(sequence.id, NO_DRAFT)
+                rows = logits[row : row + 1 + len(draft)]
+                row += len(rows)
+                sequence.num_computed += len(verdict.path)
+                if self.witness is not None:
+                    self.witness.saw(sequence, draft, verdict, rows)
+                self.scheduler.tables.shrink(sequence.id, sequence.num_computed)
+                room = self.intake.remaining(sequence)
+                outputs.append(self._scribes[sequence.id].append(verdict, len(draft), room, rows, times))
+            self._settle(sequence)
         return outputs
 
     def commit_round(self, sequence: Sequence, verdict: Verdict, num_drafted: int) -> StepOutput:
         """Append what a round ahead has verified; `num_computed` says how much of it is in the cache."""
         assert self.ahead is not None
-        landed, now = self.ahead.last_landed, self.clock.now()
-        if landed is not None:
-            drafted = now - landed.verify_seconds - landed.sample_seconds
-            self._times = StepTimes(drafted - landed.draft_seconds, drafted, now)
-        output = self._append(sequence, num_drafted, verdict, None)
+        landed = self.ahead.last_landed
+        times = None if landed is None else landed.times(self.clock.now())
+        room = self.intake.remaining(sequence)
+        output = self._scribes[sequence.id].append(verdict, num_drafted, room, times=times)
+        self._settle(sequence)
+        return output
+
+    def _settle(self, sequence: Sequence) -> None:
+        """Offer its full blocks to others, even if it ended: the next turn of a conversation starts with them."""
         self.scheduler.tables.publish(sequence.id, sequence.ids, min(sequence.num_computed, len(sequence.ids)))
         if sequence.finish_reason is not None:
             self._finish(sequence)
-        return output
 
     def validate(self, request: Request) -> None:
         """Raise `InvalidRequest` if `add` would. Safe from any thread."""
@@ -160,9 +200,9 @@ class Engine:
         if request.id in self._sequences:
             raise InvalidRequest(f"a request with id {request.id!r} is already running", field="id")
         sequences = self.intake.sequences(request, self.clock.now())
-        companions = {sequence.id: self._companion(sequence, grammar) for sequence in sequences}
+        scribes = {sequence.id: Scribe(sequence, self.tokenizer, grammar) for sequence in sequences}
         self._sequences[request.id] = sequences
-        self._companions.update(companions)
+        self._scribes.update(scribes)
         for sequence in sequences:
             self.scheduler.add(sequence)
             if self.witness is not None:
@@ -231,150 +271,13 @@ class Engine:
             kv_total=pool.num_blocks,
             preemptions=self.scheduler.num_preemptions,
             invalid_drafts=self.speculator.num_invalid,
-            flags=SpeculationFlags(
-                self.speculator.enabled, self.intake.method(SpeculationParams()), self.intake.offered_depth
-            ),
+            flags=SpeculationFlags(self.speculator.enabled, self.intake.offered_method, self.intake.offered_depth),
             traffic=self._traffic,
             tiers=None if self.scheduler.tiers is None else self.scheduler.tiers.report(),
             advantage=self.speculator.depth.advantage if self.speculator.enabled else None,
             seconds=self.speculator.totals.seconds,
             audit=AuditCounts() if self.audit is None else self.audit.counts,
         )
-
-    def _verify(
-        self, plan: Schedule, drafts: Mapping[int, Draft], wanted: Mapping[str, HiddenRequest]
-    ) -> tuple[ForwardOutput, dict[int, Verdict]]:
-        """One forward pass over all rows, and what it says about the draft of each sequence that got its logits."""
-        spans, rounds = [], {}
-        for item in plan.items:
-            sequence, draft = item.sequence, drafts.get(item.sequence.id, NO_DRAFT)
-            spans.append(self._span(item, draft))
-            if item.completes:
-                grammar = self._companions[sequence.id].grammar
-                masks = grammar.masks(draft) if grammar else None
-                rounds[sequence.id] = Round.of(sequence, draft, sequence.verification, masks)
-        layers = {layer for wants in wanted.values() for layer in wants.layers}
-        if self.exports is not None:
-            layers |= self.exports.layers(plan)
-            self.exports.before(plan)
-        output = self.runner.forward(spans, tuple(sorted(layers)), any(wants.last for wants in wanted.values()))
-        if self.exports is not None:
-            self.exports.after(plan, drafts, output)
-        if output.logits is None:
-            return output, {}
-        return output, dict(zip(rounds, verify(output.logits, list(rounds.values())), strict=True))
-
-    def _span(self, item: Scheduled, draft: Draft) -> Span:
-        sequence, start = item.sequence, item.sequence.num_computed
-        positions = visible = None
-        if not draft.is_chain:
-            # Row 0 is the last committed token, row 1 + i node i: drafts are only made for a sequence that decodes.
-            positions = [start, *(start + depth for depth in depths(draft.parents))]
-            visible = ancestors(draft.parents)
-        return Span(
-            blocks=self.scheduler.tables.blocks(sequence.id),
-            context_len=start,
-            tokens=[*sequence.ids[start : start + item.num_tokens], *draft.tokens],
-            num_logits=1 + len(draft) if item.completes else 0,
-            positions=positions,
-            ancestors=visible,
-        )
-
-    def _commit(
-        self, plan: Schedule, drafts: Mapping[int, Draft], verdicts: Mapping[int, Verdict], logits: Tensor | None
-    ) -> list[StepOutput]:
-        """Append what was verified, roll the cache back to it, and say what is new."""
-        outputs, row = [], 0
-        self._gather_paths(plan, verdicts)
-        tables = self.scheduler.tables
-        for item in plan.items:
-            sequence, verdict = item.sequence, verdicts.get(item.sequence.id)
-            sequence.num_computed += item.num_tokens
-            if verdict is not None:
-                assert logits is not None
-                draft = drafts.get(sequence.id, NO_DRAFT)
-                rows = logits[row : row + 1 + len(draft)]
-                row += len(rows)
-                sequence.num_computed += len(verdict.path)
-                if self.witness is not None:
-                    self.witness.saw(sequence, draft, verdict, rows)
-                tables.shrink(sequence.id, sequence.num_computed)
-                outputs.append(self._append(sequence, len(draft), verdict, rows))
-            # Even of a sequence that ended: the next turn of a conversation starts with its tokens.
-            tables.publish(sequence.id, sequence.ids, min(sequence.num_computed, len(sequence.ids)))
-            if sequence.finish_reason is not None:
-                self._finish(sequence)
-        return outputs
-
-    def _gather_paths(self, plan: Schedule, verdicts: Mapping[int, Verdict]) -> None:
-        """Move the keys and values of accepted tree paths next to each other; a chain's already are."""
-        sources, targets = [], []
-        for item in plan.items:
-            verdict = verdicts.get(item.sequence.id)
-            if verdict is None:
-                continue
-            blocks = self.scheduler.tables.blocks(item.sequence.id)
-            first = item.sequence.num_computed + item.num_tokens
-            for place, node in enumerate(verdict.path):
-                if node != place:
-                    sources.append(_slot(blocks, first + node))
-                    targets.append(_slot(blocks, first + place))
-        self.runner.move(sources, targets)
-
-    def _append(self, sequence: Sequence, num_drafted: int, verdict: Verdict, rows: Tensor | None) -> StepOutput:
-        """Take the verdict's tokens up to the first that ends the sequence."""
-        companion = self._companions[sequence.id]
-        sampling, said, text = sequence.sampling, companion.text, ""
-        room, count = self.intake.remaining(sequence), 0
-        for token in verdict.tokens:
-            count += 1
-            if token in sequence.eos_ids or token in sampling.stop_token_ids:
-                sequence.finish_reason = FinishReason.STOP
-                break
-            if said is not None and sampling.stop:  # only a stop string cares which token brought it
-                text += said.push([token])
-                if said.stopped:
-                    sequence.finish_reason = FinishReason.STOP
-                    break
-            if count == room:
-                sequence.finish_reason = FinishReason.LENGTH
-                break
-        tokens = verdict.tokens[:count]
-        sequence.ids.extend(tokens)
-        if said is not None and not sampling.stop:
-            text = said.push(tokens[:-1] if sequence.finish_reason is FinishReason.STOP else tokens)
-        if companion.grammar is not None:
-            companion.grammar.advance(tokens)
-        if sequence.finish_reason is not None and said is not None:
-            text += said.flush()
-        scores = None
-        if sampling.logprobs is not None:
-            assert rows is not None
-            path_rows = [0, *(1 + node for node in verdict.path)][:count]
-            scores = logprobs(rows[path_rows], tokens, sampling.logprobs)
-        return StepOutput(
-            request_id=sequence.request_id,
-            sequence_id=sequence.id,
-            choice=sequence.choice,
-            tokens=tokens,
-            origins=verdict.origins[:count],
-            text=text,
-            drafted=num_drafted,
-            accepted=len(verdict.path),
-            num_cached=min(sequence.num_cached, sequence.num_prompt),
-            logprobs=scores,
-            finish_reason=sequence.finish_reason,
-            method=sequence.method,
-            waited=0.0 if sequence.seated is None else sequence.seated - sequence.arrival,
-            times=self._times,
-        )
-
-    def _companion(self, sequence: Sequence, grammar: Grammar | None) -> _Companion:
-        """As it stands after the tokens that are committed; their text was said by whoever committed them."""
-        text = TextOutput(TextStream(self.tokenizer), sequence.sampling.stop) if self.tokenizer else None
-        if text is not None:
-            text.push(sequence.output_ids)
-        return _Companion(text, grammar.start(sequence.output_ids) if grammar else None)
 
     def _report(self, now: float) -> None:
         if now - self._reported >= REPORT_SECONDS or not self.has_work:
@@ -383,12 +286,14 @@ class Engine:
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)
         self.speculator.forget((sequence,))
-        del self._companions[sequence.id]
+        del self._scribes[sequence.id]
         if self.witness is not None:
             self.witness.finished(sequence)
         if all(sibling.is_finished for sibling in self._sequences.get(sequence.request_id, ())):
             self._sequences.pop(sequence.request_id, None)
 
 
-def _slot(blocks: Seq[int], index: int) -> int:
-    return blocks[index // BLOCK_SIZE] * BLOCK_SIZE + index % BLOCK_SIZE
+def _seat(plan: Schedule, now: float) -> None:
+    for item in plan.items:
+        if item.sequence.seated is None:
+            item.sequence.seated = now

@@ -156,6 +156,11 @@ class Intake:
         return speculation.method or self.flags.method or self._default_method
 
     @property
+    def offered_method(self) -> str:
+        """How a request that leaves it open is drafted for."""
+        return self.method(SpeculationParams())
+
+    @property
     def offered_depth(self) -> int:
         """The deepest round anybody may ask for."""
         configured, flag = self._speculation.max_depth, self.flags.max_depth

@@ -31,6 +31,11 @@ class Schedule:
     items: tuple[Scheduled, ...]
     preempted: tuple[Sequence, ...] = ()
 
+    @property
+    def num_tokens(self) -> int:
+        """Committed tokens that are computed."""
+        return sum(item.num_tokens for item in self.items)
+
 
 def _rank(sequence: Sequence) -> tuple[int, float, int]:
     """Who is served first; the last in this order is preempted first."""
