@@ -15,6 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from paceline.cli import up
 from paceline.cli.commands import cli
 from tests.engine.test_build import save_checkpoint
 
@@ -119,6 +120,25 @@ def test_workers_outlive_the_gateway_and_end_with_down(cluster_file: Path) -> No
         paceline("down", str(cluster_file))
     assert workers(folder) == set()
     paceline("down", str(cluster_file), status=1)
+
+
+def test_up_repeats_what_the_supervisor_complains_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def line(level: str, message: str) -> str:
+        return json.dumps({"level": level, "message": message}) + "\n"
+
+    log = tmp_path / "supervisor.log"
+    log.write_text(line("warning", "of the time before"))
+    look = up.Warnings(log)
+    look()
+    cut = line("warning", "draft-0 ended with status 1")
+    with log.open("a") as file:
+        file.write(line("info", "nothing to say") + line("warning", "target-0 ended with SIGKILL") + cut[:20])
+    look()
+    with log.open("a") as file:
+        file.write(cut[20:])
+    look()
+    look()
+    assert capsys.readouterr().err == "target-0 ended with SIGKILL\ndraft-0 ended with status 1\n"
 
 
 def test_serve_alone_brings_its_workers_and_takes_them_along(cluster_file: Path) -> None:

@@ -6,8 +6,8 @@ from paceline.cli.status import view
 from paceline.core.worker_status import HandoffCounts, Symptom, WorkerStatus
 
 
-def shown(*workers: WorkerStatus) -> str:
-    console = Console(width=200, record=True, file=None, force_terminal=False)
+def shown(*workers: WorkerStatus, width: int = 200) -> str:
+    console = Console(width=width, record=True, file=None, force_terminal=False)
     with console.capture() as capture:
         console.print(view(workers))
     return capture.get()
@@ -38,6 +38,16 @@ def test_a_row_for_each_worker_and_a_line_for_each_symptom() -> None:
     assert lines[1] == ["target-0", "target", "ready", "12", "3", "34%", "3.1", "0.71", "0.41", "ms", "62%", "1%"]
     assert "! target-0: slow_draft, 0.0312 against 0.01; depth is cut" in page
     assert lines[2] == ["draft-0", "draft", "suspected", "0", "2.1", "ms", "-", "-", "-", "-", "-", "-"]
+
+
+def test_figures_are_whole_on_a_narrow_terminal() -> None:
+    busy = WorkerStatus(
+        "target-0", "target", "target", "loading 12/30 layers from 2 peers", "tcp://127.0.0.1:1", running=12, kv_use=0.344,
+        depth=3.14, alpha=0.712, round_trip=0.12341, answers=200, hits=124, late=2,
+    )  # fmt: skip
+    page = shown(busy, replace(busy, name="target-1", state="ready"), width=80)
+    assert "…" not in page
+    assert page.splitlines()[1].split()[-8:] == ["0", "34%", "3.1", "0.71", "123.41", "ms", "62%", "1%"]
 
 
 def test_a_draft_worker_that_has_stopped_drafting_ahead_says_so() -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("ray")
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import PacelineError
 from paceline.runtime.cluster_llm import ClusterLLM
+from paceline.runtime.deployment import observed
 from paceline.runtime.ray_deployment import RayDeployment
 from tests.runtime.target_harness import Heard, until
 from tests.runtime.test_processes import checkpoints, config, plain, requests, tokens
@@ -34,10 +35,21 @@ def settings(tmp_path: Path) -> Iterator[ClusterConfig]:
         cluster.shutdown()
 
 
+def test_no_ray_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def init(**_: object) -> None:
+        raise ConnectionError("Could not find any running Ray instance")
+
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(PacelineError, match="no Ray cluster at 'auto': start one with `ray start --head`"):
+        RayDeployment.up(config(("target", "draft"), tmp_path, ray="auto"))
+
+
 def test_kill_9_on_ray_is_not_noticed_in_the_text(settings: ClusterConfig) -> None:
     with pytest.raises(PacelineError, match="not up"):
         RayDeployment.find(settings)
     deployment = RayDeployment.up(settings)
+    with observed(settings) as pool:  # whoever looks now sees all that are to be, not only who has loaded
+        assert len(pool.workers()) == 4
     pids = deployment.pids()
     assert pids["target-0"][1] == pids["draft-0"][1] != pids["target-1"][1] == pids["draft-1"][1]  # a pair a node
     asked = requests(64)

@@ -78,16 +78,19 @@ def test_rows_of_the_table() -> None:
         starting = worker_statuses([target, draft], [line])
         assert [row.state for row in starting] == ["starting", "unseen"]
         line.beat(0.0)
-        line.heard(Pulse(1, 9, 5, True, 3, 1, 10, 100), 0.004)
+        line.heard(Pulse(1, 9, 5, True, 3, 1, 10, 100), 0.2)
+        assert line.round_trip is None  # it had to connect first
         line.welcome = Welcome(2, 1, 9, "target-0", "v", 40, 256, 8, 4, ["pool"], "pool")
         line.report = engine_report("target-0", 9, SNAPSHOT, SomeDrafts())
-        line.beat(0.1)
+        line.beat(1.0)
+        line.heard(Pulse(2, 9, 5, True, 3, 1, 10, 100), 1.004)
+        line.beat(1.1)
         rows = worker_statuses([target, draft, unseen], [line])
     finally:
         line.close()
     assert [row.state for row in rows] == ["ready", "ready", "unseen"]
     one, two, _ = rows
-    assert (one.running, one.waiting, one.kv_use, one.depth, one.round_trip) == (3, 1, 0.1, 3.0, 0.004)
+    assert (one.running, one.waiting, one.kv_use, one.depth, one.round_trip) == (3, 1, 0.1, 3.0, pytest.approx(0.004))
     assert one.alpha is not None
     assert round(one.alpha, 3) == 0.7
     assert [(s.name, s.figure, s.limit) for s in one.symptoms] == [("slow_draft", 0.03, 0.01)]

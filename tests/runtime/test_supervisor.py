@@ -62,6 +62,21 @@ def test_who_dies_is_started_again_after_a_while(tmp_path: Path) -> None:
         one.stop()
 
 
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ('print(\'{"level": "error", "message": "no such model"}\'); exit(1)', "status 1 (no such model); it"),
+        ('print(\'{"level": "info", "message": "loading"}\'); exit(3)', "status 3; it"),
+        ("1 / 0", "status 1 (ZeroDivisionError: division by zero); it"),
+    ],
+)
+def test_why_a_worker_ended_is_said(code: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one = supervisor(tmp_path, code, VirtualClock())
+    one.start()
+    until(lambda: one.poll() is None and not one.pids)  # type: ignore[func-returns-value]
+    assert f"a ended with {why}" in caplog.text
+
+
 def test_who_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.supervisor.GRACE", 0.1)
     one = supervisor(tmp_path, STUBBORN)

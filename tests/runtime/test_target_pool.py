@@ -117,6 +117,12 @@ def test_a_worker_that_was_only_silent_returns_and_its_old_words_are_void() -> N
         until(lambda: not a.engine.has_work)
 
 
+def test_who_has_not_been_found_yet_is_listed() -> None:
+    with pool_of(Running("target-1")) as pool:
+        until(lambda: [row.state for row in pool.workers() if row.name == "target-1"] == ["ready"])
+        assert [(row.name, row.state) for row in pool.workers()] == [("target-0", "starting"), ("target-1", "ready")]
+
+
 def test_requests_wait_for_the_first_worker() -> None:
     with pool_of(wait=False) as pool:
         heard = Heard(pool, REQUESTS[1])

@@ -3,7 +3,7 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -57,15 +57,17 @@ def status(
         raise typer.Exit(1)
 
 
-def all_ready(pool: "TargetPool", seconds: float) -> bool:
-    """Whether every worker is, within that time."""
+def all_ready(pool: "TargetPool", seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
+    """Whether every worker is, and was heard often enough to say how far it is away, within that time."""
     deadline = time.monotonic() + seconds
     while True:
         workers = pool.workers()
-        if workers and all(worker.state == "ready" for worker in workers):
+        is_ready = bool(workers) and all(worker.state == "ready" for worker in workers)
+        if is_ready and all(worker.round_trip is not None for worker in workers if worker.role != "draft"):
             return True
         if time.monotonic() >= deadline:
-            return False
+            return is_ready
+        meanwhile()
         time.sleep(0.1)
 
 
@@ -83,7 +85,10 @@ def _table(workers: Sequence[WorkerStatus]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     handed = ["handed over"] if any(worker.handoffs for worker in workers) else []
     for name in ("worker", "role", "state", "run", "wait", "cache", "depth", "alpha", "trip", "hits", "late", *handed):
-        table.add_column(name, justify="left" if name in ("worker", "role", "state") else "right", no_wrap=True)
+        # A state may be long: it wraps before a figure is cut
+        table.add_column(
+            name, justify="left" if name in ("worker", "role", "state") else "right", no_wrap=name != "state"
+        )
     for worker in workers:
         table.add_row(
             worker.name,

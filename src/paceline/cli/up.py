@@ -1,5 +1,6 @@
 """`paceline up`: start a cluster's workers and leave them running."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +31,9 @@ def up(
     config = cluster_of(file, ray)
     with console.err.status(f"starting {config.name}"):
         from paceline.runtime import deployment
+        from paceline.runtime.state import StateFolder
 
+        said = Warnings(StateFolder.of(config).logs / "supervisor.log")
         if config.ray is not None:
             from paceline.runtime.ray_deployment import RayDeployment
 
@@ -38,7 +41,7 @@ def up(
         else:
             folder = deployment.up(file, config)
         with deployment.observed(config) as pool:
-            ready = all_ready(pool, wait)
+            ready = all_ready(pool, wait, said)
             workers = pool.workers()
     console.out.print(view(workers))
     if config.ray is None:
@@ -46,6 +49,24 @@ def up(
     if not ready:
         console.fail(f"not every worker was ready within {wait:g} s")
         raise typer.Exit(1)
+
+
+class Warnings:
+    """Prints what a log complains of from now on: a worker that cannot start is not waited for in silence."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._at = log, log.stat().st_size if log.exists() else 0
+
+    def __call__(self) -> None:
+        if not self._log.exists():
+            return
+        with self._log.open("rb") as log:
+            log.seek(self._at)
+            lines = [line for line in log.readlines() if line.endswith(b"\n")]
+        self._at += sum(map(len, lines))
+        for record in map(json.loads, filter(lambda line: line.startswith(b"{"), lines)):
+            if record["level"] != "info":
+                console.err.print(record["message"], style="yellow", markup=False, soft_wrap=True)
 
 
 def cluster_of(file: Path, ray: str | None) -> ClusterConfig:

@@ -144,5 +144,12 @@ def _connect(config: ClusterConfig) -> Any:
     except ImportError:
         raise MissingDependency("ray", "running workers on Ray", "ray") from None
     if not ray.is_initialized():
-        ray.init(address=config.ray, namespace=config.name, log_to_driver=False, configure_logging=False)
+        # That groups should outlive restartable actors: ours are removed by `down` alone, after the actors.
+        logging.getLogger("ray.actor").setLevel(logging.ERROR)
+        try:
+            ray.init(address=config.ray, namespace=config.name, log_to_driver=False, configure_logging=False)
+        except ConnectionError:
+            raise PacelineError(
+                f"no Ray cluster at {config.ray!r}: start one with `ray start --head`, or say where it is, `--ray HOST:6379`"
+            ) from None
     return ray

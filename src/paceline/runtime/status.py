@@ -16,7 +16,7 @@ UNSEEN = "unseen"
 def worker_statuses(
     members: Iterable[Member], lines: Sequence[TargetLine], router: KvRouter | None = None
 ) -> list[WorkerStatus]:
-    """`router`: what it knows of the targets is told too."""
+    """A member without an address has not said yet where it is. `router`: what it knows of the targets is told too."""
     by_name = {line.name: line for line in lines}
     seen: dict[str, list[DrafterRecord]] = {}
     for line in lines:
@@ -25,7 +25,7 @@ def worker_statuses(
                 seen.setdefault(record.name, []).append(record)
     return [
         _draft(member, seen.get(member.name, []))
-        if member.role == "draft"
+        if member.role == "draft" and member.address
         else _target(member, by_name.get(member.name), router and router.view(member.name))
         for member in members
     ]

@@ -1,5 +1,6 @@
 """Starts workers as processes of this machine, restarts those that die, and leaves nothing behind."""
 
+import json
 import logging
 import signal
 import subprocess
@@ -18,6 +19,7 @@ logger = logging.getLogger(__name__)
 GRACE = 10.0
 """Seconds a worker gets to end by itself."""
 POLL = 0.1
+LAST_BYTES = 4096
 
 
 def worker_command(spec: WorkerSpec) -> list[str]:
@@ -72,7 +74,10 @@ class Supervisor:
                 if code is None:
                     continue
                 wait = child.backoff.delay(now - child.started)
-                logger.warning("%s ended with %s; it is started again in %.1f s", child.spec.name, _how(code), wait)
+                why = _last_error(self._log(child)) if code > 0 else ""
+                logger.warning(
+                    "%s ended with %s%s; it is started again in %.1f s", child.spec.name, _how(code), why, wait
+                )
                 self._release(child)
                 child.due = now + wait
             if now >= child.due:
@@ -104,11 +109,14 @@ class Supervisor:
             self._release(child)
 
     def _spawn(self, child: _Child) -> None:
-        with (self._log_dir / f"{child.spec.name}.log").open("ab") as log:
+        with self._log(child).open("ab") as log:
             child.process = subprocess.Popen(
                 self._command(child.spec), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
         child.started = self._clock.now()
+
+    def _log(self, child: _Child) -> Path:
+        return self._log_dir / f"{child.spec.name}.log"
 
     @staticmethod
     def _release(child: _Child) -> None:
@@ -116,6 +124,18 @@ class Supervisor:
         assert child.process.stdin is not None
         child.process.stdin.close()
         child.process = None
+
+
+def _last_error(log: Path) -> str:
+    """` (what it said)`, if the last thing a worker said was an error: its own, or the end of a traceback."""
+    lines = log.read_bytes()[-LAST_BYTES:].decode("utf-8", "replace").splitlines()
+    last = lines[-1].strip() if lines else ""
+    try:
+        record = json.loads(last)
+        last = record["message"] if record["level"] in ("error", "critical") else ""
+    except (ValueError, KeyError, TypeError):
+        pass
+    return f" ({last})" if last else ""
 
 
 def _how(code: int) -> str:

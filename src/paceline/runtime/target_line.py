@@ -52,7 +52,8 @@ class TargetLine:
         self._others = 0
         """Sequences there that are not ours, as of the last pulse: other gateways send it work too."""
         self._nonce = 0
-        self._asked = 0.0
+        self._asked: float | None = None
+        """When the last beat left, on a line that was open."""
 
     @property
     def name(self) -> str:
@@ -93,7 +94,7 @@ class TargetLine:
             if self.welcome is None:
                 self.connection.send(self._hello)
             self._nonce += 1
-            self._asked = now
+            self._asked = None if self.welcome is None else now  # connecting takes longer than a round trip
             self.connection.send(Beat(self._nonce))
             if now >= self._next_report:
                 self._next_report = now + REPORT_SECONDS
@@ -104,7 +105,7 @@ class TargetLine:
         """Returns whether the worker started anew: what it generated for us is gone."""
         self.pulse = pulse
         self._others = max(0, pulse.running + pulse.waiting - self._own)
-        if pulse.nonce == self._nonce:
+        if pulse.nonce == self._nonce and self._asked is not None:
             took = now - self._asked
             self.round_trip = took if self.round_trip is None else 0.8 * self.round_trip + 0.2 * took
         restarted = self.health.heard(HealthPulse(pulse.epoch, pulse.steps, pulse.busy), now)

@@ -106,8 +106,11 @@ class TargetPool:
         return dict(self._lines)
 
     def workers(self) -> list[WorkerStatus]:
-        """Everybody who belongs to the cluster, and how they are."""
-        return worker_statuses(self._members, list(self._lines.values()), self._kv_router)
+        """Everybody who belongs to the cluster, those included that nobody has found yet, and how they are."""
+        pools = self._config.pools
+        named = [Member(f"{pool.name}-{i}", pool.name, pool.role, "") for pool in pools for i in range(pool.replicas)]
+        members = {member.name: member for member in (*named, *self._members)}
+        return worker_statuses(members.values(), list(self._lines.values()), self._kv_router)
 
     def reports(self) -> list[Report]:
         """What the workers last said about themselves."""
