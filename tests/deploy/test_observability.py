@@ -16,7 +16,7 @@ PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES: list[dict[str, Any]] = yaml.safe_load((PROMETHEUS / "alerts.yaml").read_text("utf-8"))["groups"][0]["rules"]
 PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]]
-QUERIES += [one["expr"] for one in DASHBOARD["annotations"]["list"]]
+QUERIES += [one["target"]["expr"] for one in DASHBOARD["annotations"]["list"]]
 EXPRESSIONS = [rule["expr"] for rule in RULES]
 ALERTS = {rule["alert"]: rule for rule in RULES if "alert" in rule}
 needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
@@ -73,6 +73,14 @@ def test_every_panel_has_a_place_and_a_source() -> None:
     assert {one["name"] for one in DASHBOARD["templating"]["list"]} == {"datasource", "model", "category"}
 
 
+def test_variables_choose_from_labels_that_exist() -> None:
+    asked = [one["query"]["query"] for one in DASHBOARD["templating"]["list"] if one["type"] == "query"]
+    assert len(asked) == 2
+    for query in asked:
+        name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", query).groups()  # type: ignore[union-attr]
+        assert label in SERIES[name]
+
+
 def test_what_operators_need_is_on_the_dashboard() -> None:
     shown = set().union(*(used(query) for query in QUERIES))
     assert {
@@ -87,6 +95,7 @@ def test_what_operators_need_is_on_the_dashboard() -> None:
         "paceline_time_to_first_token_seconds_bucket",
         "paceline_time_per_output_token_seconds_bucket",
         "paceline_worker_prespeculation_hits_total",
+        "paceline_worker_drafts_ahead",
         "paceline_symptom",
         "paceline_audit_drifted_tokens_total",
     } <= shown

@@ -191,16 +191,18 @@ def test_pools_workers_and_prespeculation(open_page: Open) -> None:
             hits=answers * 4 // 5,
             round_trip=0.0021,
         )
-        return ClusterStatus((target, draft), 0)
+        return ClusterStatus((target, draft, replace(draft, name="draft-1", resting=0.016)), 0)
 
     server.llm.cluster_status = status  # type: ignore[method-assign]
     page = open_page(server)
-    page.until(lambda: page.texts("#worker-table tbody th") == ["target-0", "draft-0"])
+    page.until(lambda: page.texts("#worker-table tbody th") == ["target-0", "draft-0", "draft-1"])
     rows = page.texts("#worker-table tbody tr")
     assert rows[0].split("\t") == ["target-0", "big, target", "ready", "3", "1", "50%", "2.5", "75%", NONE, NONE, NONE]
     assert rows[1].split("\t")[2:] == ["suspected", "0", "0", NONE, NONE, NONE, "2.10 ms", "80%", "0%"]
-    assert page.text("#symptoms") == "target-0: slow draft. use a smaller draft"
+    assert rows[2].split("\t")[-2:] == ["off: 2% ready", "0%"]
+    assert page.text("#symptoms") == "target-0: slow draft, 2 against 1. use a smaller draft"
     page.says("#chart-ahead .legend", "drafted ahead 80%")
+    assert page.text("#chart-ahead figcaption") == "Pre-speculation · stopped by draft-1: it did not pay"
 
 
 # --- switches

@@ -60,6 +60,12 @@ function drift(note) {
   return element("li", { textContent: `${when}: acceptance for ${note.category} (${note.method}) went ${levels}; depth is learned anew.` });
 }
 
+/** Draft workers that drafted ahead, found that it did not pay, and draft on demand. */
+function stopped(workers) {
+  const names = workers.filter((worker) => worker.resting != null).map((worker) => worker.name);
+  return names.length ? ` · stopped by ${names.join(", ")}: it did not pay` : "";
+}
+
 export function showTraffic(report, history) {
   const times = history.times;
   const off = history.spans((sample) => !sample.speculating);
@@ -78,6 +84,7 @@ export function showTraffic(report, history) {
     { "drafted ahead": history.column((s) => s.prespeculation_hits), late: history.column((s) => s.late_drafts) },
     off,
   );
+  byId("ahead-note").textContent = stopped(report.workers);
   tiles(report, history.last);
   byId("drifts").replaceChildren(...report.drifts.slice(-5).reverse().map(drift));
 }

@@ -4,6 +4,7 @@ import { byId, element } from "./element.js";
 import * as format from "./format.js";
 
 const TONE = { ready: "good", starting: "warn", suspected: "warn", unseen: "warn", unhealthy: "bad" };
+const digits = (value) => String(Number(value.toPrecision(3)));
 const share = (part, whole) => (whole > 0 ? part / whole : null);
 
 const COLUMNS = [
@@ -13,7 +14,7 @@ const COLUMNS = [
   ["Depth", (worker) => format.decimal(worker.depth)],
   ["Alpha", (worker) => format.percent(worker.alpha)],
   ["Round trip", (worker) => format.duration(worker.round_trip)],
-  ["Ahead", (worker) => format.percent(share(worker.hits, worker.answers))],
+  ["Ahead", (worker) => (worker.resting == null ? format.percent(share(worker.hits, worker.answers)) : `off: ${format.percent(worker.resting)} ready`)],
   ["Late", (worker) => format.percent(share(worker.late, worker.answers))],
 ];
 
@@ -35,7 +36,7 @@ export function showWorkers(workers) {
   byId("symptoms").replaceChildren(
     ...workers.flatMap((worker) =>
       worker.symptoms.map((symptom) =>
-        element("li", { textContent: `${worker.name}: ${symptom.name.replaceAll("_", " ")}. ${symptom.remedy}` }),
+        element("li", { textContent: `${worker.name}: ${symptom.name.replaceAll("_", " ")}, ${digits(symptom.figure)} against ${digits(symptom.limit)}. ${symptom.remedy}` }),
       ),
     ),
   );
