@@ -100,7 +100,7 @@ class Side:
     def __init__(self, llm: LLM, is_on: bool, tracing: Tracing) -> None:
         self._llm, self._is_on, self._tracing = llm, is_on, tracing
         engine = llm.engine
-        self._drift = engine.speculator.drift if is_on else NoDrift()
+        self._drift = engine.speculator.traffic.drift if is_on else NoDrift()
         self._audit, self._witness = (engine.audit, engine.witness) if is_on else (None, None)
         config = ServerConfig(engine=llm.config, log_requests="ids" if is_on else "none")
         metrics = Metrics("smollm2") if is_on else NoMetrics("smollm2")
@@ -116,7 +116,7 @@ class Side:
 
         def switch() -> None:
             engine = self._llm.engine
-            engine.speculator.drift = self._drift  # type: ignore[assignment]
+            engine.speculator.traffic.drift = self._drift  # type: ignore[assignment]
             if engine.audit is not None:
                 engine.audit.pause()
             engine.audit, engine.witness = self._audit, self._witness

@@ -57,7 +57,7 @@ def test_a_change_is_said_once_and_depth_starts_over(caplog: pytest.LogCaptureFi
     assert report.drift is not None
     assert report.drift[0] == 1.0
     assert depth.restarts == [("fake/default", report.drift[1])]
-    assert engine.speculator.drift._open == {}
+    assert engine.speculator.traffic.drift._open == {}
     assert_nothing_held(engine)
 
 

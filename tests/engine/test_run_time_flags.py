@@ -27,7 +27,7 @@ def two_methods(max_depth: int = 4, enabled: bool = True) -> Engine:
     engine.speculator = Speculator(
         proposers,
         engine.speculator.depth,
-        engine.speculator.breaker,
+        engine.speculator.traffic.breaker,
         engine.intake,
         engine.clock,
         TINY.vocab_size,

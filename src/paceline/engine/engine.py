@@ -281,7 +281,7 @@ class Engine:
 
     def _report(self, now: float) -> None:
         if now - self._reported >= REPORT_SECONDS or not self.has_work:
-            self._traffic, self._reported = self.speculator.report(), now
+            self._traffic, self._reported = self.speculator.traffic.report(), now
 
     def _finish(self, sequence: Sequence) -> None:
         self.scheduler.remove(sequence)

@@ -1,6 +1,5 @@
 """The engine's side of speculation: asks proposers for drafts, learns from rounds, and decides how deep the next one goes."""
 
-import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
@@ -10,23 +9,15 @@ from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
 from paceline.engine.intake import Intake
 from paceline.engine.scheduler import Schedule
-from paceline.engine.snapshot import TrafficReport
 from paceline.engine.step_totals import StepTotals
-from paceline.engine.tally import BREAKER, DECLINED, NO_DRAFT, NO_ROOM, Tally
+from paceline.engine.traffic_classes import TrafficClasses, traffic_class
 from paceline.speculation.breaker import Breaker
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, Drafting, RoundObservation, StepObservation
 from paceline.speculation.drafts import Draft
-from paceline.speculation.drift import Change, DriftTest
+from paceline.speculation.drift import Change
 from paceline.speculation.proposer import Hidden, HiddenRequest, Progress, Proposer, hidden_wanted, network_seconds
 from paceline.speculation.trees import InvalidDraft, depths, prune, validate
 from paceline.speculation.verification import Verdict
-
-logger = logging.getLogger(__name__)
-
-
-def traffic_class(sequence: Sequence) -> str:
-    """What acceptance depends on: how tokens are guessed, and what kind of text they are."""
-    return f"{sequence.method}/{sequence.category}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +32,21 @@ class SpeculatedRound:
     num_nodes: int | None = None
     path: tuple[int, ...] | None = None
 
+    @property
+    def observation(self) -> RoundObservation:
+        return RoundObservation(
+            self.sequence.id,
+            traffic_class(self.sequence),
+            self.drafted,
+            self.accepted,
+            self.asked,
+            self.num_nodes,
+            self.path,
+        )
+
 
 class Speculator:
-    """Proposers by method, one depth policy, one breaker, one switch."""
+    """Proposers by method, one depth policy, one switch, and what is known of the traffic."""
 
     def __init__(
         self,
@@ -57,9 +60,8 @@ class Speculator:
     ) -> None:
         self.proposers = proposers
         self.depth = depth
-        self.breaker = breaker
         self.enabled = enabled
-        self.drift = DriftTest()
+        self.traffic = TrafficClasses(breaker)
         self.totals = StepTotals()
         self.num_invalid = 0
         """Drafts dropped because they were none: not a tree, or not of this vocabulary."""
@@ -67,7 +69,6 @@ class Speculator:
         """Methods whose steady rounds run ahead of the host and are timed there: a step on the host, which only starts them
         off or catches a draft up, says nothing about their cost."""
         self._configured = enabled
-        self._tallies: defaultdict[str, Tally] = defaultdict(Tally)
         self._intake = intake
         self._clock = clock
         self._vocab_size = vocab_size
@@ -120,13 +121,12 @@ class Speculator:
                 nodes = len(draft) if draft else 0
                 rounds.append(SpeculatedRound(item.sequence, item.num_draft, levels, len(path), nodes, path))
             elif item.sequence.depth and self.enabled:
-                self._tallies[traffic_class(item.sequence)].fallback(NO_ROOM)
-        num_committed = sum(item.num_tokens for item in plan.items)
+                self.traffic.had_no_room(traffic_class(item.sequence))
         self._observe(
             rounds,
             batch=len(verdicts),
             rows=len(verdicts) + sum(len(draft) for draft in drafts.values()),
-            prefill_rows=num_committed - len(verdicts),
+            prefill_rows=plan.num_tokens - len(verdicts),
             draft_seconds=draft_seconds,
             verify_seconds=verify_seconds,
             is_timed=not any(item.sequence.method in self.timed_ahead for item in plan.items),
@@ -163,29 +163,12 @@ class Speculator:
         if not self.enabled:
             self._settle()
             return
-        observed, now = [], self._clock.now()
+        observed = tuple(round_.observation for round_ in rounds)
+        self._start_over(self.traffic.observe(observed, self._clock.now(), self.depth.advantage))
         asked: dict[str, int] = {}
         for round_ in rounds:
-            category, method = traffic_class(round_.sequence), round_.sequence.method
+            method = round_.sequence.method
             asked[method] = max(asked.get(method, 0), round_.asked)
-            observed.append(
-                RoundObservation(
-                    round_.sequence.id,
-                    category,
-                    round_.drafted,
-                    round_.accepted,
-                    round_.asked,
-                    round_.num_nodes,
-                    round_.path,
-                )
-            )
-            if round_.drafted:
-                self._tallies[category].round(round_.drafted, round_.accepted)
-                self.breaker.record(category, round_.drafted, round_.accepted, now, self.depth.advantage)
-                change = self.drift.observe(category, round_.sequence.id, observed[-1].has_first)
-                self._start_over(() if change is None else (change,))
-            else:
-                self._tallies[category].fallback(NO_DRAFT)
         self.depth.observe(
             StepObservation(
                 batch=batch,
@@ -194,7 +177,7 @@ class Speculator:
                 drafting=tuple(Drafting(method, depth, draft_seconds[method]) for method, depth in asked.items()),
                 verify_seconds=verify_seconds,
                 network_seconds=network,
-                rounds=tuple(observed),
+                rounds=observed,
                 is_timed=is_timed,
             )
         )
@@ -226,10 +209,10 @@ class Speculator:
         for sequence in ready:
             verdict = verdicts.get(sequence.id)
             picks = verdict.picks if verdict else ()
-            progress[sequence.method].append(_progress(sequence, hidden.get(sequence.id), picks))
+            progress[sequence.method].append(Progress.of(sequence, hidden.get(sequence.id), picks))
         for sequence in running:
             if sequence.num_uncomputed > 1 and sequence.id in hidden:
-                progress[sequence.method].append(_progress(sequence, hidden[sequence.id]))
+                progress[sequence.method].append(Progress.of(sequence, hidden[sequence.id]))
         for method, batch in progress.items():
             started = self._clock.now()
             self.proposers[method].observe(batch)
@@ -242,7 +225,7 @@ class Speculator:
             return
         for hidden in states:
             if set(wants.layers) <= set(hidden.inner):
-                self.proposers[sequence.method].observe([_progress(sequence, hidden)])
+                self.proposers[sequence.method].observe([Progress.of(sequence, hidden)])
 
     def decide(self, ready: Seq[Sequence]) -> None:
         """Set the depth of sequences that are about to decode."""
@@ -253,7 +236,8 @@ class Speculator:
         candidates = self._candidates(ready)
         for sequence, candidate, depth in zip(ready, candidates, self.depth.decide(candidates), strict=True):
             sequence.depth = depth
-            self._count(sequence, candidate, depth)
+            if self._intake.max_depth(sequence):  # otherwise nobody wanted a draft: no decision, no fallback
+                self.traffic.decided(candidate.category, depth, candidate.max_depth > 0)
 
     def switch(self, enabled: bool | None) -> None:
         """On, off, or as configured; `look_ahead` makes it so."""
@@ -264,14 +248,6 @@ class Speculator:
         self.forget((sequence,))
         sequence.method = method
 
-    def report(self) -> tuple[TrafficReport, ...]:
-        """Every class of traffic so far."""
-        reports = []
-        for name, tally in self._tallies.items():
-            method, _, category = name.partition("/")
-            reports.append(tally.report(method, category, self.breaker.state(name)))
-        return tuple(reports)
-
     def forget(self, sequences: Iterable[Sequence]) -> None:
         """These sequences ended or lost their place: drop all that was kept for drafting them."""
         for sequence in sequences:
@@ -281,23 +257,13 @@ class Speculator:
 
     def _settle(self) -> None:
         """A sequence's last round is observed after it was forgotten: only now is all said about it."""
-        self._start_over(self.drift.close(self._ended))
+        self._start_over(self.traffic.close(self._ended))
         self._ended.clear()
 
     def _start_over(self, changes: Iterable[Change]) -> None:
-        """The traffic is no longer what depth was learned from."""
+        """These classes of traffic are no longer what depth was learned from."""
         for change in changes:
-            method, _, category = change.category.partition("/")
-            self._tallies[change.category].drifted(change)
             self.depth.restart(change.category, change.after)
-            logger.warning(
-                "acceptance of %s drafts for %r went from %.2f to %.2f: depth is learned anew",
-                method,
-                category,
-                change.before,
-                change.after,
-                extra={"category": category, "method": method},
-            )
 
     def _candidates(self, ready: Iterable[Sequence]) -> list[Candidate]:
         """How deep each sequence may go: as its request, the server and the breaker of its traffic class allow."""
@@ -306,32 +272,8 @@ class Speculator:
         for sequence in ready:
             category = traffic_class(sequence)
             if category not in allowed:
-                allowed[category] = self.breaker.allow(category, now)
+                allowed[category] = self.traffic.breaker.allow(category, now)
             max_depth = self._intake.max_depth(sequence) if allowed[category] > 0 else 0
             allowed[category] -= max_depth > 0
             candidates.append(Candidate(sequence.id, category, max_depth))
         return candidates
-
-    def _count(self, sequence: Sequence, candidate: Candidate, depth: int) -> None:
-        if self._intake.max_depth(sequence) == 0:  # nobody wanted a draft: no decision, no fallback
-            return
-        tally = self._tallies[candidate.category]
-        tally.depth(depth)
-        if depth == 0:
-            tally.fallback(DECLINED if candidate.max_depth else BREAKER)
-
-
-def _progress(sequence: Sequence, hidden: Hidden | None, picks: Seq[int] = ()) -> Progress:
-    return Progress(
-        sequence_id=sequence.id,
-        ids=sequence.ids,
-        depth=sequence.depth,
-        sampling=sequence.sampling,
-        seed=sequence.seed,
-        choice=sequence.choice,
-        num_prompt=sequence.num_prompt,
-        verification=sequence.verification,
-        cache_salt=sequence.cache_salt,
-        hidden=hidden,
-        picks=picks,
-    )
