@@ -6,10 +6,7 @@ an endpoint; others may `post` to it or `wake` it.
 """
 
 import math
-import os
-import threading
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Generic, TypeVar
@@ -18,6 +15,7 @@ from urllib.parse import urlsplit
 import zmq
 
 from paceline.core.errors import InvalidConfig, PacelineError
+from paceline.runtime.bell import Bell
 from paceline.runtime.codec import Codec, Malformed
 from paceline.runtime.keys import Security
 from paceline.runtime.messages import MAX_MESSAGE_BYTES
@@ -65,14 +63,10 @@ class _Endpoint(Generic[M]):
         self._socket = socket
         self._codec = codec
         self._outbox: deque[tuple[Peer, Any]] = deque(maxlen=OUTBOX_MESSAGES)
-        self._bell, self._ring = os.pipe()
-        os.set_blocking(self._bell, False)
-        os.set_blocking(self._ring, False)
+        self._bell = Bell()
         self._poller = zmq.Poller()
         self._poller.register(socket, zmq.POLLIN)
-        self._poller.register(self._bell, zmq.POLLIN)
-        self._is_closed = False
-        self._lock = threading.Lock()
+        self._poller.register(self._bell.descriptor, zmq.POLLIN)
 
     def wait(self, seconds: float) -> bool:
         """Until something can be received (True), somebody calls `wake`, or the time is up."""
@@ -82,30 +76,19 @@ class _Endpoint(Generic[M]):
         if seconds <= 0.0 and not self._outbox:
             return False
         ready = dict(self._poller.poll(_milliseconds(seconds)))
-        if self._bell in ready:
-            self._drain()
+        if self._bell.descriptor in ready:
+            self._bell.quiet()
+            while self._outbox:
+                self._send(*self._outbox.popleft())
         return self._socket in ready
 
     def wake(self) -> None:
         """From any thread: end a `wait` now."""
-        with self._lock:
-            if not self._is_closed:
-                with suppress(BlockingIOError):  # rung often enough
-                    os.write(self._ring, b"!")
+        self._bell.ring()
 
     def close(self) -> None:
         self._socket.close(linger=200)
-        with self._lock:  # a number that is closed may be another file's a moment later: nobody may ring it then
-            self._is_closed = True
-            os.close(self._bell)
-            os.close(self._ring)
-
-    def _drain(self) -> None:
-        with suppress(BlockingIOError):
-            while os.read(self._bell, 4096):
-                pass
-        while self._outbox:
-            self._send(*self._outbox.popleft())
+        self._bell.close()
 
     def _post(self, peer: Peer, message: Any) -> None:
         self._outbox.append((peer, message))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import zmq
 
+from paceline.runtime.bell import Bell
 from paceline.runtime.keys import Security
-from paceline.runtime.transfer.bell import Bell
 from paceline.runtime.transfer.clerk import Clerk
 from paceline.runtime.transfer.kinds import pick_kinds
 from paceline.runtime.transfer.parcel import Parcel

@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from paceline.runtime.transfer.bell import Bell
+from paceline.runtime.bell import Bell
 from paceline.runtime.transfer.parcel import Parcel
 from paceline.runtime.transfer.ticket import ID_BYTES
 

@@ -16,12 +16,14 @@ class Bell:
         self._lock = threading.Lock()
 
     def ring(self) -> None:
+        """Nothing happens once it is closed."""
         with self._lock:  # a number that is closed may be another file's a moment later
             if not self._is_closed:
-                with suppress(BlockingIOError):
+                with suppress(BlockingIOError):  # rung often enough
                     os.write(self._ring, b"!")
 
     def quiet(self) -> None:
+        """Until it is rung again."""
         with suppress(BlockingIOError):
             while os.read(self.descriptor, 4096):
                 pass
