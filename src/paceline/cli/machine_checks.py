@@ -15,6 +15,7 @@ from paceline.cli.check import Check
 from paceline.engine.build import device_memory
 from paceline.engine.memory_fit import GIB
 from paceline.kernels import native
+from paceline.models.weight_size import available_memory
 
 VERSIONS = ("paceline", "torch", "numpy", "safetensors", "tokenizers")
 EXTRAS = {
@@ -42,15 +43,6 @@ def check_machine() -> Iterator[Check]:
     yield _gpu()
     yield _kernels()
     yield _extras()
-
-
-def available_memory() -> int | None:
-    """Bytes of the machine's memory that nobody uses; None where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _processor() -> Check:

@@ -7,26 +7,20 @@ from typing import cast
 import torch
 
 from paceline.cli.check import Check
-from paceline.cli.machine_checks import available_memory
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, PacelineError
 from paceline.engine.build import DEFAULT_WINDOW, fit_models, pick_device, pick_dtype
 from paceline.engine.memory_fit import GIB, MemoryFit
-from paceline.kernels import native
-from paceline.models.checkpoint import Checkpoint
 from paceline.models.compatibility import check_compatible
 from paceline.models.config import ModelConfig
-from paceline.models.hub import find_model, pick_draft
-from paceline.models.inflate import PREFIX
+from paceline.models.hub import pick_draft
 from paceline.models.load import LoadedModel, open_checkpoint
 from paceline.models.load_draft import find_draft
-from paceline.models.prequantized import SCALES
 from paceline.models.tokenizer import Tokenizer
+from paceline.models.weight_size import available_memory, weight_bytes
 
 LARGE_DRAFT = 0.5
 """A draft over this share of the target's size can hardly pay: its passes come one after the other."""
-GGUF_GROWTH = 4 / 3
-"""A quantised file's half-precision scales are kept in single precision: at the most this much more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +81,8 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
 
 def sketch(name: str, device: torch.device, dtype: torch.dtype, quantize: bool = False) -> ModelSketch:
     checkpoint = open_checkpoint(name)
-    weights = _Weights(dtype, _weight_bytes(name, checkpoint, device, dtype, quantize))
+    weights = _Weights(dtype, weight_bytes(name, checkpoint, device, dtype, quantize))
     return ModelSketch(checkpoint.name, checkpoint.config, weights, checkpoint.read_tokenizer())
-
-
-def _weight_bytes(name: str, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, quantize: bool) -> int:
-    """About what the weights will take: as they lie in the file on the CPU, or if they are quantised there; elsewhere in
-    `dtype`, or the layers in 8 bits."""
-    config, is_made = checkpoint.config, name.startswith(PREFIX)
-    is_native = device.type == "cpu" and dtype == torch.float32 and native.available()
-    has_scales = any(weight.endswith(SCALES) for weight in checkpoint.weights.names())
-    if is_made or quantize or not (is_native or has_scales):
-        tables = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
-        layers = config.num_parameters - tables
-        return tables * dtype.itemsize + layers * (1 if quantize else dtype.itemsize)
-    path = find_model(name)
-    files = [path] if path.is_file() else [*path.glob("*.safetensors")] or [*path.glob("*.gguf")]
-    growth = GGUF_GROWTH if files[0].suffix == ".gguf" else 1.0
-    return int(growth * sum(file.stat().st_size for file in files))
 
 
 def _describe(model: ModelSketch) -> str:

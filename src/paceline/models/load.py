@@ -19,6 +19,7 @@ from paceline.models.quantize import QuantizedWeights
 from paceline.models.safetensors_folder import open_folder
 from paceline.models.shards import Shard, ShardedWeights, check_split, shard_config
 from paceline.models.tokenizer import Tokenizer
+from paceline.models.weight_size import check_room
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +66,8 @@ def load_model(
     """`quantization` rounds the matrices of the layers to 8 bits as they are loaded. With a `shard`, model and config are
     those of one rank's share."""
     checkpoint = open_checkpoint(name_or_path, device, dtype)
+    is_quantized = quantization is not None
+    check_room(name_or_path, checkpoint, torch.device(device), dtype, is_quantized, 1 if shard is None else shard.size)
     model = build_model(checkpoint, torch.device(device), dtype, quantization, shard)
     return LoadedModel(checkpoint.name, model.config, model, checkpoint.read_tokenizer())
 

@@ -1,0 +1,39 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.core.errors import OutOfMemory
+from paceline.models import weight_size
+from paceline.models.load import load_model, open_checkpoint
+from paceline.models.weight_size import available_memory, weight_bytes
+from tests.engine.test_build import save_checkpoint
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_what_cannot_fit_is_refused_before_it_is_read(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = weight_bytes(folder, open_checkpoint(folder), CPU, torch.float32, False)
+    monkeypatch.setattr(weight_size, "available_memory", lambda: needed - 1)
+    with pytest.raises(OutOfMemory, match=r"tiny does not fit: .* or quantization int8 or fp8"):
+        load_model(folder)
+    monkeypatch.setattr(weight_size, "available_memory", lambda: needed)
+    loaded = load_model(folder)
+    assert loaded.model.weight_bytes == pytest.approx(needed, rel=0.1)
+
+
+def test_the_size_of_a_model_that_is_only_made() -> None:
+    name = "inflate:llama-70b?base=smollm2"
+    checkpoint = open_checkpoint(name)
+    assert weight_bytes(name, checkpoint, CPU, torch.bfloat16, False) == pytest.approx(138e9, rel=0.02)
+    assert weight_bytes(name, checkpoint, CPU, torch.bfloat16, True) == pytest.approx(70e9, rel=0.02)
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="the system does not say")
+def test_the_machine_has_memory() -> None:
+    assert 0 < (available_memory() or 0) < 1 << 50
