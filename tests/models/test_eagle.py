@@ -107,3 +107,18 @@ def test_a_head_may_bring_its_own_tables():
     normed = state / (state.pow(2).mean() + shape.rms_eps).sqrt() * tensors["norm.weight"]
     torch.testing.assert_close(model.logits(state), normed @ tensors["lm_head.weight"].T, rtol=1e-4, atol=1e-4)
     assert model.vocabulary.tokens(torch.tensor([0, 23])).tolist() == [0, 39]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fc", "makes 32 x 96 of what the weights have as fc 32 x 95"),
+        ("layers.0.self_attn.k_proj", "makes 128 x 64 of what .*q_proj 64 x 64, .*k_proj 32 x 63, "),
+    ],
+)
+def test_weights_of_another_shape_than_the_config_says_are_refused(name, message):
+    target = tiny_model()
+    tensors = draft_tensors(draft_config(target, "eagle"))
+    tensors[f"{name}.weight"] = tensors[f"{name}.weight"][:, :-1]
+    with pytest.raises(UnsupportedModel, match=message):
+        EagleModel(EagleConfig.read(published(target), target.config), TensorWeights(tensors), target)

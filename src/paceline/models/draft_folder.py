@@ -48,6 +48,8 @@ class DraftFolder:
         """Raise `IncompatibleDraft` unless the draft was made for a target of this shape and vocabulary."""
         layer = self.config.get("transformer_layer_config") or {}
         vocab = self.config.get("vocab_size") or layer.get("vocab_size")
+        if not self.hidden_size:
+            raise UnsupportedModel(f"config.json of {self.name} does not say for which hidden size it was made")
         for what, ours, theirs in (
             ("hidden size", target.hidden_size, self.hidden_size),
             ("vocabulary size", target.vocab_size, vocab),

@@ -104,17 +104,20 @@ class EagleModel:
         self._weights = weights
 
         has_embedding = "embed_tokens.weight" in weights.names()
-        self.embedding = self._matrix("embed_tokens") if has_embedding else embedding_for(target, config.hidden_size)
-        self.fc = self._matrix("fc")
+        d, heads = config.hidden_size, config.num_heads * config.head_dim
+        shape = target.config.vocab_size, d
+        self.embedding = self._matrix(shape, "embed_tokens") if has_embedding else embedding_for(target, d)
+        self.fc = self._matrix((d, len(config.capture) * d), "fc")
         attention, mlp = "layers.0.self_attn", "layers.0.mlp"
         self.input_norm = self._vector("layers.0.input_layernorm")
         self.hidden_norm = self._vector("layers.0.hidden_norm")
         self.post_attention_norm = self._vector("layers.0.post_attention_layernorm")
         self.final_norm = self._vector("norm")
-        self.qkv = self._matrix(*(f"{attention}.{part}" for part in ("q_proj", "k_proj", "v_proj")))
-        self.output = self._matrix(f"{attention}.o_proj")
-        self.gate_up = self._matrix(f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        self.down = self._matrix(f"{mlp}.down_proj")
+        shape = heads + 2 * config.num_kv_heads * config.head_dim, 2 * d
+        self.qkv = self._matrix(shape, *(f"{attention}.{part}" for part in ("q_proj", "k_proj", "v_proj")))
+        self.output = self._matrix((d, heads), f"{attention}.o_proj")
+        self.gate_up = self._matrix((2 * config.ffn_size, d), f"{mlp}.gate_proj", f"{mlp}.up_proj")
+        self.down = self._matrix((d, config.ffn_size), f"{mlp}.down_proj")
         self.weight_bytes = sum(m.nbytes for m in (self.fc, self.qkv, self.output, self.gate_up, self.down))
         self.weight_bytes += self.vocabulary.nbytes
         self.weight_bytes += 0 if self.embedding is target.embedding else self.embedding.nbytes
@@ -167,10 +170,15 @@ class EagleModel:
             return self.vocabulary.logits(gpu_eagle_norm(self, states))
         return self.vocabulary.logits(rms_norm(states, self.final_norm, self.config.rms_eps))
 
-    def _matrix(self, *names: str) -> LinearWeight:
-        return prepare_draft(
-            concat([self._weights.matrix(f"{name}.weight") for name in names]), self.device, self.dtype
-        )
+    def _matrix(self, shape: tuple[int, int], *names: str) -> LinearWeight:
+        """One below the other, of `shape` together."""
+        parts = [self._weights.matrix(f"{name}.weight") for name in names]
+        if (sum(part.shape[0] for part in parts), *{part.shape[1] for part in parts}) != shape:
+            found = ", ".join(
+                f"{name} {part.shape[0]} x {part.shape[1]}" for name, part in zip(names, parts, strict=True)
+            )
+            raise UnsupportedModel(f"config.json makes {shape[0]} x {shape[1]} of what the weights have as {found}")
+        return prepare_draft(concat(parts), self.device, self.dtype)
 
     def _vector(self, name: str) -> Tensor:
         return self._weights.vector(f"{name}.weight").to(self.device, self.dtype)

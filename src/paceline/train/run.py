@@ -136,9 +136,7 @@ def _compiles(device: torch.device, progress: Progress) -> bool:
 
 def _show(progress: Progress, look: Look) -> None:
     agreement = " ".join(f"{share:.3f}" for share in look.agreement)
-    progress.show(
-        look.done, f"step {look.step}, {look.tokens:,} tokens, loss {look.loss:.3f}, agree {agreement}"
-    )
+    progress.show(look.done, f"step {look.step}, {look.tokens:,} tokens, loss {look.loss:.3f}, agree {agreement}")
     if look.point is not None:
         alphas = " ".join(f"{alpha:.3f}" for alpha in look.point.alphas)
         progress.note(
