@@ -3,13 +3,15 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from paceline.kernels import native
 from paceline.models.distilled import DistilledModel
 from paceline.models.draft_folder import DraftFolder, open_draft_folder
 from paceline.models.eagle import EagleConfig, EagleModel
 from paceline.models.hub import find_model
 from paceline.models.inflate import PREFIX
-from paceline.models.load import LoadedModel
+from paceline.models.load import LoadedModel, build_model, open_checkpoint
 from paceline.models.medusa import MedusaModel
 from paceline.models.shared_tables import inner_width
 
@@ -33,6 +35,14 @@ def find_draft(name_or_path: str | Path) -> DraftFolder | None:
         return None
     path = find_model(name_or_path)
     return open_draft_folder(path) if path.is_dir() else None
+
+
+def load_tables(name_or_path: str | Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
+    """A target without its layers: what a distilled draft borrows of it."""
+    checkpoint = open_checkpoint(name_or_path, device, dtype)
+    checkpoint = replace(checkpoint, config=replace(checkpoint.config, num_layers=0))
+    model = build_model(checkpoint, device, dtype)
+    return LoadedModel(checkpoint.name, model.config, model, checkpoint.read_tokenizer())
 
 
 def load_draft(folder: DraftFolder, target: LoadedModel) -> LoadedHead | LoadedModel:

@@ -21,8 +21,6 @@ from paceline.engine.build import (
     calibrate,
     fit_models,
     pick_device,
-    pick_dtype,
-    pick_quantization,
 )
 from paceline.engine.loop import EngineLoop
 from paceline.kernels import native
@@ -30,6 +28,7 @@ from paceline.models.compatibility import fingerprint
 from paceline.models.load import LoadedModel
 from paceline.models.runner import make_runner
 from paceline.models.weights_sum import checkpoint_sum
+from paceline.runtime.draft_model import load_draft_model
 from paceline.runtime.draft_side import PoolSide
 from paceline.runtime.draft_worker import DraftWorker
 from paceline.runtime.handoffs import Handoffs
@@ -142,12 +141,9 @@ def _draft(spec: WorkerSpec, security: Security | None, weights: WeightSide) -> 
     later find `Busy` where there is no room, never a worker that runs out of memory."""
     config = spec.engine
     device = pick_device(config.device)
-    loaded = weights.load(
-        config.model, device, pick_dtype(config.dtype, device), pick_quantization(config.quantization)
-    )
-    weights.wait()
+    loaded, tables = load_draft_model(spec, device, weights)
     window = min(config.max_model_len or DEFAULT_WINDOW, loaded.config.max_position)
-    fit = fit_models(config, loaded, None, device, window)
+    fit = fit_models(config, tables or loaded, loaded if tables else None, device, window)
     size = loaded.config.vocab_size
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
     core = ModelCore(make_runner(loaded.model, fit.num_blocks, kv_dtype), config.max_batched_tokens, size, size)

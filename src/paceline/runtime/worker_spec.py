@@ -24,6 +24,8 @@ class WorkerSpec:
     keys: str | None = None
     threads: int | None = None
     """CPU threads for models; None: one a core."""
+    target: str | None = None
+    """Of a draft worker: the model it drafts for, whose embedding and head a trained draft borrows."""
     uses_drafts: bool = False
     """Whether there is a draft pool that a target will be told of."""
     publishes: bool = False
@@ -68,6 +70,7 @@ def worker_specs(config: ClusterConfig, addresses: Mapping[str, str], threads: i
             engine=engines[name],
             keys=config.keys,
             threads=threads,
+            target=config.targets[0].model if pool.role == "draft" else None,
             uses_drafts=pool.role == "target" and bool(config.drafts),
             publishes=pool.role == "target" and config.router == "kv_aware",
             handoff_threshold=config.handoff_threshold if pool.role == "target" and takes else None,
