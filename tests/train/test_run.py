@@ -98,7 +98,7 @@ def test_text_is_written_once_and_holds_out_prompts(folder: Path, tiny_folder: P
 
 
 def test_text_of_another_plan_is_refused(folder: Path, tiny_folder: Path) -> None:
-    run(plan_of(folder, tiny_folder, "first"))
+    run(plan_of(folder, tiny_folder, "this"))
     with pytest.raises(InvalidConfig, match="name another file"):
         run(plan_of(folder, tiny_folder, "other", length=32))
 
@@ -136,6 +136,14 @@ def test_an_interruption_while_text_is_written_changes_nothing(folder: Path, tin
     assert load_text(parts.text_file).batches == 1
     run(parts)
     assert torch.equal(load_text(parts.text_file).train.ids, texts.train.ids)
+
+
+def test_a_trained_draft_is_not_overwritten(folder: Path, tiny_folder: Path) -> None:
+    plan = plan_of(folder, tiny_folder, "done", evaluate=None, steps=1)
+    run(plan)
+    with pytest.raises(InvalidConfig, match="name another folder, or train it on"):
+        run(plan)
+    assert run(plan_of(folder, tiny_folder, "done", evaluate=None, steps=1, start=folder / "done"))[0] is not None
 
 
 def test_minutes_of_training_bound_those_of_writing(folder: Path, tiny_folder: Path) -> None:

@@ -19,6 +19,8 @@ from paceline.train.target import Target
 
 CLASSES = {cls.kind: cls for cls in (EagleDraft, MedusaDraft, DistilledDraft)}
 
+WEIGHTS = "model.safetensors"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SavedDraft:
@@ -45,9 +47,9 @@ def save_draft(
         **draft.settings(),
     }
     weights = {name: value.to("cpu", torch.bfloat16).contiguous() for name, value in draft.weights().items()}
-    part = folder / "model.safetensors.part"
+    part = folder / f"{WEIGHTS}.part"
     save_file(weights | vocabulary.tensors(), part)
-    os.replace(part, folder / "model.safetensors")
+    os.replace(part, folder / WEIGHTS)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
@@ -55,7 +57,7 @@ def load_draft(folder: Path) -> SavedDraft:
     """Ready to be trained on, in float32."""
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
-        tensors = load_file(folder / "model.safetensors")
+        tensors = load_file(folder / WEIGHTS)
     except (OSError, json.JSONDecodeError) as error:
         raise UnsupportedModel(f"{folder} is not the folder of a trained draft: {error}") from error
     kind = config.get("paceline_draft")

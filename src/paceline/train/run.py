@@ -12,7 +12,7 @@ from paceline.train.card import Record, record_of, write_card
 from paceline.train.distilled import DistilledDraft
 from paceline.train.draft import Draft
 from paceline.train.eagle import EagleDraft, default_capture
-from paceline.train.folder import load_draft, save_draft
+from paceline.train.folder import WEIGHTS, load_draft, save_draft
 from paceline.train.interrupt import Stopped
 from paceline.train.lora import add_lora, merge_lora
 from paceline.train.material import Material
@@ -32,6 +32,11 @@ def train(
 ) -> Record | None:
     """None when `stop` said so before the end: the same plan goes on from there. `command` is for the card."""
     plan.check()
+    is_trained = (plan.out / WEIGHTS).exists() and not (plan.out / CHECKPOINT).exists()
+    if is_trained and plan.out not in (plan.lora, plan.start):
+        raise InvalidConfig(
+            f"{plan.out} holds a trained draft: name another folder, or train it on with --start {plan.out}"
+        )
     try:
         return _train(plan, command, clock, progress, stop)
     except Stopped:
