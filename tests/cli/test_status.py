@@ -45,16 +45,20 @@ def test_figures_are_whole_on_a_narrow_terminal() -> None:
         "target-0", "target", "target", "loading 12/30 layers from 2 peers", "tcp://127.0.0.1:1", running=12, kv_use=0.344,
         depth=3.14, alpha=0.712, round_trip=0.12341, answers=200, hits=124, late=2,
     )  # fmt: skip
-    page = shown(busy, replace(busy, name="target-1", state="ready"), width=80)
+    draft = replace(busy, name="draft-0", role="draft", state="suspected", queue_seconds=0.0123, resting=0.31)
+    page = shown(busy, replace(busy, name="target-1", state="ready"), draft, width=80)
     assert "…" not in page
-    assert page.splitlines()[1].split()[-8:] == ["0", "34%", "3.1", "0.71", "123.41", "ms", "62%", "1%"]
+    lines = [line.split() for line in page.splitlines()]
+    assert lines[1] == ["target-0", "target", "loading", "12", "0", "34%", "3.1", "0.71", "123.41", "ms", "62%", "1%"]
+    assert lines[-1][:3] == ["draft-0", "draft", "suspected"]
+    assert lines[-1][-5:] == ["123.41", "ms", "off:", "31%", "1%"]
 
 
 def test_a_draft_worker_that_has_stopped_drafting_ahead_says_so() -> None:
     draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://127.0.0.1:2", answers=200, hits=124)
     assert "62%" in shown(draft)
     page = shown(replace(draft, resting=0.016))
-    assert "off: 2% ready" in page
+    assert "off: 2%" in page
     assert "62%" not in page
 
 

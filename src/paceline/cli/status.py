@@ -82,13 +82,13 @@ def view(workers: Sequence[WorkerStatus]) -> Group:
 
 
 def _table(workers: Sequence[WorkerStatus]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
     handed = ["handed over"] if any(worker.handoffs for worker in workers) else []
     for name in ("worker", "role", "state", "run", "wait", "cache", "depth", "alpha", "trip", "hits", "late", *handed):
-        # A state may be long: it wraps before a figure is cut
-        table.add_column(
-            name, justify="left" if name in ("worker", "role", "state") else "right", no_wrap=name != "state"
-        )
+        if name == "state":  # may be long: it wraps before a figure is cut
+            table.add_column(name, min_width=max(map(len, STYLES)))
+        else:
+            table.add_column(name, justify="left" if name in ("worker", "role") else "right", no_wrap=True)
     for worker in workers:
         table.add_row(
             worker.name,
@@ -109,7 +109,7 @@ def _table(workers: Sequence[WorkerStatus]) -> Table:
 
 def _hits(worker: WorkerStatus) -> str:
     if worker.resting is not None:
-        return f"off: {worker.resting:.0%} ready"
+        return f"off: {worker.resting:.0%}"
     return f"{worker.hits / worker.answers:.0%}" if worker.answers else "-"
 
 

@@ -199,8 +199,8 @@ def test_pools_workers_and_prespeculation(open_page: Open) -> None:
     rows = page.texts("#worker-table tbody tr")
     assert rows[0].split("\t") == ["target-0", "big, target", "ready", "3", "1", "50%", "2.5", "75%", NONE, NONE, NONE]
     assert rows[1].split("\t")[2:] == ["suspected", "0", "0", NONE, NONE, NONE, "2.10 ms", "80%", "0%"]
-    assert rows[2].split("\t")[-2:] == ["off: 2% ready", "0%"]
-    assert page.text("#symptoms") == "target-0: slow draft, 2 against 1. use a smaller draft"
+    assert rows[2].split("\t")[-2:] == ["off: 2%", "0%"]
+    assert page.text("#symptoms") == "target-0: slow draft, 2 against 1; use a smaller draft"
     page.says("#chart-ahead .legend", "drafted ahead 80%")
     assert page.text("#chart-ahead figcaption") == "Pre-speculation · stopped by draft-1: it did not pay"
 

@@ -14,7 +14,7 @@ const COLUMNS = [
   ["Depth", (worker) => format.decimal(worker.depth)],
   ["Alpha", (worker) => format.percent(worker.alpha)],
   ["Round trip", (worker) => format.duration(worker.round_trip)],
-  ["Ahead", (worker) => (worker.resting == null ? format.percent(share(worker.hits, worker.answers)) : `off: ${format.percent(worker.resting)} ready`)],
+  ["Ahead", (worker) => (worker.resting == null ? format.percent(share(worker.hits, worker.answers)) : `off: ${format.percent(worker.resting)}`)],
   ["Late", (worker) => format.percent(share(worker.late, worker.answers))],
 ];
 
@@ -36,7 +36,7 @@ export function showWorkers(workers) {
   byId("symptoms").replaceChildren(
     ...workers.flatMap((worker) =>
       worker.symptoms.map((symptom) =>
-        element("li", { textContent: `${worker.name}: ${symptom.name.replaceAll("_", " ")}, ${digits(symptom.figure)} against ${digits(symptom.limit)}. ${symptom.remedy}` }),
+        element("li", { textContent: `${worker.name}: ${symptom.name.replaceAll("_", " ")}, ${digits(symptom.figure)} against ${digits(symptom.limit)}; ${symptom.remedy}` }),
       ),
     ),
   );
