@@ -7,10 +7,13 @@ import pytest
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig
 from paceline.engine.heads import head_footprint, num_lanes
+from paceline.engine.scheduler import Schedule
 from paceline.models.load_draft import LoadedHead
+from paceline.speculation.drafts import Draft
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
+from paceline.speculation.trees import depths
 from tests.engine.test_build import engine, save_checkpoint, texts
 from tests.fakes import tiny_model
 from tests.heads import draft_config, draft_tensors, save_draft, tiny_eagle, tiny_medusa
@@ -40,6 +43,30 @@ def test_a_folder_brings_its_method(target: str, tmp_path: Path, kind: str) -> N
     (traffic,) = drafted.snapshot().traffic
     assert traffic.method == method
     assert len(traffic.alphas) > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_the_end_of_a_text_bounds_how_deep_a_tree_is_not_how_large(target: str, tmp_path: Path, kind: str) -> None:
+    config = draft_config(tiny_model(), kind)
+    draft = save_draft(tmp_path / kind, config, draft_tensors(config))
+    drafted = engine(target, draft=draft, speculation={"depth": "fixed", "max_depth": 12})
+    seen: list[tuple[int, int]] = []
+    propose = drafted.speculator.propose
+
+    def watched(plan: Schedule) -> dict[int, Draft]:
+        drafts = propose(plan)
+        for item in plan.items:
+            if found := drafts.get(item.sequence.id):
+                room = drafted.intake.remaining(item.sequence) - 1
+                assert max(depths(found.parents)) <= room
+                seen.append((room, len(found)))
+        return drafts
+
+    drafted.speculator.propose = watched  # type: ignore[method-assign]
+    few = texts(drafted, max_tokens=4)
+    assert few == texts(engine(target, speculation={"enabled": False}), max_tokens=4)
+    # Two levels under at most 8 children of the root: more than fit into what was left of the text
+    assert max(nodes for room, nodes in seen if room == 2) == 12
 
 
 def test_layer_skip_needs_no_draft(target: str) -> None:

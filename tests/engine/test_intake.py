@@ -117,3 +117,14 @@ def test_depth_and_remaining_follow_output_and_window() -> None:
     assert (part.remaining(one), part.max_depth(one)) == (4, 3)
     one.ids += [5] * 4
     assert (part.remaining(one), part.max_depth(one)) == (0, 0)
+
+
+def test_a_tree_keeps_its_nodes_to_the_end_of_a_text_but_not_of_the_window() -> None:
+    part = intake(max_depth=8)
+    one = part.sequences(request(max_tokens=3), 0.0)[0]
+    assert (part.max_depth(one), part.max_depth(one, forks=True)) == (2, 8)
+    one.ids += [5, 5]
+    assert (part.remaining(one), part.max_depth(one, forks=True)) == (1, 0)  # the last token is the pass's own
+    late = part.sequences(request(max_tokens=100), 0.0)[0]
+    late.ids += [5] * 25
+    assert (part.remaining(late), part.max_depth(late, forks=True)) == (4, 3)

@@ -28,6 +28,14 @@ def test_only_nodes_whose_children_may_matter_are_grown():
     assert grown(1).frontier(1, 8) == []
 
 
+def test_levels_that_nobody_can_use_are_not_grown():
+    tree = Growth(9, max_levels=2)
+    tree.add(-1, [(10, log(0.6)), (11, log(0.3))])
+    assert tree.frontier(1, 8) == [0, 1]
+    tree.add(0, [(12, log(0.5))])
+    assert tree.frontier(2, 8) == []
+
+
 def test_paths():
     tree = grown(9)
     assert tree.path(-1) == ()

@@ -166,13 +166,16 @@ class Intake:
         configured, flag = self._speculation.max_depth, self.flags.max_depth
         return configured if flag is None else min(configured, flag)
 
-    def max_depth(self, sequence: Sequence) -> int:
-        """How deep this sequence may be drafted now: never past the last token it may still have."""
-        if not sequence.speculation.enabled:
+    def max_depth(self, sequence: Sequence, forks: bool = False) -> int:
+        """How many tokens may be drafted for this sequence now. A chain never goes past the last token it may still have; a
+        draft that `forks` is as large as before, since most of its nodes stand beside each other, but has its place in the
+        window."""
+        remaining = self.remaining(sequence)
+        if not sequence.speculation.enabled or remaining <= 1:
             return 0
         wanted = sequence.speculation.max_depth
         depth = self.offered_depth if wanted is None else min(wanted, self.offered_depth)
-        return max(0, min(depth, self.remaining(sequence) - 1))
+        return min(depth, (self.limits.max_model_len - len(sequence.ids) if forks else remaining) - 1)
 
     def remaining(self, sequence: Sequence) -> int:
         """Tokens the sequence may still generate."""

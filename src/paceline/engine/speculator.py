@@ -15,7 +15,15 @@ from paceline.speculation.breaker import Breaker
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, Drafting, RoundObservation, StepObservation
 from paceline.speculation.drafts import Draft
 from paceline.speculation.drift import Change
-from paceline.speculation.proposer import Hidden, HiddenRequest, Progress, Proposer, hidden_wanted, network_seconds
+from paceline.speculation.proposer import (
+    Hidden,
+    HiddenRequest,
+    Progress,
+    Proposer,
+    forks,
+    hidden_wanted,
+    network_seconds,
+)
 from paceline.speculation.trees import InvalidDraft, depths, prune, validate
 from paceline.speculation.verification import Verdict
 
@@ -209,10 +217,10 @@ class Speculator:
         for sequence in ready:
             verdict = verdicts.get(sequence.id)
             picks = verdict.picks if verdict else ()
-            progress[sequence.method].append(Progress.of(sequence, hidden.get(sequence.id), picks))
+            progress[sequence.method].append(self._progress(sequence, hidden.get(sequence.id), picks))
         for sequence in running:
             if sequence.num_uncomputed > 1 and sequence.id in hidden:
-                progress[sequence.method].append(Progress.of(sequence, hidden[sequence.id]))
+                progress[sequence.method].append(self._progress(sequence, hidden[sequence.id]))
         for method, batch in progress.items():
             started = self._clock.now()
             self.proposers[method].observe(batch)
@@ -225,7 +233,7 @@ class Speculator:
             return
         for hidden in states:
             if set(wants.layers) <= set(hidden.inner):
-                self.proposers[sequence.method].observe([Progress.of(sequence, hidden)])
+                self.proposers[sequence.method].observe([self._progress(sequence, hidden)])
 
     def decide(self, ready: Seq[Sequence]) -> None:
         """Set the depth of sequences that are about to decode."""
@@ -236,7 +244,7 @@ class Speculator:
         candidates = self._candidates(ready)
         for sequence, candidate, depth in zip(ready, candidates, self.depth.decide(candidates), strict=True):
             sequence.depth = depth
-            if self._intake.max_depth(sequence):  # otherwise nobody wanted a draft: no decision, no fallback
+            if self._max_depth(sequence):  # otherwise nobody wanted a draft: no decision, no fallback
                 self.traffic.decided(candidate.category, depth, candidate.max_depth > 0)
 
     def switch(self, enabled: bool | None) -> None:
@@ -265,6 +273,12 @@ class Speculator:
         for change in changes:
             self.depth.restart(change.category, change.after)
 
+    def _max_depth(self, sequence: Sequence) -> int:
+        return self._intake.max_depth(sequence, forks(self.proposers[sequence.method]))
+
+    def _progress(self, sequence: Sequence, hidden: Hidden | None, picks: Seq[int] = ()) -> Progress:
+        return Progress.of(sequence, self._intake.remaining(sequence) - 1, hidden, picks)
+
     def _candidates(self, ready: Iterable[Sequence]) -> list[Candidate]:
         """How deep each sequence may go: as its request, the server and the breaker of its traffic class allow."""
         allowed: dict[str, int] = {}
@@ -273,7 +287,7 @@ class Speculator:
             category = traffic_class(sequence)
             if category not in allowed:
                 allowed[category] = self.traffic.breaker.allow(category, now)
-            max_depth = self._intake.max_depth(sequence) if allowed[category] > 0 else 0
+            max_depth = self._max_depth(sequence) if allowed[category] > 0 else 0
             allowed[category] -= max_depth > 0
             candidates.append(Candidate(sequence.id, category, max_depth))
         return candidates

@@ -16,8 +16,8 @@ from paceline.speculation.drafts import DraftBatch
 class Growth:
     """Candidates of one sequence, of which the best `budget` become its draft."""
 
-    def __init__(self, budget: int) -> None:
-        self.budget = budget
+    def __init__(self, budget: int, max_levels: int | None = None) -> None:
+        self.budget, self._max_levels = budget, max_levels
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self._values: list[float] = []  # log of the product of confidences
@@ -36,6 +36,8 @@ class Growth:
 
     def frontier(self, level: int, width: int) -> list[int]:
         """Nodes of `level` whose children may still be among the best, at most `width`, best first."""
+        if self._max_levels is not None and level >= self._max_levels:
+            return []
         # Where `budget` nodes are worth as much as a node, itself included, no child of it gets in
         best = self._ranked(self.budget - 1)
         return [node for node in best if self._levels[node] == level][:width]

@@ -61,10 +61,10 @@ class Progress:
     of the draft that this proposer gave, as far as it was verified. None under rejection sampling, where they would be draws:
     what is drafted next may not depend on the target's randomness."""
     max_levels: int | None = None
-    """The longest path that is of use: the request may have no more tokens, and the last is the target's own. None: not known."""
+    """The longest path that is of use: the request may have one token more, which is the target's own. None: not known."""
 
     @classmethod
-    def of(cls, sequence: Sequence, hidden: Hidden | None = None, picks: Seq[int] = ()) -> "Progress":
+    def of(cls, sequence: Sequence, max_levels: int, hidden: Hidden | None = None, picks: Seq[int] = ()) -> "Progress":
         return cls(
             sequence_id=sequence.id,
             ids=sequence.ids,
@@ -77,6 +77,7 @@ class Progress:
             cache_salt=sequence.cache_salt,
             hidden=hidden,
             picks=picks,
+            max_levels=max_levels,
         )
 
 

@@ -85,6 +85,8 @@ class EagleProposer:
     by one, the first token being part of the salt.
     """
 
+    forks = True
+
     def __init__(self, runner: EagleRunner, max_rows: int, prefix_caching: bool = True) -> None:
         self._runner = runner
         self._model = runner.model
@@ -163,7 +165,7 @@ class EagleProposer:
 
     def _grow(self, riders: Sequence[_Rider], states: Tensor) -> list[Growth]:
         """Level by level, only where it may matter."""
-        trees = [Growth(_budget(rider)) for rider in riders]
+        trees = [Growth(_budget(rider), rider.progress.max_levels) for rider in riders]
         before = [_Branch(i, -1, i) for i in range(len(riders))]
         self._add_children(states, before, riders, trees)
         width = min(WIDTH, self._runner.num_lanes // len(riders))

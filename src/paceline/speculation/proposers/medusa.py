@@ -30,6 +30,8 @@ class MedusaProposer:
     """One step of the heads, then the `depth` likeliest paths through their candidates: a head knows nothing of what the
     one before it guessed, so a path is worth the product of its confidences. Keeps one row a sequence."""
 
+    forks = True
+
     def __init__(self, model: MedusaModel) -> None:
         self._model = model
         self._riders: dict[int, _Rider] = {}
@@ -58,7 +60,7 @@ class MedusaProposer:
         branches = rank(logits, rows, coupled, self._model.vocabulary, BRANCHES)
         trees = []
         for i, rider in enumerate(riders):
-            growth = Growth(min(rider.progress.depth, MAX_NODES))
+            growth = Growth(min(rider.progress.depth, MAX_NODES), rider.progress.max_levels)
             growth.add(-1, branches[i * heads])
             for level in range(1, heads):
                 for node in growth.frontier(level, growth.budget):
