@@ -57,6 +57,7 @@ def test_plot_page_and_figures_are_written(tmp_path: Path) -> None:
         (("--alpha", "much", "--draft-ms", "1", "--verify-ms", "2"), "numbers between 0 and 1"),
         (("--alpha", "1.5", "--draft-ms", "1", "--verify-ms", "2"), "alpha must be in"),
         (("--plot", "/nowhere/at/all.png"), "there is no folder"),
+        (("prompts.jsonl", *FIGURES), "leave out prompts.jsonl, or the figures"),
     ],
 )
 def test_figures_that_make_no_sense_are_one_line(arguments: tuple[str, ...], message: str) -> None:

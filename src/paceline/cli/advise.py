@@ -82,6 +82,8 @@ def advise_command(
             raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
     draft = Elsewhere(network_ms / 1e3, draft_price)
     given = GivenFigures(method, alpha, draft_ms, verify_ms, plain_ms, target_gb, draft_gb, device_gb)
+    if given and prompts is not None:
+        raise InvalidRequest(f"nothing is run with given figures: leave out {prompts}, or the figures", field="prompts")
     if given:
         case = given.case(batch, draft)
     else:
