@@ -67,4 +67,6 @@ def test_the_gateway_is_found_by_its_service_and_its_probes() -> None:
 
 def test_ray_is_of_one_version() -> None:
     constraints = (DEPLOY.parent / "constraints.txt").read_text()
-    assert f"ray=={DOCUMENTS['RayCluster']['spec']['rayVersion']}\n" in constraints
+    version = DOCUMENTS["RayCluster"]["spec"]["rayVersion"]
+    assert f"ray=={version}\n" in constraints
+    assert f"'ray[default]=={version}'" in (DEPLOY / "Dockerfile").read_text()  # bare Ray answers none of KubeRay's probes
