@@ -9,6 +9,13 @@ from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
 
 
+def test_what_training_reads_is_read_here(tmp_path: Path) -> None:
+    file = tmp_path / "traffic.jsonl"
+    said = '[{"role": "system", "content": "s"}, {"role": "user", "content": "a"}, {"role": "user", "content": "b"}]'
+    file.write_text('{"question": "why?"}\n{"messages": ' + said + "}\n")
+    assert load_prompts(file) == [BenchPrompt(("why?",)), BenchPrompt(("a", "b"))]
+
+
 def test_both_shapes_of_a_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(
@@ -24,6 +31,8 @@ def test_both_shapes_of_a_line(tmp_path: Path) -> None:
         ('{"prompt": "a"}\n{"text": "b"}', r"prompts.jsonl:2 needs `prompt`"),
         ('{"turns": []}', "needs `prompt`"),
         ('["a"]', "needs `prompt`"),
+        ('{"messages": ["a"]}', "needs `prompt`"),
+        ('{"messages": [{"role": "user"}]}', "needs `prompt`"),
         ("\n", "holds no prompts"),
     ],
 )

@@ -1,6 +1,7 @@
 """Prompts to measure with: lines of JSON, one conversation each.
 
-A line has `prompt` (one user turn) or `turns` (several, as in Spec-Bench), and may have `category`; other keys are ignored.
+A line has `prompt` or `question` (one user turn), `turns` (several, as in Spec-Bench) or `messages` (the user's count), and may have
+`category`; other keys are ignored.
 """
 
 import json
@@ -58,9 +59,21 @@ def _parse(line: str, where: str) -> BenchPrompt:
         entry: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise InvalidRequest(f"{where} is not JSON: {error}", field="prompts") from None
-    turns = entry.get("turns", entry.get("prompt")) if isinstance(entry, dict) else None
+    turns = _turns(entry) if isinstance(entry, dict) else None
     if isinstance(turns, str):
         turns = [turns]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise InvalidRequest(f"{where} needs `prompt`, a text, or `turns`, a list of texts", field="prompts")
+        raise InvalidRequest(
+            f"{where} needs `prompt` or `question`, a text, `turns`, a list of texts, or `messages`", field="prompts"
+        )
     return BenchPrompt(tuple(turns), str(entry.get("category", "default")))
+
+
+def _turns(entry: dict[str, Any]) -> Any:
+    for key in ("turns", "prompt", "question"):
+        if key in entry:
+            return entry[key]
+    messages = entry.get("messages")
+    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+        return None
+    return [message.get("content") for message in messages if message.get("role") == "user"]

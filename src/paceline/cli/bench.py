@@ -43,7 +43,7 @@ def bench(
         Path | None,
         typer.Argument(
             metavar="[FILE]",
-            help="Lines of JSON with `prompt` or, as in Spec-Bench, `turns`, and a `category`. None: a built-in set.",
+            help="Lines of JSON with `prompt`, `question`, `turns` or `messages`, and a `category`. None: a built-in set.",
         ),
     ] = None,
     preset: Annotated[str, typer.Option(help="A scenario, from the list below.")] = DEFAULT.name,
