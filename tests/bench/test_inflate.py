@@ -83,6 +83,9 @@ def test_nothing_is_overwritten_and_nothing_left_half_done(base: Path, tmp_path:
     (tmp_path / "large").mkdir()
     with pytest.raises(InvalidRequest, match="exists"):
         write_folder(large, tmp_path / "large")
+    (tmp_path / "other.part").mkdir()
+    with pytest.raises(InvalidRequest, match=r"other\.part was left by a run that did not end"):
+        write_folder(large, tmp_path / "other")
 
 
 def test_the_command(base: Path, tmp_path: Path) -> None:
@@ -94,6 +97,7 @@ def test_the_command(base: Path, tmp_path: Path) -> None:
     assert json.loads((out / "config.json").read_text())["quantization_config"]["quant_method"] == "compressed-tensors"
     assert open_checkpoint(out).config.hidden_size == 192
     assert not (tmp_path / "large.part").exists()
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1  # who may read one file may read them all
     refused = CliRunner().invoke(cli, ("bench", "inflate", "--shape", "huge", "--out", str(tmp_path / "other")))
     assert refused.exit_code == 2
     assert "choose from: llama-1b" in refused.stderr

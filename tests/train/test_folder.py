@@ -25,6 +25,9 @@ def test_a_saved_draft_comes_back_the_same(kind: str, target: Target, tmp_path: 
     save_draft(tmp_path / "again", first.draft, first.vocabulary, target, WHOSE)
     one, two = (load_file(folder / "model.safetensors") for folder in (tmp_path, tmp_path / "again"))
     assert one.keys() == two.keys()
+    assert (
+        len({path.stat().st_mode for path in (tmp_path / "again").iterdir()}) == 1
+    )  # all may read it who may read one
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert json.loads((tmp_path / "config.json").read_text()) == json.loads(
         (tmp_path / "again/config.json").read_text()

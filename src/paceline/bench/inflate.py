@@ -44,12 +44,16 @@ def write_folder(
     if folder.exists():
         raise InvalidRequest(f"{folder} exists: name a folder that does not, or remove it", field="out")
     work = folder.with_name(folder.name + ".part")
+    if work.exists():
+        raise InvalidRequest(f"{work} was left by a run that did not end: remove it", field="out")
     work.mkdir(parents=True)
     try:
         size = _write_weights(checkpoint, work, progress)
         described = hf_config(checkpoint.config) | _quantization_config(checkpoint)
         (work / "config.json").write_text(json.dumps(described, indent=2) + "\n", "utf-8")
         write_tokenizer(checkpoint.read_tokenizer(), checkpoint.config, work)
+        for file in work.glob("*.safetensors"):  # they are written for their owner alone
+            shutil.copymode(work / "config.json", file)
         work.rename(folder)
     except BaseException:
         shutil.rmtree(work)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,8 +50,9 @@ def save_draft(
     weights = {name: value.to("cpu", torch.bfloat16).contiguous() for name, value in draft.weights().items()}
     part = folder / f"{WEIGHTS}.part"
     save_file(weights | vocabulary.tensors(), part)
-    os.replace(part, folder / WEIGHTS)
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
+    shutil.copymode(folder / "config.json", part)  # it is written for its owner alone
+    os.replace(part, folder / WEIGHTS)
 
 
 def load_draft(folder: Path) -> SavedDraft:
