@@ -1,7 +1,7 @@
 """Prompts to measure with: lines of JSON, one conversation each.
 
-A line has `prompt` or `question` (one user turn), `turns` (several, as in Spec-Bench) or `messages` (the user's count), and may have
-`category`; other keys are ignored.
+A line has `prompt` or `question` (one user turn), `turns` (several, as in Spec-Bench) or `messages` (the user's count);
+it may have `category`; other keys are ignored.
 """
 
 import json
