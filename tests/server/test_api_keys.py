@@ -52,7 +52,7 @@ def test_a_revoked_key_matches_no_more_and_its_name_is_free(tmp_path: Path) -> N
         file.add("ann")
     file.revoke("ann")
     assert not file.read()[0].matches(text)
-    with pytest.raises(InvalidConfig, match="there is no key 'ann'"):
+    with pytest.raises(InvalidConfig, match="there is no valid key 'ann'"):
         file.revoke("ann")
     again = file.add("ann")
     assert [key.matches(again) for key in file.read()] == [False, True]

@@ -4,6 +4,7 @@ A key is `pl-ID-SECRET`. The id, which is no secret, finds the record; the secre
 is as good as a slow one and checking a key costs microseconds.
 """
 
+import difflib
 import fcntl
 import hashlib
 import hmac
@@ -21,7 +22,6 @@ from typing import Any
 
 from paceline.core.config import from_mapping
 from paceline.core.errors import InvalidConfig
-from paceline.server.settings import nearest
 
 SCOPES = ("generate", "metrics", "admin")
 """`generate`: the API. `metrics`: figures about everybody's traffic. `admin`: run-time flags, and metrics."""
@@ -131,7 +131,9 @@ class KeyFile:
             keys = self.read()
             valid = {key.name: key for key in keys if key.revoked is None}
             if name not in valid:
-                raise InvalidConfig(f"there is no key {name!r} in {self.path}; {nearest(name, valid)}")
+                close = difflib.get_close_matches(name, valid, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else "`paceline api-keys list` shows all there are"
+                raise InvalidConfig(f"there is no valid key {name!r} in {self.path}; {hint}")
             self._write([replace(key, revoked=_now()) if key is valid[name] else key for key in keys])
 
     @contextmanager

@@ -47,10 +47,10 @@ breaker and never decides whether a token is accepted.
 ## Run-time flags
 
 `enabled`, `method` and `max_depth` of speculation can be changed while the server runs: `PATCH /admin/flags` with a
-key of the scope `admin` ([access.md](access.md)). They hold from the next step on, for running requests too, and
-`flags_file` remembers them over a restart, with the last 100 changes, who made them and when. `null` gives a choice back
-to the configuration. A flag may lower `max_depth`,
-never raise it, and what a request asks for applies within the flags.
+key of the scope `admin` ([access.md](access.md)). They hold from the next step on, for running requests too;
+`effective` in the answer is how the last step was made, of a cluster what its workers last reported. `flags_file`
+remembers them over a restart, with the last 100 changes, who made them and when. `null` gives a choice back to the
+configuration. A flag may lower `max_depth`, never raise it, and what a request asks for applies within the flags.
 """
 
 
