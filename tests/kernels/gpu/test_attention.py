@@ -156,3 +156,35 @@ def test_queries_may_be_a_view_of_the_joint_projection() -> None:
     view = on_device(joint)[0].unflatten(1, (-1, 64))[:, :6]
     out = paged_attention(view, *tensors, attention_plan(3, 1, 3, 6, 2, 64, DEVICE), SCALE)
     torch.testing.assert_close(out.cpu(), expected, rtol=5e-6, atol=5e-6)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="the interpreter's matrix product rounds by its shape")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("context", "rows"), [(60, 8), (200, 5), (240, 16)])
+@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (16, 2), (9, 3)])
+def test_a_row_of_a_chain_has_the_bits_of_that_row_alone(
+    heads: int, kv_heads: int, context: int, rows: int, window: int | None, dtype: torch.dtype
+) -> None:
+    """Chunks and parts of the context begin where they always do, and no sum depends on the rows beside."""
+    layout = make_layout([context], [rows], BLOCKS)
+    caches = on_device(*(cache.to(dtype) for cache in make_cache(BLOCKS, kv_heads, 64)))
+    q = torch.randn(rows, heads, 64, generator=generator(2)).to(DEVICE, dtype)
+
+    def attend(first: int, count: int) -> Tensor:
+        plan = attention_plan(count, 1, count, heads, kv_heads, 64, DEVICE, num_splits=4)
+        place = on_device(
+            torch.tensor([0, count], dtype=torch.int32), torch.tensor([context + first]).int(), layout.block_tables
+        )
+        return paged_attention(q[first : first + count], *caches, *place, plan, SCALE, window=window)
+
+    together = attend(0, rows)
+    for i in range(rows):
+        assert torch.equal(attend(i, 1)[0], together[i])
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 16])
+def test_up_to_16_rows_are_cut_up_as_one_row_is(rows: int) -> None:
+    alone, together = (attention_plan(count, 1, count, 32, 8, 128, DEVICE) for count in (1, rows))
+    assert together.num_splits == alone.num_splits
+    assert together.tile_keys == alone.tile_keys

@@ -216,6 +216,7 @@ PRODUCTS: dict[str, Callable[[Tensor, LinearWeight], Tensor]] = {
     "add_linear": lambda x, weight: add_linear(x, weight, x[:, :48].contiguous(), x[0, :48].contiguous(), EPS)[0],
     "squares": lambda x, weight: add_linear(x, weight, x[:, :48].contiguous(), x[0, :48].contiguous(), EPS)[1].squares,
     "gate_up": lambda x, weight: gate_up(Normed(x, x.float().square().sum(1, keepdim=True), EPS), weight),
+    "strips": lambda x, weight: gate_up(Normed(x, x[:, :200].float().square().contiguous(), EPS), weight),
 }
 
 

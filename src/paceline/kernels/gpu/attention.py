@@ -3,6 +3,9 @@
 A program computes one tile of rows of one sequence, one key-value head, one part of the context. Where a context is cut
 into parts, each leaves its unnormalised output, maximum and sum in scratch, and the last to arrive joins them in order:
 the result does not depend on which it was. Sums are float32; scores are kept in base 2.
+
+A row's bits are the same whether it is decoded alone or verified in a chain of rows: chunks of keys and parts begin at fixed
+places of the context, and no sum follows the order in which threads happen to hold its terms.
 """
 
 import torch
@@ -15,6 +18,7 @@ from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.layout import BLOCK_SIZE
 
 _LOG2_E = 1.4426950408889634
+_ONES = tl.constexpr(8)  # the narrowest product there is
 
 
 def paged_attention(
@@ -132,13 +136,15 @@ def _attention(
     if WINDOW > 0:
         # Own rows that the first row sees: at least itself, in a chain every earlier one
         first = tl.maximum(context + (1 if TREE else first_row + row_0 + 1) - WINDOW, 0) // KEYS * KEYS
-    num_chunks = tl.cdiv(end - first, KEYS)
-    share = tl.cdiv(num_chunks, SPLITS)
-    num_parts = tl.cdiv(num_chunks, share)  # a short context has fewer parts than there are programs
+    share = KEYS  # keys of a part, which begins at a multiple of it whatever the rows of the pass
+    while SPLITS * share < end - first // share * share:
+        share *= 2
+    first = first // share * share
+    num_parts = tl.cdiv(end - first, share)  # a short context has fewer parts than there are programs
     if split >= num_parts:
         return
-    part_begin = first + split * share * KEYS
-    part_end = tl.minimum(part_begin + share * KEYS, end)
+    part_begin = first + split * share
+    part_end = tl.minimum(part_begin + share, end)
     if WINDOW > 0:
         whole_end = part_begin
     else:
@@ -164,7 +170,7 @@ def _attention(
     keys, values = key_cache + kv_head * WIDTH, value_cache + kv_head * WIDTH
     total = tl.zeros([TILE, PADDED], tl.float32)
     top = tl.full([TILE], float("-inf"), tl.float32)
-    norm = tl.zeros([TILE], tl.float32)
+    norm = tl.zeros([TILE, _ONES], tl.float32)  # every column the same
     total, top, norm = _attend(
         total, top, norm, query, keys, values, table, part_begin, whole_end, context, row, lineage, scale,
         KV_HEADS, WIDTH, PADDED, WINDOW, TREE, PAGE, KEYS, False,
@@ -174,6 +180,7 @@ def _attention(
         KV_HEADS, WIDTH, PADDED, WINDOW, TREE, PAGE, KEYS, True,
     )  # fmt: skip
 
+    norm = tl.max(norm, 1)
     if SPLITS > 1 and num_parts > 1:
         meeting = tile * KV_HEADS + kv_head
         slot = (meeting * SPLITS + split).to(tl.int64)
@@ -220,6 +227,7 @@ def _attend(
 ):
     """One more stretch of keys, begin to end; not MASKED: whole chunks that every row sees."""
     lane = tl.arange(0, PADDED)
+    ones = tl.full([KEYS, _ONES], 1.0, tl.float32).to(query.dtype)
     for chunk in range(begin, end, KEYS):
         index = chunk + tl.arange(0, KEYS)
         if MASKED:
@@ -242,10 +250,10 @@ def _attend(
             scores = tl.where(_visible(index - context, row, lineage, WINDOW, TREE), scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1))
         level = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen nothing yet: no -inf - -inf
-        weights = tl.exp2(scores - level[:, None])
-        decay = tl.exp2(top - level)
-        norm = norm * decay + tl.sum(weights, 1)
-        total = tl.dot(weights.to(query.dtype), value, total * decay[:, None], input_precision="ieee")
+        weights = tl.exp2(scores - level[:, None]).to(query.dtype)
+        decay = tl.exp2(top - level)[:, None]
+        norm = tl.dot(weights, ones, norm * decay, input_precision="ieee")  # a product adds up in one order, a sum does not
+        total = tl.dot(weights, value, total * decay, input_precision="ieee")
         top = new_top
     return total, top, norm
 
@@ -268,25 +276,23 @@ def _join(
     part = tl.arange(0, EVERY)
     is_kept = (part < num_parts)[:, None] & is_live[None, :]
     at = part[:, None] * 2 * TILE + member[None, :]
-    tops = tl.load(sums + at, mask=is_kept, other=float("-inf"), cache_modifier=".cg")  # [EVERY, TILE]
-    norms = tl.load(sums + at + TILE, mask=is_kept, other=0.0, cache_modifier=".cg")
-    level = tl.max(tops, 0)
+    level = tl.max(tl.load(sums + at, mask=is_kept, other=float("-inf"), cache_modifier=".cg"), 0)
     level = tl.where(level == float("-inf"), 0.0, level)
-    norm = tl.sum(norms * tl.exp2(tops - level[None, :]), 0)
+    norm = tl.zeros([TILE], tl.float32)
     total = tl.zeros([TILE, PADDED], tl.float32)
     for first in range(0, num_parts, AT_ONCE):
-        some = first + tl.arange(0, AT_ONCE)
-        is_some = (some < num_parts)[:, None] & is_live[None, :]
-        some_tops = tl.load(
-            sums + some[:, None] * 2 * TILE + member[None, :], mask=is_some, other=float("-inf"), cache_modifier=".cg"
-        )
-        outputs = tl.load(
-            partial + (some[:, None, None] * TILE + member[None, :, None]) * WIDTH + lane[None, None, :],
-            mask=is_some[:, :, None] & (lane < WIDTH)[None, None, :],
-            other=0.0,
-            cache_modifier=".cg",
-        )  # [AT_ONCE, TILE, PADDED]
-        total += tl.sum(outputs * tl.exp2(some_tops - level[None, :])[:, :, None], 0)
+        for i in tl.static_range(AT_ONCE):
+            of_part = sums + (first + i) * 2 * TILE + member
+            is_some = is_live & (first + i < num_parts)
+            factor = tl.exp2(tl.load(of_part, mask=is_some, other=float("-inf"), cache_modifier=".cg") - level)
+            norm += tl.load(of_part + TILE, mask=is_some, other=0.0, cache_modifier=".cg") * factor
+            outputs = tl.load(
+                partial + (first + i) * TILE * WIDTH + member[:, None] * WIDTH + lane[None, :],
+                mask=is_some[:, None] & (lane < WIDTH)[None, :],
+                other=0.0,
+                cache_modifier=".cg",
+            )
+            total += outputs * factor[:, None]
     return total, norm
 
 

@@ -11,6 +11,9 @@ MAX_SPLITS = 64
 _WAVES = 2
 """Programs wanted for each multiprocessor before contexts are left whole."""
 
+_FEW_ROWS = 16
+"""Up to so many rows of a sequence are cut up as one row is, so that their sums run alike."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionPlan:
@@ -50,12 +53,14 @@ def attention_plan(
     More rows of a sequence are right too, only slower. `num_splits` None: as many as fill the device.
     """
     group = num_heads // num_kv_heads
-    tile = _power_of_two(max(16, group, min(max_rows * group, 128)))
+    is_few = max_rows <= _FEW_ROWS
+    tile = _power_of_two(max(16, group, min(max_rows * group, 32 if is_few else 128)))
     tile_rows = tile // group
     # Sequence s owns tiles from starts[s] // tile_rows + s on: enough for its rows, wherever they start
     num_tiles = num_rows // tile_rows + num_sequences
     if num_splits is None:
-        busy = min(num_tiles, num_sequences * -(-max_rows // tile_rows)) * num_kv_heads
+        each = 1 if is_few else -(-max_rows // tile_rows)
+        busy = min(num_tiles, num_sequences * each) * num_kv_heads
         most = max(1, min(MAX_SPLITS, _WAVES * _multiprocessors(torch.device(device)) // busy))
         num_splits = 1 << (most.bit_length() - 1)  # a kernel for each power of two, not for each number
     has_parts = num_splits > 1

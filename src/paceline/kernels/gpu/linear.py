@@ -23,13 +23,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.kernels.gpu.launch import IS_INTERPRETED, PDL, gdc_launch, gdc_wait
+from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.gpu.tiles import Tile, block_rows, tile_for
 from paceline.kernels.gpu.weight_tile import fetch_ahead, load_weights
 from paceline.kernels.linear import LinearWeight
 from paceline.kernels.quantized import GROUP, QuantizedWeight
 
-_ASM = tl.constexpr(not IS_INTERPRETED)
 MAX_ROWS = 64
 """Above this many rows a product is no longer bound by the weights: the vendor's library does it."""
 
@@ -57,14 +56,6 @@ def _norm_factor(squares_ptr, rows, m, k: tl.constexpr, eps, parts, PARTS: tl.co
     inside = (rows[:, None] < m) & (strips < parts)[None, :]
     squares = tl.load(squares_ptr + rows[:, None] * parts + strips[None, :], mask=inside, other=0.0)
     return tl.rsqrt(tl.sum(squares, 1) / k + eps)
-
-
-@triton.jit
-def _square(x):
-    """Rounded before anything is added to it, in every variant of a kernel: a sum's bits do not depend on the rows beside."""
-    if _ASM:
-        return tl.inline_asm_elementwise("mul.rn.f32 $0, $1, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    return x * x
 
 
 @triton.jit
@@ -126,7 +117,9 @@ def _linear_kernel(
         wide = hidden.to(tl.float32)
         weight = tl.load(next_ptr + outs, mask=outs < n, other=0.0).to(tl.float32)
         tl.store(scaled_ptr + place, (wide * weight[:, None]).to(scaled_ptr.dtype.element_ty), mask=inside)
-        squares = tl.sum(_square(tl.where(inside, wide, 0.0)), 0)
+        # In float64 a few squares add up without rounding: in whatever order threads hold them, the bits are the same
+        exact = tl.where(inside, wide, 0.0).to(tl.float64)
+        squares = tl.sum(exact * exact, 0).to(tl.float32)
         tl.store(next_squares_ptr + rows * tl.num_programs(0) + tl.program_id(0), squares, mask=rows < m)
 
 
