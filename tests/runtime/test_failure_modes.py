@@ -22,9 +22,10 @@ from paceline.runtime.kv_pressure import KvPressure
 from paceline.runtime.messages import MAX_DEPTH, Load
 from paceline.runtime.pool_proposer import PoolProposer
 from paceline.runtime.pool_vitals import PoolVitals
+from paceline.runtime.report_messages import Report
 from paceline.runtime.reports import engine_report
 from paceline.runtime.status import worker_statuses
-from paceline.runtime.stream_messages import TO_GATEWAY, Ask, Change, Pulse, Report, Welcome
+from paceline.runtime.stream_messages import TO_GATEWAY, Ask, Change, Pulse, Welcome
 from paceline.runtime.target_line import TargetLine
 from paceline.runtime.transport import Connection
 from paceline.server.metrics import Metrics

@@ -7,8 +7,8 @@ import msgspec
 from paceline.core.flags import SpeculationFlags
 from paceline.engine.snapshot import EngineSnapshot, TrafficReport
 from paceline.runtime.past_reports import PastReports, counts_of
+from paceline.runtime.report_messages import Report, TrafficRecord
 from paceline.runtime.reports import NoDrafts, engine_report, merged_snapshot
-from paceline.runtime.stream_messages import Report, TrafficRecord
 from paceline.speculation.breaker import BreakerState
 
 TRAFFIC = TrafficReport(

@@ -11,9 +11,10 @@ from paceline.core.flags import SpeculationFlags
 from paceline.engine.snapshot import AuditCounts, EngineSnapshot, TierReport, TrafficReport
 from paceline.runtime.directory import Member
 from paceline.runtime.kv_pressure import KvPressure
+from paceline.runtime.report_messages import DrafterRecord, SymptomRecord
 from paceline.runtime.reports import NoDrafts, engine_report, merged_snapshot
 from paceline.runtime.status import worker_statuses
-from paceline.runtime.stream_messages import DrafterRecord, Pulse, SymptomRecord, Welcome
+from paceline.runtime.stream_messages import Pulse, Welcome
 from paceline.runtime.target_line import TargetLine
 from paceline.speculation.breaker import BreakerState
 

@@ -8,7 +8,8 @@ from paceline.engine.loop import EngineLoop
 from paceline.runtime.draft_link import DraftAddress, State
 from paceline.runtime.keys import KeyPair, Security
 from paceline.runtime.pool_proposer import PoolProposer
-from paceline.runtime.stream_messages import DrafterAddress, DrafterRecord, SymptomRecord
+from paceline.runtime.report_messages import DrafterRecord, SymptomRecord
+from paceline.runtime.stream_messages import DrafterAddress
 
 STATES = {State.UP: "ready", State.GREETING: "starting", State.AWAY: "suspected"}
 

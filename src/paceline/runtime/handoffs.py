@@ -23,7 +23,8 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.keys import KeyPair
 from paceline.runtime.pending_prompt import PendingPrompt
 from paceline.runtime.prefill_lines import MAX_PROMPTS, PrefillLines
-from paceline.runtime.stream_messages import DrafterAddress, HandoffRecord
+from paceline.runtime.report_messages import HandoffRecord
+from paceline.runtime.stream_messages import DrafterAddress
 from paceline.speculation.pending import SEQUENCE_ROWS
 from paceline.speculation.proposer import hidden_wanted
 

@@ -8,7 +8,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from paceline.runtime.stream_messages import Report
+from paceline.runtime.report_messages import Report
 
 Key = tuple[str, ...]
 """What is counted, then of which class of traffic, part or reason."""

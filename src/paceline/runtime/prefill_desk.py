@@ -19,7 +19,8 @@ from paceline.engine.handoff_plan import CacheLayout, HandoffPlan
 from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.export_job import ExportJob
-from paceline.runtime.stream_messages import Granted, HandoffRecord, Prefill
+from paceline.runtime.report_messages import HandoffRecord
+from paceline.runtime.stream_messages import Granted, Prefill
 from paceline.runtime.transfer.depot import Depot
 from paceline.runtime.transport import Peer
 

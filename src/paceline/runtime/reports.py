@@ -9,15 +9,15 @@ from paceline.cluster.symptoms import Symptom
 from paceline.core.flags import SpeculationFlags
 from paceline.engine.snapshot import AuditCounts, EngineSnapshot, TierReport, TrafficReport
 from paceline.runtime.past_reports import Key, counts_of
-from paceline.runtime.stream_messages import (
+from paceline.runtime.report_messages import (
     AuditRecord,
-    DrafterAddress,
     DrafterRecord,
     HandoffRecord,
     Report,
     SymptomRecord,
     TrafficRecord,
 )
+from paceline.runtime.stream_messages import DrafterAddress
 from paceline.speculation.breaker import BreakerState
 
 

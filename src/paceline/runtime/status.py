@@ -6,7 +6,8 @@ from paceline.cluster.kv_router import KvRouter, RouterView
 from paceline.core.worker_status import HandoffCounts, Symptom, WorkerStatus
 from paceline.runtime.canaries import CATEGORY
 from paceline.runtime.directory import Member
-from paceline.runtime.stream_messages import DrafterRecord, HandoffRecord, Loading, Report
+from paceline.runtime.report_messages import DrafterRecord, HandoffRecord, Report
+from paceline.runtime.stream_messages import Loading
 from paceline.runtime.target_line import TargetLine
 
 UNSEEN = "unseen"

@@ -13,8 +13,9 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.directory import Member
 from paceline.runtime.keys import KeyPair, Security
 from paceline.runtime.messages import OLDEST, VERSION, Hello
+from paceline.runtime.report_messages import Report
 from paceline.runtime.stream import Stream
-from paceline.runtime.stream_messages import TO_GATEWAY, Ask, Beat, FromTargetWorker, Pulse, Report, Welcome
+from paceline.runtime.stream_messages import TO_GATEWAY, Ask, Beat, FromTargetWorker, Pulse, Welcome
 from paceline.runtime.transport import Connection
 
 REPORT_SECONDS = 1.0

@@ -24,6 +24,7 @@ from paceline.runtime.directory import Directory, Member
 from paceline.runtime.keys import KeyPair
 from paceline.runtime.mailbox import Mailbox
 from paceline.runtime.messages import OLDEST, VERSION, Goodbye
+from paceline.runtime.report_messages import Report
 from paceline.runtime.status import worker_statuses
 from paceline.runtime.stream import Stream, StreamListener
 from paceline.runtime.stream_messages import (
@@ -34,7 +35,6 @@ from paceline.runtime.stream_messages import (
     Outputs,
     Pulse,
     Refused,
-    Report,
     Welcome,
 )
 from paceline.runtime.streams import Streams

@@ -21,6 +21,7 @@ from paceline.runtime.kv_pressure import KvPressure
 from paceline.runtime.kv_publisher import KvPublisher
 from paceline.runtime.messages import OLDEST, VERSION, Goodbye, Hello
 from paceline.runtime.prefill_desk import PrefillDesk
+from paceline.runtime.report_messages import Report
 from paceline.runtime.reports import DraftSide, NoDrafts, engine_report
 from paceline.runtime.stream_messages import (
     MAX_OUTPUTS,
@@ -35,7 +36,6 @@ from paceline.runtime.stream_messages import (
     Prefill,
     Pulse,
     Refused,
-    Report,
     Submit,
     Welcome,
     Withdraw,
