@@ -47,7 +47,12 @@ def up(
     if config.ray is None:
         console.err.print(f"logs: {folder.logs}")
     if not ready:
-        console.fail(f"not every worker was ready within {wait:g} s")
+        short = (
+            ""
+            if config.ray is None
+            else "; `ray status` says whether resources are short, `ray logs` what the workers say"
+        )
+        console.fail(f"not every worker was ready within {wait:g} s{short}")
         raise typer.Exit(1)
 
 
