@@ -1,5 +1,6 @@
 from paceline.cluster.placement import together
-from paceline.core.cluster_config import ClusterConfig, Placement, PoolConfig
+from paceline.core.cluster_config import ClusterConfig
+from paceline.core.pool_config import Placement, PoolConfig
 
 TARGET = PoolConfig("target", "target", "m", replicas=2)
 DRAFT = PoolConfig("draft", "draft", "m", replicas=3, placement=Placement("target"))

@@ -6,9 +6,10 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
-from paceline.core.cluster_config import ClusterConfig, HealthConfig, PoolConfig
+from paceline.core.cluster_config import ClusterConfig, HealthConfig
 from paceline.core.errors import PacelineError
 from paceline.core.output import StepOutput
+from paceline.core.pool_config import PoolConfig
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop

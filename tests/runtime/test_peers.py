@@ -10,8 +10,9 @@ import pytest
 
 from paceline.cluster.peer_hints import PeerHint
 from paceline.cluster.router import RoundRobin
-from paceline.core.cluster_config import ClusterConfig, PoolConfig
+from paceline.core.cluster_config import ClusterConfig
 from paceline.core.output import StepOutput
+from paceline.core.pool_config import PoolConfig
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop

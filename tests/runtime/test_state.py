@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.cluster_config import ClusterConfig, PoolConfig
+from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidConfig
+from paceline.core.pool_config import PoolConfig
 from paceline.runtime.directory import Member
 from paceline.runtime.state import AlreadyUp, StateFolder
 

@@ -1,6 +1,7 @@
 """Which workers share a node. Pure."""
 
-from paceline.core.cluster_config import ClusterConfig, PoolConfig
+from paceline.core.cluster_config import ClusterConfig
+from paceline.core.pool_config import PoolConfig
 
 
 def together(config: ClusterConfig, pool: PoolConfig, worker: int) -> list[PoolConfig]:

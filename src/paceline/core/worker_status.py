@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from paceline.core.cluster_config import Role
+from paceline.core.pool_config import Role
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.core.cluster_config import Role
+from paceline.core.pool_config import Role
 
 
 @dataclass(frozen=True, slots=True)

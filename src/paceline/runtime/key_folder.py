@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from paceline.core.cluster_config import Role
+from paceline.core.pool_config import Role
 from paceline.runtime.keys import KeyPair, Security, generate, load, load_allowed, load_public, public_path, save
 
 Party = Literal["gateway", "target", "draft"]

@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.cluster.placement import together
-from paceline.core.cluster_config import ClusterConfig, PoolConfig
+from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import MissingDependency, PacelineError
+from paceline.core.pool_config import PoolConfig
 from paceline.runtime.directory import Member
 from paceline.runtime.ray_actor import WorkerActor
 from paceline.runtime.worker_spec import WorkerSpec, worker_specs

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.cluster_config import ClusterConfig, Role, Transfer
+from paceline.core.cluster_config import ClusterConfig, Transfer
 from paceline.core.config import EngineConfig, from_mapping
+from paceline.core.pool_config import Role
 from paceline.runtime.directory import Member
 from paceline.runtime.key_folder import PARTY_OF, KeyFolder
 from paceline.runtime.weight_spec import WeightSpec, weight_specs
