@@ -116,7 +116,7 @@ def test_stopping_and_going_on_gives_the_same_draft(folder: Path, tiny_folder: P
     record, _ = run(parts, stop=lambda: next(countdown, None) is None)
     assert record is None
     assert (parts.out / CHECKPOINT).exists()
-    run(parts)
+    assert "going on with the training that was interrupted" in run(parts)[1]
     assert not (parts.out / CHECKPOINT).exists()
     one, two = (load_file(plan.out / "model.safetensors") for plan in (whole, parts))
     assert all(torch.equal(one[name], two[name]) for name in one)

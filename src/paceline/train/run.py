@@ -77,6 +77,8 @@ def _train(plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop
     )
     progress.begin(f"training {plan.kind}")
     progress.note(f"{plan.kind}: {draft.num_parameters / 1e6:.2f} M parameters, {len(text.train):,} rows of text")
+    if (plan.out / CHECKPOINT).exists():
+        progress.note(f"going on with the training that was interrupted in {plan.out}")
     trainer.run(lambda look: _show(progress, look), stop)
     if not trainer.is_done:
         return None
