@@ -291,6 +291,35 @@ def test_a_sibling_does_not_wait_for_a_leader_that_is_gone() -> None:
     assert rows_of(part.schedule()) == {1: 40}
 
 
+def test_a_prompt_that_another_is_computing_is_computed_once() -> None:
+    part, prompt = scheduler(rows=64), list(range(100))
+    first, second = sequence(0, prompt), sequence(1, prompt)
+    other = sequence(2, [*range(30), *range(900, 910)])
+    for one in (first, second, other):
+        part.add(one)
+    assert rows_of(step(part)) == {0: 64}
+    # The rest of the first one's prompt, which holds another block of the second's; of the third all that is shared is there
+    assert rows_of(step(part)) == {0: 36, 2: 24}
+    assert rows_of(step(part)) == {0: 1, 1: 4, 2: 1}
+    assert (first.num_cached, second.num_cached, other.num_cached) == (0, 96, 16)
+
+
+@pytest.mark.parametrize("apart", ["salt", "rank", "short", "no caching"])
+def test_nobody_waits_for_what_is_not_theirs_to_share(apart: str) -> None:
+    part = scheduler(prefix_caching=apart != "no caching")
+    prompt = range(BLOCK_SIZE if apart == "short" else 20)
+    first, second = sequence(0, prompt), sequence(1, prompt)
+    if apart == "salt":
+        second.cache_salt = "own"
+    if apart == "rank":
+        running(part, first, 0)
+        second.priority = -1
+    else:
+        part.add(first)
+    part.add(second)
+    assert rows_of(step(part)) == {0: len(prompt), 1: len(prompt)}
+
+
 def test_prefix_hits_count_towards_computed_and_not_towards_the_budget() -> None:
     part = scheduler(rows=48)
     part.add(sequence(0, range(48)))

@@ -134,7 +134,7 @@ class Scheduler:
         for sequence in list(self.waiting):
             if budget <= 0 or len(self.running) >= self.max_num_seqs:
                 return
-            if self.tables.prefix_caching and self._waits_for_leader(sequence):
+            if self.tables.prefix_caching and (self._waits_for_leader(sequence) or self._is_under_way(sequence)):
                 continue
             if self.tiers is not None and not self.tiers.is_ready(sequence):
                 continue
@@ -164,6 +164,18 @@ class Scheduler:
         """Whether its prompt is being computed right now, by the first choice of the same request."""
         leader = sequence.leader
         return leader is not None and leader.is_prefilling and not leader.is_finished
+
+    def _is_under_way(self, sequence: Sequence) -> bool:
+        """Whether this pass computes a block of it for somebody ranked before it: in the next one it is cached. That is no long
+        wait: rows are left for newcomers only in a pass that ends the prompts of all who run."""
+        ids, salt = sequence.findable_ids, sequence.cache_salt
+        for other in self.running:
+            if not other.is_prefilling or other.cache_salt != salt or _rank(other) > _rank(sequence):
+                continue
+            end = (other.num_computed // BLOCK_SIZE + 1) * BLOCK_SIZE
+            if end < len(ids) and other.ids[:end] == ids[:end]:  # a hit leaves the last token to compute
+                return True
+        return False
 
     def _reserve_drafts(self, rows: dict[Sequence, int]) -> dict[Sequence, int]:
         """Slots for drafts, of what nobody else needs: whatever is not there is not drafted."""
