@@ -1,3 +1,4 @@
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,15 @@ def test_what_cannot_fit_is_refused_before_it_is_read(folder: str, monkeypatch: 
     monkeypatch.setattr(weight_size, "available_memory", lambda: needed)
     loaded = load_model(folder)
     assert loaded.model.weight_bytes == pytest.approx(needed, rel=0.1)
+
+
+def test_files_beside_the_weights_do_not_count(folder: str, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "consolidated.safetensors").write_bytes(b"0" * 10**6)
+    one, two = (weight_bytes(path, open_checkpoint(path), CPU, torch.bfloat16, True) for path in (folder, copy))
+    assert one == two
+    one, two = (weight_bytes(path, open_checkpoint(path), CPU, torch.float32, False) for path in (folder, copy))
+    assert one == two
 
 
 def test_the_size_of_a_model_that_is_only_made() -> None:

@@ -44,6 +44,11 @@ class FolderWeights:
                 f"{folder} has no model.safetensors; pickled weights are not read: save with `safe_serialization=True`"
             )
 
+    @property
+    def file_bytes(self) -> int:
+        """Of the files that hold weights; a folder may have others beside them, with the same weights in another layout."""
+        return sum(path.stat().st_size for path in set(self._shards.values()))
+
     def names(self) -> frozenset[str]:
         return frozenset(self._shards)
 

@@ -10,6 +10,7 @@ from paceline.models.checkpoint import Checkpoint
 from paceline.models.hub import find_model
 from paceline.models.inflate import PREFIX
 from paceline.models.prequantized import SCALES
+from paceline.models.safetensors_folder import FolderWeights
 
 GGUF_GROWTH = 4 / 3
 """A quantised file's half-precision scales are kept in single precision: at the most this much more."""
@@ -27,10 +28,11 @@ def weight_bytes(
         tables = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
         layers = config.num_parameters - tables
         return tables * dtype.itemsize + layers * (1 if quantize else dtype.itemsize)
+    if isinstance(checkpoint.weights, FolderWeights):
+        return checkpoint.weights.file_bytes
     path = find_model(name)
-    files = [path] if path.is_file() else [*path.glob("*.safetensors")] or [*path.glob("*.gguf")]
-    growth = GGUF_GROWTH if files[0].suffix == ".gguf" else 1.0
-    return int(growth * sum(file.stat().st_size for file in files))
+    file = path if path.is_file() else next(path.glob("*.gguf"))
+    return int(GGUF_GROWTH * file.stat().st_size)
 
 
 def check_room(
