@@ -5,17 +5,17 @@ import secrets
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from paceline.cluster.peer_hints import PeerHint
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.flags import SpeculationFlags
-from paceline.core.output import StepOutput
 from paceline.engine.loop import EngineLoop, Event
 from paceline.models.compatibility import fingerprint
 from paceline.runtime.codec import Malformed
+from paceline.runtime.gateway_jobs import GatewayJobs, Job
 from paceline.runtime.handoffs import Handoffs
 from paceline.runtime.kv_pressure import KvPressure
 from paceline.runtime.kv_publisher import KvPublisher
@@ -24,32 +24,27 @@ from paceline.runtime.prefill_desk import PrefillDesk
 from paceline.runtime.report_messages import Report
 from paceline.runtime.reports import DraftSide, NoDrafts, engine_report
 from paceline.runtime.stream_messages import (
-    MAX_OUTPUTS,
     Ask,
     Beat,
     Change,
     Drafters,
     FromGateway,
     Loading,
-    Output,
-    Outputs,
     Prefill,
     Pulse,
-    Refused,
     Submit,
     Welcome,
     Withdraw,
 )
 from paceline.runtime.transport import Listener, Peer
 from paceline.runtime.weight_side import WeightSide
-from paceline.runtime.wire_request import from_submit, to_output
+from paceline.runtime.wire_request import from_submit
 
 logger = logging.getLogger(__name__)
 
 SILENCE = 10.0
 """Seconds after which a gateway that says nothing is taken for dead."""
 IDLE_WAIT = 0.25
-MAX_REASON = 2000
 MAX_JOBS = 8192
 """Requests of one gateway; its own admission keeps far below."""
 
@@ -60,24 +55,6 @@ class Closing(Protocol):
 
 class WorkerFailed(PacelineError):
     """The worker's engine broke: the process should end, and be started again."""
-
-
-@dataclass(slots=True, eq=False)
-class _Job:
-    peer: Peer
-    attempt: int
-    request_id: str
-    counts: defaultdict[int, int]
-    """Output tokens by choice, those committed elsewhere included."""
-    unfinished: int
-
-
-@dataclass(slots=True)
-class _Gateway:
-    heard: float
-    jobs: dict[int, _Job] = field(default_factory=dict)
-    outbox: deque[Outputs | Refused] = field(default_factory=deque)
-    """What its queue did not take yet: no more than the tokens of what it was admitted with."""
 
 
 class TargetWorker:
@@ -117,8 +94,8 @@ class TargetWorker:
         self._pressure = KvPressure()
         self._stop = threading.Event()
         self._numbers = iter(range(2**62))
-        self._gateways: dict[Peer, _Gateway] = {}
-        self._news: deque[tuple[_Job, Event]] = deque()
+        self._gateways: dict[Peer, GatewayJobs] = {}
+        self._news: deque[tuple[Job, Event]] = deque()
 
     @property
     def address(self) -> str:
@@ -167,7 +144,7 @@ class TargetWorker:
     def _hear(self, peer: Peer, message: FromGateway | Malformed) -> None:
         if isinstance(message, Malformed):  # counted by the listener; whoever it was is not taken for alive
             return
-        gateway = self._gateways.setdefault(peer, _Gateway(0.0))
+        gateway = self._gateways.setdefault(peer, GatewayJobs())
         gateway.heard = self._clock.now()
         match message:
             case Submit():
@@ -192,22 +169,21 @@ class TargetWorker:
             case Ask():
                 self._listener.send(peer, self._report())
             case Prefill():
-                self._prefill(peer, message)
+                self._prefill(peer, gateway, message)
             case Goodbye():
                 self._drop(peer)
 
-    def _submit(self, peer: Peer, gateway: _Gateway, message: Submit) -> None:
+    def _submit(self, peer: Peer, gateway: GatewayJobs, message: Submit) -> None:
         if message.epoch != self.epoch:  # meant for the process that was here before
-            self._refuse(peer, message.attempt, PacelineError("that was for another epoch"))
+            gateway.refuse(message.attempt, PacelineError("that was for another epoch"))
             return
         if len(gateway.jobs) >= MAX_JOBS:
-            self._refuse(peer, message.attempt, PacelineError(f"{MAX_JOBS} requests of this gateway are running here"))
+            gateway.refuse(message.attempt, PacelineError(f"{MAX_JOBS} requests of this gateway are running here"))
             return
-        job = _Job(peer, message.attempt, f"{next(self._numbers)}", defaultdict(int), 0)
+        job = Job(peer, message.attempt, f"{next(self._numbers)}")
         try:
             request = from_submit(message, job.request_id)
-            job.counts.update({i: len(tokens) for i, tokens in enumerate(request.committed) if tokens})
-            job.unfinished = len(request.unfinished)
+            job.begin(request)
             gateway.jobs[job.attempt] = job
             if self._handoffs is None:
                 self._loop.submit(request, self._listen(job))
@@ -216,28 +192,27 @@ class TargetWorker:
                 self._handoffs.submit(request, self._listen(job), hint)
         except PacelineError as error:
             gateway.jobs.pop(job.attempt, None)
-            self._refuse(peer, message.attempt, error)
+            gateway.refuse(message.attempt, error)
         except Exception as error:  # whatever a request holds, it must not end the worker for the others
             logger.exception("a request could not be taken")
             gateway.jobs.pop(job.attempt, None)
-            self._refuse(peer, message.attempt, InvalidRequest(f"the request cannot be served: {error!r}"))
+            gateway.refuse(message.attempt, InvalidRequest(f"the request cannot be served: {error!r}"))
 
-    def _prefill(self, peer: Peer, message: Prefill) -> None:
+    def _prefill(self, peer: Peer, gateway: GatewayJobs, message: Prefill) -> None:
         try:
             if self._desk is None:
                 raise InvalidRequest("this worker gives no part of its cache away")
             if message.epoch != self.epoch:
                 raise PacelineError("that was for another epoch")
-            self._listener.send(
-                peer, self._desk.ask(peer, message)
-            )  # if it is lost, whoever asked withdraws it in time
+            granted = self._desk.ask(peer, message)
+            self._listener.send(peer, granted)  # if it is lost, whoever asked withdraws it in time
         except PacelineError as error:
-            self._refuse(peer, message.attempt, error)
+            gateway.refuse(message.attempt, error)
         except Exception as error:  # whatever it holds, it must not end the worker for the others
             logger.exception("a prompt could not be taken")
-            self._refuse(peer, message.attempt, PacelineError(f"it cannot be computed here: {error!r}"))
+            gateway.refuse(message.attempt, PacelineError(f"it cannot be computed here: {error!r}"))
 
-    def _listen(self, job: _Job) -> Callable[[Event], None]:
+    def _listen(self, job: Job) -> Callable[[Event], None]:
         def listen(event: Event) -> None:  # on the engine's thread
             self._news.append((job, event))
             self._listener.wake()
@@ -246,40 +221,15 @@ class TargetWorker:
 
     def _tell(self) -> None:
         """Send what the engine said, one message a gateway."""
-        batches: defaultdict[Peer, list[Output]] = defaultdict(list)
+        news: defaultdict[Peer, list[tuple[Job, Event]]] = defaultdict(list)
         while self._news:
             job, event = self._news.popleft()
-            gateway = self._gateways.get(job.peer)
-            if gateway is None or gateway.jobs.get(job.attempt) is not job:
-                continue
-            if isinstance(event, StepOutput):
-                batches[job.peer].append(self._output(gateway, job, event))
-            else:
-                del gateway.jobs[job.attempt]
-                self._refuse(job.peer, job.attempt, event)
-        for peer, outputs in batches.items():
-            parts = range(0, len(outputs), MAX_OUTPUTS)
-            self._gateways[peer].outbox.extend(Outputs(outputs[i : i + MAX_OUTPUTS]) for i in parts)
+            news[job.peer].append((job, event))
         for peer, gateway in self._gateways.items():
-            while gateway.outbox and self._listener.send(peer, gateway.outbox[0]):
-                gateway.outbox.popleft()
+            gateway.tell(news[peer])
+            gateway.flush(partial(self._listener.send, peer))
 
-    @staticmethod
-    def _output(gateway: _Gateway, job: _Job, event: StepOutput) -> Output:
-        start = job.counts[event.choice]
-        job.counts[event.choice] += len(event.tokens)
-        job.unfinished -= event.finish_reason is not None
-        if job.unfinished == 0:
-            del gateway.jobs[job.attempt]
-        return to_output(event, job.attempt, start)
-
-    def _refuse(self, peer: Peer, attempt: int, error: PacelineError) -> None:
-        field = error.field if isinstance(error, InvalidRequest) else None
-        text = str(error)[:MAX_REASON].encode(errors="replace").decode()  # it may quote what is no text
-        refusal = Refused(attempt, isinstance(error, InvalidRequest), text, field)
-        self._gateways[peer].outbox.append(refusal)
-
-    def _withdraw(self, gateway: _Gateway, attempt: int) -> None:
+    def _withdraw(self, gateway: GatewayJobs, attempt: int) -> None:
         job = gateway.jobs.pop(attempt, None)
         if job is not None and self._loop.is_running:
             self._requests.cancel(job.request_id)
