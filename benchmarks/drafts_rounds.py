@@ -1,9 +1,10 @@
 """Tokens a round by category, through the engine: any method, any sampling, one request at a time.
 
-    python benchmarks/drafts_rounds.py PROMPTS.jsonl --draft FOLDER [--draft FOLDER …] [--method layer_skip …] [--nodes 31]
-        [--tokens 256] [--each 4] [--temperature 0] [--verification coupled] [--model smollm2] [--device auto]
+    python benchmarks/drafts_rounds.py PROMPTS.jsonl --draft FOLDER [--draft FOLDER …] [--method layer_skip …] [--beside FOLDER]
+        [--nodes 31] [--tokens 256] [--each 4] [--temperature 0] [--verification coupled] [--model smollm2] [--device auto]
 
-`--draft` takes folders of trained drafts (their method is run), `--method` methods that need none. The first turn of `--each`
+`--draft` takes folders of trained drafts (their method is run), `--method` methods that need none, or `combined`, of which the
+draft `--beside` it is a part. The first turn of `--each`
 prompts of every category is answered. A row is the method, then tokens a round by category; `drafted` is rows of the target's
 pass a round, `draft ms` what drafting took a round and `rest ms` everything else, prompts included. Tokens a round do not
 depend on the machine, milliseconds do.
@@ -118,6 +119,7 @@ def main() -> None:
     parser.add_argument("prompts", type=Path)
     parser.add_argument("--draft", action="append", default=[])
     parser.add_argument("--method", action="append", default=[])
+    parser.add_argument("--beside")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--nodes", type=int, default=31)
@@ -134,7 +136,8 @@ def main() -> None:
         f"{'method':12} {'draft ms':>9} {'rest ms':>9} {'drafted':>8} {'all':>6} "
         + " ".join(f"{c[:11]:>11}" for c in categories)
     )
-    for draft, method in (*((draft, None) for draft in options.draft), *((None, method) for method in options.method)):
+    runs = [(draft, None) for draft in options.draft] + [(options.beside, method) for method in options.method]
+    for draft, method in runs:
         scores, costs = measure(engine_for(options, draft, method), prompts, options)
         overall = scores["all"]
         row = " ".join(f"{scores[c].tokens_a_round:11.2f}" for c in categories)

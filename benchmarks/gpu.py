@@ -248,6 +248,7 @@ def main() -> None:
             speculation=SpeculationConfig(depth=rule, max_depth=8 if rule == "goodput" else max(options.depths)),
         )
     )
+    engine.rehearse()
     print(
         f"{target}, draft {Path(options.draft or options.base).name}: ready after {time.perf_counter() - started:.1f} s",
         flush=True,

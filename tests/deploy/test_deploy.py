@@ -69,4 +69,6 @@ def test_ray_is_of_one_version() -> None:
     constraints = (DEPLOY.parent / "constraints.txt").read_text()
     version = DOCUMENTS["RayCluster"]["spec"]["rayVersion"]
     assert f"ray=={version}\n" in constraints
-    assert f"'ray[default]=={version}'" in (DEPLOY / "Dockerfile").read_text()  # bare Ray answers none of KubeRay's probes
+    assert (
+        f"'ray[default]=={version}'" in (DEPLOY / "Dockerfile").read_text()
+    )  # bare Ray answers none of KubeRay's probes

@@ -322,3 +322,13 @@ def test_commands_run_between_steps() -> None:
         tokens = inbox.tokens()[0]
         assert {("r", 0): tokens} == plain_text(MODEL, [request("r", PROMPT, max_tokens=40, temperature=0.0)])
         assert on_engine_thread(loop, lambda: loop.engine.speculator.enabled) is False
+
+
+def test_run_returns_when_the_engine_s_thread_has_done_it_or_will_never() -> None:
+    loop = EngineLoop(tiny_engine(MODEL))
+    ran: list[str] = []
+    loop.run(lambda: ran.append(threading.current_thread().name))
+    assert ran == ["paceline-engine"]
+    loop.run(loop.close)
+    with pytest.raises(EngineClosed):
+        loop.run(lambda: None)

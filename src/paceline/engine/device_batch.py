@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.sampling import SamplingParams
 from paceline.engine.device_drafter import NOTHING, DeviceProposer, Drafts, DraftShape, device_drafter
 from paceline.engine.device_flight import Flight, Launch
 from paceline.engine.device_rows import ChainRows, TreeRows
@@ -25,6 +26,8 @@ from paceline.models.graph import Graph
 from paceline.models.output import ForwardOutput
 
 Part = Literal["draft", "follow", "verify", "accept"]
+REHEARSED = (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.9))
+"""One for each `Sampling`."""
 IN_FLIGHT = 2
 """Rounds that may be under way at once: one being computed, one behind it."""
 
@@ -104,6 +107,27 @@ class DeviceBatch:
         launch.end.record()
         return Flight(shape, round_.tree is not None, tuple(limits), launch, len(self._graphs) == num_graphs)
 
+    @torch.inference_mode()
+    def rehearse(self, max_depth: int) -> None:
+        """Every kind of round once, over nobody and unrecorded: kernels are compiled now, not when somebody waits for them.
+        For a batch that is thrown away: what a round leaves on the device is as large as its logits."""
+        nobody, control = [()] * self.size, self._launches[0].control
+        self._write(control.numpy(), [None] * self.size, nobody, nobody)
+        self._control.copy_(control)
+        for rows in range(1, max_depth + 2):  # of drafts that the host is given, too
+            tokens = torch.zeros(self.size * rows, dtype=torch.int64, device=self.device)
+            chain = ChainRows(self.target, self._tables, self.size, rows)
+            chain.forward(tokens, self.seats.state.lengths, -1, self._capture)
+        shapes = {self.drafter.shape(depth) for depth in range(1, max_depth + 1)} if self.drafter else set()
+        for shape in (NOTHING, *shapes):
+            self._part("verify", shape)()
+            for params in REHEARSED:
+                self.board([Seat((0, 0), params, 0, 0)])
+                if shape.nodes:
+                    self._part("draft", shape)()
+                self._part("accept", shape, keeps=bool(self._capture))()
+            self._rounds.clear()
+
     def _write(
         self, control: np.ndarray[Any, Any], limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]
     ) -> None:
@@ -146,7 +170,7 @@ class DeviceBatch:
                 tensor.copy_(before)
         return self._graphs[key]
 
-    def _part(self, part: Part, shape: DraftShape, keeps: bool) -> Callable[[], None]:
+    def _part(self, part: Part, shape: DraftShape, keeps: bool = False) -> Callable[[], None]:
         if part == "verify":
             return self._verify_part(shape)
         if part == "accept":

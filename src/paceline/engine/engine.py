@@ -1,5 +1,6 @@
 """The loop: schedule -> propose -> verify -> commit."""
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from paceline.engine.run_ahead import RunAhead
     from paceline.engine.self_audit import SelfAudit
     from paceline.engine.witness import Witness
+
+logger = logging.getLogger(__name__)
 
 NO_DRAFT = Draft()
 FETCH_SECONDS = 0.005
@@ -85,6 +88,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work
+
+    def rehearse(self) -> None:
+        """Compile ahead what traffic will want, where there is a GPU. Before there is work; it takes a minute the first time
+        on a machine, seconds later."""
+        if self.ahead is None or not self.runner.model.is_complete:
+            return
+        began = self.clock.now()
+        self.ahead.rehearse()
+        logger.info("rounds rehearsed in %.1f s", self.clock.now() - began)
 
     def step(self) -> list[StepOutput]:
         """One pass of the target over everything that is ready."""

@@ -52,6 +52,10 @@ class LLM:
     def _template(self) -> ChatTemplate:
         return ChatTemplate.of(self.tokenizer)
 
+    def rehearse(self) -> None:
+        """Compile ahead what traffic will want, where there is a GPU. Before the first request, or never."""
+        self._loop.run(self.engine.rehearse)
+
     def generate(
         self,
         prompts: str | Sequence[int] | Sequence[Prompt],

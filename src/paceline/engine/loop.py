@@ -105,6 +105,20 @@ class EngineLoop:
             self._check_open()
             self._commands.put(command)
 
+    def run(self, command: Callable[[], None]) -> None:
+        """As `call`, and wait until it is done."""
+        done = threading.Event()
+
+        def execute() -> None:
+            try:
+                command()
+            finally:
+                done.set()
+
+        self.call(execute)
+        while self.is_running and not done.wait(0.1):
+            pass
+
     def close(self) -> None:
         """Cancel what is running and end the thread. Safe to call twice."""
         with self._lock:

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+import torch
+
 from paceline.core.output import StepOutput
 from paceline.core.sequence import Origin, Sequence, Status
 from paceline.engine.device_batch import DeviceBatch
@@ -19,6 +21,7 @@ from paceline.engine.intake import Intake
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import SpeculatedRound, Speculator
 from paceline.models.gpu_runner import GpuRunner, bucket
+from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.verification import Verdict
 
 Commit = Callable[[Sequence, Verdict, int], StepOutput]
@@ -48,6 +51,17 @@ class RunAhead:
         self.num_rounds = 0
         self.last_landed: Landed | None = None
         """What the newest round to come home cost; for those who measure."""
+
+    def rehearse(self) -> None:
+        """Compile what prompts and rounds of any size will want: the first to want it would wait for seconds."""
+        longest = min(self._scheduler.max_batched_tokens, self._intake.limits.max_model_len)
+        self._runner.rehearse(longest)
+        if isinstance(self._proposer, DraftModelProposer) and isinstance(self._proposer.runner, GpuRunner):
+            self._proposer.runner.rehearse(longest)
+        for size in sorted({bucket(count) for count in range(1, self._scheduler.max_num_seqs + 1)}):
+            DeviceBatch(self._runner, self._proposer, size, self._max_depth).rehearse(self._max_depth)
+        if self._runner.device.type == "cuda":  # recording a graph would wait for all of this to be returned
+            torch.cuda.empty_cache()
 
     def step(self) -> list[StepOutput] | None:
         """What the oldest round under way has brought, the next one having been launched; None: the host's turn."""

@@ -53,6 +53,11 @@ class GpuRunner(ModelRunner):
             self._graphs[key] = PassGraph(self, *key)
         return self._graphs[key].run(spans)
 
+    def rehearse(self, longest: int) -> None:
+        """A prompt of each size that makes a difference, up to `longest` tokens; it is written where padding is."""
+        for rows in (*(1 << n for n in range(longest.bit_length())), longest):
+            self.forward([Span([self.scratch_block] * -(-rows // BLOCK_SIZE), 0, [0] * rows, 1)])
+
     def sharing(self, model: DecoderModel) -> "GpuRunner":
         return GpuRunner(model, self.num_blocks, cache=self.cache[: model.config.num_layers])
 

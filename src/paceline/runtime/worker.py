@@ -99,6 +99,7 @@ def _target(
         spec.role == "prefill" or spec.handoff_threshold is not None
     ):  # blocks of a model that was replaced must not be used
         engine.runner.identity = f"{checkpoint_sum(spec.engine.model)[:32]}/{spec.engine.quantization}"
+    engine.rehearse()
     loop = EngineLoop(engine)
     own = None if security is None else security.own
     drafts = PoolSide(proposers[0], loop, own) if proposers else None
@@ -112,28 +113,13 @@ def _target(
     if spec.role == "prefill" or spec.gives:
         depot = Depot(urlsplit(listener.address).hostname or "", security, kinds)
         desk = PrefillDesk(loop, depot, computes=spec.role == "prefill")
-    weights.follow(lambda: _calibrate(loop, spec), lambda: engine.has_work)
+    weights.follow(lambda: loop.run(lambda: calibrate(engine, spec.engine)), lambda: engine.has_work)
     tracing = None
     if spec.trace_endpoint is not None:
         from paceline.runtime.tracing import Tracing
 
         tracing = loop.tracer = Tracing.to(spec.trace_endpoint, spec.name)
     return TargetWorker(spec.name, loop, listener, drafts, publisher, weights, handoffs, desk, tracing)
-
-
-def _calibrate(loop: EngineLoop, spec: WorkerSpec) -> None:
-    """On the engine's thread, and waited for."""
-    done = threading.Event()
-
-    def measure() -> None:
-        try:
-            calibrate(loop.engine, spec.engine)
-        finally:
-            done.set()
-
-    loop.call(measure)
-    while loop.is_running and not done.wait(0.1):
-        pass
 
 
 def _draft(spec: WorkerSpec, security: Security | None, weights: WeightSide) -> Worker:

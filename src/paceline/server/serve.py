@@ -63,7 +63,7 @@ def serve(
         raise MissingDependency(error.name or "fastapi", "the server", "server") from error
 
     configure_logging(config.log_level, with_texts=config.log_requests == "text")
-    open_backend = open_backend or (lambda: LLM(**asdict(config.engine)))
+    open_backend = open_backend or (lambda: _open(config))
     # What is wrong with these is said before a model is loaded
     access, tls = Access.of(config, time.monotonic), Tls.of(config.tls_cert, config.tls_key)
     parse_origins(config.cors_origins)
@@ -141,3 +141,9 @@ def _url(host: str, port: int, is_secure: bool) -> str:
     shown = "127.0.0.1" if host in ("0.0.0.0", "") else "::1" if host == "::" else host
     scheme = "https" if is_secure else "http"
     return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
+
+
+def _open(config: ServerConfig) -> LLM:
+    llm = LLM(**asdict(config.engine))
+    llm.rehearse()
+    return llm

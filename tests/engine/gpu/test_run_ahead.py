@@ -34,10 +34,10 @@ def requests(count: int, max_tokens: int = 5, samplings=SAMPLINGS) -> list[Reque
     ]
 
 
-def ahead_engine(proposer: DraftModelProposer | None, depth=3, **options) -> Engine:
+def ahead_engine(proposer: DraftModelProposer | None, depth=3, max_depth=6, **options) -> Engine:
     engine = tiny_engine(tiny_model(config=SMALL, device=DEVICE), proposer, depth, runner_kind=GpuRunner, **options)
     engine.ahead = RunAhead(
-        engine.runner, proposer, engine.scheduler, engine.speculator, engine.intake, 6, engine.commit_round
+        engine.runner, proposer, engine.scheduler, engine.speculator, engine.intake, max_depth, engine.commit_round
     )
     return engine
 
@@ -108,3 +108,29 @@ def test_a_cancelled_sequence_leaves_the_others_alone():
     assert tokens["r0"] == plain["r0", 0]
     assert tokens["r2"] == plain["r2", 0]
     assert engine.scheduler.tables.pool.num_free == engine.scheduler.tables.pool.num_blocks
+
+
+def test_a_rehearsal_leaves_nothing_behind():
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = ahead_engine(proposer, depth=1, max_depth=1, max_num_seqs=2)
+    runner = engine.runner
+    before = [tensor[: runner.num_blocks].clone() for layer in runner.cache for tensor in layer]
+    engine.rehearse()
+    after = [tensor[: runner.num_blocks] for layer in runner.cache for tensor in layer]
+    assert all(map(torch.equal, before, after))
+    check(engine, requests(2))
+    assert engine.ahead.num_rounds > 0
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="nothing is compiled where kernels are interpreted")
+def test_after_a_rehearsal_nothing_is_compiled(monkeypatch):
+    import triton
+
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = ahead_engine(proposer, max_num_seqs=4)
+    check(engine, requests(1))  # what prompts want
+    engine.rehearse()
+    compiled = []
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **told: compiled.append(told["repr"]))
+    check(engine, requests(4))
+    assert not compiled

@@ -245,14 +245,16 @@ def _attend(
         else:
             key = tl.load(keys + at).to(query.dtype)
             value = tl.load(values + at).to(query.dtype)
-        scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale  # [TILE, KEYS]
+        scores = tl.dot(query, tl.trans(key), input_precision="ieee")  # [TILE, KEYS]
         if MASKED:
             scores = tl.where(_visible(index - context, row, lineage, WINDOW, TREE), scores, float("-inf"))
-        new_top = tl.maximum(top, tl.max(scores, 1))
+        new_top = tl.maximum(top, tl.max(scores, 1) * scale)
         level = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen nothing yet: no -inf - -inf
-        weights = tl.exp2(scores - level[:, None]).to(query.dtype)
+        # Left to itself, the compiler fuses this where nothing is masked and does not where something is
+        weights = tl.exp2(tl.fma(scores, scale, -level[:, None])).to(query.dtype)
         decay = tl.exp2(top - level)[:, None]
-        norm = tl.dot(weights, ones, norm * decay, input_precision="ieee")  # a product adds up in one order, a sum does not
+        # A product adds up in one order; a sum follows the threads
+        norm = tl.dot(weights, ones, norm * decay, input_precision="ieee")
         total = tl.dot(weights, value, total * decay, input_precision="ieee")
         top = new_top
     return total, top, norm
