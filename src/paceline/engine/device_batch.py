@@ -14,16 +14,19 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
-from paceline.engine.device_drafter import NOTHING, DeviceProposer, Drafts, DraftShape, device_drafter
+from paceline.engine.chain_drafter import ChainDrafter
+from paceline.engine.device_drafter import NOTHING, DeviceDrafter, DeviceProposer, Drafts, DraftShape
 from paceline.engine.device_flight import Flight, Launch
 from paceline.engine.device_rows import ChainRows, TreeRows
 from paceline.engine.device_seats import DeviceSeats, Sampling, Seat
+from paceline.engine.tree_drafter import TreeDrafter
 from paceline.kernels.gpu.accept import Accepted, accept_chains
 from paceline.kernels.gpu.accept_tree import AcceptedPath, accept_trees
 from paceline.kernels.gpu.tree_rows import CacheAddresses, move_paths
 from paceline.models.gpu_runner import GpuRunner
 from paceline.models.graph import Graph
 from paceline.models.output import ForwardOutput
+from paceline.speculation.proposers.eagle import EagleProposer
 
 Part = Literal["draft", "follow", "verify", "accept"]
 REHEARSED = (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.9))
@@ -225,3 +228,10 @@ class DeviceBatch:
                 self.drafter.keep(round_.output.inner, path, self._active)
 
         return compute
+
+
+def device_drafter(proposer: DeviceProposer, seats: DeviceSeats, vocab_size: int) -> DeviceDrafter:
+    """`vocab_size` is the target's."""
+    if isinstance(proposer, EagleProposer):
+        return TreeDrafter(proposer, seats)
+    return ChainDrafter(proposer, seats, vocab_size)

@@ -8,7 +8,6 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from paceline.core.sequence import Sequence
-from paceline.engine.device_seats import DeviceSeats
 from paceline.kernels.gpu.accept_tree import AcceptedPath
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer
@@ -99,13 +98,3 @@ class DeviceDrafter(Protocol):
     def take_back(self, running: Seq[Sequence]) -> None:
         """Give those that are still running back to the proposer. No round is under way."""
         ...
-
-
-def device_drafter(proposer: DeviceProposer, seats: DeviceSeats, vocab_size: int) -> DeviceDrafter:
-    """`vocab_size` is the target's."""
-    from paceline.engine.chain_drafter import ChainDrafter
-    from paceline.engine.tree_drafter import TreeDrafter
-
-    if isinstance(proposer, EagleProposer):
-        return TreeDrafter(proposer, seats)
-    return ChainDrafter(proposer, seats, vocab_size)
