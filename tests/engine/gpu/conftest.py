@@ -1,19 +1,3 @@
-from importlib.util import find_spec
+from tests.on_gpu import collect_ignore_glob, dense_weights
 
-import pytest
-import torch
-
-from paceline.kernels import native
-
-if find_spec("triton") is None:
-    collect_ignore_glob = ["test_*.py"]
-elif not torch.cuda.is_available():
-    from tests.kernels.gpu import interpreter
-
-    interpreter.repair()
-
-
-@pytest.fixture(autouse=True)
-def dense_weights(monkeypatch):
-    """Weights as a GPU has them: the CPU would pack them for its own kernels."""
-    monkeypatch.setattr(native, "library", lambda: None)
+__all__ = ["collect_ignore_glob", "dense_weights"]

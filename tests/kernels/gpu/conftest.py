@@ -1,10 +1,3 @@
-from importlib.util import find_spec
+from tests.on_gpu import collect_ignore_glob
 
-import torch
-
-if find_spec("triton") is None:
-    collect_ignore_glob = ["test_*.py"]
-elif not torch.cuda.is_available():
-    from tests.kernels.gpu import interpreter
-
-    interpreter.repair()
+__all__ = ["collect_ignore_glob"]
