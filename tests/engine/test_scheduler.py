@@ -304,6 +304,16 @@ def test_a_prompt_that_another_is_computing_is_computed_once() -> None:
     assert (first.num_cached, second.num_cached, other.num_cached) == (0, 96, 16)
 
 
+def test_who_waits_for_another_s_prompt_keeps_the_place_in_the_queue() -> None:
+    part, prompt = scheduler(seats=2), list(range(40))
+    first, second, other = sequence(0, prompt), sequence(1, prompt), sequence(2, 10)
+    for one in (first, second, other):
+        part.add(one)
+    assert rows_of(step(part)) == {0: 40}
+    assert rows_of(step(part)) == {0: 1, 1: 8}
+    assert part.waiting == [other]
+
+
 @pytest.mark.parametrize("apart", ["salt", "rank", "short", "no caching"])
 def test_nobody_waits_for_what_is_not_theirs_to_share(apart: str) -> None:
     part = scheduler(prefix_caching=apart != "no caching")

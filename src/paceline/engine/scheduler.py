@@ -131,17 +131,21 @@ class Scheduler:
         self.add(sequence)
 
     def _admit(self, rows: dict[Sequence, int], budget: int) -> None:
+        taken = len(self.running)  # seats, those included that are kept for who joins in the next pass
         for sequence in list(self.waiting):
-            if budget <= 0 or len(self.running) >= self.max_num_seqs:
+            if budget <= 0 or taken >= self.max_num_seqs:
                 return
-            if self.tables.prefix_caching and (self._waits_for_leader(sequence) or self._is_under_way(sequence)):
+            if self.tables.prefix_caching and self._is_under_way(sequence):
+                taken += 1  # nobody ranked after it gets in its way
+                continue
+            if self.tables.prefix_caching and self._waits_for_leader(sequence):
                 continue
             if self.tiers is not None and not self.tiers.is_ready(sequence):
                 continue
             cached, _ = self.tables.find(sequence.findable_ids, sequence.cache_salt)
-            # The whole sequence so far, and one block for it and for every running one to speculate and grow into.
+            # The whole sequence so far, and one block for it and for every other one to speculate and grow into.
             needed = blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached)
-            if needed + 1 + len(self.running) > self.tables.pool.num_free and self.running:
+            if needed + 1 + taken > self.tables.pool.num_free and self.running:
                 return
             sequence.num_computed = self.tables.open(sequence.id, sequence.findable_ids, sequence.cache_salt)
             if self.tiers is not None:
@@ -158,10 +162,11 @@ class Scheduler:
                 sequence.num_cached = sequence.num_computed
             rows[sequence] = count
             budget -= count
+            taken += 1
 
     @staticmethod
     def _waits_for_leader(sequence: Sequence) -> bool:
-        """Whether its prompt is being computed right now, by the first choice of the same request."""
+        """Whether its prompt is yet to be computed, by the first choice of the same request."""
         leader = sequence.leader
         return leader is not None and leader.is_prefilling and not leader.is_finished
 
