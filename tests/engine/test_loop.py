@@ -324,11 +324,18 @@ def test_commands_run_between_steps() -> None:
         assert on_engine_thread(loop, lambda: loop.engine.speculator.enabled) is False
 
 
-def test_run_returns_when_the_engine_s_thread_has_done_it_or_will_never() -> None:
+def test_run_returns_when_the_engine_s_thread_has_done_it() -> None:
     loop = EngineLoop(tiny_engine(MODEL))
     ran: list[str] = []
     loop.run(lambda: ran.append(threading.current_thread().name))
     assert ran == ["paceline-engine"]
     loop.run(loop.close)
-    with pytest.raises(EngineClosed):
+    with pytest.raises(EngineClosed, match="make a new LLM"):
         loop.run(lambda: None)
+
+
+def test_run_raises_when_it_will_never_be_done() -> None:
+    loop = EngineLoop(tiny_engine(MODEL))
+    with pytest.raises(EngineClosed, match="ended before"):
+        loop.run(lambda: {}["what fails"])
+    assert not loop.is_running

@@ -106,18 +106,17 @@ class EngineLoop:
             self._commands.put(command)
 
     def run(self, command: Callable[[], None]) -> None:
-        """As `call`, and wait until it is done."""
+        """As `call`, and wait until it is done. `EngineClosed` if the engine's thread ends before or over it."""
         done = threading.Event()
 
         def execute() -> None:
-            try:
-                command()
-            finally:
-                done.set()
+            command()
+            done.set()
 
         self.call(execute)
-        while self.is_running and not done.wait(0.1):
-            pass
+        while not done.wait(0.1):
+            if not self._thread.is_alive() and not done.is_set():
+                raise EngineClosed("the engine ended before that was done: its log says why")
 
     def close(self) -> None:
         """Cancel what is running and end the thread. Safe to call twice."""
