@@ -77,6 +77,16 @@ def test_why_a_worker_ended_is_said(code: str, why: str, tmp_path: Path, caplog:
     assert f"a ended with {why}" in caplog.text
 
 
+def test_a_worker_whose_log_is_gone_is_started_again_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code = f"from pathlib import Path; [log.unlink() for log in Path({str(tmp_path)!r}).glob('a.log')]; exit(4)"
+    one = supervisor(tmp_path, code, VirtualClock())
+    one.start()
+    until(lambda: one.poll() is None and not one.pids)  # type: ignore[func-returns-value]
+    assert "a ended with status 4; it" in caplog.text
+
+
 def test_who_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.supervisor.GRACE", 0.1)
     one = supervisor(tmp_path, STUBBORN)

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -128,7 +129,12 @@ class Supervisor:
 
 def _last_error(log: Path) -> str:
     """` (what it said)`, if the last thing a worker said was an error: its own, or the end of a traceback."""
-    lines = log.read_bytes()[-LAST_BYTES:].decode("utf-8", "replace").splitlines()
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:  # somebody has cleared it away
+        return ""
     last = lines[-1].strip() if lines else ""
     try:
         record = json.loads(last)
