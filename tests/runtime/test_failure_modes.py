@@ -10,6 +10,7 @@ import pytest
 from paceline.cli.console import out
 from paceline.cli.status import view
 from paceline.cluster.pairing import RoundTrip
+from paceline.core.clock import WallClock
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.flags import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, WorkerStatus
@@ -21,7 +22,7 @@ from paceline.runtime.draft_side import PoolSide
 from paceline.runtime.kv_pressure import KvPressure
 from paceline.runtime.messages import MAX_DEPTH, Load
 from paceline.runtime.pool_proposer import PoolProposer
-from paceline.runtime.pool_vitals import PoolVitals
+from paceline.runtime.pool_vitals import STALE, PoolVitals
 from paceline.runtime.report_messages import Report
 from paceline.runtime.reports import engine_report
 from paceline.runtime.status import worker_statuses
@@ -52,13 +53,13 @@ class FakeLink:
         self.round_trip.observe(self.trip, watched=True)
 
 
-def watched(vitals: PoolVitals, link: FakeLink, accepted: int = 4, steps: int = 200) -> DraftLink:
+def watched(vitals: PoolVitals, link: FakeLink, accepted: int = 4, steps: int = 200, now: float = 0.0) -> DraftLink:
     """The same step again and again."""
     fake = cast(DraftLink, link)
     for _ in range(steps):
         vitals.timed(STEP)
         vitals.verified(DEPTH, accepted)
-        vitals.look([fake])
+        vitals.look([fake], now)
     return fake
 
 
@@ -96,7 +97,7 @@ def test_told_once_with_its_figure_and_shown_everywhere(name: str, caplog: pytes
                 pressure.observe(replace(SNAPSHOT, preemptions=5 * look), 10 * look)
         else:
             link, accepted, figure, limit = SICK[name]
-            watched(proposer._vitals, link, accepted)
+            watched(proposer._vitals, link, accepted, now=WallClock().now())
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith(f"{name}: {figure:.4g} against {limit:.4g}; ")
     row = shown(proposer, pressure)
@@ -114,9 +115,27 @@ def test_told_once_with_its_figure_and_shown_everywhere(name: str, caplog: pytes
 def test_a_healthy_pool_has_no_symptom() -> None:
     vitals = PoolVitals()
     link = watched(vitals, FakeLink())
-    assert vitals.active == ()
+    assert vitals.symptoms(0.0) == ()
     assert vitals.depth_cap(link) == MAX_DEPTH
     assert not vitals.wants_ahead(link)
+
+
+def test_nothing_is_wrong_where_nobody_speculates_any_more() -> None:
+    vitals, pressure = PoolVitals(), KvPressure()
+    link = watched(vitals, FakeLink(pass_us=5000), now=100.0)
+    assert [symptom.name for symptom in vitals.symptoms(100.0 + STALE / 2)] == ["slow_draft"]
+    assert vitals.symptoms(100.0 + STALE) == ()
+    assert vitals.depth_cap(link) == 3, "the next request finds the draft as slow as the last one did"
+
+    for look in range(4):
+        pressure.observe(replace(SNAPSHOT, preemptions=5 * look), 10 * look)
+    last, flags = replace(SNAPSHOT, preemptions=15), SpeculationFlags(max_depth=4)
+    for _ in range(9):
+        pressure.observe(last, 30)
+    assert pressure.limit(flags).max_depth == 1, "a long step says nothing"
+    assert [pressure.observe(replace(last, running=0), 30) for _ in range(3)] == [False, False, True]
+    assert pressure.active == ()
+    assert pressure.limit(flags) == flags
 
 
 def test_a_slow_draft_is_asked_for_less() -> None:

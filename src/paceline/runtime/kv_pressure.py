@@ -30,9 +30,12 @@ class KvPressure:
         """Returns whether the pressure set in or ended."""
         before, now = self._last, (snapshot.preemptions, steps)
         self._last = now
-        if before is None or now[1] <= before[1]:
+        if before is None:
             return False
-        rate = (now[0] - before[0]) / (now[1] - before[1])
+        lost, steps_between = now[0] - before[0], now[1] - before[1]
+        if not steps_between and (snapshot.running or snapshot.waiting):  # a long step, which says nothing yet
+            return False
+        rate = lost / steps_between if steps_between else 0.0
         was = bool(self.active)
         for symptom in self._watch.observe(Vitals(preemptions=rate if snapshot.flags.enabled else 0.0)):
             logger.warning("%s", symptom)

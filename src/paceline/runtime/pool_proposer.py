@@ -107,7 +107,7 @@ class PoolProposer:
             for start in range(0, len(asked), MAX_BATCH):
                 link.send(Advance(link.epoch, asked[start : start + MAX_BATCH], ahead), now)
         if batch:  # of plain steps too: while the breaker is open, whatever opened it stays seen
-            self._vitals.look(self._links.values())
+            self._vitals.look(self._links.values(), now)
         if self._fallback is not None:
             self._fallback.observe([p for p in batch if self._riders[p.sequence_id].link is None])
 
@@ -176,7 +176,7 @@ class PoolProposer:
                 for link in self._links.values()
                 for view in (link.view(now),)
             ),
-            symptoms=self._vitals.active,
+            symptoms=self._vitals.symptoms(now),
             waited_steps=self._waited_steps,
             steps=self._steps,
             wait_seconds=self._wait_seconds,

@@ -13,6 +13,8 @@ AHEAD_SHARE = 0.05
 """Where a round trip is mostly longer than this share of a step, drafts are asked to be sent before the verdict is known."""
 SLOWEST = 16.0
 """Recent figures follow new ones by one part in this many."""
+STALE = 10.0
+"""Seconds after the last step in which nothing is said to be wrong any more: nobody speculates."""
 LOOK_EVERY = 4
 """Steps from one look for symptoms to the next: figures that move so slowly need no closer one."""
 
@@ -34,6 +36,7 @@ class PoolVitals:
         self._step, self._gain, self._depth = _Average(), _Average(), _Average()
         self._watch = SymptomWatch()
         self._steps = 0
+        self._looked = 0.0
 
     @property
     def step(self) -> float | None:
@@ -45,9 +48,9 @@ class PoolVitals:
         """Tokens that a draft adds to its sequence's step."""
         return self._gain.value or 1.0
 
-    @property
-    def active(self) -> tuple[Symptom, ...]:
-        return self._watch.active
+    def symptoms(self, now: float) -> tuple[Symptom, ...]:
+        """What goes wrong these days. Any thread may ask."""
+        return self._watch.active if now - self._looked < STALE else ()
 
     def timed(self, step: float) -> None:
         self._step.observe(step)
@@ -67,8 +70,9 @@ class PoolVitals:
             return MAX_DEPTH
         return min(MAX_DEPTH, max(1, int(self._step.value / (link.load.pass_us * 1e-6))))
 
-    def look(self, links: Iterable[DraftLink]) -> None:
+    def look(self, links: Iterable[DraftLink], now: float) -> None:
         """Once a step: log what has just gone wrong."""
+        self._looked = now
         self._steps += 1
         if self._steps % LOOK_EVERY:
             return
