@@ -53,7 +53,7 @@ def test_the_levels_become_trees():
         torch.tensor([[[-0.2, -3.0, -4.0], [-0.3, -5.0, -6.0]]]),
         torch.tensor([[0, 1]]),
     )
-    (tree,) = choose([first, second], [4])
+    (tree,) = choose([first, second], [4], [None])
     assert tree.draft() == ([7, 1, 8, 4], [-1, 0, -1, 2])
-    (tree,) = choose([first, second], [99])
+    (tree,) = choose([first, second], [99], [None])
     assert 9 not in tree.draft()[0]  # impossible

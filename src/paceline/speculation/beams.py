@@ -110,16 +110,16 @@ class Beams:
         return self._model.forward(states, tokens, positions, layout, self._runner.cache, self._plan)
 
 
-def choose(levels: Sequence[Level], budgets: Sequence[int]) -> list[Growth]:
-    """The trees, read from the device in one go."""
+def choose(levels: Sequence[Level], budgets: Sequence[int], max_levels: Sequence[int | None]) -> list[Growth]:
+    """The trees, read from the device in one go; none of more than its budget of nodes and its `max_levels`."""
     tokens = torch.cat([level.tokens.flatten(1) for level in levels], 1).tolist()
     confidence = torch.cat([level.confidence.flatten(1) for level in levels], 1).tolist()
     parents = torch.cat([level.parents for level in levels], 1).tolist()
     trees = []
-    for s, budget in enumerate(budgets):
+    for s, (budget, most) in enumerate(zip(budgets, max_levels, strict=True)):
         tree, row, beam = Growth(budget), 0, 0
         before: list[int] = []  # nodes of the level before, by place
-        for depth, level in enumerate(levels):
+        for depth, level in enumerate(levels[:most]):
             _, width, branches = level.tokens.shape
             nodes: list[int] = []
             for w in range(width):

@@ -38,7 +38,7 @@ def test_against_the_host(levels, width, branches, nodes):
     drafted = torch.full((TREES, nodes), -7, device=DEVICE)
     parents = torch.full((TREES, nodes), -7, dtype=torch.int32, device=DEVICE)
     choose_nodes(candidates, drafted, parents)
-    for tree, growth in enumerate(choose(host, [nodes] * TREES)):
+    for tree, growth in enumerate(choose(host, [nodes] * TREES, [None] * TREES)):
         assert (drafted[tree].tolist(), parents[tree].tolist()) == growth.draft()
 
 

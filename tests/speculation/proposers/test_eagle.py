@@ -1,5 +1,7 @@
 """The tree that the head grows in its lanes is the one that plain torch grows, every path computed from scratch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -59,7 +61,7 @@ def reference(p, slots=None, width=WIDTH):
     inner, _ = target_states(TARGET, p.ids, LAYERS)
     features = torch.cat([inner[layer] for layer in LAYERS], 1)[list(slots)]
     words = proposer()._model.vocabulary
-    tree = Growth(p.depth)
+    tree = Growth(p.depth, p.max_levels)
 
     def grow(node):
         path = tree.path(node)
@@ -105,6 +107,16 @@ def test_sampled_trees(options):
     tree = drafted(proposer(), p)
     assert tree == [reference(p)]
     assert max(depths(tree[0][1])) > 1
+
+
+def test_the_end_of_a_text_bounds_the_levels_of_each_tree():
+    head = proposer()
+    batch = [
+        replace(progress(IDS, 12, end=20, sequence_id=i), max_levels=levels) for i, levels in enumerate((1, 2, None))
+    ]
+    trees = drafted(head, *batch)
+    assert trees == [reference(p) for p in batch]
+    assert [max(depths(parents)) for _, parents in trees[:2]] == [1, 2]
 
 
 def test_round_after_round_and_side_by_side():

@@ -192,8 +192,10 @@ class EagleProposer:
         seats = [
             Seat(self._tables.blocks(r.progress.sequence_id), r.num_cached, len(r.progress.ids) - 2) for r in riders
         ]
-        rules = [self._rules(riders, level, width if level else 1, states) for level in range(min(BLIND_LEVELS, most))]
-        return choose(Beams(self._runner, seats, width, branches).grow(states, rules), budgets)
+        max_levels = [rider.progress.max_levels for rider in riders]
+        deepest = min(most, max(BLIND_LEVELS if count is None else min(count, BLIND_LEVELS) for count in max_levels))
+        rules = [self._rules(riders, level, width if level else 1, states) for level in range(deepest)]
+        return choose(Beams(self._runner, seats, width, branches).grow(states, rules), budgets, max_levels)
 
     def _rules(self, riders: Sequence[_Rider], level: int, width: int, states: Tensor) -> RankRules:
         rows = [replace(row, position=row.position + level) for row in (draft_row(r.progress, ()) for r in riders)]
