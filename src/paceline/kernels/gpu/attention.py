@@ -5,7 +5,8 @@ into parts, each leaves its unnormalised output, maximum and sum in scratch, and
 the result does not depend on which it was. Sums are float32; scores are kept in base 2.
 
 A row's bits are the same whether it is decoded alone or verified in a chain of rows: chunks of keys and parts begin at fixed
-places of the context, and no sum follows the order in which threads happen to hold its terms.
+places of the context, and no sum follows the order in which threads happen to hold its terms. Except in the tile in which
+a context outgrows its parts, which are twice as long from then on: all rows of a tile are cut up as its last one is.
 """
 
 import torch
