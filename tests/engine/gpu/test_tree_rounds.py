@@ -91,6 +91,18 @@ class TestEagle:
         assert proposer.num_free_blocks == 64
         return result
 
+    def test_a_rehearsal_leaves_nothing_behind(self):
+        model = tiny_model(config=SMALL, device=DEVICE)
+        proposer = eagle(model)
+        few = {"max_num_seqs": 1, "max_batched_tokens": 8}
+        engine = ahead(tiny_engine(model, proposer, 7, runner_kind=GpuRunner, **few), proposer)
+        head, cache = proposer.runner, [tensor for layer in engine.runner.cache for tensor in layer]
+        now = [*(part[: engine.runner.num_blocks] for part in cache), *(part[: head.num_blocks] for part in head.cache)]
+        before = [tensor.clone() for tensor in now]
+        engine.rehearse()
+        assert all(map(torch.equal, before, now))
+        check(engine, asked := requests(SAMPLINGS[:1], max_tokens=5), plain_text(model, asked))
+
     def test_same_text(self, monkeypatch):
         replay = Graph.replay
 
