@@ -148,7 +148,7 @@ class ClusterConfig:
     def engines(self) -> dict[str, EngineConfig]:
         """By worker name, `pool-0` and so on. Memory is divided so that all workers of a device fit together, whether they
         speculate now or later."""
-        workers = [(f"{pool.name}-{i}", pool, i) for pool in self.pools for i in range(pool.replicas)]
+        workers = [(name, pool, i) for pool in self.pools for i, name in enumerate(pool.worker_names)]
         shares = device_shares([pool.sharer(name, i) for name, pool, i in workers])
         # Of a GPU that Ray divides a worker gets the fraction that was reserved for it
         parts = {name: min(pool.ray.num_gpus, 1.0) or 1.0 for name, pool, _ in workers}

@@ -102,6 +102,10 @@ class PoolConfig:
                 f"pool {self.name!r}: speculation and draft are settings of target pools; move them there"
             )
 
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        return tuple(f"{self.name}-{i}" for i in range(self.replicas))
+
     def engine(self, worker: int, memory_fraction: float) -> EngineConfig:
         """What worker number `worker` is built from."""
         given = {

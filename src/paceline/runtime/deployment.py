@@ -132,7 +132,7 @@ def down(config: ClusterConfig) -> bool:
 
 def _addresses(config: ClusterConfig) -> Mapping[str, str]:
     """A free port each, and one for the door where it gives its weights; all are held until all are found."""
-    workers = [f"{pool.name}-{i}" for pool in config.pools for i in range(pool.replicas)]
+    workers = [name for pool in config.pools for name in pool.worker_names]
     names = [*workers, *map(door_name, workers)]
     host = "127.0.0.1" if config.host == "auto" else config.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

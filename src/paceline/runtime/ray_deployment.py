@@ -87,8 +87,8 @@ class RayDeployment:
     def _start(self, config: ClusterConfig) -> None:
         actor = self._ray.remote(WorkerActor)
         for pool in config.pools:
-            for i in range(pool.replicas):
-                spec = self._specs[f"{pool.name}-{i}"]
+            for i, name in enumerate(pool.worker_names):
+                spec = self._specs[name]
                 actor.options(
                     name=spec.name,
                     lifetime="detached",
@@ -118,7 +118,7 @@ class RayDeployment:
         return self._ray.util.placement_group(bundles, strategy="STRICT_PACK", name=name, lifetime="detached")
 
     def _groups(self, config: ClusterConfig) -> list[str]:
-        return [f"{config.name}-{pool.name}-{i}" for pool in config.pools for i in range(pool.replicas)]
+        return [f"{config.name}-{name}" for pool in config.pools for name in pool.worker_names]
 
 
 class _Addresses(dict[str, str]):

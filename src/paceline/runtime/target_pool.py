@@ -108,7 +108,7 @@ class TargetPool:
     def workers(self) -> list[WorkerStatus]:
         """Everybody who belongs to the cluster, those included that nobody has found yet, and how they are."""
         pools = self._config.pools
-        named = [Member(f"{pool.name}-{i}", pool.name, pool.role, "") for pool in pools for i in range(pool.replicas)]
+        named = [Member(name, pool.name, pool.role, "") for pool in pools for name in pool.worker_names]
         members = {member.name: member for member in (*named, *self._members)}
         return worker_statuses(members.values(), list(self._lines.values()), self._kv_router)
 

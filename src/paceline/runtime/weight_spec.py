@@ -39,7 +39,7 @@ def weight_specs(config: ClusterConfig, addresses: Mapping[str, str]) -> dict[st
     for pool in config.pools:
         if pool.tensor_parallel_size == 1:
             kind = (PARTY_OF[pool.role], pool.model, pool.dtype, pool.quantization)
-            alike.setdefault(kind, []).extend(f"{pool.name}-{i}" for i in range(pool.replicas))
+            alike.setdefault(kind, []).extend(pool.worker_names)
     limit = config.weights.limit * 1e6
     return {
         name: WeightSpec(addresses[door_name(name)], _others(names, name, addresses), limit)

@@ -81,5 +81,5 @@ def worker_specs(config: ClusterConfig, addresses: Mapping[str, str], threads: i
             trace_endpoint=config.trace_endpoint if pool.role == "target" else None,
         )
         for pool in config.pools
-        for name in (f"{pool.name}-{i}" for i in range(pool.replicas))
+        for name in pool.worker_names
     ]
