@@ -4,7 +4,7 @@ It asks numpy for the integer in an array of one element, which numpy 2.4 refuse
 loaded; it multiplies the bit patterns of bfloat16 as if they were integers; and it does not round when it narrows.
 
 Most of its time goes to what no kernel asks for: it replaces the functions of the language again at each call inside a kernel,
-computes every integer twice to see whether it overflows, and spells out the type of every shape.
+and computes every integer twice to see whether it overflows. For the rest, see quick_interpreter.py.
 """
 
 import functools
@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from triton import language as tl
 from triton.runtime import interpreter
+
+from tests.kernels.gpu.quick_interpreter import hasten
 
 _NARROW = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
 """Stored by the interpreter as unsigned integers."""
@@ -43,24 +45,10 @@ def repair() -> None:
     interpreter._patch_lang_tensor = patch_lang_tensor
     builder.cast_impl = builder.create_fp_to_fp = convert
     builder.create_dot = create_dot
+    hasten()
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)
-    _name_types_when_asked(tl.core.tuple)
-
-
-def _name_types_when_asked(kind: Any) -> None:
-    def construct(self: Any, args: Any, type: Any = None) -> None:
-        self.values = list(args)
-        self._type = tl.core.tuple_type(type) if type is not None and not isinstance(type, tl.core.tuple_type) else type
-
-    def type_of(self: Any) -> Any:
-        if self._type is None:
-            self._type = tl.core._type_for_tuple_values(self.values)
-        return self._type
-
-    kind.__init__ = construct
-    kind.type = property(type_of, lambda self, type: setattr(self, "_type", type))
 
 
 def _to_torch(data: np.ndarray, kind: Any) -> torch.Tensor:
