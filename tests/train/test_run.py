@@ -143,7 +143,8 @@ def test_a_trained_draft_is_not_overwritten(folder: Path, tiny_folder: Path) -> 
     run(plan)
     with pytest.raises(InvalidConfig, match="name another folder, or train it on"):
         run(plan)
-    assert run(plan_of(folder, tiny_folder, "done", evaluate=None, steps=1, start=folder / "done"))[0] is not None
+    same = folder / "done" / ".." / "done"
+    assert run(plan_of(folder, tiny_folder, "done", evaluate=None, steps=1, start=same))[0] is not None
 
 
 def test_minutes_of_training_bound_those_of_writing(folder: Path, tiny_folder: Path) -> None:

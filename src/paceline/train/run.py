@@ -33,7 +33,8 @@ def train(
     """None when `stop` said so before the end: the same plan goes on from there. `command` is for the card."""
     plan.check()
     is_trained = (plan.out / WEIGHTS).exists() and not (plan.out / CHECKPOINT).exists()
-    if is_trained and plan.out not in (plan.lora, plan.start):
+    goes_on = any(path is not None and path.resolve() == plan.out.resolve() for path in (plan.lora, plan.start))
+    if is_trained and not goes_on:
         raise InvalidConfig(
             f"{plan.out} holds a trained draft: name another folder, or train it on with --start {plan.out}"
         )
