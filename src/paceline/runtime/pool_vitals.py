@@ -14,7 +14,7 @@ AHEAD_SHARE = 0.05
 SLOWEST = 16.0
 """Recent figures follow new ones by one part in this many."""
 STALE = 10.0
-"""Seconds after the last step in which nothing is said to be wrong any more: nobody speculates."""
+"""Seconds without a step after which nothing is said to be wrong: nobody speculates."""
 LOOK_EVERY = 4
 """Steps from one look for symptoms to the next: figures that move so slowly need no closer one."""
 
