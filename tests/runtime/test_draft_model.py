@@ -1,12 +1,13 @@
 """Draft pools of distilled drafts: the target's tables without its layers, and the drafts it would have made beside them."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from paceline.core.cluster_config import ClusterConfig, cluster_config
-from paceline.core.errors import IncompatibleDraft
+from paceline.core.errors import IncompatibleDraft, InvalidConfig
 from paceline.engine.build import fit_models
 from paceline.models.load import load_model
 from paceline.models.load_draft import find_draft, load_draft
@@ -59,6 +60,16 @@ def test_a_distilled_draft_is_the_one_beside_its_target(tmp_path: Path) -> None:
     fit = fit_models(spec.engine, tables, draft, CPU, 128)
     assert fit.weight_bytes == draft.model.weight_bytes + tables.model.embedding.nbytes
     assert fit.kv_bytes_per_token == draft.config.kv_bytes_per_token(4)
+
+
+def test_a_distilled_draft_is_not_quantised(tmp_path: Path) -> None:
+    spec = draft_spec(settings(tmp_path, "distilled"))
+    side = WeightSide(None, None)
+    try:
+        with pytest.raises(InvalidConfig, match="leave out `quantization`"):
+            load_draft_model(replace(spec, engine=replace(spec.engine, quantization="int8")), CPU, side)
+    finally:
+        side.close()
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])

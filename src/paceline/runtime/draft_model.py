@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.core.errors import IncompatibleDraft, UnsupportedModel
+from paceline.core.errors import IncompatibleDraft, InvalidConfig, UnsupportedModel
 from paceline.engine.build import pick_dtype, pick_quantization
 from paceline.models.draft_folder import DraftFolder
 from paceline.models.load import LoadedModel
@@ -28,6 +28,8 @@ def load_draft_model(
             f"{folder.name} ({folder.kind}) drafts from hidden states, which stay with the target: name it as `draft` of the "
             "target pool. A draft pool takes whole models and distilled drafts"
         )
+    if config.quantization != "none":
+        raise InvalidConfig(f"{folder.name} was trained and saved as it is: leave out `quantization` of its pool")
     assert spec.target is not None
     tables = load_tables(spec.target, device, dtype)
     draft = load_draft(folder, tables)
