@@ -50,7 +50,7 @@ class _Round:
         self.chain: ChainRows | None = None
         self.tree: TreeRows | None = None
         if drafts is None or drafts.parents is None:
-            self.chain = ChainRows(target, tables, size, rows)
+            self.chain = ChainRows(target, tables, size, rows, target.logits_room(size * rows))
         else:
             self.tree = TreeRows(target, tables, self.report[2], shape.nodes, shape.levels)
         self.drafts = drafts
@@ -113,13 +113,13 @@ class DeviceBatch:
     @torch.inference_mode()
     def rehearse(self, max_depth: int) -> None:
         """Every kind of round once, over nobody and unrecorded: kernels are compiled now, not when somebody waits for them.
-        For a batch that is thrown away: what a round leaves on the device is as large as its logits."""
+        For a batch that is thrown away."""
         nobody, control = [()] * self.size, self._launches[0].control
         self._write(control.numpy(), [None] * self.size, nobody, nobody)
         self._control.copy_(control)
         for rows in range(1, max_depth + 2):  # of drafts that the host is given, too
             tokens = torch.zeros(self.size * rows, dtype=torch.int64, device=self.device)
-            chain = ChainRows(self.target, self._tables, self.size, rows)
+            chain = ChainRows(self.target, self._tables, self.size, rows, self.target.logits_room(len(tokens)))
             chain.forward(tokens, self.seats.state.lengths, -1, self._capture)
         shapes = {self.drafter.shape(depth) for depth in range(1, max_depth + 1)} if self.drafter else set()
         for shape in (NOTHING, *shapes):

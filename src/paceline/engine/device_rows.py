@@ -14,8 +14,10 @@ from paceline.models.output import ForwardOutput
 class ChainRows:
     """`rows` consecutive rows of every sequence of a batch."""
 
-    def __init__(self, runner: GpuRunner, tables: Tensor, batch: int, rows: int) -> None:
+    def __init__(self, runner: GpuRunner, tables: Tensor, batch: int, rows: int, room: Tensor | None = None) -> None:
+        """Logits are written to `room` if there is one: then they are good until somebody else writes there."""
         device = runner.device
+        self._room = room
         self._runner, self._tables, self._rows = runner, tables, rows
         self.positions = torch.zeros(batch * rows, dtype=torch.int64, device=device)
         self._slots = torch.zeros_like(self.positions)
@@ -34,7 +36,15 @@ class ChainRows:
         most = runner.model.config.max_position
         place_rows(lengths, offset, self._tables, self._contexts, self.positions, self._slots, most)
         return gpu_forward(
-            runner.model, tokens, self.positions, self._layout, runner.cache, wanted, capture, plan=self._plan
+            runner.model,
+            tokens,
+            self.positions,
+            self._layout,
+            runner.cache,
+            wanted,
+            capture,
+            plan=self._plan,
+            room=self._room,
         )
 
     def next_positions(self) -> Tensor:
@@ -55,6 +65,7 @@ class TreeRows:
         self._layout = AttentionLayout(self.places.slots, starts, self.places.contexts, tables, self.places.ancestors)
         self._every = torch.arange(rows, device=device)
         self._plan = plan_pass(runner.model, rows, batch, 1 + nodes)
+        self._room = runner.logits_room(rows)
 
     @property
     def positions(self) -> Tensor:
@@ -68,5 +79,13 @@ class TreeRows:
         most = runner.model.config.max_position
         place_trees(lengths, parents, limits, self._levels, self._tables, self.places, most)
         return gpu_forward(
-            runner.model, tokens, self.positions, self._layout, runner.cache, self._every, capture, plan=self._plan
+            runner.model,
+            tokens,
+            self.positions,
+            self._layout,
+            runner.cache,
+            self._every,
+            capture,
+            plan=self._plan,
+            room=self._room,
         )

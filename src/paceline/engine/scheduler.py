@@ -174,6 +174,8 @@ class Scheduler:
         """Whether this pass computes a block of it for somebody ranked before it: in the next one it is cached. That is no long
         wait: rows are left for newcomers only in a pass that ends the prompts of all who run."""
         ids, salt = sequence.findable_ids, sequence.cache_salt
+        if len(ids) <= BLOCK_SIZE:  # no block of it can be a hit: whoever runs need not be looked at
+            return False
         for other in self.running:
             if not other.is_prefilling or other.cache_salt != salt or _rank(other) > _rank(sequence):
                 continue

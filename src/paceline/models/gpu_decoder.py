@@ -43,12 +43,13 @@ def gpu_forward(
     last_hidden: bool = False,
     plan: AttentionPlan | None = None,
     after_layer: "AfterLayer | None" = None,
+    room: Tensor | None = None,  # [R, V] float32
 ) -> ForwardOutput:
-    """As `DecoderModel.forward`, which calls it. `plan` None: made for this pass alone."""
+    """As `DecoderModel.forward`, which calls it. `plan` None: made for this pass alone. `room`: where logits are written."""
     plan = plan or plan_pass(model, len(tokens), len(layout.context_lens), len(tokens))
     is_fused = len(tokens) <= MAX_ROWS and not model.config.qk_norm and model.layers[0].reduce is None
     run = _few_rows if is_fused else _many_rows
-    return run(model, tokens, positions, layout, cache, logit_rows, capture, last_hidden, plan, after_layer)
+    return run(model, tokens, positions, layout, cache, logit_rows, capture, last_hidden, plan, after_layer, room)
 
 
 def _few_rows(
@@ -62,6 +63,7 @@ def _few_rows(
     last_hidden: bool,
     plan: AttentionPlan,
     after_layer: "AfterLayer | None",
+    room: Tensor | None,
 ) -> ForwardOutput:
     config, inner = model.config, {}
     hidden, normed = _enter(model, tokens)
@@ -93,7 +95,7 @@ def _few_rows(
     if logit_rows is not None and len(logit_rows):
         if len(logit_rows) < len(tokens):
             normed = Normed(normed.scaled[logit_rows], normed.squares[logit_rows], normed.eps)
-        logits = model.spread(linear(normed, model.head, out_dtype=torch.float32))
+        logits = model.spread(linear(normed, model.head, out_dtype=torch.float32, out=room))
     return ForwardOutput(logits, last, inner)
 
 
@@ -108,6 +110,7 @@ def _many_rows(
     last_hidden: bool,
     plan: AttentionPlan,
     after_layer: "AfterLayer | None",
+    room: Tensor | None,
 ) -> ForwardOutput:
     eps, inner = model.config.rms_eps, {}
     hidden = model.embed(tokens)
@@ -132,7 +135,7 @@ def _many_rows(
     logits = None
     if logit_rows is not None and len(logit_rows):
         rows = normed if len(logit_rows) == len(tokens) else normed[logit_rows]
-        logits = model.spread(_head_product(rows, model.head))
+        logits = model.spread(_head_product(rows, model.head, room))
     return ForwardOutput(logits, normed if last_hidden else None, inner)
 
 
@@ -162,11 +165,12 @@ def _finish(normed: Normed) -> Tensor:
     return (normed.scaled.float() * torch.rsqrt(mean + normed.eps)).to(normed.scaled.dtype)
 
 
-def _head_product(x: Tensor, weight: LinearWeight) -> Tensor:
+def _head_product(x: Tensor, weight: LinearWeight, room: Tensor | None) -> Tensor:
     """[R, V] float32, never rounded to fewer bits on the way: tokens that tie after rounding did not tie before."""
     if len(x) > MAX_ROWS and x.is_cuda and x.dtype is not torch.float32 and isinstance(weight, DenseWeight):
-        return torch.mm(x, weight.values.t(), out_dtype=torch.float32)
-    return linear(x, weight, out_dtype=torch.float32)
+        logits = torch.mm(x, weight.values.t(), out_dtype=torch.float32)
+        return logits if room is None else room.copy_(logits)
+    return linear(x, weight, out_dtype=torch.float32, out=room)
 
 
 def _product(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:

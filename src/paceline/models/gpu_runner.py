@@ -40,6 +40,7 @@ class GpuRunner(ModelRunner):
         )
         self._graphs: dict[tuple[int, int, bool, tuple[int, ...], bool], PassGraph] = {}
         self.memory_pool = GraphPool(model.device)
+        self._room: Tensor | None = None
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
@@ -52,6 +53,14 @@ class GpuRunner(ModelRunner):
         if key not in self._graphs:
             self._graphs[key] = PassGraph(self, *key)
         return self._graphs[key].run(spans)
+
+    def logits_room(self, rows: int) -> Tensor:
+        """[rows, V] float32, one for all passes that run one after another: a graph that kept logits of its own would keep them
+        for good, and there are many graphs."""
+        if self._room is None or len(self._room) < rows:
+            shape = 1 << (rows - 1).bit_length(), self.model.head.shape[0]
+            self._room = torch.empty(shape, dtype=torch.float32, device=self.device)
+        return self._room[:rows]
 
     def rehearse(self, longest: int) -> None:
         """A prompt of each size that makes a difference, up to `longest` tokens; it is written where padding is."""
@@ -89,6 +98,7 @@ class PassGraph:
         )
         every_row = torch.arange(batch * rows, device=device)
         plan = plan_pass(runner.model, batch * rows, batch, rows)
+        room = runner.logits_room(batch * rows)
 
         def compute() -> ForwardOutput:
             contexts.copy_(self._ints[:, 0])
@@ -102,6 +112,7 @@ class PassGraph:
                 capture,
                 last_hidden,
                 plan,
+                room=room,
             )
 
         self._graph = Graph(compute, device, runner.memory_pool)

@@ -83,3 +83,10 @@ def test_a_model_that_shares_the_memory() -> None:
 
 def test_sizes() -> None:
     assert [bucket(count) for count in (1, 2, 3, 5, 64, 65, 129)] == [1, 2, 4, 8, 64, 128, 192]
+
+
+def test_graphs_share_the_memory_of_their_logits() -> None:
+    """One graph after another: what each kept for itself would add up."""
+    runner = GpuRunner(models(SHAPE)[0], BLOCKS)
+    where = {runner.forward([Span([0, 1], 0, tokens(count), count)]).logits.data_ptr() for count in (8, 4, 2, 1)}
+    assert where == {runner.logits_room(1).data_ptr()}

@@ -228,10 +228,12 @@ def linear(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     tile: Tile | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """x [T, K] -> [T, N]."""
+    """x [T, K] -> [T, N], in `out` if there is one."""
     rows = x.scaled if isinstance(x, Normed) else x
-    out = torch.empty(len(rows), weight.shape[0], dtype=out_dtype or rows.dtype, device=rows.device)
+    if out is None:
+        out = torch.empty(len(rows), weight.shape[0], dtype=out_dtype or rows.dtype, device=rows.device)
     _linear(x, weight, out, bias=bias, tile=tile)
     return out
 
