@@ -14,8 +14,8 @@ from paceline.speculation.ranking import draft_row, rank
 from paceline.speculation.rows import RowContext
 from paceline.speculation.trees import MAX_NODES
 
-BRANCHES = 8
-"""Candidates of each head."""
+BRANCHES = 32
+"""Candidates of each head: where heads are unsure, a wide tree beats a deep one."""
 
 
 @dataclass(slots=True)
