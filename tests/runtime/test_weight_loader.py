@@ -13,10 +13,11 @@ import torch
 
 from paceline.core.clock import VirtualClock
 from paceline.core.config import EngineConfig
-from paceline.core.errors import EngineClosed
+from paceline.core.errors import EngineClosed, OutOfMemory
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.engine.build import build_engine
+from paceline.models import weight_size
 from paceline.models.arriving import Arrivals, ArrivingModel
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.weight_manifest import Manifest, piece_tensors, weight_form
@@ -119,6 +120,15 @@ def test_from_disk_where_there_is_no_peer(loaded: LoadedModel, model: str) -> No
     with loader() as one:
         assert_same(take(one, model), loaded)
         assert one.progress is None
+
+
+def test_a_model_that_does_not_fit_is_refused_before_any_of_it_is_read(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight_size, "available_memory", lambda: 1000)
+    with loader() as one, pytest.raises(OutOfMemory, match="does not fit"):
+        take(one, model)
+    assert one.progress is None
 
 
 def test_from_a_peer_without_any_file_of_the_model(loaded: LoadedModel, model: str) -> None:

@@ -14,6 +14,7 @@ from paceline.models.arriving import Arrivals, ArrivingModel
 from paceline.models.load import LoadedModel, open_checkpoint
 from paceline.models.weight_manifest import Manifest, config_from_json, piece_tensors, weight_form
 from paceline.models.weight_parts import Parts
+from paceline.models.weight_size import check_room
 from paceline.models.weight_stock import WeightStock, tokenizer_from_tensor
 from paceline.models.weights_sum import checkpoint_sum
 from paceline.runtime.keys import Security
@@ -98,6 +99,7 @@ class WeightLoader:
             tried = ", ".join(peer.name for peer in self._peers)
             raise WeightsUnavailable(f"{local.absent}; and no peer gives it{f' ({tried} were asked)' if tried else ''}")
         checkpoint = open_checkpoint(local.name, local.device, local.dtype)
+        check_room(local.name, checkpoint, local.device, local.dtype, local.quantization is not None, ranks=1)
         parts = Parts.of(checkpoint.config)
         self._arrivals = arrivals = Arrivals(parts)
         arrivals.put(parts.tokenizer, {})  # read below, on this thread
