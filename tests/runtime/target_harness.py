@@ -120,10 +120,15 @@ class Heard:
 
     def __init__(self, pool: TargetPool, *requests: Request) -> None:
         self.outputs: list[StepOutput] = []
+        self._pool = pool
         self._events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
-        self._unfinished = sum(request.sampling.n for request in requests)
+        self._unfinished = 0
+        self.ask(*requests)
+
+    def ask(self, *requests: Request) -> None:
+        self._unfinished += sum(request.sampling.n for request in requests)
         for request in requests:
-            pool.submit(request, self._events.put)
+            self._pool.submit(request, self._events.put)
 
     def some(self) -> None:
         """Until one more output came."""
