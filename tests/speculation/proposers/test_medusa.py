@@ -39,7 +39,7 @@ def test_the_likeliest_products_are_drafted(depth):
     ids = torch.arange(24) + TENSORS["d2t"]
     levels = []
     for k in (1, 2, 3):  # head k guesses the token k after the newest
-        best = medusa_logits(TENSORS, TARGET, last[-1], k).softmax(0).topk(8)
+        best = medusa_logits(TENSORS, TARGET, last[-1], k).softmax(0).topk(24)
         levels.append(list(zip(ids[best.indices].tolist(), best.values.tolist(), strict=True)))
     products = {
         tuple(token for token, _ in path): math.prod(value for _, value in path)
