@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -351,3 +352,15 @@ def test_anything_at_any_time(seed: int) -> None:
         assert text == expected[key][: len(text)]
         assert len(text) == len(expected[key]) or key[0] in cancelled
     assert_nothing_held(engine)
+
+
+def test_nobody_waits_for_a_rehearsal() -> None:
+    engine, rehearsed = engine_of(), []
+    engine.ahead = SimpleNamespace(rehearse=lambda: rehearsed.append(engine.has_work), step=lambda: None)  # type: ignore[assignment]
+    engine.add(request("r", PROMPT, max_tokens=2))
+    engine.rehearse()
+    assert rehearsed == []
+    while engine.has_work:
+        engine.step()
+    engine.rehearse()
+    assert rehearsed == [False]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.config import EngineConfig
+from paceline.engine.engine import Engine
 from paceline.runtime.cluster_llm import ClusterLLM
 from paceline.runtime.deployment import running_processes
 from paceline.runtime.key_folder import KeyFolder
@@ -63,6 +64,17 @@ def serving(spec: WorkerSpec) -> Iterator[Worker]:
 
 def gives(worker: Worker) -> None:
     until(lambda: worker._weights._door._stock is not None)  # type: ignore[attr-defined]
+
+
+def test_a_target_warms_up_when_all_its_layers_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, str]] = []
+    monkeypatch.setattr(
+        Engine, "rehearse", lambda one: seen.append((one.runner.model.is_complete, threading.current_thread().name))
+    )
+    engine = EngineConfig(model=checkpoints(tmp_path)[0], device="cpu", **LIMITS)
+    with serving(WorkerSpec("target-0", "target", "target", ANY, engine, weights=WeightSpec(ANY))) as worker:
+        gives(worker)
+    assert seen == [(True, "paceline-engine")]
 
 
 def test_draft_workers_give_each_other_theirs(tmp_path: Path) -> None:

@@ -90,9 +90,9 @@ class Engine:
         return self.scheduler.has_work
 
     def rehearse(self) -> None:
-        """Compile ahead what traffic will want, where there is a GPU. Before there is work; it takes a minute the first time
-        on a machine, seconds later."""
-        if self.ahead is None or not self.runner.model.is_complete:
+        """Compile ahead what traffic will want, where there is a GPU and nobody is being served. It takes a minute the first
+        time on a machine, seconds later."""
+        if self.ahead is None or self.has_work:
             return
         began = self.clock.now()
         self.ahead.rehearse()

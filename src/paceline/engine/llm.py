@@ -53,7 +53,7 @@ class LLM:
         return ChatTemplate.of(self.tokenizer)
 
     def rehearse(self) -> None:
-        """Compile ahead what traffic will want, where there is a GPU. Before the first request, or never."""
+        """Compile ahead what traffic will want, where there is a GPU. Before the first request: later it may do nothing."""
         self._loop.run(self.engine.rehearse)
 
     def generate(

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import torch
 
+from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
 from paceline.core.json_log import log_as
 from paceline.engine.build import (
@@ -22,6 +23,7 @@ from paceline.engine.build import (
     fit_models,
     pick_device,
 )
+from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop
 from paceline.kernels import native
 from paceline.models.compatibility import fingerprint
@@ -99,7 +101,6 @@ def _target(
         spec.role == "prefill" or spec.handoff_threshold is not None
     ):  # blocks of a model that was replaced must not be used
         engine.runner.identity = f"{checkpoint_sum(spec.engine.model)[:32]}/{spec.engine.quantization}"
-    engine.rehearse()
     loop = EngineLoop(engine)
     own = None if security is None else security.own
     drafts = PoolSide(proposers[0], loop, own) if proposers else None
@@ -113,13 +114,19 @@ def _target(
     if spec.role == "prefill" or spec.gives:
         depot = Depot(urlsplit(listener.address).hostname or "", security, kinds)
         desk = PrefillDesk(loop, depot, computes=spec.role == "prefill")
-    weights.follow(lambda: loop.run(lambda: calibrate(engine, spec.engine)), lambda: engine.has_work)
+    weights.follow(lambda: loop.run(lambda: _warm_up(engine, spec.engine)), lambda: engine.has_work)
     tracing = None
     if spec.trace_endpoint is not None:
         from paceline.runtime.tracing import Tracing
 
         tracing = loop.tracer = Tracing.to(spec.trace_endpoint, spec.name)
     return TargetWorker(spec.name, loop, listener, drafts, publisher, weights, handoffs, desk, tracing)
+
+
+def _warm_up(engine: Engine, config: EngineConfig) -> None:
+    """All layers are there, and passes can be run for nobody."""
+    engine.rehearse()
+    calibrate(engine, config)
 
 
 def _draft(spec: WorkerSpec, security: Security | None, weights: WeightSide) -> Worker:
