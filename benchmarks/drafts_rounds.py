@@ -1,7 +1,8 @@
 """Tokens a round by category, through the engine: any method, any sampling, one request at a time.
 
     python benchmarks/drafts_rounds.py PROMPTS.jsonl --draft FOLDER [--draft FOLDER …] [--method layer_skip …] [--beside FOLDER]
-        [--free] [--nodes 31] [--tokens 256] [--each 4] [--temperature 0] [--verification coupled] [--model smollm2] [--device auto]
+        [--free] [--nodes 31] [--tokens 256] [--each 4] [--temperature 0] [--verification coupled] [--model smollm2]
+        [--device auto]
 
 `--draft` takes folders of trained drafts (their method is run), `--method` methods that need none, or `combined`, of which the
 draft `--beside` it is a part; with `--free` it takes drafting for free, as it nearly is in front of a large target. The first
