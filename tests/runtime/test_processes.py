@@ -95,9 +95,14 @@ def member(llm: ClusterLLM, name: str) -> Member:
     return next(m for m in llm.pool._directory.members() if m.name == name)
 
 
-def streams(llm: ClusterLLM, name: str) -> set[str]:
-    """The requests that the gateway has sent to a worker, and that are not over."""
-    return {stream.request.id for stream in list(llm.pool.lines()[name].streams.values())}
+def kill_with_streams(llm: ClusterLLM, pid: int, heard: Heard, late: list[Request]) -> None:
+    """`target-0`, in mid-load however busy the machine is: it may have finished all it had, but is stopped before it gets some
+    of `late`. They must be more than it had: an idle target would get them all."""
+    os.kill(pid, signal.SIGSTOP)
+    heard.ask(*late)
+    ids, line = {request.id for request in late}, llm.pool.lines()["target-0"]
+    until(lambda: any(stream.request.id in ids for stream in list(line.streams.values())))
+    os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
@@ -125,10 +130,7 @@ def test_kill_9_of_a_draft_and_of_a_target_in_mid_load(llm: ClusterLLM, models: 
     os.kill(drafter, signal.SIGKILL)
     for _ in range(400):
         heard.some()
-    os.kill(victim, signal.SIGSTOP)  # what it is sent from now on it cannot finish, should it have finished all it had
-    heard.ask(*late)
-    until(lambda: not {one.id for one in late}.isdisjoint(streams(llm, "target-0")))
-    os.kill(victim, signal.SIGKILL)
+    kill_with_streams(llm, victim, heard, late)
     heard.all()
     assert llm.pool.continued > 0
     while not any(output.accepted for output in heard.outputs):  # how many are in time is for the machine to say

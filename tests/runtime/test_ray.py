@@ -16,7 +16,7 @@ from paceline.runtime.cluster_llm import ClusterLLM
 from paceline.runtime.deployment import observed
 from paceline.runtime.ray_deployment import RayDeployment
 from tests.runtime.target_harness import Heard, until
-from tests.runtime.test_processes import checkpoints, config, plain, requests, tokens
+from tests.runtime.test_processes import checkpoints, config, kill_with_streams, plain, requests, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
@@ -55,11 +55,13 @@ def test_kill_9_on_ray_is_not_noticed_in_the_text(settings: ClusterConfig) -> No
     asked = requests(64)
     with ClusterLLM(settings, deployment, start_seconds=60) as llm:
         until(lambda: len(llm.workers()) == 4 and all(worker.state == "ready" for worker in llm.workers()))
-        heard = Heard(llm.pool, *asked)
-        for victim in ("draft-0", "target-0"):
-            for _ in range(300):
-                heard.some()
-            os.kill(pids[victim][0], signal.SIGKILL)
+        heard = Heard(llm.pool, *asked[:32])
+        for _ in range(300):
+            heard.some()
+        os.kill(pids["draft-0"][0], signal.SIGKILL)
+        for _ in range(300):
+            heard.some()
+        kill_with_streams(llm, pids["target-0"][0], heard, asked[32:])
         assert tokens(heard) == plain(settings.targets[0].model, asked)
         assert llm.pool.continued > 0
     again = RayDeployment.up(settings)  # a new gateway finds the pools, those that Ray started again included
