@@ -322,17 +322,20 @@ class Sampled:
         frontier: list[tuple[int, int, tuple[int, ...]]] = [(i, -1, ()) for i in sequence_ids]
         while frontier:
             contexts = [self._context(self._progress[i], path) for i, _, path in frontier]
-            q = torch.stack([self._q(context) for context in contexts])
+            laws = [self._q(context) for context in contexts]
+            q = torch.stack(laws)
             count = min(self._siblings, q.shape[1])
             best = self.draw(q, contexts).topk(count, dim=1).indices.tolist()
             support = (q > 0).tolist()
             level, frontier = frontier, []
             for row, (i, parent, path) in enumerate(level):
                 for token in best[row]:
-                    if len(nodes[i]) >= self._progress[i].depth or not self.offers(q[row], token, support[row][token]):
+                    if len(nodes[i]) >= self._progress[i].depth or not self.offers(
+                        laws[row], token, support[row][token]
+                    ):
                         break
                     frontier.append((i, len(nodes[i]), (*path, token)))
-                    nodes[i].append((token, parent, q[row]))
+                    nodes[i].append((token, parent, laws[row]))
         drafts = {i: drawn for i, drawn in nodes.items() if drawn}
         if not drafts:
             return DraftBatch.empty()
