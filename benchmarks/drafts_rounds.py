@@ -1,14 +1,14 @@
 """Tokens a round by category, through the engine: any method, any sampling, one request at a time.
 
     python benchmarks/drafts_rounds.py PROMPTS.jsonl --draft FOLDER [--draft FOLDER …] [--method layer_skip …] [--beside FOLDER]
-        [--free] [--nodes 31] [--tokens 256] [--each 4] [--temperature 0] [--verification coupled] [--model smollm2]
+        [--nodes 31] [--tokens 256] [--each 4] [--temperature 0] [--verification coupled] [--model smollm2]
         [--device auto]
 
 `--draft` takes folders of trained drafts (their method is run), `--method` methods that need none, or `combined`, of which the
-draft `--beside` it is a part; with `--free` it takes drafting for free, as it nearly is in front of a large target. The first
-turn of `--each` prompts of every category is answered. A row is the method, then tokens a round by category; `drafted` is rows
-of the target's pass a round, `draft ms` what drafting took a round and `rest ms` everything else, prompts included. Tokens a
-round do not depend on the machine, milliseconds do, and by them `combined` chooses.
+draft `--beside` it is a part. The first turn of `--each` prompts of every category is answered. A row is the method, then
+tokens a round by category; `drafted` is rows of the target's pass a round, `draft ms` what drafting took a round and `rest ms`
+everything else, prompts included. Tokens a round do not depend on the machine (but for `combined`, which goes by time);
+milliseconds do.
 """
 
 import argparse
@@ -19,16 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.bench.prompts import BenchPrompt, load_prompts
-from paceline.core.clock import VirtualClock
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
-from paceline.engine.proposers import LOOKUPS, MODELS
 from paceline.models.chat_template import ChatTemplate
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposers.combined import CombinedProposer
 
 
 @dataclass(slots=True)
@@ -76,7 +73,7 @@ def engine_for(options: argparse.Namespace, draft: str | None, method: str | Non
     speculation = SpeculationConfig(
         method=method, depth="fixed", max_depth=options.nodes, verification=options.verification, breaker_rounds=10**9
     )
-    engine = build_engine(
+    return build_engine(
         EngineConfig(
             model=options.model,
             draft=draft,
@@ -86,11 +83,6 @@ def engine_for(options: argparse.Namespace, draft: str | None, method: str | Non
             speculation=speculation,
         )
     )
-    if options.free:
-        proposers = engine.speculator.proposers
-        lookups, models = ({name: proposers[name] for name in kind if name in proposers} for kind in (LOOKUPS, MODELS))
-        engine.speculator.proposers = {**proposers, "combined": CombinedProposer(lookups, models, VirtualClock())}
-    return engine
 
 
 def measure(
@@ -129,7 +121,6 @@ def main() -> None:
     parser.add_argument("--draft", action="append", default=[])
     parser.add_argument("--method", action="append", default=[])
     parser.add_argument("--beside")
-    parser.add_argument("--free", action="store_true")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--nodes", type=int, default=31)
