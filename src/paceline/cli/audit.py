@@ -19,7 +19,6 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest, MissingDependency, PacelineError
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
-from paceline.models.hub import pick_draft
 from paceline.server.config import ServerConfig
 from paceline.server.trail import TrailBroken
 from paceline.server.trail import verify as verify_trail
@@ -181,10 +180,12 @@ def _run(auditor: Any, workload: "Workload") -> Any:
 
 
 def _about(llm: "LLM", workload: "Workload", prompts: Path) -> dict[str, Any]:
+    from paceline.engine.build import draft_of
+
     engine, sampling = llm.config, workload.sampling
     return {
         "model": engine.model,
-        "draft": pick_draft(engine.draft, engine.model) or "none",
+        "draft": draft_of(engine) or "none",
         "method": llm.snapshot().flags.method,
         "verification": workload.verification,
         "temperature": sampling.temperature,

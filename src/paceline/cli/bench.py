@@ -27,7 +27,6 @@ from paceline.cli.profile_tables import print_profiles
 from paceline.core.clock import WallClock
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
-from paceline.models.hub import pick_draft
 from paceline.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -145,8 +144,10 @@ def _profiles(recorder: Recorder, llm: "LLM") -> list[Profile]:
 
 
 def _about(config: ServerConfig, preset: str, prompts: Path | None, workload: Workload) -> dict[str, Any]:
+    from paceline.engine.build import draft_of
+
     engine, sampling = config.engine, workload.sampling
-    draft = pick_draft(engine.draft, engine.model)
+    draft = draft_of(engine)
     title = (
         f"{engine.model}{f' with draft {draft}' if draft else ''}, temperature {sampling.temperature:g}, "
         f"{workload.concurrency} at a time, up to {sampling.max_tokens} tokens"

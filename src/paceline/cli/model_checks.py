@@ -52,7 +52,7 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
         yield Check("target", _describe(target))
     except PacelineError as error:
         yield Check.problem("target", str(error))
-    name = pick_draft(config.draft, config.model)
+    name = pick_draft(config.draft, config.model, device.type)
     if name is None:
         yield Check.note(
             "draft",

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from paceline.cli import console
 from paceline.core.config import EngineConfig
-from paceline.models.hub import pick_draft
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
@@ -25,6 +24,5 @@ def loaded(config: EngineConfig) -> Iterator["LLM"]:
 
 
 def describe(config: EngineConfig) -> str:
-    name = pick_draft(config.draft, config.model)
-    draft = f" with draft {name}" if name else ""
+    draft = f" with draft {config.draft}" if config.draft not in (None, "none", "auto") else ""
     return f"loading {config.model}{draft} and timing this machine"

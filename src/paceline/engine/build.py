@@ -74,7 +74,7 @@ def _assemble(
     pool: Callable[[LoadedModel], Proposer] | None,
 ) -> Engine:
     device = target.model.device
-    name = pick_draft(config.draft, config.model)
+    name = pick_draft(config.draft, config.model, device.type)
     draft = None if name is None else load_second(name, config, target)
     window = min(config.max_model_len or DEFAULT_WINDOW, target.config.max_position)
     fit = fit_models(config, target, draft, device, window)
@@ -110,6 +110,11 @@ def _assemble(
         run_ahead(engine, config.speculation.max_depth)
     scheduler.tiers = make_tiers(config, runner, tables, clock, window)
     return engine
+
+
+def draft_of(config: EngineConfig) -> str | None:
+    """The draft that an engine of this configuration has here."""
+    return pick_draft(config.draft, config.model, pick_device(config.device).type)
 
 
 def calibrate(engine: Engine, config: EngineConfig) -> None:

@@ -220,3 +220,17 @@ def test_one_depth_does_not_pass_for_all() -> None:
     simulation.run(500)
     best = world.best_rate(0.6, 1) / world.rate(0.6, 1, 0)
     assert simulation.run(300).speedup > 0.97 * best
+
+
+def test_a_decision_against_drafting_stands_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not worked out again at every step, and is at once when the batch changes."""
+    from paceline.speculation.depth import goodput
+
+    world, looks = World(linear), []
+    monkeypatch.setattr(goodput, "allocate", lambda *told, inner=goodput.allocate: looks.append(1) or inner(*told))
+    policy = calibrated(world)
+    Simulation(policy, world, 0.9).run(900)
+    assert 80 <= len(looks) <= 150
+    looks.clear()
+    policy.decide([Candidate(i, "default", 4) for i in range(2)])
+    assert looks

@@ -18,6 +18,9 @@ from paceline.speculation.depth.step_time import StepTime
 
 FIRST_BASELINE, BASELINE_EVERY = 4, 200
 """Steps of drafting after which one is plain: at first, and in the long run."""
+REST = 8
+"""Steps for which a decision against drafting stands, if nothing is drafted meanwhile and the batch stays as large: plain
+steps teach little, and to work it out takes longer than it may where a step takes a few milliseconds."""
 VARY_EVERY = 16
 """Steps of drafting of which one may differ by a draft, to tell c1 from c0."""
 
@@ -37,6 +40,7 @@ class GoodputDepth:
         self._times = StepTime()
         self._probing = Probing(probe_share)
         self._drafting = False
+        self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
         self._since_plain = 0
         self._baseline_every = FIRST_BASELINE
         self._probed: dict[str, float] = {}
@@ -54,6 +58,8 @@ class GoodputDepth:
 
     def observe(self, step: StepObservation) -> None:
         self._times.observe(step)
+        if any(seen.drafted or seen.asked for seen in step.rounds):
+            self._resting = 0
         for seen in step.rounds:
             self._acceptance.observe(seen.category, seen.drafted, seen.accepted, seen.asked, seen.num_nodes, seen.path)
         for category, expected in self._probed.items():
@@ -63,6 +69,7 @@ class GoodputDepth:
                 self._probing.result(category, len(rounds), kept, expected, step.is_timed)
 
     def restart(self, category: str, alpha: float) -> None:
+        self._resting = 0
         self._acceptance.restart(category, alpha)
         self._probing.restart(category)
         self._probed.pop(category, None)
@@ -84,6 +91,9 @@ class GoodputDepth:
 
     def _best(self, batch: Sequence[Candidate]) -> list[int]:
         nothing = [0] * len(batch)
+        if self._resting and len(batch) == self._rested:
+            self._resting -= 1
+            return nothing
         plain = self._times.plain(len(batch))
         costs = self._times.costs(len(batch))
         if not batch or plain is None or costs is None:
@@ -100,7 +110,10 @@ class GoodputDepth:
             return nothing
         self.advantage = best.rate * plain / len(batch)
         self._drafting = self.advantage > 1.0 + (self._margin / 3.0 if self._drafting else self._margin)
-        return best.depths if self._drafting else nothing
+        if self._drafting:
+            return best.depths
+        self._resting, self._rested = REST, len(batch)
+        return nothing
 
     def _vary(self, batch: Sequence[Candidate], depths: list[int]) -> None:
         """One more each, or less where none may have more, for methods that only ever drafted to one depth."""
