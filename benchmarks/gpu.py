@@ -187,7 +187,7 @@ def sweep(engine: Engine, prompts: list[list[int]], options: argparse.Namespace)
 
 
 def transformers(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
-    from benchmarks.gpu_transformers import compare
+    from gpu_transformers import compare
 
     ours = {}
     for name, enabled in (("plain", False), ("speculative", True)):
