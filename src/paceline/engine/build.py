@@ -13,7 +13,7 @@ from paceline.engine.calibration import measure_passes
 from paceline.engine.engine import Engine
 from paceline.engine.heads import head_footprint
 from paceline.engine.intake import Intake, Limits
-from paceline.engine.memory_fit import GIB, Footprint, MemoryFit, memory_fit
+from paceline.engine.memory_fit import GIB, PICKING_BYTES, Footprint, MemoryFit, memory_fit
 from paceline.engine.proposers import make_proposers
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.self_audit import SelfAudit
@@ -247,11 +247,12 @@ def footprint(model: LoadedModel | LoadedHead, config: EngineConfig) -> Footprin
     logit_rows = config.max_num_seqs * (1 + config.speculation.max_depth)
     rows = config.max_batched_tokens
     hidden = rows * (4 * shape.hidden_size + 3 * shape.ffn_size) * width
+    logits = min(logit_rows, rows) * shape.vocab_size * 4
     return Footprint(
         name=model.name,
         weight_bytes=model.model.weight_bytes,
         kv_bytes_per_token=shape.kv_bytes_per_token(1 if config.kv_dtype == "fp8" else width),
-        activation_bytes=hidden + 2 * min(logit_rows, rows) * shape.vocab_size * 4,
+        activation_bytes=hidden + 2 * logits + min(10 * logits, PICKING_BYTES),
     )
 
 

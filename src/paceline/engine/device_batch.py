@@ -101,7 +101,7 @@ class DeviceBatch:
         launch.drafted.record()
         self._graph("verify", shape).replay()
         launch.verified.record()
-        self._graph("accept", shape).replay()
+        self._graph("accept", shape, self.drafter is not None and self.drafter.wants_states).replay()
         round_ = self._round(shape)
         launch.report.copy_(round_.report, non_blocking=True)
         launch.tokens_at(shape.levels).copy_(round_.path.tokens, non_blocking=True)
@@ -111,25 +111,24 @@ class DeviceBatch:
         return Flight(shape, round_.tree is not None, tuple(limits), launch, len(self._graphs) == num_graphs)
 
     @torch.inference_mode()
-    def rehearse(self, max_depth: int) -> None:
-        """Every kind of round once, over nobody and unrecorded: kernels are compiled now, not when somebody waits for them.
-        For a batch that is thrown away."""
+    def rehearse(self, max_depth: int, max_rows: int) -> None:
+        """Record rounds of every shape of up to `max_rows` rows, over nobody: later somebody would wait for it."""
         nobody, control = [()] * self.size, self._launches[0].control
         self._write(control.numpy(), [None] * self.size, nobody, nobody)
         self._control.copy_(control)
-        for rows in range(1, max_depth + 2):  # of drafts that the host is given, too
-            tokens = torch.zeros(self.size * rows, dtype=torch.int64, device=self.device)
-            chain = ChainRows(self.target, self._tables, self.size, rows, self.target.logits_room(len(tokens)))
-            chain.forward(tokens, self.seats.state.lengths, -1, self._capture)
+        keeps = bool(self._capture)
         shapes = {self.drafter.shape(depth) for depth in range(1, max_depth + 1)} if self.drafter else set()
-        for shape in (NOTHING, *shapes):
-            self._part("verify", shape)()
+        for shape in sorted((NOTHING, *shapes), key=lambda shape: -shape.nodes):
+            if self.size * (1 + shape.nodes) > max_rows:
+                continue
+            self._graph("verify", shape)
             for params in REHEARSED:
                 self.board([Seat((0, 0), params, 0, 0)])
                 if shape.nodes:
-                    self._part("draft", shape)()
-                self._part("accept", shape, keeps=bool(self._capture))()
-            self._rounds.clear()
+                    self._graph("draft", shape)
+                self._graph("accept", shape, keeps)
+        if self.drafter:
+            self._graph("follow", NOTHING)
 
     def _write(
         self, control: np.ndarray[Any, Any], limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]
@@ -155,10 +154,9 @@ class DeviceBatch:
             self._rounds[shape] = _Round(self.target, self._tables, self.size, shape, drafts)
         return self._rounds[shape]
 
-    def _graph(self, part: Part, shape: DraftShape) -> Graph[None]:
+    def _graph(self, part: Part, shape: DraftShape, keeps: bool = False) -> Graph[None]:
         # A pass is the same however its rows are picked from
         sampling = self.seats.sampling if part in ("draft", "accept") else None
-        keeps = part == "accept" and self.drafter is not None and self.drafter.wants_states
         key = part, shape, sampling, keeps
         if key not in self._graphs:
             work = self._part(part, shape, keeps)

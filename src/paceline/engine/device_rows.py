@@ -6,7 +6,7 @@ from torch import Tensor
 from paceline.kernels.gpu.rows import place_rows
 from paceline.kernels.gpu.tree_rows import place_trees, tree_places
 from paceline.kernels.layout import AttentionLayout
-from paceline.models.gpu_decoder import gpu_forward, plan_pass
+from paceline.models.gpu_decoder import gpu_forward
 from paceline.models.gpu_runner import GpuRunner
 from paceline.models.output import ForwardOutput
 
@@ -26,7 +26,7 @@ class ChainRows:
         self._layout = AttentionLayout(self._slots, starts, self._contexts, tables)
         self._every = torch.arange(batch * rows, device=device)
         self._last = self._every[rows - 1 :: rows].contiguous()
-        self._plan = plan_pass(runner.model, batch * rows, batch, rows)
+        self._plan = runner.plan(batch * rows, batch, rows)
 
     def forward(
         self, tokens: Tensor, lengths: Tensor, offset: int, capture: tuple[int, ...] = (), last_only: bool = False
@@ -64,7 +64,7 @@ class TreeRows:
         starts = torch.arange(0, rows + 1, 1 + nodes, dtype=torch.int32, device=device)
         self._layout = AttentionLayout(self.places.slots, starts, self.places.contexts, tables, self.places.ancestors)
         self._every = torch.arange(rows, device=device)
-        self._plan = plan_pass(runner.model, rows, batch, 1 + nodes)
+        self._plan = runner.plan(rows, batch, 1 + nodes)
         self._room = runner.logits_room(rows)
 
     @property

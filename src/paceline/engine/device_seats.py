@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
+from paceline.engine.memory_fit import PICKING_BYTES
 from paceline.kernels.gpu.accept import DeviceState
 from paceline.kernels.gpu.pick import PickScratch, pick, pick_greedy, pick_scratch, pick_truncated
 from paceline.speculation.noise import Purpose, stream
@@ -79,7 +80,7 @@ class DeviceSeats:
             if sampling == "sampled":
                 return pick(logits, *noise, scratch[width])
             limits = spread(self.top_k), spread(self.top_p), spread(self.min_p)
-            return pick_truncated(logits, *noise, *limits, scratch[width])
+            return pick_truncated(logits, *noise, *limits, scratch[width], max_bytes=PICKING_BYTES)
 
         return choose
 

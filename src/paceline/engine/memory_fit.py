@@ -6,6 +6,8 @@ from paceline.core.errors import OutOfMemory
 from paceline.kernels.layout import BLOCK_SIZE
 
 GIB = 1 << 30
+PICKING_BYTES = 160 << 20
+"""What picking tokens may take at once: where vocabularies are sorted, 40 bytes a logit."""
 
 
 @dataclass(frozen=True, slots=True)

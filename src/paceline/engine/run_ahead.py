@@ -20,7 +20,8 @@ from paceline.engine.device_seats import Seat
 from paceline.engine.intake import Intake
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import SpeculatedRound, Speculator
-from paceline.models.gpu_runner import GpuRunner, bucket
+from paceline.models.gpu_runner import GpuRunner, bucket, buckets
+from paceline.speculation.proposer import forks
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.verification import Verdict
 
@@ -53,14 +54,17 @@ class RunAhead:
         """What the newest round to come home cost; for those who measure."""
 
     def rehearse(self) -> None:
-        """Compile what prompts and rounds of any size will want: the first to want it would wait for seconds."""
-        longest = min(self._scheduler.max_batched_tokens, self._intake.limits.max_model_len)
-        self._runner.rehearse(longest)
-        if isinstance(self._proposer, DraftModelProposer) and isinstance(self._proposer.runner, GpuRunner):
-            self._proposer.runner.rehearse(longest)
-        for size in sorted({bucket(count) for count in range(1, self._scheduler.max_num_seqs + 1)}):
-            DeviceBatch(self._runner, self._proposer, size, self._max_depth).rehearse(self._max_depth)
-        if self._runner.device.type == "cuda":  # recording a graph would wait for all of this to be returned
+        """Compile what passes of any size will want, and record the rounds: the first to want them would wait for seconds."""
+        scheduler, runner, proposer = self._scheduler, self._runner, self._proposer
+        sizes = scheduler.max_num_seqs, scheduler.max_batched_tokens, self._intake.limits.max_model_len
+        runner.rehearse(*sizes, has_trees=any(forks(other) for other in self._speculator.proposers.values()))
+        if isinstance(proposer, DraftModelProposer) and isinstance(proposer.runner, GpuRunner):
+            proposer.runner.rehearse(*sizes)
+        for size in reversed(
+            buckets(scheduler.max_num_seqs)
+        ):  # the largest logits first: the others share their memory
+            self._batch_of(size).rehearse(self._max_depth, scheduler.max_batched_tokens)
+        if runner.device.type == "cuda":  # recording a graph would wait for all of this to be returned
             torch.cuda.empty_cache()
 
     def step(self) -> list[StepOutput] | None:
@@ -108,7 +112,9 @@ class RunAhead:
     @property
     def _batch(self) -> DeviceBatch:
         """Of the size that the seats need."""
-        size = bucket(len(self._seats))
+        return self._batch_of(bucket(len(self._seats)))
+
+    def _batch_of(self, size: int) -> DeviceBatch:
         if size not in self._batches:
             self._batches[size] = DeviceBatch(self._runner, self._proposer, size, self._max_depth)
         return self._batches[size]
@@ -123,16 +129,19 @@ class RunAhead:
     def _launch(self, running: Seq[Sequence]) -> bool:
         """Behind whatever is under way. False, and nothing happens, if it needs the host."""
         self._speculator.decide(running)
-        batch, depth = self._batch, max(sequence.depth for sequence in running)
-        drafter = batch.drafter
+        batch = self._batch
+        drafter, most = batch.drafter, self._scheduler.max_batched_tokens // batch.size - 1
+        depth = min(most, max(sequence.depth for sequence in running))
         # A round is as large for all as for the largest: where few are drafted, the host's ragged pass is cheaper
-        if depth and (
+        if depth > 0 and (
             drafter is None
             or not drafter.can_draft(running)
             or 2 * sum(s.depth for s in running) < depth * len(running)
         ):
             return False
-        shape = drafter.shape(depth) if drafter and depth else NOTHING
+        shape = drafter.shape(depth) if drafter and depth > 0 else NOTHING
+        if shape.nodes > most:
+            shape = NOTHING
         # A round computes its nodes, and commits a path of them and one token more
         ahead = sum(flight.shape.levels + 1 for flight in self._flights) + shape.nodes + 1
         window, tables = self._intake.limits.max_model_len, self._scheduler.tables

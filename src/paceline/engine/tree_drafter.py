@@ -12,6 +12,7 @@ from paceline.engine.device_drafter import Drafts, DraftShape
 from paceline.engine.device_seats import DeviceSeats
 from paceline.engine.tree_growth import SHAPES, TreeGrowth, fresh_pass
 from paceline.kernels.gpu.accept_tree import AcceptedPath
+from paceline.kernels.gpu.attention_plan import AttentionScratch
 from paceline.kernels.gpu.head_rows import fresh_states, keep_fresh
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.tables import blocks_for
@@ -36,6 +37,7 @@ class TreeDrafter:
         self.table_width = blocks_for(longest + ROOM) + 1
         width = len(self.capture) * model.config.hidden_size
         self._fresh = fresh_states(seats.size, FRESH, width, model.dtype, seats.device)
+        self._scratch = AttentionScratch(seats.device)
         self._growths: dict[DraftShape, TreeGrowth] = {}
         self._boarded: list[int] = []
         self._current: set[int] = set()
@@ -109,7 +111,7 @@ class TreeDrafter:
         return self._growth(shape).part(self._seats.sampling)
 
     def follow(self) -> Callable[[], None]:
-        run = fresh_pass(self._runner, self._fresh, self._tables, self._seats)
+        run = fresh_pass(self._runner, self._fresh, self._tables, self._seats, self._scratch)
 
         def compute() -> None:
             run()
@@ -140,5 +142,7 @@ class TreeDrafter:
 
     def _growth(self, shape: DraftShape) -> TreeGrowth:
         if shape not in self._growths:
-            self._growths[shape] = TreeGrowth(self._runner, self._fresh, self._tables, self._seats, shape.nodes)
+            self._growths[shape] = TreeGrowth(
+                self._runner, self._fresh, self._tables, self._seats, self._scratch, shape.nodes
+            )
         return self._growths[shape]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.engine.device_seats import DeviceSeats, Sampling
+from paceline.kernels.gpu.attention_plan import AttentionScratch
 from paceline.kernels.gpu.growth import candidate_buffers, choose_nodes, grow_level
 from paceline.kernels.gpu.head_rows import FreshStates, HeadPlaces, head_places, place_fresh
 from paceline.kernels.gpu.linear import Normed
@@ -36,7 +37,12 @@ SHAPES = {7: TreeShape(3, 4, 4), 15: TreeShape(4, 8, 8), 31: TreeShape(5, 8, 8)}
 
 
 def fresh_pass(
-    runner: EagleRunner, fresh: FreshStates, tables: Tensor, seats: DeviceSeats, places: HeadPlaces | None = None
+    runner: EagleRunner,
+    fresh: FreshStates,
+    tables: Tensor,
+    seats: DeviceSeats,
+    scratch: AttentionScratch,
+    places: HeadPlaces | None = None,
 ) -> Callable[[], tuple[Tensor, Normed]]:
     """Caches the fresh states; what the head makes of them, [S * F, D]."""
     batch, rows = fresh.tokens.shape
@@ -44,7 +50,7 @@ def fresh_pass(
     at = places or head_places(batch, rows, 1, 1, seats.device)
     starts = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=seats.device)
     layout = AttentionLayout(at.positions, starts, at.contexts, tables)  # slots: found by the kernels
-    plan = plan_eagle(model, batch * rows, batch)
+    plan = plan_eagle(model, batch * rows, batch, scratch)
 
     def run() -> tuple[Tensor, Normed]:
         place_fresh(seats.state.lengths, fresh, at, len(model.cos))
@@ -57,8 +63,17 @@ def fresh_pass(
 class TreeGrowth:
     """Trees of `nodes` nodes for every seat. Nodes come best first: whoever cuts a tree short keeps the better part."""
 
-    def __init__(self, runner: EagleRunner, fresh: FreshStates, tables: Tensor, seats: DeviceSeats, nodes: int) -> None:
+    def __init__(
+        self,
+        runner: EagleRunner,
+        fresh: FreshStates,
+        tables: Tensor,
+        seats: DeviceSeats,
+        scratch: AttentionScratch,
+        nodes: int,
+    ) -> None:
         self._runner, self._fresh, self._tables, self._seats = runner, fresh, tables, seats
+        self._scratch = scratch
         size, device = seats.size, seats.device
         self._columns = runner.model.vocabulary.head.shape[0]
         shape = SHAPES[nodes]
@@ -73,13 +88,13 @@ class TreeGrowth:
             AttentionLayout(beams.rows, starts, fresh.num_cached, tables, beams.lineage.flatten())
             for beams in self._beams
         ]
-        self._plan = plan_eagle(runner.model, size * self._width, size)
+        self._plan = plan_eagle(runner.model, size * self._width, size, scratch)
 
     def part(self, sampling: Sampling) -> Callable[[], None]:
         """Grow and choose, ranked by how the seats pick their tokens."""
         seats, runner, model, width = self._seats, self._runner, self._runner.model, self._width
         places = head_places(seats.size, self._fresh.tokens.shape[1], self._levels, width, seats.device)
-        enter = fresh_pass(runner, self._fresh, self._tables, seats, places)
+        enter = fresh_pass(runner, self._fresh, self._tables, seats, self._scratch, places)
         rankings = [self._ranking(sampling, rows) for rows in (1, width)]
 
         def compute() -> None:

@@ -12,7 +12,7 @@ from torch.nn.functional import linear as dense_linear
 
 from paceline.kernels.gpu.activation import silu_mul
 from paceline.kernels.gpu.attention import paged_attention
-from paceline.kernels.gpu.attention_plan import AttentionPlan, attention_plan
+from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, attention_plan
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.gpu.rotary import rotate_and_store
@@ -24,12 +24,13 @@ if TYPE_CHECKING:
     from paceline.models.llama import AfterLayer, DecoderModel
 
 
-def plan_pass(model: "DecoderModel", rows: int, sequences: int, max_rows: int) -> AttentionPlan:
+def plan_pass(
+    model: "DecoderModel", rows: int, sequences: int, max_rows: int, scratch: AttentionScratch | None = None
+) -> AttentionPlan:
     """How attention is cut up for passes of this size; make it once for each size that recurs."""
-    config = model.config
-    return attention_plan(
-        rows, sequences, max_rows, config.num_heads, config.num_kv_heads, config.head_dim, model.device
-    )
+    c = model.config
+    heads = c.num_heads, c.num_kv_heads, c.head_dim
+    return attention_plan(rows, sequences, max_rows, *heads, model.device, scratch=scratch)
 
 
 def gpu_forward(
@@ -168,8 +169,9 @@ def _finish(normed: Normed) -> Tensor:
 def _head_product(x: Tensor, weight: LinearWeight, room: Tensor | None) -> Tensor:
     """[R, V] float32, never rounded to fewer bits on the way: tokens that tie after rounding did not tie before."""
     if len(x) > MAX_ROWS and x.is_cuda and x.dtype is not torch.float32 and isinstance(weight, DenseWeight):
-        logits = torch.mm(x, weight.values.t(), out_dtype=torch.float32)
-        return logits if room is None else room.copy_(logits)
+        if room is None:
+            return torch.mm(x, weight.values.t(), out_dtype=torch.float32)
+        return torch.mm(x, weight.values.t(), out_dtype=torch.float32, out=room)
     return linear(x, weight, out_dtype=torch.float32, out=room)
 
 

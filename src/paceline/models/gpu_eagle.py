@@ -9,7 +9,7 @@ from torch.nn.functional import linear as dense_linear
 
 from paceline.kernels.gpu.activation import silu_mul
 from paceline.kernels.gpu.attention import paged_attention
-from paceline.kernels.gpu.attention_plan import AttentionPlan, attention_plan
+from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, attention_plan
 from paceline.kernels.gpu.join_norms import join_norms
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, gate_up, linear
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from paceline.models.eagle import EagleModel
 
 
-def plan_eagle(model: "EagleModel", rows: int, sequences: int) -> AttentionPlan:
+def plan_eagle(
+    model: "EagleModel", rows: int, sequences: int, scratch: AttentionScratch | None = None
+) -> AttentionPlan:
     """How attention is cut up for passes of `rows` rows over so many sequences."""
     c = model.config
-    longest = -(-rows // sequences)
-    return attention_plan(rows, sequences, longest, c.num_heads, c.num_kv_heads, c.head_dim, model.device)
+    heads = c.num_heads, c.num_kv_heads, c.head_dim
+    return attention_plan(rows, sequences, -(-rows // sequences), *heads, model.device, scratch=scratch)
 
 
 def gpu_eagle_forward(

@@ -1,10 +1,12 @@
 """`ModelRunner` on a GPU: passes that recur are CUDA graphs, captured when first met; what fits none runs eagerly."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS, AttentionLayout
 from paceline.models.gpu_decoder import gpu_forward, plan_pass
 from paceline.models.graph import Graph, GraphPool, Stamp, staging
@@ -19,6 +21,20 @@ MAX_GRAPH_ROWS = 512
 def bucket(count: int) -> int:
     """The batch size a batch of `count` is padded to."""
     return 1 << (count - 1).bit_length() if count <= 64 else -(-count // 64) * 64
+
+
+def buckets(most: int) -> list[int]:
+    """The sizes that batches of up to `most` are padded to."""
+    return sorted({bucket(count) for count in range(1, most + 1)})
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << n for n in range(most.bit_length())]
+
+
+def _around_16s(most: int) -> list[int]:
+    """16, 32, 64, … and one less."""
+    return [size for power in _powers_of_two(most)[4:] for size in (power - 1, power)]
 
 
 class GpuRunner(ModelRunner):
@@ -41,6 +57,7 @@ class GpuRunner(ModelRunner):
         self._graphs: dict[tuple[int, int, bool, tuple[int, ...], bool], PassGraph] = {}
         self.memory_pool = GraphPool(model.device)
         self._room: Tensor | None = None
+        self._scratch = AttentionScratch(model.device)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
@@ -62,67 +79,90 @@ class GpuRunner(ModelRunner):
             self._room = torch.empty(shape, dtype=torch.float32, device=self.device)
         return self._room[:rows]
 
-    def rehearse(self, longest: int) -> None:
-        """A prompt of each size that makes a difference, up to `longest` tokens; it is written where padding is."""
-        for rows in (*(1 << n for n in range(longest.bit_length())), longest):
-            self.forward([Span([self.scratch_block] * -(-rows // BLOCK_SIZE), 0, [0] * rows, 1)])
+    def plan(self, rows: int, sequences: int, max_rows: int) -> AttentionPlan:
+        """As `plan_pass`. Passes with plans of one runner follow one another: they share their scratch too."""
+        return plan_pass(self.model, rows, sequences, max_rows, self._scratch)
+
+    @torch.inference_mode()
+    def rehearse(self, max_num_seqs: int, max_rows: int, longest: int, has_trees: bool = False) -> None:
+        """Passes of every kind that makes a difference, over up to so many sequences, rows, and rows of a sequence: their
+        kernels are compiled now, not when somebody waits for them. All of it is padding."""
+        for batch in buckets(max_num_seqs):
+            for rows in _powers_of_two(min(MAX_GRAPH_ROWS // batch, longest)):
+                PaddedPass(self, batch, rows, is_tree=False).forward()
+                if has_trees and 1 < rows <= MAX_TREE_ROWS:
+                    PaddedPass(self, batch, rows, is_tree=True).forward()
+        # Products have a kernel for each multiple of 16 they are padded to, and another where nothing is
+        for count in sorted({min(count, max_num_seqs) for count in (1, 2, *_around_16s(2 * max_num_seqs))}):
+            most = min(max_rows // count, longest)
+            for rows in sorted({1, 2, most, *_around_16s(most)}):
+                span = Span([self.scratch_block] * -(-rows // BLOCK_SIZE), 0, [0] * rows, 1)
+                super().forward([span] * count)
+                if has_trees and 1 < rows <= MAX_TREE_ROWS:
+                    super().forward([replace(span, ancestors=[1] * rows)] * count)
 
     def sharing(self, model: DecoderModel) -> "GpuRunner":
         return GpuRunner(model, self.num_blocks, cache=self.cache[: model.config.num_layers])
 
 
+class PaddedPass:
+    """A pass over `batch` sequences of `rows` rows each, whose inputs stay where they are; at first all of it is padding."""
+
+    def __init__(self, runner: GpuRunner, batch: int, rows: int, is_tree: bool) -> None:
+        self.runner, self.batch, self.rows = runner, batch, rows
+        device = runner.device
+        # tokens, rotary positions, slots, ancestors; then for each sequence its context and its blocks
+        self.longs = torch.zeros(4, batch * rows, dtype=torch.int64, device=device)
+        self.ints = torch.zeros(batch, 1 + runner.table_width, dtype=torch.int32, device=device)
+        self.longs[2] = runner.scratch_block * BLOCK_SIZE
+        self.longs[3] = -1
+        self.ints[:, 1:] = runner.scratch_block
+        self._contexts = torch.empty(batch, dtype=torch.int32, device=device)
+        self._layout = AttentionLayout(
+            slots=self.longs[2],
+            starts=torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=device),
+            context_lens=self._contexts,
+            block_tables=self.ints[:, 1:],
+            ancestors=self.longs[3] if is_tree else None,
+        )
+        self._every_row = torch.arange(batch * rows, device=device)
+        self._plan = runner.plan(batch * rows, batch, rows)
+        self._room = runner.logits_room(batch * rows)
+
+    def forward(self, capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
+        self._contexts.copy_(self.ints[:, 0])
+        return gpu_forward(
+            self.runner.model,
+            self.longs[0],
+            self.longs[1],
+            self._layout,
+            self.runner.cache,
+            self._every_row,
+            capture,
+            last_hidden,
+            self._plan,
+            room=self._room,
+        )
+
+
 class PassGraph:
-    """A pass over `batch` sequences of `rows` rows each, captured once. Shorter spans and empty seats are padding."""
+    """A padded pass, recorded once. Shorter spans and empty seats are padding."""
 
     def __init__(
         self, runner: GpuRunner, batch: int, rows: int, is_tree: bool, capture: tuple[int, ...], last_hidden: bool
     ) -> None:
-        self.runner, self.batch, self.rows, self.is_tree = runner, batch, rows, is_tree
-        width, device = runner.table_width, runner.device
-        # tokens, rotary positions, slots, ancestors; then for each sequence its context and its blocks
-        self._longs = torch.zeros(4, batch * rows, dtype=torch.int64, device=device)
-        self._ints = torch.zeros(batch, 1 + width, dtype=torch.int32, device=device)
-        self._host_longs = staging(4, batch * rows, dtype=torch.int64, device=device)
-        self._host_ints = staging(batch, 1 + width, dtype=torch.int32, device=device)
-        # Capturing runs the pass once for real: all of it padding
-        self._longs[2] = runner.scratch_block * BLOCK_SIZE
-        self._longs[3] = -1
-        self._ints[:, 1:] = runner.scratch_block
-        contexts = torch.empty(batch, dtype=torch.int32, device=device)
-        layout = AttentionLayout(
-            slots=self._longs[2],
-            starts=torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=device),
-            context_lens=contexts,
-            block_tables=self._ints[:, 1:],
-            ancestors=self._longs[3] if is_tree else None,
-        )
-        every_row = torch.arange(batch * rows, device=device)
-        plan = plan_pass(runner.model, batch * rows, batch, rows)
-        room = runner.logits_room(batch * rows)
-
-        def compute() -> ForwardOutput:
-            contexts.copy_(self._ints[:, 0])
-            return gpu_forward(
-                runner.model,
-                self._longs[0],
-                self._longs[1],
-                layout,
-                runner.cache,
-                every_row,
-                capture,
-                last_hidden,
-                plan,
-                room=room,
-            )
-
-        self._graph = Graph(compute, device, runner.memory_pool)
-        self._done = Stamp(device)
+        self.runner, self.batch, self.rows = runner, batch, rows
+        self._pass = one = PaddedPass(runner, batch, rows, is_tree)
+        self._host_longs = staging(*one.longs.shape, dtype=torch.int64, device=runner.device)
+        self._host_ints = staging(*one.ints.shape, dtype=torch.int32, device=runner.device)
+        self._graph = Graph(lambda: one.forward(capture, last_hidden), runner.device, runner.memory_pool)
+        self._done = Stamp(runner.device)
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:
         """Logits as `ModelRunner.forward` gives them. They and hidden states are good until the next run."""
         chosen = self._fill(spans)
-        self._longs.copy_(self._host_longs, non_blocking=True)
-        self._ints.copy_(self._host_ints, non_blocking=True)
+        self._pass.longs.copy_(self._host_longs, non_blocking=True)
+        self._pass.ints.copy_(self._host_ints, non_blocking=True)
         output = self._graph.replay()
         self._done.record()
         assert output.logits is not None

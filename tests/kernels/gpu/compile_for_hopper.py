@@ -1,43 +1,13 @@
-"""Compiles the kernels of a pass for an H200 where there is none: what the interpreter takes, the compiler may refuse.
-
-A script, because a process either interprets kernels or compiles them. Launches become compilations; the tensors, which
-nothing computes, are on the CPU.
-"""
-
-import functools
-from types import SimpleNamespace
-from typing import Any
+"""Compiles the kernels of a pass for an H200 where there is none: what the interpreter takes, the compiler may refuse."""
 
 import torch
-from triton.backends.compiler import GPUTarget
-from triton.runtime import driver
-from triton.runtime.jit import JITFunction
 
-COMPILED: set[str] = set()
+from tests.kernels.gpu.pretended_hopper import COMPILED  # isort: skip  # before any kernel
 
-
-def compile_only(kernel: JITFunction, grid: Any) -> Any:
-    COMPILED.add(kernel.__name__)
-    return functools.partial(kernel.warmup, grid=grid)
-
-
-driver.set_active(
-    SimpleNamespace(
-        get_current_target=lambda: GPUTarget("cuda", 90, 32),
-        get_current_device=lambda: 0,
-        get_current_stream=lambda device: 0,
-    )
-)
-JITFunction.__getitem__ = compile_only
-
-from paceline.kernels.gpu import launch  # noqa: E402
-
-launch.PDL.update(PDL=True, launch_pdl=True)
-
-from paceline.kernels.gpu.attention import paged_attention  # noqa: E402
-from paceline.kernels.gpu.attention_plan import attention_plan  # noqa: E402
-from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store  # noqa: E402
-from paceline.kernels.linear import DenseWeight  # noqa: E402
+from paceline.kernels.gpu.attention import paged_attention
+from paceline.kernels.gpu.attention_plan import attention_plan
+from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store
+from paceline.kernels.linear import DenseWeight
 
 
 def zeros(*shape: int) -> torch.Tensor:

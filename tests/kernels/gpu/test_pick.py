@@ -105,8 +105,9 @@ TRUNCATED = [
 
 
 @pytest.mark.parametrize("is_coarse", [False, True])
-def test_truncated_rows_beside_whole_ones(is_coarse: bool) -> None:
-    """Coarse logits tie at every boundary."""
+@pytest.mark.parametrize("max_bytes", [None, 1])
+def test_truncated_rows_beside_whole_ones(max_bytes: int | None, is_coarse: bool) -> None:
+    """Coarse logits tie at every boundary. All rows at once, or 16 at a time."""
     rows = make_rows(TRUNCATED * 3)
     logits = make_logits(len(rows))
     logits = logits.round() if is_coarse else logits
@@ -117,5 +118,6 @@ def test_truncated_rows_beside_whole_ones(is_coarse: bool) -> None:
         torch.tensor([p.top_p for p in params], dtype=torch.float64),
         torch.tensor([p.min_p for p in params], dtype=torch.float32),
     )
-    out = pick_truncated(logits.to(DEVICE), *inputs(rows), *(limit.to(DEVICE) for limit in limits))
+    limits = tuple(limit.to(DEVICE) for limit in limits)
+    out = pick_truncated(logits.to(DEVICE), *inputs(rows), *limits, max_bytes=max_bytes)
     assert torch.equal(out.cpu(), expected)

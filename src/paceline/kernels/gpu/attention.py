@@ -73,7 +73,7 @@ def paged_attention(
         WINDOW=window or 0,
         TREE=ancestors is not None,
         PAGE=BLOCK_SIZE,
-        SEARCH=triton.next_power_of_2(plan.num_sequences),
+        SEARCH=plan.search,
         TILE=plan.tile,
         KEYS=plan.tile_keys,
         SPLITS=plan.num_splits,
@@ -84,7 +84,9 @@ def paged_attention(
     return out
 
 
-@triton.jit(do_not_specialize=["num_sequences", "first_row"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "table_stride", "first_row"], do_not_specialize_on_alignment=["block_tables"]
+)
 def _attention(
     q,
     key_cache,

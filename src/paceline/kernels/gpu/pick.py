@@ -14,6 +14,9 @@ from torch import Tensor
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.gpu.noise import gumbel, noise_bits
 
+_TRUNCATION_BYTES = 40
+"""On the way, for each logit."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PickScratch:
@@ -79,11 +82,36 @@ def pick_truncated(
     min_p: Tensor,  # [R] float32, 0: off
     scratch: PickScratch | None = None,
     out: Tensor | None = None,
+    max_bytes: int | None = None,
 ) -> Tensor:
     """[R] int64: min-p, then top-k, then top-p over what is left, then the pick, as `speculation/truncation.py` ranks and
-    sums. Rows that truncate nothing, greedy ones included, get what `pick` gives them. Sorts whole rows and takes
-    some 40 bytes for each logit on the way, but waits for nothing and has one shape, so a CUDA graph can hold it."""
+    sums. Rows that truncate nothing, greedy ones included, get what `pick` gives them. Sorts whole rows, all
+    at once or as many as `max_bytes` are enough for, but waits for nothing and has one shape, so a CUDA graph can hold it."""
     rows, vocab_size = logits.shape
+    scratch = pick_scratch(rows, vocab_size, logits.device) if scratch is None else scratch
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
+    step = rows
+    if max_bytes is not None:
+        step = max(16, max_bytes // (_TRUNCATION_BYTES * vocab_size) // 16 * 16)  # slices begin at aligned addresses
+    for first in range(0, rows, step):
+        some = slice(first, first + step)
+        noise = temperature[some], streams[some], positions[some]
+        _pick_truncated(logits[some], *noise, top_k[some], top_p[some], min_p[some], scratch, out[some])
+    return out
+
+
+def _pick_truncated(
+    logits: Tensor,
+    temperature: Tensor,
+    streams: Tensor,
+    positions: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    scratch: PickScratch,
+    out: Tensor,
+) -> None:
+    vocab_size = logits.shape[1]
     wide = logits.float()
     divisor = torch.where(temperature > 0.0, temperature, 1.0).unsqueeze(1)
     scores = (wide - wide.amax(1, keepdim=True)).div_(divisor)
@@ -100,11 +128,7 @@ def pick_truncated(
     above = scores.exp().masked_fill_(scores < floor, 0.0)
     total = torch.where(limit < vocab_size, mass.sum(1, keepdim=True), above.sum(1, keepdim=True, dtype=torch.float64))
     ranked.masked_fill_(~(keep & (before < share * total)), -torch.inf)
-
-    scratch = pick_scratch(rows, vocab_size, logits.device) if scratch is None else scratch
-    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     _launch(ranked, tokens, temperature, streams, positions, is_whole, scratch, out, "ranked")
-    return out
 
 
 def _launch(

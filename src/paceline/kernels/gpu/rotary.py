@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from paceline.kernels.gpu.attention_plan import search_width
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.layout import BLOCK_SIZE
 
@@ -54,7 +55,7 @@ def rotate_and_store(
         HALF=width // 2,
         PADDED=triton.next_power_of_2(width // 2),
         PAGE=BLOCK_SIZE,
-        SEARCH=triton.next_power_of_2(num_sequences),
+        SEARCH=search_width(num_sequences),
         BLOCK=_HEADS,
         num_warps=4,
         **PDL,
@@ -62,7 +63,9 @@ def rotate_and_store(
     return qkv.unflatten(1, (-1, width))[:, :heads]
 
 
-@triton.jit(do_not_specialize=["num_sequences", "first_row"])
+@triton.jit(
+    do_not_specialize=["num_sequences", "table_stride", "first_row"], do_not_specialize_on_alignment=["block_tables"]
+)
 def _rotate(
     qkv,
     positions,
