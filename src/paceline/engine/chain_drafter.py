@@ -15,9 +15,12 @@ from paceline.kernels.gpu.accept_tree import AcceptedPath
 from paceline.models.gpu_runner import GpuRunner
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 
+PATIENCE = 2
+"""Rounds without drafts that the draft model reads along with: one now and then is plain only to be timed."""
+
 
 class ChainDrafter:
-    """Needs nothing from the target but its tokens. A round without drafts leaves the draft model behind for good."""
+    """Needs nothing from the target but its tokens. Rounds without drafts, one after another, leave the draft model behind."""
 
     capture: tuple[int, ...] = ()
     wants_states = False
@@ -30,6 +33,7 @@ class ChainDrafter:
         self.scratch_block = self._runner.scratch_block
         self._drafts: dict[DraftShape, Drafts] = {}
         self._current: set[int] = set()
+        self._num_plain = 0  # rounds, since there were drafts
 
     @property
     def state(self) -> tuple[Tensor, ...]:
@@ -43,43 +47,60 @@ class ChainDrafter:
 
     def board(self, sequences: Seq[Sequence]) -> None:
         self._current = {sequence.id for sequence in sequences if self._proposer.is_current(sequence.id)}
+        self._num_plain = 0
 
     def can_draft(self, sequences: Seq[Sequence]) -> bool:
         return all(sequence.id in self._current for sequence in sequences if sequence.depth)
 
     def lend(self, sequence: Sequence, num_tokens: int, shape: DraftShape) -> Seq[int] | None:
-        is_asked = shape.nodes > 0 and sequence.id in self._current
-        return self._proposer.lend(sequence.id, num_tokens) if is_asked else None
+        if sequence.id not in self._current:
+            return None
+        blocks = self._proposer.lend(sequence.id, num_tokens)
+        if blocks is None:  # nothing of this round is cached for it
+            self._current.discard(sequence.id)
+        return blocks
 
     def begin(self, shape: DraftShape) -> Literal["draft", "follow"] | None:
         if shape.nodes:
+            self._num_plain = 0
             return "draft"
-        self._current.clear()
-        return None
+        self._num_plain += 1
+        if self._num_plain > PATIENCE:
+            self._current.clear()
+        return "follow" if self._current else None
 
     def draft(self, shape: DraftShape) -> Callable[[], None]:
         """The first pass takes the last two committed tokens: after a full acceptance the draft has not seen the one before
         last, and computing it again otherwise changes nothing."""
-        size, state, known = self._seats.size, self._seats.state, self._proposer.num_proposable
-        passes = [ChainRows(self._runner, self._tables, size, rows) for rows in (2, 1)]
+        size, state = self._seats.size, self._seats.state
+        first, others = (ChainRows(self._runner, self._tables, size, rows) for rows in (2, 1))
         choose, drafts = self._seats.picker(1), self.drafts(shape).tokens
 
         def compute() -> None:
-            for step in range(shape.nodes):
-                if step == 0:
-                    rows, tokens = passes[0], state.last.flatten()
-                else:
-                    rows, tokens = passes[1], drafts[:, step - 1].contiguous()
-                if known < self._vocab_size:  # any token stands in for one it does not have
-                    tokens = torch.where(tokens < known, tokens, 0)
-                output = rows.forward(tokens, state.lengths, -2 if step == 0 else step - 1, last_only=True)
-                assert output.logits is not None
-                drafts[:, step] = choose(output.logits[:, :known], rows.next_positions())
+            logits = self._logits(first, state.last.flatten(), -2)
+            drafts[:, 0] = choose(logits, first.next_positions())
+            for step in range(1, shape.nodes):
+                logits = self._logits(others, drafts[:, step - 1].contiguous(), step - 1)
+                drafts[:, step] = choose(logits, others.next_positions())
 
         return compute
 
     def follow(self) -> Callable[[], None]:
-        raise AssertionError("never begun")
+        rows, state = ChainRows(self._runner, self._tables, self._seats.size, 2), self._seats.state
+
+        def compute() -> None:
+            self._logits(rows, state.last.flatten(), -2)
+
+        return compute
+
+    def _logits(self, rows: ChainRows, tokens: Tensor, offset: int) -> Tensor:
+        """After each sequence's last row; the first lies at logical index length + offset."""
+        known = self._proposer.num_proposable
+        if known < self._vocab_size:  # any token stands in for one it does not have
+            tokens = torch.where(tokens < known, tokens, 0)
+        output = rows.forward(tokens, self._seats.state.lengths, offset, last_only=True)
+        assert output.logits is not None
+        return output.logits[:, :known]
 
     def drafts(self, shape: DraftShape) -> Drafts:
         if shape not in self._drafts:

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from paceline.core.request import Request
+from paceline.engine.device_batch import DeviceBatch
 from paceline.engine.engine import Engine
 from paceline.engine.run_ahead import RunAhead
 from paceline.models.gpu_runner import GpuRunner
+from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text
@@ -83,6 +85,28 @@ def test_depths_that_change_and_requests_that_arrive_late():
     assert 2 < engine.ahead.num_rounds < engine.num_steps  # they came home for those who arrived, and left again
 
 
+class NowAndThenPlain(FixedDepth):
+    """Of ten steps the last `plain` ones are."""
+
+    def __init__(self, depth: int, plain: int) -> None:
+        super().__init__(depth)
+        self._plain, self._count = plain, 0
+
+    def decide(self, batch):
+        self._count += 1
+        return [0] * len(batch) if self._count % 10 >= 10 - self._plain else super().decide(batch)
+
+
+@pytest.mark.parametrize(("plain", "is_left_behind"), [(2, False), (3, True)])
+def test_a_plain_round_now_and_then_does_not_bring_the_draft_home(plain, is_left_behind, monkeypatch):
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    collected = []
+    monkeypatch.setattr(proposer, "collect", lambda *told, inner=proposer.collect: collected.append(1) or inner(*told))
+    result = check(ahead_engine(proposer, NowAndThenPlain(1, plain)), requests(1, max_tokens=40))
+    assert result.accepted > 0.9 * result.drafted > 10
+    assert (len(collected) > 1) == is_left_behind
+
+
 def test_what_the_device_cannot_pick_stays_on_the_host():
     engine = ahead_engine(None)
     asked = [request("r0", [1, 2, 3], temperature=0.8, seed=1, presence_penalty=0.5, max_tokens=8)]
@@ -110,9 +134,24 @@ def test_a_cancelled_sequence_leaves_the_others_alone():
     assert engine.scheduler.tables.pool.num_free == engine.scheduler.tables.pool.num_blocks
 
 
+def test_a_round_has_no_more_rows_than_a_pass_may(monkeypatch):
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = ahead_engine(proposer, max_num_seqs=4, max_batched_tokens=12)
+    drafted = []
+    monkeypatch.setattr(
+        DeviceBatch,
+        "launch",
+        lambda batch, shape, *told, launch=DeviceBatch.launch: (
+            drafted.append((batch.size, shape.nodes)) or launch(batch, shape, *told)
+        ),
+    )
+    check(engine, requests(4, max_tokens=14))
+    assert {nodes for size, nodes in drafted if size == 4} == {2}  # 3 are wanted
+
+
 def test_a_rehearsal_leaves_nothing_behind():
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
-    engine = ahead_engine(proposer, depth=1, max_depth=1, max_num_seqs=2)
+    engine = ahead_engine(proposer, depth=1, max_depth=1, max_num_seqs=2, max_model_len=32)
     runner = engine.runner
     before = [tensor[: runner.num_blocks].clone() for layer in runner.cache for tensor in layer]
     engine.rehearse()
@@ -128,7 +167,6 @@ def test_after_a_rehearsal_nothing_is_compiled(monkeypatch):
 
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = ahead_engine(proposer, max_num_seqs=4)
-    check(engine, requests(1))  # what prompts want
     engine.rehearse()
     compiled = []
     monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", lambda **told: compiled.append(told["repr"]))

@@ -197,14 +197,15 @@ class Simulation:
 
 
 class AheadSimulation(Simulation):
-    """Steps are launched one ahead of what was seen. A draft that missed a step is first caught up by a step of the slow
-    world `host`, and so is a batch of which few draft: there the decision is asked for once more."""
+    """Steps are launched one ahead of what was seen. A draft reads along with two plain steps; one that missed a step is
+    first caught up by a step of the slow world `host`, and so is a batch of which few draft: there the decision is asked
+    for once more."""
 
     def __init__(self, policy: DepthPolicy, world: World, host: World, *, tells: bool = True, **rest: Any) -> None:
         super().__init__(policy, world, **rest)
         self.host, self._tells = host, tells
         self._flights: deque[list[int]] = deque()
-        self._is_current = False
+        self._is_current, self._num_plain = False, 0
 
     def step(self, totals: Totals) -> None:
         asked = self.depths = self.decide()
@@ -213,9 +214,12 @@ class AheadSimulation(Simulation):
                 self.take(self._flights.popleft(), totals, self.world)
             asked = self.depths = self.decide()
             self.take(asked, totals, self.host, is_timed=not self._tells)
-            self._is_current = any(asked)
+            self._is_current, self._num_plain = any(asked), 0
             return
-        self._is_current = any(asked)
+        self._num_plain = 0 if any(asked) else self._num_plain + 1
+        self._is_current = self._is_current and self._num_plain <= 2
+        if self._is_current and not any(asked):
+            totals.seconds += self.world.drafting(1)
         self._flights.append(asked)
         if len(self._flights) > 1:
             self.take(self._flights.popleft(), totals, self.world)

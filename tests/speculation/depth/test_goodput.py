@@ -205,6 +205,23 @@ def test_flying_is_never_a_loss(alpha: float, batch: int) -> None:
     assert simulation.run(1500).speedup > 0.99
 
 
+@pytest.mark.parametrize("batch", [1, 8, 128])
+def test_a_slow_way_home_is_paid_for(batch: int) -> None:
+    """Catching a draft up with long contexts takes as long as ten steps."""
+    host = World(lambda rows: 10 * gpu(rows), 3 * MS, 0.0)
+    simulation = AheadSimulation(calibrated(AHEAD), AHEAD, host, alpha=0.02, batch=batch)
+    simulation.run(200)
+    assert simulation.run(3000).speedup > 0.99
+
+
+def test_to_begin_for_a_small_gain_is_left() -> None:
+    """Drafts promise 4% and beginning takes as long as 40 steps: whoever begins again and again never makes up for it."""
+    host = World(lambda rows: 40 * gpu(rows), 3 * MS, 0.0)
+    simulation = AheadSimulation(calibrated(AHEAD), AHEAD, host, alpha=0.35, batch=64, seed=1)
+    simulation.run(500)
+    assert simulation.run(4000).speedup > 0.98
+
+
 def test_a_draft_that_becomes_good_is_found_and_flown() -> None:
     world = World(gpu, draft=0.6 * MS, network=0.0)
     simulation = AheadSimulation(calibrated(HOST), world, HOST, alpha=0.05)

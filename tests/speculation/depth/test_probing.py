@@ -23,9 +23,9 @@ def test_a_probe_stands_until_it_was_seen_and_is_paid_once() -> None:
     assert probing.pick(CHEAP) is None
 
 
-def test_a_step_without_a_time_does_not_end_a_probe() -> None:
+def test_while_costs_are_hardly_known_a_step_without_a_time_does_not_end_a_probe() -> None:
     probing = due(20 * FIRST_INTERVAL)
-    assert probing.pick(CHEAP) == "chat"
+    assert probing.pick(CHEAP, unsettled=["chat"]) == "chat"
     for _ in range(UNTIMED):
         probing.result("chat", rounds=4, kept=0, expected=0.5, is_timed=False)
         assert probing.pick(CHEAP) == "chat"
@@ -55,4 +55,22 @@ def test_a_dear_probe_waits_for_its_allowance() -> None:
             probing.result("chat", rounds=4, kept=0, expected=0.1)
             taken.append(i)
     assert len(taken) <= 5000 * 0.01 / 10 + 1
+    assert taken
+
+
+def test_a_known_cost_need_not_be_timed_again() -> None:
+    probing = due(20 * FIRST_INTERVAL)
+    assert probing.pick(CHEAP) == "chat"
+    probing.result("chat", rounds=4, kept=0, expected=0.5, is_timed=False)
+    assert probing.pick(CHEAP) is None
+
+
+def test_a_probe_that_was_dearer_than_thought_is_paid_for_afterwards() -> None:
+    probing, taken = due(), []
+    for i in range(20_000):
+        probing.tick(())
+        if probing.pick(CHEAP) == "chat":
+            probing.result("chat", rounds=4, kept=0, expected=0.1, longer=10.0)  # as if it had been twenty steps
+            taken.append(i)
+    assert len(taken) <= 20_000 * 0.01 / 20 + 1
     assert taken

@@ -1,10 +1,11 @@
 """The default depth policy: as many drafts as make tokens come fastest, and none where plain decoding is faster.
 
 Each step it asks `allocate` for the best drafts under the measured costs (`StepTime`) and alphas (`Acceptance`) and
-takes them if they beat B / t_plain(B) by a margin. What it does not do it cannot see, in both directions: at depth 0
-it probes (`Probing`), and while it drafts it decodes a step plainly now and then, at first soon, later one in 200, so
-that the baseline it must never fall below is a fresh measurement. Nor does one depth tell what another costs: where a
-method has drafted the same for long, a step in 16 drafts one more.
+takes them if they beat B / t_plain(B) by a margin, and to begin with by as much more as makes up for beginning (`Entry`).
+What it does not do it cannot see, in both directions: at depth 0 it probes (`Probing`), and while it drafts it decodes a
+step plainly now and then, at first soon, later one in 200, so that the baseline it must never fall below is a fresh
+measurement. Nor does one depth tell what another costs: where a method has drafted the same for long, a step in 16 drafts
+one more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.acceptance import Acceptance
 from paceline.speculation.depth.allocation import Value, allocate
+from paceline.speculation.depth.entry import HORIZON, Entry
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 from paceline.speculation.depth.probing import SEQUENCES, Probing
 from paceline.speculation.depth.step_time import StepTime
@@ -26,8 +28,8 @@ VARY_EVERY = 16
 
 
 class GoodputDepth:
-    """`DepthPolicy`. Drafting starts when it promises `margin` over plain and stops when it promises under a third of
-    that."""
+    """`DepthPolicy`. Drafting starts when it promises `margin` over plain, besides what starting costs, and stops when it
+    promises under a third of that."""
 
     def __init__(self, max_depth: int = 8, margin: float = 0.03, probe_share: float = 0.01) -> None:
         if max_depth < 1 or margin < 0.0 or not 0.0 <= probe_share <= 0.01:
@@ -38,6 +40,7 @@ class GoodputDepth:
         self._max_depth, self._margin = max_depth, margin
         self._acceptance = Acceptance(max_depth)
         self._times = StepTime()
+        self._entry = Entry()
         self._probing = Probing(probe_share)
         self._drafting = False
         self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
@@ -57,6 +60,7 @@ class GoodputDepth:
         return self._acceptance.alphas(category)
 
     def observe(self, step: StepObservation) -> None:
+        self._entry.observe(step, self._usual(step))
         self._times.observe(step)
         if any(seen.drafted or seen.asked for seen in step.rounds):
             self._resting = 0
@@ -66,7 +70,7 @@ class GoodputDepth:
             rounds = [seen for seen in step.rounds if seen.category == category and (seen.drafted or seen.asked)]
             if rounds:
                 kept = sum(seen.has_first for seen in rounds)
-                self._probing.result(category, len(rounds), kept, expected, step.is_timed)
+                self._probing.result(category, len(rounds), kept, expected, self._longer(step), step.is_timed)
 
     def restart(self, category: str, alpha: float) -> None:
         self._resting = 0
@@ -109,7 +113,8 @@ class GoodputDepth:
             self.advantage, self._drafting = None, False
             return nothing
         self.advantage = best.rate * plain / len(batch)
-        self._drafting = self.advantage > 1.0 + (self._margin / 3.0 if self._drafting else self._margin)
+        beginning = self._entry.seconds(sum(depth > 0 for depth in best.depths)) / (HORIZON * plain)
+        self._drafting = self.advantage > 1.0 + (self._margin / 3.0 if self._drafting else self._margin + beginning)
         if self._drafting:
             return best.depths
         self._resting, self._rested = REST, len(batch)
@@ -144,6 +149,22 @@ class GoodputDepth:
 
     def _probe_depth(self, method: str, batch: int) -> int:
         return 2 if self._times.is_settled(method) and not self._times.knows_slope(method, batch) else 1
+
+    def _usual(self, step: StepObservation) -> float | None:
+        """What such a step takes as far as is known."""
+        costs = self._times.costs(step.batch)
+        if costs is None or any(drafting.method not in costs.lines for drafting in step.drafting):
+            return None
+        drafting = sum(costs.lines[drafting.method].seconds(drafting.depth) for drafting in step.drafting)
+        return costs.verify(step.rows) + costs.network + drafting
+
+    def _longer(self, step: StepObservation) -> float:
+        """By what share it took longer than a plain one; 0 where that is not known."""
+        plain = self._times.plain(step.batch)
+        if plain is None or step.prefill_rows:
+            return 0.0
+        drafting = sum(drafting.seconds for drafting in step.drafting)
+        return (step.verify_seconds + step.network_seconds + drafting) / plain - 1.0
 
     def _lengthening(self, category: str, batch: int, asked: set[str]) -> float:
         """By what share a probe makes a step longer in which the methods `asked` draft anyway; 0 where that is not known."""

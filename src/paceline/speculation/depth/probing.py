@@ -1,13 +1,14 @@
 """When to draft a little at a loss, only to see. Acceptance cannot be observed at depth 0.
 
-An allowance grows by `share` of a step with every step and pays one for each probing step taken, or more where a probe
-is dear: probing then costs no more than half of `share` in time, whatever the draft costs. A category is due when it has
-not drafted for its interval. A probe is a burst of steps until it has seen four rounds. If these are as expected, the
-interval doubles; if they surprise, four more follow out of the allowance saved meanwhile, and the estimates decide.
+An allowance grows by `share` of a step with every step and pays one for each probing step taken, or more where that was
+dear: probing then costs no more than half of `share` in time, whatever drafts cost and whatever it takes to catch one up. A
+category is due when it has not drafted for its interval. A probe is a burst of steps until it has seen four rounds. If these
+are as expected, the interval doubles; if they surprise, four more follow out of the allowance saved meanwhile, and the
+estimates decide.
 
-A probe stands until it was seen: who decides twice before a step is taken gets the same answer and pays once. Nor is it
-over with steps that tell no time, such as one that only catches a draft up: the next step repeats it, twice at most.
-Deterministic: it counts steps and draws nothing at random.
+A probe stands until it was seen: who decides twice before a step is taken gets the same answer and pays once. Nor, while
+costs are hardly known, is it over with steps that tell no time, such as one that only catches a draft up: the next step
+repeats it, twice at most. Deterministic: it counts steps and draws nothing at random.
 """
 
 import math
@@ -28,6 +29,8 @@ _SAVINGS = 16.0
 _DEAR = 0.5
 """A probe that lengthens its step by this share costs one step's allowance."""
 _MODERATE = 8.0
+_HICCUP = 64.0
+"""No step costs more: what takes longer was not the probe."""
 _EARN_BACK = 0.97
 
 
@@ -39,6 +42,7 @@ class _Watch:
     rounds: int = 0
     kept: int = 0
     price: float = 1.0
+    is_new: bool = False
     untimed: int = 0
 
 
@@ -75,7 +79,8 @@ class Probing:
                 due.append((watch.last, category, price))
         if due:
             _, self._standing, price = min(due)
-            self._watch(self._standing).price = price
+            watch = self._watch(self._standing)
+            watch.price, watch.is_new = price, self._standing in unsettled
         return self._standing
 
     def restart(self, category: str) -> None:
@@ -86,12 +91,15 @@ class Probing:
         """Whether the probe just picked opens a burst."""
         return not self._watch(category).in_burst
 
-    def result(self, category: str, rounds: int, kept: int, expected: float, is_timed: bool = True) -> None:
-        """A probing step: of its `rounds`, `kept` had their draft accepted, a share `expected` of them was thought to."""
+    def result(
+        self, category: str, rounds: int, kept: int, expected: float, longer: float = 0.0, is_timed: bool = True
+    ) -> None:
+        """A probing step: of its `rounds`, `kept` had their draft accepted, a share `expected` of them was thought to. It was
+        `longer`, as a share of a plain step, and `is_timed` if the next one will be too."""
         watch = self._watch(category)
-        self._allowance -= watch.price
+        self._allowance -= min(max(watch.price, longer / _DEAR), _MODERATE if watch.is_new else _HICCUP)
         watch.untimed = 0 if is_timed else watch.untimed + 1
-        if is_timed or watch.untimed > UNTIMED:
+        if is_timed or not watch.is_new or watch.untimed > UNTIMED:
             watch.untimed = 0
             if self._standing == category:
                 self._standing = None

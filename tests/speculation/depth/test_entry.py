@@ -1,0 +1,67 @@
+"""What a beginning costs: the steps in which a draft catches up, as far as they are longer than those that follow."""
+
+from typing import Any
+
+import pytest
+
+from paceline.speculation.depth.entry import Entry
+from paceline.speculation.depth.policy import Drafting, RoundObservation, StepObservation
+
+PLAIN, USUAL = 0.010, 0.012
+
+
+def step(asked: int = 0, seconds: float = USUAL, **told: Any) -> StepObservation:
+    """`asked` sequences of eight draft one token."""
+    return StepObservation(
+        **{
+            "batch": 8,
+            "rows": 8 + asked,
+            "prefill_rows": 0,
+            "drafting": (Drafting("draft", 1, seconds - PLAIN),) if asked else (),
+            "verify_seconds": PLAIN,
+            "network_seconds": 0.0,
+            "rounds": tuple(RoundObservation(i, "draft/chat", 1, 0, 1) for i in range(asked)),
+            **told,
+        }
+    )
+
+
+def begun(*steps: StepObservation) -> Entry:
+    entry = Entry()
+    for one in steps:
+        entry.observe(one, USUAL)
+    return entry
+
+
+def test_costs_nothing_that_anybody_knows_of_at_first() -> None:
+    assert Entry().seconds(8) == 0.0
+
+
+def test_every_step_until_the_draft_is_up_to_date_counts() -> None:
+    entry = begun(step(8, 0.052, is_timed=False), step(8, 0.052, is_timed=False), step(8))
+    assert entry.seconds(8) == pytest.approx(0.080)
+    assert entry.seconds(2) == pytest.approx(0.020)
+
+
+def test_a_beginning_that_is_given_up_counts_as_far_as_it_came() -> None:
+    assert begun(step(4, 0.052, is_timed=False), step()).seconds(1) == pytest.approx(0.010)
+
+
+def test_going_on_after_a_plain_step_is_no_beginning() -> None:
+    entry = begun(step(8, 0.052, is_timed=False), step(8), step(), step(8, is_timed=False), step(8))
+    assert entry.seconds(8) == pytest.approx(0.040)
+
+
+def test_after_many_plain_steps_it_is() -> None:
+    entry = begun(step(8, 0.052, is_timed=False), step(8), *[step()] * 10, step(8, 0.172, is_timed=False), step(8))
+    assert entry.seconds(8) == pytest.approx(0.040 + (0.160 - 0.040) / 4)
+
+
+def test_steps_with_prompts_tell_nothing() -> None:
+    assert begun(step(8, 0.9, is_timed=False, prefill_rows=500), step(8)).seconds(8) == 0.0
+
+
+def test_where_no_cost_is_known_nothing_is_learned() -> None:
+    entry = Entry()
+    entry.observe(step(8, 0.9), None)
+    assert entry.seconds(8) == 0.0
