@@ -21,6 +21,7 @@ from gap import largest_gap
 from paceline.bench.prompts import load_prompts, select
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.flags import SpeculationFlags
+from paceline.core.garbage import keep_loaded
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.engine.build import build_engine
@@ -249,6 +250,7 @@ def main() -> None:
         )
     )
     engine.rehearse()
+    keep_loaded()  # as a server does
     print(
         f"{target}, draft {Path(options.draft or options.base).name}: ready after {time.perf_counter() - started:.1f} s",
         flush=True,

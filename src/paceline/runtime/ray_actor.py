@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from paceline.core.garbage import keep_loaded
 from paceline.core.json_log import log_as
 from paceline.runtime.weight_spec import PeerAddress
 from paceline.runtime.worker import Worker, make_worker
@@ -35,6 +36,7 @@ class WorkerActor:
                 self._spec, weights=replace(own.weights, address=door, peers=_running(own.weights.peers))
             )
         self._worker: Worker = make_worker(self._spec)
+        keep_loaded()
         self._thread = threading.Thread(target=self._run, name=own.name, daemon=True)
         self._thread.start()
         logger.info("%s listens on %s", own.name, self._worker.address)

@@ -15,6 +15,7 @@ import torch
 
 from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
+from paceline.core.garbage import keep_loaded
 from paceline.core.json_log import log_as
 from paceline.engine.build import (
     DEFAULT_WINDOW,
@@ -191,6 +192,7 @@ def main(text: str) -> int:
         logger.info("listening on %s", worker[0].address)
         if stopped.is_set():
             worker[0].stop()
+        keep_loaded()
         worker[0].run()
     except PacelineError as error:
         logger.error("%s", error)

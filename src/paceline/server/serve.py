@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import InvalidConfig, MissingDependency
+from paceline.core.garbage import keep_loaded
 from paceline.engine.llm import LLM
 from paceline.models.weights_sum import weights_sum
 from paceline.server.access import Access
@@ -94,6 +95,7 @@ def serve(
         url = _url(config.host, listener.getsockname()[1], tls is not None)
         ready = Ready(url, config.model_name, config.api_keys is not None)
         server = DrainingServer(settings, gateway, lambda: on_ready(ready))
+        keep_loaded()
         server.run([listener])
         return 0 if server.all_served else 1
 
