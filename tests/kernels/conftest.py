@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from paceline.core.machine import usable_cores
 from paceline.kernels import native
 
 
@@ -9,4 +10,4 @@ from paceline.kernels import native
 def _restore_threads() -> Iterator[None]:
     """Tests may change the number of threads; the next one starts from the default."""
     yield
-    native.set_num_threads(native.usable_cores())
+    native.set_num_threads(usable_cores())

@@ -7,7 +7,7 @@ import torch
 from paceline.core.errors import OutOfMemory
 from paceline.models import weight_size
 from paceline.models.load import load_model, open_checkpoint
-from paceline.models.weight_size import available_memory, weight_bytes
+from paceline.models.weight_size import weight_bytes
 from tests.engine.test_build import save_checkpoint
 
 CPU = torch.device("cpu")
@@ -42,8 +42,3 @@ def test_the_size_of_a_model_that_is_only_made() -> None:
     checkpoint = open_checkpoint(name)
     assert weight_bytes(name, checkpoint, CPU, torch.bfloat16, False) == pytest.approx(138e9, rel=0.02)
     assert weight_bytes(name, checkpoint, CPU, torch.bfloat16, True) == pytest.approx(70e9, rel=0.02)
-
-
-@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="the system does not say")
-def test_the_machine_has_memory() -> None:
-    assert 0 < (available_memory() or 0) < 1 << 50

@@ -12,10 +12,9 @@ from pathlib import Path
 import torch
 
 from paceline.cli.check import Check
-from paceline.engine.build import device_memory
+from paceline.core.machine import available_memory, total_memory, usable_cores
 from paceline.engine.memory_fit import GIB
 from paceline.kernels import native
-from paceline.models.weight_size import available_memory
 
 VERSIONS = ("paceline", "torch", "numpy", "safetensors", "tokenizers")
 EXTRAS = {
@@ -39,7 +38,7 @@ def check_machine() -> Iterator[Check]:
     yield Check("system", f"{platform.system()} {platform.release()}, Python {platform.python_version()}")
     yield Check("versions", ", ".join(f"{name} {_version(name)}" for name in VERSIONS))
     yield _processor()
-    yield Check("memory", f"{_gib(device_memory(torch.device('cpu')))}{_available()}")
+    yield Check("memory", f"{_gib(total_memory())}{_available()}")
     yield _gpu()
     yield _kernels()
     yield _extras()
@@ -52,7 +51,7 @@ def _processor() -> Check:
         name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
     except OSError:
         pass
-    usable, present = native.usable_cores(), os.cpu_count() or 1
+    usable, present = usable_cores(), os.cpu_count() or 1
     cores = f"{usable} cores" if usable == present else f"{usable} of {present} cores"
     return Check("processor", f"{name}, {cores}")
 

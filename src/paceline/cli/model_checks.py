@@ -9,6 +9,7 @@ import torch
 from paceline.cli.check import Check
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, PacelineError
+from paceline.core.machine import available_memory
 from paceline.engine.build import DEFAULT_WINDOW, fit_models, pick_device, pick_dtype
 from paceline.engine.memory_fit import GIB, MemoryFit
 from paceline.models.compatibility import check_compatible
@@ -17,7 +18,7 @@ from paceline.models.hub import pick_draft
 from paceline.models.load import LoadedModel, open_checkpoint
 from paceline.models.load_draft import find_draft
 from paceline.models.tokenizer import Tokenizer
-from paceline.models.weight_size import available_memory, weight_bytes
+from paceline.models.weight_size import weight_bytes
 
 LARGE_DRAFT = 0.5
 """A draft over this share of the target's size can hardly pay: its passes come one after the other."""

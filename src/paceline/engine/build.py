@@ -1,6 +1,5 @@
 """From a configuration to an engine: load, check, fit, put together."""
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import torch
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig, WeightBits
 from paceline.core.errors import InvalidConfig
+from paceline.core.machine import total_memory
 from paceline.engine.calibration import measure_passes
 from paceline.engine.engine import Engine
 from paceline.engine.heads import head_footprint
@@ -257,7 +257,7 @@ def footprint(model: LoadedModel | LoadedHead, config: EngineConfig) -> Footprin
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes: all of a GPU's, or of the machine's."""
+    """Bytes: all of a GPU's, or what this process may use of the machine's."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return total_memory()

@@ -1,12 +1,12 @@
 """From a configuration to the tiers of an engine's cache."""
 
 import logging
-import os
 from pathlib import Path
 
 from paceline.core.clock import Clock
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig, OutOfMemory
+from paceline.core.machine import total_memory
 from paceline.engine.memory_fit import GIB
 from paceline.engine.tiers import Tiers
 from paceline.kv.tables import BlockTables, blocks_for
@@ -32,7 +32,7 @@ def make_tiers(
     """None where the device is the only tier. `window`: tokens of the longest sequence."""
     each, wanted = block_bytes(runner), config.kv_host_bytes
     if wanted is None and config.kv_disk is not None:
-        wanted = min(max(DISK_HOST_BYTES, blocks_for(window) * each), _machine_bytes() // 4)
+        wanted = min(max(DISK_HOST_BYTES, blocks_for(window) * each), total_memory() // 4)
     if not wanted:
         return None
     if config.tensor_parallel_size > 1:
@@ -72,7 +72,3 @@ def _open_folder(config: EngineConfig, runner: ModelRunner, each: int) -> DiskFo
             f"{LEAST_SLOTS * folder.file_bytes}"
         )
     return folder
-
-
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -25,6 +25,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from paceline.core.machine import usable_cores
+
 LONG_ROWS = 16
 """Passes of at least this many rows let go of the interpreter lock: they run for milliseconds. A shorter call holds it,
 because taking it back from a busy thread can cost more than the call itself."""
@@ -104,10 +106,6 @@ def quiet_torch() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _build() -> Path:

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
 from paceline.core.errors import InvalidConfig, RankLost
+from paceline.core.machine import usable_cores
 from paceline.kernels import native
 from paceline.kernels.quantized import Quantization
 from paceline.models.runner import Span
@@ -110,7 +111,7 @@ def join_group(spec: RankSpec, rank: int, store: Store) -> None:
 
 def share_cores(size: int) -> None:
     """Ranks on one CPU must not run a thread on every core each."""
-    native.set_num_threads(max(1, native.usable_cores() // size))
+    native.set_num_threads(max(1, usable_cores() // size))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

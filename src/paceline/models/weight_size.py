@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 
 from paceline.core.errors import OutOfMemory
+from paceline.core.machine import available_memory
 from paceline.kernels import native
 from paceline.models.checkpoint import Checkpoint
 from paceline.models.hub import find_model
@@ -49,12 +50,3 @@ def check_room(
             f"{checkpoint.name} does not fit: its weights take about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
             f"{device.type} memory are free. Use {smaller}, or a device with more memory."
         )
-
-
-def available_memory() -> int | None:
-    """Bytes of the machine's memory that nobody uses; None where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import PacelineError
+from paceline.core.machine import usable_cores
 from paceline.runtime.directory import Directory
 from paceline.runtime.key_folder import KeyFolder
 from paceline.runtime.keys import KeyPair
@@ -31,7 +32,7 @@ def gateway_key(config: ClusterConfig) -> KeyPair | None:
 def process_specs(config: ClusterConfig) -> list[WorkerSpec]:
     """For local processes: free ports, which stay theirs over restarts, and a share of the cores each."""
     workers = sum(pool.replicas for pool in config.pools)
-    threads = max(1, len(os.sched_getaffinity(0)) // workers)
+    threads = max(1, usable_cores() // workers)
     return worker_specs(config, _addresses(config), threads)
 
 

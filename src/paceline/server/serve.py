@@ -9,8 +9,11 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.core.garbage import keep_loaded
+from paceline.core.machine import usable_cores
 from paceline.engine.llm import LLM
 from paceline.models.weights_sum import weights_sum
 from paceline.server.access import Access
@@ -146,6 +149,7 @@ def _url(host: str, port: int, is_secure: bool) -> str:
 
 
 def _open(config: ServerConfig) -> LLM:
+    torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
     llm = LLM(**asdict(config.engine))
     llm.rehearse()
     return llm

@@ -1,0 +1,106 @@
+"""Limits of control groups, as files in a folder that stands for the root."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.core.machine import available_memory, total_memory, usable_cores
+
+GIB = 1 << 30
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    return 64
+
+
+def machine(root: Path, cgroup: str = "0::/", **files: str) -> Path:
+    """`files` by path."""
+    texts = {"proc/self/cgroup": cgroup, "proc/meminfo": f"MemTotal: 9 kB\nMemAvailable: {100 * GIB // 1024} kB\n"}
+    for path, text in (texts | files).items():
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text + "\n")
+    (root / "sys/fs/cgroup").mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def test_without_limits_the_machine_is_all_there_is(tmp_path: Path, cores: int) -> None:
+    root = machine(tmp_path)
+    assert usable_cores(root) == cores
+    assert total_memory(root) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert available_memory(root) == 100 * GIB
+
+
+def test_a_container_of_version_2(tmp_path: Path, cores: int) -> None:
+    root = machine(
+        tmp_path,
+        **{
+            "sys/fs/cgroup/cpu.max": "350000 100000",
+            "sys/fs/cgroup/memory.max": str(2 * GIB),
+            "sys/fs/cgroup/memory.current": str(GIB),
+            "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB // 4}\nactive_file 7",
+        },
+    )
+    assert usable_cores(root) == 4
+    assert total_memory(root) == 2 * GIB
+    assert available_memory(root) == GIB + GIB // 4
+
+
+def test_the_least_of_all_groups_above_counts(tmp_path: Path, cores: int) -> None:
+    root = machine(
+        tmp_path,
+        "0::/pods/mine",
+        **{
+            "sys/fs/cgroup/pods/cpu.max": "200000 100000",
+            "sys/fs/cgroup/pods/mine/cpu.max": "max 100000",
+            "sys/fs/cgroup/pods/memory.max": str(GIB),
+            "sys/fs/cgroup/pods/mine/memory.max": "max",
+        },
+    )
+    assert usable_cores(root) == 2
+    assert total_memory(root) == GIB
+
+
+def test_a_container_of_version_1_whose_path_is_the_hosts(tmp_path: Path, cores: int) -> None:
+    root = machine(
+        tmp_path,
+        "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n2:cpuset:/\n0::/",
+        **{
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": str(GIB),
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GIB // 2),
+            "sys/fs/cgroup/memory/memory.stat": f"inactive_file 3\ntotal_inactive_file {GIB // 8}",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000",
+            "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
+        },
+    )
+    assert usable_cores(root) == 1
+    assert total_memory(root) == GIB
+    assert available_memory(root) == GIB // 2 + GIB // 8
+
+
+def test_no_limit_of_version_1(tmp_path: Path, cores: int) -> None:
+    root = machine(
+        tmp_path,
+        "4:memory:/\n3:cpu:/",
+        **{
+            "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GIB),
+            "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+            "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+        },
+    )
+    assert usable_cores(root) == cores
+    assert total_memory(root) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert available_memory(root) == 100 * GIB
+
+
+def test_a_system_without_any_of_it(tmp_path: Path, cores: int) -> None:
+    assert usable_cores(tmp_path) == cores
+    assert available_memory(tmp_path) is None
+
+
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="the system does not say")
+def test_this_machine_has_memory() -> None:
+    assert 0 < (available_memory() or 0) <= total_memory() < 1 << 50
