@@ -163,28 +163,8 @@ def cluster_config(document: Mapping[str, Any]) -> ClusterConfig:
         raise InvalidConfig("pools must be a list of at least one pool with name, role and model")
     if not isinstance(gateway, Mapping):
         raise InvalidConfig(f"gateway must be a mapping of server settings, got {gateway!r}")
-    rest = from_mapping(_Rest, values)
-    checked = {name: getattr(rest, name) for name in _Rest.__dataclass_fields__}
-    return _placed(
-        ClusterConfig(tuple(pool_config(pool, i) for i, pool in enumerate(pools)), gateway=dict(gateway), **checked)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Rest:
-    """The keys of the file beside `pools` and `gateway`."""
-
-    name: str = "paceline"
-    host: str = "127.0.0.1"
-    keys: str | None = None
-    state_dir: str | None = None
-    ray: str | None = None
-    router: RouterPolicy = "least_loaded"
-    health: HealthConfig = field(default_factory=HealthConfig)
-    weights: WeightsConfig = field(default_factory=WeightsConfig)
-    handoff_threshold: int = HANDOFF_THRESHOLD
-    transfer: Transfer = "auto"
-    trace_endpoint: str | None = None
+    built = {"pools": tuple(pool_config(pool, i) for i, pool in enumerate(pools)), "gateway": dict(gateway)}
+    return _placed(from_mapping(ClusterConfig, values | built))
 
 
 def _placed(config: ClusterConfig) -> ClusterConfig:

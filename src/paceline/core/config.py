@@ -3,7 +3,7 @@
 import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
-from types import NoneType
+from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.core.errors import InvalidConfig, PacelineError
@@ -178,6 +178,9 @@ def _fits(value: Any, hint: Any) -> bool:
     kinds = get_args(hint) or (hint,)
     if Literal in (get_origin(hint), *map(get_origin, kinds)):  # its dataclass checks the choices
         return True
+    origin = get_origin(hint)
+    if isinstance(origin, type) and origin is not UnionType:  # a collection, whose parts are somebody else's to check
+        return isinstance(value, origin)
     if isinstance(value, bool):  # an int to Python, not to us
         return bool in kinds
     return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
