@@ -10,8 +10,8 @@ from paceline.speculation.depth.policy import Drafting, RoundObservation, StepOb
 PLAIN, USUAL = 0.010, 0.012
 
 
-def step(asked: int = 0, seconds: float = USUAL, **told: Any) -> StepObservation:
-    """`asked` sequences of eight draft one token."""
+def step(asked: int = 0, seconds: float = USUAL, behind: int = 0, **told: Any) -> StepObservation:
+    """`asked` sequences of eight draft one token, but for those whose draft is still `behind`."""
     return StepObservation(
         **{
             "batch": 8,
@@ -20,7 +20,7 @@ def step(asked: int = 0, seconds: float = USUAL, **told: Any) -> StepObservation
             "drafting": (Drafting("draft", 1, seconds - PLAIN),) if asked else (),
             "verify_seconds": PLAIN,
             "network_seconds": 0.0,
-            "rounds": tuple(RoundObservation(i, "draft/chat", 1, 0, 1) for i in range(asked)),
+            "rounds": tuple(RoundObservation(i, "draft/chat", int(i >= behind), 0, 1) for i in range(asked)),
             **told,
         }
     )
@@ -33,18 +33,23 @@ def begun(*steps: StepObservation) -> Entry:
     return entry
 
 
+def caught_up(seconds: float) -> list[StepObservation]:
+    """A beginning after many plain steps, and the step that shows it over."""
+    return [*[step()] * 10, step(8, seconds, is_timed=False), step(8)]
+
+
 def test_costs_nothing_that_anybody_knows_of_at_first() -> None:
     assert Entry().seconds(8) == 0.0
 
 
 def test_every_step_until_the_draft_is_up_to_date_counts() -> None:
-    entry = begun(step(8, 0.052, is_timed=False), step(8, 0.052, is_timed=False), step(8))
+    entry = begun(step(8, 0.052, behind=1, is_timed=False), step(8, 0.052, is_timed=False), step(8))
     assert entry.seconds(8) == pytest.approx(0.080)
     assert entry.seconds(2) == pytest.approx(0.020)
 
 
 def test_a_beginning_that_is_given_up_counts_as_far_as_it_came() -> None:
-    assert begun(step(4, 0.052, is_timed=False), step()).seconds(1) == pytest.approx(0.010)
+    assert begun(step(4, 0.052, behind=1, is_timed=False), step()).seconds(1) == pytest.approx(0.010)
 
 
 def test_going_on_after_a_plain_step_is_no_beginning() -> None:
@@ -53,8 +58,22 @@ def test_going_on_after_a_plain_step_is_no_beginning() -> None:
 
 
 def test_after_many_plain_steps_it_is() -> None:
-    entry = begun(step(8, 0.052, is_timed=False), step(8), *[step()] * 10, step(8, 0.172, is_timed=False), step(8))
-    assert entry.seconds(8) == pytest.approx(0.040 + (0.160 - 0.040) / 4)
+    assert begun(*caught_up(0.172), *caught_up(0.052)).seconds(8) == pytest.approx(0.040)
+
+
+def test_a_pause_that_befalls_one_beginning_is_outvoted() -> None:
+    assert begun(*caught_up(0.052), *caught_up(2.0), *caught_up(0.062)).seconds(8) == pytest.approx(0.050)
+    assert begun(*caught_up(2.0), *caught_up(0.052)).seconds(8) == pytest.approx(0.040)
+
+
+def test_beginnings_that_become_dearer_are_believed() -> None:
+    entry = begun(*caught_up(0.052), *caught_up(0.172), *caught_up(0.172))
+    assert entry.seconds(8) == pytest.approx(0.160)
+
+
+def test_steps_that_go_on_without_a_time_are_no_beginning() -> None:
+    entry = begun(step(8, 0.052, is_timed=False), *[step(8, 0.022, is_timed=False)] * 200, step())
+    assert entry.seconds(8) == pytest.approx(0.040)
 
 
 def test_steps_with_prompts_tell_nothing() -> None:

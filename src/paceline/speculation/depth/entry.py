@@ -2,20 +2,24 @@
 steps that wait for that are slow: where drafting pays little, beginning is a loss that it may never make up for.
 """
 
+from collections import deque
+from statistics import median_low
+
 from paceline.speculation.depth.policy import StepObservation
 
 HORIZON = 256
 """Steps within which drafting has to make up for its beginning."""
 _IDLE = 8
 """Steps without drafts before a draft is thought to have sat idle."""
-_WEIGHT = 0.25
+_BEGINNINGS = 3
+"""The last so many are remembered. Their median counts: a pause that befell one of them would keep drafting off for long."""
 
 
 class Entry:
     """Learns what a beginning took beyond its usual steps, for each sequence that drafts."""
 
     def __init__(self) -> None:
-        self._price: float | None = None
+        self._prices: deque[float] = deque(maxlen=_BEGINNINGS)
         self._idle = _IDLE  # steps without drafts; after a beginning, until it is over, still as many
         self._seconds, self._sequences = 0.0, 0
 
@@ -30,17 +34,17 @@ class Entry:
                 drafting = sum(drafting.seconds for drafting in step.drafting)
                 self._seconds += max(0.0, step.verify_seconds + step.network_seconds + drafting - usual)
                 self._sequences = max(self._sequences, sum(seen.asked > 0 for seen in step.rounds))
-            if not step.is_timed:
+            # HAZARD: not every step on the host is a beginning. With a sequence that cannot run ahead all of them are there
+            if not step.is_timed and any(seen.asked and not seen.drafted for seen in step.rounds):
                 return
         self._settle()
         self._idle = 0
 
     def seconds(self, sequences: int) -> float:
         """Of beginning to draft for so many."""
-        return (self._price or 0.0) * sequences
+        return median_low(self._prices) * sequences if self._prices else 0.0
 
     def _settle(self) -> None:
         if self._sequences:
-            price = self._seconds / self._sequences
-            self._price = price if self._price is None else self._price + _WEIGHT * (price - self._price)
+            self._prices.append(self._seconds / self._sequences)
         self._seconds, self._sequences = 0.0, 0
