@@ -4,6 +4,7 @@ Nothing here waits for the device or decides by what is on it, so a CUDA graph c
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -33,6 +34,22 @@ def plan_pass(
     return attention_plan(rows, sequences, max_rows, *heads, model.device, scratch=scratch)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Pass:
+    """What `gpu_forward` was asked for."""
+
+    tokens: Tensor
+    positions: Tensor
+    layout: AttentionLayout
+    cache: Sequence[tuple[Tensor, Tensor]]
+    logit_rows: Tensor | None
+    capture: tuple[int, ...]
+    last_hidden: bool
+    plan: AttentionPlan
+    after_layer: "AfterLayer | None"
+    room: Tensor | None
+
+
 def gpu_forward(
     model: "DecoderModel",
     tokens: Tensor,  # [T] int64
@@ -49,27 +66,17 @@ def gpu_forward(
     """As `DecoderModel.forward`, which calls it. `plan` None: made for this pass alone. `room`: where logits are written."""
     plan = plan or plan_pass(model, len(tokens), len(layout.context_lens), len(tokens))
     is_fused = len(tokens) <= MAX_ROWS and not model.config.qk_norm and model.layers[0].reduce is None
-    run = _few_rows if is_fused else _many_rows
-    return run(model, tokens, positions, layout, cache, logit_rows, capture, last_hidden, plan, after_layer, room)
+    asked = _Pass(tokens, positions, layout, cache, logit_rows, capture, last_hidden, plan, after_layer, room)
+    return _few_rows(model, asked) if is_fused else _many_rows(model, asked)
 
 
-def _few_rows(
-    model: "DecoderModel",
-    tokens: Tensor,
-    positions: Tensor,
-    layout: AttentionLayout,
-    cache: Sequence[tuple[Tensor, Tensor]],
-    logit_rows: Tensor | None,
-    capture: tuple[int, ...],
-    last_hidden: bool,
-    plan: AttentionPlan,
-    after_layer: "AfterLayer | None",
-    room: Tensor | None,
-) -> ForwardOutput:
+def _few_rows(model: "DecoderModel", asked: _Pass) -> ForwardOutput:
     config, inner = model.config, {}
-    hidden, normed = _enter(model, tokens)
-    for i, (layer, next_norm, (keys, values)) in enumerate(zip(model.layers, model.norms_after, cache, strict=True)):
-        if i in capture:
+    hidden, normed = _enter(model, asked.tokens)
+    for i, (layer, next_norm, (keys, values)) in enumerate(
+        zip(model.layers, model.norms_after, asked.cache, strict=True)
+    ):
+        if i in asked.capture:
             inner[i] = hidden
         q = qkv_rotary_store(
             normed,
@@ -77,76 +84,63 @@ def _few_rows(
             layer.qkv_bias,
             model.cos,
             model.sin,
-            positions,
-            layout.slots,
+            asked.positions,
+            asked.layout.slots,
             keys,
             values,
             config.num_heads,
         )
-        attended = _attend(model, q, keys, values, layout, plan)
+        attended = _attend(model, q, keys, values, asked)
         hidden, normed = add_linear(attended, layer.output, hidden, layer.post_attention_norm, config.rms_eps)
         gated = gate_up(normed, layer.gate_up)
         hidden, normed = add_linear(gated, layer.down, hidden, next_norm, config.rms_eps)
-        if after_layer is not None:
-            after_layer(i)
-    if config.num_layers in capture:
+        if asked.after_layer is not None:
+            asked.after_layer(i)
+    if config.num_layers in asked.capture:
         inner[config.num_layers] = hidden
-    last = _finish(normed) if last_hidden else None
-    logits = None
-    if logit_rows is not None and len(logit_rows):
-        if len(logit_rows) < len(tokens):
-            normed = Normed(normed.scaled[logit_rows], normed.squares[logit_rows], normed.eps)
-        logits = model.spread(linear(normed, model.head, out_dtype=torch.float32, out=room))
+    last = _finish(normed) if asked.last_hidden else None
+    logits, wanted = None, asked.logit_rows
+    if wanted is not None and len(wanted):
+        if len(wanted) < len(asked.tokens):
+            normed = Normed(normed.scaled[wanted], normed.squares[wanted], normed.eps)
+        logits = model.spread(linear(normed, model.head, out_dtype=torch.float32, out=asked.room))
     return ForwardOutput(logits, last, inner)
 
 
-def _many_rows(
-    model: "DecoderModel",
-    tokens: Tensor,
-    positions: Tensor,
-    layout: AttentionLayout,
-    cache: Sequence[tuple[Tensor, Tensor]],
-    logit_rows: Tensor | None,
-    capture: tuple[int, ...],
-    last_hidden: bool,
-    plan: AttentionPlan,
-    after_layer: "AfterLayer | None",
-    room: Tensor | None,
-) -> ForwardOutput:
+def _many_rows(model: "DecoderModel", asked: _Pass) -> ForwardOutput:
     eps, inner = model.config.rms_eps, {}
-    hidden = model.embed(tokens)
+    where = asked.layout.starts, asked.layout.context_lens, asked.layout.block_tables
+    hidden = model.embed(asked.tokens)
     normed = rms_norm(hidden, model.layers[0].input_norm, eps)
-    for i, (layer, next_norm, (keys, values)) in enumerate(zip(model.layers, model.norms_after, cache, strict=True)):
-        if i in capture:
+    for i, (layer, next_norm, (keys, values)) in enumerate(
+        zip(model.layers, model.norms_after, asked.cache, strict=True)
+    ):
+        if i in asked.capture:
             inner[i] = hidden
         qkv = _product(normed, layer.qkv, layer.qkv_bias)
         if model.config.qk_norm:
             layer.norm_heads(qkv)
-        q = rotate_and_store(
-            qkv, positions, model.cos, model.sin, keys, values, layout.starts, layout.context_lens, layout.block_tables
-        )
-        attended = _product(_attend(model, q, keys, values, layout, plan), layer.output)
+        q = rotate_and_store(qkv, asked.positions, model.cos, model.sin, keys, values, *where)
+        attended = _product(_attend(model, q, keys, values, asked), layer.output)
         normed, hidden = add_rms_norm(layer.whole(attended), hidden, layer.post_attention_norm, eps)
         fed = _product(silu_mul(_product(normed, layer.gate_up)), layer.down)
         normed, hidden = add_rms_norm(layer.whole(fed), hidden, next_norm, eps)
-        if after_layer is not None:
-            after_layer(i)
-    if model.config.num_layers in capture:
+        if asked.after_layer is not None:
+            asked.after_layer(i)
+    if model.config.num_layers in asked.capture:
         inner[model.config.num_layers] = hidden
-    logits = None
-    if logit_rows is not None and len(logit_rows):
-        rows = normed if len(logit_rows) == len(tokens) else normed[logit_rows]
-        logits = model.spread(_head_product(rows, model.head, room))
-    return ForwardOutput(logits, normed if last_hidden else None, inner)
+    logits, wanted = None, asked.logit_rows
+    if wanted is not None and len(wanted):
+        rows = normed if len(wanted) == len(asked.tokens) else normed[wanted]
+        logits = model.spread(_head_product(rows, model.head, asked.room))
+    return ForwardOutput(logits, normed if asked.last_hidden else None, inner)
 
 
-def _attend(
-    model: "DecoderModel", q: Tensor, keys: Tensor, values: Tensor, layout: AttentionLayout, plan: AttentionPlan
-) -> Tensor:
+def _attend(model: "DecoderModel", q: Tensor, keys: Tensor, values: Tensor, asked: _Pass) -> Tensor:
     """[T, H * hd]"""
-    config = model.config
+    config, layout = model.config, asked.layout
     return paged_attention(
-        q, keys, values, layout.starts, layout.context_lens, layout.block_tables, plan,
+        q, keys, values, layout.starts, layout.context_lens, layout.block_tables, asked.plan,
         config.head_dim**-0.5, layout.ancestors, config.sliding_window,
     )  # fmt: skip
 
