@@ -40,12 +40,12 @@ def test_a_container_of_version_2(tmp_path: Path, cores: int) -> None:
             "sys/fs/cgroup/cpu.max": "350000 100000",
             "sys/fs/cgroup/memory.max": str(2 * GIB),
             "sys/fs/cgroup/memory.current": str(GIB),
-            "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB // 4}\nactive_file 7",
+            "sys/fs/cgroup/memory.stat": f"anon 5\ninactive_file {GIB // 4}\nactive_file {GIB // 8}",
         },
     )
     assert usable_cores(root) == 4
     assert total_memory(root) == 2 * GIB
-    assert available_memory(root) == GIB + GIB // 4
+    assert available_memory(root) == GIB + GIB // 4 + GIB // 8
 
 
 def test_the_least_of_all_groups_above_counts(tmp_path: Path, cores: int) -> None:
@@ -70,14 +70,16 @@ def test_a_container_of_version_1_whose_path_is_the_hosts(tmp_path: Path, cores:
         **{
             "sys/fs/cgroup/memory/memory.limit_in_bytes": str(GIB),
             "sys/fs/cgroup/memory/memory.usage_in_bytes": str(GIB // 2),
-            "sys/fs/cgroup/memory/memory.stat": f"inactive_file 3\ntotal_inactive_file {GIB // 8}",
+            "sys/fs/cgroup/memory/memory.stat": (
+                f"inactive_file 3\nactive_file 5\ntotal_inactive_file {GIB // 8}\ntotal_active_file {GIB // 4}"
+            ),
             "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "50000",
             "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
         },
     )
     assert usable_cores(root) == 1
     assert total_memory(root) == GIB
-    assert available_memory(root) == GIB // 2 + GIB // 8
+    assert available_memory(root) == GIB // 2 + GIB // 8 + GIB // 4
 
 
 def test_no_limit_of_version_1(tmp_path: Path, cores: int) -> None:

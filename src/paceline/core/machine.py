@@ -36,9 +36,9 @@ def available_memory(root: Path = _ROOT) -> int | None:
     for group in _groups(root, "memory"):
         limit, used = _limit(group), _word(group / "memory.current") or _word(group / "memory.usage_in_bytes")
         if limit is not None and used.isdigit():
-            stat = group / "memory.stat"
-            files = _entry(stat, "total_inactive_file") or _entry(stat, "inactive_file") or "0"
-            free.append(max(0, limit - int(used) + int(files)))
+            # Files read twice are active, and give way all the same: a model that was loaded before is one of them
+            files = sum(_counted(group / "memory.stat", f"{kind}_file") for kind in ("inactive", "active"))
+            free.append(max(0, limit - int(used) + files))
     return min(free, default=None)
 
 
@@ -46,6 +46,11 @@ def _limit(group: Path) -> int | None:
     """Of a memory group. v1 says "no limit" with a number that no machine reaches."""
     said = _word(group / "memory.max") or _word(group / "memory.limit_in_bytes")
     return int(said) if said.isdigit() else None
+
+
+def _counted(stat: Path, name: str) -> int:
+    """Bytes, of the groups below too: v1 has a name of its own for that."""
+    return int(_entry(stat, f"total_{name}") or _entry(stat, name) or 0)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
