@@ -178,6 +178,20 @@ def test_device_and_dtype() -> None:
     assert pick_dtype("float16", torch.device("cpu")) == torch.float16
 
 
+@pytest.mark.parametrize("name", ["gpu", "mps", "cuda:", "cuda:one", ""])
+def test_a_device_that_is_none_says_what_is(name: str) -> None:
+    with pytest.raises(InvalidConfig, match="use auto, cpu, cuda, or one GPU of several"):
+        pick_device(name)
+
+
+def test_a_gpu_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert pick_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(InvalidConfig, match="the GPUs are cuda:0 to 1"):
+        pick_device("cuda:2")
+
+
 def test_methods() -> None:
     ngram: Any = {"ngram": NgramProposer()}
     assert pick_method(SpeculationConfig(), ngram) == "ngram"

@@ -161,12 +161,16 @@ def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedM
 def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda") or (":" in name and not index.isdecimal()):
+        raise InvalidConfig(f"unknown device {name!r}: use auto, cpu, cuda, or one GPU of several, such as cuda:1")
+    if kind == "cuda" and not torch.cuda.is_available():
         raise InvalidConfig(
             "device cuda was asked for, and this torch sees no GPU: use device cpu, or a CUDA build of torch"
         )
-    return device
+    if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
+        raise InvalidConfig(f"device {name} was asked for, and the GPUs are cuda:0 to {torch.cuda.device_count() - 1}")
+    return torch.device(name)
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
