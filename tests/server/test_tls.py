@@ -49,7 +49,8 @@ def test_files_that_do_not_fit_are_said_at_the_start(tmp_path: Path) -> None:
         ((certificate, None), "no certificate and its key"),
         ((certificate, other), "no certificate and its key"),
         ((certificate, locked), "is encrypted"),
-        ((str(tmp_path / "absent"), key), "cannot be read"),
+        ((str(tmp_path / "absent"), key), "absent or tls_key .* cannot be read"),
+        ((str(tmp_path / "absent"), None), "absent cannot be read"),
     ):
         with pytest.raises(InvalidConfig, match=message):
             Tls.of(*files)

@@ -102,7 +102,8 @@ class KeyFile:
         try:
             document = json.loads(self.path.read_text("utf-8"))
         except FileNotFoundError:
-            raise InvalidConfig(f"no keys at {self.path}: make one with `paceline api-keys add NAME`") from None
+            advice = f"make one with `paceline api-keys add NAME --file {self.path}`"
+            raise InvalidConfig(f"no keys at {self.path}: {advice}") from None
         except OSError as error:
             raise InvalidConfig(f"the keys in {self.path} cannot be read: {error.strerror}") from None
         except ValueError as error:

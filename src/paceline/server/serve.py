@@ -1,5 +1,6 @@
 """Builds a server from its configuration and runs it until it is told to stop."""
 
+import errno
 import logging
 import os
 import socket
@@ -112,9 +113,11 @@ def _listener(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise InvalidConfig(
-            f"cannot listen on {host}:{port}: {error.strerror}; stop what is there, or choose another `port`"
-        ) from None
+        advice = {
+            errno.EADDRINUSE: "stop what is there, or choose another `port`",
+            errno.EACCES: "choose a `port` from 1024 on",
+        }.get(error.errno or 0, "`host` must be an address of this machine")
+        raise InvalidConfig(f"cannot listen on {host}:{port}: {error.strerror}; {advice}") from None
     return listener
 
 

@@ -27,7 +27,8 @@ class Tls:
                 f"{error.reason or error}"
             ) from None
         except OSError as error:
-            raise InvalidConfig(f"tls_cert {certificate} or tls_key {key} cannot be read: {error.strerror}") from None
+            files = f"tls_cert {certificate}" + (f" or tls_key {key}" if key else "")
+            raise InvalidConfig(f"{files} cannot be read: {error.strerror}") from None
         return cls(certificate, key)
 
 
