@@ -143,6 +143,10 @@ def test_messages_help(server: Served) -> None:
         return error(server.post(CHAT, {"messages": HI, **change}), 400)["message"]
 
     assert message(temprature=1) == "temprature is not a parameter here; did you mean temperature?"
+    nested = "speculation.max_dept is not a parameter here; did you mean speculation.max_depth?"
+    assert message(speculation={"max_dept": 1}) == nested
+    tool = {"type": "function", "function": {"name": "f", "paramters": {}}}
+    assert message(tools=[tool]).endswith("did you mean tools.0.function.parameters?")
     assert message(functions=[{}]) == "functions is not supported here: use `tools`"
     assert message(messages=None) == "messages is required"
 

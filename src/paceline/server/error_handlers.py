@@ -32,9 +32,8 @@ async def _invalid(request: Request, error: Exception) -> JSONResponse:
         problem = BadRequest("the body must be JSON, with content-type application/json", code="invalid_json")
     else:
         field = getattr(request.scope.get("route"), "body_field", None)
-        known = getattr(getattr(field, "field_info", None), "annotation", None)
-        names = tuple(getattr(known, "model_fields", ()))
-        problem = bad_request(error.errors(), body, names)
+        schema = getattr(getattr(field, "field_info", None), "annotation", None)
+        problem = bad_request(error.errors(), body, schema)
     return response(problem)
 
 

@@ -1,8 +1,10 @@
 """What is wrong with a request body, in one sentence that names the parameter."""
 
 import difflib
-from collections.abc import Collection, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, get_args, get_origin
+
+from pydantic import BaseModel
 
 from paceline.server.errors import BadRequest
 
@@ -15,8 +17,8 @@ CODES = {
 }
 
 
-def bad_request(errors: Sequence[dict[str, Any]], body: Any, known: Collection[str]) -> BadRequest:
-    """`errors` as pydantic lists them, `known` the names the body may have at its top."""
+def bad_request(errors: Sequence[dict[str, Any]], body: Any, schema: Any) -> BadRequest:
+    """`errors` as pydantic lists them, `schema` the type of the body."""
     paths = [_path(error, body) for error in errors]
     # A union reports on every member: the one that got furthest is the one that was meant.
     deepest = max(len(path) for path in paths)
@@ -32,12 +34,25 @@ def bad_request(errors: Sequence[dict[str, Any]], body: Any, known: Collection[s
     elif kind == "missing":
         message = f"{param or 'the body'} is required" if path else "the request needs a JSON body"
     elif kind == "extra_forbidden":
-        nearest = difflib.get_close_matches(str(path[-1]), known, n=1) if len(path) == 1 else []
-        message = f"{param} is not a parameter here" + (f"; did you mean {nearest[0]}?" if nearest else "")
+        *above, name = (str(part) for part in path)
+        nearest = difflib.get_close_matches(name, _names(schema, path[:-1]), n=1)
+        message = f"{param} is not a parameter here"
+        message += f"; did you mean {'.'.join([*above, *nearest])}?" if nearest else ""
     elif kind not in ("inconsistent", "unsupported_parameter"):
         reasons = dict.fromkeys(str(other["msg"]) for other, where in meant if where == path)
         message = f"{param or 'the body'}: {', or '.join(reasons)}"
     return BadRequest(message, param=param, code=CODES.get(kind, "invalid_value"))
+
+
+def _names(schema: Any, path: Sequence[str | int]) -> set[str]:
+    """What an object at `path` in a body of this type may have; of a union, what any of its members may."""
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        fields = schema.model_fields
+        if not path:
+            return set(fields)
+        return _names(fields[path[0]].annotation, path[1:]) if path[0] in fields else set()
+    path = path[1:] if get_origin(schema) is list else path
+    return set().union(*(_names(member, path) for member in get_args(schema)))
 
 
 def _path(error: dict[str, Any], body: Any) -> tuple[str | int, ...]:

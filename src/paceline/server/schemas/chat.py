@@ -45,7 +45,7 @@ class ChatBody(GenerationBody):
         "reasoning_effort": ((), "the model has no such setting"),
         "verbosity": ((), "the model has no such setting"),
         "web_search_options": ((), "give a search tool in `tools`"),
-        "echo": ((False,), "send a plain prompt to your own template instead"),
+        "echo": ((False,), "put the last message in front yourself"),
         "add_generation_prompt": ((True,), "the model always answers"),
         "continue_final_message": ((False,), "render the conversation yourself and use /v1/completions"),
         "chat_template": ((), "render the conversation yourself and use /v1/completions"),
