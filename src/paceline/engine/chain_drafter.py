@@ -49,6 +49,11 @@ class ChainDrafter:
         self._current = {sequence.id for sequence in sequences if self._proposer.is_current(sequence.id)}
         self._num_plain = 0
 
+    def has_room(self, sequence: Sequence) -> bool:
+        """What `lend` would refuse behind another round is not worth catching up."""
+        longest = len(sequence.ids) + 2 * (sequence.depth + 1)
+        return sequence.id in self._current or self._proposer.has_room(sequence.id, longest)
+
     def can_draft(self, sequences: Seq[Sequence]) -> bool:
         return all(sequence.id in self._current for sequence in sequences if sequence.depth)
 

@@ -69,6 +69,10 @@ class DeviceDrafter(Protocol):
         """Borrow these, in this order, as far as the proposer is up to date with them."""
         ...
 
+    def has_room(self, sequence: Sequence) -> bool:
+        """Whether it is up to date, or could be if the host caught it up."""
+        ...
+
     def can_draft(self, sequences: Seq[Sequence]) -> bool:
         """For those of them that want drafts."""
         ...

@@ -131,6 +131,9 @@ class RunAhead:
         self._speculator.decide(running)
         batch = self._batch
         drafter, most = batch.drafter, self._scheduler.max_batched_tokens // batch.size - 1
+        for sequence in running:  # one that the host could not draft for either keeps nobody on the ground
+            if sequence.depth and drafter is not None and not drafter.has_room(sequence):
+                sequence.depth = 0
         depth = min(most, max(sequence.depth for sequence in running))
         # A round is as large for all as for the largest: where few are drafted, the host's ragged pass is cheaper
         if depth > 0 and (

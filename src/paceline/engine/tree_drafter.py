@@ -84,6 +84,10 @@ class TreeDrafter:
                 fresh.states[seat, 0] = torch.cat(states)
         self._num_fresh = 1
 
+    def has_room(self, sequence: Sequence) -> bool:
+        """The host begins anew, with a cache of a few slots."""
+        return True
+
     def can_draft(self, sequences: Seq[Sequence]) -> bool:
         return all(sequence.id in self._current for sequence in sequences if sequence.depth)
 

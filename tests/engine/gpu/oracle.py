@@ -61,6 +61,9 @@ class OracleDrafter:
     def board(self, sequences: Sequence[Running]) -> None:
         self._sequences = sequences
 
+    def has_room(self, sequence: Running) -> bool:
+        return True
+
     def can_draft(self, sequences: Sequence[Running]) -> bool:
         return True
 

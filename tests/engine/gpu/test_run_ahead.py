@@ -107,6 +107,15 @@ def test_a_plain_round_now_and_then_does_not_bring_the_draft_home(plain, is_left
     assert (len(collected) > 1) == is_left_behind
 
 
+@pytest.mark.parametrize(("window", "num_blocks"), [(24, 64), (SMALL.max_position, 2)], ids=["window", "cache"])
+def test_what_the_draft_has_no_room_for_flies_without(window, num_blocks):
+    model = tiny_model(config=replace(SMALL, max_position=window), device=DEVICE)
+    engine = ahead_engine(draft_model(model, num_blocks, runner=GpuRunner), max_model_len=64)
+    result = check(engine, [request("r0", [1, 2, 3, 4, 5], temperature=0.0, max_tokens=45)])
+    assert 0 < result.accepted < 30  # as far as there was room
+    assert engine.num_steps - engine.ahead.num_rounds < 10
+
+
 def test_what_the_device_cannot_pick_stays_on_the_host():
     engine = ahead_engine(None)
     asked = [request("r0", [1, 2, 3], temperature=0.8, seed=1, presence_penalty=0.5, max_tokens=8)]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paceline.kv.tables import BlockTables
+from paceline.kv.tables import BlockTables, blocks_for
 from paceline.models.output import ForwardOutput
 from paceline.models.runner import ModelRunner, Span
 from paceline.speculation.distribution import pick, sample_draft
@@ -121,10 +121,14 @@ class DraftModelProposer:
     def lend(self, sequence_id: int, num_tokens: int) -> Sequence[int] | None:
         """Blocks for `num_tokens` of a sequence that somebody else drafts for a while, on the device; None where the draft is
         not up to date with it or has no room. `take_back` ends it."""
-        rider = self._riders.get(sequence_id)
-        if rider is None or sequence_id not in self._tables or num_tokens > self._runner.model.config.max_position:
+        if sequence_id not in self._riders or sequence_id not in self._tables or not self._reaches(num_tokens):
             return None
         return self._tables.blocks(sequence_id) if self._tables.grow(sequence_id, num_tokens) else None
+
+    def has_room(self, sequence_id: int, num_tokens: int) -> bool:
+        """Whether so many tokens of the sequence fit into the draft's window and its cache."""
+        held = len(self._tables.blocks(sequence_id)) if sequence_id in self._tables else 0
+        return self._reaches(num_tokens) and blocks_for(num_tokens) - held <= self.num_free_blocks
 
     def is_current(self, sequence_id: int) -> bool:
         """Whether at most two tokens of the sequence are still to be computed here."""
@@ -140,9 +144,13 @@ class DraftModelProposer:
             self._tables.publish(sequence_id, rider.progress.ids, num_computed)
 
     def _in_window(self, rider: _Rider) -> bool:
+        return self._reaches(
+            len(rider.progress.ids) + rider.progress.depth - 1
+        )  # the last token drafted is not computed
+
+    def _reaches(self, num_tokens: int) -> bool:
         """A draft may have been made for shorter texts than its target: it has no rotary angles past its window."""
-        last = len(rider.progress.ids) + rider.progress.depth - 2  # position of the last token it would have to compute
-        return last < self._runner.model.config.max_position
+        return num_tokens <= self._runner.model.config.max_position
 
     def _catch_up(self, riders: list[_Rider]) -> list[_Rider]:
         """Riders ready to draft. Long gaps (a prompt never seen) are closed first, within a budget of rows per call."""
