@@ -87,6 +87,7 @@ class GpuRunner(ModelRunner):
     def rehearse(self, max_num_seqs: int, max_rows: int, longest: int, has_trees: bool = False) -> None:
         """Passes of every kind that makes a difference, over up to so many sequences, rows, and rows of a sequence: their
         kernels are compiled now, not when somebody waits for them. All of it is padding."""
+        longest = min(longest, self.model.config.max_position)  # a draft's window may be shorter than its target's
         for batch in buckets(max_num_seqs):
             for rows in _powers_of_two(min(MAX_GRAPH_ROWS // batch, longest)):
                 PaddedPass(self, batch, rows, is_tree=False).forward()

@@ -1,5 +1,7 @@
 """Passes that recur, padded to one size and replayed, are those of `ModelRunner`."""
 
+from dataclasses import replace
+
 import pytest
 
 from paceline.models import gpu_runner
@@ -83,6 +85,12 @@ def test_a_model_that_shares_the_memory() -> None:
 
 def test_sizes() -> None:
     assert [bucket(count) for count in (1, 2, 3, 5, 64, 65, 129)] == [1, 2, 4, 8, 64, 128, 192]
+
+
+def test_a_rehearsal_stays_in_the_models_window() -> None:
+    """Past it there are no rotary angles."""
+    runner = GpuRunner(models(replace(SHAPE, max_position=24))[0], BLOCKS)
+    runner.rehearse(max_num_seqs=1, max_rows=64, longest=64)
 
 
 def test_graphs_share_the_memory_of_their_logits() -> None:
