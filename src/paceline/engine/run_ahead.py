@@ -60,9 +60,8 @@ class RunAhead:
         runner.rehearse(*sizes, has_trees=any(forks(other) for other in self._speculator.proposers.values()))
         if isinstance(proposer, DraftModelProposer) and isinstance(proposer.runner, GpuRunner):
             proposer.runner.rehearse(*sizes)
-        for size in reversed(
-            buckets(scheduler.max_num_seqs)
-        ):  # the largest logits first: the others share their memory
+        # The largest logits first: the others share their memory
+        for size in reversed(buckets(scheduler.max_num_seqs)):
             self._batch_of(size).rehearse(self._max_depth, scheduler.max_batched_tokens)
         if runner.device.type == "cuda":  # recording a graph would wait for all of this to be returned
             torch.cuda.empty_cache()

@@ -144,9 +144,8 @@ class DraftModelProposer:
             self._tables.publish(sequence_id, rider.progress.ids, num_computed)
 
     def _in_window(self, rider: _Rider) -> bool:
-        return self._reaches(
-            len(rider.progress.ids) + rider.progress.depth - 1
-        )  # the last token drafted is not computed
+        drafted = len(rider.progress.ids) + rider.progress.depth
+        return self._reaches(drafted - 1)  # the last one is not computed
 
     def _reaches(self, num_tokens: int) -> bool:
         """A draft may have been made for shorter texts than its target: it has no rotary angles past its window."""
