@@ -141,6 +141,26 @@ def test_up_repeats_what_the_supervisor_complains_of(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().err == "target-0 ended with SIGKILL\ndraft-0 ended with status 1\n"
 
 
+def test_up_says_itself_what_keeps_the_workers_from_starting(cluster_file: Path) -> None:
+    keys = cluster_file.parent / "keys"
+    keys.rename(keys.with_name("elsewhere"))
+    assert str(keys) in paceline("up", str(cluster_file), status=2)
+
+
+def test_an_interrupted_up_leaves_its_workers_and_says_so(cluster_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(up, "all_ready", interrupted)
+    try:
+        result = CliRunner().invoke(cli, ["up", str(cluster_file)], env={"COLUMNS": "200"})
+        assert result.exit_code != 0
+        assert f"`paceline down {cluster_file}` stops them" in result.output
+        assert len(workers(cluster_file.parent)) == 2
+    finally:
+        paceline("down", str(cluster_file))
+
+
 def test_serve_alone_brings_its_workers_and_takes_them_along(cluster_file: Path) -> None:
     with gateway(cluster_file) as (url, process):
         text_of(url)

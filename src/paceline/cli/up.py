@@ -41,7 +41,13 @@ def up(
         else:
             folder = deployment.up(file, config)
         with deployment.observed(config) as pool:
-            ready = all_ready(pool, wait, said)
+            try:
+                ready = all_ready(pool, wait, said)
+            except KeyboardInterrupt:
+                console.err.print(
+                    f"the workers start all the same; `paceline down {file}` stops them", markup=False, soft_wrap=True
+                )
+                raise
             workers = pool.workers()
     console.out.print(view(workers))
     if config.ray is None:

@@ -23,6 +23,8 @@ from paceline.runtime.weight_spec import door_name
 from paceline.runtime.worker_spec import WorkerSpec, worker_specs
 
 STOP_SECONDS = 30.0
+UP = b"up"
+"""What the supervisor says once its workers are started; all else is what is wrong."""
 
 
 def gateway_key(config: ClusterConfig) -> KeyPair | None:
@@ -117,8 +119,10 @@ def up(path: Path, config: ClusterConfig) -> StateFolder:
     finally:
         os.close(tell)
     with os.fdopen(ready, "rb") as answer:
-        if not answer.read():  # closed without a word
-            raise PacelineError(f"the workers could not be started; {folder.logs / 'supervisor.log'} says why")
+        said = answer.read()
+    if said != UP:
+        unsaid = f"the workers could not be started; {folder.logs / 'supervisor.log'} says why"
+        raise PacelineError(said.decode() or unsaid)
     return folder
 
 

@@ -1,6 +1,7 @@
 """The supervisor that `paceline up` leaves behind: `python -m paceline.runtime.supervise CLUSTER_FILE DESCRIPTOR`.
 
-It goes on in a process of its own that nobody waits for, and writes to the descriptor once its workers are started.
+It goes on in a process of its own that nobody waits for, and writes to the descriptor: `UP` once its workers are started, or
+what keeps it from starting them.
 """
 
 import logging
@@ -13,7 +14,7 @@ from pathlib import Path
 from paceline.core.errors import PacelineError
 from paceline.core.json_log import log_as
 from paceline.runtime.cluster_file import load_cluster
-from paceline.runtime.deployment import running_processes
+from paceline.runtime.deployment import UP, running_processes
 from paceline.runtime.state import StateFolder
 
 logger = logging.getLogger(__name__)
@@ -26,15 +27,18 @@ def main(path: Path, tell: int) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
-    try:
-        config = load_cluster(path)
-        with running_processes(config, StateFolder.of(config)):
-            os.write(tell, b"up")
-            os.close(tell)
-            stop.wait()
-    except PacelineError as error:
-        logger.error("%s", error)
-        return 1
+    with os.fdopen(tell, "wb") as answer:
+        try:
+            config = load_cluster(path)
+            with running_processes(config, StateFolder.of(config)):
+                answer.write(UP)
+                answer.close()
+                stop.wait()
+        except PacelineError as error:
+            logger.error("%s", error)
+            if not answer.closed:
+                answer.write(str(error).encode())
+            return 1
     return 0
 
 
