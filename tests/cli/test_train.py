@@ -37,6 +37,7 @@ def test_options_become_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         prompts=(Path("a.jsonl"), Path("b.jsonl")),
     )
     assert seen == [wanted]
+    assert "training  50%  half" in result.output  # a log has no bar, and is told all the same
     assert "a line that stays" in result.output
 
 

@@ -3,6 +3,7 @@
 import inspect
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from types import TracebackType
 from typing import Annotated, Any, get_args, get_type_hints
@@ -14,6 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from paceline.cli import console
 from paceline.core.clock import WallClock
 from paceline.train.plan import TrainPlan
+from paceline.train.progress import PlainProgress
 
 
 def train(**options: Any) -> None:
@@ -26,8 +28,10 @@ def train(**options: Any) -> None:
     from paceline.train.run import train as run
 
     plan = TrainPlan(**options | {"prompts": tuple(options["prompts"])})
-    with _Bar() as bar, stop_on_interrupt(bar.note) as stop:
-        record = run(plan, shlex.join(["paceline", *sys.argv[1:]]), WallClock(), bar, stop)
+    clock = WallClock()
+    shown = _Bar() if console.err.is_terminal else nullcontext(PlainProgress(clock))
+    with shown as progress, stop_on_interrupt(progress.note) as stop:
+        record = run(plan, shlex.join(["paceline", *sys.argv[1:]]), clock, progress, stop)
     if record is None:
         raise typer.Exit(INTERRUPTED)
     console.out.print(Markdown(table(record.judged or record.held_out, record.nodes)))
