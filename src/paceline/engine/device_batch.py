@@ -116,7 +116,6 @@ class DeviceBatch:
         nobody, control = [()] * self.size, self._launches[0].control
         self._write(control.numpy(), [None] * self.size, nobody, nobody)
         self._control.copy_(control)
-        keeps = bool(self._capture)
         shapes = {self.drafter.shape(depth) for depth in range(1, max_depth + 1)} if self.drafter else set()
         for shape in sorted((NOTHING, *shapes), key=lambda shape: -shape.nodes):
             if self.size * (1 + shape.nodes) > max_rows:
@@ -126,7 +125,9 @@ class DeviceBatch:
                 self.board([Seat((0, 0), params, 0, 0)])
                 if shape.nodes:
                     self._graph("draft", shape)
-                self._graph("accept", shape, keeps)
+                self._graph("accept", shape, bool(self._capture))
+                if not shape.nodes:  # where nobody is to be drafted for, no states are kept
+                    self._graph("accept", shape)
         if self.drafter:
             self._graph("follow", NOTHING)
 

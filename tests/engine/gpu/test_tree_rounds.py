@@ -7,6 +7,7 @@ import torch
 
 from paceline.core.request import Request
 from paceline.engine import device_batch
+from paceline.engine.device_batch import DeviceBatch
 from paceline.engine.engine import Engine
 from paceline.engine.run_ahead import RunAhead
 from paceline.models.gpu_runner import GpuRunner
@@ -102,6 +103,20 @@ class TestEagle:
         engine.rehearse()
         assert all(map(torch.equal, before, now))
         check(engine, asked := requests(SAMPLINGS[:1], max_tokens=5), plain_text(model, asked))
+
+    @pytest.mark.parametrize("is_on", [True, False])
+    def test_after_a_rehearsal_no_round_is_recorded(self, monkeypatch, is_on):
+        model = tiny_model(config=SMALL, device=DEVICE)
+        proposer = eagle(model)
+        few = {"max_num_seqs": 1, "max_batched_tokens": 8, "max_model_len": 32}
+        engine = ahead(tiny_engine(model, proposer, 7, runner_kind=GpuRunner, **few), proposer)
+        engine.rehearse()
+        engine.speculator.switch(is_on)
+        launch, flights = DeviceBatch.launch, []
+        monkeypatch.setattr(DeviceBatch, "launch", lambda *told: flights.append(flight := launch(*told)) or flight)
+        run(engine, requests(SAMPLINGS[:1], max_tokens=12))
+        assert any(flight.shape.nodes for flight in flights) == is_on
+        assert all(flight.is_timed for flight in flights)
 
     def test_same_text(self, monkeypatch):
         replay = Graph.replay
