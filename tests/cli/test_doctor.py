@@ -29,6 +29,13 @@ def test_the_embedded_model_fits() -> None:
     assert "SmolLM2-135M-Instruct" in result.stdout
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU takes the draft that ships")
+def test_no_draft_is_urged_on_a_cpu_which_takes_none_by_itself() -> None:
+    draft = verdicts(EngineConfig())["draft"]
+    assert draft.verdict is Verdict.NOTE
+    assert "paceline advise" in draft.advice
+
+
 def test_a_problem_is_status_1_and_says_what_to_change() -> None:
     result = CliRunner().invoke(cli, ["doctor", "--kv-tokens", "64"], env={"COLUMNS": "300"})
     assert result.exit_code == 1

@@ -30,7 +30,7 @@ def doctor(config: ServerConfig) -> None:
     if problems:
         console.out.print(f"{problems} problem{'s' if problems > 1 else ''}.", style="bold red")
         raise typer.Exit(1)
-    console.out.print("Ready: paceline serve", style="green")
+    console.out.print("Ready: paceline serve, with the same options", style="green")
 
 
 def _table(checks: Iterable[Check]) -> Table:

@@ -10,7 +10,10 @@ from paceline.cli.up import Ray, cluster_of
 
 
 def down(file: Annotated[Path, typer.Argument(metavar="CLUSTER.yaml")], ray: Ray = None) -> None:
-    """Stop the workers that `paceline up` started. Status 1: there were none."""
+    """Stop a cluster's workers, whether `paceline up` or `paceline serve` started them, which then ends too.
+
+    Status 1: there were none.
+    """
     config = cluster_of(file, ray)
     with console.err.status(f"stopping {config.name}"):
         from paceline.runtime.deployment import down as stop

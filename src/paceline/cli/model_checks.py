@@ -55,11 +55,10 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
         yield Check.problem("target", str(error))
     name = pick_draft(config.draft, config.model, device.type)
     if name is None:
-        yield Check.note(
-            "draft",
-            "none: guesses come from the text so far (ngram)",
-            "set --draft to a small model of the same family, or train one: paceline train",
-        )
+        advice = "set --draft to a small model of the same family, or train one: paceline train"
+        if device.type == "cpu":
+            advice = "on a CPU a draft may pay or not: paceline advise --draft … measures it"
+        yield Check.note("draft", "none: guesses come from the text so far (ngram)", advice)
     else:
         try:
             trained = find_draft(name)

@@ -97,7 +97,8 @@ class EngineConfig:
     memory_fraction: float = 0.85
     """Share of the device's memory for weights, caches and activations of both models."""
     kv_tokens: int | None = None
-    """Tokens the target's cache holds; None: what the memory gives."""
+    """Tokens the target's cache holds; None: as many as `max_num_seqs` sequences of full length want, within `memory_fraction`
+    on a GPU and within 1 GiB on a CPU, but one sequence always."""
     prefix_caching: bool = True
     """Keep the cache of finished sequences for prompts that start alike."""
     kv_host_bytes: int | None = None

@@ -27,7 +27,7 @@ class SamplingDefaults:
     """What a request gets that does not say; see `SamplingParams`."""
 
     max_tokens: int | None = None
-    """Output tokens; None: as many as the model's window has left."""
+    """Output tokens; None: as many as the model's window has left, and 16 for /v1/completions, as OpenAI has it."""
     temperature: float = 1.0
     """0 is greedy."""
     top_k: int = 0
