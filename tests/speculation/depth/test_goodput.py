@@ -181,6 +181,30 @@ def test_a_tree_is_never_a_loss() -> None:
     assert Simulation(calibrated(world, 31), world, tree=tree).run(1500).speedup > 0.99
 
 
+class Beside(Simulation):
+    """The first sequence is of another class of traffic than the second, and its drafts are nearly all accepted."""
+
+    num_probes = 0
+
+    def decide(self) -> list[int]:
+        depths = self.policy.decide([Candidate(0, "draft/code", 8), Candidate(1, "draft/chat", 8)])
+        self.num_probes += depths[1] > 0
+        return depths
+
+    def _round(self, sequence_id: int, drafted: int, asked: int) -> RoundObservation:
+        self.category, self.alpha = (("draft/code", 0.97), ("draft/chat", 0.02))[sequence_id]
+        return super()._round(sequence_id, drafted, asked)
+
+
+def test_a_probe_does_not_pay_for_what_others_draft() -> None:
+    world = World(draft=4 * MS)  # the others' drafts take three times as long as a plain step
+    simulation = Beside(calibrated(world), world, batch=2, category="draft/code")
+    simulation.run(1000)
+    before = simulation.num_probes
+    simulation.run(500)
+    assert simulation.num_probes - before >= 4  # had they, there were one
+
+
 # --- steps taken on a slower path
 
 AHEAD, HOST = World(gpu, draft=0.3 * MS, network=0.0), World(lambda rows: gpu(rows) + 0.3 * MS, 3 * MS, 0.0)

@@ -159,12 +159,15 @@ class GoodputDepth:
         return costs.verify(step.rows) + costs.network + drafting
 
     def _longer(self, step: StepObservation) -> float:
-        """By what share it took longer than a plain one; 0 where that is not known."""
+        """By what share of a plain one it took longer for its probes; 0 where that is not known. Where others draft as well,
+        it is as long as such steps are."""
         plain = self._times.plain(step.batch)
-        if plain is None or step.prefill_rows:
+        is_alone = all(seen.category in self._probed for seen in step.rounds if seen.asked)
+        without = plain if is_alone else self._usual(step)
+        if plain is None or without is None or step.prefill_rows:
             return 0.0
         drafting = sum(drafting.seconds for drafting in step.drafting)
-        return (step.verify_seconds + step.network_seconds + drafting) / plain - 1.0
+        return (step.verify_seconds + step.network_seconds + drafting - without) / plain
 
     def _lengthening(self, category: str, batch: int, asked: set[str]) -> float:
         """By what share a probe makes a step longer in which the methods `asked` draft anyway; 0 where that is not known."""
