@@ -141,9 +141,9 @@ class RunAhead:
             or 2 * sum(s.depth for s in running) < depth * len(running)
         ):
             return False
-        shape = drafter.shape(depth) if drafter and depth > 0 else NOTHING
-        if shape.nodes > most:
-            shape = NOTHING
+        # The next larger shape may be too large for a pass
+        shapes = (drafter.shape(less) for less in range(depth, 0, -1)) if drafter else ()
+        shape = next((shape for shape in shapes if shape.nodes <= most), NOTHING)
         # A round computes its nodes, and commits a path of them and one token more
         ahead = sum(flight.shape.levels + 1 for flight in self._flights) + shape.nodes + 1
         window, tables = self._intake.limits.max_model_len, self._scheduler.tables

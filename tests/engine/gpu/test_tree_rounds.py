@@ -118,6 +118,14 @@ class TestEagle:
         assert any(flight.shape.nodes for flight in flights) == is_on
         assert all(flight.is_timed for flight in flights)
 
+    def test_where_a_pass_has_no_room_for_the_tree_a_smaller_one_is_grown(self, monkeypatch):
+        launch, shapes = DeviceBatch.launch, []
+        monkeypatch.setattr(
+            DeviceBatch, "launch", lambda batch, shape, *told: shapes.append(shape) or launch(batch, shape, *told)
+        )
+        self.run(requests(SAMPLINGS[:1], max_tokens=7), 11, max_num_seqs=1, max_batched_tokens=12)
+        assert max(shape.nodes for shape in shapes) == 7  # with 15 a round would have 16 rows
+
     def test_same_text(self, monkeypatch):
         replay = Graph.replay
 
