@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.kernels.attention import paged_attention_reference
 from paceline.kernels.gpu.attention import paged_attention
-from paceline.kernels.gpu.attention_plan import AttentionPlan, attention_plan
+from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, attention_plan
 from paceline.kernels.layout import AttentionLayout
 from tests.kernels.cases import generator, make_cache, make_layout
 from tests.kernels.gpu.cases import DEVICE, on_device
@@ -144,6 +144,18 @@ def test_one_plan_serves_growing_contexts_and_gives_the_same_bits_again() -> Non
     first = [check([context, 3], [3, 3], plan=plan) for context in (0, 64, 250)]
     again = [check([context, 3], [3, 3], plan=plan) for context in (0, 64, 250)]
     assert all(map(torch.equal, first, again))
+
+
+def test_plans_that_share_scratch_take_turns_whenever_it_grew() -> None:
+    scratch = AttentionScratch(DEVICE)
+    cases = [([250, 3], 2), ([250, 3, 130], 4), ([250], 4)]
+    plans = [
+        attention_plan(3 * len(contexts), len(contexts), 3, 6, 2, 64, DEVICE, splits, scratch)
+        for contexts, splits in cases
+    ]
+    assert plans[1].partial.data_ptr() == plans[2].partial.data_ptr() != plans[0].partial.data_ptr()
+    for (contexts, _), plan in 2 * list(zip(cases, plans, strict=True)):
+        check(contexts, [3] * len(contexts), plan=plan)
 
 
 def test_queries_may_be_a_view_of_the_joint_projection() -> None:
