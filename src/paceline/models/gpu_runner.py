@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch
+from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS, AttentionLayout
 from paceline.models.gpu_decoder import gpu_forward, plan_pass
 from paceline.models.graph import Graph, GraphPool, Stamp, staging
@@ -97,10 +98,18 @@ class GpuRunner(ModelRunner):
         for count in sorted({min(count, max_num_seqs) for count in (1, 2, *_around_16s(2 * max_num_seqs))}):
             most = min(max_rows // count, longest)
             for rows in sorted({1, 2, most, *_around_16s(most)}):
-                span = Span([self.scratch_block] * -(-rows // BLOCK_SIZE), 0, [0] * rows, 1)
-                super().forward([span] * count)
-                if has_trees and 1 < rows <= MAX_TREE_ROWS:
-                    super().forward([replace(span, ancestors=[1] * rows)] * count)
+                super().forward([self._padding(rows)] * count)
+                # Two: one of them a tree, the other a prompt, whose rows have masks then
+                if has_trees and rows > 1 and (rows <= MAX_TREE_ROWS or count == 2):
+                    super().forward([replace(self._padding(rows), ancestors=[-1] * rows)] * count)
+        # The head's has as many rows as there are drafts, in passes of few rows and of many
+        most = min(max_rows, longest)
+        for wanted in _around_16s(min(most, MAX_GRAPH_ROWS)):
+            for rows in sorted({wanted, min(most, wanted + MAX_ROWS)}):
+                super().forward([self._padding(rows, wanted)])
+
+    def _padding(self, rows: int, num_logits: int = 1) -> Span:
+        return Span([self.scratch_block] * -(-rows // BLOCK_SIZE), 0, [0] * rows, num_logits)
 
     def sharing(self, model: DecoderModel) -> "GpuRunner":
         return GpuRunner(model, self.num_blocks, cache=self.cache[: model.config.num_layers])

@@ -19,7 +19,7 @@ from paceline.models.llama import DecoderModel
 from paceline.models.runner import Span
 from tests.fakes import TINY, RandomWeights
 
-MAX_NUM_SEQS, MAX_ROWS, LONGEST = 80, 1024, 512
+MANY, FEW, MAX_ROWS, LONGEST = 80, 3, 1024, 512
 TARGET = replace(TINY, num_layers=1, hidden_size=64, num_heads=32, num_kv_heads=8, head_dim=16, max_position=LONGEST)
 DRAFT = replace(TARGET, num_heads=9, num_kv_heads=3)
 EVERY_HEAD_ITS_OWN = replace(TARGET, num_heads=4, num_kv_heads=4)
@@ -32,10 +32,10 @@ def note(*, key: str, fn: Any, **told: Any) -> bool:
     return True  # nothing need be compiled for that
 
 
-def traffic(runner: GpuRunner, draw: random.Random, has_trees: bool) -> None:
+def traffic(runner: GpuRunner, draw: random.Random, max_num_seqs: int, has_trees: bool) -> None:
     """One pass, as a scheduler may ask for it: who decodes, drafts beside them, prompts and pieces of prompts."""
     room, spans = MAX_ROWS, []
-    for _ in range(draw.choice([1, 1, 2, 3, 8, 20, 40, MAX_NUM_SEQS])):
+    for _ in range(min(max_num_seqs, draw.choice([1, 1, 2, 3, 8, 20, 40, MANY]))):
         most = min(room, LONGEST, draw.choice([1, 1, 4, 12, 40, LONGEST]))
         if most == 0:
             break
@@ -55,16 +55,16 @@ def traffic(runner: GpuRunner, draw: random.Random, has_trees: bool) -> None:
     runner.forward(spans)
 
 
-def missing(config: ModelConfig, has_trees: bool) -> tuple[int, set[tuple[str, str]]]:
+def missing(config: ModelConfig, max_num_seqs: int, has_trees: bool) -> tuple[int, set[tuple[str, str]]]:
     """How many were compiled, and which are wanted besides."""
     model = DecoderModel(config, RandomWeights(config, seed=0), torch.device("cpu"), torch.bfloat16)
     runner = GpuRunner(model, num_blocks=2 * LONGEST // 16)
     wanted.clear()
-    runner.rehearse(MAX_NUM_SEQS, MAX_ROWS, LONGEST, has_trees)
+    runner.rehearse(max_num_seqs, MAX_ROWS, LONGEST, has_trees)
     rehearsed = set(wanted)
     draw = random.Random(0)
     for _ in range(150):
-        traffic(runner, draw, has_trees)
+        traffic(runner, draw, max_num_seqs, has_trees)
     return len(rehearsed), wanted - rehearsed
 
 
@@ -73,7 +73,8 @@ if __name__ == "__main__":
     native.library = lambda: None  # weights as a GPU has them
     attention_plan._multiprocessors = lambda device: 132
     DecoderModel.forward = gpu_forward  # type: ignore[method-assign, assignment]  # as on a GPU
-    for config, has_trees in ((TARGET, True), (DRAFT, False), (EVERY_HEAD_ITS_OWN, False)):
-        count, others = missing(config, has_trees)
+    cases = (TARGET, MANY, True), (DRAFT, MANY, False), (EVERY_HEAD_ITS_OWN, MANY, False), (TARGET, FEW, True)
+    for case in cases:
+        count, others = missing(*case)
         print(count, *sorted(f"{name} {key}" for name, key in others), sep="\n")
     assert COMPILED
