@@ -1,0 +1,113 @@
+"""A pass of one size on a GPU, whose inputs stay where they are, so that a CUDA graph can hold it."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
+from paceline.models.gpu_decoder import gpu_forward
+from paceline.models.graph import Graph, Stamp, staging
+from paceline.models.output import ForwardOutput
+from paceline.models.runner import Span
+
+if TYPE_CHECKING:
+    from paceline.models.gpu_runner import GpuRunner
+
+
+class PaddedPass:
+    """A pass over `batch` sequences of `rows` rows each, whose inputs stay where they are; at first all of it is padding."""
+
+    def __init__(self, runner: "GpuRunner", batch: int, rows: int, is_tree: bool) -> None:
+        self.runner, self.batch, self.rows = runner, batch, rows
+        device = runner.device
+        # tokens, rotary positions, slots, ancestors; then for each sequence its context and its blocks
+        self.longs = torch.zeros(4, batch * rows, dtype=torch.int64, device=device)
+        self.ints = torch.zeros(batch, 1 + runner.table_width, dtype=torch.int32, device=device)
+        self.longs[2] = runner.scratch_block * BLOCK_SIZE
+        self.longs[3] = -1
+        self.ints[:, 1:] = runner.scratch_block
+        self._contexts = torch.empty(batch, dtype=torch.int32, device=device)
+        self._layout = AttentionLayout(
+            slots=self.longs[2],
+            starts=torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=device),
+            context_lens=self._contexts,
+            block_tables=self.ints[:, 1:],
+            ancestors=self.longs[3] if is_tree else None,
+        )
+        self._every_row = torch.arange(batch * rows, device=device)
+        self._plan = runner.plan(batch * rows, batch, rows)
+        self._room = runner.logits_room(batch * rows)
+
+    def forward(self, capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
+        self._contexts.copy_(self.ints[:, 0])
+        return gpu_forward(
+            self.runner.model,
+            self.longs[0],
+            self.longs[1],
+            self._layout,
+            self.runner.cache,
+            self._every_row,
+            capture,
+            last_hidden,
+            self._plan,
+            room=self._room,
+        )
+
+
+class PassGraph:
+    """A padded pass, recorded once. Shorter spans and empty seats are padding."""
+
+    def __init__(
+        self, runner: "GpuRunner", batch: int, rows: int, is_tree: bool, capture: tuple[int, ...], last_hidden: bool
+    ) -> None:
+        self.runner, self.batch, self.rows = runner, batch, rows
+        self._pass = one = PaddedPass(runner, batch, rows, is_tree)
+        self._host_longs = staging(*one.longs.shape, dtype=torch.int64, device=runner.device)
+        self._host_ints = staging(*one.ints.shape, dtype=torch.int32, device=runner.device)
+        self._graph = Graph(lambda: one.forward(capture, last_hidden), runner.device, runner.memory_pool)
+        self._done = Stamp(runner.device)
+
+    def run(self, spans: Sequence[Span]) -> ForwardOutput:
+        """Logits as `ModelRunner.forward` gives them. They and hidden states are good until the next run."""
+        chosen = self._fill(spans)
+        self._pass.longs.copy_(self._host_longs, non_blocking=True)
+        self._pass.ints.copy_(self._host_ints, non_blocking=True)
+        output = self._graph.replay()
+        self._done.record()
+        assert output.logits is not None
+        own = torch.tensor([s * self.rows + i for s, span in enumerate(spans) for i in range(len(span.tokens))])
+        own = own.to(self.runner.device, non_blocking=True)
+        return ForwardOutput(
+            output.logits if len(chosen) == len(output.logits) else output.logits[chosen],
+            None if output.last_hidden is None else output.last_hidden[own],
+            {layer: states[own] for layer, states in output.inner.items()},
+        )
+
+    def _fill(self, spans: Sequence[Span]) -> Tensor:
+        """Write the inputs to host memory; the rows whose logits are wanted."""
+        self._done.wait()  # the last run may still be reading
+        scratch = self.runner.scratch_block
+        longs, ints = self._host_longs.numpy(), self._host_ints.numpy()
+        longs[:] = 0
+        longs[2] = scratch * BLOCK_SIZE
+        longs[3] = -1
+        ints[:, 0] = 0
+        ints[:, 1:] = scratch
+        chosen: list[int] = []
+        for s, span in enumerate(spans):
+            count, first, blocks = len(span.tokens), span.context_len, span.blocks
+            row = s * self.rows
+            longs[0, row : row + count] = span.tokens
+            longs[1, row : row + count] = range(first, first + count) if span.positions is None else span.positions
+            longs[2, row : row + count] = [
+                blocks[i // BLOCK_SIZE] * BLOCK_SIZE + i % BLOCK_SIZE for i in range(first, first + count)
+            ]
+            if span.ancestors is not None:
+                longs[3, row : row + count] = span.ancestors
+            ints[s, 0] = first
+            held = min(len(blocks), ints.shape[1] - 1)
+            ints[s, 1 : 1 + held] = blocks[:held]
+            chosen.extend(range(row + count - span.num_logits, row + count))
+        return torch.tensor(chosen, device=self.runner.device)
