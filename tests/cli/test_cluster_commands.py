@@ -170,6 +170,21 @@ def test_serve_alone_brings_its_workers_and_takes_them_along(cluster_file: Path)
         assert workers(cluster_file.parent) == set()
 
 
+@pytest.mark.parametrize("command", ["up", "status", "down"])
+def test_a_missing_package_is_named_with_its_command(cluster_file: Path, command: str) -> None:
+    code = "import sys; sys.modules['msgspec'] = None; from paceline.cli.main import app; app()"
+    result = subprocess.run(
+        [sys.executable, "-c", code, command, str(cluster_file)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr == "error: a cluster needs the package `msgspec`: pip install 'paceline[pool]'\n"
+
+
 def test_keys_are_never_overwritten(tmp_path: Path) -> None:
     paceline("keys", str(tmp_path / "keys"))
     secret = (tmp_path / "keys" / "gateway").read_text()

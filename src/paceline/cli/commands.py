@@ -22,7 +22,7 @@ from paceline.cli.serve import serve
 from paceline.cli.status import status
 from paceline.cli.train import train
 from paceline.cli.up import up
-from paceline.core.errors import PacelineError
+from paceline.core.errors import MissingDependency, PacelineError
 
 
 class _Commands(TyperGroup):
@@ -30,12 +30,20 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:  # click's context, whichever click Typer brings
         try:
-            return super().invoke(ctx)
+            return self._invoke(ctx)
         except PacelineError as error:
             if ctx.params["debug"]:
                 raise
             console.fail(str(error))
             raise typer.Exit(2) from None
+
+    def _invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if error.name not in ("zmq", "msgspec"):  # what up, status and down import when they run
+                raise
+            raise MissingDependency(error.name, "a cluster", "pool") from error
 
 
 MEASURE = "measure"
