@@ -65,14 +65,24 @@ def test_a_draft_worker_that_has_stopped_drafting_ahead_says_so() -> None:
 def test_prompts_that_were_handed_over_have_a_column_where_there_are_any() -> None:
     target = WorkerStatus("target-0", "target", "target", "ready", "tcp://127.0.0.1:1")
     given, taken = HandoffCounts(7, 0, 7000, 10**6, 1.0), HandoffCounts(7, 2, 7000, 10**6, 1.0)
-    assert "handed over" not in shown(target)
+    assert "handed" not in shown(target)
     page = shown(
         replace(target, handoffs=taken),
         WorkerStatus("prefill-0", "prefill", "prefill", "ready", "tcp://127.0.0.1:2", handoffs=given),
         WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://127.0.0.1:3"),
     )
     lines = page.splitlines()
-    assert lines[0].split()[-2:] == ["handed", "over"]
+    assert lines[0].split()[-1] == "handed"
     assert lines[1].endswith("7 (2 failed)")
     assert lines[2].split()[:3] + lines[2].split()[-1:] == ["prefill-0", "prefill", "ready", "7"]
     assert lines[3].split()[-1] == "-"
+
+
+def test_hand_overs_are_whole_on_a_narrow_terminal() -> None:
+    prefill = WorkerStatus(
+        "prefill-0", "prefill", "prefill", "ready", "tcp://127.0.0.1:1", running=12, kv_use=0.344, depth=3.14, alpha=0.712,
+        round_trip=0.00123, answers=200, hits=124, late=2, handoffs=HandoffCounts(1234, 0, 7000, 10**6, 1.0),
+    )  # fmt: skip
+    title, row = (line.split() for line in shown(prefill, width=80).splitlines())
+    assert title[-1] == "handed"
+    assert row[-2:] == ["1%", "1234"]

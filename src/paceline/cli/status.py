@@ -83,7 +83,7 @@ def view(workers: Sequence[WorkerStatus]) -> Group:
 
 def _table(workers: Sequence[WorkerStatus]) -> Table:
     table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
-    handed = ["handed over"] if any(worker.handoffs for worker in workers) else []
+    handed = ["handed"] if any(worker.handoffs for worker in workers) else []
     for name in ("worker", "role", "state", "run", "wait", "cache", "depth", "alpha", "trip", "hits", "late", *handed):
         if name == "state":  # may be long: it wraps before a figure is cut
             table.add_column(name, min_width=max(map(len, STYLES)))
