@@ -377,6 +377,40 @@ def test_admission_keeps_a_block_to_grow_into_for_everybody() -> None:
     assert set(rows_of(step(part))) == {1}
 
 
+def test_whoever_finds_no_room_is_not_about_to_be_admitted() -> None:
+    part = scheduler(num_blocks=8, seats=3)
+    part.add(sequence(0, 4 * BLOCK_SIZE))
+    assert part.may_admit
+    step(part)
+    assert not part.may_admit  # nobody waits
+    part.add(sequence(1, 3 * BLOCK_SIZE))
+    assert not part.may_admit
+    assert rows_of(step(part)) == {0: 1}
+    part.add(sequence(2, BLOCK_SIZE - 1))  # would fit, and is not let in before who came first
+    assert not part.may_admit
+    part.remove(part.running[0])
+    assert part.may_admit
+
+
+def test_blocks_that_are_held_ahead_of_the_text_are_given_back_for_who_waits() -> None:
+    part = scheduler(num_blocks=8, seats=2)
+    part.add(sequence(0, 2 * BLOCK_SIZE))
+    step(part)
+    part.tables.grow(0, 6 * BLOCK_SIZE)
+    part.add(sequence(1, 2 * BLOCK_SIZE))
+    assert part.may_admit
+    part.tables.shrink(0, part.running[0].num_computed)
+    assert set(rows_of(step(part))) == {0, 1}
+
+
+def test_a_seat_is_needed_too() -> None:
+    part = scheduler(seats=1)
+    part.add(sequence(0, 4))
+    step(part)
+    part.add(sequence(1, 4))
+    assert not part.may_admit
+
+
 def test_removing_frees_blocks_in_either_queue() -> None:
     part = scheduler(num_blocks=4, seats=1)
     running, waiting = sequence(0, 20), sequence(1, 20)

@@ -81,8 +81,7 @@ class RunAhead:
         return self._land() if len(self._flights) > 1 else []
 
     def _is_steady(self, running: Seq[Sequence]) -> bool:
-        scheduler = self._scheduler
-        if scheduler.may_admit and len(running) < scheduler.max_num_seqs:
+        if self._scheduler.may_admit:
             return False
         if self._seats and (
             len(running) <= len(self._seats) // 2 or not all(sequence.id in self._seated for sequence in running)

@@ -71,8 +71,15 @@ class Scheduler:
 
     @property
     def may_admit(self) -> bool:
-        """Whether somebody waits for a seat, and for nothing else."""
-        return any(self.tiers is None or not self.tiers.is_coming(sequence) for sequence in self.waiting)
+        """Whether a pass would let somebody in: there is a seat, and the first who waits for nothing else finds room, once
+        those who run give back what they hold beyond their text."""
+        if len(self.running) >= self.max_num_seqs:
+            return False
+        for sequence in self.waiting:
+            if self.tiers is None or not self.tiers.is_coming(sequence):
+                held = sum(len(self.tables.blocks(s.id)) - blocks_for(len(s.ids)) for s in self.running)
+                return self._has_room(sequence, len(self.running), self.tables.pool.num_free + max(0, held))
+        return False
 
     def add(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=_rank)
@@ -142,10 +149,7 @@ class Scheduler:
                 continue
             if self.tiers is not None and not self.tiers.is_ready(sequence):
                 continue
-            cached, _ = self.tables.find(sequence.findable_ids, sequence.cache_salt)
-            # The whole sequence so far, and one block for it and for every other one to speculate and grow into.
-            needed = blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached)
-            if needed + 1 + taken > self.tables.pool.num_free and self.running:
+            if self.running and not self._has_room(sequence, taken, self.tables.pool.num_free):
                 return
             sequence.num_computed = self.tables.open(sequence.id, sequence.findable_ids, sequence.cache_salt)
             if self.tiers is not None:
@@ -163,6 +167,12 @@ class Scheduler:
             rows[sequence] = count
             budget -= count
             taken += 1
+
+    def _has_room(self, sequence: Sequence, taken: int, num_free: int) -> bool:
+        """For the whole of it so far, and one block for it and for every other one to speculate and grow into."""
+        cached, _ = self.tables.find(sequence.findable_ids, sequence.cache_salt)
+        needed = blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached)
+        return needed + 1 + taken <= num_free
 
     @staticmethod
     def _waits_for_leader(sequence: Sequence) -> bool:

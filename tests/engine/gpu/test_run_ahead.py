@@ -116,6 +116,12 @@ def test_what_the_draft_has_no_room_for_flies_without(window, num_blocks):
     assert engine.num_steps - engine.ahead.num_rounds < 10
 
 
+def test_rounds_run_ahead_while_somebody_waits_for_room():
+    engine = ahead_engine(None, kv_tokens=64, max_num_seqs=4)  # four blocks: two sequences of two
+    check(engine, requests(4, max_tokens=12))
+    assert engine.ahead.num_rounds > 0.5 * engine.num_steps
+
+
 def test_what_the_device_cannot_pick_stays_on_the_host():
     engine = ahead_engine(None)
     asked = [request("r0", [1, 2, 3], temperature=0.8, seed=1, presence_penalty=0.5, max_tokens=8)]
