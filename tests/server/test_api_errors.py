@@ -87,6 +87,7 @@ def error(response: httpx.Response, status: int) -> dict[str, Any]:
             "unsupported_parameter",
         ),
         ({"metadata": {"category": "x" * 65}}, "metadata.category", "invalid_value"),
+        ({"messages": [{"role": "user", "content": "x" * 3000}]}, "messages", "context_length_exceeded"),
         ({"temprature": 1}, "temprature", "unknown_parameter"),
         ({"store": True}, "store", "unsupported_parameter"),
         ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),

@@ -41,6 +41,7 @@ def test_a_long_prompt_is_tokenised_aside_and_alike() -> None:
 def test_health_and_metrics() -> None:
     server = served()
     assert server.call("GET", "/health").json() == {"status": "ok"}
+    assert [server.call("HEAD", path).status_code for path in ("/health", "/ready")] == [200, 200]
     assert server.call("GET", "/ready").json() == {"status": "ready"}
     server.post("/v1/completions", {"prompt": "x"})
     response = server.call("GET", "/metrics")

@@ -13,6 +13,16 @@ class InvalidRequest(PacelineError):
         self.field = field
 
 
+class PromptTooLong(InvalidRequest):
+    """It leaves no room in the model's window for an answer."""
+
+    def __init__(self, num_tokens: int, window: int, field: str = "prompt") -> None:
+        super().__init__(
+            f"the prompt has {num_tokens} tokens and the model's window {window}: shorten it, or raise max_model_len",
+            field,
+        )
+
+
 class InvalidConfig(PacelineError):
     """A configuration key or value is wrong."""
 

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from paceline.core.categories import Categories
 from paceline.core.config import SpeculationConfig
-from paceline.core.errors import InvalidRequest
+from paceline.core.errors import InvalidRequest, PromptTooLong
 from paceline.core.flags import SpeculationFlags
 from paceline.core.request import Request
 from paceline.core.sequence import Sequence
@@ -64,11 +64,7 @@ class Intake:
         if bad is not None:
             raise InvalidRequest(f"token {bad} is outside the vocabulary of {limits.vocab_size}", field="prompt")
         if len(request.prompt_ids) >= limits.max_model_len:
-            raise InvalidRequest(
-                f"the prompt has {len(request.prompt_ids)} tokens and the model's window {limits.max_model_len}: "
-                "shorten it, or raise max_model_len",
-                field="prompt",
-            )
+            raise PromptTooLong(len(request.prompt_ids), limits.max_model_len)
         for name, tokens in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
             bad = next((token for token in tokens if not 0 <= token < limits.vocab_size), None)
             if bad is not None:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
+from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError, PromptTooLong
 
 
 class ApiError(PacelineError):
@@ -119,6 +119,10 @@ def as_api_error(error: Exception) -> ApiError:
     """What to tell the caller about `error`. What was not meant for them stays in the log."""
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, PromptTooLong):
+        return BadRequest(
+            str(error), param=error.field, code="context_length_exceeded"
+        )  # OpenAI's, which clients look for
     if isinstance(error, InvalidRequest):
         return BadRequest(str(error), param=error.field, code="invalid_value")
     if isinstance(error, EngineClosed):

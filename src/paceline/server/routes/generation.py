@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from paceline.core.errors import InvalidRequest
+from paceline.core.errors import InvalidRequest, PromptTooLong
 from paceline.core.request import Request as EngineRequest
 from paceline.engine.intake import draw_seed
 from paceline.server.chat_answer import ChatAnswer
@@ -36,6 +36,8 @@ def generation_routes(service: Service) -> APIRouter:
         gateway.check_room(body.n or 1)
         tool_use = ToolUse.of(body)
         prompt = await service.prompts.of_messages(body.messages, tool_use.tools if tool_use else ())
+        if len(prompt) >= service.llm.max_model_len:
+            raise PromptTooLong(len(prompt), service.llm.max_model_len, field="messages")
         sampling = sampling_params(
             body,
             defaults,

@@ -11,6 +11,7 @@ from paceline.server.schemas.responses import State
 def health_routes(gateway: Gateway) -> APIRouter:
     router = APIRouter(tags=["operation"])
 
+    @router.head("/health", include_in_schema=False)  # as some load balancers ask
     @router.get("/health")
     async def health() -> State:
         """Whether the process is worth keeping."""
@@ -18,6 +19,7 @@ def health_routes(gateway: Gateway) -> APIRouter:
             raise Unavailable("the engine has stopped: restart the server")
         return State(status="ok")
 
+    @router.head("/ready", include_in_schema=False)
     @router.get("/ready")
     async def ready() -> State:
         """Whether to send requests here."""
