@@ -20,8 +20,7 @@ class PaddedPass:
     """A pass over `batch` sequences of `rows` rows each, whose inputs stay where they are; at first all of it is padding."""
 
     def __init__(self, runner: "GpuRunner", batch: int, rows: int, is_tree: bool) -> None:
-        self.runner, self.batch, self.rows = runner, batch, rows
-        device = runner.device
+        self._runner, device = runner, runner.device
         # tokens, rotary positions, slots, ancestors; then for each sequence its context and its blocks
         self.longs = torch.zeros(4, batch * rows, dtype=torch.int64, device=device)
         self.ints = torch.zeros(batch, 1 + runner.table_width, dtype=torch.int32, device=device)
@@ -43,11 +42,11 @@ class PaddedPass:
     def forward(self, capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
         self._contexts.copy_(self.ints[:, 0])
         return gpu_forward(
-            self.runner.model,
+            self._runner.model,
             self.longs[0],
             self.longs[1],
             self._layout,
-            self.runner.cache,
+            self._runner.cache,
             self._every_row,
             capture,
             last_hidden,
@@ -62,7 +61,7 @@ class PassGraph:
     def __init__(
         self, runner: "GpuRunner", batch: int, rows: int, is_tree: bool, capture: tuple[int, ...], last_hidden: bool
     ) -> None:
-        self.runner, self.batch, self.rows = runner, batch, rows
+        self.runner, self.rows = runner, rows
         self._pass = one = PaddedPass(runner, batch, rows, is_tree)
         self._host_longs = staging(*one.longs.shape, dtype=torch.int64, device=runner.device)
         self._host_ints = staging(*one.ints.shape, dtype=torch.int32, device=runner.device)

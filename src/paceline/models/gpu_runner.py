@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch
+from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, power_of_two
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models.gpu_decoder import plan_pass
@@ -22,7 +22,7 @@ MAX_GRAPH_ROWS = 512
 
 def bucket(count: int) -> int:
     """The batch size a batch of `count` is padded to."""
-    return 1 << (count - 1).bit_length() if count <= 64 else -(-count // 64) * 64
+    return power_of_two(count) if count <= 64 else -(-count // 64) * 64
 
 
 def buckets(most: int) -> list[int]:
@@ -77,7 +77,7 @@ class GpuRunner(ModelRunner):
         """[rows, V] float32, one for all passes that run one after another: a graph that kept logits of its own would keep them
         for good, and there are many graphs."""
         if self._room is None or len(self._room) < rows:
-            shape = 1 << (rows - 1).bit_length(), self.model.head.shape[0]
+            shape = power_of_two(rows), self.model.head.shape[0]
             self._room = torch.empty(shape, dtype=torch.float32, device=self.device)
         return self._room[:rows]
 

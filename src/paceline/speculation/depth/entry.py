@@ -31,8 +31,7 @@ class Entry:
             return
         if self._idle >= _IDLE:
             if usual is not None and not step.prefill_rows:
-                drafting = sum(drafting.seconds for drafting in step.drafting)
-                self._seconds += max(0.0, step.verify_seconds + step.network_seconds + drafting - usual)
+                self._seconds += max(0.0, step.seconds - usual)
                 self._sequences = max(self._sequences, sum(seen.asked > 0 for seen in step.rounds))
             # HAZARD: not every step on the host is a beginning. With a sequence that cannot run ahead all of them are there
             if not step.is_timed and any(seen.asked and not seen.drafted for seen in step.rounds):

@@ -166,8 +166,7 @@ class GoodputDepth:
         without = plain if is_alone else self._usual(step)
         if plain is None or without is None or step.prefill_rows:
             return 0.0
-        drafting = sum(drafting.seconds for drafting in step.drafting)
-        return (step.verify_seconds + step.network_seconds + drafting - without) / plain
+        return (step.seconds - without) / plain
 
     def _lengthening(self, category: str, batch: int, asked: set[str]) -> float:
         """By what share a probe makes a step longer in which the methods `asked` draft anyway; 0 where that is not known."""

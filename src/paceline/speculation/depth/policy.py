@@ -65,6 +65,11 @@ class StepObservation:
     """Whether its seconds are those of steps to come. A step taken another way than most says what was accepted, not what
     it costs."""
 
+    @property
+    def seconds(self) -> float:
+        """Of the whole step."""
+        return self.verify_seconds + self.network_seconds + sum(drafting.seconds for drafting in self.drafting)
+
 
 def method_of(category: str) -> str:
     """The part before the slash: what drafting costs depends on the method alone."""
