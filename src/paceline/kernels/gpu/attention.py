@@ -122,38 +122,16 @@ def _attention(
     # Nothing may move above the wait: even the lengths are written by a kernel of the same chain
     gdc_wait(PDL)
     gdc_launch(PDL)
-    sequence = 0
-    if SEARCH > 1:
-        each = tl.arange(0, SEARCH)
-        first_tiles = tl.load(starts + each, mask=each < num_sequences, other=1 << 30) // ROWS + each
-        sequence = tl.sum((first_tiles <= tile).to(tl.int32), 0) - 1
-    start = tl.load(starts + sequence)
-    num_rows = tl.load(starts + sequence + 1) - start
+    sequence, start, num_rows, row_0 = _rows_of(tile, starts, num_sequences, ROWS, SEARCH)
     context = tl.load(context_lens + sequence)
-    row_0 = (tile - (start // ROWS + sequence)) * ROWS
     if row_0 >= num_rows:
         return
 
-    end = context + first_row + tl.minimum(row_0 + ROWS, num_rows)  # past the last key that any row of the tile sees
-    first = 0
-    if WINDOW > 0:
-        # Own rows that the first row sees: at least itself, in a chain every earlier one
-        first = tl.maximum(context + (1 if TREE else first_row + row_0 + 1) - WINDOW, 0) // KEYS * KEYS
-    share = KEYS  # keys of a part, which begins at a multiple of it whatever the rows of the pass
-    while SPLITS * share < end - first // share * share:
-        share *= 2
-    first = first // share * share
-    num_parts = tl.cdiv(end - first, share)  # a short context has fewer parts than there are programs
+    num_parts, part_begin, whole_end, part_end = _part_of(
+        split, context, first_row + row_0, first_row + tl.minimum(row_0 + ROWS, num_rows), WINDOW, TREE, KEYS, SPLITS
+    )
     if split >= num_parts:
         return
-    part_begin = first + split * share
-    part_end = tl.minimum(part_begin + share, end)
-    if WINDOW > 0:
-        whole_end = part_begin
-    else:
-        # Keys before this are seen by every row; part_begin <= whole_end, and both are whole chunks
-        whole_end = (context + (0 if TREE else first_row + row_0 + 1)) // KEYS * KEYS
-        whole_end = tl.maximum(tl.minimum(whole_end, part_end), part_begin)
 
     member = tl.arange(0, TILE)  # row-major: heads of the group innermost
     lane = tl.arange(0, PADDED)
@@ -202,6 +180,52 @@ def _attention(
     result = total / tl.where(norm > 0.0, norm, 1.0)[:, None]
     at = (position * (KV_HEADS * GROUP * WIDTH) + head * WIDTH)[:, None] + lane[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=is_kept)
+
+
+@triton.jit
+def _rows_of(tile, starts, num_sequences, ROWS: tl.constexpr, SEARCH: tl.constexpr):
+    """(sequence, its first row in the pass, how many it has, the first of them in the tile); sequence s owns the tiles from
+    starts[s] // ROWS + s on."""
+    sequence = 0
+    if SEARCH > 1:
+        each = tl.arange(0, SEARCH)
+        first_tiles = tl.load(starts + each, mask=each < num_sequences, other=1 << 30) // ROWS + each
+        sequence = tl.sum((first_tiles <= tile).to(tl.int32), 0) - 1
+    start = tl.load(starts + sequence)
+    num_rows = tl.load(starts + sequence + 1) - start
+    return sequence, start, num_rows, (tile - (start // ROWS + sequence)) * ROWS
+
+
+@triton.jit
+def _part_of(
+    split,
+    context,
+    row_0,  # the tile's first row, counted in its sequence
+    row_end,  # past its last
+    WINDOW: tl.constexpr,
+    TREE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """(parts of the context, then of part `split`: its begin, the end of what every row sees, its end)."""
+    end = context + row_end  # past the last key that any row of the tile sees
+    first = 0
+    if WINDOW > 0:
+        # Own rows that the first row sees: at least itself, in a chain every earlier one
+        first = tl.maximum(context + (1 if TREE else row_0 + 1) - WINDOW, 0) // KEYS * KEYS
+    share = KEYS  # keys of a part, which begins at a multiple of it whatever the rows of the pass
+    while SPLITS * share < end - first // share * share:
+        share *= 2
+    first = first // share * share
+    num_parts = tl.cdiv(end - first, share)  # a short context has fewer parts than there are programs
+    part_begin = first + split * share
+    part_end = tl.minimum(part_begin + share, end)
+    whole_end = part_begin
+    if WINDOW == 0:
+        # Keys before this are seen by every row; part_begin <= whole_end, and both are whole chunks
+        whole_end = (context + (0 if TREE else row_0 + 1)) // KEYS * KEYS
+        whole_end = tl.maximum(tl.minimum(whole_end, part_end), part_begin)
+    return num_parts, part_begin, whole_end, part_end
 
 
 @triton.jit
