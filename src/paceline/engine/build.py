@@ -24,6 +24,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kernels.quantized import Quantization
 from paceline.kv.tables import BlockTables, blocks_for
 from paceline.models.compatibility import check_compatible
+from paceline.models.graph import MAX_GRAPH_ROWS
 from paceline.models.hub import pick_draft
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.load_draft import LoadedHead, find_draft, load_draft
@@ -251,12 +252,16 @@ def footprint(model: LoadedModel | LoadedHead, config: EngineConfig) -> Footprin
     logit_rows = config.max_num_seqs * (1 + config.speculation.max_depth)
     rows = config.max_batched_tokens
     hidden = rows * (4 * shape.hidden_size + 3 * shape.ffn_size) * width
-    logits = min(logit_rows, rows) * shape.vocab_size * 4
+    each = shape.vocab_size * 4
+    logits = min(logit_rows, rows) * each
+    held = 2 * logits
+    if model.model.device.type == "cuda":  # a recorded pass computes the logits of all its rows
+        held = max(held, min(MAX_GRAPH_ROWS, rows) * each)
     return Footprint(
         name=model.name,
         weight_bytes=model.model.weight_bytes,
         kv_bytes_per_token=shape.kv_bytes_per_token(1 if config.kv_dtype == "fp8" else width),
-        activation_bytes=hidden + 2 * logits + min(10 * logits, PICKING_BYTES),
+        activation_bytes=hidden + held + min(10 * logits, PICKING_BYTES),
     )
 
 

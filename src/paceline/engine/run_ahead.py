@@ -18,11 +18,10 @@ from paceline.engine.device_drafter import NOTHING, DeviceProposer
 from paceline.engine.device_flight import Flight, Landed
 from paceline.engine.device_seats import Seat
 from paceline.engine.intake import Intake
+from paceline.engine.rehearsal import rehearse_passes
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import SpeculatedRound, Speculator
 from paceline.models.gpu_runner import GpuRunner, bucket, buckets
-from paceline.speculation.proposer import forks
-from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.verification import Verdict
 
 Commit = Callable[[Sequence, Verdict, int], StepOutput]
@@ -54,15 +53,19 @@ class RunAhead:
         """What the newest round to come home cost; for those who measure."""
 
     def rehearse(self) -> None:
-        """Compile what passes of any size will want, and record the rounds: the first to want them would wait for seconds."""
-        scheduler, runner, proposer = self._scheduler, self._runner, self._proposer
-        sizes = scheduler.max_num_seqs, scheduler.max_batched_tokens, self._intake.limits.max_model_len
-        runner.rehearse(*sizes, has_trees=any(forks(other) for other in self._speculator.proposers.values()))
-        if isinstance(proposer, DraftModelProposer) and isinstance(proposer.runner, GpuRunner):
-            proposer.runner.rehearse(*sizes)
+        """Compile what passes of any size will want, and record them and the rounds: the first to want them would wait for
+        seconds."""
+        scheduler, runner = self._scheduler, self._runner
         # The largest logits first: the others share their memory
         for size in reversed(buckets(scheduler.max_num_seqs)):
             self._batch_of(size).rehearse(self._max_depth, scheduler.max_batched_tokens)
+        rehearse_passes(
+            runner,
+            set(self._speculator.proposers.values()),
+            scheduler.max_num_seqs,
+            scheduler.max_batched_tokens,
+            self._intake.limits.max_model_len,
+        )
         if runner.device.type == "cuda":  # recording a graph would wait for all of this to be returned
             torch.cuda.empty_cache()
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.eagle import EagleModel
+from paceline.models.pass_sizes import pass_sizes
 from paceline.models.runner import Span, lay_out
 
 LANE_BLOCKS = 2
@@ -43,6 +44,18 @@ class EagleRunner:
         """[T, D] from states [T, D], in span order. A span's tokens are those that followed its states."""
         rows = lay_out(spans, self.model.device)
         return self.model.forward(states, rows.tokens, rows.positions, rows.layout, self.cache)
+
+    @torch.inference_mode()
+    def rehearse(self, max_num_seqs: int, max_rows: int, longest: int) -> None:
+        """Passes over up to so many sequences, rows, and rows of a sequence, and one row for each lane: kernels of a GPU are
+        compiled now, not when somebody waits for them. They write to a lane, whose slots nobody reads before writing."""
+        scratch = self.lane(0)[:1]
+        longest = min(longest, len(self.model.cos))
+        sizes = {*pass_sizes(max_num_seqs, max_rows, longest), *pass_sizes(self.num_lanes, self.num_lanes, 1)}
+        for count, rows in sorted(sizes):
+            padding = Span(scratch * -(-rows // BLOCK_SIZE), 0, [0] * rows, 0)
+            states = self.model.hidden_norm.new_zeros(count * rows, self.model.config.hidden_size)
+            self.model.logits(self.forward([padding] * count, states)[:count])
 
     @torch.inference_mode()
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:

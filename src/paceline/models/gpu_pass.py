@@ -1,6 +1,7 @@
 """A pass of one size on a GPU, whose inputs stay where they are, so that a CUDA graph can hold it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +15,15 @@ from paceline.models.runner import Span
 
 if TYPE_CHECKING:
     from paceline.models.gpu_runner import GpuRunner
+
+
+@dataclass(frozen=True, slots=True)
+class PassKind:
+    """What passes of one size differ in."""
+
+    is_tree: bool = False
+    capture: tuple[int, ...] = ()
+    last_hidden: bool = False
 
 
 class PaddedPass:
@@ -58,14 +68,20 @@ class PaddedPass:
 class PassGraph:
     """A padded pass, recorded once. Shorter spans and empty seats are padding."""
 
-    def __init__(
-        self, runner: "GpuRunner", batch: int, rows: int, is_tree: bool, capture: tuple[int, ...], last_hidden: bool
-    ) -> None:
+    def __init__(self, runner: "GpuRunner", batch: int, rows: int, kind: PassKind) -> None:
         self.runner, self.rows = runner, rows
-        self._pass = one = PaddedPass(runner, batch, rows, is_tree)
+        self._pass = one = PaddedPass(runner, batch, rows, kind.is_tree)
         self._host_longs = staging(*one.longs.shape, dtype=torch.int64, device=runner.device)
         self._host_ints = staging(*one.ints.shape, dtype=torch.int32, device=runner.device)
-        self._graph = Graph(lambda: one.forward(capture, last_hidden), runner.device, runner.memory_pool)
+        room = runner.states_room(len(kind.capture) + kind.last_hidden, batch * rows)
+
+        def compute() -> ForwardOutput:
+            output = one.forward(kind.capture, kind.last_hidden)
+            inner = {layer: place.copy_(output.inner[layer]) for layer, place in zip(kind.capture, room, strict=False)}
+            last = None if output.last_hidden is None else room[-1].copy_(output.last_hidden)
+            return ForwardOutput(output.logits, last, inner)
+
+        self._graph = Graph(compute, runner.device, runner.memory_pool)
         self._done = Stamp(runner.device)
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:

@@ -1,6 +1,7 @@
-"""`ModelRunner` on a GPU: passes that recur are CUDA graphs, captured when first met; what fits none runs eagerly."""
+"""`ModelRunner` on a GPU: passes that recur are CUDA graphs, recorded when rehearsed or first met; what fits none runs
+eagerly."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import torch
@@ -10,14 +11,12 @@ from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch,
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models.gpu_decoder import plan_pass
-from paceline.models.gpu_pass import PaddedPass, PassGraph
-from paceline.models.graph import GraphPool
+from paceline.models.gpu_pass import PassGraph, PassKind
+from paceline.models.graph import MAX_GRAPH_ROWS, GraphPool
 from paceline.models.llama import DecoderModel
 from paceline.models.output import ForwardOutput
+from paceline.models.pass_sizes import around_16s, pass_sizes, powers_of_two
 from paceline.models.runner import ModelRunner, Span
-
-MAX_GRAPH_ROWS = 512
-"""Rows of the largest pass that is worth a graph: beyond, launches hide behind the work."""
 
 
 def bucket(count: int) -> int:
@@ -28,15 +27,6 @@ def bucket(count: int) -> int:
 def buckets(most: int) -> list[int]:
     """The sizes that batches of up to `most` are padded to."""
     return sorted({bucket(count) for count in range(1, most + 1)})
-
-
-def _powers_of_two(most: int) -> list[int]:
-    return [1 << n for n in range(most.bit_length())]
-
-
-def _around_16s(most: int) -> list[int]:
-    """16, 32, 64, … and one less."""
-    return [size for power in _powers_of_two(most)[4:] for size in (power - 1, power)]
 
 
 class GpuRunner(ModelRunner):
@@ -56,9 +46,10 @@ class GpuRunner(ModelRunner):
         self.table_width = (
             min(num_blocks, -(-model.config.max_position // BLOCK_SIZE)) + MAX_TREE_ROWS // BLOCK_SIZE + 1
         )
-        self._graphs: dict[tuple[int, int, bool, tuple[int, ...], bool], PassGraph] = {}
+        self._graphs: dict[tuple[int, int, PassKind], PassGraph] = {}
         self.memory_pool = GraphPool(model.device)
         self._room: Tensor | None = None
+        self._states: Tensor | None = None
         self._scratch = AttentionScratch(model.device)
 
     @torch.inference_mode()
@@ -68,10 +59,13 @@ class GpuRunner(ModelRunner):
         if is_watched or batch * rows > MAX_GRAPH_ROWS or not all(span.num_logits for span in spans):
             return super().forward(spans, capture, last_hidden)
         is_tree = any(span.ancestors is not None for span in spans)
-        key = (batch, rows, is_tree, capture, last_hidden)
+        return self._graph(batch, rows, PassKind(is_tree, capture, last_hidden)).run(spans)
+
+    def _graph(self, batch: int, rows: int, kind: PassKind) -> PassGraph:
+        key = batch, rows, kind
         if key not in self._graphs:
-            self._graphs[key] = PassGraph(self, *key)
-        return self._graphs[key].run(spans)
+            self._graphs[key] = PassGraph(self, batch, rows, kind)
+        return self._graphs[key]
 
     def logits_room(self, rows: int) -> Tensor:
         """[rows, V] float32, one for all passes that run one after another: a graph that kept logits of its own would keep them
@@ -81,31 +75,38 @@ class GpuRunner(ModelRunner):
             self._room = torch.empty(shape, dtype=torch.float32, device=self.device)
         return self._room[:rows]
 
+    def states_room(self, count: int, rows: int) -> Tensor:
+        """[count, rows, D], one for all recorded passes, for the same reason."""
+        width, held = self.model.config.hidden_size, self._states
+        if held is None or len(held) < count * rows:
+            held = self._states = torch.empty(count * rows, width, dtype=self.model.dtype, device=self.device)
+        return held[: count * rows].view(count, rows, width)
+
     def plan(self, rows: int, sequences: int, max_rows: int) -> AttentionPlan:
         """As `plan_pass`. Passes with plans of one runner follow one another: they share their scratch too."""
         return plan_pass(self.model, rows, sequences, max_rows, self._scratch)
 
     @torch.inference_mode()
-    def rehearse(self, max_num_seqs: int, max_rows: int, longest: int, has_trees: bool = False) -> None:
-        """Passes of every kind that makes a difference, over up to so many sequences, rows, and rows of a sequence: their
-        kernels are compiled now, not when somebody waits for them. All of it is padding."""
+    def rehearse(
+        self, max_num_seqs: int, max_rows: int, longest: int, kinds: Collection[PassKind] = (PassKind(),)
+    ) -> None:
+        """Passes of these kinds, over up to so many sequences, rows, and rows of a sequence: their kernels are compiled and
+        their graphs recorded now, not when somebody waits for them. All of it is padding."""
         longest = min(longest, self.model.config.max_position)  # a draft's window may be shorter than its target's
-        for batch in buckets(max_num_seqs):
-            for rows in _powers_of_two(min(MAX_GRAPH_ROWS // batch, longest)):
-                PaddedPass(self, batch, rows, is_tree=False).forward()
-                if has_trees and 1 < rows <= MAX_TREE_ROWS:
-                    PaddedPass(self, batch, rows, is_tree=True).forward()
-        # Products have a kernel for each multiple of 16 they are padded to, and another where nothing is
-        for count in sorted({min(count, max_num_seqs) for count in (1, 2, *_around_16s(2 * max_num_seqs))}):
-            most = min(max_rows // count, longest)
-            for rows in sorted({1, 2, most, *_around_16s(most)}):
-                super().forward([self._padding(rows)] * count)
-                # Two: one of them a tree, the other a prompt, whose rows have masks then
-                if has_trees and rows > 1 and (rows <= MAX_TREE_ROWS or count == 2):
-                    super().forward([replace(self._padding(rows), ancestors=[-1] * rows)] * count)
+        has_trees = any(kind.is_tree for kind in kinds)
+        for batch in reversed(buckets(max_num_seqs)):  # the largest logits first: the others share their memory
+            for rows in reversed(powers_of_two(min(MAX_GRAPH_ROWS // batch, longest))):
+                for kind in kinds:
+                    if not kind.is_tree or 1 < rows <= MAX_TREE_ROWS:
+                        self._graph(batch, rows, kind)
+        for count, rows in pass_sizes(max_num_seqs, max_rows, longest):
+            super().forward([self._padding(rows)] * count)
+            # Two: one of them a tree, the other a prompt, whose rows have masks then
+            if has_trees and rows > 1 and (rows <= MAX_TREE_ROWS or count == 2):
+                super().forward([replace(self._padding(rows), ancestors=[-1] * rows)] * count)
         # The head's has as many rows as there are drafts, in passes of few rows and of many
         most = min(max_rows, longest)
-        for wanted in _around_16s(min(most, MAX_GRAPH_ROWS)):
+        for wanted in around_16s(min(most, MAX_GRAPH_ROWS)):
             for rows in sorted({wanted, min(most, wanted + MAX_ROWS)}):
                 super().forward([self._padding(rows, wanted)])
 

@@ -11,6 +11,9 @@ from torch import Tensor
 
 T = TypeVar("T")
 
+MAX_GRAPH_ROWS = 512
+"""Rows of the largest pass of the host's that is worth a graph: beyond, launches hide behind the work."""
+
 _RECORDING = threading.Lock()
 """One at a time in a process: to begin, the whole device is waited for, which nobody may do while another records."""
 

@@ -43,6 +43,16 @@ class ModelCore:
     def num_free_blocks(self) -> int:
         return self._tables.pool.num_free
 
+    def rehearse(self, max_num_seqs: int, window: int) -> None:
+        """On a GPU: compile and record what rides will want, before there are any."""
+        if self._stream is None:
+            return
+        from paceline.models.gpu_runner import GpuRunner
+
+        assert isinstance(self._runner, GpuRunner)
+        with self._on_stream():
+            self._runner.rehearse(max_num_seqs, self._max_rows, window)
+
     def step(self, rides: Sequence[Ride]) -> list[Drawn | None]:
         spans, stepped, budget = [], [], self._max_rows
         for i, ride in enumerate(rides):

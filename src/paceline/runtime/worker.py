@@ -141,6 +141,7 @@ def _draft(spec: WorkerSpec, security: Security | None, weights: WeightSide) -> 
     size = loaded.config.vocab_size
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
     core = ModelCore(make_runner(loaded.model, fit.num_blocks, kv_dtype), config.max_batched_tokens, size, size)
+    core.rehearse(config.max_num_seqs, window)
     limits = DraftLimits(max_sequences=config.max_num_seqs, max_tokens=fit.kv_tokens)
     listener = Listener(spec.address, TO_DRAFT_WORKER, security)
     worker = DraftWorker(spec.name, core, listener, fingerprint(loaded.tokenizer).vocabulary, size, limits)

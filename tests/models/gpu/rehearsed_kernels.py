@@ -12,12 +12,18 @@ import triton
 
 from paceline.kernels import native
 from paceline.kernels.gpu import attention_plan
+from paceline.kernels.layout import AttentionLayout
 from paceline.models.config import ModelConfig
+from paceline.models.eagle import EagleModel
+from paceline.models.eagle_runner import EagleRunner
 from paceline.models.gpu_decoder import gpu_forward
+from paceline.models.gpu_eagle import gpu_eagle_forward, gpu_eagle_norm, plan_eagle
+from paceline.models.gpu_pass import PassKind
 from paceline.models.gpu_runner import GpuRunner
 from paceline.models.llama import DecoderModel
 from paceline.models.runner import Span
 from tests.fakes import TINY, RandomWeights
+from tests.heads import tiny_eagle
 
 MANY, FEW, MAX_ROWS, LONGEST = 80, 3, 1024, 512
 TARGET = replace(TINY, num_layers=1, hidden_size=64, num_heads=32, num_kv_heads=8, head_dim=16, max_position=LONGEST)
@@ -60,7 +66,7 @@ def missing(config: ModelConfig, max_num_seqs: int, has_trees: bool) -> tuple[in
     model = DecoderModel(config, RandomWeights(config, seed=0), torch.device("cpu"), torch.bfloat16)
     runner = GpuRunner(model, num_blocks=2 * LONGEST // 16)
     wanted.clear()
-    runner.rehearse(max_num_seqs, MAX_ROWS, LONGEST, has_trees)
+    runner.rehearse(max_num_seqs, MAX_ROWS, LONGEST, [PassKind(is_tree) for is_tree in {False, has_trees}])
     rehearsed = set(wanted)
     draw = random.Random(0)
     for _ in range(150):
@@ -68,13 +74,54 @@ def missing(config: ModelConfig, max_num_seqs: int, has_trees: bool) -> tuple[in
     return len(rehearsed), wanted - rehearsed
 
 
+def missing_to_a_head(max_num_seqs: int, num_lanes: int) -> tuple[int, set[tuple[str, str]]]:
+    """The same for an EAGLE head: prompts and what was committed lately, then levels of trees."""
+    target = DecoderModel(TARGET, RandomWeights(TARGET, seed=0), torch.device("cpu"), torch.bfloat16)
+    runner = EagleRunner(tiny_eagle(target), 2 * LONGEST // 16, num_lanes)
+    wanted.clear()
+    runner.rehearse(max_num_seqs, MAX_ROWS, LONGEST)
+    rehearsed = set(wanted)
+    draw = random.Random(0)
+    for _ in range(150):
+        room, spans = MAX_ROWS, []
+        for _ in range(draw.randint(1, max_num_seqs)):
+            rows = draw.randint(1, max(1, min(room, draw.choice([1, 4, 40, LONGEST]))))
+            spans.append(Span([0] * (LONGEST // 16), draw.randint(0, LONGEST - rows), [0] * rows, 0))
+            room -= rows
+            if room <= 0:
+                break
+        states = torch.zeros(sum(len(span.tokens) for span in spans), TARGET.hidden_size, dtype=torch.bfloat16)
+        runner.model.logits(runner.forward(spans, states)[: len(spans)])
+        seats = draw.randint(1, min(max_num_seqs, num_lanes))
+        count, width = seats * draw.randint(1, num_lanes // seats), draw.randint(1, LONGEST // 16)
+        layout = AttentionLayout(
+            slots=torch.zeros(count, dtype=torch.int64),
+            starts=torch.arange(count + 1, dtype=torch.int32),
+            context_lens=torch.zeros(count, dtype=torch.int32),
+            block_tables=torch.zeros(count, width, dtype=torch.int32),
+        )
+        level = torch.zeros(count, TARGET.hidden_size, dtype=torch.bfloat16)
+        ids = torch.zeros(count, dtype=torch.int64)
+        out = runner.model.forward(level, ids, ids, layout, runner.cache, runner.model.plan(count, count))
+        runner.model.logits(out)
+    return len(rehearsed), wanted - rehearsed
+
+
+def as_on_a_gpu() -> None:
+    """Passes go the way they would go there."""
+    native.library = lambda: None
+    attention_plan._multiprocessors = lambda device: 132
+    DecoderModel.forward = gpu_forward  # type: ignore[method-assign, assignment]
+    EagleModel.forward = gpu_eagle_forward  # type: ignore[method-assign, assignment]
+    EagleModel.plan = plan_eagle  # type: ignore[method-assign, assignment]
+    EagleModel.logits = lambda model, states: model.vocabulary.logits(gpu_eagle_norm(model, states))  # type: ignore[method-assign]
+
+
 if __name__ == "__main__":
     triton.knobs.runtime.jit_cache_hook = note
-    native.library = lambda: None  # weights as a GPU has them
-    attention_plan._multiprocessors = lambda device: 132
-    DecoderModel.forward = gpu_forward  # type: ignore[method-assign, assignment]  # as on a GPU
+    as_on_a_gpu()
     cases = (TARGET, MANY, True), (DRAFT, MANY, False), (EVERY_HEAD_ITS_OWN, MANY, False), (TARGET, FEW, True)
-    for case in cases:
-        count, others = missing(*case)
+    found = [missing(*case) for case in cases] + [missing_to_a_head(*sizes) for sizes in ((MANY, 256), (FEW, 32))]
+    for count, others in found:
         print(count, *sorted(f"{name} {key}" for name, key in others), sep="\n")
     assert COMPILED

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.models import gpu_runner
 from paceline.models.early_exit import early_exit
+from paceline.models.gpu_pass import PassKind
 from paceline.models.gpu_runner import GpuRunner, bucket
 from paceline.models.runner import ModelRunner, Span
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
@@ -91,6 +92,27 @@ def test_a_rehearsal_stays_in_the_models_window() -> None:
     """Past it there are no rotary angles."""
     runner = GpuRunner(models(replace(SHAPE, max_position=24))[0], BLOCKS)
     runner.rehearse(max_num_seqs=1, max_rows=64, longest=64)
+
+
+def test_after_a_rehearsal_nothing_is_recorded() -> None:
+    pair, states = Pair(), {"capture": (0, 2), "last_hidden": True}
+    kinds = PassKind(), PassKind(False, *states.values()), PassKind(True, *states.values())
+    pair.ours.rehearse(max_num_seqs=2, max_rows=16, longest=16, kinds=kinds)
+    count = pair.num_graphs
+    pair.check([Span([4], 0, tokens(3), 1), Span([2], 0, tokens(7), 2)])
+    pair.check([Span([4], 3, tokens(2), 1)], **states)
+    pair.check([tree([4], 5), Span([2], 7, tokens(3, 2), 3)], **states)
+    assert pair.num_graphs == count
+
+
+def test_graphs_share_the_memory_of_their_states() -> None:
+    """What a run gave is good until the next, of whatever size: it is a copy."""
+    pair, states = Pair(), {"capture": (1,), "last_hidden": True}
+    first, second = [Span([4], 0, tokens(4), 1)], [Span([2], 0, tokens(2), 1)]
+    before = pair.ours.forward(first, **states)
+    pair.ours.forward(second, **states)
+    same(before, pair.theirs.forward(first, **states))
+    assert pair.ours.states_room(2, 2).data_ptr() == pair.ours.states_room(2, 4).data_ptr()
 
 
 def test_graphs_share_the_memory_of_their_logits() -> None:

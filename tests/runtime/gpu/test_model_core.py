@@ -57,6 +57,15 @@ def test_forks_and_cuts(length):
     assert forked(core(GpuRunner, DEVICE), length) == forked(core(ModelRunner, "cpu"), length)
 
 
+@pytest.mark.skipif(DEVICE == "cpu", reason="nothing is compiled or recorded on a CPU")
+def test_after_a_rehearsal_nothing_is_recorded():
+    one = core(GpuRunner, DEVICE)
+    one.rehearse(max_num_seqs=3, window=64)
+    count = len(one._runner._graphs)
+    assert forked(one, 15) == forked(core(ModelRunner, "cpu"), 15)
+    assert len(one._runner._graphs) == count > 0
+
+
 @pytest.mark.skipif(DEVICE == "cpu", reason="streams are a GPU's")
 def test_two_cores_at_once():
     """Each on its own stream, recording its own graphs while the other computes."""
