@@ -19,11 +19,7 @@ def measure_passes(runner: ModelRunner, max_rows: int, clock: Clock) -> dict[int
     spent, rows = 0.0, 1
     while rows <= max_rows and spent < MAX_SECONDS:
         spans = [Span(blocks=[0], context_len=i % BLOCK_SIZE, tokens=[0], num_logits=1) for i in range(rows)]
-        seconds = []
-        for _ in range(REPEATS + 1):  # the first warms up
-            before = clock.now()
-            runner.forward(spans).logits.max().item()  # waits for the device
-            seconds.append(clock.now() - before)
+        seconds = [runner.seconds(spans, clock) for _ in range(REPEATS + 1)]  # the first warms up
         passes[rows] = median(seconds[1:])
         spent += sum(seconds[1:])  # what the first one compiles is not the device's speed
         rows *= 2

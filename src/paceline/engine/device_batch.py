@@ -50,7 +50,7 @@ class _Round:
         self.chain: ChainRows | None = None
         self.tree: TreeRows | None = None
         if drafts is None or drafts.parents is None:
-            self.chain = ChainRows(target, tables, size, rows, target.logits_room(size * rows))
+            self.chain = ChainRows(target, tables, size, rows, target.rooms.logits(size * rows))
         else:
             self.tree = TreeRows(target, tables, self.report[2], shape.nodes, shape.levels)
         self.drafts = drafts

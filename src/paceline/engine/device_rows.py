@@ -65,7 +65,7 @@ class TreeRows:
         self._layout = AttentionLayout(self.places.slots, starts, self.places.contexts, tables, self.places.ancestors)
         self._every = torch.arange(rows, device=device)
         self._plan = runner.plan(rows, batch, 1 + nodes)
-        self._room = runner.logits_room(rows)
+        self._room = runner.rooms.logits(rows)
 
     @property
     def positions(self) -> Tensor:

@@ -52,7 +52,14 @@ def make_proposers(
             len(proposable_ids(target.config, draft.config)),
             target.config.vocab_size,
             config.prefix_caching,
+            config.max_batched_tokens * catch_up_passes(target.model.weight_bytes, draft.model.weight_bytes),
         )
     lookups, models = ({name: proposers[name] for name in kind if name in proposers} for kind in (LOOKUPS, MODELS))
     proposers["combined"] = CombinedProposer(lookups, models, WallClock())
     return proposers
+
+
+def catch_up_passes(target_bytes: int, draft_bytes: int) -> int:
+    """Passes in which a draft may catch up within a step: so many as take no longer than one of the target's. A small model
+    is far from as much faster as it is smaller: a quarter of that."""
+    return max(1, target_bytes // draft_bytes // 4)

@@ -47,7 +47,7 @@ class PaddedPass:
         )
         self._every_row = torch.arange(batch * rows, device=device)
         self._plan = runner.plan(batch * rows, batch, rows)
-        self._room = runner.logits_room(batch * rows)
+        self._room = runner.rooms.logits(batch * rows)
 
     def forward(self, capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
         self._contexts.copy_(self.ints[:, 0])
@@ -73,7 +73,7 @@ class PassGraph:
         self._pass = one = PaddedPass(runner, batch, rows, kind.is_tree)
         self._host_longs = staging(*one.longs.shape, dtype=torch.int64, device=runner.device)
         self._host_ints = staging(*one.ints.shape, dtype=torch.int32, device=runner.device)
-        room = runner.states_room(len(kind.capture) + kind.last_hidden, batch * rows)
+        room = runner.rooms.states(len(kind.capture) + kind.last_hidden, batch * rows)
 
         def compute() -> ForwardOutput:
             output = one.forward(kind.capture, kind.last_hidden)
@@ -99,6 +99,10 @@ class PassGraph:
             None if output.last_hidden is None else output.last_hidden[own],
             {layer: states[own] for layer, states in output.inner.items()},
         )
+
+    def replay(self) -> None:
+        """Run it again as it was."""
+        self._graph.replay()
 
     def _fill(self, spans: Sequence[Span]) -> Tensor:
         """Write the inputs to host memory; the rows whose logits are wanted."""

@@ -7,12 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, power_of_two
+from paceline.core.clock import Clock
+from paceline.kernels.gpu.attention_plan import AttentionPlan, power_of_two
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models.gpu_decoder import plan_pass
 from paceline.models.gpu_pass import PassGraph, PassKind
-from paceline.models.graph import MAX_GRAPH_ROWS, GraphPool
+from paceline.models.gpu_rooms import Rooms
+from paceline.models.graph import MAX_GRAPH_ROWS, GraphPool, Stamp
 from paceline.models.llama import DecoderModel
 from paceline.models.output import ForwardOutput
 from paceline.models.pass_sizes import around_16s, pass_sizes, powers_of_two
@@ -48,18 +50,37 @@ class GpuRunner(ModelRunner):
         )
         self._graphs: dict[tuple[int, int, PassKind], PassGraph] = {}
         self.memory_pool = GraphPool(model.device)
-        self._room: Tensor | None = None
-        self._states: Tensor | None = None
-        self._scratch = AttentionScratch(model.device)
+        self.rooms = Rooms(model)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
+        graph = self._graph_of(spans, capture, last_hidden)
+        return super().forward(spans, capture, last_hidden) if graph is None else graph.run(spans)
+
+    @torch.inference_mode()
+    def seconds(self, spans: Sequence[Span], clock: Clock) -> float:
+        """Of the device alone: rounds that run ahead do not wait for the host."""
+        graph, begin, end = self._graph_of(spans), Stamp(self.device), Stamp(self.device)
+        self.forward(spans)  # while it runs, the host prepares the next
+        begin.record()
+        if graph is None:
+            super().forward(spans)
+        else:
+            graph.replay()
+        end.record()
+        end.wait()
+        return end.seconds_since(begin)
+
+    def _graph_of(
+        self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False
+    ) -> PassGraph | None:
+        """None: the pass fits no graph."""
         batch, rows = bucket(len(spans)), bucket(max(len(span.tokens) for span in spans))
         is_watched = self.after_layer is not None  # a graph has no layers to stop at
         if is_watched or batch * rows > MAX_GRAPH_ROWS or not all(span.num_logits for span in spans):
-            return super().forward(spans, capture, last_hidden)
+            return None
         is_tree = any(span.ancestors is not None for span in spans)
-        return self._graph(batch, rows, PassKind(is_tree, capture, last_hidden)).run(spans)
+        return self._graph(batch, rows, PassKind(is_tree, capture, last_hidden))
 
     def _graph(self, batch: int, rows: int, kind: PassKind) -> PassGraph:
         key = batch, rows, kind
@@ -67,24 +88,9 @@ class GpuRunner(ModelRunner):
             self._graphs[key] = PassGraph(self, batch, rows, kind)
         return self._graphs[key]
 
-    def logits_room(self, rows: int) -> Tensor:
-        """[rows, V] float32, one for all passes that run one after another: a graph that kept logits of its own would keep them
-        for good, and there are many graphs."""
-        if self._room is None or len(self._room) < rows:
-            shape = power_of_two(rows), self.model.head.shape[0]
-            self._room = torch.empty(shape, dtype=torch.float32, device=self.device)
-        return self._room[:rows]
-
-    def states_room(self, count: int, rows: int) -> Tensor:
-        """[count, rows, D], one for all recorded passes, for the same reason."""
-        width, held = self.model.config.hidden_size, self._states
-        if held is None or len(held) < count * rows:
-            held = self._states = torch.empty(count * rows, width, dtype=self.model.dtype, device=self.device)
-        return held[: count * rows].view(count, rows, width)
-
     def plan(self, rows: int, sequences: int, max_rows: int) -> AttentionPlan:
         """As `plan_pass`. Passes with plans of one runner follow one another: they share their scratch too."""
-        return plan_pass(self.model, rows, sequences, max_rows, self._scratch)
+        return plan_pass(self.model, rows, sequences, max_rows, self.rooms.attention)
 
     @torch.inference_mode()
     def rehearse(
@@ -114,4 +120,6 @@ class GpuRunner(ModelRunner):
         return Span([self.scratch_block] * -(-rows // BLOCK_SIZE), 0, [0] * rows, num_logits)
 
     def sharing(self, model: DecoderModel) -> "GpuRunner":
-        return GpuRunner(model, self.num_blocks, cache=self.cache[: model.config.num_layers])
+        runner = GpuRunner(model, self.num_blocks, cache=self.cache[: model.config.num_layers])
+        runner.rooms, runner.memory_pool = self.rooms, self.memory_pool
+        return runner

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.core.clock import Clock
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.quantized import put, take
 from paceline.models.llama import AfterLayer, DecoderModel
@@ -112,6 +113,12 @@ class ModelRunner:
             last_hidden,
             self.after_layer,
         )
+
+    def seconds(self, spans: Sequence[Span], clock: Clock) -> float:
+        """How long a pass takes over `spans`, which want logits."""
+        before = clock.now()
+        self.forward(spans).logits.max().item()  # type: ignore[union-attr]  # waits for the device
+        return clock.now() - before
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from paceline.core.clock import VirtualClock
 from paceline.models import gpu_runner
 from paceline.models.early_exit import early_exit
 from paceline.models.gpu_pass import PassKind
@@ -105,6 +106,20 @@ def test_after_a_rehearsal_nothing_is_recorded() -> None:
     assert pair.num_graphs == count
 
 
+@pytest.mark.parametrize("count", [2, 40])
+def test_a_pass_is_timed_whether_it_fits_a_graph_or_not(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 8)
+    runner = GpuRunner(models(SHAPE)[0], BLOCKS)
+    spans = [Span([0], 0, tokens(1), 1)] * count
+    assert 0.0 < runner.seconds(spans, VirtualClock()) < 60.0
+    assert len(runner._graphs) == (count <= 8)
+
+
+def test_an_early_exit_shares_the_rooms() -> None:
+    runner = GpuRunner(models(SHAPE)[0], BLOCKS)
+    assert early_exit(runner, 1).rooms is runner.rooms
+
+
 def test_graphs_share_the_memory_of_their_states() -> None:
     """What a run gave is good until the next, of whatever size: it is a copy."""
     pair, states = Pair(), {"capture": (1,), "last_hidden": True}
@@ -112,11 +127,11 @@ def test_graphs_share_the_memory_of_their_states() -> None:
     before = pair.ours.forward(first, **states)
     pair.ours.forward(second, **states)
     same(before, pair.theirs.forward(first, **states))
-    assert pair.ours.states_room(2, 2).data_ptr() == pair.ours.states_room(2, 4).data_ptr()
+    assert pair.ours.rooms.states(2, 2).data_ptr() == pair.ours.rooms.states(2, 4).data_ptr()
 
 
 def test_graphs_share_the_memory_of_their_logits() -> None:
     """One graph after another: what each kept for itself would add up."""
     runner = GpuRunner(models(SHAPE)[0], BLOCKS)
     where = {runner.forward([Span([0, 1], 0, tokens(count), count)]).logits.data_ptr() for count in (8, 4, 2, 1)}
-    assert where == {runner.logits_room(1).data_ptr()}
+    assert where == {runner.rooms.logits(1).data_ptr()}

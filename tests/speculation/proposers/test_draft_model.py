@@ -38,8 +38,11 @@ class CountedRunner(ModelRunner):
         return super().forward(spans, capture)
 
 
-def proposer(num_blocks: int = 64, max_rows: int = 64, model: DecoderModel = MODEL) -> DraftModelProposer:
-    return DraftModelProposer(CountedRunner(model, num_blocks), max_rows, model.config.vocab_size, VOCAB)
+def proposer(
+    num_blocks: int = 64, max_rows: int = 64, model: DecoderModel = MODEL, max_gap: int | None = None
+) -> DraftModelProposer:
+    runner = CountedRunner(model, num_blocks)
+    return DraftModelProposer(runner, max_rows, model.config.vocab_size, VOCAB, max_gap=max_gap)
 
 
 def passes(part: DraftModelProposer) -> list[list[tuple[int, int]]]:
@@ -160,6 +163,12 @@ def test_a_long_prompt_is_computed_within_a_budget() -> None:
     assert passes(part)[:2] == [[(20, 20)], [(40, 9), (0, 5)]]
 
 
+def test_catching_up_may_take_several_passes() -> None:
+    part, other = proposer(max_rows=20, max_gap=60), LONG[3:9]
+    assert drafts(part, progress(LONG, 2), progress(other, 2, 1))[0].tokens == tuple(expected(progress(LONG, 2)))
+    assert passes(part)[:4] == [[(0, 20)], [(20, 20)], [(40, 9), (0, 5)], [(49, 1), (5, 1)]]
+
+
 def test_prefixes_are_shared_under_one_salt() -> None:
     part = proposer()
     reference = expected(progress(LONG, 3))
@@ -240,12 +249,15 @@ def test_coupled_drafts_carry_no_probabilities() -> None:
     assert drafts(proposer(), progress(LONG[:9], 3, sampling=SamplingParams()))[0].probs is None
 
 
-@pytest.mark.parametrize(("num_blocks", "max_rows"), [(64, 64), (64, 12), (14, 64), (14, 12), (8, 64)])
+@pytest.mark.parametrize(
+    ("num_blocks", "max_rows", "max_gap"),
+    [(64, 64, None), (64, 12, None), (14, 64, None), (14, 12, None), (8, 64, None), (64, 12, 31), (14, 12, 31)],
+)
 @pytest.mark.parametrize("seed", range(3))
-def test_any_history_drafts_like_a_fresh_model(num_blocks: int, max_rows: int, seed: int) -> None:
+def test_any_history_drafts_like_a_fresh_model(num_blocks: int, max_rows: int, max_gap: int | None, seed: int) -> None:
     """Random commits, depths, arrivals, ends, steps without speculation, and pools that are sometimes too small."""
     rng = random.Random(seed)
-    part = proposer(num_blocks, max_rows)
+    part = proposer(num_blocks, max_rows, max_gap=max_gap)
     samplings = (GREEDY, SamplingParams(), SamplingParams(temperature=0.7, top_p=0.9, frequency_penalty=0.5))
     texts: dict[int, tuple[list[int], SamplingParams, str]] = {}
     answers: dict[int, Draft] = {}

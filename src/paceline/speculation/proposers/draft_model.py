@@ -64,10 +64,13 @@ class DraftModelProposer:
         num_proposable: int,
         vocab_size: int,
         prefix_caching: bool = True,
+        max_gap: int | None = None,
     ) -> None:
-        """`num_proposable`: token ids below this are known to both models; `vocab_size` is the target's."""
+        """`num_proposable`: token ids below this are known to both models; `vocab_size` is the target's. `max_gap`: tokens that
+        the draft may catch up with in a step, `max_rows` at a time; as many as in one pass if None."""
         self._runner = runner
         self._max_rows = max_rows
+        self._max_gap = max_gap or max_rows
         self._num_proposable = num_proposable
         self._vocab_size = vocab_size
         self._tables = BlockTables(runner.num_blocks, prefix_caching)
@@ -152,9 +155,9 @@ class DraftModelProposer:
         return num_tokens <= self._runner.model.config.max_position
 
     def _catch_up(self, riders: list[_Rider]) -> list[_Rider]:
-        """Riders ready to draft. Long gaps (a prompt never seen) are closed first, within a budget of rows per call."""
-        ready, budget = [], self._max_rows
-        spans: list[tuple[_Rider, Sequence[int]]] = []
+        """Riders ready to draft. Long gaps (prompts never seen) are closed first, within a budget of rows per call."""
+        ready, budget, room = [], self._max_gap, self._max_rows
+        work: list[tuple[_Rider, Sequence[int]]] = []  # of the next pass
         for rider in riders:
             progress, ids = rider.progress, rider.progress.ids
             if progress.sequence_id not in self._tables:
@@ -163,16 +166,17 @@ class DraftModelProposer:
             if not self._tables.grow(progress.sequence_id, len(ids) + progress.depth):
                 continue
             gap = len(ids) - 1 - len(rider.cached)
-            if gap <= 1:  # one missing token is the usual case after a full acceptance
+            while gap > 1 and budget > 0:  # one missing token is the usual case after a full acceptance
+                start, count = len(rider.cached), min(gap, budget, room)
+                work.append((rider, ids[start : start + count]))
+                gap, budget, room = gap - count, budget - count, room - count
+                if room == 0:
+                    self._forward(work, num_logits=0, committed=True)
+                    work, room = [], self._max_rows
+            if gap <= 1:
                 ready.append(rider)
-            elif budget > 0:
-                count = min(gap, budget)
-                spans.append((rider, ids[len(rider.cached) : len(rider.cached) + count]))
-                budget -= count
-                if count == gap:
-                    ready.append(rider)
-        if spans:
-            self._forward(spans, num_logits=0, committed=True)
+        if work:
+            self._forward(work, num_logits=0, committed=True)
         return ready
 
     def _logits(self, work: Sequence[tuple[_Rider, Sequence[int]]], committed: bool) -> Tensor:
