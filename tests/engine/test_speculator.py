@@ -24,6 +24,7 @@ from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservat
 from paceline.speculation.drafts import Draft, DraftBatch
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.reading import Reading
 from paceline.speculation.verification import Verdict
 from tests.fakes import TINY, draft_model, request, run, tiny_engine, tiny_model
 
@@ -38,6 +39,7 @@ class Scripted:
     ) -> None:
         self.answer, self.clock, self.seconds = answer or DraftBatch.empty(), clock, seconds
         self.network_seconds = 0.0
+        self.reading = Reading()
         self.observed: list[list[Progress]] = []
         self.collected: list[tuple[list[int], float]] = []
         self.closed: list[int] = []
@@ -201,6 +203,46 @@ def test_each_method_answers_for_its_own_seconds() -> None:
     house.speculator.learn(plan, drafts, {a.id: plain, b.id: plain}, 0.125)
     (step,) = house.depth.steps
     assert step.drafting == (Drafting("one", 2, 0.25), Drafting("two", 3, 0.5))
+
+
+def test_reading_is_no_part_of_drafting() -> None:
+    """What a proposer read while it was asked, and what it had read for somebody else before that."""
+    house = House(chain(0, 5, 6))
+    sequence, collect = house.sequence(), house.one.collect
+    house.one.reading = Reading(30, 4.0)
+
+    def reads(ids: Sequence[int], deadline: float) -> DraftBatch:
+        house.one.reading += Reading(20, 0.125)
+        return collect(ids, deadline)
+
+    house.one.collect = reads  # type: ignore[method-assign]
+    plan = house.plan((sequence, 2))
+    drafts = house.speculator.propose(plan)
+    house.speculator.learn(plan, drafts, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
+    (step,) = house.depth.steps
+    assert step.drafting == (Drafting("one", 2, 0.125, read_tokens=50, read_seconds=4.125),)
+    assert step.seconds == 4.125 + 0.125 + 0.125
+
+
+def test_what_was_read_for_a_round_that_runs_ahead_is_told_with_it() -> None:
+    house = House()
+    sequence = house.sequence()
+    house.one.reading = Reading(30, 0.5)
+    for _ in range(2):
+        house.speculator.record([SpeculatedRound(sequence, 4, 4, 2)], 1, 5, 0, draft_seconds=0.5, verify_seconds=0.25)
+    first, second = house.depth.steps
+    assert first.drafting == (Drafting("one", 4, 0.5, read_tokens=30, read_seconds=0.5),)
+    assert second.drafting == (Drafting("one", 4, 0.5),)
+
+
+def test_candidates_say_what_they_have_and_may_have() -> None:
+    house = House()
+    sequence = house.sequence()
+    sequence.ids += [1] * 7
+    house.speculator.decide([sequence])
+    (candidate,) = house.depth.candidates[-1]
+    assert candidate.num_tokens == len(sequence.ids)
+    assert candidate.remaining == house.speculator._intake.remaining(sequence)
 
 
 def test_a_step_on_the_host_tells_no_time_of_a_method_that_runs_ahead() -> None:

@@ -24,6 +24,7 @@ from paceline.speculation.proposer import (
     hidden_wanted,
     network_seconds,
 )
+from paceline.speculation.reading import Reading, take_reading
 from paceline.speculation.trees import InvalidDraft, depths, prune, validate
 from paceline.speculation.verification import Verdict
 
@@ -85,6 +86,7 @@ class Speculator:
         """Sequences forgotten since the last step was observed."""
         self._draft_seconds: defaultdict[str, float] = defaultdict(float)
         self._network_seconds = 0.0
+        self._reading: defaultdict[str, Reading] = defaultdict(Reading)
 
     def propose(self, plan: Schedule) -> dict[int, Draft]:
         """Whatever the proposers have ready, cut to the room that was reserved for it."""
@@ -97,7 +99,8 @@ class Speculator:
         deadline = self._clock.now() + self._patience
         drafts: dict[int, Draft] = {}
         for method, ids in asked.items():
-            started = self._clock.now()
+            self._take_reading(method)  # of what was lent
+            before, started = self._reading[method].seconds, self._clock.now()
             for sequence_id, draft in self.proposers[method].collect(ids, deadline).split().items():
                 if sequence_id not in room:
                     continue
@@ -111,7 +114,8 @@ class Speculator:
             took = self._clock.now() - started
             network = min(took, network_seconds(self.proposers[method]))
             self._network_seconds += network
-            self._draft_seconds[method] += took - network
+            self._take_reading(method)
+            self._draft_seconds[method] += max(0.0, took - network - (self._reading[method].seconds - before))
         return drafts
 
     def learn(
@@ -167,7 +171,11 @@ class Speculator:
         is_timed: bool,
         network: float = 0.0,
     ) -> None:
-        self.totals.add(prefill_rows, bool(rounds), sum(draft_seconds.values()), network, verify_seconds)
+        for method in draft_seconds:
+            self._take_reading(method)
+        reading, self._reading = self._reading, defaultdict(Reading)
+        drafted = sum(draft_seconds.values()) + sum(read.seconds for read in reading.values())
+        self.totals.add(prefill_rows, bool(rounds), drafted, network, verify_seconds)
         if not self.enabled:
             self._settle()
             return
@@ -182,7 +190,10 @@ class Speculator:
                 batch=batch,
                 rows=rows,
                 prefill_rows=prefill_rows,
-                drafting=tuple(Drafting(method, depth, draft_seconds[method]) for method, depth in asked.items()),
+                drafting=tuple(
+                    Drafting(method, depth, draft_seconds[method], reading[method].tokens, reading[method].seconds)
+                    for method, depth in asked.items()
+                ),
                 verify_seconds=verify_seconds,
                 network_seconds=network,
                 rounds=observed,
@@ -263,6 +274,9 @@ class Speculator:
             self.proposers[sequence.method].close([sequence.id])
             self._ended.append(sequence.id)
 
+    def _take_reading(self, method: str) -> None:
+        self._reading[method] += take_reading(self.proposers[method])
+
     def _settle(self) -> None:
         """A sequence's last round is observed after it was forgotten: only now is all said about it."""
         self._start_over(self.traffic.close(self._ended))
@@ -289,5 +303,6 @@ class Speculator:
                 allowed[category] = self.traffic.breaker.allow(category, now)
             max_depth = self._max_depth(sequence) if allowed[category] > 0 else 0
             allowed[category] -= max_depth > 0
-            candidates.append(Candidate(sequence.id, category, max_depth))
+            remaining = self._intake.remaining(sequence)
+            candidates.append(Candidate(sequence.id, category, max_depth, len(sequence.ids), remaining))
         return candidates

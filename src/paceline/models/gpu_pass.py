@@ -91,11 +91,14 @@ class PassGraph:
         self._pass.ints.copy_(self._host_ints, non_blocking=True)
         output = self._graph.replay()
         self._done.record()
-        assert output.logits is not None
+        logits = output.logits
+        assert logits is not None
+        if len(chosen) < len(logits):
+            logits = logits[chosen] if len(chosen) else None
         own = torch.tensor([s * self.rows + i for s, span in enumerate(spans) for i in range(len(span.tokens))])
         own = own.to(self.runner.device, non_blocking=True)
         return ForwardOutput(
-            output.logits if len(chosen) == len(output.logits) else output.logits[chosen],
+            logits,
             None if output.last_hidden is None else output.last_hidden[own],
             {layer: states[own] for layer, states in output.inner.items()},
         )
@@ -129,4 +132,4 @@ class PassGraph:
             held = min(len(blocks), ints.shape[1] - 1)
             ints[s, 1 : 1 + held] = blocks[:held]
             chosen.extend(range(row + count - span.num_logits, row + count))
-        return torch.tensor(chosen, device=self.runner.device)
+        return torch.tensor(chosen, dtype=torch.int64, device=self.runner.device)

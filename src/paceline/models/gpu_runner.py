@@ -77,7 +77,7 @@ class GpuRunner(ModelRunner):
         """None: the pass fits no graph."""
         batch, rows = bucket(len(spans)), bucket(max(len(span.tokens) for span in spans))
         is_watched = self.after_layer is not None  # a graph has no layers to stop at
-        if is_watched or batch * rows > MAX_GRAPH_ROWS or not all(span.num_logits for span in spans):
+        if is_watched or batch * rows > MAX_GRAPH_ROWS:
             return None
         is_tree = any(span.ancestors is not None for span in spans)
         return self._graph(batch, rows, PassKind(is_tree, capture, last_hidden))

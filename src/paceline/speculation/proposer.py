@@ -93,6 +93,9 @@ class Proposer(Protocol):
     One that fills a tree with as many nodes as it is granted says so in an attribute `forks`, which is true. A request's last
     tokens bound how deep it drafts, `Progress.max_levels`, and not how many nodes it is granted.
 
+    One with a cache of its own, which first reads what was written without it, adds that up in an attribute `reading`, a
+    `Reading`.
+
     One that drafts across a network says in an attribute `network_seconds` how much of its last `collect` went by on the way.
     """
 

@@ -69,10 +69,17 @@ def test_hidden_states_are_those_of_the_rows_asked_for() -> None:
 
 def test_what_fits_no_graph_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair()
-    pair.check([Span([4], 0, tokens(3), 0), Span([2], 0, tokens(2), 1)])  # no logits of the first
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 4)
-    pair.check([Span([4], 3, tokens(5, 3), 1)])
+    pair.check([Span([4], 0, tokens(5), 1)])
     assert pair.num_graphs == 0
+    pair.check_cache()
+
+
+def test_logits_that_some_or_all_do_not_want() -> None:
+    pair = Pair()
+    pair.check([Span([4], 0, tokens(3), 0), Span([2], 0, tokens(2), 1)])
+    pair.check([Span([4], 3, tokens(2, 3), 0), Span([2], 2, tokens(1, 2), 0)])
+    assert pair.num_graphs == 2
     pair.check_cache()
 
 

@@ -153,7 +153,15 @@ class Simulation:
     def decide(self) -> list[int]:
         return self.policy.decide([Candidate(i, self.category, LIMIT) for i in range(self.batch)])
 
-    def take(self, asked: list[int], totals: Totals, world: World, is_timed: bool = True) -> None:
+    def take(
+        self,
+        asked: list[int],
+        totals: Totals,
+        world: World,
+        is_timed: bool = True,
+        ids: list[int] | None = None,
+        read: tuple[int, float] = (0, 0.0),
+    ) -> None:
         drafted = [depth if self._random.random() < world.delivery else 0 for depth in asked]
         method, deepest, rows = method_of(self.category), max(asked), len(asked) + sum(drafted)
         tokens = sum(self.expected(depth) for depth in drafted)
@@ -162,13 +170,15 @@ class Simulation:
         totals.plain_seconds += tokens / len(asked) * self.world.seconds(len(asked), 0)
         totals.steps += 1
         totals.drafting_steps += deepest > 0
-        rounds = tuple(self._round(*which) for which in zip(range(len(asked)), drafted, asked, strict=True))
+        who = ids or range(len(asked))
+        rounds = tuple(self._round(*which) for which in zip(who, drafted, asked, strict=True))
+        drafting = (Drafting(method, deepest, self._noisy(world.drafting(deepest)), *read),) if deepest else ()
         self.policy.observe(
             StepObservation(
                 batch=len(asked),
                 rows=rows,
                 prefill_rows=0,
-                drafting=(Drafting(method, deepest, self._noisy(world.drafting(deepest))),) if deepest else (),
+                drafting=drafting,
                 verify_seconds=self._noisy(world.rows_seconds(rows)),
                 network_seconds=self._noisy(world.network) if deepest else 0.0,
                 rounds=rounds,
@@ -223,6 +233,42 @@ class AheadSimulation(Simulation):
         self._flights.append(asked)
         if len(self._flights) > 1:
             self.take(self._flights.popleft(), totals, self.world)
+
+
+class VisitorSimulation(Simulation):
+    """Sequences come with a prompt, have `tokens` tokens and leave for the next. A draft first reads all that its sequence has,
+    `reading` seconds a token, in a step of its own kind."""
+
+    def __init__(
+        self, policy: DepthPolicy, world: World, *, tokens: int, reading: float, prompt: int = 350, **rest: Any
+    ) -> None:
+        super().__init__(policy, world, **rest)
+        self._tokens, self._prompt, self._reading = tokens, prompt, reading
+        self._next = self.batch
+        self._ids = list(range(self.batch))
+        self._made = [float(tokens * i // self.batch) for i in range(self.batch)]  # they do not leave all at once
+        self._readers: set[int] = set()
+
+    def step(self, totals: Totals) -> None:
+        sizes = [self._prompt + int(made) for made in self._made]
+        left = [max(1, self._tokens - int(made)) for made in self._made]
+        facts = zip(self._ids, sizes, left, strict=True)
+        asked = self.depths = self.policy.decide([Candidate(i, self.category, LIMIT, *rest) for i, *rest in facts])
+        late = [i for i, depth in enumerate(asked) if depth and self._ids[i] not in self._readers]
+        self._readers.update(self._ids[i] for i in late)
+        read = sum(sizes[i] for i in late)
+        totals.seconds += read * self._reading
+        self.take(asked, totals, self.world, is_timed=not late, ids=self._ids, read=(read, read * self._reading))
+        self._made = [made + self.expected(depth) for made, depth in zip(self._made, asked, strict=True)]
+        for i, made in enumerate(self._made):
+            if made >= self._tokens:
+                self._ids[i], self._made[i], self._next = self._next, 0.0, self._next + 1
+
+    def ideal(self) -> float:
+        """Of a fixed depth for all that reads every prompt, or of none."""
+        plain = self._tokens * self.world.seconds(self.batch, 0)
+        faster = self.world.best_rate(self.alpha, self.batch) / self.world.rate(self.alpha, self.batch, 0)
+        return max(1.0, plain / (plain / faster + self.batch * self._prompt * self._reading))
 
 
 def steps_until(simulation: Simulation, speedup: float, limit: int) -> int:
@@ -291,6 +337,21 @@ def trees() -> None:
             print(f"| {', '.join(map(str, children))} | {batch} | {cells} |")
 
 
+def visitors() -> None:
+    """After 1,000 steps, over 2,000: what a draft must read, prompts of 350 tokens, counts too."""
+    print("| batch | tokens each | reading, ms a prompt | best | goodput |\n|---|---|---|---|---|")
+    world = World(gpu, draft=0.8 * MS, network=0.0)
+    for batch in (1, 16, 64):
+        for tokens in (32, 128, 512):
+            for reading in (0.5, 3.0):
+                simulation = VisitorSimulation(
+                    calibrated(world), world, alpha=0.8, batch=batch, tokens=tokens, reading=reading * MS / 350
+                )
+                simulation.run(1000)
+                speedup = simulation.run(2000).speedup
+                print(f"| {batch} | {tokens} | {reading} | {simulation.ideal():.2f}x | {speedup:.2f}x |")
+
+
 def jumps() -> None:
     world = World(draft=5 * MS)
     for before, after in ((0.2, 0.9), (0.9, 0.2)):
@@ -332,6 +393,8 @@ if __name__ == "__main__":
     table()
     print()
     trees()
+    print()
+    visitors()
     print()
     jumps()
     for name, make in POLICIES.items():

@@ -11,6 +11,7 @@ from tests.speculation.depth.simulator import (
     Simulation,
     Totals,
     Tree,
+    VisitorSimulation,
     World,
     best_tree,
     calibrated,
@@ -244,6 +245,44 @@ def test_to_begin_for_a_small_gain_is_left() -> None:
     simulation = AheadSimulation(calibrated(AHEAD), AHEAD, host, alpha=0.35, batch=64, seed=1)
     simulation.run(500)
     assert simulation.run(4000).speedup > 0.98
+
+
+@pytest.mark.parametrize(("batch", "tokens"), [(1, 32), (16, 128), (64, 128), (64, 512)])
+@pytest.mark.parametrize("milliseconds", [0.5, 3.0])
+def test_drafts_that_first_read_prompts_are_worth_it_or_left(batch: int, tokens: int, milliseconds: float) -> None:
+    """Without a word of what reading costs, 64 sequences of 32 tokens that take 3 ms each to read were served at 0.59."""
+    world = World(gpu, draft=0.8 * MS, network=0.0)
+    told = {"alpha": 0.8, "batch": batch, "tokens": tokens, "reading": milliseconds * MS / 350}
+    simulation = VisitorSimulation(calibrated(world), world, **told)
+    simulation.run(500)
+    assert simulation.run(1000).speedup > 0.97 * simulation.ideal()
+
+
+def test_sequences_too_short_to_be_read_are_left() -> None:
+    world = World(gpu, draft=0.8 * MS, network=0.0)
+    simulation = VisitorSimulation(calibrated(world), world, alpha=0.8, batch=64, tokens=32, reading=3 * MS / 350)
+    simulation.run(500)
+    assert simulation.run(1000).speedup > 0.97
+
+
+def test_those_that_draft_go_on_beside_those_that_are_left() -> None:
+    """A long text that drafts, and ever new short ones whose prompts are not worth reading."""
+    world = World(gpu, draft=0.4 * MS, network=0.0)
+    policy = calibrated(world)
+    depths: list[list[int]] = []
+    for step in range(400):
+        batch = [Candidate(0, "chat", 8, 5000, 256), Candidate(1 + step // 4, "chat", 8, 5000, 4)]
+        asked = policy.decide(batch)
+        depths.append(asked)
+        read = 5000 * sum(depth > 0 for depth in asked[1:] if step % 4 == 0) + 5000 * (step == 0)
+        rounds = tuple(
+            RoundObservation(c.sequence_id, "chat", depth, depth, depth) for c, depth in zip(batch, asked, strict=True)
+        )
+        drafting = (Drafting("chat", max(asked), world.drafting(max(asked)), read, read * 2e-5),) if any(asked) else ()
+        rows = len(batch) + sum(asked)
+        policy.observe(StepObservation(2, rows, 0, drafting, gpu(rows), 0.0, rounds))
+    assert all(first > 0 for first, _ in depths[300:320])
+    assert all(second == 0 for _, second in depths[300:320])
 
 
 def test_a_draft_that_becomes_good_is_found_and_flown() -> None:

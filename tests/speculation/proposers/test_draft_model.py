@@ -16,6 +16,7 @@ from paceline.speculation.distribution import log_distribution, pick
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.reading import NO_READING, take_reading
 from paceline.speculation.rows import RowContext
 from tests.exactness.suite import mixed_requests, next_logits, plain_text
 from tests.fakes import TINY, MixedDepth, draft_model, request, run, tiny_engine, tiny_model
@@ -167,6 +168,18 @@ def test_catching_up_may_take_several_passes() -> None:
     part, other = proposer(max_rows=20, max_gap=60), LONG[3:9]
     assert drafts(part, progress(LONG, 2), progress(other, 2, 1))[0].tokens == tuple(expected(progress(LONG, 2)))
     assert passes(part)[:4] == [[(0, 20)], [(20, 20)], [(40, 9), (0, 5)], [(49, 1), (5, 1)]]
+
+
+def test_what_is_read_is_told() -> None:
+    part = proposer()
+    draft(part, progress(LONG, 2))
+    read = take_reading(part)
+    assert read.tokens == len(LONG) - 1
+    assert read.seconds > 0.0
+    draft(part, progress([*LONG, 3], 2))
+    assert take_reading(part) == NO_READING  # it drafts on
+    draft(part, progress(LONG, 2, 1))
+    assert take_reading(part).tokens == 48  # found in the cache
 
 
 def test_prefixes_are_shared_under_one_salt() -> None:

@@ -12,6 +12,7 @@ from paceline.speculation.growth import Growth
 from paceline.speculation.proposer import Hidden, Progress
 from paceline.speculation.proposers.eagle import BRANCHES, LEVELS, WIDTH, EagleProposer
 from paceline.speculation.ranking import draft_row, rank
+from paceline.speculation.reading import NO_READING, take_reading
 from paceline.speculation.trees import depths
 from tests.exactness.suite import mixed_requests
 from tests.fakes import TINY, MixedDepth, run, tiny_engine, tiny_model
@@ -117,6 +118,14 @@ def test_the_end_of_a_text_bounds_the_levels_of_each_tree():
     trees = drafted(head, *batch)
     assert trees == [reference(p) for p in batch]
     assert [max(depths(parents)) for _, parents in trees[:2]] == [1, 2]
+
+
+def test_what_is_read_is_told():
+    head = proposer()
+    drafted(head, progress(IDS, 4, end=30))
+    assert take_reading(head).tokens == 29
+    drafted(head, progress(IDS, 4, start=29, end=33))
+    assert take_reading(head) == NO_READING  # what a round has left
 
 
 def test_round_after_round_and_side_by_side():

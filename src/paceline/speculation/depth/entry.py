@@ -1,5 +1,5 @@
-"""What it costs to begin to draft. A draft that sat idle first reads what was written meanwhile, whole prompts of it, and the
-steps that wait for that are slow: where drafting pays little, beginning is a loss that it may never make up for.
+"""What it costs a batch to begin to draft, besides what drafts must read (`lag.py`): the steps in which that is done may be
+taken another, slower way.
 """
 
 from collections import deque
@@ -7,8 +7,6 @@ from statistics import median_low
 
 from paceline.speculation.depth.policy import StepObservation
 
-HORIZON = 256
-"""Steps within which drafting has to make up for its beginning."""
 _IDLE = 8
 """Steps without drafts before a draft is thought to have sat idle."""
 _BEGINNINGS = 3
@@ -31,7 +29,8 @@ class Entry:
             return
         if self._idle >= _IDLE:
             if usual is not None and not step.prefill_rows:
-                self._seconds += max(0.0, step.seconds - usual)
+                read = sum(drafting.read_seconds for drafting in step.drafting)
+                self._seconds += max(0.0, step.seconds - read - usual)
                 self._sequences = max(self._sequences, sum(seen.asked > 0 for seen in step.rounds))
             # HAZARD: not every step on the host is a beginning. With a sequence that cannot run ahead all of them are there
             if not step.is_timed and any(seen.asked and not seen.drafted for seen in step.rounds):

@@ -9,11 +9,13 @@ one more.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.acceptance import Acceptance
 from paceline.speculation.depth.allocation import Value, allocate
-from paceline.speculation.depth.entry import HORIZON, Entry
+from paceline.speculation.depth.entry import Entry
+from paceline.speculation.depth.lag import HORIZON, Lag
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 from paceline.speculation.depth.probing import SEQUENCES, Probing
 from paceline.speculation.depth.step_time import StepTime
@@ -41,6 +43,7 @@ class GoodputDepth:
         self._acceptance = Acceptance(max_depth)
         self._times = StepTime()
         self._entry = Entry()
+        self._lag = Lag()
         self._probing = Probing(probe_share)
         self._drafting = False
         self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
@@ -61,6 +64,7 @@ class GoodputDepth:
 
     def observe(self, step: StepObservation) -> None:
         self._entry.observe(step, self._usual(step))
+        self._lag.observe(step)
         self._times.observe(step)
         if any(seen.drafted or seen.asked for seen in step.rounds):
             self._resting = 0
@@ -113,9 +117,18 @@ class GoodputDepth:
             self.advantage, self._drafting = None, False
             return nothing
         self.advantage = best.rate * plain / len(batch)
-        beginning = self._entry.seconds(sum(depth > 0 for depth in best.depths)) / (HORIZON * plain)
-        self._drafting = self.advantage > 1.0 + (self._margin / 3.0 if self._drafting else self._margin + beginning)
+        entry = self._entry.seconds(sum(depth > 0 for depth in best.depths)) / (HORIZON * plain)
+        least = 1.0 + (self._margin / 3.0 if self._drafting else self._margin + entry)
+        # What drafting saves a sequence of a plain step must make up for what its draft has to read first
+        gain = (1.0 - least / self.advantage) * plain / len(batch)
+        late = {i for i, depth in enumerate(best.depths) if depth and self._lag.seconds(batch[i]) > gain}
+        if late and gain > 0.0:
+            others = [replace(c, max_depth=0) if i in late else c for i, c in enumerate(batch)]
+            best = allocate(others, values, costs)
+            self.advantage = best.rate * plain / len(batch) if best else 1.0
+        self._drafting = best is not None and any(best.depths) and self.advantage > least
         if self._drafting:
+            assert best is not None
             return best.depths
         self._resting, self._rested = REST, len(batch)
         return nothing

@@ -45,6 +45,10 @@ class Drafting:
     depth: int
     """The deepest draft asked for, answered or not."""
     seconds: float
+    read_tokens: int = 0
+    """What its draft first had to read: all that was written without it."""
+    read_seconds: float = 0.0
+    """Not part of `seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,8 @@ class StepObservation:
     @property
     def seconds(self) -> float:
         """Of the whole step."""
-        return self.verify_seconds + self.network_seconds + sum(drafting.seconds for drafting in self.drafting)
+        drafting = sum(drafting.seconds + drafting.read_seconds for drafting in self.drafting)
+        return self.verify_seconds + self.network_seconds + drafting
 
 
 def method_of(category: str) -> str:
@@ -84,6 +89,10 @@ class Candidate:
     sequence_id: int
     category: str
     max_depth: int
+    num_tokens: int = 0
+    """That it has, its prompt included."""
+    remaining: int | None = None
+    """Tokens it may still have; None: not known."""
 
 
 class DepthPolicy(Protocol):

@@ -8,11 +8,13 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.kv.tables import BlockTables, blocks_for
+from paceline.models.graph import Stamp
 from paceline.models.output import ForwardOutput
 from paceline.models.runner import ModelRunner, Span
 from paceline.speculation.distribution import pick, sample_draft
 from paceline.speculation.drafts import DraftBatch, DraftProbs
 from paceline.speculation.proposer import Progress
+from paceline.speculation.reading import NO_READING, Reading
 from paceline.speculation.rows import RowContext
 
 
@@ -75,6 +77,7 @@ class DraftModelProposer:
         self._vocab_size = vocab_size
         self._tables = BlockTables(runner.num_blocks, prefix_caching)
         self._riders: dict[int, _Rider] = {}
+        self.reading = NO_READING
 
     @property
     def num_free_blocks(self) -> int:
@@ -157,19 +160,22 @@ class DraftModelProposer:
     def _catch_up(self, riders: list[_Rider]) -> list[_Rider]:
         """Riders ready to draft. Long gaps (prompts never seen) are closed first, within a budget of rows per call."""
         ready, budget, room = [], self._max_gap, self._max_rows
+        began, read = Stamp(self._runner.device), 0
+        began.record()
         work: list[tuple[_Rider, Sequence[int]]] = []  # of the next pass
         for rider in riders:
             progress, ids = rider.progress, rider.progress.ids
             if progress.sequence_id not in self._tables:
                 hit = self._tables.open(progress.sequence_id, ids, progress.cache_salt)
                 rider.cached = list(ids[:hit])
+                read += hit
             if not self._tables.grow(progress.sequence_id, len(ids) + progress.depth):
                 continue
             gap = len(ids) - 1 - len(rider.cached)
             while gap > 1 and budget > 0:  # one missing token is the usual case after a full acceptance
                 start, count = len(rider.cached), min(gap, budget, room)
                 work.append((rider, ids[start : start + count]))
-                gap, budget, room = gap - count, budget - count, room - count
+                gap, budget, room, read = gap - count, budget - count, room - count, read + count
                 if room == 0:
                     self._forward(work, num_logits=0, committed=True)
                     work, room = [], self._max_rows
@@ -177,6 +183,11 @@ class DraftModelProposer:
                 ready.append(rider)
         if work:
             self._forward(work, num_logits=0, committed=True)
+        if read:
+            ended = Stamp(self._runner.device)
+            ended.record()
+            ended.wait()
+            self.reading += Reading(read, ended.seconds_since(began))
         return ready
 
     def _logits(self, work: Sequence[tuple[_Rider, Sequence[int]]], committed: bool) -> Tensor:

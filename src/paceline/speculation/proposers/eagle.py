@@ -9,6 +9,7 @@ from torch import Tensor
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.tables import BlockTables, blocks_for
 from paceline.models.eagle_runner import MAX_BRANCH, EagleRunner
+from paceline.models.graph import Stamp
 from paceline.models.runner import Span
 from paceline.speculation.beams import Beams, Seat, choose
 from paceline.speculation.drafts import DraftBatch
@@ -16,6 +17,7 @@ from paceline.speculation.growth import Growth, tree_batch
 from paceline.speculation.pending import PendingStates
 from paceline.speculation.proposer import Hidden, HiddenRequest, Progress
 from paceline.speculation.ranking import RankRules, draft_row, rank
+from paceline.speculation.reading import NO_READING, Reading
 from paceline.speculation.trees import MAX_NODES
 
 BRANCHES = 8
@@ -94,6 +96,7 @@ class EagleProposer:
         self._tables = BlockTables(runner.num_blocks, prefix_caching)
         self._riders: dict[int, _Rider] = {}
         self._pending = PendingStates()
+        self.reading = NO_READING
         self.wants = HiddenRequest(layers=runner.model.config.capture)
         self.looks_once = runner.model.device.type == "cuda"
         """A GPU grows all levels before the host looks at any; on a CPU looking costs nothing and saves work."""
@@ -226,11 +229,25 @@ class EagleProposer:
             spans.append(Span(blocks, work.rider.num_cached, [ids[p + 1] for p in positions], 0, positions))
             count += len(positions)
             last_rows.append(count - 1)
-        states = self._runner.forward(spans, self._model.fuse(inner))
+        states = self._read(spans, self._model.fuse(inner))
         for work in works:
             self._advance_rider(work)
         done = [i for i, work in enumerate(works) if work.rider.is_current]
         return [works[i].rider for i in done], states[[last_rows[i] for i in done]]
+
+    def _read(self, spans: Sequence[Span], states: Tensor) -> Tensor:
+        """A pass over what was committed. More than a round can have left is `reading`: it was written without drafts."""
+        rows = [len(span.tokens) for span in spans]
+        missed = sum(count for count in rows if count > LEVELS + 1)
+        if not missed:
+            return self._runner.forward(spans, states)
+        began, ended = Stamp(self._model.device), Stamp(self._model.device)
+        began.record()
+        states = self._runner.forward(spans, states)
+        ended.record()
+        ended.wait()
+        self.reading += Reading(missed, ended.seconds_since(began) * missed / sum(rows))
+        return states
 
     def _work(self, rider: _Rider, budget: int) -> _Work | None:
         """The next states of `rider` to compute, at most `budget` rows; None where the newest is missing, or the cache has no

@@ -1,0 +1,53 @@
+"""What it costs a sequence to begin to draft. A draft first reads what was written without it, a whole prompt of it: where
+drafting gains little, or the sequence soon ends, that is a loss that is never made up for.
+"""
+
+from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
+
+HORIZON = 256
+"""Tokens within which drafting has to make up for its beginning, where a sequence has as many left."""
+_IDLE = 8
+"""Steps without a draft after which a sequence's draft has fallen behind."""
+_WINDOW = 4096.0
+"""Tokens read that the rate remembers."""
+
+
+class Lag:
+    """Learns how far drafts are behind and what reading on takes."""
+
+    def __init__(self) -> None:
+        self._step = 0
+        self._last: dict[int, int] = {}  # when a sequence had drafts
+        self._rates: dict[str, tuple[float, float]] = {}  # by method: seconds, tokens
+
+    def observe(self, step: StepObservation) -> None:
+        self._step += 1
+        for seen in step.rounds:
+            if seen.drafted:
+                self._last[seen.sequence_id] = self._step
+        if self._step % HORIZON == 0:
+            self._last = {i: last for i, last in self._last.items() if self._step - last < HORIZON}
+        for drafting in step.drafting:
+            if drafting.read_tokens:
+                seconds, tokens = self._rates.get(drafting.method, (0.0, 0.0))
+                kept = max(0.0, 1.0 - drafting.read_tokens / _WINDOW)
+                self._rates[drafting.method] = (
+                    seconds * kept + drafting.read_seconds,
+                    tokens * kept + drafting.read_tokens,
+                )
+
+    def seconds(self, candidate: Candidate) -> float:
+        """What drafting costs this sequence to begin with, spread over the plain steps that it has left; 0 if it drafts
+        already, or nothing is known."""
+        if not self._rates:
+            return 0.0
+        seconds, tokens = self._rates.get(method_of(candidate.category), (0.0, 1.0))
+        missed = self._step - self._last[candidate.sequence_id] if candidate.sequence_id in self._last else None
+        if missed is not None and missed <= _IDLE:
+            return 0.0
+        behind = candidate.num_tokens if missed is None else min(missed, candidate.num_tokens)
+        return behind * seconds / tokens / horizon(candidate)
+
+
+def horizon(candidate: Candidate) -> int:
+    return HORIZON if candidate.remaining is None else max(1, min(candidate.remaining, HORIZON))
