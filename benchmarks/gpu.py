@@ -6,7 +6,8 @@
     python benchmarks/gpu.py transformers --shape llama-8b …
 
 `plain` and `spec` decode one stream, `batch` 64, `sweep` 1 to 256. Every figure is a median; a run is timed from the moment all
-its sequences decode until the first of them ends, so prompts and stragglers are in none of them.
+its sequences decode until the first of them ends, so prompts and stragglers are in none of them. `sweep` says beside it what
+whole runs come to, prompts read by target and draft included.
 """
 
 import argparse
@@ -36,6 +37,8 @@ class Run:
     """Decoding of one batch, from when all of it decodes until the first ends."""
 
     seconds: float = 0.0
+    whole_seconds: float = 0.0
+    """From when it was asked for until the last one ended."""
     tokens: int = 0
     steps: int = 0
     rounds: list[tuple[int, int]] = field(default_factory=list)  # drafted, accepted
@@ -66,7 +69,7 @@ def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperatur
         engine.add(Request(f"r{i}", tuple(prompt), sampling))
         waiting.add(f"r{i}")
     run.texts = {name: [] for name in waiting}
-    is_timed, at_first = True, engine.ahead.num_rounds
+    is_timed, at_first, asked = True, engine.ahead.num_rounds, time.perf_counter()
     while engine.has_work:
         rounds_before = engine.ahead.num_rounds
         outputs = engine.step()
@@ -89,6 +92,7 @@ def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperatur
             run.draft_seconds += landed.draft_seconds
             run.sample_seconds += landed.sample_seconds
         is_timed = all(output.finish_reason is None for output in outputs)
+    run.whole_seconds = time.perf_counter() - asked
     return run
 
 
@@ -181,6 +185,7 @@ def sweep(engine: Engine, prompts: list[list[int]], options: argparse.Namespace)
             f"batch {size:3}: plain {median(a.rate for a, _ in pairs):8.0f} tok/s, "
             f"goodput {median(b.rate for _, b in pairs):8.0f}, "
             f"ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), "
+            f"whole runs {median(a.whole_seconds / b.whole_seconds for a, b in pairs):.2f}, "
             f"depth {last.depth:.2f}, alpha {last.alpha:.2f}",
             flush=True,
         )
