@@ -60,7 +60,7 @@ def test_the_drafts_that_ship() -> None:
 
 def test_which_draft_is_taken() -> None:
     assert pick_draft("auto", "smollm2", "cuda") == "smollm2-eagle"
-    assert pick_draft("auto", "smollm2", "cpu") is None  # measured: it would cost more than it saves
+    assert pick_draft("auto", "smollm2", "cpu") is None  # measured: it pays for greedy requests alone
     assert pick_draft("auto", "owner/other", "cuda") is None
     assert pick_draft(None, "smollm2", "cuda") is None
     assert pick_draft("none", "smollm2", "cuda") is None

@@ -74,7 +74,7 @@ class EngineConfig:
     draft: str | None = "auto"
     """What rides in front: a draft trained for `model` (docs/drafts.md), or a second model of the same vocabulary, named like
     `model`. `auto`: on a GPU the best that ships for it, which `smollm2` has and other models have not; on a CPU, where it
-    was measured not to pay, none. null or `none`: nothing."""
+    was measured to pay for greedy requests alone, none. null or `none`: nothing."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, …; `auto`: a GPU if there is one."""
     dtype: Dtype = "auto"

@@ -17,7 +17,7 @@ from paceline.models.gpu_rooms import Rooms
 from paceline.models.graph import MAX_GRAPH_ROWS, GraphPool, Stamp
 from paceline.models.llama import DecoderModel
 from paceline.models.output import ForwardOutput
-from paceline.models.pass_sizes import around_16s, pass_sizes, powers_of_two
+from paceline.models.pass_sizes import around_16s, pass_sizes
 from paceline.models.runner import ModelRunner, Span
 
 
@@ -29,6 +29,15 @@ def bucket(count: int) -> int:
 def buckets(most: int) -> list[int]:
     """The sizes that batches of up to `most` are padded to."""
     return sorted({bucket(count) for count in range(1, most + 1)})
+
+
+def graph_sizes(max_num_seqs: int, longest: int) -> list[tuple[int, int]]:
+    """(batch, rows) of every pass that has a graph, the largest first."""
+    return [
+        (batch, rows)
+        for batch in reversed(buckets(max_num_seqs))
+        for rows in reversed(buckets(min(MAX_GRAPH_ROWS // batch, longest)))
+    ]
 
 
 class GpuRunner(ModelRunner):
@@ -100,11 +109,10 @@ class GpuRunner(ModelRunner):
         their graphs recorded now, not when somebody waits for them. All of it is padding."""
         longest = min(longest, self.model.config.max_position)  # a draft's window may be shorter than its target's
         has_trees = any(kind.is_tree for kind in kinds)
-        for batch in reversed(buckets(max_num_seqs)):  # the largest logits first: the others share their memory
-            for rows in reversed(powers_of_two(min(MAX_GRAPH_ROWS // batch, longest))):
-                for kind in kinds:
-                    if not kind.is_tree or 1 < rows <= MAX_TREE_ROWS:
-                        self._graph(batch, rows, kind)
+        for batch, rows in graph_sizes(max_num_seqs, longest):
+            for kind in kinds:
+                if not kind.is_tree or 1 < rows <= MAX_TREE_ROWS:
+                    self._graph(batch, rows, kind)
         for count, rows in pass_sizes(max_num_seqs, max_rows, longest):
             super().forward([self._padding(rows)] * count)
             # Two: one of them a tree, the other a prompt, whose rows have masks then

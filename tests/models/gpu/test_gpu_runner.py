@@ -8,7 +8,7 @@ from paceline.core.clock import VirtualClock
 from paceline.models import gpu_runner
 from paceline.models.early_exit import early_exit
 from paceline.models.gpu_pass import PassKind
-from paceline.models.gpu_runner import GpuRunner, bucket
+from paceline.models.gpu_runner import GpuRunner, bucket, graph_sizes
 from paceline.models.runner import ModelRunner, Span
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 
@@ -94,6 +94,18 @@ def test_a_model_that_shares_the_memory() -> None:
 
 def test_sizes() -> None:
     assert [bucket(count) for count in (1, 2, 3, 5, 64, 65, 129)] == [1, 2, 4, 8, 64, 128, 192]
+
+
+@pytest.mark.parametrize(("max_num_seqs", "longest"), [(1, 2048), (5, 100), (200, 2048), (256, 30)])
+def test_every_pass_that_has_a_graph_is_rehearsed(max_num_seqs: int, longest: int) -> None:
+    sizes = set(graph_sizes(max_num_seqs, longest))
+    met = {
+        (bucket(count), bucket(rows))
+        for count in range(1, max_num_seqs + 1)
+        for rows in range(1, longest + 1)
+        if bucket(count) * bucket(rows) <= gpu_runner.MAX_GRAPH_ROWS
+    }
+    assert met == sizes
 
 
 def test_a_rehearsal_stays_in_the_models_window() -> None:

@@ -157,6 +157,7 @@ class GoodputDepth:
             self._acceptance.loosen(category)
         self._probed[category] = self._acceptance.survival(category)[0]
         chosen = [i for i, c in enumerate(batch) if c.category == category and c.max_depth]
+        chosen.sort(key=lambda i: self._lag.seconds(batch[i]))  # those with the least to read
         for i in chosen if category in unsettled else chosen[:SEQUENCES]:
             depths[i] = min(self._probe_depth(method_of(category), len(batch)), batch[i].max_depth)
 
