@@ -37,7 +37,8 @@ def shipped_drafts() -> tuple[str, ...]:
 
 def pick_draft(draft: str | None, model: str, device: str) -> str | None:
     """`auto`: the best of those that ship for `model`, if any, and if it pays on a device of that type: on a CPU a row more in
-    the target's pass costs what a small model's guesses save, unless they are greedy. `none`: what a command line has for None."""
+    the target's pass costs what a small model's guesses save, unless they are greedy. `none`: what a command line has for
+    None."""
     if draft == "auto":
         return _BEST if model == EMBEDDED and device != "cpu" else None
     return None if draft == "none" else draft
