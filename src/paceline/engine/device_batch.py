@@ -11,21 +11,19 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.chain_drafter import ChainDrafter
-from paceline.engine.device_drafter import NOTHING, DeviceDrafter, DeviceProposer, Drafts, DraftShape
+from paceline.engine.device_drafter import NOTHING, DeviceDrafter, DeviceProposer, DraftShape
 from paceline.engine.device_flight import Flight, Launch
-from paceline.engine.device_rows import ChainRows, TreeRows
+from paceline.engine.device_round import DeviceRound
 from paceline.engine.device_seats import DeviceSeats, Sampling, Seat
 from paceline.engine.tree_drafter import TreeDrafter
 from paceline.kernels.gpu.accept import Accepted, accept_chains
-from paceline.kernels.gpu.accept_tree import AcceptedPath, accept_trees
+from paceline.kernels.gpu.accept_tree import accept_trees
 from paceline.kernels.gpu.tree_rows import CacheAddresses, move_paths
 from paceline.models.gpu_runner import GpuRunner
 from paceline.models.graph import Graph
-from paceline.models.output import ForwardOutput
 from paceline.speculation.proposers.eagle import EagleProposer
 
 Part = Literal["draft", "follow", "verify", "accept"]
@@ -33,28 +31,6 @@ REHEARSED = (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(t
 """One for each `Sampling`."""
 IN_FLIGHT = 2
 """Rounds that may be under way at once: one being computed, one behind it."""
-
-
-class _Round:
-    """What rounds of one shape leave on the device."""
-
-    def __init__(self, target: GpuRunner, tables: Tensor, size: int, shape: DraftShape, drafts: Drafts | None) -> None:
-        device, rows = target.device, 1 + shape.nodes
-        self.report = torch.zeros(3, size, dtype=torch.int32, device=device)  # accepted, is bonus, levels
-        self.path = AcceptedPath(
-            self.report[0],
-            self.report[1],
-            torch.full((size, 1 + shape.levels), -1, dtype=torch.int64, device=device),
-            torch.arange(0, size * rows, rows, device=device).unsqueeze(1).repeat(1, 1 + shape.levels),
-        )
-        self.chain: ChainRows | None = None
-        self.tree: TreeRows | None = None
-        if drafts is None or drafts.parents is None:
-            self.chain = ChainRows(target, tables, size, rows, target.rooms.logits(size * rows))
-        else:
-            self.tree = TreeRows(target, tables, self.report[2], shape.nodes, shape.levels)
-        self.drafts = drafts
-        self.output: ForwardOutput | None = None
 
 
 class DeviceBatch:
@@ -78,7 +54,7 @@ class DeviceBatch:
         self._capture = drafter.capture if drafter else ()
         self._cache = CacheAddresses(target.cache)
         self._graphs: dict[tuple[Part, DraftShape, Sampling | None, bool], Graph[None]] = {}
-        self._rounds: dict[DraftShape, _Round] = {}
+        self._rounds: dict[DraftShape, DeviceRound] = {}
 
     def board(self, seats: Seq[Seat]) -> None:
         """Start anew with these sequences, in this order."""
@@ -116,10 +92,7 @@ class DeviceBatch:
         nobody, control = [()] * self.size, self._launches[0].control
         self._write(control.numpy(), [None] * self.size, nobody, nobody)
         self._control.copy_(control)
-        shapes = {self.drafter.shape(depth) for depth in range(1, max_depth + 1)} if self.drafter else set()
-        for shape in sorted((NOTHING, *shapes), key=lambda shape: -shape.nodes):
-            if self.size * (1 + shape.nodes) > max_rows:
-                continue
+        for shape in self._shapes(max_depth, max_rows):
             self._graph("verify", shape)
             for params in REHEARSED:
                 self.board([Seat((0, 0), params, 0, 0)])
@@ -130,6 +103,16 @@ class DeviceBatch:
                     self._graph("accept", shape)
         if self.drafter:
             self._graph("follow", NOTHING)
+
+    def most_rows(self, max_depth: int, max_rows: int) -> int:
+        """Of the largest round that is rehearsed."""
+        return max((self.size * (1 + shape.nodes) for shape in self._shapes(max_depth, max_rows)), default=0)
+
+    def _shapes(self, max_depth: int, max_rows: int) -> list[DraftShape]:
+        """Of rounds of up to `max_rows` rows, the largest first."""
+        drafted = {self.drafter.shape(depth) for depth in range(1, max_depth + 1)} if self.drafter else set()
+        fitting = [shape for shape in {NOTHING, *drafted} if self.size * (1 + shape.nodes) <= max_rows]
+        return sorted(fitting, key=lambda shape: -shape.nodes)
 
     def _write(
         self, control: np.ndarray[Any, Any], limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]
@@ -149,10 +132,10 @@ class DeviceBatch:
             if draft_tables:
                 drafts[seat, : len(draft_tables[seat])] = draft_tables[seat]
 
-    def _round(self, shape: DraftShape) -> _Round:
+    def _round(self, shape: DraftShape) -> DeviceRound:
         if shape not in self._rounds:
             drafts = self.drafter.drafts(shape) if self.drafter and shape != NOTHING else None
-            self._rounds[shape] = _Round(self.target, self._tables, self.size, shape, drafts)
+            self._rounds[shape] = DeviceRound(self.target, self._tables, self.size, shape, drafts)
         return self._rounds[shape]
 
     def _graph(self, part: Part, shape: DraftShape, keeps: bool = False) -> Graph[None]:

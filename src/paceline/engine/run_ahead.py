@@ -56,9 +56,9 @@ class RunAhead:
         """Compile what passes of any size will want, and record them and the rounds: the first to want them would wait for
         seconds."""
         scheduler, runner = self._scheduler, self._runner
-        # The largest logits first: the others share their memory
-        for size in reversed(buckets(scheduler.max_num_seqs)):
-            self._batch_of(size).rehearse(self._max_depth, scheduler.max_batched_tokens)
+        limits = self._max_depth, scheduler.max_batched_tokens
+        batches = [self._batch_of(size) for size in reversed(buckets(scheduler.max_num_seqs))]
+        runner.rooms.logits(max(batch.most_rows(*limits) for batch in batches))  # all will share it
         rehearse_passes(
             runner,
             set(self._speculator.proposers.values()),
@@ -66,6 +66,8 @@ class RunAhead:
             scheduler.max_batched_tokens,
             self._intake.limits.max_model_len,
         )
+        for batch in batches:
+            batch.rehearse(*limits)
         if runner.device.type == "cuda":  # recording a graph would wait for all of this to be returned
             torch.cuda.empty_cache()
 

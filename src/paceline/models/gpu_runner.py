@@ -12,7 +12,7 @@ from paceline.kernels.gpu.attention_plan import AttentionPlan, power_of_two
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models.gpu_decoder import plan_pass
-from paceline.models.gpu_pass import PassGraph, PassKind
+from paceline.models.gpu_pass import PaddedPass, PassGraph, PassKind
 from paceline.models.gpu_rooms import Rooms
 from paceline.models.graph import MAX_GRAPH_ROWS, GraphPool, Stamp
 from paceline.models.llama import DecoderModel
@@ -109,10 +109,15 @@ class GpuRunner(ModelRunner):
         their graphs recorded now, not when somebody waits for them. All of it is padding."""
         longest = min(longest, self.model.config.max_position)  # a draft's window may be shorter than its target's
         has_trees = any(kind.is_tree for kind in kinds)
-        for batch, rows in graph_sizes(max_num_seqs, longest):
-            for kind in kinds:
-                if not kind.is_tree or 1 < rows <= MAX_TREE_ROWS:
-                    self._graph(batch, rows, kind)
+        recorded = [
+            (batch, rows, kind)
+            for batch, rows in graph_sizes(max_num_seqs, longest)
+            for kind in kinds
+            if not kind.is_tree or 1 < rows <= MAX_TREE_ROWS
+        ]
+        # HAZARD: kernels first, graphs after. Starts took half as long again where the two came in turns
+        for batch, rows, is_tree in dict.fromkeys((batch, rows, kind.is_tree) for batch, rows, kind in recorded):
+            PaddedPass(self, batch, rows, is_tree).forward()
         for count, rows in pass_sizes(max_num_seqs, max_rows, longest):
             super().forward([self._padding(rows)] * count)
             # Two: one of them a tree, the other a prompt, whose rows have masks then
@@ -123,6 +128,8 @@ class GpuRunner(ModelRunner):
         for wanted in around_16s(min(most, MAX_GRAPH_ROWS)):
             for rows in sorted({wanted, min(most, wanted + MAX_ROWS)}):
                 super().forward([self._padding(rows, wanted)])
+        for size in recorded:
+            self._graph(*size)
 
     def _padding(self, rows: int, num_logits: int = 1) -> Span:
         return Span([self.scratch_block] * -(-rows // BLOCK_SIZE), 0, [0] * rows, num_logits)
