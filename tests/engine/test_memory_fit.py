@@ -132,8 +132,7 @@ def required(window: int) -> int:
 def fit_on(device: str, monkeypatch: pytest.MonkeyPatch, window: int, **options: Any) -> int:
     """Cache tokens that an engine around a 1B gets of 80 GB."""
     monkeypatch.setattr(build, "device_memory", lambda device: 80 * GB)
-    weights = LLAMA_1B.num_parameters * 2
-    model = SimpleNamespace(device=torch.device(device), dtype=torch.bfloat16, weight_bytes=weights)
+    model = SimpleNamespace(dtype=torch.bfloat16, weight_bytes=LLAMA_1B.num_parameters * 2)
     loaded: Any = SimpleNamespace(name="1B", config=LLAMA_1B, model=model)
     return build.fit_models(EngineConfig(**options), loaded, None, torch.device(device), window).kv_tokens
 

@@ -1,5 +1,3 @@
-from paceline.core.clock import WallClock
-from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.ngram import NgramProposer
 from paceline.speculation.reading import NO_READING, Reading, take_reading
 from tests.fakes import tiny_model
@@ -16,12 +14,3 @@ def test_it_is_taken_once() -> None:
 
 def test_most_have_none() -> None:
     assert take_reading(NgramProposer()) == NO_READING
-
-
-def test_of_several_models_it_is_the_sum() -> None:
-    models = {"one": distilled(tiny_model()), "two": distilled(tiny_model())}
-    combined = CombinedProposer({"ngram": NgramProposer()}, models, WallClock())
-    for model in models.values():
-        model.reading = Reading(3, 0.5)
-    assert take_reading(combined) == Reading(6, 1.0)
-    assert take_reading(combined) == NO_READING

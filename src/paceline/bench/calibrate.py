@@ -186,7 +186,8 @@ def _target(llm: "LLM", rounds: Iterable[RecordedRound], batch: int) -> Target:
     from paceline.models.load import LoadedModel
 
     model = llm.engine.runner.model
-    fit = model_footprint(LoadedModel(llm.config.model, model.config, model, llm.tokenizer), llm.config)
+    loaded = LoadedModel(llm.config.model, model.config, model, llm.tokenizer)
+    fit = model_footprint(loaded, llm.config, model.device)
     return Target(
         pass_seconds=pass_times(rounds),
         batch=batch,

@@ -227,7 +227,7 @@ def fit_models(
     window: int,
 ) -> MemoryFit:
     """Share the device's memory between both models and both caches."""
-    footprints = [None if model is None else footprint(model, config) for model in (target, draft)]
+    footprints = [None if model is None else footprint(model, config, device) for model in (target, draft)]
     assert footprints[0] is not None
     required = blocks_for(window) * BLOCK_SIZE + BLOCK_SIZE
     if config.kv_tokens is not None and config.kv_tokens < required:
@@ -245,7 +245,7 @@ def fit_models(
     return memory_fit(footprints[0], footprints[1], budget, wanted, required)
 
 
-def footprint(model: LoadedModel | LoadedHead, config: EngineConfig) -> Footprint:
+def footprint(model: LoadedModel | LoadedHead, config: EngineConfig, device: torch.device) -> Footprint:
     if isinstance(model, LoadedHead):
         return head_footprint(model, config)
     shape, width = model.config, model.model.dtype.itemsize
@@ -255,8 +255,8 @@ def footprint(model: LoadedModel | LoadedHead, config: EngineConfig) -> Footprin
     each = shape.vocab_size * 4
     logits = min(logit_rows, rows) * each
     held = 2 * logits
-    if model.model.device.type == "cuda":  # a recorded pass computes the logits of all its rows
-        held = max(held, min(MAX_GRAPH_ROWS, rows) * each)
+    if device.type == "cuda":  # a recorded pass computes the logits of all its rows
+        held += MAX_GRAPH_ROWS * each
     return Footprint(
         name=model.name,
         weight_bytes=model.model.weight_bytes,

@@ -45,7 +45,9 @@ class ChainDrafter:
     def shape(self, depth: int) -> DraftShape:
         return DraftShape(depth, depth)
 
+    @torch.inference_mode()
     def board(self, sequences: Seq[Sequence]) -> None:
+        self._proposer.catch_up([sequence.id for sequence in sequences if sequence.depth])
         self._current = {sequence.id for sequence in sequences if self._proposer.is_current(sequence.id)}
         self._num_plain = 0
 

@@ -16,9 +16,9 @@ from paceline.core.sequence import Origin, Sequence, Status
 from paceline.engine.device_batch import DeviceBatch
 from paceline.engine.device_drafter import NOTHING, DeviceProposer
 from paceline.engine.device_flight import Flight, Landed
+from paceline.engine.device_rehearsal import rehearse_passes
 from paceline.engine.device_seats import Seat
 from paceline.engine.intake import Intake
-from paceline.engine.rehearsal import rehearse_passes
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import SpeculatedRound, Speculator
 from paceline.models.gpu_runner import GpuRunner, bucket, buckets

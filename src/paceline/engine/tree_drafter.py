@@ -63,7 +63,7 @@ class TreeDrafter:
     def board(self, sequences: Seq[Sequence]) -> None:
         self._boarded = [sequence.id for sequence in sequences]
         # Nothing is computed for sequences that want no drafts
-        loans = self._proposer.lend(self._boarded) if any(sequence.depth for sequence in sequences) else {}
+        loans = self._proposer.lend([sequence.id for sequence in sequences if sequence.depth])
         self._current = set(loans)
         if loans:
             self._write([loans.get(sequence.id) for sequence in sequences], [s.ids[-1] for s in sequences])

@@ -31,12 +31,15 @@ def buckets(most: int) -> list[int]:
     return sorted({bucket(count) for count in range(1, most + 1)})
 
 
-def graph_sizes(max_num_seqs: int, longest: int) -> list[tuple[int, int]]:
-    """(batch, rows) of every pass that has a graph, the largest first."""
+def recorded_passes(max_num_seqs: int, longest: int, kinds: Collection[PassKind]) -> list[tuple[int, int, PassKind]]:
+    """(batch, rows, kind) of every pass that has a graph, the largest first."""
     return [
-        (batch, rows)
+        (batch, rows, kind)
         for batch in reversed(buckets(max_num_seqs))
         for rows in reversed(buckets(min(MAX_GRAPH_ROWS // batch, longest)))
+        for kind in kinds
+        # A tree has few rows; one of several may lie beside a prompt
+        if not kind.is_tree or 1 < rows <= MAX_TREE_ROWS or (rows > 1 and batch > 1)
     ]
 
 
@@ -53,10 +56,9 @@ class GpuRunner(ModelRunner):
         super().__init__(model, num_blocks + 1, kv_dtype, cache)
         self.num_blocks = num_blocks
         self.scratch_block = num_blocks
-        # As wide as the longest context and the padding after it
-        self.table_width = (
-            min(num_blocks, -(-model.config.max_position // BLOCK_SIZE)) + MAX_TREE_ROWS // BLOCK_SIZE + 1
-        )
+        # HAZARD: as wide as the longest context and the padding after it, which kernels look up too
+        longest = min(num_blocks, -(-model.config.max_position // BLOCK_SIZE))
+        self.table_width = longest + MAX_GRAPH_ROWS // BLOCK_SIZE + 1
         self._graphs: dict[tuple[int, int, PassKind], PassGraph] = {}
         self.memory_pool = GraphPool(model.device)
         self.rooms = Rooms(model)
@@ -70,7 +72,7 @@ class GpuRunner(ModelRunner):
     def seconds(self, spans: Sequence[Span], clock: Clock) -> float:
         """Of the device alone: rounds that run ahead do not wait for the host."""
         graph, begin, end = self._graph_of(spans), Stamp(self.device), Stamp(self.device)
-        self.forward(spans)  # while it runs, the host prepares the next
+        self.forward(spans)  # the device has work while the next is prepared, for the most part
         begin.record()
         if graph is None:
             super().forward(spans)
@@ -109,12 +111,7 @@ class GpuRunner(ModelRunner):
         their graphs recorded now, not when somebody waits for them. All of it is padding."""
         longest = min(longest, self.model.config.max_position)  # a draft's window may be shorter than its target's
         has_trees = any(kind.is_tree for kind in kinds)
-        recorded = [
-            (batch, rows, kind)
-            for batch, rows in graph_sizes(max_num_seqs, longest)
-            for kind in kinds
-            if not kind.is_tree or 1 < rows <= MAX_TREE_ROWS
-        ]
+        recorded = recorded_passes(max_num_seqs, longest, kinds)
         # HAZARD: kernels first, graphs after. Starts took half as long again where the two came in turns
         for batch, rows, is_tree in dict.fromkeys((batch, rows, kind.is_tree) for batch, rows, kind in recorded):
             PaddedPass(self, batch, rows, is_tree).forward()

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.clock import VirtualClock
+from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models import gpu_runner
 from paceline.models.early_exit import early_exit
 from paceline.models.gpu_pass import PassKind
-from paceline.models.gpu_runner import GpuRunner, bucket, graph_sizes
+from paceline.models.gpu_runner import GpuRunner, bucket, recorded_passes
 from paceline.models.runner import ModelRunner, Span
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 
@@ -98,14 +99,29 @@ def test_sizes() -> None:
 
 @pytest.mark.parametrize(("max_num_seqs", "longest"), [(1, 2048), (5, 100), (200, 2048), (256, 30)])
 def test_every_pass_that_has_a_graph_is_rehearsed(max_num_seqs: int, longest: int) -> None:
-    sizes = set(graph_sizes(max_num_seqs, longest))
     met = {
-        (bucket(count), bucket(rows))
+        (batch, rows, PassKind(is_tree))
         for count in range(1, max_num_seqs + 1)
-        for rows in range(1, longest + 1)
-        if bucket(count) * bucket(rows) <= gpu_runner.MAX_GRAPH_ROWS
+        for most in range(1, longest + 1)
+        if (batch := bucket(count)) * (rows := bucket(most)) <= gpu_runner.MAX_GRAPH_ROWS
+        for is_tree in (False, True)
+        # a tree has a node at least and 64 rows at most; beside a prompt the pass may have more
+        if not is_tree or (most > 1 and (most <= MAX_TREE_ROWS or count > 1))
     }
-    assert met == sizes
+    assert met == set(recorded_passes(max_num_seqs, longest, [PassKind(False), PassKind(True)]))
+
+
+def test_padding_past_the_longest_context() -> None:
+    """Two in one pass are padded to the rows of the longer: one at the end of the window to far beyond it."""
+    shape = replace(SHAPE, max_position=64)
+    model, reference = models(shape)
+    ours, theirs = GpuRunner(model, 8), ModelRunner(reference, 8)
+    for spans in (
+        [Span([0, 1, 2, 3], 0, tokens(63), 1)],
+        [Span([0, 1, 2, 3], 63, tokens(1, 63), 1), Span([4, 5, 6, 7], 0, tokens(64), 0)],
+    ):
+        same(ours.forward(spans), theirs.forward(spans))
+    assert ours.table_width * BLOCK_SIZE >= shape.max_position + gpu_runner.MAX_GRAPH_ROWS
 
 
 def test_a_rehearsal_stays_in_the_models_window() -> None:

@@ -285,6 +285,31 @@ def test_those_that_draft_go_on_beside_those_that_are_left() -> None:
     assert all(second == 0 for _, second in depths[300:320])
 
 
+def test_where_few_would_draft_nobody_does() -> None:
+    """Rounds that run ahead are as large for all as for the largest, and few of many would be left to the host."""
+    world = World(gpu, draft=0.4 * MS, network=0.0)
+    policy = calibrated(world)
+    old = [Candidate(i, "chat", 8, 5000, 256) for i in range(16)]
+    for step in range(300):
+        asked = policy.decide(old)
+        rounds = tuple(RoundObservation(i, "chat", depth, depth, depth) for i, depth in enumerate(asked))
+        read = (80_000, 1.6) if step == 0 else (0, 0.0)
+        drafting = (Drafting("chat", max(asked), world.drafting(max(asked)), *read),) if any(asked) else ()
+        rows = 16 + sum(asked)
+        policy.observe(StepObservation(16, rows, 0, drafting, gpu(rows), 0.0, rounds))
+
+    def with_new(count: int) -> list[int]:
+        """The depths after the plain steps that belong to drafting, if there are any."""
+        batch = [*old[count:], *(Candidate(100 + i, "chat", 8, 5000, 4) for i in range(count))]
+        return max((policy.decide(batch) for _ in range(3)), key=sum)
+
+    assert all(with_new(0))
+    some = with_new(8)
+    assert all(some[:8])
+    assert not any(some[8:])
+    assert not any(with_new(12))
+
+
 def test_a_draft_that_becomes_good_is_found_and_flown() -> None:
     world = World(gpu, draft=0.6 * MS, network=0.0)
     simulation = AheadSimulation(calibrated(HOST), world, HOST, alpha=0.05)

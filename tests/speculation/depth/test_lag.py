@@ -64,5 +64,13 @@ def test_methods_are_told_apart() -> None:
 
 
 def test_sequences_that_ended_are_forgotten() -> None:
-    lag = after(*(step(i) for i in range(4 * HORIZON)))
-    assert len(lag._last) <= HORIZON
+    lag = after(*(step(i) for i in range(10_000)))
+    assert len(lag._last) < 8192
+
+
+def test_one_slow_reading_keeps_nobody_off_for_long() -> None:
+    expected = pytest.approx(300 * 1e-5 / HORIZON, rel=0.4)
+    compiled_first = after(step(0, read=(1000, 3.0)), READ)
+    assert compiled_first.seconds(candidate(1, 300)) == expected
+    paused = after(*[READ] * 8, step(0, read=(1000, 3.0)), *[READ] * 4)
+    assert paused.seconds(candidate(1, 300)) == expected

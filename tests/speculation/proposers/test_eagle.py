@@ -126,6 +126,14 @@ def test_what_is_read_is_told():
     assert take_reading(head).tokens == 29
     drafted(head, progress(IDS, 4, start=29, end=33))
     assert take_reading(head) == NO_READING  # what a round has left
+    drafted(head, progress(IDS, 4, end=33, sequence_id=1))
+    assert take_reading(head).tokens >= 16  # found in its cache
+
+
+def test_what_the_target_had_without_computing_it_counts_as_read():
+    head = proposer()
+    drafted(head, progress(IDS, 4, start=20, end=40))
+    assert take_reading(head).tokens == 39
 
 
 def test_round_after_round_and_side_by_side():

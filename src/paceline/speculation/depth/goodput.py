@@ -125,6 +125,8 @@ class GoodputDepth:
         if late and gain > 0.0:
             others = [replace(c, max_depth=0) if i in late else c for i, c in enumerate(batch)]
             best = allocate(others, values, costs)
+            if best is not None and 2 * sum(best.depths) < max(best.depths) * len(batch):
+                best = None  # HAZARD: rounds that run ahead are as large for all: for few they are left to the host
             self.advantage = best.rate * plain / len(batch) if best else 1.0
         self._drafting = best is not None and any(best.depths) and self.advantage > least
         if self._drafting:

@@ -8,8 +8,12 @@ HORIZON = 256
 """Tokens within which drafting has to make up for its beginning, where a sequence has as many left."""
 _IDLE = 8
 """Steps without a draft after which a sequence's draft has fallen behind."""
+_KEPT = 4096
+"""Steps for which a sequence that had drafts is remembered."""
 _WINDOW = 4096.0
 """Tokens read that the rate remembers."""
+_SURPRISE = 4.0
+"""Times the usual, more than which is not believed of a reading; less than its inverse shows that the usual was none."""
 
 
 class Lag:
@@ -25,16 +29,21 @@ class Lag:
         for seen in step.rounds:
             if seen.drafted:
                 self._last[seen.sequence_id] = self._step
-        if self._step % HORIZON == 0:
-            self._last = {i: last for i, last in self._last.items() if self._step - last < HORIZON}
+        if self._step % _KEPT == 0:
+            self._last = {i: last for i, last in self._last.items() if self._step - last < _KEPT}
         for drafting in step.drafting:
             if drafting.read_tokens:
-                seconds, tokens = self._rates.get(drafting.method, (0.0, 0.0))
-                kept = max(0.0, 1.0 - drafting.read_tokens / _WINDOW)
-                self._rates[drafting.method] = (
-                    seconds * kept + drafting.read_seconds,
-                    tokens * kept + drafting.read_tokens,
-                )
+                self._learn(drafting.method, drafting.read_tokens, drafting.read_seconds)
+
+    def _learn(self, method: str, tokens: int, seconds: float) -> None:
+        """A pause that befalls one reading must not keep drafting off for long, nor may a first one that compiled."""
+        known_seconds, known_tokens = self._rates.get(method, (0.0, 0.0))
+        kept = max(0.0, 1.0 - tokens / _WINDOW)
+        if known_tokens:
+            usual = known_seconds / known_tokens * tokens
+            kept = 0.0 if seconds < usual / _SURPRISE else kept
+            seconds = min(seconds, usual * _SURPRISE)
+        self._rates[method] = known_seconds * kept + seconds, known_tokens * kept + tokens
 
     def seconds(self, candidate: Candidate) -> float:
         """What drafting costs this sequence to begin with, spread over the plain steps that it has left; 0 if it drafts

@@ -9,7 +9,6 @@ from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.guess import Guess, batch_of
 from paceline.speculation.merging import merge
 from paceline.speculation.proposer import HiddenRequest, Progress, Proposer, hidden_wanted
-from paceline.speculation.reading import NO_READING, Reading, take_reading
 
 
 @dataclass(slots=True)
@@ -46,17 +45,6 @@ class CombinedProposer:
         self._started = dict.fromkeys(models, 0.0)
         """Seconds that each model's `observe` took for the round to come."""
         self.wants = _union([wants for model in models.values() if (wants := hidden_wanted(model))])
-
-    @property
-    def reading(self) -> Reading:
-        """Of the models together."""
-        return sum((getattr(model, "reading", NO_READING) for model in self._models.values()), NO_READING)
-
-    @reading.setter
-    def reading(self, value: Reading) -> None:
-        """It is taken from them: `value` is nothing."""
-        for model in self._models.values():
-            take_reading(model)
 
     def method(self, sequence_id: int) -> str:
         """Who drafts for this sequence next; empty if nobody does."""

@@ -17,6 +17,9 @@ from paceline.speculation.proposer import Progress
 from paceline.speculation.reading import NO_READING, Reading
 from paceline.speculation.rows import RowContext
 
+LONG_GAP = 16
+"""Tokens that a draft is behind by more than which it was left behind, and not only overtaken by a round or a lookup."""
+
 
 @dataclass(slots=True)
 class _Rider:
@@ -124,6 +127,11 @@ class DraftModelProposer:
     def num_proposable(self) -> int:
         return self._num_proposable
 
+    def catch_up(self, sequence_ids: Sequence[int]) -> None:
+        """Read what was missed of these, as far as a step allows."""
+        riders = [rider for i in sequence_ids if (rider := self._riders.get(i))]
+        self._catch_up([rider for rider in riders if self._in_window(rider)])
+
     def lend(self, sequence_id: int, num_tokens: int) -> Sequence[int] | None:
         """Blocks for `num_tokens` of a sequence that somebody else drafts for a while, on the device; None where the draft is
         not up to date with it or has no room. `take_back` ends it."""
@@ -160,7 +168,8 @@ class DraftModelProposer:
     def _catch_up(self, riders: list[_Rider]) -> list[_Rider]:
         """Riders ready to draft. Long gaps (prompts never seen) are closed first, within a budget of rows per call."""
         ready, budget, room = [], self._max_gap, self._max_rows
-        began, read = Stamp(self._runner.device), 0
+        rows = missed = hits = 0
+        began, ended = Stamp(self._runner.device), Stamp(self._runner.device)
         began.record()
         work: list[tuple[_Rider, Sequence[int]]] = []  # of the next pass
         for rider in riders:
@@ -168,14 +177,16 @@ class DraftModelProposer:
             if progress.sequence_id not in self._tables:
                 hit = self._tables.open(progress.sequence_id, ids, progress.cache_salt)
                 rider.cached = list(ids[:hit])
-                read += hit
+                hits += hit
             if not self._tables.grow(progress.sequence_id, len(ids) + progress.depth):
                 continue
             gap = len(ids) - 1 - len(rider.cached)
+            is_long = gap > LONG_GAP
             while gap > 1 and budget > 0:  # one missing token is the usual case after a full acceptance
                 start, count = len(rider.cached), min(gap, budget, room)
                 work.append((rider, ids[start : start + count]))
-                gap, budget, room, read = gap - count, budget - count, room - count, read + count
+                gap, budget, room = gap - count, budget - count, room - count
+                rows, missed = rows + count, missed + count * is_long
                 if room == 0:
                     self._forward(work, num_logits=0, committed=True)
                     work, room = [], self._max_rows
@@ -183,11 +194,11 @@ class DraftModelProposer:
                 ready.append(rider)
         if work:
             self._forward(work, num_logits=0, committed=True)
-        if read:
-            ended = Stamp(self._runner.device)
+        self.reading += Reading(hits)
+        if missed:
             ended.record()
             ended.wait()
-            self.reading += Reading(read, ended.seconds_since(began))
+            self.reading += Reading(missed, ended.seconds_since(began) * missed / rows)
         return ready
 
     def _logits(self, work: Sequence[tuple[_Rider, Sequence[int]]], committed: bool) -> Tensor:

@@ -255,7 +255,8 @@ class EagleProposer:
         progress = rider.progress
         if self._pending.end(progress.sequence_id) != len(progress.ids) - 1:
             return None
-        if progress.sequence_id not in self._tables:
+        is_new = progress.sequence_id not in self._tables
+        if is_new:
             # ids[1:]: see the class
             hit = self._tables.open(progress.sequence_id, progress.ids[1:], _salt(progress))
             rider.num_cached = rider.next_slot = hit
@@ -269,6 +270,8 @@ class EagleProposer:
                 taken += last - first
         if not taken or not self._tables.grow(progress.sequence_id, rider.num_cached + taken):
             return None
+        if is_new:  # what its cache has, or the target had without computing it
+            self.reading += Reading(parts[0].start + slices[0].start)
         return _Work(rider, tuple(parts), tuple(slices))
 
     def _advance_rider(self, work: _Work) -> None:

@@ -1,4 +1,4 @@
-from paceline.engine.rehearsal import pass_kinds
+from paceline.engine.device_rehearsal import pass_kinds
 from paceline.models.gpu_pass import PassKind
 from paceline.speculation.proposers.ngram import NgramProposer
 from tests.fakes import tiny_model
