@@ -129,9 +129,12 @@ def test_a_draft_of_another_vocabulary_is_refused(target: str, tmp_path: Path) -
         engine(target, draft=ends)
 
 
-def test_the_window_is_the_least_of_asked_and_made_for(target: str) -> None:
+def test_the_window_is_the_least_of_asked_and_made_for(target: str, caplog: pytest.LogCaptureFixture) -> None:
     for asked, window in ((None, 256), (64, 64), (4096, 256)):
+        caplog.clear()
         built = engine(target, max_model_len=asked)
+        warned = "max_model_len is 4096, and the model was made for 256: that is used" in caplog.messages
+        assert warned == (asked == 4096)
         (sequence,) = built.intake.sequences(Request("r", prompt(), SamplingParams(max_tokens=10_000)), 0.0)
         assert built.intake.remaining(sequence) == window - 20
 

@@ -10,7 +10,7 @@ from paceline.cli.check import Check
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, PacelineError
 from paceline.core.machine import available_memory
-from paceline.engine.build import DEFAULT_WINDOW, fit_models, pick_device, pick_dtype
+from paceline.engine.build import fit_models, pick_device, pick_dtype, window_of
 from paceline.engine.memory_fit import GIB, MemoryFit
 from paceline.models.compatibility import check_compatible
 from paceline.models.config import ModelConfig
@@ -113,7 +113,7 @@ def _check_pair(target: ModelSketch, draft: ModelSketch) -> Iterator[Check]:
 def _check_memory(
     config: EngineConfig, target: ModelSketch, draft: ModelSketch | None, device: torch.device
 ) -> Iterator[Check]:
-    window = min(config.max_model_len or DEFAULT_WINDOW, target.config.max_position)
+    window = window_of(config, target.config)
     try:
         fit = fit_models(config, cast(LoadedModel, target), cast("LoadedModel | None", draft), device, window)
     except (OutOfMemory, InvalidConfig) as error:

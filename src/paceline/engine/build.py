@@ -1,5 +1,6 @@
 """From a configuration to an engine: load, check, fit, put together."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kernels.quantized import Quantization
 from paceline.kv.tables import BlockTables, blocks_for
 from paceline.models.compatibility import check_compatible
+from paceline.models.config import ModelConfig
 from paceline.models.graph import MAX_GRAPH_ROWS
 from paceline.models.hub import pick_draft
 from paceline.models.load import LoadedModel, load_model
@@ -40,6 +42,8 @@ from paceline.speculation.depth.threshold import ThresholdDepth
 from paceline.speculation.proposer import Proposer
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = 8192
 DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
@@ -77,8 +81,11 @@ def _assemble(
     device = target.model.device
     name = pick_draft(config.draft, config.model, device.type)
     draft = None if name is None else load_second(name, config, target)
-    window = min(config.max_model_len or DEFAULT_WINDOW, target.config.max_position)
+    window = window_of(config, target.config)
+    if config.max_model_len is not None and window < config.max_model_len:
+        logger.warning("max_model_len is %d, and the model was made for %d: that is used", config.max_model_len, window)
     fit = fit_models(config, target, draft, device, window)
+    logger.info("cache for %d tokens, texts of up to %d", fit.kv_tokens, window)
     clock = WallClock()
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
     if ranks is None:
@@ -111,6 +118,11 @@ def _assemble(
         run_ahead(engine, config.speculation.max_depth)
     scheduler.tiers = make_tiers(config, runner, tables, clock, window)
     return engine
+
+
+def window_of(config: EngineConfig, model: ModelConfig) -> int:
+    """Tokens of the longest text."""
+    return min(config.max_model_len or DEFAULT_WINDOW, model.max_position)
 
 
 def draft_of(config: EngineConfig) -> str | None:

@@ -18,11 +18,11 @@ from paceline.core.errors import PacelineError
 from paceline.core.garbage import keep_loaded
 from paceline.core.json_log import log_as
 from paceline.engine.build import (
-    DEFAULT_WINDOW,
     build_engine,
     calibrate,
     fit_models,
     pick_device,
+    window_of,
 )
 from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop
@@ -136,7 +136,7 @@ def _draft(spec: WorkerSpec, security: Security | None, weights: WeightSide) -> 
     config = spec.engine
     device = pick_device(config.device)
     loaded, tables = load_draft_model(spec, device, weights)
-    window = min(config.max_model_len or DEFAULT_WINDOW, loaded.config.max_position)
+    window = window_of(config, loaded.config)
     fit = fit_models(config, tables or loaded, loaded if tables else None, device, window)
     size = loaded.config.vocab_size
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
