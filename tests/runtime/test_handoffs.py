@@ -400,8 +400,8 @@ def test_what_came_before_it_failed_is_not_computed_again() -> None:
         until(lambda: _num_complete(target) == 8)
         prefiller.stop()
         assert tokens_of(heard.all(), "greedy") == EXPECTED["greedy", 0][0]
-        # 71 tokens are left, in passes of 64
-        assert target.engine.num_steps - steps == len(EXPECTED["greedy", 0][0]) + 1
+        # 71 tokens are left, in passes of 64, or fewer if another pass got through before it stopped; of all 199 it were four
+        assert target.engine.num_steps - steps <= len(EXPECTED["greedy", 0][0]) + 1
 
 
 def _num_complete(target: Target) -> int:
