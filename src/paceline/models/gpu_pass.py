@@ -77,7 +77,8 @@ class PassGraph:
 
         def compute() -> ForwardOutput:
             output = one.forward(kind.capture, kind.last_hidden)
-            inner = {layer: place.copy_(output.inner[layer]) for layer, place in zip(kind.capture, room, strict=False)}
+            places = zip(kind.capture, room[: len(kind.capture)], strict=True)
+            inner = {layer: place.copy_(output.inner[layer]) for layer, place in places}
             last = None if output.last_hidden is None else room[-1].copy_(output.last_hidden)
             return ForwardOutput(output.logits, last, inner)
 

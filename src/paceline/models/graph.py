@@ -87,6 +87,22 @@ class Stamp:
         return float(earlier._event.elapsed_time(self._event)) / 1e3
 
 
+class Stopwatch:
+    """Runs from now on, as the device's stream of work goes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._began = Stamp(device)
+        self._began.record()
+
+    def seconds(self) -> float:
+        """Until all is done that the device was given."""
+        end = Stamp(self._device)
+        end.record()
+        end.wait()
+        return end.seconds_since(self._began)
+
+
 def host_bytes(size: int, device: torch.device) -> memoryview:
     """Memory of the host that bytes of `device` are copied through; pinned where that makes it faster."""
     return memoryview(staging(size, dtype=torch.uint8, device=device).numpy())

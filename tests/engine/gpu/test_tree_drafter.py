@@ -157,6 +157,16 @@ def test_nobody_wants_drafts(monkeypatch):
     assert case.drafter.lend(case.sequences[0], 10, case.drafter.shape(7)) is None
 
 
+def test_nothing_is_read_for_those_who_want_no_drafts(monkeypatch):
+    case = Case(monkeypatch, 7, PARAMS["greedy"])
+    case.drafter.take_back(case.sequences)
+    case.sequences[1].depth = 0
+    case.board()
+    assert case.drafter.lend(case.sequences[0], 10, case.drafter.shape(7)) is not None
+    assert case.drafter.lend(case.sequences[1], 30, case.drafter.shape(7)) is None
+    assert case.drafter.can_draft(case.sequences)
+
+
 @pytest.mark.parametrize(("depth", "nodes"), [(1, 7), (8, 7), (9, 15), (19, 31), (60, 31)])
 def test_shapes(monkeypatch, depth, nodes):
     drafter = TreeDrafter(eagle(tiny_model(device=DEVICE)), DeviceSeats(1, torch.device(DEVICE)))

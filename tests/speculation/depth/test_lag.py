@@ -72,5 +72,7 @@ def test_one_slow_reading_keeps_nobody_off_for_long() -> None:
     expected = pytest.approx(300 * 1e-5 / HORIZON, rel=0.4)
     compiled_first = after(step(0, read=(1000, 3.0)), READ)
     assert compiled_first.seconds(candidate(1, 300)) == expected
+    in_between = after(*[READ] * 8, step(0, read=(1000, 3.0)))
+    assert in_between.seconds(candidate(1, 300)) < 2 * 300 * 1e-5 / HORIZON
     paused = after(*[READ] * 8, step(0, read=(1000, 3.0)), *[READ] * 4)
     assert paused.seconds(candidate(1, 300)) == expected

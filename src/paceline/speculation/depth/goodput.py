@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.acceptance import Acceptance
-from paceline.speculation.depth.allocation import Value, allocate
+from paceline.speculation.depth.allocation import Allocation, Value, allocate
 from paceline.speculation.depth.entry import Entry
 from paceline.speculation.depth.lag import HORIZON, Lag
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
@@ -119,21 +119,26 @@ class GoodputDepth:
         self.advantage = best.rate * plain / len(batch)
         entry = self._entry.seconds(sum(depth > 0 for depth in best.depths)) / (HORIZON * plain)
         least = 1.0 + (self._margin / 3.0 if self._drafting else self._margin + entry)
-        # What drafting saves a sequence of a plain step must make up for what its draft has to read first
-        gain = (1.0 - least / self.advantage) * plain / len(batch)
-        late = {i for i, depth in enumerate(best.depths) if depth and self._lag.seconds(batch[i]) > gain}
-        if late and gain > 0.0:
-            others = [replace(c, max_depth=0) if i in late else c for i, c in enumerate(batch)]
-            best = allocate(others, values, costs)
+        late = self._late(batch, best, least, plain)
+        if late:
+            best = allocate([replace(c, max_depth=0) if i in late else c for i, c in enumerate(batch)], values, costs)
             if best is not None and 2 * sum(best.depths) < max(best.depths) * len(batch):
                 best = None  # HAZARD: rounds that run ahead are as large for all: for few they are left to the host
             self.advantage = best.rate * plain / len(batch) if best else 1.0
-        self._drafting = best is not None and any(best.depths) and self.advantage > least
-        if self._drafting:
-            assert best is not None
+        self._drafting = best is not None and self.advantage > least
+        if self._drafting and best is not None:
             return best.depths
         self._resting, self._rested = REST, len(batch)
         return nothing
+
+    def _late(self, batch: Sequence[Candidate], best: Allocation, least: float, plain: float) -> set[int]:
+        """Those whose drafts have more to read first than drafting saves them. It saves nobody anything at an advantage of
+        `least`."""
+        advantage = best.rate * plain / len(batch)
+        saved = (1.0 - least / advantage) * plain / len(batch)  # of a plain step, by each
+        if saved <= 0.0:
+            return set()
+        return {i for i, depth in enumerate(best.depths) if depth and self._lag.seconds(batch[i]) > saved}
 
     def _vary(self, batch: Sequence[Candidate], depths: list[int]) -> None:
         """One more each, or less where none may have more, for methods that only ever drafted to one depth."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.kv.tables import BlockTables, blocks_for
-from paceline.models.graph import Stamp
+from paceline.models.graph import Stopwatch
 from paceline.models.output import ForwardOutput
 from paceline.models.runner import ModelRunner, Span
 from paceline.speculation.distribution import pick, sample_draft
@@ -169,8 +169,7 @@ class DraftModelProposer:
         """Riders ready to draft. Long gaps (prompts never seen) are closed first, within a budget of rows per call."""
         ready, budget, room = [], self._max_gap, self._max_rows
         rows = missed = hits = 0
-        began, ended = Stamp(self._runner.device), Stamp(self._runner.device)
-        began.record()
+        watch = Stopwatch(self._runner.device)
         work: list[tuple[_Rider, Sequence[int]]] = []  # of the next pass
         for rider in riders:
             progress, ids = rider.progress, rider.progress.ids
@@ -196,9 +195,7 @@ class DraftModelProposer:
             self._forward(work, num_logits=0, committed=True)
         self.reading += Reading(hits)
         if missed:
-            ended.record()
-            ended.wait()
-            self.reading += Reading(missed, ended.seconds_since(began) * missed / rows)
+            self.reading += Reading(missed, watch.seconds() * missed / rows)
         return ready
 
     def _logits(self, work: Sequence[tuple[_Rider, Sequence[int]]], committed: bool) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.tables import BlockTables, blocks_for
 from paceline.models.eagle_runner import MAX_BRANCH, EagleRunner
-from paceline.models.graph import Stamp
+from paceline.models.graph import Stopwatch
 from paceline.models.runner import Span
 from paceline.speculation.beams import Beams, Seat, choose
 from paceline.speculation.drafts import DraftBatch
@@ -241,12 +241,9 @@ class EagleProposer:
         missed = sum(count for count in rows if count > LEVELS + 1)
         if not missed:
             return self._runner.forward(spans, states)
-        began, ended = Stamp(self._model.device), Stamp(self._model.device)
-        began.record()
+        watch = Stopwatch(self._model.device)
         states = self._runner.forward(spans, states)
-        ended.record()
-        ended.wait()
-        self.reading += Reading(missed, ended.seconds_since(began) * missed / sum(rows))
+        self.reading += Reading(missed, watch.seconds() * missed / sum(rows))
         return states
 
     def _work(self, rider: _Rider, budget: int) -> _Work | None:
