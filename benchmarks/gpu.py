@@ -6,8 +6,8 @@
     python benchmarks/gpu.py transformers --shape llama-8b …
 
 `plain` and `spec` decode one stream, `batch` 64, `sweep` 1 to 256. Every figure is a median; a run is timed from the moment all
-its sequences decode until the first of them ends, so prompts and stragglers are in none of them. `sweep` says beside it what
-whole runs come to, prompts read by target and draft included.
+its sequences decode until the first of them ends, so prompts and stragglers are in none of them. `served` has as many streams
+as `sweep` has sequences, each of which asks again when its text ends: prompts, read by target and draft, are in its figures.
 """
 
 import argparse
@@ -18,8 +18,10 @@ from statistics import median
 
 import torch
 from gap import largest_gap
+from served import serve
 
 from paceline.bench.prompts import load_prompts, select
+from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.flags import SpeculationFlags
 from paceline.core.garbage import keep_loaded
@@ -37,8 +39,6 @@ class Run:
     """Decoding of one batch, from when all of it decodes until the first ends."""
 
     seconds: float = 0.0
-    whole_seconds: float = 0.0
-    """From when it was asked for until the last one ended."""
     tokens: int = 0
     steps: int = 0
     rounds: list[tuple[int, int]] = field(default_factory=list)  # drafted, accepted
@@ -69,7 +69,7 @@ def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperatur
         engine.add(Request(f"r{i}", tuple(prompt), sampling))
         waiting.add(f"r{i}")
     run.texts = {name: [] for name in waiting}
-    is_timed, at_first, asked = True, engine.ahead.num_rounds, time.perf_counter()
+    is_timed, at_first = True, engine.ahead.num_rounds
     while engine.has_work:
         rounds_before = engine.ahead.num_rounds
         outputs = engine.step()
@@ -92,7 +92,6 @@ def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperatur
             run.draft_seconds += landed.draft_seconds
             run.sample_seconds += landed.sample_seconds
         is_timed = all(output.finish_reason is None for output in outputs)
-    run.whole_seconds = time.perf_counter() - asked
     return run
 
 
@@ -168,8 +167,7 @@ def batch64(engine: Engine, prompts: list[list[int]], options: argparse.Namespac
 
 
 def sweep(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
-    size = 1
-    while size <= options.largest:
+    for size in sizes(options):
         group = [(prompts * size)[i] for i in range(size)]
         pairs = []
         for repeat in range(options.repeats + 1):
@@ -185,11 +183,33 @@ def sweep(engine: Engine, prompts: list[list[int]], options: argparse.Namespace)
             f"batch {size:3}: plain {median(a.rate for a, _ in pairs):8.0f} tok/s, "
             f"goodput {median(b.rate for _, b in pairs):8.0f}, "
             f"ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), "
-            f"whole runs {median(a.whole_seconds / b.whole_seconds for a, b in pairs):.2f}, "
             f"depth {last.depth:.2f}, alpha {last.alpha:.2f}",
             flush=True,
         )
-        size *= 2
+
+
+def sizes(options: argparse.Namespace) -> list[int]:
+    """Powers of two."""
+    return [1 << n for n in range(options.largest.bit_length()) if 1 << n >= options.smallest]
+
+
+def served(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
+    for streams in sizes(options):
+        pairs = []
+        for repeat in range(options.repeats + 1):
+            runs = []
+            for enabled in (False, True):
+                switch(engine, enabled)
+                runs.append(serve(engine, prompts, streams, options.tokens, max(16, streams), WallClock()))
+            if repeat:
+                pairs.append(runs)
+        ratios = sorted(b.rate / a.rate for a, b in pairs)
+        print(
+            f"{streams:3} streams: plain {median(a.rate for a, _ in pairs):8.0f} tok/s, "
+            f"goodput {median(b.rate for _, b in pairs):8.0f}, "
+            f"ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), depth {pairs[-1][1].depth:.2f}",
+            flush=True,
+        )
 
 
 def transformers(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
@@ -217,7 +237,7 @@ def memory(engine: Engine) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=["plain", "spec", "batch", "sweep", "transformers"])
+    parser.add_argument("what", nargs="+", choices=["plain", "spec", "batch", "sweep", "served", "transformers"])
     parser.add_argument("--shape", default="llama-8b", help="llama-1b, llama-8b, llama-70b; none: the base itself")
     parser.add_argument("--base", default="smollm2")
     parser.add_argument("--draft", help="a model or a trained draft; the base itself if none is given")
@@ -226,11 +246,12 @@ def main() -> None:
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--draft-quantization", default="none")
     parser.add_argument("--depth", dest="depths", type=int, action="append")
-    parser.add_argument("--rule", default="fixed", help="the depth rule; sweep takes goodput")
+    parser.add_argument("--rule", default="fixed", help="the depth rule; sweep and served take goodput")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--count", type=int, default=7, help="prompts, and so runs of one stream")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--largest", type=int, default=256)
+    parser.add_argument("--smallest", type=int, default=1, help="of the sizes of sweep and served")
+    parser.add_argument("--largest", type=int, default=256, help="of them, and sequences that the engine is built for")
     options = parser.parse_args()
     options.depths = options.depths or [3, 4, 5]
     target = (
@@ -238,7 +259,7 @@ def main() -> None:
         if options.shape == "none"
         else f"inflate:{options.shape}?base={options.base}&noise={options.noise}"
     )
-    rule = "goodput" if "sweep" in options.what else options.rule
+    rule = "goodput" if {"sweep", "served"} & set(options.what) else options.rule
     started = time.perf_counter()
     engine = build_engine(
         EngineConfig(
@@ -272,6 +293,8 @@ def main() -> None:
         batch64(engine, prompts, options)
     if "sweep" in options.what:
         sweep(engine, prompts, options)
+    if "served" in options.what:
+        served(engine, prompts, options)
     if "transformers" in options.what:
         transformers(engine, few, options)
     memory(engine)

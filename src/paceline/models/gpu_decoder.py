@@ -48,6 +48,7 @@ class _Pass:
     plan: AttentionPlan
     after_layer: "AfterLayer | None"
     room: Tensor | None
+    attended: Tensor | None
 
 
 def gpu_forward(
@@ -62,11 +63,13 @@ def gpu_forward(
     plan: AttentionPlan | None = None,
     after_layer: "AfterLayer | None" = None,
     room: Tensor | None = None,  # [R, V] float32
+    attended: Tensor | None = None,  # [T, H * hd]
 ) -> ForwardOutput:
-    """As `DecoderModel.forward`, which calls it. `plan` None: made for this pass alone. `room`: where logits are written."""
+    """As `DecoderModel.forward`, which calls it. `plan` None: made for this pass alone. `room`: where logits are written;
+    `attended`: where every layer's attention is, which leaves rows of no sequence as they are."""
     plan = plan or plan_pass(model, len(tokens), len(layout.context_lens), len(tokens))
     is_fused = len(tokens) <= MAX_ROWS and not model.config.qk_norm and model.layers[0].reduce is None
-    asked = _Pass(tokens, positions, layout, cache, logit_rows, capture, last_hidden, plan, after_layer, room)
+    asked = _Pass(tokens, positions, layout, cache, logit_rows, capture, last_hidden, plan, after_layer, room, attended)
     return _few_rows(model, asked) if is_fused else _many_rows(model, asked)
 
 
@@ -132,7 +135,7 @@ def _many_rows(model: "DecoderModel", asked: _Pass) -> ForwardOutput:
     logits, wanted = None, asked.logit_rows
     if wanted is not None and len(wanted):
         rows = normed if len(wanted) == len(asked.tokens) else normed[wanted]
-        logits = model.spread(_head_product(rows, model.head, asked.room))
+        logits = head_logits(model, rows, asked.room)
     return ForwardOutput(logits, normed if asked.last_hidden else None, inner)
 
 
@@ -141,7 +144,7 @@ def _attend(model: "DecoderModel", q: Tensor, keys: Tensor, values: Tensor, aske
     config, layout = model.config, asked.layout
     return paged_attention(
         q, keys, values, layout.starts, layout.context_lens, layout.block_tables, asked.plan,
-        config.head_dim**-0.5, layout.ancestors, config.sliding_window,
+        config.head_dim**-0.5, layout.ancestors, config.sliding_window, asked.attended,
     )  # fmt: skip
 
 
@@ -158,6 +161,11 @@ def _finish(normed: Normed) -> Tensor:
     """[T, D] after the norm."""
     mean = normed.squares.sum(1, keepdim=True) / normed.scaled.shape[1]
     return (normed.scaled.float() * torch.rsqrt(mean + normed.eps)).to(normed.scaled.dtype)
+
+
+def head_logits(model: "DecoderModel", rows: Tensor, room: Tensor | None = None) -> Tensor:
+    """[R, V] float32 from [R, D] after the final norm."""
+    return model.spread(_head_product(rows, model.head, room))
 
 
 def _head_product(x: Tensor, weight: LinearWeight, room: Tensor | None) -> Tensor:

@@ -16,6 +16,7 @@ class Rooms:
         self._model = model
         self._logits: Tensor | None = None
         self._states: Tensor | None = None
+        self._attended: Tensor | None = None
         self.attention = AttentionScratch(model.device)
 
     def logits(self, rows: int) -> Tensor:
@@ -31,3 +32,11 @@ class Rooms:
         if held is None or len(held) < count * rows:
             held = self._states = torch.empty(count * rows, width, dtype=self._model.dtype, device=self._model.device)
         return held[: count * rows].view(count, rows, width)
+
+    def attended(self, rows: int) -> Tensor:
+        """[rows, H * hd], zeros at first: what nobody writes is finite."""
+        config = self._model.config
+        if self._attended is None or len(self._attended) < rows:
+            shape = rows, config.num_heads * config.head_dim
+            self._attended = torch.zeros(shape, dtype=self._model.dtype, device=self._model.device)
+        return self._attended[:rows]

@@ -13,6 +13,15 @@ from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models.gpu_decoder import plan_pass
 from paceline.models.gpu_pass import PaddedPass, PassGraph, PassKind
+from paceline.models.gpu_ragged import (
+    MAX_RAGGED_SEQUENCES,
+    RaggedGraph,
+    RaggedInputs,
+    RaggedSize,
+    most_ragged_rows,
+    ragged_size,
+    ragged_sizes,
+)
 from paceline.models.gpu_rooms import Rooms
 from paceline.models.graph import MAX_GRAPH_ROWS, GraphPool, Stopwatch
 from paceline.models.llama import DecoderModel
@@ -60,6 +69,9 @@ class GpuRunner(ModelRunner):
         longest = min(num_blocks, -(-model.config.max_position // BLOCK_SIZE))
         self.table_width = longest + MAX_GRAPH_ROWS // BLOCK_SIZE + 1
         self._graphs: dict[tuple[int, int, PassKind], PassGraph] = {}
+        self._ragged: dict[tuple[RaggedSize, PassKind], RaggedGraph] = {}
+        self._most_ragged = most_ragged_rows(model.weight_bytes)
+        self._inputs = RaggedInputs(model.device, self.table_width)
         self.memory_pool = GraphPool(model.device)
         self.rooms = Rooms(model)
 
@@ -82,20 +94,29 @@ class GpuRunner(ModelRunner):
 
     def _graph_of(
         self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False
-    ) -> PassGraph | None:
+    ) -> PassGraph | RaggedGraph | None:
         """None: the pass fits no graph."""
-        batch, rows = bucket(len(spans)), bucket(max(len(span.tokens) for span in spans))
-        is_watched = self.after_layer is not None  # a graph has no layers to stop at
-        if is_watched or batch * rows > MAX_GRAPH_ROWS:
+        if self.after_layer is not None:  # a graph has no layers to stop at
             return None
-        is_tree = any(span.ancestors is not None for span in spans)
-        return self._graph(batch, rows, PassKind(is_tree, capture, last_hidden))
+        kind = PassKind(any(span.ancestors is not None for span in spans), capture, last_hidden)
+        batch, rows = bucket(len(spans)), bucket(max(len(span.tokens) for span in spans))
+        if batch * rows <= MAX_GRAPH_ROWS:
+            return self._graph(batch, rows, kind)
+        total = sum(len(span.tokens) for span in spans)
+        if total <= self._most_ragged and len(spans) <= MAX_RAGGED_SEQUENCES:
+            return self._ragged_graph(ragged_size(len(spans), total), kind)
+        return None
 
     def _graph(self, batch: int, rows: int, kind: PassKind) -> PassGraph:
         key = batch, rows, kind
         if key not in self._graphs:
             self._graphs[key] = PassGraph(self, batch, rows, kind)
         return self._graphs[key]
+
+    def _ragged_graph(self, size: RaggedSize, kind: PassKind) -> RaggedGraph:
+        if (size, kind) not in self._ragged:
+            self._ragged[size, kind] = RaggedGraph(self, self._inputs, size, kind)
+        return self._ragged[size, kind]
 
     def plan(self, rows: int, sequences: int, max_rows: int) -> AttentionPlan:
         """As `plan_pass`. Passes with plans of one runner follow one another: they share their scratch too."""
@@ -123,6 +144,9 @@ class GpuRunner(ModelRunner):
         for wanted in around_16s(min(most, MAX_GRAPH_ROWS)):
             for rows in sorted({wanted, min(most, wanted + MAX_ROWS)}):
                 super().forward([self._padding(rows, wanted)])
+        for kind in sorted(kinds, key=lambda kind: -len(kind.capture)):
+            for ragged in ragged_sizes(max_num_seqs, min(max_rows, self._most_ragged)):
+                self._ragged_graph(ragged, kind)
         for size in recorded:
             self._graph(*size)
 

@@ -34,7 +34,7 @@ class Pair:
 
     @property
     def num_graphs(self) -> int:
-        return len(self.ours._graphs)
+        return len(self.ours._graphs) + len(self.ours._ragged)
 
 
 def test_ragged_spans_and_seats_that_stay_empty() -> None:
@@ -68,9 +68,10 @@ def test_hidden_states_are_those_of_the_rows_asked_for() -> None:
     pair.check(spans, capture=(0, 2), last_hidden=True)
 
 
-def test_what_fits_no_graph_runs_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Pair()
+def test_what_is_much_work_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 4)
+    monkeypatch.setattr(gpu_runner, "most_ragged_rows", lambda weight_bytes: 4)
+    pair = Pair()
     pair.check([Span([4], 0, tokens(5), 1)])
     assert pair.num_graphs == 0
     pair.check_cache()
@@ -141,13 +142,16 @@ def test_after_a_rehearsal_nothing_is_recorded() -> None:
     assert pair.num_graphs == count
 
 
-@pytest.mark.parametrize("count", [2, 40])
-def test_a_pass_is_timed_whether_it_fits_a_graph_or_not(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+@pytest.mark.parametrize(("count", "num_graphs"), [(2, (1, 0)), (40, (0, 1)), (60, (0, 0))])
+def test_a_pass_is_timed_whether_it_fits_a_graph_or_not(
+    monkeypatch: pytest.MonkeyPatch, count: int, num_graphs: tuple[int, int]
+) -> None:
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 8)
+    monkeypatch.setattr(gpu_runner, "most_ragged_rows", lambda weight_bytes: 50)
     runner = GpuRunner(models(SHAPE)[0], BLOCKS)
     spans = [Span([0], 0, tokens(1), 1)] * count
     assert 0.0 < runner.seconds(spans, VirtualClock()) < 60.0
-    assert len(runner._graphs) == (count <= 8)
+    assert (len(runner._graphs), len(runner._ragged)) == num_graphs
 
 
 def test_an_early_exit_shares_the_rooms() -> None:

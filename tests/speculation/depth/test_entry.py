@@ -49,7 +49,11 @@ def test_every_step_until_the_draft_is_up_to_date_counts() -> None:
 
 
 def test_a_beginning_that_is_given_up_counts_as_far_as_it_came() -> None:
-    assert begun(step(4, 0.052, behind=1, is_timed=False), step()).seconds(1) == pytest.approx(0.010)
+    assert begun(step(4, 0.052, behind=1, is_timed=False), step()).seconds(8) == pytest.approx(0.040)
+
+
+def test_a_few_that_draft_send_the_whole_batch_the_slower_way() -> None:
+    assert begun(step(2, 0.052, is_timed=False), step(2)).seconds(8) == begun(*caught_up(0.052)).seconds(8)
 
 
 def test_going_on_after_a_plain_step_is_no_beginning() -> None:

@@ -14,7 +14,8 @@ _BEGINNINGS = 3
 
 
 class Entry:
-    """Learns what a beginning took beyond its usual steps, for each sequence that drafts."""
+    """Learns what a beginning took beyond its usual steps, for each sequence of the batch: all of it goes the slower way,
+    whoever drafts."""
 
     def __init__(self) -> None:
         self._prices: deque[float] = deque(maxlen=_BEGINNINGS)
@@ -31,16 +32,16 @@ class Entry:
             if usual is not None and not step.prefill_rows:
                 read = sum(drafting.read_seconds for drafting in step.drafting)
                 self._seconds += max(0.0, step.seconds - read - usual)
-                self._sequences = max(self._sequences, sum(seen.asked > 0 for seen in step.rounds))
+                self._sequences = max(self._sequences, step.batch)
             # HAZARD: not every step on the host is a beginning. With a sequence that cannot run ahead all of them are there
             if not step.is_timed and any(seen.asked and not seen.drafted for seen in step.rounds):
                 return
         self._settle()
         self._idle = 0
 
-    def seconds(self, sequences: int) -> float:
-        """Of beginning to draft for so many."""
-        return median_low(self._prices) * sequences if self._prices else 0.0
+    def seconds(self, batch: int) -> float:
+        """Of beginning to draft in a batch of so many."""
+        return median_low(self._prices) * batch if self._prices else 0.0
 
     def _settle(self) -> None:
         if self._sequences:

@@ -117,7 +117,7 @@ class GoodputDepth:
             self.advantage, self._drafting = None, False
             return nothing
         self.advantage = best.rate * plain / len(batch)
-        entry = self._entry.seconds(sum(depth > 0 for depth in best.depths)) / (HORIZON * plain)
+        entry = self._entry.seconds(len(batch)) / (HORIZON * plain)
         least = 1.0 + (self._margin / 3.0 if self._drafting else self._margin + entry)
         late = self._late(batch, best, least, plain)
         if late:
