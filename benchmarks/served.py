@@ -36,7 +36,9 @@ def serve(
     def ask(max_tokens: int) -> None:
         nonlocal asked
         prompt = tuple(prompts[asked % len(prompts)])
-        engine.add(Request(f"r{asked}", prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)))
+        engine.add(
+            Request(f"r{asked}", prompt, SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True))
+        )
         asked += 1
 
     for i in range(streams):

@@ -137,9 +137,7 @@ class RaggedGraph:
                 attended=attended,
             )
             assert output.last_hidden is not None
-            inner = {
-                layer: place.copy_(output.inner[layer]) for layer, place in zip(capture, room[:-1], strict=True)
-            }
+            inner = {layer: place.copy_(output.inner[layer]) for layer, place in zip(capture, room[:-1], strict=True)}
             return ForwardOutput(None, room[-1].copy_(output.last_hidden), inner)
 
         self._graph = Graph(compute, runner.device, runner.memory_pool)
@@ -168,7 +166,9 @@ class RaggedGraph:
         """How many rows there are, and which of them want logits."""
         self._inputs.wait()
         tokens, positions, ancestors = self._host.longs.view(3, -1).numpy()
-        starts, contexts, tables = (part.numpy() for part in (self._host.starts, self._host.contexts, self._host.tables))
+        starts, contexts, tables = (
+            part.numpy() for part in (self._host.starts, self._host.contexts, self._host.tables)
+        )
         row, wanted = 0, []
         for s, span in enumerate(spans):
             count, first = len(span.tokens), span.context_len
