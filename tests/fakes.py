@@ -120,6 +120,9 @@ class MixedDepth:
     def restart(self, category: str, alpha: float) -> None:
         pass
 
+    def rests(self, batch: int) -> bool:
+        return False
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         return [min(candidate.max_depth, self._random.randint(0, self._max_depth)) for candidate in batch]
 

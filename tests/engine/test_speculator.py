@@ -40,6 +40,7 @@ class Scripted:
         self.answer, self.clock, self.seconds = answer or DraftBatch.empty(), clock, seconds
         self.network_seconds = 0.0
         self.reading = Reading()
+        self.hears_when_asked = False
         self.observed: list[list[Progress]] = []
         self.collected: list[tuple[list[int], float]] = []
         self.closed: list[int] = []
@@ -61,6 +62,7 @@ class RecordedDepth:
     """Gives every candidate what it may have, and keeps what it was shown."""
 
     advantage: float | None = None
+    resting = False
 
     def __init__(self) -> None:
         self.steps: list[StepObservation] = []
@@ -71,6 +73,9 @@ class RecordedDepth:
 
     def restart(self, category: str, alpha: float) -> None:
         pass
+
+    def rests(self, batch: int) -> bool:
+        return self.resting
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         self.candidates.append(list(batch))
@@ -296,6 +301,26 @@ def test_a_proposer_hears_the_picks_of_the_round_once() -> None:
     house.speculator.look_ahead([a, b], verdicts)
     house.speculator.look_ahead([a, b])
     assert [[progress.picks for progress in batch] for batch in house.one.observed] == [[(5, 9, 4), ()], [(), ()]]
+
+
+def test_while_the_policy_rests_it_is_not_asked_and_everybody_counts_as_declined() -> None:
+    house = House()
+    sequences = [house.sequence(), house.sequence(), house.sequence(enabled=False)]
+    sequences[0].depth = 3
+    house.depth.resting = True
+    house.speculator.look_ahead(sequences)
+    assert [sequence.depth for sequence in sequences] == [0, 0, 0]
+    assert house.depth.candidates == []
+    (report,) = house.speculator.traffic.report()
+    assert report.fallbacks["declined"] == 2
+
+
+def test_a_proposer_may_hear_only_of_those_it_is_asked_for() -> None:
+    house = House()
+    asked, idle = house.sequence(), house.sequence(enabled=False)
+    house.one.hears_when_asked = True
+    house.speculator.look_ahead([asked, idle])
+    assert [[progress.sequence_id for progress in batch] for batch in house.one.observed] == [[asked.id]]
 
 
 def test_a_sequence_in_its_prompt_is_left_out() -> None:

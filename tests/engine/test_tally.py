@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.engine.tally import BREAKER, FALLBACKS, NO_DRAFT, Tally
+from paceline.engine.tally import BREAKER, DECLINED, FALLBACKS, NO_DRAFT, Tally
 from paceline.speculation.breaker import BreakerState
 
 
@@ -34,6 +34,19 @@ def test_a_position_not_drafted_any_more_keeps_its_last_figure() -> None:
     for _ in range(10):
         tally.round(1, 0)
     assert tally.report("", "", BreakerState.CLOSED).alphas == pytest.approx((0.083, 1.0), abs=0.01)
+
+
+def test_many_decisions_at_once_are_as_many_one_by_one() -> None:
+    tallies = one_by_one, at_once = Tally(), Tally()
+    for tally in tallies:
+        tally.depth(4)
+    for _ in range(50):
+        one_by_one.depth(0)
+        one_by_one.fallback(DECLINED)
+    at_once.declined(50)
+    found = [tally.report("", "", BreakerState.CLOSED) for tally in tallies]
+    assert found[0].mean_depth == pytest.approx(found[1].mean_depth)
+    assert found[0].fallbacks == found[1].fallbacks
 
 
 def test_mean_depth_and_fallbacks() -> None:

@@ -13,6 +13,7 @@ from paceline.engine.device_rows import ChainRows
 from paceline.engine.device_seats import DeviceSeats
 from paceline.kernels.gpu.accept_tree import AcceptedPath
 from paceline.models.gpu_runner import GpuRunner
+from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 
 PATIENCE = 2
@@ -47,6 +48,8 @@ class ChainDrafter:
 
     @torch.inference_mode()
     def board(self, sequences: Seq[Sequence]) -> None:
+        known = [sequence for sequence in sequences if sequence.depth or sequence.id in self._proposer]
+        self._proposer.observe([Progress.of(sequence, sequence.depth) for sequence in known])
         self._proposer.catch_up([sequence.id for sequence in sequences if sequence.depth])
         self._current = {sequence.id for sequence in sequences if self._proposer.is_current(sequence.id)}
         self._num_plain = 0

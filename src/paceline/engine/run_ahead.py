@@ -24,6 +24,10 @@ from paceline.engine.speculator import SpeculatedRound, Speculator
 from paceline.models.gpu_runner import GpuRunner, bucket, buckets
 from paceline.speculation.verification import Verdict
 
+ROUNDS_BETWEEN = 2
+"""Rounds that go by before somebody else is let in, unless that is worth a step of its own. To come home, take a step on the
+host and leave again takes as long as a few rounds, and where many sequences run one of them ends in nearly every round."""
+
 Commit = Callable[[Sequence, Verdict, int], StepOutput]
 """Appends a verdict on so many drafts to a sequence, and ends the sequence if that is the end of it."""
 
@@ -48,6 +52,7 @@ class RunAhead:
         self._seated: set[int] = set()
         self._flights: deque[Flight] = deque()
         self._eligible: dict[int, bool] = {}
+        self._since_host = 0  # rounds launched
         self.num_rounds = 0
         self.last_landed: Landed | None = None
         """What the newest round to come home cost; for those who measure."""
@@ -76,23 +81,53 @@ class RunAhead:
         running = self._scheduler.running
         if not running:
             self._leave()
-            return None
+        outputs = self._next(running) if running else None
+        if outputs is None:
+            self._since_host = 0
+            if self._follows_prompts(running):
+                for sequence in running:
+                    sequence.depth = 0
+        return outputs
+
+    def _next(self, running: Seq[Sequence]) -> list[StepOutput] | None:
         if not self._is_steady(running):
             return self._come_home()
         if not self._seats:
             self._board(running)
         if not self._launch(running):
             return self._come_home()
+        self._since_host += 1
         return self._land() if len(self._flights) > 1 else []
 
     def _is_steady(self, running: Seq[Sequence]) -> bool:
-        if self._scheduler.may_admit:
+        if self._lets_in(running):
             return False
         if self._seats and (
             len(running) <= len(self._seats) // 2 or not all(sequence.id in self._seated for sequence in running)
         ):
             return False
         return all(sequence.num_uncomputed == 1 and self._is_eligible(sequence) for sequence in running)
+
+    def _lets_in(self, running: Seq[Sequence]) -> bool:
+        """Whether it is time for somebody who waits."""
+        scheduler = self._scheduler
+        if not scheduler.may_admit:
+            return False
+        return self._since_host >= ROUNDS_BETWEEN or 2 * self._prompt_rows(running) >= scheduler.max_batched_tokens
+
+    def _prompt_rows(self, running: Seq[Sequence]) -> int:
+        """Of prompts that the host's next step would compute, if it has room for all."""
+        scheduler = self._scheduler
+        newcomers = scheduler.waiting[: scheduler.max_num_seqs - len(running)]
+        return sum(s.num_uncomputed for s in (*running, *newcomers) if s.num_uncomputed > 1)
+
+    def _follows_prompts(self, running: Seq[Sequence]) -> bool:
+        """Whether rounds go on here after the host's next step, which ends all prompts. Then that step drafts nothing: the
+        host takes longer to draft than a round here, and what it finds out about drafts it cannot time."""
+        rows = self._prompt_rows(running)
+        if not 0 < rows <= self._scheduler.max_batched_tokens - len(running):
+            return False
+        return all(self._is_eligible(sequence) for sequence in running if sequence.num_uncomputed == 1)
 
     def _is_eligible(self, sequence: Sequence) -> bool:
         """Whether the device can pick its tokens: what it cannot do is what depends on text or on other tokens."""

@@ -21,6 +21,7 @@ from paceline.speculation.proposer import (
     Progress,
     Proposer,
     forks,
+    hears_when_asked,
     hidden_wanted,
     network_seconds,
 )
@@ -225,7 +226,10 @@ class Speculator:
         ready = [sequence for sequence in running if sequence.num_uncomputed == 1]
         self.decide(ready)
         progress: defaultdict[str, list[Progress]] = defaultdict(list)
+        is_deaf = {method: hears_when_asked(proposer) for method, proposer in self.proposers.items()}
         for sequence in ready:
+            if sequence.depth == 0 and is_deaf[sequence.method]:
+                continue
             verdict = verdicts.get(sequence.id)
             picks = verdict.picks if verdict else ()
             progress[sequence.method].append(self._progress(sequence, hidden.get(sequence.id), picks))
@@ -251,6 +255,11 @@ class Speculator:
         if not self.enabled:
             for sequence in ready:
                 sequence.depth = 0
+            return
+        if self.depth.rests(len(ready)):
+            for sequence in ready:
+                sequence.depth = 0
+            self.traffic.declined([traffic_class(sequence) for sequence in ready if sequence.speculation.enabled])
             return
         candidates = self._candidates(ready)
         for sequence, candidate, depth in zip(ready, candidates, self.depth.decide(candidates), strict=True):

@@ -48,6 +48,13 @@ class Tally:
         self._depths = _KEEP * self._depths + depth
         self._decisions = _KEEP * self._decisions + 1.0
 
+    def declined(self, count: int) -> None:
+        """So many decisions against drafting, at once."""
+        kept = _KEEP**count
+        self._depths *= kept
+        self._decisions = kept * self._decisions + (1.0 - kept) / (1.0 - _KEEP)
+        self._fallbacks[DECLINED] += count
+
     def fallback(self, reason: str) -> None:
         self._fallbacks[reason] += 1
 

@@ -1,7 +1,7 @@
 """Traffic told apart by what acceptance depends on: how tokens are guessed, and what kind of text they are."""
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from paceline.core.sequence import Sequence
@@ -51,6 +51,11 @@ class TrafficClasses:
         tally.depth(depth)
         if depth == 0:
             tally.fallback(DECLINED if is_allowed else BREAKER)
+
+    def declined(self, categories: Iterable[str]) -> None:
+        """Nobody was drafted for, these sequences among them, which wanted drafts."""
+        for category, count in Counter(categories).items():
+            self._tallies[category].declined(count)
 
     def had_no_room(self, category: str) -> None:
         """Drafts were wanted, and no rows or blocks were left for them."""

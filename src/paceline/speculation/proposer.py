@@ -93,6 +93,9 @@ class Proposer(Protocol):
     One that fills a tree with as many nodes as it is granted says so in an attribute `forks`, which is true. A request's last
     tokens bound how deep it drafts, `Progress.max_levels`, and not how many nodes it is granted.
 
+    One that has nothing to learn from a sequence which it is not asked to draft for says so in an attribute `hears_when_asked`,
+    which is true, and does not hear of it.
+
     One with a cache of its own, which first reads what was written without it, adds that up in an attribute `reading`, a
     `Reading`.
 
@@ -121,6 +124,12 @@ def hidden_wanted(proposer: Proposer) -> HiddenRequest | None:
 def forks(proposer: Proposer) -> bool:
     """What the proposer's `forks` says; most draft chains."""
     said: bool = getattr(proposer, "forks", False)
+    return said
+
+
+def hears_when_asked(proposer: Proposer) -> bool:
+    """What the proposer's `hears_when_asked` says; most hear everything."""
+    said: bool = getattr(proposer, "hears_when_asked", False)
     return said
 
 

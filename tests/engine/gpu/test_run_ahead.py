@@ -8,7 +8,7 @@ import torch
 from paceline.core.request import Request
 from paceline.engine.device_batch import DeviceBatch
 from paceline.engine.engine import Engine
-from paceline.engine.run_ahead import RunAhead
+from paceline.engine.run_ahead import ROUNDS_BETWEEN, RunAhead
 from paceline.models.gpu_runner import GpuRunner
 from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.proposers.draft_model import DraftModelProposer
@@ -130,6 +130,46 @@ def test_rounds_run_ahead_while_somebody_waits_for_room():
     engine = ahead_engine(None, kv_tokens=64, max_num_seqs=4)  # four blocks: two sequences of two
     check(engine, requests(4, max_tokens=12))
     assert engine.ahead.num_rounds > 0.5 * engine.num_steps
+
+
+def flown(engine: Engine, arrival: Request) -> int:
+    """Rounds launched after a step on the host until who arrived right then is let in."""
+    engine.add(request("first", [1, 2, 3], temperature=0.0, max_tokens=24))
+    engine.step()
+    engine.add(arrival)
+    rounds = 0
+    while len(engine.scheduler.running) < 2:
+        engine.step()
+        rounds = max(rounds, engine.ahead._since_host)
+    return rounds
+
+
+def test_somebody_who_waits_is_let_in_after_a_few_rounds():
+    assert flown(ahead_engine(None, max_batched_tokens=64), request("r", [1] * 9)) == ROUNDS_BETWEEN
+
+
+def test_prompts_that_are_worth_a_step_of_their_own_wait_for_nothing():
+    assert flown(ahead_engine(None, max_batched_tokens=64), request("r", [1] * 32)) == 0
+
+
+@pytest.mark.parametrize(("length", "drafts_meanwhile"), [(20, False), (150, True)])
+def test_the_host_drafts_beside_long_prompts_alone(monkeypatch, length, drafts_meanwhile):
+    """After a short one, which takes a step, rounds go on on the device."""
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    collected = []
+    monkeypatch.setattr(
+        proposer,
+        "collect",
+        lambda ids, deadline, collect=proposer.collect: collected.append(ids) or collect(ids, deadline),
+    )
+    engine = ahead_engine(proposer, max_num_seqs=2, kv_tokens=512)
+    asked = [
+        request("r0", [1, 2, 3, 4], temperature=0.0, max_tokens=24),
+        request("r1", [i % 7 for i in range(length)], temperature=0.0, max_tokens=6),
+    ]
+    result = check(engine, asked, arrivals=1)
+    assert bool(collected) == drafts_meanwhile
+    assert result.accepted > 10
 
 
 def test_what_the_device_cannot_pick_stays_on_the_host():

@@ -120,6 +120,11 @@ class Totals:
         return self.plain_seconds / self.seconds
 
 
+def decided(policy: DepthPolicy, batch: list[Candidate]) -> list[int]:
+    """As an engine asks."""
+    return [0] * len(batch) if policy.rests(len(batch)) else policy.decide(batch)
+
+
 class Simulation:
     """Steps a policy through a world; `alpha` and `batch` may be changed on the way. With a `tree`, drafts are its first
     nodes and `alpha` is not used."""
@@ -151,7 +156,7 @@ class Simulation:
         self.take(self.depths, totals, self.world)
 
     def decide(self) -> list[int]:
-        return self.policy.decide([Candidate(i, self.category, LIMIT) for i in range(self.batch)])
+        return decided(self.policy, [Candidate(i, self.category, LIMIT) for i in range(self.batch)])
 
     def take(
         self,
@@ -253,7 +258,7 @@ class VisitorSimulation(Simulation):
         sizes = [self._prompt + int(made) for made in self._made]
         left = [max(1, self._tokens - int(made)) for made in self._made]
         facts = zip(self._ids, sizes, left, strict=True)
-        asked = self.depths = self.policy.decide([Candidate(i, self.category, LIMIT, *rest) for i, *rest in facts])
+        asked = self.depths = decided(self.policy, [Candidate(i, self.category, LIMIT, *rest) for i, *rest in facts])
         late = [i for i, depth in enumerate(asked) if depth and self._ids[i] not in self._readers]
         self._readers.update(self._ids[i] for i in late)
         read = sum(sizes[i] for i in late)

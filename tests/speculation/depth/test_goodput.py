@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.goodput import REST, GoodputDepth
 from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
 from tests.speculation.depth.simulator import (
     MS,
@@ -182,6 +182,51 @@ def test_a_tree_is_never_a_loss() -> None:
     assert Simulation(calibrated(world, 31), world, tree=tree).run(1500).speedup > 0.99
 
 
+def declined(batch: int) -> GoodputDepth:
+    """One that knows that drafting does not pay, and decided so just now."""
+    policy, world = calibrated(World(draft=40 * MS)), World(draft=40 * MS)
+    simulation = Simulation(policy, world, alpha=0.05, batch=batch)
+    simulation.run(600)
+    while policy.rests(batch):
+        pass
+    while any(policy.decide([Candidate(i, simulation.category, 8) for i in range(batch)])):
+        simulation.run(1)
+    return policy
+
+
+def test_a_decision_against_drafting_stands_for_a_while() -> None:
+    policy = declined(16)
+    assert [policy.rests(size) for size in (16, 15, 17, 14, 18, 16, 16, 16, 16)] == [True] * REST + [False]
+
+
+@pytest.mark.parametrize("size", [1, 13, 19, 64])
+def test_but_not_for_another_batch(size: int) -> None:
+    assert not declined(16).rests(size)
+
+
+def test_nor_once_somebody_was_drafted_for() -> None:
+    policy = declined(16)
+    simulation = Simulation(policy, World(draft=40 * MS), batch=16)
+    simulation.take([1] * 16, Totals(), simulation.world)
+    assert not policy.rests(16)
+
+
+def test_nor_while_a_probe_is_waited_for() -> None:
+    policy, batch = GoodputDepth(), [Candidate(0, "chat", 8)]
+    simulation = Simulation(policy, World(draft=40 * MS), alpha=0.05)
+    probes = 0
+    for _ in range(2000):
+        if not policy.rests(1) and any(policy.decide(batch)):
+            probes += 1
+            assert not policy.rests(1)  # asked again before a step was taken, it gives the same answer
+            depths = policy.decide(batch)
+            assert any(depths)
+            simulation.take(depths, Totals(), simulation.world)
+        else:
+            simulation.take([0], Totals(), simulation.world)
+    assert probes > 2
+
+
 class Beside(Simulation):
     """The first sequence is of another class of traffic than the second, and its drafts are nearly all accepted."""
 
@@ -327,15 +372,10 @@ def test_one_depth_does_not_pass_for_all() -> None:
     assert simulation.run(300).speedup > 0.97 * best
 
 
-def test_a_decision_against_drafting_stands_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not worked out again at every step, and is at once when the batch changes."""
+def test_a_decision_is_not_worked_out_again_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.speculation.depth import goodput
 
     world, looks = World(linear), []
     monkeypatch.setattr(goodput, "allocate", lambda *told, inner=goodput.allocate: looks.append(1) or inner(*told))
-    policy = calibrated(world)
-    Simulation(policy, world, 0.9).run(900)
+    Simulation(calibrated(world), world, 0.9).run(900)
     assert 80 <= len(looks) <= 150
-    looks.clear()
-    policy.decide([Candidate(i, "default", 4) for i in range(2)])
-    assert looks

@@ -19,5 +19,8 @@ class FixedDepth:
     def restart(self, category: str, alpha: float) -> None:
         pass
 
+    def rests(self, batch: int) -> bool:
+        return False
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         return [min(self._depth, candidate.max_depth) for candidate in batch]

@@ -23,8 +23,10 @@ from paceline.speculation.depth.step_time import StepTime
 FIRST_BASELINE, BASELINE_EVERY = 4, 200
 """Steps of drafting after which one is plain: at first, and in the long run."""
 REST = 8
-"""Steps for which a decision against drafting stands, if nothing is drafted meanwhile and the batch stays as large: plain
+"""Steps for which a decision against drafting stands, if nothing is drafted meanwhile and the batch stays about as large: plain
 steps teach little, and to work it out takes longer than it may where a step takes a few milliseconds."""
+_ABOUT = 8
+"""By one in so many a batch may grow or shrink and rest on."""
 VARY_EVERY = 16
 """Steps of drafting of which one may differ by a draft, to tell c1 from c0."""
 
@@ -82,6 +84,13 @@ class GoodputDepth:
         self._probing.restart(category)
         self._probed.pop(category, None)
 
+    def rests(self, batch: int) -> bool:
+        if self._resting == 0 or _ABOUT * abs(batch - self._rested) > self._rested or self._probing.stands:
+            return False
+        self._resting, self._since_plain = self._resting - 1, 0
+        self._probing.tick(())
+        return True
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         depths = self._best(batch)
         self._since_plain = self._since_plain + 1 if any(depths) else 0
@@ -99,9 +108,6 @@ class GoodputDepth:
 
     def _best(self, batch: Sequence[Candidate]) -> list[int]:
         nothing = [0] * len(batch)
-        if self._resting and len(batch) == self._rested:
-            self._resting -= 1
-            return nothing
         plain = self._times.plain(len(batch))
         costs = self._times.costs(len(batch))
         if not batch or plain is None or costs is None:

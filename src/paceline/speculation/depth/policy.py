@@ -109,6 +109,11 @@ class DepthPolicy(Protocol):
         """The category is no longer what was observed of it; `alpha` is the new acceptance of its first drafts."""
         ...
 
+    def rests(self, batch: int) -> bool:
+        """Whether none of so many gets a draft in this step, whoever they are. Then `decide` is not asked: it has to look at
+        each of them."""
+        ...
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         """A depth for each candidate, in order, between 0 and its `max_depth`. Called once a step with all that
         decode."""

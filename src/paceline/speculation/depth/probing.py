@@ -54,6 +54,11 @@ class Probing:
         self._watches: dict[str, _Watch] = {}
         self._standing: str | None = None
 
+    @property
+    def stands(self) -> bool:
+        """Whether a probe was picked that nobody has seen the end of."""
+        return self._standing is not None
+
     def tick(self, drafting: Iterable[str]) -> None:
         """A step begins, in which these categories draft anyway."""
         self._step += 1

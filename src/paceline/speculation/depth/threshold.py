@@ -49,6 +49,9 @@ class ThresholdDepth:
     def restart(self, category: str, alpha: float) -> None:
         self._states.pop(category, None)
 
+    def rests(self, batch: int) -> bool:
+        return False
+
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         return [min(self.depth(candidate.category), candidate.max_depth) for candidate in batch]
 

@@ -62,6 +62,8 @@ class DraftModelProposer:
     With coupled verification the draft picks with the target's own noise; with rejection it samples from `q` and says so.
     """
 
+    hears_when_asked = True
+
     def __init__(
         self,
         runner: ModelRunner,
@@ -118,6 +120,10 @@ class DraftModelProposer:
         for sequence_id in sequence_ids:
             self._riders.pop(sequence_id, None)
             self._tables.close(sequence_id)
+
+    def __contains__(self, sequence_id: int) -> bool:
+        """Whether it has heard of the sequence."""
+        return sequence_id in self._riders
 
     @property
     def runner(self) -> ModelRunner:
