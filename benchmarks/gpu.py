@@ -200,7 +200,8 @@ def served(engine: Engine, prompts: list[list[int]], options: argparse.Namespace
             runs = []
             for enabled in (False, True):
                 switch(engine, enabled)
-                runs.append(serve(engine, prompts, streams, options.tokens, max(16, streams), WallClock()))
+                requests = max(streams, min(16, 4 * streams))
+                runs.append(serve(engine, prompts, streams, options.tokens, requests, WallClock()))
             if repeat:
                 pairs.append(runs)
         ratios = sorted(b.rate / a.rate for a, b in pairs)

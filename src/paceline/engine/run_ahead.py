@@ -127,7 +127,8 @@ class RunAhead:
         rows = self._prompt_rows(running)
         if not 0 < rows <= self._scheduler.max_batched_tokens - len(running):
             return False
-        return all(self._is_eligible(sequence) for sequence in running if sequence.num_uncomputed == 1)
+        decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
+        return not _is_for_few(decoding) and all(self._is_eligible(sequence) for sequence in decoding)
 
     def _is_eligible(self, sequence: Sequence) -> bool:
         """Whether the device can pick its tokens: what it cannot do is what depends on text or on other tokens."""
@@ -173,12 +174,7 @@ class RunAhead:
             if sequence.depth and drafter is not None and not drafter.has_room(sequence):
                 sequence.depth = 0
         depth = min(most, max(sequence.depth for sequence in running))
-        # A round is as large for all as for the largest: where few are drafted, the host's ragged pass is cheaper
-        if depth > 0 and (
-            drafter is None
-            or not drafter.can_draft(running)
-            or 2 * sum(s.depth for s in running) < depth * len(running)
-        ):
+        if depth > 0 and (drafter is None or not drafter.can_draft(running) or _is_for_few(running)):
             return False
         # The next larger shape may be too large for a pass
         shapes = (drafter.shape(less) for less in range(depth, 0, -1)) if drafter else ()
@@ -249,6 +245,12 @@ class RunAhead:
             self._flights.popleft().land()
         self._seats, self._seated = [], set()
         self._eligible.clear()
+
+
+def _is_for_few(running: Seq[Sequence]) -> bool:
+    """A round is as large for all as for the largest: where few are drafted for, the host's ragged pass is cheaper."""
+    depths = [sequence.depth for sequence in running]
+    return 2 * sum(depths) < max(depths, default=0) * len(depths)
 
 
 def _verdict(tokens: Seq[int], accepted: int, last: Origin) -> Verdict:

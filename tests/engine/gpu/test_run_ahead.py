@@ -152,16 +152,20 @@ def test_prompts_that_are_worth_a_step_of_their_own_wait_for_nothing():
     assert flown(ahead_engine(None, max_batched_tokens=64), request("r", [1] * 32)) == 0
 
 
+@pytest.fixture
+def collected(monkeypatch) -> list[list[int]]:
+    """Whom the host had drafts made for, by step."""
+    asked, collect = [], DraftModelProposer.collect
+    monkeypatch.setattr(
+        DraftModelProposer, "collect", lambda self, ids, deadline: asked.append(ids) or collect(self, ids, deadline)
+    )
+    return asked
+
+
 @pytest.mark.parametrize(("length", "drafts_meanwhile"), [(20, False), (150, True)])
-def test_the_host_drafts_beside_long_prompts_alone(monkeypatch, length, drafts_meanwhile):
+def test_the_host_drafts_beside_long_prompts_alone(collected, length, drafts_meanwhile):
     """After a short one, which takes a step, rounds go on on the device."""
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
-    collected = []
-    monkeypatch.setattr(
-        proposer,
-        "collect",
-        lambda ids, deadline, collect=proposer.collect: collected.append(ids) or collect(ids, deadline),
-    )
     engine = ahead_engine(proposer, max_num_seqs=2, kv_tokens=512)
     asked = [
         request("r0", [1, 2, 3, 4], temperature=0.0, max_tokens=24),
@@ -170,6 +174,27 @@ def test_the_host_drafts_beside_long_prompts_alone(monkeypatch, length, drafts_m
     result = check(engine, asked, arrivals=1)
     assert bool(collected) == drafts_meanwhile
     assert result.accepted > 10
+
+
+class OneOfAll(FixedDepth):
+    """Drafts for the first alone, as a probe does."""
+
+    def decide(self, batch):
+        return [*super().decide(batch)[:1], *[0] * (len(batch) - 1)]
+
+
+def test_a_probe_is_made_beside_a_prompt(collected):
+    """On a busy machine there is one in every step of the host's: the probe would bring the others home again and again."""
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = ahead_engine(proposer, OneOfAll(1))
+    *others, last = requests(4)
+    for one in others:
+        engine.add(one)
+    engine.step()
+    engine.add(last)
+    engine.step()
+    assert len(engine.scheduler.running) == 4
+    assert [len(ids) for ids in collected] == [1]
 
 
 def test_what_the_device_cannot_pick_stays_on_the_host():
