@@ -248,9 +248,10 @@ class RunAhead:
 
 
 def _is_for_few(running: Seq[Sequence]) -> bool:
-    """A round is as large for all as for the largest: where few are drafted for, the host's ragged pass is cheaper."""
+    """A round is as large for all as for the largest: where few are drafted for, the host's ragged pass is cheaper. Not if it
+    is one token each, as in a probe: twice the rows take less than coming home."""
     depths = [sequence.depth for sequence in running]
-    return 2 * sum(depths) < max(depths, default=0) * len(depths)
+    return 2 * sum(depths) < max(depths, default=0) * len(depths) and max(depths) > 1
 
 
 def _verdict(tokens: Seq[int], accepted: int, last: Origin) -> Verdict:

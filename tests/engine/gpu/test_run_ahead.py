@@ -176,6 +176,15 @@ def test_the_host_drafts_beside_long_prompts_alone(collected, length, drafts_mea
     assert result.accepted > 10
 
 
+def test_a_probe_is_made_by_the_device(collected):
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = ahead_engine(proposer, OneOfAll(1))
+    result = check(engine, requests(4))
+    assert result.drafted > 2
+    assert collected == []
+    assert engine.ahead.num_rounds > 2
+
+
 class OneOfAll(FixedDepth):
     """Drafts for the first alone, as a probe does."""
 
@@ -183,10 +192,10 @@ class OneOfAll(FixedDepth):
         return [*super().decide(batch)[:1], *[0] * (len(batch) - 1)]
 
 
-def test_a_probe_is_made_beside_a_prompt(collected):
-    """On a busy machine there is one in every step of the host's: the probe would bring the others home again and again."""
+def test_drafts_for_few_are_made_beside_a_prompt(collected):
+    """On a busy machine there is one in every step of the host's: they would bring the others home again and again."""
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
-    engine = ahead_engine(proposer, OneOfAll(1))
+    engine = ahead_engine(proposer, OneOfAll(2))
     *others, last = requests(4)
     for one in others:
         engine.add(one)

@@ -224,7 +224,8 @@ class AheadSimulation(Simulation):
 
     def step(self, totals: Totals) -> None:
         asked = self.depths = self.decide()
-        if any(asked) and (not self._is_current or 2 * sum(asked) < max(asked) * len(asked)):
+        is_for_few = 2 * sum(asked) < max(asked) * len(asked) and max(asked) > 1
+        if any(asked) and (not self._is_current or is_for_few):
             while self._flights:
                 self.take(self._flights.popleft(), totals, self.world)
             asked = self.depths = self.decide()
