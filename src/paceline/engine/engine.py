@@ -140,13 +140,11 @@ class Engine:
         self, plan: Schedule, drafts: Mapping[int, Draft], wanted: Mapping[str, HiddenRequest]
     ) -> tuple[ForwardOutput, dict[int, Verdict]]:
         """One forward pass over all rows, and what it says about the draft of each sequence that got its logits."""
-        spans, rounds = [], {}
-        for item in plan.items:
-            sequence, draft = item.sequence, drafts.get(item.sequence.id, NO_DRAFT)
-            spans.append(span_of(item, draft, self.scheduler.tables.blocks(sequence.id)))
-            if item.completes:
-                masks = self._scribes[sequence.id].masks(draft)
-                rounds[sequence.id] = Round.of(sequence, draft, sequence.verification, masks)
+        tables = self.scheduler.tables
+        spans = [
+            span_of(item, drafts.get(item.sequence.id, NO_DRAFT), tables.blocks(item.sequence.id))
+            for item in plan.items
+        ]
         layers = {layer for wants in wanted.values() for layer in wants.layers}
         if self.exports is not None:
             layers |= self.exports.layers(plan)
@@ -156,7 +154,19 @@ class Engine:
             self.exports.after(plan, drafts, output)
         if output.logits is None:
             return output, {}
+        rounds = self._rounds(plan, drafts)  # while a GPU computes
         return output, dict(zip(rounds, verify(output.logits, list(rounds.values())), strict=True))
+
+    def _rounds(self, plan: Schedule, drafts: Mapping[int, Draft]) -> dict[int, Round]:
+        """What is to be verified, of each sequence that gets its logits."""
+        rounds = {}
+        for item in plan.items:
+            sequence = item.sequence
+            if item.completes:
+                draft = drafts.get(sequence.id, NO_DRAFT)
+                masks = self._scribes[sequence.id].masks(draft)
+                rounds[sequence.id] = Round.of(sequence, draft, sequence.verification, masks)
+        return rounds
 
     def _commit(
         self,
@@ -175,10 +185,12 @@ class Engine:
             if verdict is not None:
                 assert logits is not None
                 draft = drafts.get(sequence.id, NO_DRAFT)
-                rows = logits[row : row + 1 + len(draft)]
-                row += len(rows)
+                first, row = row, row + 1 + len(draft)
+                is_read = self.witness is not None or sequence.sampling.logprobs is not None
+                rows = logits[first:row] if is_read else None
                 sequence.num_computed += len(verdict.path)
                 if self.witness is not None:
+                    assert rows is not None
                     self.witness.saw(sequence, draft, verdict, rows)
                 self.scheduler.tables.shrink(sequence.id, sequence.num_computed)
                 room = self.intake.remaining(sequence)

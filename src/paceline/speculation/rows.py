@@ -60,6 +60,9 @@ class RowContext:
 def row_contexts(facts: Facts, draft: Draft, masks: Sequence[Tensor] | None = None) -> tuple[RowContext, ...]:
     """The 1 + len(draft) rows of a sequence: after its last committed token, then after each node of its draft."""
     end = len(facts.ids)
+    if not draft.tokens:  # nearly every row of a large batch
+        mask = None if masks is None else masks[0]
+        return (RowContext(facts.sampling, facts.seed, facts.choice, end, facts.ids, facts.num_prompt, (), mask),)
     paths: list[tuple[int, ...]] = [()]  # by row: the root's, then each node's
     for token, parent in zip(draft.tokens, draft.parents, strict=True):
         paths.append((*paths[parent + 1], token))
