@@ -1,23 +1,27 @@
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 from paceline.core.clock import VirtualClock
-from paceline.engine.calibration import MAX_SECONDS, measure_passes
+from paceline.engine.calibration import MAX_SECONDS, measure_context, measure_passes
 from paceline.models.runner import ModelRunner, Span
 from tests.fakes import request, run, tiny_engine, tiny_model
 
 
 class TimedRunner(ModelRunner):
-    """A pass takes `base` and a millisecond a row; the first of each size twice as long."""
+    """A pass takes `base`, a millisecond a row and `per_token` for each of its context; the first of each size twice as
+    long."""
 
-    def __init__(self, clock: VirtualClock, base: float) -> None:
-        super().__init__(tiny_model(), 4)
-        self.clock, self.base, self.seen = clock, base, set[int]()
+    def __init__(self, clock: VirtualClock, base: float, per_token: float = 0.0, num_blocks: int = 4) -> None:
+        super().__init__(tiny_model(), num_blocks)
+        self.clock, self.base, self.per_token, self.seen = clock, base, per_token, set[int]()
 
     def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = ()) -> Any:
         cold = len(spans) not in self.seen
         self.seen.add(len(spans))
-        self.clock.advance((self.base + 0.001 * len(spans)) * (2 if cold else 1))
+        context = self.per_token * sum(span.context_len for span in spans)
+        self.clock.advance((self.base + 0.001 * len(spans)) * (2 if cold else 1) + context)
         return super().forward(spans, capture)
 
 
@@ -35,8 +39,37 @@ def test_a_slow_machine_is_measured_less() -> None:
     assert list(passes) == [1, 2]
 
 
+@pytest.mark.parametrize("num_blocks", [2, 9, 40, 700])
+@pytest.mark.parametrize("max_num_seqs", [1, 4, 64])
+def test_a_token_of_context(num_blocks: int, max_num_seqs: int) -> None:
+    clock = VirtualClock()
+    runner = TimedRunner(clock, 0.01, 1e-6, num_blocks)
+    assert measure_context(runner, max_num_seqs, clock) == pytest.approx(1e-6)
+
+
+def test_contexts_grow_until_they_tell() -> None:
+    clock = VirtualClock()
+    runner = TimedRunner(clock, 0.01, 1e-5, num_blocks=700)
+    longest: list[int] = []
+    forward = runner.forward
+    runner.forward = lambda spans, *rest: longest.append(max(s.context_len for s in spans)) or forward(spans, *rest)  # type: ignore[assignment, func-returns-value]
+    measure_context(runner, 4, clock)
+    assert max(longest) == 256  # ten milliseconds beside fourteen
+    longest.clear()
+    runner.per_token = 0.0
+    assert measure_context(runner, 4, clock) == 0.0
+    assert max(longest) == 256  # four times as many would be past the model's window
+
+
+def test_there_may_be_no_cache_to_speak_of() -> None:
+    clock = VirtualClock()
+    assert measure_context(TimedRunner(clock, 0.01, 1e-6, num_blocks=1), 4, clock) == 0.0
+
+
 def test_measuring_leaves_no_mark_on_the_text() -> None:
     one = request("r", range(20), max_tokens=10, seed=1)
     engine = tiny_engine(tiny_model())
     measure_passes(engine.runner, 32, VirtualClock())
+    measure_context(engine.runner, 4, VirtualClock())
+    assert all(not part[1:].any() for layer in engine.runner.cache for part in layer)
     assert run(engine, [one]).tokens == run(tiny_engine(tiny_model()), [one]).tokens

@@ -234,7 +234,9 @@ def test_what_was_read_for_a_round_that_runs_ahead_is_told_with_it() -> None:
     sequence = house.sequence()
     house.one.reading = Reading(30, 0.5)
     for _ in range(2):
-        house.speculator.record([SpeculatedRound(sequence, 4, 4, 2)], 1, 5, 0, draft_seconds=0.5, verify_seconds=0.25)
+        house.speculator.record(
+            [SpeculatedRound(sequence, 4, 4, 2)], 1, 5, 0, draft_seconds=0.5, verify_seconds=0.25, context=9
+        )
     first, second = house.depth.steps
     assert first.drafting == (Drafting("one", 4, 0.5, read_tokens=30, read_seconds=0.5),)
     assert second.drafting == (Drafting("one", 4, 0.5),)
@@ -257,8 +259,8 @@ def test_a_step_on_the_host_tells_no_time_of_a_method_that_runs_ahead() -> None:
     plain = Verdict((), (4,), (Origin.PLAIN,))
     house.speculator.learn(house.plan((a, 0)), {}, {a.id: plain}, 0.125)
     house.speculator.learn(house.plan((b, 0)), {}, {b.id: plain}, 0.125)
-    house.speculator.record([SpeculatedRound(a, 4, 4, 2)], 1, 5, 0, draft_seconds=0.5, verify_seconds=0.25)
-    house.speculator.record([], 1, 1, 0, draft_seconds=0.0, verify_seconds=9.0, is_timed=False)
+    house.speculator.record([SpeculatedRound(a, 4, 4, 2)], 1, 5, 0, draft_seconds=0.5, verify_seconds=0.25, context=9)
+    house.speculator.record([], 1, 1, 0, draft_seconds=0.0, verify_seconds=9.0, context=9, is_timed=False)
     assert [step.is_timed for step in house.depth.steps] == [False, True, True, False]
     flown = house.depth.steps[2]
     assert flown.drafting == (Drafting("one", 4, 0.5),)

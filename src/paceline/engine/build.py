@@ -10,7 +10,7 @@ from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig, WeightBits
 from paceline.core.errors import InvalidConfig
 from paceline.core.machine import total_memory
-from paceline.engine.calibration import measure_passes
+from paceline.engine.calibration import measure_context, measure_passes
 from paceline.engine.engine import Engine
 from paceline.engine.heads import head_footprint
 from paceline.engine.intake import Intake, Limits
@@ -137,7 +137,8 @@ def calibrate(engine: Engine, config: EngineConfig) -> None:
         return
     with native.quiet_torch():
         rows = min(4 * config.max_num_seqs, config.max_batched_tokens)
-        depth.calibrate(measure_passes(engine.runner, rows, engine.clock))
+        passes = measure_passes(engine.runner, rows, engine.clock)
+        depth.calibrate(passes, measure_context(engine.runner, config.max_num_seqs, engine.clock))
 
 
 def run_ahead(engine: Engine, max_depth: int) -> None:

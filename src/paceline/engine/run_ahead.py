@@ -201,11 +201,12 @@ class RunAhead:
         self.num_rounds += 1
         flight = self._flights.popleft()
         landed = self.last_landed = flight.land()
-        outputs, rounds = [], []
+        outputs, rounds, context = [], [], 0
         for seat, (sequence, limit) in enumerate(zip(self._seats, flight.limits, strict=True)):
             if limit is None or sequence.status is not Status.RUNNING:  # it ended, or was cancelled, under way
                 continue
             accepted = landed.accepted[seat]
+            context += len(sequence.ids)
             sequence.num_computed = len(sequence.ids) + accepted
             if limit:
                 path = landed.paths[seat]
@@ -221,6 +222,7 @@ class RunAhead:
             prefill_rows=0,
             draft_seconds=landed.draft_seconds,
             verify_seconds=landed.verify_seconds + landed.sample_seconds,
+            context=context,
             is_timed=flight.is_timed,
         )
         return outputs

@@ -142,6 +142,7 @@ class Speculator:
             prefill_rows=plan.num_tokens - len(verdicts),
             draft_seconds=draft_seconds,
             verify_seconds=verify_seconds,
+            context=sum(len(item.sequence.ids) for item in plan.items if item.sequence.id in verdicts),
             is_timed=not any(item.sequence.method in self.timed_ahead for item in plan.items),
             network=network,
         )
@@ -154,12 +155,13 @@ class Speculator:
         prefill_rows: int,
         draft_seconds: float,
         verify_seconds: float,
+        context: int,
         is_timed: bool = True,
     ) -> None:
-        """A step of `batch` sequences that decoded, those in `rounds` with drafts of one method. `is_timed`: its seconds are
-        typical, with nothing in them that was done for the first time."""
+        """A step of `batch` sequences that decoded and have `context` tokens, those in `rounds` with drafts of one method.
+        `is_timed`: its seconds are typical, with nothing in them that was done for the first time."""
         seconds = {round_.sequence.method: draft_seconds for round_ in rounds}
-        self._observe(rounds, batch, rows, prefill_rows, seconds, verify_seconds, is_timed)
+        self._observe(rounds, batch, rows, prefill_rows, seconds, verify_seconds, context, is_timed)
 
     def _observe(
         self,
@@ -169,6 +171,7 @@ class Speculator:
         prefill_rows: int,
         draft_seconds: Mapping[str, float],
         verify_seconds: float,
+        context: int,
         is_timed: bool,
         network: float = 0.0,
     ) -> None:
@@ -198,6 +201,7 @@ class Speculator:
                 verify_seconds=verify_seconds,
                 network_seconds=network,
                 rounds=observed,
+                context=context,
                 is_timed=is_timed,
             )
         )

@@ -80,16 +80,18 @@ class Acceptance:
         asked: int = 0,
         num_nodes: int | None = None,
         path: Sequence[int] | None = None,
+        age: float = 1.0,
     ) -> None:
         """Learn from one round: the levels drafted and how many of them were accepted; of a tree also how many nodes it
-        had and which were accepted. A round that neither asked for drafts nor got any says nothing."""
+        had and which were accepted. A round that neither asked for drafts nor got any says nothing. `age`: the share of a
+        round by which earlier ones are forgotten."""
         if not 0 <= accepted <= drafted:
             raise ValueError(f"accepted must be in [0, drafted], got {accepted} of {drafted}")
         if drafted == 0 and asked == 0:
             return
         evidence = self._evidence(category)
         evidence.survival = None
-        evidence.unit *= self._growth
+        evidence.unit *= self._growth**age
         unit = evidence.unit
         evidence.asked += unit
         evidence.delivered += unit if drafted else 0.0

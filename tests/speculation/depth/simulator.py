@@ -40,6 +40,8 @@ class World:
     delivery: float = 1.0
     asking: float = 0.0
     """What drafting costs whatever the depth."""
+    per_token: float = 0.0
+    """Of context, in any pass."""
 
     def drafting(self, deepest: int) -> float:
         return self.asking + self.draft * deepest if deepest else 0.0
@@ -126,8 +128,10 @@ def decided(policy: DepthPolicy, batch: list[Candidate]) -> list[int]:
 
 
 class Simulation:
-    """Steps a policy through a world; `alpha` and `batch` may be changed on the way. With a `tree`, drafts are its first
-    nodes and `alpha` is not used."""
+    """Steps a policy through a world; `alpha`, `batch` and the tokens that every sequence has, its `context`, may be changed on
+    the way. With a `tree`, drafts are its first nodes and `alpha` is not used."""
+
+    context = 0
 
     def __init__(
         self,
@@ -156,7 +160,7 @@ class Simulation:
         self.take(self.depths, totals, self.world)
 
     def decide(self) -> list[int]:
-        return decided(self.policy, [Candidate(i, self.category, LIMIT) for i in range(self.batch)])
+        return decided(self.policy, [Candidate(i, self.category, LIMIT, self.context) for i in range(self.batch)])
 
     def take(
         self,
@@ -170,9 +174,11 @@ class Simulation:
         drafted = [depth if self._random.random() < world.delivery else 0 for depth in asked]
         method, deepest, rows = method_of(self.category), max(asked), len(asked) + sum(drafted)
         tokens = sum(self.expected(depth) for depth in drafted)
+        context = len(asked) * self.context
+        reading = world.per_token * context
         totals.tokens += tokens
-        totals.seconds += world.seconds(rows, deepest)
-        totals.plain_seconds += tokens / len(asked) * self.world.seconds(len(asked), 0)
+        totals.seconds += world.seconds(rows, deepest) + reading
+        totals.plain_seconds += tokens / len(asked) * (self.world.seconds(len(asked), 0) + reading)
         totals.steps += 1
         totals.drafting_steps += deepest > 0
         who = ids or range(len(asked))
@@ -184,10 +190,11 @@ class Simulation:
                 rows=rows,
                 prefill_rows=0,
                 drafting=drafting,
-                verify_seconds=self._noisy(world.rows_seconds(rows)),
+                verify_seconds=self._noisy(world.rows_seconds(rows) + reading),
                 network_seconds=self._noisy(world.network) if deepest else 0.0,
                 rounds=rounds,
                 is_timed=is_timed,
+                context=context,
             )
         )
 
@@ -288,7 +295,8 @@ def steps_until(simulation: Simulation, speedup: float, limit: int) -> int:
 def calibrated(world: World, max_depth: int = 8) -> GoodputDepth:
     """What a server's warm-up does."""
     policy = GoodputDepth(max_depth)
-    policy.calibrate({rows: world.rows_seconds(rows) for rows in (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512)})
+    sizes = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+    policy.calibrate({rows: world.rows_seconds(rows) for rows in sizes}, world.per_token)
     return policy
 
 

@@ -1,6 +1,7 @@
 """The measured costs: curves, draft lines, outliers, drift."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -129,6 +130,28 @@ def test_a_draft_caught_up_by_such_a_step_is_not_idle() -> None:
     draft.caught_up()
     draft.add(1, 1, 8.0)
     assert (draft.line(1) or (0.0, 0.0))[1] > 3.0
+
+
+def test_context_takes_its_time_whatever_the_rows() -> None:
+    """A warm-up has none; steps with much of it leave the curve as it is."""
+    times = StepTime()
+    times.calibrate({1: 0.010, 64: 0.020}, per_token=1e-6)
+    for tokens in (1000, 20_000) * 8:
+        times.observe(replace(step(1, 1, 0.010 + 1e-6 * tokens), context=tokens))
+        times.observe(replace(step(1, 5, 0.011 + 1e-6 * tokens, depth=4, draft=0.004), context=tokens))
+    assert times.plain(1, 0) == pytest.approx(0.010, rel=0.02)
+    assert times.plain(64, 5000) == pytest.approx(0.025, rel=0.02)
+    costs = times.costs(1, 5000)
+    assert costs is not None
+    assert costs.verify(5) == pytest.approx(0.016, rel=0.02)
+
+
+def test_a_context_that_was_thought_dearer_than_it_is() -> None:
+    times = StepTime()
+    times.calibrate({1: 0.010}, per_token=1e-3)
+    for _ in range(20):
+        times.observe(replace(step(1, 1, 0.012), context=1000))
+    assert 0.0 < times.plain(1, 0) < 0.010
 
 
 def test_the_first_steps_set_the_height_of_a_warm_up() -> None:

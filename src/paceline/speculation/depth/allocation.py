@@ -3,7 +3,7 @@
 The k-th node drafted for a sequence adds S_k expected tokens, the chance that it is accepted, and one row to the
 target's pass. With B sequences, n nodes in all, and D_m the most that method m drafts for any of its sequences,
 
-    rate = (B + sum of the n chosen S) / (t_verify(B + n) + t_network + sum_m (c0_m + c1_m D_m))
+    rate = (B + sum of the n chosen S) / (t_verify(B + n) + t_context + t_network + sum_m (c0_m + c1_m D_m))
 
 Where a proposer asked for drafts has some only at times (`delivery`), both the tokens and the rows of a draft shrink by
 that share; what asking costs does not.
@@ -133,7 +133,7 @@ def _fill(
     others."""
     seconds, bends, scale = costs.curve, costs.curve.bends, costs.scale
     best_rate, best_asked = 0.0, 0
-    asked, rows, tokens, overhead = 0, float(batch), float(batch), costs.network / scale
+    asked, rows, tokens, overhead = 0, float(batch), float(batch), (costs.context + costs.network) / scale
     reached = dict.fromkeys(limits, 0)
     is_new = below < 0
     for survival, position, width, _, own, delivery in groups:

@@ -9,7 +9,7 @@ one more.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.acceptance import Acceptance
@@ -27,6 +27,9 @@ REST = 8
 steps teach little, and to work it out takes longer than it may where a step takes a few milliseconds."""
 _ABOUT = 8
 """By one in so many a batch may grow or shrink and rest on."""
+_AGEING = 32
+"""Rounds by which a step ages what is known of acceptance, at the most: one of many sequences would leave nothing of those
+before it, and the best of many depths would be the one that its luck speaks for."""
 VARY_EVERY = 16
 """Steps of drafting of which one may differ by a draft, to tell c1 from c0."""
 
@@ -49,16 +52,17 @@ class GoodputDepth:
         self._probing = Probing(probe_share)
         self._drafting = False
         self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
-        self._since_plain = 0
-        self._baseline_every = FIRST_BASELINE
+        self._baselines: dict[int, _Baseline] = {}
+        """By scale of the batch, a power of two: what is fresh for a few sequences says nothing of many."""
         self._probed: dict[str, float] = {}
         """Categories probed since they last drafted because it pays, and the acceptance expected of the first draft."""
         self.advantage: float | None = None
         """Expected speed of the best drafts over plain decoding at the last decision; None while costs are unknown."""
 
-    def calibrate(self, passes: Mapping[int, float]) -> None:
-        """Take on {target rows: seconds} from a warm-up. Without one the costs are learned on the way."""
-        self._times.calibrate(passes)
+    def calibrate(self, passes: Mapping[int, float], per_token: float = 0.0) -> None:
+        """Take on {target rows: seconds} from a warm-up, and what a token of context adds to a pass. Without one the costs are
+        learned on the way."""
+        self._times.calibrate(passes, per_token)
 
     def alphas(self, category: str) -> tuple[float, ...]:
         """Conditional acceptance by position, as now believed."""
@@ -70,8 +74,11 @@ class GoodputDepth:
         self._times.observe(step)
         if any(seen.drafted or seen.asked for seen in step.rounds):
             self._resting = 0
+        age = min(1.0, _AGEING / max(1, len(step.rounds)))
         for seen in step.rounds:
-            self._acceptance.observe(seen.category, seen.drafted, seen.accepted, seen.asked, seen.num_nodes, seen.path)
+            self._acceptance.observe(
+                seen.category, seen.drafted, seen.accepted, seen.asked, seen.num_nodes, seen.path, age
+            )
         for category, expected in self._probed.items():
             rounds = [seen for seen in step.rounds if seen.category == category and (seen.drafted or seen.asked)]
             if rounds:
@@ -87,29 +94,33 @@ class GoodputDepth:
     def rests(self, batch: int) -> bool:
         if self._resting == 0 or _ABOUT * abs(batch - self._rested) > self._rested or self._probing.stands:
             return False
-        self._resting, self._since_plain = self._resting - 1, 0
+        self._resting, self._baseline(batch).drafted = self._resting - 1, 0
         self._probing.tick(())
         return True
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
-        depths = self._best(batch)
-        self._since_plain = self._since_plain + 1 if any(depths) else 0
-        if self._since_plain > self._baseline_every:
-            self._since_plain, self._baseline_every = 0, min(2 * self._baseline_every, BASELINE_EVERY)
+        depths, baseline = self._best(batch), self._baseline(len(batch))
+        baseline.drafted = baseline.drafted + 1 if any(depths) else 0
+        if baseline.drafted > baseline.every:
+            baseline.drafted, baseline.every = 0, min(2 * baseline.every, BASELINE_EVERY)
             return [0] * len(batch)
         drafting = {candidate.category for candidate, depth in zip(batch, depths, strict=True) if depth}
         for category in drafting:
             self._probed.pop(category, None)
-        if self._since_plain % VARY_EVERY == VARY_EVERY - 1:
+        if baseline.drafted % VARY_EVERY == VARY_EVERY - 1:
             self._vary(batch, depths)
         self._probing.tick(drafting)
         self._probe(batch, depths, drafting)
         return depths
 
+    def _baseline(self, batch: int) -> "_Baseline":
+        return self._baselines.setdefault(batch.bit_length(), _Baseline())
+
     def _best(self, batch: Sequence[Candidate]) -> list[int]:
         nothing = [0] * len(batch)
-        plain = self._times.plain(len(batch))
-        costs = self._times.costs(len(batch))
+        context = _context(batch)
+        plain = self._times.plain(len(batch), context)
+        costs = self._times.costs(len(batch), context)
         if not batch or plain is None or costs is None:
             self.advantage, self._drafting = None, False
             return nothing
@@ -163,7 +174,8 @@ class GoodputDepth:
             return
         asked = {method_of(category) for category in drafting}
         unsettled = [name for name in unseen if not self._times.is_settled(method_of(name))]
-        category = self._probing.pick({name: self._lengthening(name, len(batch), asked) for name in unseen}, unsettled)
+        longer = {name: self._lengthening(name, batch, asked) for name in unseen}
+        category = self._probing.pick(longer, unsettled)
         if category is None:
             return
         if self._probing.is_first(category):
@@ -179,7 +191,7 @@ class GoodputDepth:
 
     def _usual(self, step: StepObservation) -> float | None:
         """What such a step takes as far as is known."""
-        costs = self._times.costs(step.batch)
+        costs = self._times.costs(step.batch, step.context)
         if costs is None or any(drafting.method not in costs.lines for drafting in step.drafting):
             return None
         drafting = sum(costs.lines[drafting.method].seconds(drafting.depth) for drafting in step.drafting)
@@ -188,20 +200,32 @@ class GoodputDepth:
     def _longer(self, step: StepObservation) -> float:
         """By what share of a plain one it took longer for its probes; 0 where that is not known. Where others draft as well,
         it is as long as such steps are."""
-        plain = self._times.plain(step.batch)
+        plain = self._times.plain(step.batch, step.context)
         is_alone = all(seen.category in self._probed for seen in step.rounds if seen.asked)
         without = plain if is_alone else self._usual(step)
         if plain is None or without is None or step.prefill_rows:
             return 0.0
         return (step.seconds - without) / plain
 
-    def _lengthening(self, category: str, batch: int, asked: set[str]) -> float:
+    def _lengthening(self, category: str, candidates: Sequence[Candidate], asked: set[str]) -> float:
         """By what share a probe makes a step longer in which the methods `asked` draft anyway; 0 where that is not known."""
-        method = method_of(category)
-        costs, plain = self._times.costs(batch), self._times.plain(batch)
+        method, batch, context = method_of(category), len(candidates), _context(candidates)
+        costs, plain = self._times.costs(batch, context), self._times.plain(batch, context)
         if costs is None or plain is None or method in asked or method not in costs.lines:
             return 0.0
         more = costs.lines[method].seconds(self._probe_depth(method, batch))
         if not asked:
             more += costs.network + costs.verify(min(2 * batch, batch + SEQUENCES)) - plain
         return more / plain
+
+
+@dataclass(slots=True)
+class _Baseline:
+    """Steps of drafting since the last plain one, and after how many the next one is."""
+
+    drafted: int = 0
+    every: int = FIRST_BASELINE
+
+
+def _context(batch: Sequence[Candidate]) -> int:
+    return sum([candidate.num_tokens for candidate in batch])

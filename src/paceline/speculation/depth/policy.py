@@ -68,6 +68,8 @@ class StepObservation:
     is_timed: bool = True
     """Whether its seconds are those of steps to come. A step taken another way than most says what was accepted, not what
     it costs."""
+    context: int = 0
+    """Tokens that the sequences have which decoded: a pass reads them all."""
 
     @property
     def seconds(self) -> float:

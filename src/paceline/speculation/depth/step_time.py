@@ -4,8 +4,9 @@ A pass is plain (rows == batch) or verifying (rows > batch). The two are kept ap
 plain passes stand in for verifying ones of a size not measured. Samples fall into buckets of rows, exact below 16 and
 eight to a doubling above, each a decayed mean of both rows and seconds. Steps with prefill rows are ignored.
 
-Attention makes every pass slower as contexts grow, but only buckets in use see it. A common `scale` follows the slow
-drift of whatever is measured and carries the others along. A warm-up measures passes one by one with the host in the
+Attention makes every pass slower as contexts grow, by so much a token whatever the rows: where a warm-up has measured that,
+curves are of passes without any context. What is left of it, and all else that changes slowly, a common `scale` follows: it
+learns from whatever is measured and carries along what is not. A warm-up measures passes one by one with the host in the
 way: its curve has the right shape at the wrong height, so the first plain steps after it move the scale alone.
 """
 
@@ -23,6 +24,8 @@ DRIFT = 0.5
 """Share of what a mature bucket learns from a sample that all buckets learn with it."""
 FIRST_STEPS = 8
 """Plain steps after a warm-up that correct its height."""
+_LEAST_SHARE = 0.1
+"""Of a pass that is not its context's, whatever a warm-up says of that."""
 FORGET_STEPS = 4000
 """A verify bucket not visited for so long is dropped: it may be what keeps us from visiting it."""
 
@@ -33,13 +36,15 @@ class Costs:
 
     curve: Curve
     scale: float
+    context: float
+    """Of reading what the sequences have, in any pass over them."""
     network: float
     lines: Mapping[str, Line]
     """By method; one that was never timed has none."""
 
     def verify(self, rows: float) -> float:
         """A pass over `rows` target rows, drafts among them."""
-        return self.scale * self.curve(rows)
+        return self.scale * self.curve(rows) + self.context
 
 
 @dataclass(slots=True)
@@ -63,11 +68,15 @@ class StepTime:
         self._unsure = 0
         self._drafts: dict[str, DraftTime] = {}
         self._network = 0.0
+        self._per_token = 0.0  # of context
 
-    def calibrate(self, passes: Mapping[int, float]) -> None:
-        """Take on {rows: seconds} from a warm-up."""
-        if any(rows < 1 or seconds <= 0.0 for rows, seconds in passes.items()):
-            raise InvalidConfig(f"calibration needs rows >= 1 and seconds > 0, got {dict(passes)}")
+    def calibrate(self, passes: Mapping[int, float], per_token: float = 0.0) -> None:
+        """Take on {rows: seconds} from a warm-up, and the seconds that each token of context adds to a pass."""
+        if any(rows < 1 or seconds <= 0.0 for rows, seconds in passes.items()) or per_token < 0.0:
+            raise InvalidConfig(
+                f"calibration needs rows >= 1, seconds > 0 and none less for context, got {dict(passes)}, {per_token}"
+            )
+        self._per_token = per_token
         for rows, seconds in passes.items():
             self._plain[_bucket(rows)] = _Bucket(rows, seconds / self._scale, WINDOW / 2.0, self._steps)
         self._unsure = FIRST_STEPS
@@ -85,25 +94,27 @@ class StepTime:
             return
         if step.prefill_rows or step.batch == 0 or step.verify_seconds <= 0.0:
             return
-        self._add(step.rows, step.verify_seconds, drafting=step.rows > step.batch)
+        seconds = step.verify_seconds - self._per_token * step.context
+        self._add(step.rows, max(seconds, _LEAST_SHARE * step.verify_seconds), drafting=step.rows > step.batch)
         for drafting in step.drafting:
             self._drafts.setdefault(drafting.method, DraftTime()).add(step.batch, drafting.depth, drafting.seconds)
         if step.drafting:
             surprise = min(step.network_seconds, 4.0 * self._network) if self._network else step.network_seconds
             self._network += (surprise - self._network) / (WINDOW if self._network else 1.0)
 
-    def plain(self, batch: int) -> float | None:
-        """Seconds of a pass over `batch` rows without drafts; None until anything was measured."""
+    def plain(self, batch: int, context: int = 0) -> float | None:
+        """Seconds of a pass without drafts over `batch` rows, whose sequences have `context` tokens together; None until
+        anything was measured."""
         curve = self._curve(drafting=False)
-        return None if curve is None else self._scale * curve(batch)
+        return None if curve is None else self._scale * curve(batch) + self._per_token * context
 
-    def costs(self, batch: int) -> Costs | None:
+    def costs(self, batch: int, context: int = 0) -> Costs | None:
         """What drafting for `batch` sequences costs; None until both a pass and a draft were measured."""
         curve = self._curve(drafting=True)
         lines = {method: line for method, draft in self._drafts.items() if (line := draft.line(batch)) is not None}
         if curve is None or not lines:
             return None
-        return Costs(curve, self._scale, self._network, lines)
+        return Costs(curve, self._scale, self._per_token * context, self._network, lines)
 
     def is_settled(self, method: str) -> bool:
         """Whether the method's drafts were timed often enough to go by."""
