@@ -1,0 +1,180 @@
+"""The sweep of benchmarks/gpu.py as `goodput` lives through it, without a GPU: costs are those that an H200 was seen to take.
+
+    python benchmarks/goodput_replay.py
+
+Sequences are let in as prompts fit into passes, decode beside each other, differ in how often their drafts are accepted, and end
+one after another. Prints what `gpu.py sweep` prints, and whole runs beside it.
+"""
+
+import argparse
+import random
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from statistics import median
+
+from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
+from paceline.speculation.drift import DriftTest
+
+MS = 1e-3
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048)
+PASSES = (3.86, 3.9, 3.95, 4.05, 4.4, 4.45, 4.87, 5.7, 6.3, 7.0, 10.2, 13.4, 20.0, 27.5, 55.0)
+"""Milliseconds of a pass of the 8B shape over so many rows, less what their contexts take."""
+PER_TOKEN = 131_072 / 4.3e12
+"""Seconds: bytes of a token's keys and values over the memory's bandwidth."""
+DRAFTS = (0.57, 0.6, 0.6, 0.63, 0.73, 0.99, 1.5, 1.62, 1.75)
+"""Milliseconds of a draft step for 1, 2, 4, … 256 sequences."""
+READING = 1.3e-6
+HOST = 5 * MS
+"""What a step with prompts takes beyond its pass."""
+LAUNCH = 1 * MS
+"""What the first round behind a step on the host waits to be launched."""
+PROMPTS = (40, 60, 80, 100, 200, 300, 600, 900)
+PASS_ROWS, ROUNDS_BETWEEN, TOKENS, CATEGORY = 2048, 2, 128, "draft/chat"
+
+
+def pass_seconds(rows: int) -> float:
+    i = bisect_left(ROWS, rows)
+    if i == len(ROWS):
+        return PASSES[-1] * MS * rows / ROWS[-1]
+    left, right = max(0, i - 1), i
+    share = (rows - ROWS[left]) / (ROWS[right] - ROWS[left]) if right > left else 0.0
+    return (PASSES[left] + (PASSES[right] - PASSES[left]) * share) * MS
+
+
+@dataclass
+class Text:
+    """A sequence; `alpha` is how often its drafts are accepted, once it has begun."""
+
+    id: int
+    prompt: int
+    alpha: float
+    made: int = 1
+    is_read: bool = False
+
+    @property
+    def size(self) -> int:
+        return self.prompt + self.made
+
+    def accepted(self, depth: int, early: float, dice: random.Random) -> int:
+        chance, count = early if self.made < 12 else self.alpha, 0
+        while count < depth and dice.random() < chance:
+            count += 1
+        return count
+
+
+@dataclass
+class Run:
+    seconds: float = 0.0
+    began: float = 0.0
+    tokens: int = 0
+    depths: list[int] = field(default_factory=list)
+    rate: float = 0.0
+    """From when all decode until the first ends."""
+
+
+class Replay:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.dice = options, random.Random(options.seed)
+        self.policy, self.drift = GoodputDepth(8), DriftTest()
+        self.policy.calibrate({1 << n: pass_seconds(1 << n) for n in range(11)}, PER_TOKEN)
+        self._next = 0
+
+    def decode(self, batch: int, is_on: bool) -> Run:
+        waiting, running = [self._text(i) for i in range(batch)], []
+        run, since_host, since_drafts = Run(), ROUNDS_BETWEEN, 0
+        while waiting or running:
+            if waiting and (since_host >= ROUNDS_BETWEEN or 2 * sum(text.prompt for text in waiting) >= PASS_ROWS):
+                since_host = 0
+                self._let_in(waiting, running, run)
+                continue
+            since_host += 1
+            depths = self._decide(running) if is_on else [0] * len(running)
+            since_drafts = 0 if any(depths) else since_drafts + 1
+            self._round(running, depths, run, is_on, is_first=since_host == 1, follows=since_drafts <= 2)
+            ended = [text for text in running if text.made >= TOKENS]
+            if ended and not run.rate and not waiting:
+                run.rate = run.tokens / (run.seconds - run.began)
+            for change in self.drift.close([text.id for text in ended]) if is_on else ():
+                self.policy.restart(change.category, change.after)
+            running = [text for text in running if text.made < TOKENS]
+        return run
+
+    def _text(self, which: int) -> Text:
+        """The same one whenever it is asked for."""
+        dice, self._next = random.Random(which), self._next + 1
+        alpha = min(0.985, max(0.5, dice.gauss(self.options.alpha, 0.09)))
+        return Text(self._next, dice.choice(PROMPTS), alpha)
+
+    def _let_in(self, waiting: list[Text], running: list[Text], run: Run) -> None:
+        rows = len(running)
+        for text in running:
+            text.made += 1
+        context = sum(text.size for text in running)
+        while waiting and rows + waiting[0].prompt <= PASS_ROWS:
+            rows += waiting[0].prompt
+            running.append(waiting.pop(0))
+        run.seconds += pass_seconds(rows) + PER_TOKEN * context + HOST
+        if not waiting:
+            run.began, run.tokens, run.depths = run.seconds, 0, []
+
+    def _decide(self, running: list[Text]) -> list[int]:
+        if self.policy.rests(len(running)):
+            return [0] * len(running)
+        return self.policy.decide(
+            [Candidate(t.id, CATEGORY, min(8, TOKENS - t.made), t.size, TOKENS - t.made) for t in running]
+        )
+
+    def _round(
+        self, running: list[Text], depths: list[int], run: Run, is_on: bool, is_first: bool, follows: bool
+    ) -> None:
+        deepest, context = max(depths), sum(text.size for text in running)
+        late = [text for text, depth in zip(running, depths, strict=True) if depth and not text.is_read]
+        read = sum(text.size for text in late)
+        for text in late:
+            text.is_read = True
+        each = DRAFTS[min(8, (len(running) - 1).bit_length())] * MS
+        verify = pass_seconds(len(running) * (1 + deepest)) + PER_TOKEN * context + LAUNCH * is_first
+        verify *= 1.0 + self.dice.uniform(-0.01, 0.01)
+        reads_along = deepest == 0 and follows and any(text.is_read for text in running)
+        run.seconds += verify + each * (deepest or reads_along) + READING * read
+        rounds = []
+        for text, depth in zip(running, depths, strict=True):
+            count = text.accepted(depth, self.options.early, self.dice)
+            run.tokens += min(count + 1, TOKENS - text.made)
+            text.made += min(count + 1, TOKENS - text.made)
+            text.is_read = text.is_read and follows
+            if depth:
+                rounds.append(RoundObservation(text.id, CATEGORY, depth, count, depth))
+                self.drift.observe(CATEGORY, text.id, count > 0)
+        run.depths.append(deepest)
+        if is_on:
+            drafting = (Drafting("draft", deepest, each * deepest, read, READING * read),) if deepest else ()
+            rows = len(running) * (1 + deepest)
+            self.policy.observe(
+                StepObservation(len(running), rows, 0, drafting, verify, 0.0, tuple(rounds), context=context)
+            )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--alpha", type=float, default=0.88, help="mean over sequences")
+    parser.add_argument("--early", type=float, default=0.96, help="alpha of a text's first tokens")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    replay = Replay(options)
+    for batch in (1 << n for n in range(9)):
+        pairs = [(replay.decode(batch, False), replay.decode(batch, True)) for _ in range(options.repeats + 1)][1:]
+        ratios = sorted(on.rate / off.rate for off, on in pairs)
+        whole = median(off.seconds / on.seconds for off, on in pairs)
+        depth = sum(pairs[-1][1].depths) / len(pairs[-1][1].depths)
+        print(
+            f"batch {batch:3}: ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), "
+            f"whole runs {whole:.2f}, depth {depth:.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
