@@ -2,8 +2,8 @@
 
     python benchmarks/goodput_replay.py
 
-Sequences are let in as prompts fit into passes, decode beside each other, differ in how often their drafts are accepted, and end
-one after another. Prints what `gpu.py sweep` prints, and whole runs beside it.
+Sequences are let in as prompts fit into passes, decode beside each other, differ in how often their drafts are accepted, and
+end one after another. Prints what `gpu.py sweep` prints, and whole runs beside it.
 """
 
 import argparse
