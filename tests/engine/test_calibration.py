@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -59,6 +60,13 @@ def test_contexts_grow_until_they_tell() -> None:
     runner.per_token = 0.0
     assert measure_context(runner, 4, clock) == 0.0
     assert max(longest) == 256  # four times as many would be past the model's window
+
+
+def test_a_model_with_a_window_does_not_read_all_of_its_context() -> None:
+    clock = VirtualClock()
+    runner = TimedRunner(clock, 0.01, 1e-6, num_blocks=700)
+    runner.model.config = replace(runner.model.config, sliding_window=64)
+    assert measure_context(runner, 4, clock) == 0.0
 
 
 def test_there_may_be_no_cache_to_speak_of() -> None:

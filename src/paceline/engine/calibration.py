@@ -31,9 +31,9 @@ def measure_passes(runner: ModelRunner, max_rows: int, clock: Clock) -> dict[int
 
 
 def measure_context(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> float:
-    """Seconds that a token of context adds to a pass."""
+    """Seconds that a token of context adds to a pass; 0 for a model with a window, which does not read all of it."""
     count = min(max_num_seqs, _SEQUENCES, runner.num_blocks - 1)
-    if count < 1:
+    if count < 1 or runner.model.config.sliding_window is not None:
         return 0.0
     blocks_each = (runner.num_blocks - 1) // count
     most = min(blocks_each * BLOCK_SIZE, (runner.model.config.max_position - 1) // BLOCK_SIZE * BLOCK_SIZE)

@@ -1,8 +1,8 @@
 """The loop one step ahead, on a GPU: while a round is being computed the next one is launched behind it.
 
-It takes over whenever there is nothing to do but decode: nobody to admit, no prompt to compute, and only sequences whose picks
-the device can make. Anything else brings the rounds under way home first, and `Engine.step` goes on on the host; nothing is
-decided twice and nothing differs, for a round's outcome depends on tokens, noise and model alone.
+It takes over whenever there is nothing to do but decode: no prompt to compute, nobody whose turn it is to be let in, and only
+sequences whose picks the device can make. Anything else brings the rounds under way home first, and `Engine.step` goes on on
+the host; nothing is decided twice and nothing differs, for a round's outcome depends on tokens, noise and model alone.
 """
 
 from collections import deque
@@ -22,6 +22,7 @@ from paceline.engine.intake import Intake
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import SpeculatedRound, Speculator
 from paceline.models.gpu_runner import GpuRunner, bucket, buckets
+from paceline.speculation.depth.probing import SEQUENCES as PROBED
 from paceline.speculation.verification import Verdict
 
 ROUNDS_BETWEEN = 2
@@ -118,7 +119,7 @@ class RunAhead:
     def _prompt_rows(self, running: Seq[Sequence]) -> int:
         """Of prompts that the host's next step would compute, if it has room for all."""
         scheduler = self._scheduler
-        newcomers = scheduler.waiting[: scheduler.max_num_seqs - len(running)]
+        newcomers = scheduler.waiting[: scheduler.max_num_seqs - len(running)] if scheduler.may_admit else ()
         return sum(s.num_uncomputed for s in (*running, *newcomers) if s.num_uncomputed > 1)
 
     def _follows_prompts(self, running: Seq[Sequence]) -> bool:
@@ -128,7 +129,17 @@ class RunAhead:
         if not 0 < rows <= self._scheduler.max_batched_tokens - len(running):
             return False
         decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
-        return not _is_for_few(decoding) and all(self._is_eligible(sequence) for sequence in decoding)
+        return not self._is_for_few(decoding) and all(self._is_eligible(sequence) for sequence in decoding)
+
+    def _is_for_few(self, decoding: Seq[Sequence]) -> bool:
+        """A round is as large for all as for the largest: where few are drafted for, the host's ragged pass is cheaper. Not for
+        a probe, now and then, of one node: twice the rows take less than coming home."""
+        depths = [sequence.depth for sequence in decoding if sequence.depth]
+        if not depths or 2 * sum(depths) >= max(depths) * len(decoding):
+            return False
+        drafter = self._batch_of(bucket(len(decoding))).drafter
+        is_small = drafter is not None and drafter.shape(max(depths)).nodes == 1
+        return not (is_small and len(depths) <= PROBED)
 
     def _is_eligible(self, sequence: Sequence) -> bool:
         """Whether the device can pick its tokens: what it cannot do is what depends on text or on other tokens."""
@@ -174,7 +185,7 @@ class RunAhead:
             if sequence.depth and drafter is not None and not drafter.has_room(sequence):
                 sequence.depth = 0
         depth = min(most, max(sequence.depth for sequence in running))
-        if depth > 0 and (drafter is None or not drafter.can_draft(running) or _is_for_few(running)):
+        if depth > 0 and (drafter is None or not drafter.can_draft(running) or self._is_for_few(running)):
             return False
         # The next larger shape may be too large for a pass
         shapes = (drafter.shape(less) for less in range(depth, 0, -1)) if drafter else ()
@@ -247,13 +258,6 @@ class RunAhead:
             self._flights.popleft().land()
         self._seats, self._seated = [], set()
         self._eligible.clear()
-
-
-def _is_for_few(running: Seq[Sequence]) -> bool:
-    """A round is as large for all as for the largest: where few are drafted for, the host's ragged pass is cheaper. Not if it
-    is one token each, as in a probe: twice the rows take less than coming home."""
-    depths = [sequence.depth for sequence in running]
-    return 2 * sum(depths) < max(depths, default=0) * len(depths) and max(depths) > 1
 
 
 def _verdict(tokens: Seq[int], accepted: int, last: Origin) -> Verdict:

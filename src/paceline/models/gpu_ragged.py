@@ -13,7 +13,7 @@ from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import AttentionLayout
 from paceline.models.gpu_decoder import gpu_forward, head_logits
 from paceline.models.gpu_pass import PassKind
-from paceline.models.graph import Graph, Stamp, staging
+from paceline.models.graph import MAX_GRAPH_ROWS, Graph, Stamp, staging
 from paceline.models.output import ForwardOutput
 from paceline.models.runner import Span
 
@@ -48,10 +48,15 @@ def most_ragged_rows(weight_bytes: int) -> int:
 
 
 def ragged_sizes(max_num_seqs: int, max_rows: int) -> list[RaggedSize]:
-    """Of all passes over so many sequences and rows, the largest first."""
+    """Of all passes over so many sequences and rows, the largest first; of one sequence those alone that fit no rectangle."""
     counts = {search_width(count) for count in range(1, min(max_num_seqs, MAX_RAGGED_SEQUENCES) + 1)}
     totals = {ragged_size(1, rows).rows for rows in range(1, max_rows + 1)}
-    return [RaggedSize(count, rows) for rows in sorted(totals, reverse=True) for count in sorted(counts, reverse=True)]
+    return [
+        RaggedSize(count, rows)
+        for rows in sorted(totals, reverse=True)
+        for count in sorted(counts, reverse=True)
+        if count > 1 or rows > MAX_GRAPH_ROWS
+    ]
 
 
 class RaggedInputs:
@@ -92,9 +97,11 @@ class _Told:
         self.contexts = self.ints[starts : starts + size.sequences]
         self.tables = self.ints[starts + contexts :].view(size.sequences, table_width)
 
-    def copy(self, other: "_Told") -> None:
+    def copy(self, other: "_Told", sequences: int) -> None:
+        """Tables are the most of it: those of the first so many."""
+        used = len(self.ints) - (len(self.tables) - sequences) * self.tables.shape[1]
         self.longs.copy_(other.longs, non_blocking=True)
-        self.ints.copy_(other.ints, non_blocking=True)
+        self.ints[:used].copy_(other.ints[:used], non_blocking=True)
 
 
 def _aligned(count: int) -> int:
@@ -105,12 +112,13 @@ class RaggedGraph:
     """As `PassGraph`, but only logits that are wanted are computed, after it: of a prompt's rows hardly any are."""
 
     def __init__(self, runner: "GpuRunner", inputs: RaggedInputs, size: RaggedSize, kind: PassKind) -> None:
+        self.size = size
         self._runner, self._inputs, self._kind = runner, inputs, kind
         self._told, self._host = told, host = inputs.of(size)
         inputs.wait()
         host.longs.zero_()
         host.ints.zero_()  # no sequence has rows
-        told.copy(host)
+        told.copy(host, size.sequences)
         layout = AttentionLayout(
             slots=told.tokens,  # found in the tables where there are so many rows
             starts=told.starts,
@@ -141,26 +149,26 @@ class RaggedGraph:
             return ForwardOutput(None, room[-1].copy_(output.last_hidden), inner)
 
         self._graph = Graph(compute, runner.device, runner.memory_pool)
+        self._wanted = torch.empty(0, dtype=torch.int64)
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:
         """As `ModelRunner.forward`."""
         count, wanted = self._tell(spans)
-        output = self._graph.replay()
+        self._wanted = torch.tensor(wanted, dtype=torch.int64).to(self._runner.device, non_blocking=True)
+        output = self.replay()
         states = output.last_hidden
-        assert states is not None
-        logits = None
-        if wanted:
-            chosen = torch.tensor(wanted).to(self._runner.device, non_blocking=True)
-            logits = head_logits(self._runner.model, states[chosen])
         return ForwardOutput(
-            logits,
-            states[:count].clone() if self._kind.last_hidden else None,
+            output.logits,
+            states[:count].clone() if self._kind.last_hidden and states is not None else None,
             {layer: rows[:count].clone() for layer, rows in output.inner.items()},
         )
 
-    def replay(self) -> None:
-        """Run it again as it was."""
-        self._graph.replay()
+    def replay(self) -> ForwardOutput:
+        """Run it again as it was. States are good until the next run, of all rows."""
+        output = self._graph.replay()
+        assert output.last_hidden is not None
+        logits = head_logits(self._runner.model, output.last_hidden[self._wanted]) if len(self._wanted) else None
+        return ForwardOutput(logits, output.last_hidden, output.inner)
 
     def _tell(self, spans: Sequence[Span]) -> tuple[int, list[int]]:
         """How many rows there are, and which of them want logits."""
@@ -183,6 +191,6 @@ class RaggedGraph:
             row = end
         starts[len(spans) :] = row  # the others have none
         tokens[row:] = 0  # HAZARD: embedded all the same, and a pass of another size may have left anything here
-        self._told.copy(self._host)
+        self._told.copy(self._host, len(spans))
         self._inputs.told()
         return row, wanted

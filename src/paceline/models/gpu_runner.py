@@ -1,5 +1,5 @@
-"""`ModelRunner` on a GPU: passes that recur are CUDA graphs, recorded when rehearsed or first met; what fits none runs
-eagerly."""
+"""`ModelRunner` on a GPU: passes that recur are CUDA graphs, recorded when rehearsed or, small ones, first met; what fits none
+runs eagerly."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -14,7 +14,6 @@ from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models.gpu_decoder import plan_pass
 from paceline.models.gpu_pass import PaddedPass, PassGraph, PassKind
 from paceline.models.gpu_ragged import (
-    MAX_RAGGED_SEQUENCES,
     RaggedGraph,
     RaggedInputs,
     RaggedSize,
@@ -70,7 +69,6 @@ class GpuRunner(ModelRunner):
         self.table_width = longest + MAX_GRAPH_ROWS // BLOCK_SIZE + 1
         self._graphs: dict[tuple[int, int, PassKind], PassGraph] = {}
         self._ragged: dict[tuple[RaggedSize, PassKind], RaggedGraph] = {}
-        self._most_ragged = most_ragged_rows(model.weight_bytes)
         self._inputs = RaggedInputs(model.device, self.table_width)
         self.memory_pool = GraphPool(model.device)
         self.rooms = Rooms(model)
@@ -103,9 +101,7 @@ class GpuRunner(ModelRunner):
         if batch * rows <= MAX_GRAPH_ROWS:
             return self._graph(batch, rows, kind)
         total = sum(len(span.tokens) for span in spans)
-        if total <= self._most_ragged and len(spans) <= MAX_RAGGED_SEQUENCES:
-            return self._ragged_graph(ragged_size(len(spans), total), kind)
-        return None
+        return self._ragged.get((ragged_size(len(spans), total), kind))
 
     def _graph(self, batch: int, rows: int, kind: PassKind) -> PassGraph:
         key = batch, rows, kind
@@ -113,10 +109,13 @@ class GpuRunner(ModelRunner):
             self._graphs[key] = PassGraph(self, batch, rows, kind)
         return self._graphs[key]
 
-    def _ragged_graph(self, size: RaggedSize, kind: PassKind) -> RaggedGraph:
-        if (size, kind) not in self._ragged:
-            self._ragged[size, kind] = RaggedGraph(self, self._inputs, size, kind)
-        return self._ragged[size, kind]
+    def record_ragged(self, max_num_seqs: int, max_rows: int, kinds: Collection[PassKind] = (PassKind(),)) -> None:
+        """Passes of these kinds over spans of any lengths, as far as they are worth recording. There are too many to do it
+        while somebody waits for one."""
+        for kind in sorted(kinds, key=lambda kind: -len(kind.capture)):
+            for size in ragged_sizes(max_num_seqs, min(max_rows, most_ragged_rows(self.model.weight_bytes))):
+                if (size, kind) not in self._ragged:
+                    self._ragged[size, kind] = RaggedGraph(self, self._inputs, size, kind)
 
     def plan(self, rows: int, sequences: int, max_rows: int) -> AttentionPlan:
         """As `plan_pass`. Passes with plans of one runner follow one another: they share their scratch too."""
@@ -144,9 +143,8 @@ class GpuRunner(ModelRunner):
         for wanted in around_16s(min(most, MAX_GRAPH_ROWS)):
             for rows in sorted({wanted, min(most, wanted + MAX_ROWS)}):
                 super().forward([self._padding(rows, wanted)])
-        for kind in sorted(kinds, key=lambda kind: -len(kind.capture)):
-            for ragged in ragged_sizes(max_num_seqs, min(max_rows, self._most_ragged)):
-                self._ragged_graph(ragged, kind)
+        if bucket(max_num_seqs) * bucket(longest) > MAX_GRAPH_ROWS:
+            self.record_ragged(max_num_seqs, max_rows, kinds)
         for size in recorded:
             self._graph(*size)
 

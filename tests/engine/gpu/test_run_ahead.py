@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paceline.core.request import Request
+from paceline.engine import run_ahead
 from paceline.engine.device_batch import DeviceBatch
 from paceline.engine.engine import Engine
 from paceline.engine.run_ahead import ROUNDS_BETWEEN, RunAhead
@@ -183,6 +184,23 @@ def test_a_probe_is_made_by_the_device(collected):
     assert result.drafted > 2
     assert collected == []
     assert engine.ahead.num_rounds > 2
+
+
+def test_few_that_draft_all_the_time_are_no_probe(collected, monkeypatch):
+    monkeypatch.setattr(run_ahead, "PROBED", 0)
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    check(ahead_engine(proposer, OneOfAll(1)), requests(4))
+    assert collected
+
+
+def test_a_prompt_that_finds_no_room_is_no_reason_not_to_draft():
+    engine = ahead_engine(None, kv_tokens=64, max_num_seqs=4)
+    for one in requests(4, max_tokens=12):
+        engine.add(one)
+    engine.step()
+    assert engine.scheduler.waiting
+    assert not engine.scheduler.may_admit
+    assert engine.ahead._prompt_rows(engine.scheduler.running) == 0
 
 
 class OneOfAll(FixedDepth):

@@ -4,10 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.models import gpu_runner
+from paceline.models import gpu_ragged, gpu_runner
 from paceline.models.gpu_pass import PassKind
-from paceline.models.gpu_ragged import MAX_RAGGED_ROWS, RaggedSize, most_ragged_rows, ragged_size, ragged_sizes
+from paceline.models.gpu_ragged import (
+    MAX_RAGGED_ROWS,
+    RaggedGraph,
+    RaggedSize,
+    most_ragged_rows,
+    ragged_size,
+    ragged_sizes,
+)
 from paceline.models.gpu_runner import GpuRunner
+from paceline.models.output import ForwardOutput
 from paceline.models.runner import ModelRunner, Span
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 
@@ -17,6 +25,20 @@ BLOCKS = 24
 @pytest.fixture(autouse=True)
 def no_rectangles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 0)
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[RaggedSize]:
+    """The sizes of passes that were run, in order."""
+    sizes: list[RaggedSize] = []
+    run = RaggedGraph.run
+
+    def noted(graph: RaggedGraph, spans: list[Span]) -> ForwardOutput:
+        sizes.append(graph.size)
+        return run(graph, spans)
+
+    monkeypatch.setattr(RaggedGraph, "run", noted)
+    return sizes
 
 
 class Pair:
@@ -33,45 +55,59 @@ class Pair:
                 close(mine[part][:BLOCKS], other[part])
 
 
-def test_a_prompt_beside_sequences_that_decode() -> None:
+def test_a_prompt_beside_sequences_that_decode(used: list[RaggedSize]) -> None:
     pair = Pair()
+    pair.ours.record_ragged(3, 64)
     pair.check([Span([9, 3], 0, tokens(20), 1), Span([0], 0, tokens(3), 1), Span([7], 0, tokens(1), 0)])
     pair.check([Span([9, 3], 20, tokens(1), 1), Span([7], 1, tokens(1), 1), Span([5, 6], 0, tokens(30), 0)])
-    assert len(pair.ours._ragged) == 1
+    assert used == [RaggedSize(32, 128)] * 2
 
 
-def test_passes_of_other_sizes_leave_nothing_behind() -> None:
+def test_passes_of_other_sizes_leave_nothing_behind(used: list[RaggedSize]) -> None:
     """They share where they are told what to do."""
     pair, many = Pair(), [Span([s % BLOCKS], 4 * (s // BLOCKS), tokens(2, s), 1) for s in range(40)]
-    pair.check([Span(list(range(9)), 0, tokens(140), 1)])
-    pair.check(many)
-    pair.check([Span([11], 0, tokens(3), 1), Span([2], 0, tokens(2), 2)])
-    pair.check([Span(list(range(9)), 0, tokens(140), 3)])
-    assert {size for size, _ in pair.ours._ragged} == {RaggedSize(1, 192), RaggedSize(64, 128), RaggedSize(32, 128)}
+    pair.ours.record_ragged(40, 192)
+    long = [Span(list(range(9)), 0, tokens(140), 1), Span([20], 0, tokens(2), 0)]
+    for spans in (long, many, [Span([11], 0, tokens(3), 1), Span([2], 0, tokens(2), 2)], long):
+        pair.check(spans)
+    assert used == [RaggedSize(32, 192), RaggedSize(64, 128), RaggedSize(32, 128), RaggedSize(32, 192)]
 
 
-def test_trees_and_hidden_states() -> None:
+def test_trees_and_hidden_states(used: list[RaggedSize]) -> None:
     pair, states = Pair(), {"capture": (0, 2), "last_hidden": True}
+    pair.ours.record_ragged(2, 64, [PassKind(is_tree, (0, 2), True) for is_tree in (False, True)])
     pair.check([Span([4], 0, tokens(2), 1), Span([2], 0, tokens(2), 1)], **states)
     pair.check([tree([4], 2), Span([2], 2, tokens(3, 2), 3)], **states)
     pair.check([Span([4], 2, tokens(5, 2), 0), tree([2], 2)], **states)
+    assert len(used) == 3
 
 
-def test_what_a_run_gave_stays_when_another_follows() -> None:
+def test_what_a_run_gave_stays_when_another_follows(used: list[RaggedSize]) -> None:
     pair, states = Pair(), {"capture": (1,), "last_hidden": True}
-    first = [Span([4], 0, tokens(4), 1)]
+    pair.ours.record_ragged(2, 64, [PassKind(False, (1,), True)])
+    first = [Span([4], 0, tokens(4), 1), Span([5], 0, tokens(1), 1)]
     before = pair.ours.forward(first, **states)
-    pair.ours.forward([Span([2], 0, tokens(6, 1), 2)], **states)
+    pair.ours.forward([Span([2], 0, tokens(6, 1), 2), Span([3], 0, tokens(1), 0)], **states)
     same(before, pair.theirs.forward(first, **states))
+    assert len(used) == 2
 
 
-def test_nothing_is_recorded_after_a_rehearsal() -> None:
+def test_what_was_not_recorded_runs_without(used: list[RaggedSize]) -> None:
+    """Nobody waits while a graph is recorded for a size that may never come again."""
     pair = Pair()
-    pair.ours.rehearse(max_num_seqs=40, max_rows=200, longest=200)
-    sizes = set(pair.ours._ragged)
-    pair.check([Span([s], 0, tokens(2, s), 1) for s in range(20)])
-    pair.check([Span(list(range(12)), 0, tokens(190), 1)])
-    assert set(pair.ours._ragged) == sizes == {(size, PassKind()) for size in ragged_sizes(40, 200)}
+    pair.check([Span([4], 0, tokens(4), 1), Span([5], 0, tokens(1), 1)])
+    assert used == []
+    assert pair.ours._ragged == {}
+
+
+def test_a_rehearsal_records_what_fits_no_rectangle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 8)
+    pair = Pair()
+    pair.ours.rehearse(max_num_seqs=3, max_rows=24, longest=24)
+    assert set(pair.ours._ragged) == {(size, PassKind()) for size in ragged_sizes(3, 24)}
+    few = Pair().ours
+    few.rehearse(max_num_seqs=3, max_rows=3, longest=1)
+    assert few._ragged == {}
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 40, 300])
@@ -81,6 +117,7 @@ def test_every_size_is_among_those_rehearsed(max_num_seqs: int) -> None:
         ragged_size(count, rows)
         for count in range(1, min(max_num_seqs, 256) + 1)
         for rows in range(count, MAX_RAGGED_ROWS + 1)
+        if count > 1 or rows > gpu_ragged.MAX_GRAPH_ROWS  # that fits a rectangle
     }
     assert met <= sizes
     assert len(sizes) <= 3 * 24 + 24  # some tens of milliseconds each

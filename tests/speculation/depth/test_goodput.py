@@ -242,6 +242,22 @@ def test_nor_once_somebody_was_drafted_for() -> None:
     assert not policy.rests(16)
 
 
+def test_it_rests_again_when_those_who_were_to_be_probed_are_gone() -> None:
+    policy, batch = GoodputDepth(), [Candidate(0, "chat", 8)]
+    simulation = Simulation(policy, World(draft=40 * MS), alpha=0.05)
+    simulation.run(500)
+    while policy.rests(1) or not any(policy.decide(batch)):
+        simulation.take([0], Totals(), simulation.world)
+    others = [Candidate(1, "chat", 0)]  # it may not be drafted for
+    rested = 0
+    for _ in range(20):
+        if policy.rests(1):
+            rested += 1
+        else:
+            assert policy.decide(others) == [0]
+    assert rested == REST
+
+
 def test_nor_while_a_probe_is_waited_for() -> None:
     policy, batch = GoodputDepth(), [Candidate(0, "chat", 8)]
     simulation = Simulation(policy, World(draft=40 * MS), alpha=0.05)

@@ -149,8 +149,9 @@ def test_context_takes_its_time_whatever_the_rows() -> None:
 def test_a_context_that_was_thought_dearer_than_it_is() -> None:
     times = StepTime()
     times.calibrate({1: 0.010}, per_token=1e-3)
-    for _ in range(20):
+    for _ in range(40):
         times.observe(replace(step(1, 1, 0.012), context=1000))
+    assert times.plain(1, 1000) == pytest.approx(0.012, rel=0.05)
     assert 0.0 < times.plain(1, 0) < 0.010
 
 

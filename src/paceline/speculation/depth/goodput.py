@@ -8,6 +8,7 @@ measurement. Nor does one depth tell what another costs: where a method has draf
 one more.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -28,8 +29,8 @@ steps teach little, and to work it out takes longer than it may where a step tak
 _ABOUT = 8
 """By one in so many a batch may grow or shrink and rest on."""
 _AGEING = 32
-"""Rounds by which a step ages what is known of acceptance, at the most: one of many sequences would leave nothing of those
-before it, and the best of many depths would be the one that its luck speaks for."""
+"""Rounds by which a step ages what is known of a category's acceptance, at the most: one of many sequences would leave nothing
+of those before it, and the best of many depths would be the one that its luck speaks for."""
 VARY_EVERY = 16
 """Steps of drafting of which one may differ by a draft, to tell c1 from c0."""
 
@@ -74,8 +75,9 @@ class GoodputDepth:
         self._times.observe(step)
         if any(seen.drafted or seen.asked for seen in step.rounds):
             self._resting = 0
-        age = min(1.0, _AGEING / max(1, len(step.rounds)))
+        counts = Counter([seen.category for seen in step.rounds])
         for seen in step.rounds:
+            age = min(1.0, _AGEING / counts[seen.category])
             self._acceptance.observe(
                 seen.category, seen.drafted, seen.accepted, seen.asked, seen.num_nodes, seen.path, age
             )
@@ -171,6 +173,7 @@ class GoodputDepth:
         for all of them while its cost is hardly known, since a step that drafts for few may be taken another way."""
         unseen = dict.fromkeys(c.category for c in batch if c.category not in drafting and c.max_depth)
         if not unseen or self._times.plain(len(batch)) is None:
+            self._probing.drop()
             return
         asked = {method_of(category) for category in drafting}
         unsettled = [name for name in unseen if not self._times.is_settled(method_of(name))]

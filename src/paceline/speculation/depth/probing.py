@@ -59,6 +59,10 @@ class Probing:
         """Whether a probe was picked that nobody has seen the end of."""
         return self._standing is not None
 
+    def drop(self) -> None:
+        """Nobody is left to be probed."""
+        self._standing = None
+
     def tick(self, drafting: Iterable[str]) -> None:
         """A step begins, in which these categories draft anyway."""
         self._step += 1

@@ -24,8 +24,8 @@ DRIFT = 0.5
 """Share of what a mature bucket learns from a sample that all buckets learn with it."""
 FIRST_STEPS = 8
 """Plain steps after a warm-up that correct its height."""
-_LEAST_SHARE = 0.1
-"""Of a pass that is not its context's, whatever a warm-up says of that."""
+_LEAST_SHARE = 0.25
+"""Of a pass that is not its context's, whatever a warm-up has said of that."""
 FORGET_STEPS = 4000
 """A verify bucket not visited for so long is dropped: it may be what keeps us from visiting it."""
 
@@ -94,8 +94,10 @@ class StepTime:
             return
         if step.prefill_rows or step.batch == 0 or step.verify_seconds <= 0.0:
             return
-        seconds = step.verify_seconds - self._per_token * step.context
-        self._add(step.rows, max(seconds, _LEAST_SHARE * step.verify_seconds), drafting=step.rows > step.batch)
+        most = (1.0 - _LEAST_SHARE) * step.verify_seconds
+        if self._per_token * step.context > most:  # it cannot be so dear
+            self._per_token = most / step.context
+        self._add(step.rows, step.verify_seconds - self._per_token * step.context, drafting=step.rows > step.batch)
         for drafting in step.drafting:
             self._drafts.setdefault(drafting.method, DraftTime()).add(step.batch, drafting.depth, drafting.seconds)
         if step.drafting:
