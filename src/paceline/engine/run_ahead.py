@@ -18,16 +18,13 @@ from paceline.engine.device_drafter import NOTHING, DeviceProposer
 from paceline.engine.device_flight import Flight, Landed
 from paceline.engine.device_rehearsal import rehearse_passes
 from paceline.engine.device_seats import Seat
+from paceline.engine.device_turns import DeviceTurns
 from paceline.engine.intake import Intake
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import SpeculatedRound, Speculator
 from paceline.models.gpu_runner import GpuRunner, bucket, buckets
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
 from paceline.speculation.verification import Verdict
-
-ROUNDS_BETWEEN = 2
-"""Rounds that go by before somebody else is let in, unless that is worth a step of its own. To come home, take a step on the
-host and leave again takes as long as a few rounds, and where many sequences run one of them ends in nearly every round."""
 
 Commit = Callable[[Sequence, Verdict, int], StepOutput]
 """Appends a verdict on so many drafts to a sequence, and ends the sequence if that is the end of it."""
@@ -52,8 +49,7 @@ class RunAhead:
         self._seats: list[Sequence] = []
         self._seated: set[int] = set()
         self._flights: deque[Flight] = deque()
-        self._eligible: dict[int, bool] = {}
-        self._since_host = 0  # rounds launched
+        self._turns = DeviceTurns(proposer, scheduler, speculator, intake)
         self.num_rounds = 0
         self.last_landed: Landed | None = None
         """What the newest round to come home cost; for those who measure."""
@@ -84,9 +80,11 @@ class RunAhead:
             self._leave()
         outputs = self._next(running) if running else None
         if outputs is None:
-            self._since_host = 0
-            if self._follows_prompts(running):
-                for sequence in running:
+            self._turns.rounds = 0
+            decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
+            if self._turns.goes_on(running) and not self._is_for_few(decoding):
+                # Drafts are for here: the host takes longer, and what it finds out about them it cannot time
+                for sequence in decoding:
                     sequence.depth = 0
         return outputs
 
@@ -97,39 +95,15 @@ class RunAhead:
             self._board(running)
         if not self._launch(running):
             return self._come_home()
-        self._since_host += 1
+        self._turns.rounds += 1
         return self._land() if len(self._flights) > 1 else []
 
     def _is_steady(self, running: Seq[Sequence]) -> bool:
-        if self._lets_in(running):
-            return False
         if self._seats and (
             len(running) <= len(self._seats) // 2 or not all(sequence.id in self._seated for sequence in running)
         ):
             return False
-        return all(sequence.num_uncomputed == 1 and self._is_eligible(sequence) for sequence in running)
-
-    def _lets_in(self, running: Seq[Sequence]) -> bool:
-        """Whether it is time for somebody who waits."""
-        scheduler = self._scheduler
-        if not scheduler.may_admit:
-            return False
-        return self._since_host >= ROUNDS_BETWEEN or 2 * self._prompt_rows(running) >= scheduler.max_batched_tokens
-
-    def _prompt_rows(self, running: Seq[Sequence]) -> int:
-        """Of prompts that the host's next step would compute, if it has room for all."""
-        scheduler = self._scheduler
-        newcomers = scheduler.waiting[: scheduler.max_num_seqs - len(running)] if scheduler.may_admit else ()
-        return sum(s.num_uncomputed for s in (*running, *newcomers) if s.num_uncomputed > 1)
-
-    def _follows_prompts(self, running: Seq[Sequence]) -> bool:
-        """Whether rounds go on here after the host's next step, which ends all prompts. Then that step drafts nothing: the
-        host takes longer to draft than a round here, and what it finds out about drafts it cannot time."""
-        rows = self._prompt_rows(running)
-        if not 0 < rows <= self._scheduler.max_batched_tokens - len(running):
-            return False
-        decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
-        return not self._is_for_few(decoding) and all(self._is_eligible(sequence) for sequence in decoding)
+        return self._turns.is_devices(running)
 
     def _is_for_few(self, decoding: Seq[Sequence]) -> bool:
         """A round is as large for all as for the largest: where few are drafted for, the host's ragged pass is cheaper. Not for
@@ -140,24 +114,6 @@ class RunAhead:
         drafter = self._batch_of(bucket(len(decoding))).drafter
         is_small = drafter is not None and drafter.shape(max(depths)).nodes == 1
         return not (is_small and len(depths) <= PROBED)
-
-    def _is_eligible(self, sequence: Sequence) -> bool:
-        """Whether the device can pick its tokens: what it cannot do is what depends on text or on other tokens."""
-        known = self._eligible.get(sequence.id)
-        if known is None:
-            params = sequence.sampling
-            known = self._eligible[sequence.id] = (
-                (sequence.verification == "coupled" or params.is_greedy)
-                and not (params.has_penalties or params.logit_bias or params.json_schema or params.logprobs is not None)
-                and len(sequence.ids) >= 2
-            )
-        return known and self._drafts_here(sequence)
-
-    def _drafts_here(self, sequence: Sequence) -> bool:
-        """Drafts are made on the device, or nobody wants any."""
-        if self._proposer is self._speculator.proposers[sequence.method]:
-            return True
-        return not self._speculator.enabled or self._intake.max_depth(sequence) == 0
 
     @property
     def _batch(self) -> DeviceBatch:
@@ -257,7 +213,7 @@ class RunAhead:
         while self._flights:
             self._flights.popleft().land()
         self._seats, self._seated = [], set()
-        self._eligible.clear()
+        self._turns.forget()
 
 
 def _verdict(tokens: Seq[int], accepted: int, last: Origin) -> Verdict:

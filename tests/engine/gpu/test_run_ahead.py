@@ -8,8 +8,9 @@ import torch
 from paceline.core.request import Request
 from paceline.engine import run_ahead
 from paceline.engine.device_batch import DeviceBatch
+from paceline.engine.device_turns import ROUNDS_BETWEEN
 from paceline.engine.engine import Engine
-from paceline.engine.run_ahead import ROUNDS_BETWEEN, RunAhead
+from paceline.engine.run_ahead import RunAhead
 from paceline.models.gpu_runner import GpuRunner
 from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.proposers.draft_model import DraftModelProposer
@@ -141,7 +142,7 @@ def flown(engine: Engine, arrival: Request) -> int:
     rounds = 0
     while len(engine.scheduler.running) < 2:
         engine.step()
-        rounds = max(rounds, engine.ahead._since_host)
+        rounds = max(rounds, engine.ahead._turns.rounds)
     return rounds
 
 
@@ -200,7 +201,7 @@ def test_a_prompt_that_finds_no_room_is_no_reason_not_to_draft():
     engine.step()
     assert engine.scheduler.waiting
     assert not engine.scheduler.may_admit
-    assert engine.ahead._prompt_rows(engine.scheduler.running) == 0
+    assert engine.ahead._turns.prompt_rows(engine.scheduler.running) == 0
 
 
 class OneOfAll(FixedDepth):
