@@ -10,19 +10,18 @@ one more.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.acceptance import Acceptance
 from paceline.speculation.depth.allocation import Allocation, Value, allocate
+from paceline.speculation.depth.baseline import Baselines
 from paceline.speculation.depth.entry import Entry
 from paceline.speculation.depth.lag import HORIZON, Lag
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 from paceline.speculation.depth.probing import SEQUENCES, Probing
 from paceline.speculation.depth.step_time import StepTime
 
-FIRST_BASELINE, BASELINE_EVERY = 4, 200
-"""Steps of drafting after which one is plain: at first, and in the long run."""
 REST = 8
 """Steps for which a decision against drafting stands, if nothing is drafted meanwhile and the batch stays about as large: plain
 steps teach little, and to work it out takes longer than it may where a step takes a few milliseconds."""
@@ -53,8 +52,7 @@ class GoodputDepth:
         self._probing = Probing(probe_share)
         self._drafting = False
         self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
-        self._baselines: dict[int, _Baseline] = {}
-        """By scale of the batch, a power of two: what is fresh for a few sequences says nothing of many."""
+        self._baselines = Baselines()
         self._probed: dict[str, float] = {}
         """Categories probed since they last drafted because it pays, and the acceptance expected of the first draft."""
         self.advantage: float | None = None
@@ -96,27 +94,23 @@ class GoodputDepth:
     def rests(self, batch: int) -> bool:
         if self._resting == 0 or _ABOUT * abs(batch - self._rested) > self._rested or self._probing.stands:
             return False
-        self._resting, self._baseline(batch).drafted = self._resting - 1, 0
+        self._resting -= 1
+        self._baselines.is_due(batch, is_drafting=False)
         self._probing.tick(())
         return True
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
-        depths, baseline = self._best(batch), self._baseline(len(batch))
-        baseline.drafted = baseline.drafted + 1 if any(depths) else 0
-        if baseline.drafted > baseline.every:
-            baseline.drafted, baseline.every = 0, min(2 * baseline.every, BASELINE_EVERY)
+        depths = self._best(batch)
+        if self._baselines.is_due(len(batch), any(depths)):
             return [0] * len(batch)
         drafting = {candidate.category for candidate, depth in zip(batch, depths, strict=True) if depth}
         for category in drafting:
             self._probed.pop(category, None)
-        if baseline.drafted % VARY_EVERY == VARY_EVERY - 1:
+        if self._baselines.drafted(len(batch)) % VARY_EVERY == VARY_EVERY - 1:
             self._vary(batch, depths)
         self._probing.tick(drafting)
         self._probe(batch, depths, drafting)
         return depths
-
-    def _baseline(self, batch: int) -> "_Baseline":
-        return self._baselines.setdefault(batch.bit_length(), _Baseline())
 
     def _best(self, batch: Sequence[Candidate]) -> list[int]:
         nothing = [0] * len(batch)
@@ -220,14 +214,6 @@ class GoodputDepth:
         if not asked:
             more += costs.network + costs.verify(min(2 * batch, batch + SEQUENCES)) - plain
         return more / plain
-
-
-@dataclass(slots=True)
-class _Baseline:
-    """Steps of drafting since the last plain one, and after how many the next one is."""
-
-    drafted: int = 0
-    every: int = FIRST_BASELINE
 
 
 def _context(batch: Sequence[Candidate]) -> int:

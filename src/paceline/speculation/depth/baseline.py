@@ -1,0 +1,32 @@
+"""When a step is plain only to be timed: while drafts are made, nothing else says what decoding without them takes."""
+
+from dataclasses import dataclass
+
+FIRST, EVERY = 4, 200
+"""Steps of drafting after which one is plain: at first, and in the long run."""
+
+
+@dataclass(slots=True)
+class _Count:
+    drafted: int = 0
+    until: int = FIRST
+
+
+class Baselines:
+    """Counts by scale of the batch, a power of two: what is fresh for a few sequences says nothing of many."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, _Count] = {}
+
+    def is_due(self, batch: int, is_drafting: bool) -> bool:
+        """Whether this step is one, rather than draft as it was to. Asked once for every step."""
+        count = self._counts.setdefault(batch.bit_length(), _Count())
+        count.drafted = count.drafted + 1 if is_drafting else 0
+        if count.drafted <= count.until:
+            return False
+        count.drafted, count.until = 0, min(2 * count.until, EVERY)
+        return True
+
+    def drafted(self, batch: int) -> int:
+        """Steps of drafting since the last plain one."""
+        return self._counts[batch.bit_length()].drafted

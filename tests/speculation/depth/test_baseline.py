@@ -1,0 +1,31 @@
+"""Plain steps among those that draft."""
+
+from paceline.speculation.depth.baseline import EVERY, FIRST, Baselines
+
+
+def due(baselines: Baselines, batch: int, steps: int) -> list[int]:
+    """Of so many steps that draft, those that are plain instead."""
+    return [step for step in range(1, steps + 1) if baselines.is_due(batch, is_drafting=True)]
+
+
+def test_soon_at_first_and_seldom_later() -> None:
+    steps = due(Baselines(), 1, 2000)
+    gaps = [after - before for before, after in zip([0, *steps], steps, strict=False)]
+    assert gaps[:4] == [FIRST + 1, 2 * FIRST + 1, 4 * FIRST + 1, 8 * FIRST + 1]
+    assert set(gaps[6:]) == {EVERY + 1}
+
+
+def test_each_scale_of_a_batch_has_its_own() -> None:
+    baselines = Baselines()
+    due(baselines, 4, 2000)
+    assert due(baselines, 256, 20) == due(Baselines(), 1, 20)
+    assert due(baselines, 7, 20) == []  # of one scale with 4
+
+
+def test_a_plain_step_serves_as_one() -> None:
+    baselines = Baselines()
+    due(baselines, 1, FIRST)
+    assert baselines.drafted(1) == FIRST
+    assert not baselines.is_due(1, is_drafting=False)
+    assert baselines.drafted(1) == 0
+    assert due(baselines, 1, FIRST) == []
