@@ -12,13 +12,14 @@ as `sweep` has sequences, each of which asks again when its text ends: prompts, 
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
 import torch
 from gap import largest_gap
-from served import serve
+from served import Served, serve
 
 from paceline.bench.prompts import load_prompts, select
 from paceline.core.clock import WallClock
@@ -169,23 +170,15 @@ def batch64(engine: Engine, prompts: list[list[int]], options: argparse.Namespac
 def sweep(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
     for size in sizes(options):
         group = [(prompts * size)[i] for i in range(size)]
-        pairs = []
-        for repeat in range(options.repeats + 1):
-            switch(engine, False)
-            plain = decode(engine, group, options.tokens)
-            switch(engine, True)
-            drafted = decode(engine, group, options.tokens)
-            if repeat:  # the first compiles and learns
-                pairs.append((plain, drafted))
-        ratios = sorted(b.rate / a.rate for a, b in pairs)
-        last = pairs[-1][1]
-        print(
-            f"batch {size:3}: plain {median(a.rate for a, _ in pairs):8.0f} tok/s, "
-            f"goodput {median(b.rate for _, b in pairs):8.0f}, "
-            f"ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), "
-            f"depth {last.depth:.2f}, alpha {last.alpha:.2f}",
-            flush=True,
-        )
+        runs = in_turns(engine, options, lambda group=group: decode(engine, group, options.tokens))
+        print(f"batch {size:3}: {runs}, alpha {runs.pairs[-1][1].alpha:.2f}", flush=True)
+
+
+def served(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
+    for streams in sizes(options):
+        told = prompts, streams, options.tokens, max(streams, min(16, 4 * streams)), WallClock()
+        runs = in_turns(engine, options, lambda told=told: serve(engine, *told))
+        print(f"{streams:3} streams: {runs}", flush=True)
 
 
 def sizes(options: argparse.Namespace) -> list[int]:
@@ -193,24 +186,30 @@ def sizes(options: argparse.Namespace) -> list[int]:
     return [1 << n for n in range(options.largest.bit_length()) if 1 << n >= options.smallest]
 
 
-def served(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
-    for streams in sizes(options):
-        pairs = []
-        for repeat in range(options.repeats + 1):
-            runs = []
-            for enabled in (False, True):
-                switch(engine, enabled)
-                requests = max(streams, min(16, 4 * streams))
-                runs.append(serve(engine, prompts, streams, options.tokens, requests, WallClock()))
-            if repeat:
-                pairs.append(runs)
-        ratios = sorted(b.rate / a.rate for a, b in pairs)
-        print(
-            f"{streams:3} streams: plain {median(a.rate for a, _ in pairs):8.0f} tok/s, "
-            f"goodput {median(b.rate for _, b in pairs):8.0f}, "
-            f"ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), depth {pairs[-1][1].depth:.2f}",
-            flush=True,
+@dataclass
+class Comparison:
+    """Runs in pairs: plain, and with `goodput`."""
+
+    pairs: list[tuple[Run | Served, Run | Served]]
+
+    def __str__(self) -> str:
+        ratios = sorted(on.rate / off.rate for off, on in self.pairs)
+        return (
+            f"plain {median(off.rate for off, _ in self.pairs):8.0f} tok/s, "
+            f"goodput {median(on.rate for _, on in self.pairs):8.0f}, "
+            f"ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), depth {self.pairs[-1][1].depth:.2f}"
         )
+
+
+def in_turns(engine: Engine, options: argparse.Namespace, run: Callable[[], Run | Served]) -> Comparison:
+    """The first pair, which compiles and learns, is left out."""
+    pairs = []
+    for _ in range(options.repeats + 1):
+        switch(engine, False)
+        plain = run()
+        switch(engine, True)
+        pairs.append((plain, run()))
+    return Comparison(pairs[1:])
 
 
 def transformers(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:

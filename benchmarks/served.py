@@ -11,11 +11,11 @@ from paceline.engine.engine import Engine
 
 @dataclass
 class Served:
-    """From when every stream has begun until `requests` more of theirs have ended."""
+    """From when every stream has begun until as many more texts have ended as were asked for."""
 
     seconds: float = 0.0
     tokens: int = 0
-    rounds: list[tuple[int, int]] = field(default_factory=list)  # drafted, accepted
+    depths: list[int] = field(default_factory=list)  # of every sequence's rounds
 
     @property
     def rate(self) -> float:
@@ -23,7 +23,7 @@ class Served:
 
     @property
     def depth(self) -> float:
-        return sum(drafted for drafted, _ in self.rounds) / len(self.rounds)
+        return sum(self.depths) / len(self.depths)
 
 
 def serve(
@@ -53,7 +53,7 @@ def serve(
         if started is not None:
             served.seconds = clock.now() - started
             served.tokens += sum(len(output.tokens) for output in outputs)
-            served.rounds += [(output.drafted, output.accepted) for output in outputs]
+            served.depths += [output.drafted for output in outputs]
         elif all(f"r{i}" in begun for i in range(streams)):
             started = clock.now()
     for i in range(asked):

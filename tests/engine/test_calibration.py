@@ -7,7 +7,7 @@ import pytest
 from paceline.core.clock import VirtualClock
 from paceline.engine.calibration import MAX_SECONDS, measure_context, measure_passes
 from paceline.models.runner import ModelRunner, Span
-from tests.fakes import request, run, tiny_engine, tiny_model
+from tests.fakes import TINY, request, run, tiny_engine, tiny_model
 
 
 class TimedRunner(ModelRunner):
@@ -15,7 +15,7 @@ class TimedRunner(ModelRunner):
     long."""
 
     def __init__(self, clock: VirtualClock, base: float, per_token: float = 0.0, num_blocks: int = 4) -> None:
-        super().__init__(tiny_model(), num_blocks)
+        super().__init__(tiny_model(config=replace(TINY, max_position=2048)), num_blocks)
         self.clock, self.base, self.per_token, self.seen = clock, base, per_token, set[int]()
 
     def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = ()) -> Any:
@@ -54,12 +54,15 @@ def test_contexts_grow_until_they_tell() -> None:
     longest: list[int] = []
     forward = runner.forward
     runner.forward = lambda spans, *rest: longest.append(max(s.context_len for s in spans)) or forward(spans, *rest)  # type: ignore[assignment, func-returns-value]
-    measure_context(runner, 4, clock)
-    assert max(longest) == 256  # ten milliseconds beside fourteen
-    longest.clear()
-    runner.per_token = 0.0
-    assert measure_context(runner, 4, clock) == 0.0
-    assert max(longest) == 256  # four times as many would be past the model's window
+    for per_token, enough in (
+        (1e-5, 256),
+        (2e-6, 1024),
+        (0.0, 1024),
+    ):  # the model's window has no room for four times that
+        longest.clear()
+        runner.per_token = per_token
+        assert measure_context(runner, 4, clock) == pytest.approx(per_token)
+        assert max(longest) == enough
 
 
 def test_a_model_with_a_window_does_not_read_all_of_its_context() -> None:

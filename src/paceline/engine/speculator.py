@@ -256,14 +256,11 @@ class Speculator:
 
     def decide(self, ready: Seq[Sequence]) -> None:
         """Set the depth of sequences that are about to decode."""
-        if not self.enabled:
+        if not self.enabled or self.depth.rests(len(ready)):
             for sequence in ready:
                 sequence.depth = 0
-            return
-        if self.depth.rests(len(ready)):
-            for sequence in ready:
-                sequence.depth = 0
-            self.traffic.declined([traffic_class(sequence) for sequence in ready if sequence.speculation.enabled])
+            if self.enabled:
+                self.traffic.declined([traffic_class(sequence) for sequence in ready if sequence.speculation.enabled])
             return
         candidates = self._candidates(ready)
         for sequence, candidate, depth in zip(ready, candidates, self.depth.decide(candidates), strict=True):

@@ -164,17 +164,15 @@ def _finish(normed: Normed) -> Tensor:
 
 
 def head_logits(model: "DecoderModel", rows: Tensor, room: Tensor | None = None) -> Tensor:
-    """[R, V] float32 from [R, D] after the final norm."""
-    return model.spread(_head_product(rows, model.head, room))
-
-
-def _head_product(x: Tensor, weight: LinearWeight, room: Tensor | None) -> Tensor:
-    """[R, V] float32, never rounded to fewer bits on the way: tokens that tie after rounding did not tie before."""
-    if len(x) > MAX_ROWS and x.is_cuda and x.dtype is not torch.float32 and isinstance(weight, DenseWeight):
+    """[R, V] float32 from [R, D] after the final norm, never rounded to fewer bits on the way: tokens that tie after rounding
+    did not tie before."""
+    head = model.head
+    if len(rows) > MAX_ROWS and rows.is_cuda and rows.dtype is not torch.float32 and isinstance(head, DenseWeight):
+        weight = head.values.t()
         if room is None:
-            return torch.mm(x, weight.values.t(), out_dtype=torch.float32)
-        return torch.mm(x, weight.values.t(), out_dtype=torch.float32, out=room)
-    return linear(x, weight, out_dtype=torch.float32, out=room)
+            return model.spread(torch.mm(rows, weight, out_dtype=torch.float32))
+        return model.spread(torch.mm(rows, weight, out_dtype=torch.float32, out=room))
+    return model.spread(linear(rows, head, out_dtype=torch.float32, out=room))
 
 
 def _product(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:

@@ -2,68 +2,31 @@
 one in less time than the host takes to launch its kernels."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu.attention_plan import power_of_two, search_width
-from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import AttentionLayout
 from paceline.models.gpu_decoder import gpu_forward, head_logits
 from paceline.models.gpu_pass import PassKind
-from paceline.models.graph import MAX_GRAPH_ROWS, Graph, Stamp, staging
+from paceline.models.gpu_ragged_size import MAX_RAGGED_ROWS, MAX_RAGGED_SEQUENCES, RaggedSize
+from paceline.models.graph import Graph, Stamp, staging
 from paceline.models.output import ForwardOutput
 from paceline.models.runner import Span
 
 if TYPE_CHECKING:
     from paceline.models.gpu_runner import GpuRunner
 
-MAX_RAGGED_ROWS = 2048
-MAX_RAGGED_SEQUENCES = 256
-_MOST_WORK = 8 * 10**12
-"""Bytes of weights times rows, beyond which launches hide behind the work (512 rows of 8 billion weights in bf16)."""
 _ALIGNED = 4
 """Numbers of 32 bits between places that kernels take for aligned."""
-
-
-@dataclass(frozen=True, slots=True)
-class RaggedSize:
-    """What a pass is padded to. Padding is rows of no sequence: nothing of it is attended to or stored."""
-
-    sequences: int
-    rows: int
-
-
-def ragged_size(sequences: int, rows: int) -> RaggedSize:
-    """At most an eighth of it is padding where there are many rows."""
-    step = max(64, power_of_two(rows) // 16)
-    return RaggedSize(search_width(sequences), max(2 * MAX_ROWS, -(-rows // step) * step))
-
-
-def most_ragged_rows(weight_bytes: int) -> int:
-    """Of a pass that is worth recording, for a model of this size."""
-    return min(MAX_RAGGED_ROWS, _MOST_WORK // weight_bytes)
-
-
-def ragged_sizes(max_num_seqs: int, max_rows: int) -> list[RaggedSize]:
-    """Of all passes over so many sequences and rows, the largest first; of one sequence those alone that fit no rectangle."""
-    counts = {search_width(count) for count in range(1, min(max_num_seqs, MAX_RAGGED_SEQUENCES) + 1)}
-    totals = {ragged_size(1, rows).rows for rows in range(1, max_rows + 1)}
-    return [
-        RaggedSize(count, rows)
-        for rows in sorted(totals, reverse=True)
-        for count in sorted(counts, reverse=True)
-        if count > 1 or rows > MAX_GRAPH_ROWS
-    ]
 
 
 class RaggedInputs:
     """Where all ragged passes of a runner find what they are told: they follow one another."""
 
     def __init__(self, device: torch.device, table_width: int) -> None:
-        self._device, self._width = device, table_width
+        self._width = table_width
         longs, ints = 3 * MAX_RAGGED_ROWS, MAX_RAGGED_SEQUENCES * (2 + table_width) + 3 * _ALIGNED
         self._longs = torch.zeros(longs, dtype=torch.int64, device=device)
         self._ints = torch.zeros(ints, dtype=torch.int32, device=device)
@@ -71,22 +34,23 @@ class RaggedInputs:
         self._host_ints = staging(ints, dtype=torch.int32, device=device)
         self._done = Stamp(device)
 
-    def of(self, size: RaggedSize) -> "tuple[_Told, _Told]":
-        """On the device, and on the host."""
-        return _Told(self._longs, self._ints, size, self._width), _Told(
-            self._host_longs, self._host_ints, size, self._width
-        )
+    def on_device(self, size: RaggedSize) -> "_Views":
+        return _Views(self._longs, self._ints, size, self._width)
+
+    def on_host(self, size: RaggedSize) -> "_Views":
+        return _Views(self._host_longs, self._host_ints, size, self._width)
 
     def wait(self) -> None:
-        """Until the last pass was told everything."""
+        """Until the last pass was told everything: then the host's may be written to."""
         self._done.wait()
 
     def told(self) -> None:
+        """The device was given all there is to copy."""
         self._done.record()
 
 
-class _Told:
-    """Views of one size, which lie together: one copy takes them all over."""
+class _Views:
+    """Inputs of one size, which lie together: one copy takes them all over."""
 
     def __init__(self, longs: Tensor, ints: Tensor, size: RaggedSize, table_width: int) -> None:
         starts, contexts = _aligned(size.sequences + 1), _aligned(size.sequences)
@@ -97,11 +61,31 @@ class _Told:
         self.contexts = self.ints[starts : starts + size.sequences]
         self.tables = self.ints[starts + contexts :].view(size.sequences, table_width)
 
-    def copy(self, other: "_Told", sequences: int) -> None:
+    def copy(self, other: "_Views", sequences: int) -> None:
         """Tables are the most of it: those of the first so many."""
         used = len(self.ints) - (len(self.tables) - sequences) * self.tables.shape[1]
         self.longs.copy_(other.longs, non_blocking=True)
         self.ints[:used].copy_(other.ints[:used], non_blocking=True)
+
+    def write(self, spans: Sequence[Span]) -> tuple[int, list[int]]:
+        """On the host. How many rows there are, and which of them want logits."""
+        parts = self.tokens, self.positions, self.ancestors, self.starts, self.contexts, self.tables
+        tokens, positions, ancestors, starts, contexts, tables = (part.numpy() for part in parts)
+        row, wanted = 0, []
+        for s, span in enumerate(spans):
+            count, first = len(span.tokens), span.context_len
+            end = row + count
+            tokens[row:end] = span.tokens
+            positions[row:end] = range(first, first + count) if span.positions is None else span.positions
+            ancestors[row:end] = -1 if span.ancestors is None else span.ancestors
+            starts[s], contexts[s] = row, first
+            held = min(len(span.blocks), tables.shape[1])
+            tables[s, :held] = span.blocks[:held]
+            wanted.extend(range(end - span.num_logits, end))
+            row = end
+        starts[len(spans) :] = row  # the others have none
+        tokens[row:] = 0  # HAZARD: embedded all the same, and a pass of another size may have left anything here
+        return row, wanted
 
 
 def _aligned(count: int) -> int:
@@ -114,10 +98,9 @@ class RaggedGraph:
     def __init__(self, runner: "GpuRunner", inputs: RaggedInputs, size: RaggedSize, kind: PassKind) -> None:
         self.size = size
         self._runner, self._inputs, self._kind = runner, inputs, kind
-        self._told, self._host = told, host = inputs.of(size)
+        self._told, self._host = told, host = inputs.on_device(size), inputs.on_host(size)
         inputs.wait()
-        host.longs.zero_()
-        host.ints.zero_()  # no sequence has rows
+        host.write([])
         told.copy(host, size.sequences)
         layout = AttentionLayout(
             slots=told.tokens,  # found in the tables where there are so many rows
@@ -153,7 +136,10 @@ class RaggedGraph:
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:
         """As `ModelRunner.forward`."""
-        count, wanted = self._tell(spans)
+        self._inputs.wait()
+        count, wanted = self._host.write(spans)
+        self._told.copy(self._host, len(spans))
+        self._inputs.told()
         self._wanted = torch.tensor(wanted, dtype=torch.int64).to(self._runner.device, non_blocking=True)
         output = self.replay()
         states = output.last_hidden
@@ -169,28 +155,3 @@ class RaggedGraph:
         assert output.last_hidden is not None
         logits = head_logits(self._runner.model, output.last_hidden[self._wanted]) if len(self._wanted) else None
         return ForwardOutput(logits, output.last_hidden, output.inner)
-
-    def _tell(self, spans: Sequence[Span]) -> tuple[int, list[int]]:
-        """How many rows there are, and which of them want logits."""
-        self._inputs.wait()
-        tokens, positions, ancestors = self._host.longs.view(3, -1).numpy()
-        starts, contexts, tables = (
-            part.numpy() for part in (self._host.starts, self._host.contexts, self._host.tables)
-        )
-        row, wanted = 0, []
-        for s, span in enumerate(spans):
-            count, first = len(span.tokens), span.context_len
-            end = row + count
-            tokens[row:end] = span.tokens
-            positions[row:end] = range(first, first + count) if span.positions is None else span.positions
-            ancestors[row:end] = -1 if span.ancestors is None else span.ancestors
-            starts[s], contexts[s] = row, first
-            held = min(len(span.blocks), tables.shape[1])
-            tables[s, :held] = span.blocks[:held]
-            wanted.extend(range(end - span.num_logits, end))
-            row = end
-        starts[len(spans) :] = row  # the others have none
-        tokens[row:] = 0  # HAZARD: embedded all the same, and a pass of another size may have left anything here
-        self._told.copy(self._host, len(spans))
-        self._inputs.told()
-        return row, wanted

@@ -13,14 +13,8 @@ from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models.gpu_decoder import plan_pass
 from paceline.models.gpu_pass import PaddedPass, PassGraph, PassKind
-from paceline.models.gpu_ragged import (
-    RaggedGraph,
-    RaggedInputs,
-    RaggedSize,
-    most_ragged_rows,
-    ragged_size,
-    ragged_sizes,
-)
+from paceline.models.gpu_ragged import RaggedGraph, RaggedInputs
+from paceline.models.gpu_ragged_size import RaggedSize, most_ragged_rows, ragged_size, ragged_sizes
 from paceline.models.gpu_rooms import Rooms
 from paceline.models.graph import MAX_GRAPH_ROWS, GraphPool, Stopwatch
 from paceline.models.llama import DecoderModel

@@ -8,7 +8,8 @@ from paceline.core.clock import VirtualClock
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models import gpu_runner
 from paceline.models.early_exit import early_exit
-from paceline.models.gpu_pass import PassKind
+from paceline.models.gpu_pass import PassGraph, PassKind
+from paceline.models.gpu_ragged import RaggedGraph
 from paceline.models.gpu_runner import GpuRunner, bucket, recorded_passes
 from paceline.models.runner import ModelRunner, Span
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
@@ -152,6 +153,7 @@ def test_a_pass_is_timed_whether_it_fits_a_graph_or_not(monkeypatch: pytest.Monk
     spans = [Span([0], 0, tokens(1), 1)] * count
     assert 0.0 < runner.seconds(spans, VirtualClock()) < 60.0
     assert (len(runner._graphs), len(runner._ragged)) == (count <= 8, recorded)
+    assert type(runner._graph_of(spans)) is {2: PassGraph, 40: RaggedGraph, 130: type(None)}[count]
 
 
 def test_an_early_exit_shares_the_rooms() -> None:

@@ -5,7 +5,7 @@ from paceline.speculation.depth.baseline import EVERY, FIRST, Baselines
 
 def due(baselines: Baselines, batch: int, steps: int) -> list[int]:
     """Of so many steps that draft, those that are plain instead."""
-    return [step for step in range(1, steps + 1) if baselines.is_due(batch, is_drafting=True)]
+    return [step for step in range(1, steps + 1) if baselines.is_due(batch)]
 
 
 def test_soon_at_first_and_seldom_later() -> None:
@@ -26,6 +26,6 @@ def test_a_plain_step_serves_as_one() -> None:
     baselines = Baselines()
     due(baselines, 1, FIRST)
     assert baselines.drafted(1) == FIRST
-    assert not baselines.is_due(1, is_drafting=False)
+    baselines.plain(1)
     assert baselines.drafted(1) == 0
     assert due(baselines, 1, FIRST) == []

@@ -18,15 +18,22 @@ class Baselines:
     def __init__(self) -> None:
         self._counts: dict[int, _Count] = {}
 
-    def is_due(self, batch: int, is_drafting: bool) -> bool:
-        """Whether this step is one, rather than draft as it was to. Asked once for every step."""
-        count = self._counts.setdefault(batch.bit_length(), _Count())
-        count.drafted = count.drafted + 1 if is_drafting else 0
+    def is_due(self, batch: int) -> bool:
+        """Whether this step is one, rather than draft as it was to. Asked once for every step that drafts."""
+        count = self._count(batch)
+        count.drafted += 1
         if count.drafted <= count.until:
             return False
         count.drafted, count.until = 0, min(2 * count.until, EVERY)
         return True
 
+    def plain(self, batch: int) -> None:
+        """A step that was plain anyway is as good as one."""
+        self._count(batch).drafted = 0
+
     def drafted(self, batch: int) -> int:
         """Steps of drafting since the last plain one."""
-        return self._counts[batch.bit_length()].drafted
+        return self._count(batch).drafted
+
+    def _count(self, batch: int) -> _Count:
+        return self._counts.setdefault(batch.bit_length(), _Count())

@@ -95,13 +95,15 @@ class GoodputDepth:
         if self._resting == 0 or _ABOUT * abs(batch - self._rested) > self._rested or self._probing.stands:
             return False
         self._resting -= 1
-        self._baselines.is_due(batch, is_drafting=False)
+        self._baselines.plain(batch)
         self._probing.tick(())
         return True
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         depths = self._best(batch)
-        if self._baselines.is_due(len(batch), any(depths)):
+        if not any(depths):
+            self._baselines.plain(len(batch))
+        elif self._baselines.is_due(len(batch)):
             return [0] * len(batch)
         drafting = {candidate.category for candidate, depth in zip(batch, depths, strict=True) if depth}
         for category in drafting:

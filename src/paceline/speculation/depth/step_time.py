@@ -74,7 +74,7 @@ class StepTime:
         """Take on {rows: seconds} from a warm-up, and the seconds that each token of context adds to a pass."""
         if any(rows < 1 or seconds <= 0.0 for rows, seconds in passes.items()) or per_token < 0.0:
             raise InvalidConfig(
-                f"calibration needs rows >= 1, seconds > 0 and none less for context, got {dict(passes)}, {per_token}"
+                f"calibration needs rows >= 1, seconds > 0 and per_token >= 0, got {dict(passes)}, {per_token}"
             )
         self._per_token = per_token
         for rows, seconds in passes.items():
