@@ -425,7 +425,7 @@ def test_what_a_taker_left_behind_is_withdrawn(loaded: LoadedModel, model: str) 
         line.send(AskWeights("?", ""))
         assert isinstance(line.receive(WAIT), NoWeights)  # so it has looked since
         assert door._givings
-        clock.advance(KEEP_SECONDS)
+        clock.advance(KEEP_SECONDS + 1)
         until(lambda: not door._givings)
     finally:
         courier.close()

@@ -156,18 +156,18 @@ class WeightDoor:
 
     def _fill(self) -> None:
         """One chunk of whoever's turn it is."""
-        peer = self._filling.popleft()
-        giving = self._givings[peer]
+        giving = self._givings[self._filling[0]]
         chunk = next(giving.rest, None)
         if chunk is None:
             giving.parcel.touched = self._clock.now()
+            self._filling.popleft()
             return
         index, (tensor, start, end) = chunk
         began = self._clock.now()
         self.bytes_given += end - start  # first: who waits for the last chunk may look as soon as it is filled
         giving.parcel.fill(index, chunk_bytes(giving.tensors[tensor], start, end))
         self._pace.gave(end - start, began, self._clock.now(), self.is_busy())
-        self._filling.append(peer)
+        self._filling.rotate(-1)
 
     def _drop(self, peer: Peer) -> None:
         giving = self._givings.pop(peer, None)
