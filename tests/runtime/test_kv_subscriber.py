@@ -128,6 +128,20 @@ def test_a_restarted_worker_at_the_same_address_begins_anew() -> None:
     peer.close()
 
 
+def test_a_new_life_is_noticed_by_who_was_only_told_of_the_old_one() -> None:
+    peer = Peer(topic=b"w@1")
+    follower = Follower(peer.address, peer.replay_address)
+    peer.wait_subscribed()
+    peer.answer(peer.asked()[0], [(0, [CacheCleared()]), (1, [block(0)])])
+    follower.until(lambda: follower.keys == [0] and not follower.subscriber.is_behind)
+    peer.topic = b"w@2"
+    peer.send(0, CacheCleared())
+    follower.until(lambda: not follower.keys)
+    assert peer.asked()[1] == 0
+    follower.close()
+    peer.close()
+
+
 def test_only_those_on_the_list_get_in() -> None:
     server, friend, stranger = generate(), generate(), generate()
     publisher = KvPublisher(LOCAL, "w@1", Security(server, allowed=frozenset({friend.public})))
@@ -182,8 +196,9 @@ class Peer:
         return peer, int.from_bytes(number, "big")
 
     def answer(self, peer: bytes, batches: list[tuple[int, list[CacheEvent]]]) -> None:
+        topic = [self.topic] if self.topic else []  # vLLM before 0.26 leaves it out
         for number, events in batches:
-            self.replay.send_multipart([peer, b"", number.to_bytes(8, "big"), encode(events)])
+            self.replay.send_multipart([peer, b"", *topic, number.to_bytes(8, "big"), encode(events)])
         self.replay.send_multipart([peer, b"", END, b""])
 
     def close(self) -> None:
