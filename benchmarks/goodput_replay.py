@@ -77,7 +77,8 @@ class Replay:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.dice = options, random.Random(options.seed)
         self.policy, self.drift = GoodputDepth(8), DriftTest()
-        self.policy.calibrate({1 << n: pass_seconds(1 << n) for n in range(11)}, PER_TOKEN)
+        warm_up = {1 << n: pass_seconds(1 << n) * (options.warm_up if n in (7, 8) else 1.0) for n in range(11)}
+        self.policy.calibrate(warm_up, PER_TOKEN)
         self._next = 0
 
     def decode(self, batch: int, is_on: bool) -> Run:
@@ -160,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alpha", type=float, default=0.88, help="mean over sequences")
     parser.add_argument("--early", type=float, default=0.96, help="alpha of a text's first tokens")
+    parser.add_argument("--warm-up", type=float, default=1.0, help="what it says of passes over 128 and 256 rows, times that")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

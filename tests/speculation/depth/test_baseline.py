@@ -8,11 +8,11 @@ def due(baselines: Baselines, batch: int, steps: int) -> list[int]:
     return [step for step in range(1, steps + 1) if baselines.is_due(batch)]
 
 
-def test_soon_at_first_and_seldom_later() -> None:
+def test_first_of_all_then_soon_and_seldom_later() -> None:
     steps = due(Baselines(), 1, 2000)
     gaps = [after - before for before, after in zip([0, *steps], steps, strict=False)]
-    assert gaps[:4] == [FIRST + 1, 2 * FIRST + 1, 4 * FIRST + 1, 8 * FIRST + 1]
-    assert set(gaps[6:]) == {EVERY + 1}
+    assert gaps[:5] == [1, FIRST + 1, 2 * FIRST + 1, 4 * FIRST + 1, 8 * FIRST + 1]
+    assert set(gaps[7:]) == {EVERY + 1}
 
 
 def test_each_scale_of_a_batch_has_its_own() -> None:
@@ -24,8 +24,17 @@ def test_each_scale_of_a_batch_has_its_own() -> None:
 
 def test_a_plain_step_serves_as_one() -> None:
     baselines = Baselines()
-    due(baselines, 1, FIRST)
+    baselines.timed(1)
+    assert due(baselines, 1, FIRST) == []
     assert baselines.drafted(1) == FIRST
-    baselines.plain(1)
+    baselines.timed(1)
     assert baselines.drafted(1) == 0
     assert due(baselines, 1, FIRST) == []
+
+
+def test_one_is_repeated_at_once_when_asked() -> None:
+    baselines = Baselines()
+    assert due(baselines, 1, 3) == [1]
+    baselines.timed(1)
+    baselines.repeat(1)
+    assert due(baselines, 1, FIRST) == [1]

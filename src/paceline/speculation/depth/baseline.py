@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 FIRST, EVERY = 4, 200
-"""Steps of drafting after which one is plain: at first, and in the long run."""
+"""Steps of drafting after which one is plain, besides the very first: at the beginning, and in the long run."""
 
 
 @dataclass(slots=True)
 class _Count:
     drafted: int = 0
-    until: int = FIRST
+    until: int = 0
 
 
 class Baselines:
@@ -24,12 +24,18 @@ class Baselines:
         count.drafted += 1
         if count.drafted <= count.until:
             return False
-        count.drafted, count.until = 0, min(2 * count.until, EVERY)
+        count.drafted, count.until = 0, min(max(FIRST, 2 * count.until), EVERY)
         return True
 
-    def plain(self, batch: int) -> None:
-        """A step that was plain anyway is as good as one."""
-        self._count(batch).drafted = 0
+    def timed(self, batch: int) -> None:
+        """A plain step was: one that was plain anyway is as good."""
+        count = self._count(batch)
+        count.drafted, count.until = 0, max(FIRST, count.until)
+
+    def repeat(self, batch: int) -> None:
+        """The next step is one too."""
+        count = self._count(batch)
+        count.drafted = count.until
 
     def drafted(self, batch: int) -> int:
         """Steps of drafting since the last plain one."""

@@ -3,8 +3,9 @@
 Each step it asks `allocate` for the best drafts under the measured costs (`StepTime`) and alphas (`Acceptance`) and
 takes them if they beat B / t_plain(B) by a margin, and to begin with by as much more as makes up for beginning (`Entry`).
 What it does not do it cannot see, in both directions: at depth 0 it probes (`Probing`), and while it drafts it decodes a
-step plainly now and then, at first soon, later one in 200, so that the baseline it must never fall below is a fresh
-measurement. Nor does one depth tell what another costs: where a method has drafted the same for long, a step in 16 drafts
+step plainly now and then (`Baselines`), so that what it must never fall below is a fresh measurement: before the first
+drafts for a batch of that scale, soon after, later one in 200. One by which drafting loses is repeated until they do not
+or drafting ends. Nor does one depth tell what another costs: where a method has drafted the same for long, a step in 16 drafts
 one more.
 """
 
@@ -70,6 +71,10 @@ class GoodputDepth:
     def observe(self, step: StepObservation) -> None:
         self._entry.observe(step, self._usual(step))
         self._lag.observe(step)
+        if not step.drafting and step.is_timed and not step.prefill_rows:
+            self._baselines.timed(step.batch)
+            if self._drafting and self._is_loss_by(step):
+                self._baselines.repeat(step.batch)
         self._times.observe(step)
         if any(seen.drafted or seen.asked for seen in step.rounds):
             self._resting = 0
@@ -95,15 +100,12 @@ class GoodputDepth:
         if self._resting == 0 or _ABOUT * abs(batch - self._rested) > self._rested or self._probing.stands:
             return False
         self._resting -= 1
-        self._baselines.plain(batch)
         self._probing.tick(())
         return True
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         depths = self._best(batch)
-        if not any(depths):
-            self._baselines.plain(len(batch))
-        elif self._baselines.is_due(len(batch)):
+        if any(depths) and self._baselines.is_due(len(batch)):
             return [0] * len(batch)
         drafting = {candidate.category for candidate, depth in zip(batch, depths, strict=True) if depth}
         for category in drafting:
@@ -187,6 +189,13 @@ class GoodputDepth:
 
     def _probe_depth(self, method: str, batch: int) -> int:
         return 2 if self._times.is_settled(method) and not self._times.knows_slope(method, batch) else 1
+
+    def _is_loss_by(self, step: StepObservation) -> bool:
+        """Whether drafting as decided last loses against this plain step, whatever is believed of such."""
+        plain = self._times.plain(step.batch, step.context)
+        if plain is None or self.advantage is None:
+            return False
+        return self.advantage * step.seconds / plain < 1.0 + self._margin / 3.0
 
     def _usual(self, step: StepObservation) -> float | None:
         """What such a step takes as far as is known."""

@@ -7,7 +7,8 @@ eight to a doubling above, each a decayed mean of both rows and seconds. Steps w
 Attention makes every pass slower as contexts grow, by so much a token whatever the rows: where a warm-up has measured that,
 curves are of passes without any context. What is left of it, and all else that changes slowly, a common `scale` follows: it
 learns from whatever is measured and carries along what is not. A warm-up measures passes one by one with the host in the
-way: its curve has the right shape at the wrong height, so the first plain steps after it move the scale alone.
+way: its curve has about the right shape at the wrong height. The first plain steps after it move the scale alone; after them
+what it said of a size is worth one step of that size.
 """
 
 from collections.abc import Mapping
@@ -54,6 +55,8 @@ class _Bucket:
     """Divided by the common scale."""
     weight: float
     seen: int
+    is_warm: bool = False
+    """A warm-up measured it first."""
 
 
 class StepTime:
@@ -78,7 +81,7 @@ class StepTime:
             )
         self._per_token = per_token
         for rows, seconds in passes.items():
-            self._plain[_bucket(rows)] = _Bucket(rows, seconds / self._scale, WINDOW / 2.0, self._steps)
+            self._plain[_bucket(rows)] = _Bucket(rows, seconds / self._scale, 1.0, self._steps, is_warm=True)
         self._unsure = FIRST_STEPS
         self._curves.clear()
 
@@ -138,13 +141,13 @@ class StepTime:
         else:
             expected = self._scale * bucket.seconds
             mature = bucket.weight >= WINDOW / 2.0
-            limit = 1.5 if mature else 4.0
+            limit = 1.5 if mature or bucket.is_warm else 4.0
             bucket.weight = min(WINDOW, bucket.weight + 1.0)
             # Geometric means: with both factors powers of the same ratio, noise cannot push scale and bucket apart.
             surprise = min(max(seconds / expected, 1.0 / limit), limit)
             learned = surprise ** (1.0 / bucket.weight)
             shared = learned**DRIFT if mature else 1.0
-            if self._unsure and not drafting and mature:
+            if self._unsure and not drafting and bucket.is_warm:
                 self._unsure -= 1
                 learned = shared = surprise ** (
                     1.0 / (1 + FIRST_STEPS - self._unsure)
