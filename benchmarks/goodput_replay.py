@@ -161,7 +161,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alpha", type=float, default=0.88, help="mean over sequences")
     parser.add_argument("--early", type=float, default=0.96, help="alpha of a text's first tokens")
-    parser.add_argument("--warm-up", type=float, default=1.0, help="what it says of passes over 128 and 256 rows, times that")
+    parser.add_argument(
+        "--warm-up", type=float, default=1.0, help="what it says of passes over 128 and 256 rows, times that"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -118,7 +118,9 @@ class KvSubscriber:
         if self._is_retelling:
             self._is_retelling = False
             self._sink(CacheCleared())
-        if len(frames) == 4 and self._topic is None:  # who never hears anything else must know the next life from this one
+        if (
+            len(frames) == 4 and self._topic is None
+        ):  # who never hears anything else must know the next life from this one
             self._topic = frames[1]
         self._asked = self._clock.now()
         number = int.from_bytes(frames[-2], "big")
