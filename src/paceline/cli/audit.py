@@ -26,7 +26,7 @@ from paceline.server.trail import verify as verify_trail
 if TYPE_CHECKING:
     from paceline.audit.auditor import Workload
     from paceline.audit.report import Report
-    from paceline.engine.llm import LLM
+    from paceline.engine.llm import LLM, Prompt
 
 PROMPTS = "prompts"
 NEVER = 2**31
@@ -156,7 +156,7 @@ def _audit(
     chosen = select(load_prompts(prompts), limit=limit)
     rule: Verification = engine.speculation.verification
     with loaded(engine) as llm:
-        asked = [one.turns[0] for one in chosen]
+        asked: list[Prompt] = [one.turns[0] for one in chosen]
         if llm.tokenizer.chat_template is not None:
             asked = [[{"role": "user", "content": text}] for text in asked]
         workload = Workload(asked, sampling, rule, concurrency=concurrency)

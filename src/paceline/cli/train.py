@@ -5,7 +5,7 @@ import shlex
 import sys
 from contextlib import nullcontext
 from dataclasses import MISSING, fields
-from types import TracebackType
+from types import GenericAlias, TracebackType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
@@ -82,7 +82,7 @@ def _parameters() -> list[inspect.Parameter]:
                 entry.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=[] if many else default,
-                annotation=Annotated[list[get_args(hint)[0]] if many else hint, how],
+                annotation=Annotated[GenericAlias(list, get_args(hint)[:1]) if many else hint, how],
             )
         )
     return parameters

@@ -45,7 +45,7 @@ class DraftingAhead:
     def __init__(self) -> None:
         self._resting: float | None = None
         self._passed = 0
-        self._forget()
+        self._rounds = self._depth = self._there = self._ready = self._delay = 0.0
 
     @property
     def resting(self) -> float | None:

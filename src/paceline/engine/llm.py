@@ -68,7 +68,7 @@ class LLM:
         mapping of its fields), `category`, `priority`, `cache_salt`.
         """
         if isinstance(prompts, str) or (prompts and all(isinstance(token, int) for token in prompts)):
-            prompts = [prompts]  # type: ignore[list-item]
+            prompts = [prompts]  # type: ignore[assignment]
         many = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
         if len(many) != len(prompts):
             raise InvalidRequest(f"{len(prompts)} prompts and {len(many)} sampling parameters", field="sampling")
@@ -102,7 +102,11 @@ class LLM:
         request = self._request(prompt, sampling, **options)
         events: asyncio.Queue[StepOutput | PacelineError] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        self._loop.submit(request, lambda event: loop.call_soon_threadsafe(events.put_nowait, event))
+
+        def hear(event: StepOutput | PacelineError) -> None:
+            loop.call_soon_threadsafe(events.put_nowait, event)
+
+        self._loop.submit(request, hear)
         unfinished = request.sampling.n
         try:
             while unfinished:

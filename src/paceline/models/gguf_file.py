@@ -100,5 +100,6 @@ def _half_split_rows(num_rows: int, head_dim: int) -> Tensor:
 def _take_rows(weight: Weight, rows: Tensor) -> Weight:
     if isinstance(weight, Dense):
         return Dense(weight.values[rows])
+    assert isinstance(weight, Grouped)
     offsets = None if weight.offsets is None else weight.offsets[rows]
     return Grouped(weight.codes[rows], weight.scales[rows], offsets, weight.group)

@@ -71,7 +71,7 @@ class _Views:
         """On the host. How many rows there are, and which of them want logits."""
         parts = self.tokens, self.positions, self.ancestors, self.starts, self.contexts, self.tables
         tokens, positions, ancestors, starts, contexts, tables = (part.numpy() for part in parts)
-        row, wanted = 0, []
+        row, wanted = 0, list[int]()
         for s, span in enumerate(spans):
             count, first = len(span.tokens), span.context_len
             end = row + count

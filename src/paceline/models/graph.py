@@ -82,7 +82,7 @@ class Stamp:
 
     def seconds_since(self, earlier: "Stamp") -> float:
         """Both must have been passed."""
-        if self._event is None:
+        if self._event is None or earlier._event is None:
             return self._at - earlier._at
         return float(earlier._event.elapsed_time(self._event)) / 1e3
 
@@ -105,7 +105,7 @@ class Stopwatch:
 
 def host_bytes(size: int, device: torch.device) -> memoryview:
     """Memory of the host that bytes of `device` are copied through; pinned where that makes it faster."""
-    return memoryview(staging(size, dtype=torch.uint8, device=device).numpy())
+    return staging(size, dtype=torch.uint8, device=device).numpy().data
 
 
 def staging(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:

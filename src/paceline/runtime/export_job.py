@@ -92,7 +92,7 @@ class ExportJob:
             rows.missing -= last - first
             if not rows.missing:
                 del self._rows[index], self._states[index]
-                self._fill(index, memoryview(rows.values.view(torch.uint8).numpy()))
+                self._fill(index, rows.values.view(torch.uint8).numpy().data)
 
     def _fill(self, index: int, data: memoryview) -> None:
         self.num_missing -= 1  # first: whoever has the last part may say so at once

@@ -27,7 +27,7 @@ class RequestTrace:
         self._submitted = clock.now()
         # Spans have wall-clock times, steps those of the engine's clock
         self._offset = time.time_ns() - int(1e9 * self._submitted)
-        about = {
+        about: dict[str, str | int] = {
             "paceline.category": request.category,
             "paceline.prompt_tokens": len(request.prompt_ids),
             "paceline.choices": len(request.unfinished),
@@ -72,7 +72,7 @@ class RequestTrace:
         self._span.end(self._at(self._clock.now()))
 
     def _round(self, output: StepOutput, began: float, drafted: float, verified: float, now: float) -> None:
-        about = {
+        about: dict[str, str | int] = {
             "paceline.choice": output.choice,
             "paceline.method": output.method if output.drafted else "plain",
             "paceline.depth": output.drafted,

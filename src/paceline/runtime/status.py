@@ -27,7 +27,7 @@ def worker_statuses(
     return [
         _draft(member, seen.get(member.name, []))
         if member.role == "draft" and member.address
-        else _target(member, by_name.get(member.name), router and router.view(member.name))
+        else _target(member, by_name.get(member.name), None if router is None else router.view(member.name))
         for member in members
     ]
 

@@ -5,9 +5,15 @@ from collections.abc import Callable, Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceline.core.worker_status import ClusterStatus, WorkerStatus
+from paceline.core.worker_status import ClusterStatus, HandoffCounts, WorkerStatus
 
 WORKER = ["model", "worker", "role"]
+
+
+def _of_handoffs(count: Callable[[HandoffCounts], float]) -> Callable[[WorkerStatus], float | None]:
+    return lambda w: None if w.handoffs is None else count(w.handoffs)
+
+
 VALUES: tuple[tuple[type[Metric], str, str, Callable[[WorkerStatus], float | None]], ...] = (
     (GaugeMetricFamily, "worker_ready", "1 while the worker is ready for work.", lambda w: float(w.state == "ready")),
     (GaugeMetricFamily, "worker_sequences_running", "Sequences with a seat there.", lambda w: w.running),
@@ -87,37 +93,37 @@ VALUES: tuple[tuple[type[Metric], str, str, Callable[[WorkerStatus], float | Non
         CounterMetricFamily,
         "worker_handoffs",
         "Prompts that a prefill worker computed: taken by a target, given by a prefill worker.",
-        lambda w: w.handoffs and w.handoffs.done,
+        _of_handoffs(lambda counts: counts.done),
     ),
     (
         CounterMetricFamily,
         "worker_failed_handoffs",
         "Prompts that were to be handed over, and were computed by the target after all.",
-        lambda w: w.handoffs and w.handoffs.failed,
+        _of_handoffs(lambda counts: counts.failed),
     ),
     (
         CounterMetricFamily,
         "worker_handoff_tokens",
         "Tokens of prompts that were handed over.",
-        lambda w: w.handoffs and w.handoffs.tokens,
+        _of_handoffs(lambda counts: counts.tokens),
     ),
     (
         CounterMetricFamily,
         "worker_handoff_bytes",
         "Bytes of prompts that were handed over.",
-        lambda w: w.handoffs and w.handoffs.bytes,
+        _of_handoffs(lambda counts: counts.bytes),
     ),
     (
         CounterMetricFamily,
         "worker_handoff_seconds",
         "From asking for prompts to having them, added up.",
-        lambda w: w.handoffs and w.handoffs.seconds,
+        _of_handoffs(lambda counts: counts.seconds),
     ),
     (
         CounterMetricFamily,
         "worker_peer_tokens",
         "Tokens of prompts that a target took from another target's cache.",
-        lambda w: w.handoffs and w.handoffs.peer_tokens,
+        _of_handoffs(lambda counts: counts.peer_tokens),
     ),
 )
 

@@ -47,7 +47,7 @@ class Setting:
         if self.choices:
             return str
         kinds = [kind for kind in get_args(self.hint) or (self.hint,) if kind is not NoneType]
-        return kinds[0]  # type: ignore[no-any-return]
+        return kinds[0]
 
     @property
     def is_optional(self) -> bool:

@@ -100,17 +100,14 @@ class Material:
         self._progress.begin("answering")
         kinds: list[str] = []
         rows: list[tuple[torch.Tensor, torch.Tensor]] = []
-
-        def answered(done: float) -> None:
-            self._say(done, f"{len(short)} prompts of {plan.evaluate}")
-
         for start in range(0, len(short), 64):  # of similar length: all rows of a batch are as long as the longest
             batch = short[start : start + 64]
             length = len(batch[-1].ids) + len(self._turns.to_answer) + JUDGED_TOKENS
-            part = len(batch) / len(short)
-            text = self._greedy(
-                batch, length, lambda done, start=start, part=part: answered(start / len(short) + done * part)
-            )
+
+            def answered(done: float, before: int = start, now: int = len(batch)) -> None:
+                self._say((before + done * now) / len(short), f"{len(short)} prompts of {plan.evaluate}")
+
+            text = self._greedy(batch, length, answered)
             for row, kind in enumerate(text.kinds):
                 rows.append((text.ids[row], _first_answer(text.answer[row])))
                 kinds.append(kind)

@@ -25,7 +25,7 @@ class SoftLoss:
 
 def soft_loss(students: Tensor, teacher: Tensor, head: Tensor, weights: Tensor, compiled: bool = False) -> SoftLoss:
     """`students` [U, N, D] against `teacher` [N, D], both read by `head` [V, D]; `weights` [U, N] float32."""
-    kl, agreement = _SoftLoss.apply(students, teacher, head, weights, _compiled() if compiled else _compare)
+    kl, agreement = _SoftLoss.apply(students, teacher, head, weights, _compiled() if compiled else _compare)  # type: ignore[no-untyped-call]
     return SoftLoss(kl, agreement)
 
 

@@ -109,10 +109,11 @@ def extend_text(
         supply = corpus.scripts(number)
         scripts = [next(supply) for _ in range(writer.rows)]
         writer.seed(number)
-        have = file.train.num_tokens
-        written = writer.write(
-            scripts, temperatures, lambda done, have=have: said(have + round(done * size), seconds())
-        )
+
+        def wrote(done: float, have: int = file.train.num_tokens) -> None:
+            said(have + round(done * size), seconds())
+
+        written = writer.write(scripts, temperatures, wrote)
         train = _joined(file.train, scripts, written)
         file = TextFile(plan, train, file.held_out, file.batches + 1, seconds())
         file.save(path)

@@ -27,6 +27,7 @@ from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.gpu.tiles import Tile, block_rows, tile_for
 from paceline.kernels.gpu.weight_tile import fetch_ahead, load_weights
 from paceline.kernels.linear import LinearWeight
+from paceline.kernels.packing import PackedWeight
 from paceline.kernels.quantized import GROUP, QuantizedWeight
 
 MAX_ROWS = 64
@@ -288,6 +289,7 @@ def _linear(
     following: tuple[Tensor, Tensor, Tensor] | None = None,
     tile: Tile | None = None,
 ) -> None:
+    assert not isinstance(weight, PackedWeight)  # that is how CPUs have them
     values, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, Normed) else (x, None, 0.0)
     (rows, inputs), outputs = values.shape, weight.shape[0]
     scales = weight.scales if isinstance(weight, QuantizedWeight) else None
@@ -322,6 +324,7 @@ def _pair(
     bias: Tensor | None = None,
     tile: Tile | None = None,
 ) -> None:
+    assert not isinstance(weight, PackedWeight)
     (rows, inputs), pairs, parts = x.scaled.shape, weight.shape[0] // 2, x.squares.shape[1]
     scales = weight.scales if isinstance(weight, QuantizedWeight) else None
     tile, block_t = _fit(tile, weight, rows, is_paired=True), block_rows(rows)
@@ -351,6 +354,7 @@ def _arrivals(count: int, device: torch.device) -> Tensor:
 
 
 def _fit(tile: Tile | None, weight: LinearWeight, rows: int, is_paired: bool = False) -> Tile:
+    assert not isinstance(weight, PackedWeight)
     tile = tile or tile_for(rows, *weight.shape, weight.values.element_size(), is_paired)
     if isinstance(weight, QuantizedWeight) and weight.scales.shape[1] > 1:
         return replace(tile, inputs=GROUP)  # a tile has one scale an output

@@ -65,9 +65,10 @@ def pick(
 
 def pick_greedy(logits: Tensor, scratch: PickScratch | None = None, out: Tensor | None = None) -> Tensor:
     """[R] int64, the arg-max of each row of logits [R, V], equal ones by lower id. One launch."""
+    rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
-    scratch = pick_scratch(*logits.shape, logits.device) if scratch is None else scratch
-    out = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device) if out is None else out
+    scratch = pick_scratch(rows, vocab_size, logits.device) if scratch is None else scratch
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     _launch(logits, logits, logits, logits, logits, logits, scratch, out, "greedy")
     return out
 
