@@ -12,6 +12,7 @@ one more.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from heapq import nsmallest
 
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.acceptance import Acceptance
@@ -69,7 +70,7 @@ class GoodputDepth:
         return self._acceptance.alphas(category)
 
     def observe(self, step: StepObservation) -> None:
-        self._entry.observe(step, self._usual(step))
+        self._entry.observe(step, self._times.usual(step))
         self._lag.observe(step)
         if not step.drafting and step.is_timed and not step.prefill_rows:
             self._baselines.timed(step.batch)
@@ -88,7 +89,8 @@ class GoodputDepth:
             rounds = [seen for seen in step.rounds if seen.category == category and (seen.drafted or seen.asked)]
             if rounds:
                 kept = sum(seen.has_first for seen in rounds)
-                self._probing.result(category, len(rounds), kept, expected, self._longer(step), step.is_timed)
+                loss = self._longer(step) - kept / step.batch
+                self._probing.result(category, len(rounds), kept, expected, loss, step.is_timed)
 
     def restart(self, category: str, alpha: float) -> None:
         self._resting = 0
@@ -175,17 +177,23 @@ class GoodputDepth:
             return
         asked = {method_of(category) for category in drafting}
         unsettled = [name for name in unseen if not self._times.is_settled(method_of(name))]
-        longer = {name: self._lengthening(name, batch, asked) for name in unseen}
-        category = self._probing.pick(longer, unsettled)
+        chosen = {
+            name: self._probed_for(name, batch, len(batch) if name in unsettled else SEQUENCES) for name in unseen
+        }
+        losses = {name: self._loss(name, chosen[name], batch, asked) for name in unseen}
+        category = self._probing.pick(losses, unsettled)
         if category is None:
             return
         if self._probing.is_first(category):
             self._acceptance.loosen(category)
         self._probed[category] = self._acceptance.survival(category)[0]
-        chosen = [i for i, c in enumerate(batch) if c.category == category and c.max_depth]
-        chosen.sort(key=lambda i: self._lag.seconds(batch[i]))  # those with the least to read
-        for i in chosen if category in unsettled else chosen[:SEQUENCES]:
+        for i in chosen[category]:
             depths[i] = min(self._probe_depth(method_of(category), len(batch)), batch[i].max_depth)
+
+    def _probed_for(self, category: str, batch: Sequence[Candidate], most: int) -> list[int]:
+        """Those with the least to read."""
+        chosen = [i for i, c in enumerate(batch) if c.category == category and c.max_depth]
+        return nsmallest(most, chosen, key=lambda i: self._lag.reading(batch[i]))
 
     def _probe_depth(self, method: str, batch: int) -> int:
         return 2 if self._times.is_settled(method) and not self._times.knows_slope(method, batch) else 1
@@ -197,34 +205,30 @@ class GoodputDepth:
             return False
         return self.advantage * step.seconds / plain < 1.0 + self._margin / 3.0
 
-    def _usual(self, step: StepObservation) -> float | None:
-        """What such a step takes as far as is known."""
-        costs = self._times.costs(step.batch, step.context)
-        if costs is None or any(drafting.method not in costs.lines for drafting in step.drafting):
-            return None
-        drafting = sum(costs.lines[drafting.method].seconds(drafting.depth) for drafting in step.drafting)
-        return costs.verify(step.rows) + costs.network + drafting
-
     def _longer(self, step: StepObservation) -> float:
         """By what share of a plain one it took longer for its probes; 0 where that is not known. Where others draft as well,
         it is as long as such steps are."""
         plain = self._times.plain(step.batch, step.context)
         is_alone = all(seen.category in self._probed for seen in step.rounds if seen.asked)
-        without = plain if is_alone else self._usual(step)
+        without = plain if is_alone else self._times.usual(step)
         if plain is None or without is None or step.prefill_rows:
             return 0.0
         return (step.seconds - without) / plain
 
-    def _lengthening(self, category: str, candidates: Sequence[Candidate], asked: set[str]) -> float:
-        """By what share a probe makes a step longer in which the methods `asked` draft anyway; 0 where that is not known."""
+    def _loss(self, category: str, chosen: Sequence[int], candidates: Sequence[Candidate], asked: set[str]) -> float:
+        """What a probe costs, as a share of a plain step, where the methods `asked` draft anyway: by how much it makes a step
+        longer, as far as is known, less the tokens that it gains."""
         method, batch, context = method_of(category), len(candidates), _context(candidates)
         costs, plain = self._times.costs(batch, context), self._times.plain(batch, context)
-        if costs is None or plain is None or method in asked or method not in costs.lines:
+        if plain is None:
             return 0.0
-        more = costs.lines[method].seconds(self._probe_depth(method, batch))
-        if not asked:
-            more += costs.network + costs.verify(min(2 * batch, batch + SEQUENCES)) - plain
-        return more / plain
+        seconds = sum(self._lag.reading(candidates[i]) for i in chosen)
+        if costs is not None and method in costs.lines and method not in asked:
+            seconds += costs.lines[method].seconds(self._probe_depth(method, batch))
+            if not asked:
+                seconds += costs.network + costs.verify(batch + len(chosen)) - plain
+        kept = self._acceptance.survival(category)[0] * self._acceptance.delivery(category) * len(chosen)
+        return seconds / plain - kept / batch
 
 
 def _context(batch: Sequence[Candidate]) -> int:

@@ -46,8 +46,11 @@ class Lag:
         self._rates[method] = known_seconds * kept + seconds, known_tokens * kept + tokens
 
     def seconds(self, candidate: Candidate) -> float:
-        """What drafting costs this sequence to begin with, spread over the plain steps that it has left; 0 if it drafts
-        already, or nothing is known."""
+        """What drafting costs this sequence to begin with, spread over the plain steps that it has left."""
+        return self.reading(candidate) / horizon(candidate)
+
+    def reading(self, candidate: Candidate) -> float:
+        """What drafting costs this sequence to begin with; 0 if it drafts already, or nothing is known."""
         if not self._rates:
             return 0.0
         seconds, tokens = self._rates.get(method_of(candidate.category), (0.0, 1.0))
@@ -55,7 +58,7 @@ class Lag:
         if missed is not None and missed <= _IDLE:
             return 0.0
         behind = candidate.num_tokens if missed is None else min(missed, candidate.num_tokens)
-        return behind * seconds / tokens / horizon(candidate)
+        return behind * seconds / tokens
 
 
 def horizon(candidate: Candidate) -> int:

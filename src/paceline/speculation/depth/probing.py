@@ -1,10 +1,10 @@
 """When to draft a little at a loss, only to see. Acceptance cannot be observed at depth 0.
 
-An allowance grows by `share` of a step with every step and pays one for each probing step taken, or more where that was
-dear: probing then costs no more than half of `share` in time, whatever drafts cost and whatever it takes to catch one up. A
-category is due when it has not drafted for its interval. A probe is a burst of steps until it has seen four rounds. If these
-are as expected, the interval doubles; if they surprise, four more follow out of the allowance saved meanwhile, and the
-estimates decide.
+An allowance grows by `share` of a step with every step and pays for each probing step by what that lost, the tokens it gained
+taken off: probing then costs no more than half of `share` in time, whatever drafts cost and whatever it takes to catch one up.
+A category is due when it has not drafted for its interval, or sooner where little is to be lost. A probe is a burst of
+steps until it has seen four rounds. If these are as expected, the interval doubles; if they surprise, four more follow out of
+the allowance saved meanwhile, and the estimates decide.
 
 A probe stands until it was seen: who decides twice before a step is taken gets the same answer and pays once. Nor, while
 costs are hardly known, is it over with steps that tell no time, such as one that only catches a draft up: the next step
@@ -27,7 +27,9 @@ UNTIMED = 2
 """Steps without a time after which a probe is repeated at once."""
 _SAVINGS = 16.0
 _DEAR = 0.5
-"""A probe that lengthens its step by this share costs one step's allowance."""
+"""A probe that loses this share of a step costs one step's allowance."""
+_LEAST = 0.1
+"""Of a step's allowance, what a probe costs that loses nothing. A cheap one is due so much sooner, too."""
 _MODERATE = 8.0
 _HICCUP = 64.0
 """No step costs more: what takes longer was not the probe."""
@@ -44,6 +46,8 @@ class _Watch:
     price: float = 1.0
     is_new: bool = False
     untimed: int = 0
+    gave_up: bool = False
+    """Its costs were never learned from a probe: the next pays its full price."""
 
 
 class Probing:
@@ -72,18 +76,19 @@ class Probing:
             watch.last, watch.in_burst, watch.rounds, watch.kept = self._step, False, 0, 0
             watch.interval = max(FIRST_INTERVAL, watch.interval * _EARN_BACK)
 
-    def pick(self, lengthening: Mapping[str, float], unsettled: Collection[str] = ()) -> str | None:
-        """The category to probe in this step: the one that stands, else of those due the longest unseen. By category: how
-        much longer the step would take, as a share of itself. Those `unsettled`, of which that is hardly known, wait
-        for no interval and pay a moderate price at most."""
-        if self._standing in lengthening:
+    def pick(self, losses: Mapping[str, float], unsettled: Collection[str] = ()) -> str | None:
+        """The category to probe in this step: the one that stands, else of those due the longest unseen. By category: what
+        that would lose, as a share of the step. Those `unsettled`, of which that is hardly known, wait for no interval
+        and pay a moderate price at most."""
+        if self._standing in losses:
             return self._standing
         self._standing = None
         due = []
-        for category, longer in lengthening.items():
+        for category, loss in losses.items():
             watch, is_new = self._watch(category), category in unsettled
-            price = min(max(1.0, longer / _DEAR), _MODERATE if is_new else math.inf)
-            is_due = is_new or watch.in_burst or self._step - watch.last >= watch.interval
+            least, most = 1.0 if is_new else _LEAST, _MODERATE if is_new and not watch.gave_up else math.inf
+            price = min(max(least, loss / _DEAR), most)
+            is_due = is_new or watch.in_burst or self._step - watch.last >= watch.interval * min(1.0, price)
             if is_due and self._allowance >= min(price, _SAVINGS):
                 due.append((watch.last, category, price))
         if due:
@@ -101,15 +106,16 @@ class Probing:
         return not self._watch(category).in_burst
 
     def result(
-        self, category: str, rounds: int, kept: int, expected: float, longer: float = 0.0, is_timed: bool = True
+        self, category: str, rounds: int, kept: int, expected: float, loss: float = 0.0, is_timed: bool = True
     ) -> None:
-        """A probing step: of its `rounds`, `kept` had their draft accepted, a share `expected` of them was thought to. It was
-        `longer`, as a share of a plain step, and `is_timed` if the next one will be too."""
+        """A probing step: of its `rounds`, `kept` had their draft accepted, a share `expected` of them was thought to. `loss`
+        is as in `pick`; it `is_timed` if the next one will take as long."""
         watch = self._watch(category)
-        self._allowance -= min(max(watch.price, longer / _DEAR), _MODERATE if watch.is_new else _HICCUP)
+        most = _MODERATE if watch.is_new and not watch.gave_up else _HICCUP
+        self._allowance -= min(max(watch.price, loss / _DEAR), most)
         watch.untimed = 0 if is_timed else watch.untimed + 1
         if is_timed or not watch.is_new or watch.untimed > UNTIMED:
-            watch.untimed = 0
+            watch.gave_up, watch.untimed = not is_timed, 0
             if self._standing == category:
                 self._standing = None
         watch.last, watch.in_burst = self._step, True

@@ -121,6 +121,14 @@ class StepTime:
             return None
         return Costs(curve, self._scale, self._per_token * context, self._network, lines)
 
+    def usual(self, step: StepObservation) -> float | None:
+        """What such a step takes as far as is known."""
+        costs = self.costs(step.batch, step.context)
+        if costs is None or any(drafting.method not in costs.lines for drafting in step.drafting):
+            return None
+        drafting = sum(costs.lines[drafting.method].seconds(drafting.depth) for drafting in step.drafting)
+        return costs.verify(step.rows) + costs.network + drafting
+
     def is_settled(self, method: str) -> bool:
         """Whether the method's drafts were timed often enough to go by."""
         return method in self._drafts and self._drafts[method].is_settled
