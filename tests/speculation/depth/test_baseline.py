@@ -1,6 +1,6 @@
 """Plain steps among those that draft."""
 
-from paceline.speculation.depth.baseline import EVERY, FIRST, Baselines
+from paceline.speculation.depth.baseline import EVERY, FIRST, MISSED, Baselines
 
 
 def due(baselines: Baselines, batch: int, steps: int) -> list[int]:
@@ -38,3 +38,11 @@ def test_one_is_repeated_at_once_when_asked() -> None:
     baselines.timed(1)
     baselines.repeat(1)
     assert due(baselines, 1, FIRST) == [1]
+
+
+def test_one_that_told_no_time_is_taken_again_but_not_for_ever() -> None:
+    baselines, taken = Baselines(), 0
+    while baselines.is_due(1):
+        baselines.missed(1)
+        taken += 1
+    assert taken == 1 + MISSED

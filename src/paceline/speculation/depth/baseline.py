@@ -4,12 +4,15 @@ from dataclasses import dataclass
 
 FIRST, EVERY = 4, 200
 """Steps of drafting after which one is plain, besides the very first: at the beginning, and in the long run."""
+MISSED = 2
+"""In a row that told no time, after which the next is not taken at once."""
 
 
 @dataclass(slots=True)
 class _Count:
     drafted: int = 0
     until: int = 0
+    missed: int = 0
 
 
 class Baselines:
@@ -30,7 +33,14 @@ class Baselines:
     def timed(self, batch: int) -> None:
         """A plain step was: one that was plain anyway is as good."""
         count = self._count(batch)
-        count.drafted, count.until = 0, max(FIRST, count.until)
+        count.drafted, count.until, count.missed = 0, max(FIRST, count.until), 0
+
+    def missed(self, batch: int) -> None:
+        """One was taken in a way that tells no time."""
+        count = self._count(batch)
+        count.missed += 1
+        if count.missed <= MISSED:
+            self.repeat(batch)
 
     def repeat(self, batch: int) -> None:
         """The next step is one too."""

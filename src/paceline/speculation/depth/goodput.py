@@ -54,7 +54,7 @@ class GoodputDepth:
         self._probing = Probing(probe_share)
         self._drafting = False
         self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
-        self._baselines = Baselines()
+        self._baselines, self._is_awaited = Baselines(), False
         self._probed: dict[str, float] = {}
         """Categories probed since they last drafted because it pays, and the acceptance expected of the first draft."""
         self.advantage: float | None = None
@@ -72,10 +72,8 @@ class GoodputDepth:
     def observe(self, step: StepObservation) -> None:
         self._entry.observe(step, self._times.usual(step))
         self._lag.observe(step)
-        if not step.drafting and step.is_timed and not step.prefill_rows:
-            self._baselines.timed(step.batch)
-            if self._drafting and self._is_loss_by(step):
-                self._baselines.repeat(step.batch)
+        if not step.drafting:
+            self._compare(step)
         self._times.observe(step)
         if any(seen.drafted or seen.asked for seen in step.rounds):
             self._resting = 0
@@ -108,6 +106,7 @@ class GoodputDepth:
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         depths = self._best(batch)
         if any(depths) and self._baselines.is_due(len(batch)):
+            self._is_awaited = True
             return [0] * len(batch)
         drafting = {candidate.category for candidate, depth in zip(batch, depths, strict=True) if depth}
         for category in drafting:
@@ -198,12 +197,20 @@ class GoodputDepth:
     def _probe_depth(self, method: str, batch: int) -> int:
         return 2 if self._times.is_settled(method) and not self._times.knows_slope(method, batch) else 1
 
-    def _is_loss_by(self, step: StepObservation) -> bool:
-        """Whether drafting as decided last loses against this plain step, whatever is believed of such."""
+    def _compare(self, step: StepObservation) -> None:
+        """A plain step is a baseline. Another follows if it told nothing, or drafting as decided last loses against it,
+        whatever is believed of such."""
+        was_awaited, self._is_awaited = self._is_awaited, False
+        if not step.is_timed or step.prefill_rows:
+            if was_awaited:
+                self._baselines.missed(step.batch)
+            return
+        self._baselines.timed(step.batch)
         plain = self._times.plain(step.batch, step.context)
-        if plain is None or self.advantage is None:
-            return False
-        return self.advantage * step.seconds / plain < 1.0 + self._margin / 3.0
+        if not self._drafting or plain is None or self.advantage is None:
+            return
+        if self.advantage * step.seconds / plain < 1.0 + self._margin / 3.0:
+            self._baselines.repeat(step.batch)
 
     def _longer(self, step: StepObservation) -> float:
         """By what share of a plain one it took longer for its probes; 0 where that is not known. Where others draft as well,
