@@ -54,7 +54,11 @@ class GoodputDepth:
         self._probing = Probing(probe_share)
         self._drafting = False
         self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
-        self._baselines, self._is_awaited = Baselines(), False
+        self._baselines = Baselines()
+        self._is_awaited = False
+        """Whether a baseline was decided on that nobody has seen the end of."""
+        self._under_way = 0
+        """Sequences of the last step, but for baselines, if there were drafts in it."""
         self._probed: dict[str, float] = {}
         """Categories probed since they last drafted because it pays, and the acceptance expected of the first draft."""
         self.advantage: float | None = None
@@ -105,9 +109,9 @@ class GoodputDepth:
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         depths = self._best(batch)
-        if any(depths) and self._baselines.is_due(len(batch)):
-            self._is_awaited = True
+        if any(depths) and self._is_plain_first(len(batch)):
             return [0] * len(batch)
+        self._under_way = len(batch) if any(depths) else 0
         drafting = {candidate.category for candidate, depth in zip(batch, depths, strict=True) if depth}
         for category in drafting:
             self._probed.pop(category, None)
@@ -196,6 +200,14 @@ class GoodputDepth:
 
     def _probe_depth(self, method: str, batch: int) -> int:
         return 2 if self._times.is_settled(method) and not self._times.knows_slope(method, batch) else 1
+
+    def _is_plain_first(self, batch: int) -> bool:
+        """Whether a step that would draft is a baseline. It is dear to begin: then the next ones are too until it was seen."""
+        if self._is_awaited and 2 * self._under_way < batch:
+            return True
+        is_due = self._baselines.is_due(batch)
+        self._is_awaited = self._is_awaited or is_due
+        return is_due
 
     def _compare(self, step: StepObservation) -> None:
         """A plain step is a baseline. Another follows if it told nothing, or drafting as decided last loses against it,
