@@ -54,11 +54,8 @@ def test_contexts_grow_until_they_tell() -> None:
     longest: list[int] = []
     forward = runner.forward
     runner.forward = lambda spans, *rest: longest.append(max(s.context_len for s in spans)) or forward(spans, *rest)  # type: ignore[assignment, func-returns-value]
-    for per_token, enough in (
-        (1e-5, 256),
-        (2e-6, 1024),
-        (0.0, 1024),
-    ):  # the model's window has no room for four times that
+    # The model's window has no room for four times as many as the last
+    for per_token, enough in ((1e-5, 256), (2e-6, 1024), (0.0, 1024)):
         longest.clear()
         runner.per_token = per_token
         assert measure_context(runner, 4, clock) == pytest.approx(per_token)

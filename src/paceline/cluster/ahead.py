@@ -45,6 +45,9 @@ class DraftingAhead:
     def __init__(self) -> None:
         self._resting: float | None = None
         self._passed = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self._rounds = self._depth = self._there = self._ready = self._delay = 0.0
 
     @property
@@ -83,6 +86,3 @@ class DraftingAhead:
             self._resting = self._ready / self._rounds
         self._passed = 0
         self._forget()
-
-    def _forget(self) -> None:
-        self._rounds = self._depth = self._there = self._ready = self._delay = 0.0

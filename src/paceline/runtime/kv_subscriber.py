@@ -118,10 +118,8 @@ class KvSubscriber:
         if self._is_retelling:
             self._is_retelling = False
             self._sink(CacheCleared())
-        if (
-            len(frames) == 4 and self._topic is None
-        ):  # who never hears anything else must know the next life from this one
-            self._topic = frames[1]
+        if len(frames) == 4 and self._topic is None:
+            self._topic = frames[1]  # nothing else may be heard of this life, and the next is known by it
         self._asked = self._clock.now()
         number = int.from_bytes(frames[-2], "big")
         if self._expected is None or number >= self._expected:

@@ -55,10 +55,6 @@ class GoodputDepth:
         self._drafting = False
         self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
         self._baselines = Baselines()
-        self._is_awaited = False
-        """Whether a baseline was decided on that nobody has seen the end of."""
-        self._under_way = 0
-        """Sequences of the last step, but for baselines, if there were drafts in it."""
         self._probed: dict[str, float] = {}
         """Categories probed since they last drafted because it pays, and the acceptance expected of the first draft."""
         self.advantage: float | None = None
@@ -77,7 +73,8 @@ class GoodputDepth:
         self._entry.observe(step, self._times.usual(step))
         self._lag.observe(step)
         if not step.drafting:
-            self._compare(step)
+            is_timed = step.is_timed and not step.prefill_rows
+            self._baselines.saw(step.batch, is_timed, self._is_loss_by(step))
         self._times.observe(step)
         if any(seen.drafted or seen.asked for seen in step.rounds):
             self._resting = 0
@@ -109,9 +106,8 @@ class GoodputDepth:
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         depths = self._best(batch)
-        if any(depths) and self._is_plain_first(len(batch)):
+        if self._baselines.replaces(len(batch), any(depths)):
             return [0] * len(batch)
-        self._under_way = len(batch) if any(depths) else 0
         drafting = {candidate.category for candidate, depth in zip(batch, depths, strict=True) if depth}
         for category in drafting:
             self._probed.pop(category, None)
@@ -201,28 +197,12 @@ class GoodputDepth:
     def _probe_depth(self, method: str, batch: int) -> int:
         return 2 if self._times.is_settled(method) and not self._times.knows_slope(method, batch) else 1
 
-    def _is_plain_first(self, batch: int) -> bool:
-        """Whether a step that would draft is a baseline. It is dear to begin: then the next ones are too until it was seen."""
-        if self._is_awaited and 2 * self._under_way < batch:
-            return True
-        is_due = self._baselines.is_due(batch)
-        self._is_awaited = self._is_awaited or is_due
-        return is_due
-
-    def _compare(self, step: StepObservation) -> None:
-        """A plain step is a baseline. Another follows if it told nothing, or drafting as decided last loses against it,
-        whatever is believed of such."""
-        was_awaited, self._is_awaited = self._is_awaited, False
-        if not step.is_timed or step.prefill_rows:
-            if was_awaited:
-                self._baselines.missed(step.batch)
-            return
-        self._baselines.timed(step.batch)
+    def _is_loss_by(self, step: StepObservation) -> bool:
+        """Whether drafting as decided last loses against this plain step, whatever is believed of such."""
         plain = self._times.plain(step.batch, step.context)
         if not self._drafting or plain is None or self.advantage is None:
-            return
-        if self.advantage * step.seconds / plain < 1.0 + self._margin / 3.0:
-            self._baselines.repeat(step.batch)
+            return False
+        return self.advantage * step.seconds / plain < 1.0 + self._margin / 3.0
 
     def _longer(self, step: StepObservation) -> float:
         """By what share of a plain one it took longer for its probes; 0 where that is not known. Where others draft as well,
