@@ -18,6 +18,7 @@ from tests.train.test_writer import scripts
 from tests.train.tiny import save_tiny
 
 pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:\s*Online softmax:UserWarning"),  # Inductor, on how it compiles a loss
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
