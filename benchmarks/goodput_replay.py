@@ -12,23 +12,27 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from statistics import median
 
+from paceline.models.gpu_runner import bucket
+from paceline.speculation.depth.even_rounds import EvenRounds
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
 from paceline.speculation.drift import DriftTest
 
 MS = 1e-3
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 768, 1024, 2048)
-PASSES = (3.86, 3.9, 3.95, 4.05, 4.4, 4.45, 4.87, 5.7, 6.3, 7.0, 10.2, 13.4, 20.0, 27.5, 55.0)
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 512, 640, 768, 1024, 1280, 2048)
+PASSES = (3.92, 3.97, 4.0, 4.05, 4.4, 4.5, 4.9, 5.6, 6.4, 7.2, 10.9, 14.0, 15.9, 19.8, 26.2, 40.0)
 """Milliseconds of a pass of the 8B shape over so many rows, less what their contexts take."""
-PER_TOKEN = 131_072 / 4.3e12
-"""Seconds: bytes of a token's keys and values over the memory's bandwidth."""
-DRAFTS = (0.57, 0.6, 0.6, 0.63, 0.73, 0.99, 1.5, 1.62, 1.75)
+PER_TOKEN = 28e-9
+"""Seconds that a token of context adds to a pass."""
+DRAFTS = (0.6, 0.62, 0.62, 0.64, 0.75, 1.0, 1.6, 1.8, 1.85)
 """Milliseconds of a draft step for 1, 2, 4, … 256 sequences."""
 READING = 1.3e-6
 HOST = 5 * MS
 """What a step with prompts takes beyond its pass."""
 LAUNCH = 1 * MS
 """What the first round behind a step on the host waits to be launched."""
+BOARDING = 0.1 * MS
+"""For each sequence, where rounds come home and leave again: some have to be caught up with, or half the seats are empty."""
 PROMPTS = (40, 60, 80, 100, 200, 300, 600, 900)
 PASS_ROWS, ROUNDS_BETWEEN, TOKENS, CATEGORY = 2048, 2, 128, "draft/chat"
 
@@ -77,22 +81,27 @@ class Replay:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.dice = options, random.Random(options.seed)
         self.policy, self.drift = GoodputDepth(8), DriftTest()
+        self.policy.run_ahead(EvenRounds(frozenset({"draft"}), bucket, lambda depth: depth))
         warm_up = {1 << n: pass_seconds(1 << n) * (options.warm_up if n in (7, 8) else 1.0) for n in range(11)}
-        self.policy.calibrate(warm_up, PER_TOKEN)
+        self.policy.calibrate(warm_up, PER_TOKEN * options.per_token)
         self._next = 0
 
     def decode(self, batch: int, is_on: bool) -> Run:
         waiting, running = [self._text(i) for i in range(batch)], []
-        run, since_host, since_drafts = Run(), ROUNDS_BETWEEN, 0
+        run, since_host, since_drafts, seats = Run(), ROUNDS_BETWEEN, 0, 0
         while waiting or running:
             if waiting and (since_host >= ROUNDS_BETWEEN or 2 * sum(text.prompt for text in waiting) >= PASS_ROWS):
-                since_host = 0
+                since_host = seats = 0
                 self._let_in(waiting, running, run)
                 continue
+            if 2 * len(running) <= seats:
+                run.seconds += BOARDING * len(running)
+                seats = 0
+            seats = seats or bucket(len(running))
             since_host += 1
             depths = self._decide(running) if is_on else [0] * len(running)
             since_drafts = 0 if any(depths) else since_drafts + 1
-            self._round(running, depths, run, is_on, is_first=since_host == 1, follows=since_drafts <= 2)
+            self._round(running, depths, seats, run, is_on, is_first=since_host == 1, follows=since_drafts <= 2)
             ended = [text for text in running if text.made >= TOKENS]
             if ended and not run.rate and not waiting:
                 run.rate = run.tokens / (run.seconds - run.began)
@@ -127,15 +136,16 @@ class Replay:
         )
 
     def _round(
-        self, running: list[Text], depths: list[int], run: Run, is_on: bool, is_first: bool, follows: bool
+        self, running: list[Text], depths: list[int], seats: int, run: Run, is_on: bool, is_first: bool, follows: bool
     ) -> None:
         deepest, context = max(depths), sum(text.size for text in running)
         late = [text for text, depth in zip(running, depths, strict=True) if depth and not text.is_read]
         read = sum(text.size for text in late)
         for text in late:
             text.is_read = True
-        each = DRAFTS[min(8, (len(running) - 1).bit_length())] * MS
-        verify = pass_seconds(len(running) * (1 + deepest)) + PER_TOKEN * context + LAUNCH * is_first
+        run.seconds += BOARDING * len(running) * bool(late)
+        each = DRAFTS[(seats - 1).bit_length()] * MS
+        verify = pass_seconds(seats * (1 + deepest)) + PER_TOKEN * context + LAUNCH * is_first
         verify *= 1.0 + self.dice.uniform(-0.01, 0.01)
         reads_along = deepest == 0 and follows and any(text.is_read for text in running)
         run.seconds += verify + each * (deepest or reads_along) + READING * read
@@ -151,10 +161,10 @@ class Replay:
         run.depths.append(deepest)
         if is_on:
             drafting = (Drafting("draft", deepest, each * deepest, read, READING * read),) if deepest else ()
-            rows = len(running) * (1 + deepest)
-            self.policy.observe(
-                StepObservation(len(running), rows, 0, drafting, verify, 0.0, tuple(rounds), context=context)
-            )
+            rows = seats * (1 + deepest)
+            told = len(running), rows, 0, drafting, verify, 0.0, tuple(rounds)
+            boarding = BOARDING * len(running) * bool(late)
+            self.policy.observe(StepObservation(*told, context=context, seats=seats, boarding_seconds=boarding))
 
 
 def main() -> None:
@@ -164,6 +174,7 @@ def main() -> None:
     parser.add_argument(
         "--warm-up", type=float, default=1.0, help="what it says of passes over 128 and 256 rows, times that"
     )
+    parser.add_argument("--per-token", type=float, default=1.0, help="what it says of a token of context, times that")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

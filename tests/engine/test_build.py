@@ -158,7 +158,7 @@ def test_the_cache_follows_the_memory_when_not_asked_for(target: str, monkeypatc
 def test_goodput_starts_from_a_measurement(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
     original = build.measure_passes
-    monkeypatch.setattr(build, "measure_passes", lambda *a: measured.append(a[1]) or original(*a))
+    monkeypatch.setattr(build, "measure_passes", lambda *a: measured.append(a[2]) or original(*a))
     assert isinstance(engine(target).speculator.depth, GoodputDepth)
     engine(target, speculation={"enabled": False})
     engine(target, speculation={"depth": "fixed"})

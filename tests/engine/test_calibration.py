@@ -28,15 +28,24 @@ class TimedRunner(ModelRunner):
 
 def test_each_size_is_timed_warm() -> None:
     clock = VirtualClock()
-    passes = measure_passes(TimedRunner(clock, 0.01), 24, clock)
+    passes = measure_passes(TimedRunner(clock, 0.01), 24, 24, clock)
     assert {rows: round(seconds, 9) for rows, seconds in passes.items()} == {
         rows: round(0.01 + 0.001 * rows, 9) for rows in (1, 2, 4, 8, 16)
     }
 
 
+def test_there_are_no_more_sequences_than_may_be() -> None:
+    clock, shapes = VirtualClock(), list[tuple[int, int]]()
+    runner = TimedRunner(clock, 0.01)
+    forward = runner.forward
+    runner.forward = lambda spans, *rest: shapes.append((len(spans), len(spans[0].tokens))) or forward(spans, *rest)  # type: ignore[assignment, func-returns-value]
+    assert list(measure_passes(runner, 6, 24, clock)) == [1, 2, 4, 8, 15]
+    assert list(dict.fromkeys(shapes)) == [(1, 1), (2, 1), (4, 1), (4, 2), (5, 3)]
+
+
 def test_a_slow_machine_is_measured_less() -> None:
     clock = VirtualClock()
-    passes = measure_passes(TimedRunner(clock, MAX_SECONDS / 6), 64, clock)
+    passes = measure_passes(TimedRunner(clock, MAX_SECONDS / 6), 64, 64, clock)
     assert list(passes) == [1, 2]
 
 
@@ -46,6 +55,19 @@ def test_a_token_of_context(num_blocks: int, max_num_seqs: int) -> None:
     clock = VirtualClock()
     runner = TimedRunner(clock, 0.01, 1e-6, num_blocks)
     assert measure_context(runner, max_num_seqs, clock) == pytest.approx(1e-6)
+
+
+def test_contexts_are_those_of_many() -> None:
+    """Two long ones would leave most of a device idle."""
+    clock, counts = VirtualClock(), set[int]()
+    runner = TimedRunner(clock, 0.01, 1e-6, num_blocks=700)
+    forward = runner.forward
+    runner.forward = lambda spans, *rest: counts.add(len(spans)) or forward(spans, *rest)  # type: ignore[assignment, func-returns-value]
+    measure_context(runner, 64, clock)
+    assert counts == {700 * 16 // 256}
+    counts.clear()
+    measure_context(runner, 8, clock)
+    assert counts == {8}
 
 
 def test_contexts_grow_until_they_tell() -> None:
@@ -77,7 +99,7 @@ def test_there_may_be_no_cache_to_speak_of() -> None:
 def test_measuring_leaves_no_mark_on_the_text() -> None:
     one = request("r", range(20), max_tokens=10, seed=1)
     engine = tiny_engine(tiny_model())
-    measure_passes(engine.runner, 32, VirtualClock())
+    measure_passes(engine.runner, 32, 32, VirtualClock())
     measure_context(engine.runner, 4, VirtualClock())
     assert all(not part[1:].any() for layer in engine.runner.cache for part in layer)
     assert run(engine, [one]).tokens == run(tiny_engine(tiny_model()), [one]).tokens

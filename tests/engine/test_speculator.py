@@ -235,11 +235,45 @@ def test_what_was_read_for_a_round_that_runs_ahead_is_told_with_it() -> None:
     house.one.reading = Reading(30, 0.5)
     for _ in range(2):
         house.speculator.record(
-            [SpeculatedRound(sequence, 4, 4, 2)], 1, 5, 0, draft_seconds=0.5, verify_seconds=0.25, context=9
+            [SpeculatedRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9
         )
     first, second = house.depth.steps
     assert first.drafting == (Drafting("one", 4, 0.5, read_tokens=30, read_seconds=0.5),)
     assert second.drafting == (Drafting("one", 4, 0.5),)
+
+
+def test_what_the_device_waited_for_is_told_of_the_round_that_drafts_then() -> None:
+    house = House()
+    sequence = house.sequence()
+    drafts, times = [SpeculatedRound(sequence, 4, 4, 2)], {"draft_seconds": 0.5, "verify_seconds": 0.25, "context": 9}
+    house.speculator.came_home()
+    house.clock.advance(2.0)
+    house.one.reading = Reading(30, 0.5)  # as part of it
+    house.speculator.went_ahead()
+    house.speculator.record(drafts, 1, 8, 40, **times)
+    house.speculator.went_ahead()
+    house.speculator.record(drafts, 1, 8, 40, **times)
+    house.speculator.came_home()
+    house.clock.advance(2.0)
+    house.speculator.went_ahead()
+    house.speculator.record([], 1, 8, 8, **times)  # plain rounds come home for other reasons
+    assert [step.boarding_seconds for step in house.depth.steps] == [1.5, 0.0, 0.0]
+    first = house.depth.steps[0]
+    assert first.seconds == 1.5 + 0.5 + 0.5 + 0.25
+    assert (first.batch, first.room, first.rows) == (1, 8, 40)
+
+
+def test_a_step_on_the_host_was_to_be_taken_anyway() -> None:
+    house = House()
+    sequence = house.sequence()
+    house.speculator.came_home()
+    house.clock.advance(2.0)
+    house.speculator.learn(house.plan((sequence, 0)), {}, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
+    house.speculator.went_ahead()
+    house.speculator.record(
+        [SpeculatedRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9
+    )
+    assert house.depth.steps[-1].boarding_seconds == 0.0
 
 
 def test_candidates_say_what_they_have_and_may_have() -> None:
@@ -259,8 +293,8 @@ def test_a_step_on_the_host_tells_no_time_of_a_method_that_runs_ahead() -> None:
     plain = Verdict((), (4,), (Origin.PLAIN,))
     house.speculator.learn(house.plan((a, 0)), {}, {a.id: plain}, 0.125)
     house.speculator.learn(house.plan((b, 0)), {}, {b.id: plain}, 0.125)
-    house.speculator.record([SpeculatedRound(a, 4, 4, 2)], 1, 5, 0, draft_seconds=0.5, verify_seconds=0.25, context=9)
-    house.speculator.record([], 1, 1, 0, draft_seconds=0.0, verify_seconds=9.0, context=9, is_timed=False)
+    house.speculator.record([SpeculatedRound(a, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9)
+    house.speculator.record([], 1, 1, 1, draft_seconds=0.0, verify_seconds=9.0, context=9, is_timed=False)
     assert [step.is_timed for step in house.depth.steps] == [False, True, True, False]
     flown = house.depth.steps[2]
     assert flown.drafting == (Drafting("one", 4, 0.5),)

@@ -142,7 +142,7 @@ class Recorder:
                 step.draft, step.forward = landed.draft_seconds, landed.verify_seconds
                 step.verify = landed.verify_seconds + landed.sample_seconds
                 outcomes = tuple(Outcome(r.asked, r.drafted, r.num_nodes or r.drafted, r.accepted) for r in rounds)
-                step.facts = figures["batch"], figures["rows"], figures["prefill_rows"], outcomes
+                step.facts = figures["batch"], figures["rows"], 0, outcomes
                 step.bytes_read = self._round_bytes(rounds)
             record(rounds, **figures)
 

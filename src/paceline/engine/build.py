@@ -35,6 +35,7 @@ from paceline.models.ranks import Ranks, RankSpec
 from paceline.models.runner import make_runner
 from paceline.speculation.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.additive import AdditiveDepth
+from paceline.speculation.depth.even_rounds import EvenRounds
 from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import DepthPolicy
@@ -137,14 +138,14 @@ def calibrate(engine: Engine, config: EngineConfig) -> None:
         return
     with native.quiet_torch():
         rows = min(4 * config.max_num_seqs, config.max_batched_tokens)
-        passes = measure_passes(engine.runner, rows, engine.clock)
+        passes = measure_passes(engine.runner, config.max_num_seqs, rows, engine.clock)
         depth.calibrate(passes, measure_context(engine.runner, config.max_num_seqs, engine.clock))
 
 
 def run_ahead(engine: Engine, max_depth: int) -> None:
     """Let the engine launch rounds before it has seen the last one's outcome, wherever the device can do them alone."""
     from paceline.engine.run_ahead import RunAhead
-    from paceline.models.gpu_runner import GpuRunner
+    from paceline.models.gpu_runner import GpuRunner, bucket
 
     assert isinstance(engine.runner, GpuRunner)
     proposers = engine.speculator.proposers
@@ -158,7 +159,9 @@ def run_ahead(engine: Engine, max_depth: int) -> None:
         max_depth,
         engine.commit_round,
     )
-    engine.speculator.timed_ahead = frozenset(name for name, one in proposers.items() if one is proposer)
+    methods = engine.speculator.timed_ahead = frozenset(name for name, one in proposers.items() if one is proposer)
+    if isinstance(engine.speculator.depth, GoodputDepth):
+        engine.speculator.depth.run_ahead(EvenRounds(methods, bucket, engine.ahead.nodes))
 
 
 def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead:

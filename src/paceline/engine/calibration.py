@@ -9,30 +9,33 @@ from paceline.models.runner import ModelRunner, Span
 
 MAX_SECONDS = 2.0
 REPEATS = 3
-_SEQUENCES = 16
 _FIRST_CONTEXT, _LONGER = 256, 4
 _ENOUGH = 1.5
 """Times as long as without context a pass must be to tell what context takes."""
 
 
-def measure_passes(runner: ModelRunner, max_rows: int, clock: Clock) -> dict[int, float]:
-    """{rows: seconds} for a few row counts up to `max_rows`, one row a sequence, the cache still empty.
+def measure_passes(runner: ModelRunner, max_num_seqs: int, max_rows: int, clock: Clock) -> dict[int, float]:
+    """{rows: seconds} for a few row counts up to `max_rows`, the cache still empty: one row a sequence as long as there are
+    enough, then more of each, as where drafts are verified.
 
     Every span lies in block 0: what is written there is overwritten before anybody reads it.
     """
     passes: dict[int, float] = {}
     spent, rows = 0.0, 1
     while rows <= max_rows and spent < MAX_SECONDS:
-        spans = [Span(blocks=[0], context_len=i % BLOCK_SIZE, tokens=[0], num_logits=1) for i in range(rows)]
-        passes[rows] = _seconds(runner, spans, clock)
-        spent += REPEATS * passes[rows]
+        each = -(-rows // max_num_seqs)
+        places = BLOCK_SIZE + 1 - each
+        spans = [Span([0], i % places, [0] * each, num_logits=each) for i in range(rows // each)]
+        seconds = passes[len(spans) * each] = _seconds(runner, spans, clock)
+        spent += REPEATS * seconds
         rows *= 2
     return passes
 
 
 def measure_context(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> float:
-    """Seconds that a token of context adds to a pass; 0 for a model with a window, which does not read all of it."""
-    count = min(max_num_seqs, _SEQUENCES, runner.num_blocks - 1)
+    """Seconds that a token of context adds to a pass; 0 for a model with a window, which does not read all of it. With as many
+    sequences as there may be: that is where contexts weigh, and few long ones leave part of a device idle."""
+    count = min(max_num_seqs, max(1, runner.num_blocks * BLOCK_SIZE // _FIRST_CONTEXT), runner.num_blocks - 1)
     if count < 1 or runner.model.config.sliding_window is not None:
         return 0.0
     blocks_each = (runner.num_blocks - 1) // count

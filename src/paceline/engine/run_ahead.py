@@ -73,6 +73,11 @@ class RunAhead:
         if runner.device.type == "cuda":  # recording a graph would wait for all of this to be returned
             torch.cuda.empty_cache()
 
+    def nodes(self, depth: int) -> int:
+        """That a round drafts for every seat, where the most that somebody wants is so many."""
+        drafter = self._batch_of(1).drafter
+        return drafter.shape(depth).nodes if drafter else 0
+
     def step(self) -> list[StepOutput] | None:
         """What the oldest round under way has brought, the next one having been launched; None: the host's turn."""
         running = self._scheduler.running
@@ -161,6 +166,7 @@ class RunAhead:
             draft_blocks.append(lent or ())
             limits.append((min(sequence.depth, shape.nodes) if lent else 0) if is_here else None)
         self._flights.append(batch.launch(shape, limits, blocks, draft_blocks))
+        self._speculator.went_ahead()
         return True
 
     def _land(self) -> list[StepOutput]:
@@ -182,11 +188,12 @@ class RunAhead:
                 )
             last = Origin.PLAIN if limit == 0 else Origin.BONUS if landed.is_bonus[seat] else Origin.RECOVERED
             outputs.append(self._commit(sequence, _verdict(landed.tokens[seat], accepted, last), limit))
+        seats = self._batch.size
         self._speculator.record(
             rounds,
             batch=len(outputs),
-            rows=len(outputs) * (flight.shape.nodes + 1),
-            prefill_rows=0,
+            seats=seats,
+            rows=seats * (flight.shape.nodes + 1),
             draft_seconds=landed.draft_seconds,
             verify_seconds=landed.verify_seconds + landed.sample_seconds,
             context=context,
@@ -199,6 +206,7 @@ class RunAhead:
         if not self._seats:
             return None
         outputs = [output for _ in range(len(self._flights)) for output in self._land()]
+        self._speculator.came_home()
         running = self._scheduler.running
         for sequence in running:
             self._scheduler.tables.shrink(sequence.id, sequence.num_computed)

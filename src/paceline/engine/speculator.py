@@ -88,6 +88,8 @@ class Speculator:
         self._draft_seconds: defaultdict[str, float] = defaultdict(float)
         self._network_seconds = 0.0
         self._reading: defaultdict[str, Reading] = defaultdict(Reading)
+        self._idle_since: float | None = None
+        self._idle_seconds = 0.0
 
     def propose(self, plan: Schedule) -> dict[int, Draft]:
         """Whatever the proposers have ready, cut to the room that was reserved for it."""
@@ -123,6 +125,7 @@ class Speculator:
         self, plan: Schedule, drafts: Mapping[int, Draft], verdicts: Mapping[int, Verdict], verify_seconds: float
     ) -> None:
         """Tell the depth policy and the breaker what this round brought and what it cost."""
+        self._idle_since = None  # a step that was to be taken anyway
         self._patience = verify_seconds
         draft_seconds, self._draft_seconds = self._draft_seconds, defaultdict(float)
         network, self._network_seconds = self._network_seconds, 0.0
@@ -147,21 +150,29 @@ class Speculator:
             network=network,
         )
 
+    def came_home(self) -> None:
+        """The device waits for the host, until rounds run ahead again."""
+        self._idle_since = self._clock.now()
+
+    def went_ahead(self) -> None:
+        if self._idle_since is not None:
+            self._idle_seconds, self._idle_since = self._clock.now() - self._idle_since, None
+
     def record(
         self,
         rounds: Seq[SpeculatedRound],
         batch: int,
+        seats: int,
         rows: int,
-        prefill_rows: int,
         draft_seconds: float,
         verify_seconds: float,
         context: int,
         is_timed: bool = True,
     ) -> None:
-        """A step of `batch` sequences that decoded and have `context` tokens, those in `rounds` with drafts of one method.
-        `is_timed`: its seconds are typical, with nothing in them that was done for the first time."""
+        """A step of `batch` sequences that decoded on `seats` and have `context` tokens, those in `rounds` with drafts of one
+        method. `is_timed`: its seconds are typical, with nothing in them that was done for the first time."""
         seconds = {round_.sequence.method: draft_seconds for round_ in rounds}
-        self._observe(rounds, batch, rows, prefill_rows, seconds, verify_seconds, context, is_timed)
+        self._observe(rounds, batch, rows, 0, seconds, verify_seconds, context, is_timed, seats=seats)
 
     def _observe(
         self,
@@ -174,11 +185,14 @@ class Speculator:
         context: int,
         is_timed: bool,
         network: float = 0.0,
+        seats: int | None = None,
     ) -> None:
         for method in draft_seconds:
             self._take_reading(method)
         reading, self._reading = self._reading, defaultdict(Reading)
-        drafted = sum(draft_seconds.values()) + sum(read.seconds for read in reading.values())
+        read = sum(read.seconds for read in reading.values())
+        idle, self._idle_seconds = max(0.0, self._idle_seconds - read), 0.0
+        drafted = sum(draft_seconds.values()) + read
         self.totals.add(prefill_rows, bool(rounds), drafted, network, verify_seconds)
         if not self.enabled:
             self._settle()
@@ -203,6 +217,8 @@ class Speculator:
                 rounds=observed,
                 context=context,
                 is_timed=is_timed,
+                seats=seats,
+                boarding_seconds=idle if rounds else 0.0,
             )
         )
         self._settle()

@@ -267,6 +267,16 @@ def test_a_round_has_no_more_rows_than_a_pass_may(monkeypatch):
     assert {nodes for size, nodes in drafted if size == 4} == {2}  # 3 are wanted
 
 
+def test_rounds_are_told_with_their_padding():
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine, steps = ahead_engine(proposer, depth=2), []
+    observe = engine.speculator.depth.observe
+    engine.speculator.depth.observe = lambda step: steps.append(step) or observe(step)
+    check(engine, requests(3, max_tokens=6))
+    assert {(step.batch, step.room, step.rows) for step in steps if step.seats} >= {(3, 4, 12), (2, 4, 12)}
+    assert engine.ahead.nodes(2) == 2
+
+
 def test_a_rehearsal_leaves_nothing_behind():
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = ahead_engine(proposer, depth=1, max_depth=1, max_num_seqs=2, max_model_len=32)

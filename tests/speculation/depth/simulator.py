@@ -129,9 +129,12 @@ def decided(policy: DepthPolicy, batch: list[Candidate]) -> list[int]:
 
 class Simulation:
     """Steps a policy through a world; `alpha`, `batch` and the tokens that every sequence has, its `context`, may be changed on
-    the way. With a `tree`, drafts are its first nodes and `alpha` is not used."""
+    the way. With a `tree`, drafts are its first nodes and `alpha` is not used; with `seats`, which says how many a batch of so
+    many is given, passes are padded and as large for all as for the largest."""
 
     context = 0
+    seats: Callable[[int], int] | None = None
+    tells_seats = True
 
     def __init__(
         self,
@@ -172,22 +175,25 @@ class Simulation:
         read: tuple[int, float] = (0, 0.0),
     ) -> None:
         drafted = [depth if self._random.random() < world.delivery else 0 for depth in asked]
-        method, deepest, rows = method_of(self.category), max(asked), len(asked) + sum(drafted)
+        method, deepest = method_of(self.category), max(asked)
+        room = self.seats(len(asked)) if self.seats else len(asked)
+        rows = room * (1 + max(drafted)) if self.seats else room + sum(drafted)
         tokens = sum(self.expected(depth) for depth in drafted)
         context = len(asked) * self.context
         reading = world.per_token * context
         totals.tokens += tokens
         totals.seconds += world.seconds(rows, deepest) + reading
-        totals.plain_seconds += tokens / len(asked) * (self.world.seconds(len(asked), 0) + reading)
+        totals.plain_seconds += tokens / len(asked) * (self.world.seconds(room, 0) + reading)
         totals.steps += 1
         totals.drafting_steps += deepest > 0
         who = ids or range(len(asked))
         rounds = tuple(self._round(*which) for which in zip(who, drafted, asked, strict=True))
         drafting = (Drafting(method, deepest, self._noisy(world.drafting(deepest)), *read),) if deepest else ()
+        is_padded = self.seats is not None and self.tells_seats
         self.policy.observe(
             StepObservation(
                 batch=len(asked),
-                rows=rows,
+                rows=rows if is_padded else len(asked) + sum(drafted),
                 prefill_rows=0,
                 drafting=drafting,
                 verify_seconds=self._noisy(world.rows_seconds(rows) + reading),
@@ -195,6 +201,7 @@ class Simulation:
                 rounds=rounds,
                 is_timed=is_timed,
                 context=context,
+                seats=room if is_padded else None,
             )
         )
 

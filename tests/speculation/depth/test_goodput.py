@@ -5,6 +5,7 @@ from statistics import mean
 import pytest
 
 from paceline.core.errors import InvalidConfig
+from paceline.speculation.depth.even_rounds import EvenRounds
 from paceline.speculation.depth.goodput import REST, GoodputDepth
 from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
 from tests.speculation.depth.simulator import (
@@ -448,6 +449,59 @@ def test_where_few_would_draft_nobody_does() -> None:
     assert all(some[:8])
     assert not any(some[8:])
     assert not any(with_new(12))
+
+
+def padded(rows: float) -> float:
+    """A large GPU at work: past 128 rows arithmetic is what takes time."""
+    return (5.0 + 0.016 * max(0.0, rows - 128)) * MS
+
+
+def dwindling(policy: GoodputDepth, alpha: float, *, tells_seats: bool = True) -> float:
+    """Speed over plain decoding where a batch empties on its seats, again and again, as a share of the best."""
+    world, totals, best = World(padded, draft=0.8 * MS, network=0.0), Totals(), 0.0
+    simulation = Simulation(policy, world, alpha)
+    simulation.seats, simulation.tells_seats = lambda batch: 128, tells_seats
+    for turn in range(20):
+        for simulation.batch in (128, 120, 110, 100, 90, 80, 70):
+            done = simulation.run(10)
+            if turn >= 5:
+                rates = [world.rate(alpha, 128, depth) for depth in range(9)]
+                best += done.plain_seconds / (max(rates) / rates[0])
+                totals.seconds += done.seconds
+    return best / totals.seconds
+
+
+@pytest.mark.parametrize("alpha", [0.6, 0.8, 0.9])
+def test_rounds_as_large_for_all_as_for_the_largest(alpha: float) -> None:
+    policy = calibrated(World(padded))
+    policy.run_ahead(EvenRounds(frozenset({"chat"}), lambda batch: 128, lambda depth: depth))
+    assert dwindling(policy, alpha) > 0.97
+
+
+def test_taken_for_passes_of_what_is_in_them_they_would_not_be_worth_it() -> None:
+    """The simulator can fail the test above."""
+    assert dwindling(calibrated(World(padded)), 0.9, tells_seats=False) < 0.95
+
+
+def test_who_is_late_is_taken_along_where_there_is_room() -> None:
+    """Its prompt is not worth reading for what a batch gains on average, but it is for what its own seat does."""
+    world = World(gpu, draft=3.4 * MS, network=0.0)
+    batch = [*(Candidate(i, "chat", 8, 500, 200) for i in range(15)), Candidate(99, "chat", 8, 5000, 60)]
+
+    def last_depth(policy: GoodputDepth) -> int:
+        for step in range(200):
+            asked = policy.decide(batch[:15])
+            rounds = tuple(RoundObservation(i, "chat", depth, depth, depth) for i, depth in enumerate(asked))
+            read = (7500, 7500 * 1e-6) if step == 0 else (0, 0.0)
+            drafting = (Drafting("chat", max(asked), world.drafting(max(asked)), *read),) if any(asked) else ()
+            rows = 15 + sum(asked)
+            policy.observe(StepObservation(15, rows, 0, drafting, gpu(rows), 0.0, rounds))
+        return max(policy.decide(batch)[-1] for _ in range(3))
+
+    ahead = calibrated(world)
+    ahead.run_ahead(EvenRounds(frozenset({"chat"}), lambda count: count, lambda depth: depth))
+    assert last_depth(calibrated(world)) == 0
+    assert last_depth(ahead) > 0
 
 
 def test_a_draft_that_becomes_good_is_found_and_flown() -> None:

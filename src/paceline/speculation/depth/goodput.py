@@ -19,10 +19,11 @@ from paceline.speculation.acceptance import Acceptance
 from paceline.speculation.depth.allocation import Allocation, Value, allocate
 from paceline.speculation.depth.baseline import Baselines
 from paceline.speculation.depth.entry import Entry
-from paceline.speculation.depth.lag import HORIZON, Lag
+from paceline.speculation.depth.even_rounds import EvenRounds, allocate_evenly
+from paceline.speculation.depth.lag import Lag, horizon
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 from paceline.speculation.depth.probing import SEQUENCES, Probing
-from paceline.speculation.depth.step_time import StepTime
+from paceline.speculation.depth.step_time import Costs, StepTime
 
 REST = 8
 """Steps for which a decision against drafting stands, if nothing is drafted meanwhile and the batch stays about as large: plain
@@ -55,6 +56,7 @@ class GoodputDepth:
         self._drafting = False
         self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
         self._baselines = Baselines()
+        self._even: EvenRounds | None = None
         self._probed: dict[str, float] = {}
         """Categories probed since they last drafted because it pays, and the acceptance expected of the first draft."""
         self.advantage: float | None = None
@@ -64,6 +66,10 @@ class GoodputDepth:
         """Take on {target rows: seconds} from a warm-up, and what a token of context adds to a pass. Without one the costs are
         learned on the way."""
         self._times.calibrate(passes, per_token)
+
+    def run_ahead(self, rounds: EvenRounds) -> None:
+        """Batches of nobody but these methods' decode in such rounds."""
+        self._even = rounds
 
     def alphas(self, category: str) -> tuple[float, ...]:
         """Conditional acceptance by position, as now believed."""
@@ -118,51 +124,84 @@ class GoodputDepth:
         return depths
 
     def _best(self, batch: Sequence[Candidate]) -> list[int]:
-        nothing = [0] * len(batch)
-        context = _context(batch)
-        plain = self._times.plain(len(batch), context)
-        costs = self._times.costs(len(batch), context)
-        if not batch or plain is None or costs is None:
-            self.advantage, self._drafting = None, False
-            return nothing
-        values = {
-            category: Value(self._acceptance.survival(category), self._acceptance.delivery(category))
-            for category in dict.fromkeys([candidate.category for candidate in batch])
-            if method_of(category) in costs.lines
-        }
-        best = allocate(batch, values, costs)
+        even, context = self._even_of(batch), _context(batch)
+        room = _room(batch, even)
+        plain, costs = self._times.plain(room, context), self._times.costs(room, context)
+        self.advantage = None
+        best = None
+        if batch and plain is not None and costs is not None:
+            values = {
+                category: Value(self._acceptance.survival(category), self._acceptance.delivery(category))
+                for category in dict.fromkeys([candidate.category for candidate in batch])
+                if method_of(category) in costs.lines
+            }
+            best = self._allocate(batch, values, costs, even, plain)
+        self._drafting = best is not None
+        if best is not None:
+            return best.depths
+        if self.advantage is not None:
+            self._resting, self._rested = REST, len(batch)
+        return [0] * len(batch)
+
+    def _allocate(
+        self,
+        batch: Sequence[Candidate],
+        values: Mapping[str, Value],
+        costs: Costs,
+        even: EvenRounds | None,
+        plain: float,
+    ) -> Allocation | None:
+        """The best drafts, if they are worth it."""
+
+        def allocation(late: set[int]) -> Allocation | None:
+            candidates = [c._replace(max_depth=0) if i in late else c for i, c in enumerate(batch)] if late else batch
+            if even is None:
+                return allocate(candidates, values, costs)
+            return allocate_evenly(candidates, values, costs, even)
+
+        best = allocation(set())
         if best is None:
-            self.advantage, self._drafting = None, False
-            return nothing
+            return None
         self.advantage = best.rate * plain / len(batch)
-        entry = self._entry.seconds(len(batch)) / (HORIZON * plain)
-        least = 1.0 + (self._margin / 3.0 if self._drafting else self._margin + entry)
+        least = 1.0 + self._margin / 3.0
+        if not self._drafting:
+            steps = sum([horizon(candidate) for candidate in batch]) / len(batch)
+            least = 1.0 + self._margin + self._entry.seconds(len(batch)) / (steps * plain)
         late = self._late(batch, best, least, plain)
         if late:
-            best = allocate([replace(c, max_depth=0) if i in late else c for i, c in enumerate(batch)], values, costs)
+            best = allocation(late)
             if best is not None and 2 * sum(best.depths) < max(best.depths) * len(batch):
                 best = None  # HAZARD: rounds that run ahead are as large for all: for few they are left to the host
             self.advantage = best.rate * plain / len(batch) if best else 1.0
-        self._drafting = best is not None and self.advantage > least
-        if self._drafting and best is not None:
-            return best.depths
-        self._resting, self._rested = REST, len(batch)
-        return nothing
+        if best is None or self.advantage <= least:
+            return None
+        return best if even is None else self._take_along(batch, late, values, best)
+
+    def _take_along(
+        self, batch: Sequence[Candidate], late: set[int], values: Mapping[str, Value], best: Allocation
+    ) -> Allocation:
+        """Who is late drafts as well where others do and their rounds have room for it anyway, if what its drafts must read
+        first takes less than what all wait for the tokens that it gains."""
+        depths, deepest = list(best.depths), max(best.depths)
+        for i in late:
+            depth, value = min(batch[i].max_depth, deepest), values[batch[i].category]
+            gained = value.delivery * sum(value.survival[:depth])
+            rounds = horizon(batch[i]) / (1.0 + gained)
+            if self._lag.reading(batch[i]) < rounds * gained / best.rate:
+                depths[i] = depth
+        return replace(best, depths=depths)
 
     def _late(self, batch: Sequence[Candidate], best: Allocation, least: float, plain: float) -> set[int]:
         """Those whose drafts have more to read first than drafting saves them. It saves nobody anything at an advantage of
         `least`."""
         advantage = best.rate * plain / len(batch)
         saved = (1.0 - least / advantage) * plain / len(batch)  # of a plain step, by each
-        if saved <= 0.0:
-            return set()
-        return {i for i, depth in enumerate(best.depths) if depth and self._lag.seconds(batch[i]) > saved}
+        return self._lag.late(batch, best.depths, saved) if saved > 0.0 else set()
 
     def _vary(self, batch: Sequence[Candidate], depths: list[int]) -> None:
         """One more each, or less where none may have more, for methods that only ever drafted to one depth."""
-        of_late = {
-            method: self._times.knows_slope(method, len(batch)) for method in {method_of(c.category) for c in batch}
-        }
+        room = _room(batch, self._even_of(batch))
+        of_late = {method: self._times.knows_slope(method, room) for method in {method_of(c.category) for c in batch}}
         for i, (candidate, depth) in enumerate(zip(batch, depths, strict=True)):
             if depth and not of_late[method_of(candidate.category)]:
                 depths[i] = depth + 1 if depth < min(candidate.max_depth, self._max_depth) else max(1, depth - 1)
@@ -187,19 +226,20 @@ class GoodputDepth:
             self._acceptance.loosen(category)
         self._probed[category] = self._acceptance.survival(category)[0]
         for i in chosen[category]:
-            depths[i] = min(self._probe_depth(method_of(category), len(batch)), batch[i].max_depth)
+            depths[i] = min(self._probe_depth(method_of(category), batch), batch[i].max_depth)
 
     def _probed_for(self, category: str, batch: Sequence[Candidate], most: int) -> list[int]:
         """Those with the least to read."""
         chosen = [i for i, c in enumerate(batch) if c.category == category and c.max_depth]
         return nsmallest(most, chosen, key=lambda i: self._lag.reading(batch[i]))
 
-    def _probe_depth(self, method: str, batch: int) -> int:
-        return 2 if self._times.is_settled(method) and not self._times.knows_slope(method, batch) else 1
+    def _probe_depth(self, method: str, batch: Sequence[Candidate]) -> int:
+        room = _room(batch, self._even_of(batch))
+        return 2 if self._times.is_settled(method) and not self._times.knows_slope(method, room) else 1
 
     def _is_loss_by(self, step: StepObservation) -> bool:
         """Whether drafting as decided last loses against this plain step, whatever is believed of such."""
-        plain = self._times.plain(step.batch, step.context)
+        plain = self._times.plain(step.room, step.context)
         if not self._drafting or plain is None or self.advantage is None:
             return False
         return self.advantage * step.seconds / plain < 1.0 + self._margin / 3.0
@@ -207,27 +247,39 @@ class GoodputDepth:
     def _longer(self, step: StepObservation) -> float:
         """By what share of a plain one it took longer for its probes; 0 where that is not known. Where others draft as well,
         it is as long as such steps are."""
-        plain = self._times.plain(step.batch, step.context)
+        plain = self._times.plain(step.room, step.context)
         is_alone = all(seen.category in self._probed for seen in step.rounds if seen.asked)
         without = plain if is_alone else self._times.usual(step)
         if plain is None or without is None or step.prefill_rows:
             return 0.0
         return (step.seconds - without) / plain
 
-    def _loss(self, category: str, chosen: Sequence[int], candidates: Sequence[Candidate], asked: set[str]) -> float:
+    def _loss(self, category: str, chosen: Sequence[int], batch: Sequence[Candidate], asked: set[str]) -> float:
         """What a probe costs, as a share of a plain step, where the methods `asked` draft anyway: by how much it makes a step
         longer, as far as is known, less the tokens that it gains."""
-        method, batch, context = method_of(category), len(candidates), _context(candidates)
-        costs, plain = self._times.costs(batch, context), self._times.plain(batch, context)
+        method, even, context = method_of(category), self._even_of(batch), _context(batch)
+        room = _room(batch, even)
+        costs, plain = self._times.costs(room, context), self._times.plain(room, context)
         if plain is None:
             return 0.0
-        seconds = sum(self._lag.reading(candidates[i]) for i in chosen)
+        seconds = sum(self._lag.reading(batch[i]) for i in chosen)
+        if seconds:
+            seconds += self._entry.seconds(len(batch))
         if costs is not None and method in costs.lines and method not in asked:
-            seconds += costs.lines[method].seconds(self._probe_depth(method, batch))
+            depth = self._probe_depth(method, batch)
+            seconds += costs.lines[method].seconds(depth)
             if not asked:
-                seconds += costs.network + costs.verify(batch + len(chosen)) - plain
+                rows = room + len(chosen) if even is None else room * (1 + even.nodes(depth))
+                seconds += costs.network + costs.verify(rows) - plain
         kept = self._acceptance.survival(category)[0] * self._acceptance.delivery(category) * len(chosen)
-        return seconds / plain - kept / batch
+        return seconds / plain - kept / len(batch)
+
+    def _even_of(self, batch: Sequence[Candidate]) -> EvenRounds | None:
+        return self._even if self._even is not None and self._even.holds(batch) else None
+
+
+def _room(batch: Sequence[Candidate], even: EvenRounds | None) -> int:
+    return len(batch) if even is None else even.seats(len(batch))
 
 
 def _context(batch: Sequence[Candidate]) -> int:

@@ -2,6 +2,8 @@
 drafting gains little, or the sequence soon ends, that is a loss that is never made up for.
 """
 
+from collections.abc import Sequence
+
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 
 HORIZON = 256
@@ -45,9 +47,18 @@ class Lag:
             seconds = min(seconds, usual * _SURPRISE)
         self._rates[method] = known_seconds * kept + seconds, known_tokens * kept + tokens
 
-    def seconds(self, candidate: Candidate) -> float:
-        """What drafting costs this sequence to begin with, spread over the plain steps that it has left."""
-        return self.reading(candidate) / horizon(candidate)
+    def late(self, batch: Sequence[Candidate], depths: Sequence[int], saved: float) -> set[int]:
+        """Places of those who were to draft, and to whom that costs more to begin with than it saves them, which is `saved` for
+        each plain step that they have left."""
+        if not self._rates:
+            return set()
+        recent = self._step - _IDLE
+        behind = [
+            i
+            for i, (c, depth) in enumerate(zip(batch, depths, strict=True))
+            if depth and self._last.get(c.sequence_id, recent - 1) < recent
+        ]
+        return {i for i in behind if self.reading(batch[i]) > saved * horizon(batch[i])}
 
     def reading(self, candidate: Candidate) -> float:
         """What drafting costs this sequence to begin with; 0 if it drafts already, or nothing is known."""

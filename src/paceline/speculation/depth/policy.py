@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class StepObservation:
     batch: int
     """Sequences that decoded in this step."""
     rows: int
-    """Target rows of those sequences, drafts included: `batch` when nothing was drafted."""
+    """Target rows of those sequences, drafts included: `room` when nothing was drafted."""
     prefill_rows: int
     drafting: tuple[Drafting, ...]
     """Empty if the proposers were left alone."""
@@ -70,12 +70,21 @@ class StepObservation:
     it costs."""
     context: int = 0
     """Tokens that the sequences have which decoded: a pass reads them all."""
+    seats: int | None = None
+    """Sequences that the pass was padded to, in `rows` too; None: it was not."""
+    boarding_seconds: float = 0.0
+    """For which nothing was computed before it, since it was to draft and those before it were not."""
+
+    @property
+    def room(self) -> int:
+        """Sequences that the pass was as large as."""
+        return self.batch if self.seats is None else self.seats
 
     @property
     def seconds(self) -> float:
         """Of the whole step."""
         drafting = sum(drafting.seconds + drafting.read_seconds for drafting in self.drafting)
-        return self.verify_seconds + self.network_seconds + drafting
+        return self.boarding_seconds + self.verify_seconds + self.network_seconds + drafting
 
 
 def method_of(category: str) -> str:
@@ -83,8 +92,7 @@ def method_of(category: str) -> str:
     return category.partition("/")[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A sequence about to decode. `max_depth` is the least of what request, server and breaker allow; 0 forbids
     drafting."""
 

@@ -1,8 +1,9 @@
 """What a step costs, measured: t_plain(batch), t_verify(rows), draft and network time. The cost half of goodput.
 
-A pass is plain (rows == batch) or verifying (rows > batch). The two are kept apart, since other kernels may serve them;
-plain passes stand in for verifying ones of a size not measured. Samples fall into buckets of rows, exact below 16 and
-eight to a doubling above, each a decayed mean of both rows and seconds. Steps with prefill rows are ignored.
+A pass is plain (a row for each sequence that it has room for) or verifying (more). The two are kept apart, since other
+kernels may serve them; plain passes stand in for verifying ones of a size not measured. Samples fall into buckets of rows,
+exact below 16 and eight to a doubling above, each a decayed mean of both rows and seconds. Steps with prefill rows are
+ignored.
 
 Attention makes every pass slower as contexts grow, by so much a token whatever the rows: where a warm-up has measured that,
 curves are of passes without any context. What is left of it, and all else that changes slowly, a common `scale` follows: it
@@ -100,30 +101,30 @@ class StepTime:
         most = (1.0 - _LEAST_SHARE) * step.verify_seconds
         if self._per_token * step.context > most:  # it cannot be so dear
             self._per_token = most / step.context
-        self._add(step.rows, step.verify_seconds - self._per_token * step.context, drafting=step.rows > step.batch)
+        self._add(step.rows, step.verify_seconds - self._per_token * step.context, drafting=step.rows > step.room)
         for drafting in step.drafting:
-            self._drafts.setdefault(drafting.method, DraftTime()).add(step.batch, drafting.depth, drafting.seconds)
+            self._drafts.setdefault(drafting.method, DraftTime()).add(step.room, drafting.depth, drafting.seconds)
         if step.drafting:
             surprise = min(step.network_seconds, 4.0 * self._network) if self._network else step.network_seconds
             self._network += (surprise - self._network) / (WINDOW if self._network else 1.0)
 
-    def plain(self, batch: int, context: int = 0) -> float | None:
-        """Seconds of a pass without drafts over `batch` rows, whose sequences have `context` tokens together; None until
+    def plain(self, room: int, context: int = 0) -> float | None:
+        """Seconds of a pass without drafts, with room for so many sequences, which have `context` tokens together; None until
         anything was measured."""
         curve = self._curve(drafting=False)
-        return None if curve is None else self._scale * curve(batch) + self._per_token * context
+        return None if curve is None else self._scale * curve(room) + self._per_token * context
 
-    def costs(self, batch: int, context: int = 0) -> Costs | None:
-        """What drafting for `batch` sequences costs; None until both a pass and a draft were measured."""
+    def costs(self, room: int, context: int = 0) -> Costs | None:
+        """What drafting for so many sequences costs; None until both a pass and a draft were measured."""
         curve = self._curve(drafting=True)
-        lines = {method: line for method, draft in self._drafts.items() if (line := draft.line(batch)) is not None}
+        lines = {method: line for method, draft in self._drafts.items() if (line := draft.line(room)) is not None}
         if curve is None or not lines:
             return None
         return Costs(curve, self._scale, self._per_token * context, self._network, lines)
 
     def usual(self, step: StepObservation) -> float | None:
         """What such a step takes as far as is known."""
-        costs = self.costs(step.batch, step.context)
+        costs = self.costs(step.room, step.context)
         if costs is None or any(drafting.method not in costs.lines for drafting in step.drafting):
             return None
         drafting = sum(costs.lines[drafting.method].seconds(drafting.depth) for drafting in step.drafting)
@@ -133,9 +134,9 @@ class StepTime:
         """Whether the method's drafts were timed often enough to go by."""
         return method in self._drafts and self._drafts[method].is_settled
 
-    def knows_slope(self, method: str, batch: int) -> bool:
+    def knows_slope(self, method: str, room: int) -> bool:
         """Whether it was timed at more than one depth of late."""
-        return method in self._drafts and self._drafts[method].knows_slope(batch)
+        return method in self._drafts and self._drafts[method].knows_slope(room)
 
     def _add(self, rows: int, seconds: float, drafting: bool) -> None:
         buckets = self._verify if drafting else self._plain

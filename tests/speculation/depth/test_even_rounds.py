@@ -1,0 +1,67 @@
+"""`allocate_evenly` against every depth."""
+
+import random
+from itertools import accumulate
+from operator import mul
+
+import pytest
+
+from paceline.speculation.depth.allocation import Value
+from paceline.speculation.depth.curve import Curve
+from paceline.speculation.depth.draft_time import Line
+from paceline.speculation.depth.even_rounds import EvenRounds, allocate_evenly
+from paceline.speculation.depth.policy import Candidate
+from paceline.speculation.depth.step_time import Costs
+
+CHAINS = EvenRounds(frozenset({"one"}), lambda batch: -(-batch // 4) * 4, lambda depth: depth)
+TREES = EvenRounds(
+    frozenset({"one"}), lambda batch: batch, lambda depth: next(n for n in (1, 3, 7) if n >= 0.8 * depth)
+)
+
+
+def costs(dice: random.Random) -> Costs:
+    seconds = accumulate(dice.choice((0.0, 0.5, 2.0)) for _ in range(6))
+    points = [(rows, 5.0 + extra, 1.0) for rows, extra in zip((1, 8, 12, 20, 32, 48), seconds, strict=True)]
+    return Costs(Curve(points), 1.0, 0.3, 0.1, {"one": Line(dice.uniform(0, 1), dice.uniform(0, 0.5))})
+
+
+@pytest.mark.parametrize("rounds", [CHAINS, TREES], ids=["chains", "trees"])
+@pytest.mark.parametrize("seed", range(20))
+def test_finds_the_best_depth(rounds: EvenRounds, seed: int) -> None:
+    dice = random.Random(seed)
+    batch = [Candidate(i, dice.choice(("one/a", "one/b")), dice.randint(0, 6)) for i in range(6)]
+    survival = {name: tuple(accumulate((dice.uniform(0.6, 1) for _ in range(7)), mul)) for name in ("one/a", "one/b")}
+    values = {name: Value(survival[name], dice.uniform(0.5, 1.0)) for name in ("one/a", "one/b")}
+    told = costs(dice)
+
+    def rate(depth: int) -> float:
+        nodes = rounds.nodes(depth)
+        tokens = 6 + sum(
+            values[c.category].delivery * sum(survival[c.category][: min(nodes, c.max_depth)]) for c in batch
+        )
+        return tokens / (told.verify(rounds.seats(6) * (1 + nodes)) + 0.1 + told.lines["one"].seconds(nodes))
+
+    found = allocate_evenly(batch, values, told, rounds)
+    best = max(rate(depth) for depth in range(1, max(c.max_depth for c in batch) + 1))
+    assert found is not None
+    assert found.rate == pytest.approx(best)
+    deepest = max(found.depths)
+    assert found.depths == [min(deepest, candidate.max_depth) for candidate in batch]
+    assert rate(deepest) == pytest.approx(best)
+
+
+def test_nobody_may_draft() -> None:
+    told = costs(random.Random(0))
+    assert allocate_evenly([Candidate(0, "one", 0)], {"one": Value((0.9,))}, told, CHAINS) is None
+    assert allocate_evenly([Candidate(0, "two", 4)], {}, told, CHAINS) is None
+
+
+def test_worthless_drafts_are_left_out() -> None:
+    found = allocate_evenly([Candidate(0, "one", 4)], {"one": Value((0.005, 0.001))}, costs(random.Random(0)), CHAINS)
+    assert found is None
+
+
+def test_who_decodes_in_them() -> None:
+    assert CHAINS.holds([Candidate(0, "one/a", 4), Candidate(1, "one/b", 2)])
+    assert CHAINS.holds([Candidate(0, "one/a", 4), Candidate(1, "two/a", 0)])
+    assert not CHAINS.holds([Candidate(0, "one/a", 4), Candidate(1, "two/a", 2)])
