@@ -12,6 +12,7 @@ as `sweep` has sequences, each of which asks again when its text ends: prompts, 
 
 import argparse
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,8 @@ class Run:
     seconds: float = 0.0
     tokens: int = 0
     steps: int = 0
-    rounds: list[tuple[int, int]] = field(default_factory=list)  # drafted, accepted
+    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """By (drafted, accepted). Counted: a value for each, kept, would be looked through by every collection of garbage."""
     device_seconds: float = 0.0
     draft_seconds: float = 0.0
     sample_seconds: float = 0.0
@@ -55,12 +57,12 @@ class Run:
     @property
     def alpha(self) -> float:
         """Accepted at a position, given that all before it were."""
-        tried = sum(accepted + (accepted < drafted) for drafted, accepted in self.rounds)
-        return sum(accepted for _, accepted in self.rounds) / tried if tried else 0.0
+        tried = sum(count * (accepted + (accepted < drafted)) for (drafted, accepted), count in self.rounds.items())
+        return sum(count * accepted for (_, accepted), count in self.rounds.items()) / tried if tried else 0.0
 
     @property
     def depth(self) -> float:
-        return sum(drafted for drafted, _ in self.rounds) / max(1, len(self.rounds))
+        return sum(count * drafted for (drafted, _), count in self.rounds.items()) / max(1, self.rounds.total())
 
 
 def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperature: float = 0.0) -> Run:
@@ -86,7 +88,7 @@ def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperatur
             continue
         run.seconds, run.steps = now - started, run.steps + bool(outputs)
         run.tokens += sum(len(output.tokens) for output in outputs)
-        run.rounds += [(output.drafted, output.accepted) for output in outputs]
+        run.rounds.update((output.drafted, output.accepted) for output in outputs)
         if engine.ahead.num_rounds > rounds_before:
             landed = engine.ahead.last_landed
             run.device_seconds += landed.draft_seconds + landed.verify_seconds + landed.sample_seconds
@@ -126,7 +128,7 @@ def streams(engine: Engine, prompts: list[list[int]], options: argparse.Namespac
         whole = _pace(plain) / _pace(runs)
         ratio = median(a.seconds / a.tokens / (b.seconds / b.tokens) for a, b in zip(plain, runs, strict=True))
         draft = median(1e3 * run.draft_seconds / max(1, run.steps) for run in runs)
-        total = Run(rounds=[r for run in runs for r in run.rounds])
+        total = Run(rounds=sum((run.rounds for run in runs), Counter()))
         same = sum(a.texts == b.texts for a, b in zip(plain, runs, strict=True))
         print(
             f"depth {depth}: {each:.3f} ms a token, {ratio:.2f}x plain ({whole:.2f}x over all tokens); "

@@ -43,7 +43,8 @@ def test_many_decisions_at_once_are_as_many_one_by_one() -> None:
     for _ in range(50):
         one_by_one.depth(0)
         one_by_one.fallback(DECLINED)
-    at_once.declined(50)
+    at_once.depth(0, 50)
+    at_once.fallback(DECLINED, 50)
     found = [tally.report("", "", BreakerState.CLOSED) for tally in tallies]
     assert found[0].mean_depth == pytest.approx(found[1].mean_depth)
     assert found[0].fallbacks == found[1].fallbacks

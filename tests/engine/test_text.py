@@ -17,6 +17,9 @@ class PieceTokenizer:
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
 
+    def alone(self, token_id: int, skip_special: bool = True) -> str | None:
+        return None
+
 
 def output(stops: tuple[str, ...], *pieces: str | bytes) -> TextOutput:
     return TextOutput(TextStream(PieceTokenizer(*pieces)), stops)  # type: ignore[arg-type]

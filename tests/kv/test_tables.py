@@ -193,3 +193,18 @@ def test_a_hit_always_holds_the_very_tokens(seed: int) -> None:
     tables.pool.check()
     assert tables.pool.num_free == tables.pool.num_blocks
     assert num_hits > 5
+
+
+def test_who_watches_a_table_sees_it_grow_and_is_left_behind_when_it_is_rolled_back() -> None:
+    tables = BlockTables(8)
+    tables.open(1, IDS[:1], "")
+    tables.grow(1, 2 * BLOCK_SIZE)
+    watched, before = tables.blocks(1), [*tables.blocks(1)]
+    tables.grow(1, 3 * BLOCK_SIZE)
+    tables.shrink(1, 3 * BLOCK_SIZE)
+    assert tables.blocks(1) is watched
+    assert watched[:2] == before
+    tables.shrink(1, BLOCK_SIZE)
+    assert tables.blocks(1) is not watched
+    assert tables.blocks(1) == before[:1]
+    tables.pool.check()

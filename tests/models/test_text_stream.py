@@ -61,3 +61,16 @@ def test_several_ids_at_once(smollm2: Tokenizer) -> None:
     text, ids = GOLDENS[4]
     stream = TextStream(smollm2)
     assert stream.push(ids[:7]) + stream.push([]) + stream.push(ids[7:]) + stream.flush() == text
+
+
+@pytest.mark.parametrize("skip_special", [True, False])
+def test_any_ids_in_lots_of_any_size(smollm2: Tokenizer, skip_special: bool) -> None:
+    draw = random.Random(1)
+    broken = [i for i in range(17, 400) if not smollm2.token_bytes(i).isascii()]
+    for _ in range(200):
+        ids = [draw.choice((draw.randrange(49160), draw.choice(broken), draw.randrange(3))) for _ in range(16)]
+        stream, text, start = TextStream(smollm2, skip_special), "", 0
+        while start < len(ids):
+            end = start + draw.randint(1, 4)
+            text, start = text + stream.push(ids[start:end]), end
+        assert text + stream.flush() == smollm2.decode(ids, skip_special)

@@ -132,3 +132,10 @@ def test_pre_tokenizers_split_as_the_models_were_trained(pre: str, pieces: list[
     backend = tokenizer_from_gguf({f"tokenizer.ggml.{k}": v for k, v in fields.items()})._backend
     text = "I'll pay 12345   now\n\n"
     assert [text[start:end] for _, (start, end) in backend.pre_tokenizer.pre_tokenize_str(text)] == pieces
+
+
+def test_tokens_that_have_a_text_of_their_own(smollm2: Tokenizer) -> None:
+    word, part, end = smollm2.encode(" sky")[0], smollm2.encode("😀")[0], next(iter(smollm2.eos_ids))
+    assert (smollm2.alone(word), smollm2.alone(part)) == (" sky", None)
+    assert (smollm2.alone(end), smollm2.alone(end, skip_special=False)) == ("", smollm2.token(end))
+    assert tokenizer_from_gguf(SENTENCEPIECE).alone(259) is None  # a text's first space is not part of it

@@ -56,8 +56,9 @@ class ChainDrafter:
 
     def has_room(self, sequence: Sequence) -> bool:
         """What `lend` would refuse behind another round is not worth catching up."""
-        longest = len(sequence.ids) + 2 * (sequence.depth + 1)
-        return sequence.id in self._current or self._proposer.has_room(sequence.id, longest)
+        if sequence.id in self._current:
+            return True
+        return self._proposer.has_room(sequence.id, len(sequence.ids) + 2 * (sequence.depth + 1))
 
     def can_draft(self, sequences: Seq[Sequence]) -> bool:
         return all(sequence.id in self._current for sequence in sequences if sequence.depth)

@@ -7,13 +7,13 @@ books: blocks, depths and who is still there go up with every launch.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.chain_drafter import ChainDrafter
+from paceline.engine.device_control import Control
 from paceline.engine.device_drafter import NOTHING, DeviceDrafter, DeviceProposer, DraftShape
 from paceline.engine.device_flight import Flight, Launch
 from paceline.engine.device_round import DeviceRound
@@ -50,6 +50,8 @@ class DeviceBatch:
             drafter.bind(parts[3].view(size, draft_width))
         most = drafter.shape(max_depth).levels if drafter else 0
         self._launches = [Launch(size, most, len(self._control), self.device) for _ in range(IN_FLIGHT)]
+        told = size, width, target.scratch_block, drafter.scratch_block if drafter else None
+        self._controls = [Control(launch.control.numpy(), *told) for launch in self._launches]
         self._count = 0
         self._capture = drafter.capture if drafter else ()
         self._cache = CacheAddresses(target.cache)
@@ -57,17 +59,21 @@ class DeviceBatch:
         self._rounds: dict[DraftShape, DeviceRound] = {}
 
     def board(self, seats: Seq[Seat]) -> None:
-        """Start anew with these sequences, in this order."""
+        """Start anew with these sequences, in this order. No round is under way."""
         self.seats.board(seats)
+        for control in self._controls:
+            control.clear()
 
     @torch.inference_mode()
     def launch(
         self, shape: DraftShape, limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]
     ) -> Flight:
-        """One more round. By seat: how many nodes it wants (None: it is empty), and its blocks."""
-        launch = self._launches[self._count % IN_FLIGHT]
+        """One more round. By seat: how many nodes it wants (None: it is empty), and its blocks. A table that is the same object
+        as in a launch before has the blocks it had then, and perhaps more."""
+        turn = self._count % IN_FLIGHT
+        launch = self._launches[turn]
         self._count += 1
-        self._write(launch.control.numpy(), limits, tables, draft_tables)
+        self._controls[turn].write(limits, tables, draft_tables)
         self._control.copy_(launch.control, non_blocking=True)
         num_graphs = len(self._graphs)
         launch.begin.record()
@@ -90,7 +96,7 @@ class DeviceBatch:
     def rehearse(self, max_depth: int, max_rows: int) -> None:
         """Record rounds of every shape of up to `max_rows` rows, over nobody: later somebody would wait for it."""
         nobody, control = [()] * self.size, self._launches[0].control
-        self._write(control.numpy(), [None] * self.size, nobody, nobody)
+        self._controls[0].write([None] * self.size, nobody, nobody)
         self._control.copy_(control)
         for shape in self._shapes(max_depth, max_rows):
             self._graph("verify", shape)
@@ -113,24 +119,6 @@ class DeviceBatch:
         drafted = {self.drafter.shape(depth) for depth in range(1, max_depth + 1)} if self.drafter else set()
         fitting = [shape for shape in {NOTHING, *drafted} if self.size * (1 + shape.nodes) <= max_rows]
         return sorted(fitting, key=lambda shape: -shape.nodes)
-
-    def _write(
-        self, control: np.ndarray[Any, Any], limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]
-    ) -> None:
-        size, width = self.size, self.target.table_width
-        control[: 2 * size] = 0
-        own = control[2 * size : (2 + width) * size].reshape(size, width)
-        drafts = control[(2 + width) * size :].reshape(size, -1)
-        own[:] = self.target.scratch_block
-        if self.drafter:
-            drafts[:] = self.drafter.scratch_block
-        for seat, limit in enumerate(limits):
-            if limit is None:
-                continue
-            control[seat], control[size + seat] = 1, limit
-            own[seat, : len(tables[seat])] = tables[seat]
-            if draft_tables:
-                drafts[seat, : len(draft_tables[seat])] = draft_tables[seat]
 
     def _round(self, shape: DraftShape) -> DeviceRound:
         if shape not in self._rounds:

@@ -1,6 +1,7 @@
 """A round under way on the device, and what it brings when it lands."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -8,6 +9,12 @@ from torch import Tensor
 from paceline.core.output import StepTimes
 from paceline.engine.device_drafter import DraftShape
 from paceline.models.graph import Stamp, staging
+
+
+@cache
+def chain_path(accepted: int) -> tuple[int, ...]:
+    """Nodes of a chain, up to the last that was accepted."""
+    return tuple(range(accepted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +71,13 @@ class Flight:
         """Wait for it."""
         launch = self.launch
         launch.end.wait()
-        accepted, is_bonus, levels = launch.report.tolist()
+        accepted, bonuses, levels = launch.report.tolist()
         if not self.is_tree:
             levels = [limit or 0 for limit in self.limits]
             is_bonus = [count == level for count, level in zip(accepted, levels, strict=False)]
-            paths = [tuple(range(count)) for count in accepted]
+            paths = [chain_path(count) for count in accepted]
         else:
+            is_bonus = [bonus == 1 for bonus in bonuses]
             first = range(
                 0, len(accepted) * (1 + self.shape.nodes), 1 + self.shape.nodes
             )  # row of each seat's last token
@@ -81,7 +89,7 @@ class Flight:
         return Landed(
             accepted,
             levels,
-            [bool(bonus) for bonus in is_bonus],
+            is_bonus,
             paths,
             launch.tokens_at(self.shape.levels).tolist(),
             launch.drafted.seconds_since(launch.begin),

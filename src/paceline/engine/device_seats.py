@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +17,7 @@ Sampling = Literal["greedy", "sampled", "truncated"]
 """The least that does for all seats."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Seat:
+class Seat(NamedTuple):
     """One sequence as it boards."""
 
     ids: Seq[int]

@@ -27,7 +27,7 @@ class DeviceTurns:
         """Nothing to do but decode, nobody to let in now, and only sequences whose picks the device can make."""
         if self._lets_in(running):
             return False
-        return all(sequence.num_uncomputed == 1 and self._is_eligible(sequence) for sequence in running)
+        return all(len(s.ids) - s.num_computed == 1 and self._is_eligible(s) for s in running)
 
     def goes_on(self, running: Seq[Sequence]) -> bool:
         """Whether it is the device's again after a step of the host's that is for prompts, and ends them all."""
@@ -39,7 +39,7 @@ class DeviceTurns:
         """Of prompts that the host's next step would compute, if it has room for all."""
         scheduler = self._scheduler
         newcomers = scheduler.waiting[: scheduler.max_num_seqs - len(running)] if scheduler.may_admit else ()
-        return sum(s.num_uncomputed for s in (*running, *newcomers) if s.num_uncomputed > 1)
+        return sum([count for s in (*running, *newcomers) if (count := s.num_uncomputed) > 1])
 
     def forget(self) -> None:
         """What is known of sequences: they may be others next time."""
@@ -62,10 +62,6 @@ class DeviceTurns:
                 and not (params.has_penalties or params.logit_bias or params.json_schema or params.logprobs is not None)
                 and len(sequence.ids) >= 2
             )
-        return known and self._drafts_here(sequence)
-
-    def _drafts_here(self, sequence: Sequence) -> bool:
-        """Drafts are made on the device, or nobody wants any."""
-        if self._proposer is self._speculator.proposers[sequence.method]:
-            return True
-        return not self._speculator.enabled or self._intake.max_depth(sequence) == 0
+        # Drafts are made on the device, or nobody wants any
+        is_drafted = self._proposer is self._speculator.proposers[sequence.method]
+        return known and (is_drafted or not self._speculator.enabled or self._intake.max_depth(sequence) == 0)

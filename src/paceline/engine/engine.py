@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -198,15 +199,17 @@ class Engine:
             self._settle(sequence)
         return outputs
 
-    def commit_round(self, sequence: Sequence, verdict: Verdict, num_drafted: int) -> StepOutput:
-        """Append what a round ahead has verified; `num_computed` says how much of it is in the cache."""
+    def commit_round(self, verdicts: Seq[tuple[Sequence, Verdict, int]]) -> list[StepOutput]:
+        """Append what a round ahead has verified, of each sequence so many drafts; `num_computed` says how much of it is in
+        the cache."""
         assert self.ahead is not None
-        landed = self.ahead.last_landed
-        times = None if landed is None else landed.times(self.clock.now())
-        room = self.intake.remaining(sequence)
-        output = self._scribes[sequence.id].append(verdict, num_drafted, room, times=times)
-        self._settle(sequence)
-        return output
+        assert self.ahead.last_landed is not None
+        times, outputs = self.ahead.last_landed.times(self.clock.now()), []
+        for sequence, verdict, num_drafted in verdicts:
+            room = self.intake.remaining(sequence)
+            outputs.append(self._scribes[sequence.id].append(verdict, num_drafted, room, times=times))
+            self._settle(sequence)
+        return outputs
 
     def _settle(self, sequence: Sequence) -> None:
         """Offer its full blocks to others, even if it ended: the next turn of a conversation starts with them."""

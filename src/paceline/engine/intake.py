@@ -175,5 +175,5 @@ class Intake:
 
     def remaining(self, sequence: Sequence) -> int:
         """Tokens the sequence may still generate."""
-        by_request = sequence.sampling.max_tokens - sequence.num_output
-        return min(by_request, self.limits.max_model_len - len(sequence.ids))
+        longest = min(sequence.num_prompt + sequence.sampling.max_tokens, self.limits.max_model_len)
+        return longest - len(sequence.ids)

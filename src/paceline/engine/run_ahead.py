@@ -8,14 +8,15 @@ the host; nothing is decided twice and nothing differs, for a round's outcome de
 from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import cache
 
 import torch
 
 from paceline.core.output import StepOutput
 from paceline.core.sequence import Origin, Sequence, Status
 from paceline.engine.device_batch import DeviceBatch
-from paceline.engine.device_drafter import NOTHING, DeviceProposer
-from paceline.engine.device_flight import Flight, Landed
+from paceline.engine.device_drafter import NOTHING, DeviceDrafter, DeviceProposer, DraftShape
+from paceline.engine.device_flight import Flight, Landed, chain_path
 from paceline.engine.device_rehearsal import rehearse_passes
 from paceline.engine.device_seats import Seat
 from paceline.engine.device_turns import DeviceTurns
@@ -24,10 +25,10 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import SpeculatedRound, Speculator
 from paceline.models.gpu_runner import GpuRunner, bucket, buckets
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
-from paceline.speculation.verification import Verdict
+from paceline.speculation.verification import PLAIN, Verdict
 
-Commit = Callable[[Sequence, Verdict, int], StepOutput]
-"""Appends a verdict on so many drafts to a sequence, and ends the sequence if that is the end of it."""
+Commit = Callable[[Seq[tuple[Sequence, Verdict, int]]], list[StepOutput]]
+"""Appends to each sequence the verdict on so many drafts, and ends the sequence if that is the end of it."""
 
 
 class RunAhead:
@@ -145,7 +146,7 @@ class RunAhead:
         for sequence in running:  # one that the host could not draft for either keeps nobody on the ground
             if sequence.depth and drafter is not None and not drafter.has_room(sequence):
                 sequence.depth = 0
-        depth = min(most, max(sequence.depth for sequence in running))
+        depth = min(most, max([sequence.depth for sequence in running]))
         if depth > 0 and (drafter is None or not drafter.can_draft(running) or self._is_for_few(running)):
             return False
         # The next larger shape may be too large for a pass
@@ -154,40 +155,56 @@ class RunAhead:
         # A round computes its nodes, and commits a path of them and one token more
         ahead = sum(flight.shape.levels + 1 for flight in self._flights) + shape.nodes + 1
         window, tables = self._intake.limits.max_model_len, self._scheduler.tables
-        if any(len(s.ids) + ahead > window or not tables.grow(s.id, len(s.ids) + ahead) for s in running):
+        if max([len(s.ids) for s in running]) + ahead > window:
             return False
+        if not all(tables.grow(s.id, len(s.ids) + ahead) for s in running):
+            return False
+        self._flights.append(batch.launch(shape, *self._booked(drafter, shape, ahead)))
+        self._speculator.went_ahead()
+        return True
+
+    def _booked(
+        self, drafter: DeviceDrafter | None, shape: DraftShape, ahead: int
+    ) -> tuple[list[int | None], list[Seq[int]], list[Seq[int]]]:
+        """By seat, for a round that ends so many tokens ahead at most: nodes granted, blocks, and blocks of the draft."""
         limits: list[int | None] = []
         blocks: list[Seq[int]] = []
         draft_blocks: list[Seq[int]] = []
+        tables, running = self._scheduler.tables, Status.RUNNING
         for sequence in self._seats:
-            is_here = sequence.status is Status.RUNNING
-            lent = drafter.lend(sequence, len(sequence.ids) + ahead, shape) if is_here and drafter else None
-            blocks.append(tables.blocks(sequence.id) if is_here else ())
+            if sequence.status is not running:
+                limits.append(None)
+                blocks.append(())
+                draft_blocks.append(())
+                continue
+            lent = drafter.lend(sequence, len(sequence.ids) + ahead, shape) if drafter else None
+            limits.append(min(sequence.depth, shape.nodes) if lent else 0)
+            blocks.append(tables.blocks(sequence.id))
             draft_blocks.append(lent or ())
-            limits.append((min(sequence.depth, shape.nodes) if lent else 0) if is_here else None)
-        self._flights.append(batch.launch(shape, limits, blocks, draft_blocks))
-        self._speculator.went_ahead()
-        return True
+        return limits, blocks, draft_blocks
 
     def _land(self) -> list[StepOutput]:
         """Commit the oldest round under way."""
         self.num_rounds += 1
         flight = self._flights.popleft()
         landed = self.last_landed = flight.land()
-        outputs, rounds, context = [], [], 0
+        verdicts: list[tuple[Sequence, Verdict, int]] = []
+        rounds, context = [], 0
         for seat, (sequence, limit) in enumerate(zip(self._seats, flight.limits, strict=True)):
             if limit is None or sequence.status is not Status.RUNNING:  # it ended, or was cancelled, under way
                 continue
-            accepted = landed.accepted[seat]
-            context += len(sequence.ids)
-            sequence.num_computed = len(sequence.ids) + accepted
+            accepted, size = landed.accepted[seat], len(sequence.ids)
+            context += size
+            sequence.num_computed = size + accepted
             if limit:
                 path = landed.paths[seat]
                 rounds.append(
                     SpeculatedRound(sequence, limit, landed.levels[seat], accepted, num_nodes=limit, path=path)
                 )
-            last = Origin.PLAIN if limit == 0 else Origin.BONUS if landed.is_bonus[seat] else Origin.RECOVERED
-            outputs.append(self._commit(sequence, _verdict(landed.tokens[seat], accepted, last), limit))
+            origins = _origins(accepted, landed.is_bonus[seat]) if limit else PLAIN
+            tokens = tuple(landed.tokens[seat][: accepted + 1])
+            verdicts.append((sequence, Verdict(chain_path(accepted), tokens, origins), limit))
+        outputs = self._commit(verdicts)
         seats = self._batch.size
         self._speculator.record(
             rounds,
@@ -224,6 +241,7 @@ class RunAhead:
         self._turns.forget()
 
 
-def _verdict(tokens: Seq[int], accepted: int, last: Origin) -> Verdict:
-    kept = tuple(tokens[: accepted + 1])
-    return Verdict(tuple(range(accepted)), kept, (*(Origin.ACCEPTED,) * accepted, last))
+@cache
+def _origins(accepted: int, is_bonus: bool) -> tuple[Origin, ...]:
+    """Of the tokens of a round with drafts."""
+    return (*(Origin.ACCEPTED,) * accepted, Origin.BONUS if is_bonus else Origin.RECOVERED)

@@ -1,8 +1,9 @@
 """Which sequences take part in the next pass, with how many rows each."""
 
 import bisect
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.sequence import Sequence, Status
 from paceline.kernels.layout import BLOCK_SIZE
@@ -12,8 +13,7 @@ if TYPE_CHECKING:
     from paceline.engine.tiers import Tiers
 
 
-@dataclass(frozen=True, slots=True)
-class Scheduled:
+class Scheduled(NamedTuple):
     """`num_tokens` committed tokens of `sequence` are computed, and room is kept for `num_draft` drafted ones after them."""
 
     sequence: Sequence
@@ -40,6 +40,19 @@ class Schedule:
 def _rank(sequence: Sequence) -> tuple[int, float, int]:
     """Who is served first; the last in this order is preempted first."""
     return sequence.priority, sequence.arrival, sequence.id
+
+
+def _is_under_way(sequence: Sequence, reading: Seq[Sequence]) -> bool:
+    """Whether this pass computes a block of it for somebody ranked before it, of those `reading` their prompts: in the next one
+    it is cached. That is no long wait: rows are left for newcomers only in a pass that ends the prompts of all who run."""
+    ids, salt = sequence.findable_ids, sequence.cache_salt
+    for other in reading:
+        if other.cache_salt != salt or _rank(other) > _rank(sequence):
+            continue
+        end = (other.num_computed // BLOCK_SIZE + 1) * BLOCK_SIZE
+        if end < len(ids) and other.ids[:end] == ids[:end]:  # a hit leaves the last token to compute
+            return True
+    return False
 
 
 class Scheduler:
@@ -77,9 +90,14 @@ class Scheduler:
             return False
         for sequence in self.waiting:
             if self.tiers is None or not self.tiers.is_coming(sequence):
-                held = sum(len(self.tables.blocks(s.id)) - blocks_for(len(s.ids)) for s in self.running)
-                return self._has_room(sequence, len(self.running), self.tables.pool.num_free + max(0, held))
+                spare = self.tables.pool.num_free - self._needed(sequence, len(self.running))
+                return spare >= 0 or spare + self._num_idle >= 0
         return False
+
+    @property
+    def _num_idle(self) -> int:
+        """Blocks that those who run hold beyond their text."""
+        return sum(len(self.tables.blocks(s.id)) - blocks_for(len(s.ids)) for s in self.running)
 
     def add(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=_rank)
@@ -139,17 +157,18 @@ class Scheduler:
 
     def _admit(self, rows: dict[Sequence, int], budget: int) -> None:
         taken = len(self.running)  # seats, those included that are kept for who joins in the next pass
+        reading = [sequence for sequence in self.running if sequence.is_prefilling]
         for sequence in list(self.waiting):
             if budget <= 0 or taken >= self.max_num_seqs:
                 return
-            if self.tables.prefix_caching and self._is_under_way(sequence):
+            if self.tables.prefix_caching and _is_under_way(sequence, reading):
                 taken += 1  # nobody ranked after it gets in its way
                 continue
             if self.tables.prefix_caching and self._waits_for_leader(sequence):
                 continue
             if self.tiers is not None and not self.tiers.is_ready(sequence):
                 continue
-            if self.running and not self._has_room(sequence, taken, self.tables.pool.num_free):
+            if self.running and self._needed(sequence, taken) > self.tables.pool.num_free:
                 return
             sequence.num_computed = self.tables.open(sequence.id, sequence.findable_ids, sequence.cache_salt)
             if self.tiers is not None:
@@ -162,37 +181,24 @@ class Scheduler:
             self.waiting.remove(sequence)
             bisect.insort(self.running, sequence, key=_rank)
             sequence.status = Status.RUNNING
+            if sequence.is_prefilling:
+                reading.append(sequence)
             if not sequence.num_preemptions:  # after one, a hit is its own earlier work
                 sequence.num_cached = sequence.num_computed
             rows[sequence] = count
             budget -= count
             taken += 1
 
-    def _has_room(self, sequence: Sequence, taken: int, num_free: int) -> bool:
-        """For the whole of it so far, and one block for it and for every other one to speculate and grow into."""
+    def _needed(self, sequence: Sequence, taken: int) -> int:
+        """Blocks for the whole of it so far, and one for it and for every other one to speculate and grow into."""
         cached, _ = self.tables.find(sequence.findable_ids, sequence.cache_salt)
-        needed = blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached)
-        return needed + 1 + taken <= num_free
+        return blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached) + 1 + taken
 
     @staticmethod
     def _waits_for_leader(sequence: Sequence) -> bool:
         """Whether its prompt is yet to be computed, by the first choice of the same request."""
         leader = sequence.leader
         return leader is not None and leader.is_prefilling and not leader.is_finished
-
-    def _is_under_way(self, sequence: Sequence) -> bool:
-        """Whether this pass computes a block of it for somebody ranked before it: in the next one it is cached. That is no long
-        wait: rows are left for newcomers only in a pass that ends the prompts of all who run."""
-        ids, salt = sequence.findable_ids, sequence.cache_salt
-        if len(ids) <= BLOCK_SIZE:  # no block of it can be a hit: whoever runs need not be looked at
-            return False
-        for other in self.running:
-            if not other.is_prefilling or other.cache_salt != salt or _rank(other) > _rank(sequence):
-                continue
-            end = (other.num_computed // BLOCK_SIZE + 1) * BLOCK_SIZE
-            if end < len(ids) and other.ids[:end] == ids[:end]:  # a hit leaves the last token to compute
-                return True
-        return False
 
     def _reserve_drafts(self, rows: dict[Sequence, int]) -> dict[Sequence, int]:
         """Slots for drafts, of what nobody else needs: whatever is not there is not drafted."""

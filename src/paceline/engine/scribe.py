@@ -21,6 +21,8 @@ class Scribe:
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer | None = None, grammar: Grammar | None = None) -> None:
         self._sequence = sequence
+        stop_ids = sequence.sampling.stop_token_ids
+        self._ends = sequence.eos_ids.union(stop_ids) if stop_ids else sequence.eos_ids
         self._text = TextOutput(TextStream(tokenizer), sequence.sampling.stop) if tokenizer else None
         self._grammar = grammar.start(sequence.output_ids) if grammar else None
         if self._text is not None:
@@ -65,12 +67,13 @@ class Scribe:
 
     def _read(self, tokens: Seq[int], room: int) -> tuple[int, str]:
         """How many of the tokens belong to the sequence, and their text. Sets `finish_reason` if it ends there."""
-        sequence, said, text = self._sequence, self._text, ""
-        stop_ids, count = sequence.sampling.stop_token_ids, 0
+        sequence, said, text, count = self._sequence, self._text, "", 0
         by_token = said is not None and bool(sequence.sampling.stop)  # only a stop string cares which token brought it
+        if not by_token and len(tokens) < room and self._ends.isdisjoint(tokens):  # nearly always
+            return len(tokens), "" if said is None else said.push(tokens)
         for token in tokens:
             count += 1
-            if token in sequence.eos_ids or token in stop_ids:
+            if token in self._ends:
                 sequence.finish_reason = FinishReason.STOP
                 break
             if said is not None and by_token:

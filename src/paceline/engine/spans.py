@@ -16,7 +16,7 @@ def span_of(item: Scheduled, draft: Draft, blocks: Seq[int]) -> Span:
     """The item's committed tokens, then its draft; logits of the newest token and of every node."""
     sequence, start = item.sequence, item.sequence.num_computed
     positions = visible = None
-    if not draft.is_chain:
+    if draft.tokens and not draft.is_chain:
         # Row 0 is the last committed token, row 1 + i node i: drafts are only made for a sequence that decodes.
         positions = [start, *(start + depth for depth in depths(draft.parents))]
         visible = ancestors(draft.parents)

@@ -3,7 +3,8 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from itertools import groupby
+from typing import NamedTuple
 
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
@@ -30,8 +31,7 @@ from paceline.speculation.trees import InvalidDraft, depths, prune, validate
 from paceline.speculation.verification import Verdict
 
 
-@dataclass(frozen=True, slots=True)
-class SpeculatedRound:
+class SpeculatedRound(NamedTuple):
     """One sequence's round: the depth asked for, the levels drafted, the tokens accepted; of a tree also how many nodes it
     had and which of them were accepted, in draft order."""
 
@@ -278,11 +278,17 @@ class Speculator:
             if self.enabled:
                 self.traffic.declined([traffic_class(sequence) for sequence in ready if sequence.speculation.enabled])
             return
-        candidates = self._candidates(ready)
-        for sequence, candidate, depth in zip(ready, candidates, self.depth.decide(candidates), strict=True):
+        wanted = [self._max_depth(sequence) for sequence in ready]
+        candidates = self._candidates(ready, wanted)
+        decisions = []
+        for sequence, candidate, most, depth in zip(
+            ready, candidates, wanted, self.depth.decide(candidates), strict=True
+        ):
             sequence.depth = depth
-            if self._max_depth(sequence):  # otherwise nobody wanted a draft: no decision, no fallback
-                self.traffic.decided(candidate.category, depth, candidate.max_depth > 0)
+            if most:  # otherwise nobody wanted a draft: no decision, no fallback
+                decisions.append((candidate.category, depth, candidate.max_depth > 0))
+        for decision, same in groupby(decisions):
+            self.traffic.decided(*decision, count=len(list(same)))
 
     def switch(self, enabled: bool | None) -> None:
         """On, off, or as configured; `look_ahead` makes it so."""
@@ -319,15 +325,16 @@ class Speculator:
     def _progress(self, sequence: Sequence, hidden: Hidden | None, picks: Seq[int] = ()) -> Progress:
         return Progress.of(sequence, self._intake.remaining(sequence) - 1, hidden, picks)
 
-    def _candidates(self, ready: Iterable[Sequence]) -> list[Candidate]:
-        """How deep each sequence may go: as its request, the server and the breaker of its traffic class allow."""
+    def _candidates(self, ready: Iterable[Sequence], wanted: Iterable[int]) -> list[Candidate]:
+        """How deep each sequence may go: as its request and the server, who have it `wanted`, and the breaker of its traffic
+        class allow."""
         allowed: dict[str, int] = {}
         candidates, now = [], self._clock.now()
-        for sequence in ready:
+        for sequence, most in zip(ready, wanted, strict=True):
             category = traffic_class(sequence)
             if category not in allowed:
                 allowed[category] = self.traffic.breaker.allow(category, now)
-            max_depth = self._max_depth(sequence) if allowed[category] > 0 else 0
+            max_depth = most if allowed[category] > 0 else 0
             allowed[category] -= max_depth > 0
             remaining = self._intake.remaining(sequence)
             candidates.append(Candidate(sequence.id, category, max_depth, len(sequence.ids), remaining))

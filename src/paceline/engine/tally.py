@@ -37,26 +37,23 @@ class Tally:
         known = known_positions(drafted, accepted)
         self._tested += known
         self._kept += accepted
-        missing = [0.0] * (known - len(self._trials))
-        self._hits += missing
-        self._trials += missing
+        missing = known - len(self._trials)
+        if missing > 0:
+            self._hits += [0.0] * missing
+            self._trials += [0.0] * missing
         for i in range(known):
             self._trials[i] = _KEEP * self._trials[i] + 1.0
             self._hits[i] = _KEEP * self._hits[i] + (i < accepted)
 
-    def depth(self, depth: int) -> None:
-        self._depths = _KEEP * self._depths + depth
-        self._decisions = _KEEP * self._decisions + 1.0
-
-    def declined(self, count: int) -> None:
-        """So many decisions against drafting, at once."""
+    def depth(self, depth: int, count: int = 1) -> None:
+        """As many decisions for it, one after another."""
         kept = _KEEP**count
-        self._depths *= kept
-        self._decisions = kept * self._decisions + (1.0 - kept) / (1.0 - _KEEP)
-        self._fallbacks[DECLINED] += count
+        new = (1.0 - kept) / (1.0 - _KEEP)
+        self._depths = kept * self._depths + new * depth
+        self._decisions = kept * self._decisions + new
 
-    def fallback(self, reason: str) -> None:
-        self._fallbacks[reason] += 1
+    def fallback(self, reason: str, count: int = 1) -> None:
+        self._fallbacks[reason] += count
 
     def drifted(self, change: Change) -> None:
         self._drifts += 1

@@ -45,17 +45,17 @@ class TrafficClasses:
         """All has been observed of these sequences. Returns the classes that have changed with them."""
         return self._noted(self.drift.close(sequence_ids))
 
-    def decided(self, category: str, depth: int, is_allowed: bool) -> None:
-        """The depth of a sequence that wanted drafts. `is_allowed`: the breaker let it have some."""
+    def decided(self, category: str, depth: int, is_allowed: bool, count: int = 1) -> None:
+        """The depth of so many sequences that wanted drafts. `is_allowed`: the breaker let them have some."""
         tally = self._tallies[category]
-        tally.depth(depth)
+        tally.depth(depth, count)
         if depth == 0:
-            tally.fallback(DECLINED if is_allowed else BREAKER)
+            tally.fallback(DECLINED if is_allowed else BREAKER, count)
 
     def declined(self, categories: Iterable[str]) -> None:
         """Nobody was drafted for, these sequences among them, which wanted drafts."""
         for category, count in Counter(categories).items():
-            self._tallies[category].declined(count)
+            self.decided(category, 0, True, count)
 
     def had_no_room(self, category: str) -> None:
         """Drafts were wanted, and no rows or blocks were left for them."""

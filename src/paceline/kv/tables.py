@@ -37,6 +37,7 @@ class BlockTables:
         return len(self._tables)
 
     def blocks(self, sequence_id: int) -> Sequence[int]:
+        """A live view that only grows: rolled back, a sequence gets another one."""
         return self._tables[sequence_id].blocks
 
     def capacity(self, sequence_id: int) -> int:
@@ -63,18 +64,20 @@ class BlockTables:
         """Make room for `num_tokens` in all. False, and nothing changes, when the pool cannot give that much."""
         table = self._tables[sequence_id]
         missing = blocks_for(num_tokens) - len(table.blocks)
+        if missing <= 0:
+            return True
         if missing > self.pool.num_free:
             return False
-        if missing > 0:
-            table.blocks.extend(self.pool.take(missing))
+        table.blocks.extend(self.pool.take(missing))
         return True
 
     def shrink(self, sequence_id: int, num_tokens: int) -> None:
         """Roll back: give up the blocks past `num_tokens`. What they held is gone, what is before is untouched."""
         table = self._tables[sequence_id]
         keep = max(blocks_for(num_tokens), table.num_published)
-        self.pool.release(table.blocks[keep:])
-        del table.blocks[keep:]
+        if keep < len(table.blocks):
+            self.pool.release(table.blocks[keep:])
+            table.blocks = table.blocks[:keep]
 
     def publish(self, sequence_id: int, ids: Sequence[int], num_computed: int) -> None:
         """Announce every block that is now full of committed *and* computed tokens."""

@@ -71,21 +71,23 @@ class _Views:
         """On the host. How many rows there are, and which of them want logits."""
         parts = self.tokens, self.positions, self.ancestors, self.starts, self.contexts, self.tables
         tokens, positions, ancestors, starts, contexts, tables = (part.numpy() for part in parts)
-        row, wanted = 0, list[int]()
+        ids, places, firsts, wanted = list[int](), list[int](), list[int](), list[int]()
         for s, span in enumerate(spans):
-            count, first = len(span.tokens), span.context_len
-            end = row + count
-            tokens[row:end] = span.tokens
-            positions[row:end] = range(first, first + count) if span.positions is None else span.positions
+            row, first = len(ids), span.context_len
+            ids.extend(span.tokens)
+            end = len(ids)
+            places.extend(range(first, first + end - row) if span.positions is None else span.positions)
             ancestors[row:end] = -1 if span.ancestors is None else span.ancestors
-            starts[s], contexts[s] = row, first
+            firsts.append(row)
             held = min(len(span.blocks), tables.shape[1])
             tables[s, :held] = span.blocks[:held]
             wanted.extend(range(end - span.num_logits, end))
-            row = end
-        starts[len(spans) :] = row  # the others have none
-        tokens[row:] = 0  # HAZARD: embedded all the same, and a pass of another size may have left anything here
-        return row, wanted
+        rows = len(ids)
+        tokens[:rows], positions[:rows] = ids, places
+        starts[: len(spans)], contexts[: len(spans)] = firsts, [span.context_len for span in spans]
+        starts[len(spans) :] = rows  # the others have none
+        tokens[rows:] = 0  # HAZARD: embedded all the same, and a pass of another size may have left anything here
+        return rows, wanted
 
 
 def _aligned(count: int) -> int:

@@ -2,16 +2,14 @@
 
 from collections.abc import Iterable
 
-from paceline.models.tokenizer import Tokenizer
-
-_INCOMPLETE = "\ufffd"
+from paceline.models.tokenizer import REPLACEMENT, Tokenizer
 
 
 class TextStream:
     """What `push` and `flush` return, joined, equals `decode` of all ids; no piece ends inside a character.
 
-    Tokens are decoded together with the last piece that gave text: some decoders treat the first token of a text
-    differently, and only the difference is new.
+    Tokens whose text depends on others are decoded together with the last piece that gave text: some decoders treat the first
+    token of a text differently, and only the difference is new.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
@@ -22,9 +20,14 @@ class TextStream:
         self._given = ""
 
     def push(self, ids: int | Iterable[int]) -> str:
-        self._window.extend([ids] if isinstance(ids, int) else ids)
+        ids = (ids,) if isinstance(ids, int) else tuple(ids)
+        if len(self._window) == self._num_given:  # nothing is held back
+            texts = [self._tokenizer.alone(token, self._skip_special) for token in ids]
+            if None not in texts:
+                return "".join(texts)  # type: ignore[arg-type]  # there is no None
+        self._window.extend(ids)
         text = self._decode(self._window)
-        if text.endswith(_INCOMPLETE):
+        if text.endswith(REPLACEMENT):
             return ""
         return self._advance(text)
 

@@ -13,6 +13,9 @@ from paceline.core.errors import UnsupportedModel
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>")
 """Special tokens that end a turn or a text wherever they exist: checkpoints often declare only one of theirs."""
 
+REPLACEMENT = "\ufffd"
+"""What an incomplete character is decoded to."""
+
 
 class Tokenizer:
     """Read-only once built. `chat_template` is Jinja source, `special_tokens` what it calls `bos_token` and so on."""
@@ -34,6 +37,7 @@ class Tokenizer:
         """Every id that ends a generation."""
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
+        self._alone: tuple[dict[int, str | None], dict[int, str | None]] = ({}, {})  # with special tokens, without
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """`add_special` adds what the model expects around a bare text, such as BOS; rendered chats have their own."""
@@ -41,6 +45,15 @@ class Tokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self._backend.decode(ids, skip_special_tokens=skip_special)
+
+    def alone(self, token_id: int, skip_special: bool = True) -> str | None:
+        """The token's text where that is the same whatever stands around it: in a byte-level vocabulary all are but parts of
+        characters. None: decode it with its neighbours."""
+        known = self._alone[skip_special]
+        if token_id not in known:
+            text = self.decode([token_id], skip_special)
+            known[token_id] = text if self._is_byte_level and REPLACEMENT not in text else None
+        return known[token_id]
 
     def token(self, token_id: int) -> str | None:
         """The vocabulary's own spelling (`Ġthe`), None for an id it does not have."""

@@ -127,4 +127,6 @@ class Breaker:
         circuit.state, circuit.lossy, circuit.until = BreakerState.OPEN, 0, now + circuit.cooldown
 
     def _circuit(self, category: str) -> _Circuit:
-        return self._circuits.setdefault(category, _Circuit(self._rule.cooldown))
+        if category not in self._circuits:
+            self._circuits[category] = _Circuit(self._rule.cooldown)
+        return self._circuits[category]

@@ -7,6 +7,8 @@ from paceline.speculation.drafts import Draft
 
 def walk(draft: Draft, picks: Sequence[int]) -> tuple[list[int], int]:
     """(accepted nodes, token that follows) from the picks of the draft's 1 + len(draft) rows."""
+    if not draft.tokens:
+        return [], picks[0]
     path: list[int] = []
     node = -1
     # One pass is enough: parents precede children, and at most one of several siblings can equal the pick

@@ -7,6 +7,7 @@ accept what equals the arg-max.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +19,11 @@ from paceline.speculation.distribution import pick
 from paceline.speculation.drafts import Draft
 from paceline.speculation.rows import Facts, RowContext, row_contexts
 
+PLAIN = (Origin.PLAIN,)
+"""Of a round without drafts."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Round:
+
+class Round(NamedTuple):
     """One sequence's draft and the rows that check it: after the last committed token, then after each node."""
 
     rows: tuple[RowContext, ...]
@@ -51,8 +54,9 @@ class Verdict:
 
 def verify(logits: Tensor, rounds: Sequence[Round]) -> list[Verdict]:
     """Verdicts in the order of `rounds`, whose rows lie one after the other in logits [R, V]."""
-    by_pick = [i for i, round_ in enumerate(rounds) if round_.is_coupled]
-    by_ratio = [i for i, round_ in enumerate(rounds) if not round_.is_coupled]
+    is_coupled = [round_.is_coupled for round_ in rounds]
+    by_pick = [i for i, is_so in enumerate(is_coupled) if is_so]
+    by_ratio = [i for i, is_so in enumerate(is_coupled) if not is_so]
     outcomes: dict[int, tuple[list[int], int, Sequence[int], Tensor | None]] = {}
     if by_pick:
         rows = [row for i in by_pick for row in rounds[i].rows]
@@ -81,9 +85,9 @@ def _rows_of(logits: Tensor, rounds: Sequence[Round], chosen: Sequence[int]) -> 
 
 
 def _verdict(draft: Draft, path: list[int], token: int, picks: Sequence[int], law: Tensor | None) -> Verdict:
-    if not len(draft):
-        last = Origin.PLAIN
-    elif (path[-1] if path else -1) in draft.parents:
+    if not draft.tokens:  # nearly every round of a large batch
+        return Verdict((), (token,), PLAIN, tuple(picks), law)
+    if (path[-1] if path else -1) in draft.parents:
         last = Origin.RECOVERED
     else:
         last = Origin.BONUS

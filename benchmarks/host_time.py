@@ -1,0 +1,120 @@
+"""What a step takes the host, in Python, where the device takes no time at all: rounds ahead, plain and drafted, and streams
+that come and go.
+
+    python -m benchmarks.host_time
+
+from the root of the repository; no GPU is needed. Engine, scheduler, policy, drafter and text are real, and so is what they
+write for the device; stand-ins answer for what it computes. Full collections of garbage: how many, and the longest.
+"""
+
+import argparse
+import gc
+import random
+import time
+from statistics import median
+from typing import Any
+
+import torch
+from benchmarks.stand_in import PASS, ROW, ROWS, SHAPE, WORDS, StandIn
+from tests.fakes import tiny_engine, tiny_model
+
+from paceline.core.clock import WallClock
+from paceline.core.flags import SpeculationFlags
+from paceline.core.garbage import keep_loaded
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.engine.engine import Engine
+from paceline.engine.run_ahead import RunAhead
+from paceline.models.gpu_runner import GpuRunner
+from paceline.models.load import open_checkpoint
+from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+
+PROMPT, TOKENS, LONG = 100, 128, 600
+CHEAP, DEAR = 1e-4, 5e-3
+"""Seconds that a drafted token takes where drafting is to pay, and where it is not."""
+
+
+def build(count: int) -> Engine:
+    model, policy = tiny_model(config=SHAPE), GoodputDepth(8)
+    sizes = SHAPE.vocab_size, SHAPE.vocab_size, True, 64 * ROWS
+    proposer = DraftModelProposer(GpuRunner(model, 200_000 // 16), ROWS, *sizes)
+    policy.calibrate({1 << n: PASS + ROW * (1 << n) for n in range(11)})
+    limits: Any = {"kv_tokens": 200_000, "max_num_seqs": count, "max_batched_tokens": ROWS, "max_model_len": 2048}
+    engine = tiny_engine(model, proposer, policy, clock=WallClock(), runner_kind=GpuRunner, **limits)
+    told: Any = engine.runner, proposer, engine.scheduler, engine.speculator, engine.intake, 8, engine.commit_round
+    engine.ahead = RunAhead(*told)
+    told[0].record_ragged(count, ROWS)
+    engine.speculator.timed_ahead = frozenset(engine.speculator.proposers)
+    engine.tokenizer = open_checkpoint("smollm2").read_tokenizer()
+    return engine
+
+
+class Streams:
+    """Whoever has its text of so many tokens asks again. Where they are to end apart, the first ones are shorter."""
+
+    def __init__(self, engine: Engine, count: int, tokens: int, apart: bool) -> None:
+        self._engine, self._tokens, self._dice, self._asked = engine, tokens, random.Random(0), 0
+        for i in range(count):
+            self._ask(1 + tokens * i // count if apart else tokens)
+
+    def _ask(self, tokens: int) -> None:
+        self._asked += 1
+        sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        self._engine.add(Request(f"r{self._asked}", tuple(self._dice.choices(WORDS, k=PROMPT)), sampling))
+
+    def run(self, steps: int) -> float:
+        """Seconds a step."""
+        began = time.process_time()
+        for _ in range(steps):
+            for output in self._engine.step():
+                if output.finish_reason is not None:
+                    self._ask(self._tokens)
+        return (time.process_time() - began) / steps
+
+    def end(self) -> None:
+        for i in range(self._asked):
+            self._engine.cancel(f"r{i + 1}")
+
+
+def measure(kind: str, count: int, is_on: bool, options: argparse.Namespace) -> str:
+    is_served, each, pauses = kind == "served", list[float](), list[float]()
+
+    def heard(phase: str, info: dict[str, int]) -> None:
+        if info["generation"] == 2:
+            pauses.append(time.perf_counter() - (pauses.pop() if phase == "stop" else 0.0))
+
+    with StandIn(CHEAP if kind == "drafts" else DEAR).stands_in():
+        engine = build(count)
+        engine.set_flags(SpeculationFlags(is_on, None, 2))
+        keep_loaded()
+        gc.callbacks.append(heard)
+        for _ in range(options.repeats):
+            streams = Streams(engine, count, TOKENS if is_served else LONG, apart=is_served)
+            streams.run(20 + count * PROMPT // ROWS)
+            each.append(streams.run(options.steps))
+            streams.end()
+        gc.callbacks.remove(heard)
+    step, depth = median(each), engine.speculator.traffic.report()[0].mean_depth if is_on else 0.0
+    return (
+        f"{kind:6} {count:3} {'goodput' if is_on else 'off':7}: {1e3 * step:6.2f} ms a step, {1e6 * step / count:5.1f} us "
+        f"a sequence, depth {depth:.1f}, collections {len(pauses)}, {1e3 * max(pauses, default=0.0):.1f} ms"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--kinds", nargs="+", default=["plain", "drafts", "served"])
+    parser.add_argument("--steps", type=int, default=120, help="that are timed of a run")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for count in options.sizes:
+        for kind in options.kinds:
+            for is_on in (True,) if kind == "drafts" else (False, True):
+                print(measure(kind, count, is_on, options), flush=True)
+
+
+if __name__ == "__main__":
+    main()

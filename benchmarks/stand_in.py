@@ -1,0 +1,65 @@
+"""A device that computes nothing and takes no time, for those who measure the host. What is written for it is written."""
+
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from tests.fakes import TINY
+
+from paceline.engine.device_batch import DeviceBatch
+from paceline.engine.device_flight import Flight, Landed
+from paceline.kernels import native
+from paceline.models import gpu_pass, gpu_ragged
+from paceline.models.llama import DecoderModel
+from paceline.models.output import ForwardOutput
+
+SHAPE = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, vocab_size=1024, max_position=2048)
+ROWS, WORDS = 2048, range(300, 700)
+PASS, ROW = 4e-3, 1e-6
+"""Seconds that it says a pass took, and each of its rows."""
+
+
+class StandIn:
+    """Computes nothing: of every other sequence all drafts are accepted, and tokens are words."""
+
+    def __init__(self, draft_seconds: float) -> None:
+        self._draft_seconds, self._land = draft_seconds, Flight.land
+        self._logits = torch.eye(SHAPE.vocab_size)[torch.arange(ROWS) % len(WORDS) + WORDS[0]]
+
+    def graph(self, batch: DeviceBatch, part: str, shape: Any, keeps: bool = False) -> "StandIn":
+        if part == "accept":
+            round_ = batch._round(shape)
+            round_.report[0] = batch._limits
+            round_.report[0, 1::2] = 0
+            round_.path.tokens[:] = WORDS[0]
+        return self
+
+    def replay(self) -> None: ...
+
+    def land(self, flight: Flight) -> Landed:
+        drafted, rows = self._draft_seconds * flight.shape.levels, len(flight.limits) * (1 + flight.shape.nodes)
+        return replace(self._land(flight), draft_seconds=drafted, verify_seconds=PASS + ROW * rows)
+
+    def forward(self, model: Any, tokens: torch.Tensor, *told: Any, **options: Any) -> ForwardOutput:
+        """As `gpu_forward` and `DecoderModel.forward` are called."""
+        states = torch.zeros(len(tokens), SHAPE.hidden_size) if options.get("last_hidden") else None
+        return ForwardOutput(None if told[3] is None else self.head(model, told[3]), states, {})
+
+    def head(self, model: Any, wanted: torch.Tensor) -> torch.Tensor:
+        return self._logits[: len(wanted)]
+
+    def stands_in(self) -> ExitStack:
+        stack = ExitStack()
+        for owner, name, stand_in in (
+            (native, "library", lambda: None),
+            (DeviceBatch, "_graph", lambda batch, *told: self.graph(batch, *told)),
+            (Flight, "land", lambda flight: self.land(flight)),
+            (gpu_pass, "gpu_forward", self.forward),
+            (gpu_ragged, "gpu_forward", self.forward),
+            (gpu_ragged, "head_logits", self.head),
+            (DecoderModel, "forward", lambda model, *told, **options: self.forward(model, *told, **options)),
+        ):
+            stack.enter_context(patch.object(owner, name, stand_in))
+        return stack
