@@ -89,7 +89,8 @@ class Tokenizer:
 
     @cached_property
     def _is_byte_level(self) -> bool:
-        return json.loads(self._backend.decoder.__getstate__()).get("type") == "ByteLevel"
+        decoder = self._backend.decoder
+        return decoder is not None and json.loads(decoder.__getstate__()).get("type") == "ByteLevel"
 
 
 def _byte_alphabet() -> dict[str, int]:
