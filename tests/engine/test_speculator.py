@@ -359,6 +359,17 @@ def test_a_proposer_may_hear_only_of_those_it_is_asked_for() -> None:
     assert [[progress.sequence_id for progress in batch] for batch in house.one.observed] == [[asked.id]]
 
 
+def test_without_room_there_is_nothing_to_decide() -> None:
+    house = House()
+    asked, quiet = house.sequence(), house.sequence(enabled=False)
+    house.speculator.look_ahead([asked, quiet], has_room=False)
+    assert house.depth.candidates == []
+    assert asked.depth == quiet.depth == 0
+    assert [p.sequence_id for p in house.one.observed[-1]] == [asked.id, quiet.id]  # what was committed is told
+    (report,) = house.speculator.traffic.report()
+    assert report.fallbacks["no_room"] == 1
+
+
 def test_a_sequence_in_its_prompt_is_left_out() -> None:
     house = House()
     early = house.sequence()

@@ -25,32 +25,26 @@ class DeviceTurns:
 
     def is_devices(self, running: Seq[Sequence]) -> bool:
         """Nothing to do but decode, nobody to let in now, and only sequences whose picks the device can make."""
-        if self._lets_in(running):
+        if self._lets_in():
             return False
         return all(len(s.ids) - s.num_computed == 1 and self._is_eligible(s) for s in running)
 
     def goes_on(self, running: Seq[Sequence]) -> bool:
         """Whether it is the device's again after a step of the host's that is for prompts, and ends them all."""
-        if not 0 < self.prompt_rows(running) <= self._scheduler.max_batched_tokens - len(running):
+        if not 0 < self._scheduler.prompt_rows <= self._scheduler.max_batched_tokens - len(running):
             return False
         return all(self._is_eligible(sequence) for sequence in running if sequence.num_uncomputed == 1)
-
-    def prompt_rows(self, running: Seq[Sequence]) -> int:
-        """Of prompts that the host's next step would compute, if it has room for all."""
-        scheduler = self._scheduler
-        newcomers = scheduler.waiting[: scheduler.max_num_seqs - len(running)] if scheduler.may_admit else ()
-        return sum([count for s in (*running, *newcomers) if (count := s.num_uncomputed) > 1])
 
     def forget(self) -> None:
         """What is known of sequences: they may be others next time."""
         self._eligible.clear()
 
-    def _lets_in(self, running: Seq[Sequence]) -> bool:
+    def _lets_in(self) -> bool:
         """Whether it is time for somebody who waits."""
         scheduler = self._scheduler
         if not scheduler.may_admit:
             return False
-        return self.rounds >= ROUNDS_BETWEEN or 2 * self.prompt_rows(running) >= scheduler.max_batched_tokens
+        return self.rounds >= ROUNDS_BETWEEN or 2 * scheduler.prompt_rows >= scheduler.max_batched_tokens
 
     def _is_eligible(self, sequence: Sequence) -> bool:
         """Whether the device can pick its tokens: what it cannot do is what depends on text or on other tokens."""

@@ -122,7 +122,7 @@ class Engine:
         hidden = committed_hidden(plan, drafts, verdicts, output, wanted)
         outputs = self._commit(plan, drafts, verdicts, output.logits, StepTimes(began, drafted, verified))
         self.speculator.learn(plan, drafts, verdicts, verified - drafted)
-        self.speculator.look_ahead(self.scheduler.running, verdicts, hidden)
+        self.speculator.look_ahead(self.scheduler.running, verdicts, hidden, has_room=not self.scheduler.is_full)
         self._report(drafted)
         return outputs
 

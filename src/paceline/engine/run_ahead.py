@@ -230,7 +230,7 @@ class RunAhead:
         if (drafter := self._batch.drafter) is not None:
             drafter.take_back([sequence for sequence in running if sequence.id in self._seated])
         self._leave()
-        self._speculator.look_ahead(running)
+        self._speculator.look_ahead(running, has_room=not self._scheduler.is_full)
         return outputs or None
 
     def _leave(self) -> None:

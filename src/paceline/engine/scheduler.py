@@ -95,6 +95,17 @@ class Scheduler:
         return False
 
     @property
+    def prompt_rows(self) -> int:
+        """Of prompts that the next pass would compute, if it has room for all."""
+        newcomers = self.waiting[: self.max_num_seqs - len(self.running)] if self.may_admit else ()
+        return sum([count for s in (*self.running, *newcomers) if (count := s.num_uncomputed) > 1])
+
+    @property
+    def is_full(self) -> bool:
+        """Whether prompts leave no row of the next pass for drafts."""
+        return len(self.running) + self.prompt_rows >= self.max_batched_tokens
+
+    @property
     def _num_idle(self) -> int:
         """Blocks that those who run hold beyond their text."""
         return sum(len(self.tables.blocks(s.id)) - blocks_for(len(s.ids)) for s in self.running)

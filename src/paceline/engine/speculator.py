@@ -1,6 +1,6 @@
 """The engine's side of speculation: asks proposers for drafts, learns from rounds, and decides how deep the next one goes."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from itertools import groupby
@@ -235,16 +235,20 @@ class Speculator:
         running: Seq[Sequence],
         verdicts: Mapping[int, Verdict] | None = None,
         hidden: Mapping[int, Hidden] | None = None,
+        has_room: bool = True,
     ) -> None:
         """Decide every sequence's next depth and let the proposers know what was committed: the target's picks in the rounds
-        just verified and its `hidden` states included."""
+        just verified and its `hidden` states included. Where drafts would have no room, there is nothing to decide."""
         if not self.enabled:
             for sequence in running:
                 sequence.depth = 0
             return
         verdicts, hidden = verdicts or {}, hidden or {}
         ready = [sequence for sequence in running if sequence.num_uncomputed == 1]
-        self.decide(ready)
+        if has_room:
+            self.decide(ready)
+        else:
+            self._leave_out(ready)
         progress: defaultdict[str, list[Progress]] = defaultdict(list)
         is_deaf = {method: hears_when_asked(proposer) for method, proposer in self.proposers.items()}
         for sequence in ready:
@@ -289,6 +293,13 @@ class Speculator:
                 decisions.append((candidate.category, depth, candidate.max_depth > 0))
         for decision, same in groupby(decisions):
             self.traffic.decided(*decision, count=len(list(same)))
+
+    def _leave_out(self, ready: Seq[Sequence]) -> None:
+        for sequence in ready:
+            sequence.depth = 0
+        classes = Counter([traffic_class(sequence) for sequence in ready if sequence.speculation.enabled])
+        for category, count in classes.items():
+            self.traffic.had_no_room(category, count)
 
     def switch(self, enabled: bool | None) -> None:
         """On, off, or as configured; `look_ahead` makes it so."""

@@ -57,9 +57,9 @@ class TrafficClasses:
         for category, count in Counter(categories).items():
             self.decided(category, 0, True, count)
 
-    def had_no_room(self, category: str) -> None:
-        """Drafts were wanted, and no rows or blocks were left for them."""
-        self._tallies[category].fallback(NO_ROOM)
+    def had_no_room(self, category: str, count: int = 1) -> None:
+        """So many wanted drafts, and no rows or blocks were left for them."""
+        self._tallies[category].fallback(NO_ROOM, count)
 
     def report(self) -> tuple[TrafficReport, ...]:
         reports = []

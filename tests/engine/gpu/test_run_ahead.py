@@ -201,7 +201,7 @@ def test_a_prompt_that_finds_no_room_is_no_reason_not_to_draft():
     engine.step()
     assert engine.scheduler.waiting
     assert not engine.scheduler.may_admit
-    assert engine.ahead._turns.prompt_rows(engine.scheduler.running) == 0
+    assert engine.scheduler.prompt_rows == 0
 
 
 class OneOfAll(FixedDepth):
