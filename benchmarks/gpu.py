@@ -41,6 +41,8 @@ class Run:
     """Decoding of one batch, from when all of it decodes until the first ends."""
 
     seconds: float = 0.0
+    whole_seconds: float = 0.0
+    """Prompts and stragglers included."""
     tokens: int = 0
     steps: int = 0
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -66,7 +68,7 @@ class Run:
 
 
 def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperature: float = 0.0) -> Run:
-    run, started, waiting = Run(), 0.0, set()
+    run, asked, started, waiting = Run(), time.perf_counter(), 0.0, set()
     for i, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, ignore_eos=True)
         engine.add(Request(f"r{i}", tuple(prompt), sampling))
@@ -95,6 +97,7 @@ def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperatur
             run.draft_seconds += landed.draft_seconds
             run.sample_seconds += landed.sample_seconds
         is_timed = all(output.finish_reason is None for output in outputs)
+    run.whole_seconds = time.perf_counter() - asked
     return run
 
 
@@ -173,7 +176,8 @@ def sweep(engine: Engine, prompts: list[list[int]], options: argparse.Namespace)
     for size in sizes(options):
         group = [(prompts * size)[i] for i in range(size)]
         runs = in_turns(engine, options, lambda group=group: decode(engine, group, options.tokens))
-        print(f"batch {size:3}: {runs}, alpha {runs.pairs[-1][1].alpha:.2f}", flush=True)
+        whole = median(plain.whole_seconds / run.whole_seconds for plain, run in runs.pairs)
+        print(f"batch {size:3}: {runs}, alpha {runs.pairs[-1][1].alpha:.2f}, whole runs {whole:.2f}", flush=True)
 
 
 def served(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
@@ -199,7 +203,8 @@ class Comparison:
         return (
             f"plain {median(off.rate for off, _ in self.pairs):8.0f} tok/s, "
             f"goodput {median(on.rate for _, on in self.pairs):8.0f}, "
-            f"ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), depth {self.pairs[-1][1].depth:.2f}"
+            f"ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), "
+            f"depth {median(on.depth for _, on in self.pairs):.2f}"
         )
 
 
