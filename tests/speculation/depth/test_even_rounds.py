@@ -1,4 +1,4 @@
-"""`allocate_evenly` against every depth."""
+"""`EvenRounds.allocate` against every depth."""
 
 import random
 from itertools import accumulate
@@ -9,7 +9,7 @@ import pytest
 from paceline.speculation.depth.allocation import Value
 from paceline.speculation.depth.curve import Curve
 from paceline.speculation.depth.draft_time import Line
-from paceline.speculation.depth.even_rounds import EvenRounds, allocate_evenly
+from paceline.speculation.depth.even_rounds import EvenRounds
 from paceline.speculation.depth.policy import Candidate
 from paceline.speculation.depth.step_time import Costs
 
@@ -41,7 +41,7 @@ def test_finds_the_best_depth(rounds: EvenRounds, seed: int) -> None:
         )
         return tokens / (told.verify(rounds.seats(6) * (1 + nodes)) + 0.1 + told.lines["one"].seconds(nodes))
 
-    found = allocate_evenly(batch, values, told, rounds)
+    found = rounds.allocate(batch, values, told)
     best = max(rate(depth) for depth in range(1, max(c.max_depth for c in batch) + 1))
     assert found is not None
     assert found.rate == pytest.approx(best)
@@ -52,12 +52,12 @@ def test_finds_the_best_depth(rounds: EvenRounds, seed: int) -> None:
 
 def test_nobody_may_draft() -> None:
     told = costs(random.Random(0))
-    assert allocate_evenly([Candidate(0, "one", 0)], {"one": Value((0.9,))}, told, CHAINS) is None
-    assert allocate_evenly([Candidate(0, "two", 4)], {}, told, CHAINS) is None
+    assert CHAINS.allocate([Candidate(0, "one", 0)], {"one": Value((0.9,))}, told) is None
+    assert CHAINS.allocate([Candidate(0, "two", 4)], {}, told) is None
 
 
 def test_worthless_drafts_are_left_out() -> None:
-    found = allocate_evenly([Candidate(0, "one", 4)], {"one": Value((0.005, 0.001))}, costs(random.Random(0)), CHAINS)
+    found = CHAINS.allocate([Candidate(0, "one", 4)], {"one": Value((0.005, 0.001))}, costs(random.Random(0)))
     assert found is None
 
 

@@ -522,9 +522,9 @@ def test_one_depth_does_not_pass_for_all() -> None:
 
 
 def test_a_decision_is_not_worked_out_again_at_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    from paceline.speculation.depth import goodput
+    from paceline.speculation.depth import rounds
 
     world, looks = World(linear), []
-    monkeypatch.setattr(goodput, "allocate", lambda *told, inner=goodput.allocate: looks.append(1) or inner(*told))
+    monkeypatch.setattr(rounds, "allocate", lambda *told, inner=rounds.allocate: looks.append(1) or inner(*told))
     Simulation(calibrated(world), world, 0.9).run(900)
     assert 80 <= len(looks) <= 150

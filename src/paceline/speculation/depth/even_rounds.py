@@ -13,41 +13,42 @@ from paceline.speculation.depth.step_time import Costs
 
 @dataclass(frozen=True, slots=True)
 class EvenRounds:
+    """`Rounds`."""
+
     methods: frozenset[str]
     """Whose drafts are made in them."""
     seats: Callable[[int], int]
-    """Of a round for so many sequences."""
     nodes: Callable[[int], int]
     """Drafted for each seat, where the most that somebody wants is so many."""
+
+    @property
+    def is_even(self) -> bool:
+        return True
+
+    def rows(self, batch: int, drafting: int, depth: int) -> int:
+        return self.seats(batch) * (1 + self.nodes(depth))
 
     def holds(self, batch: Sequence[Candidate]) -> bool:
         """Whether such a batch would decode in them: nobody in it wants drafts of another method."""
         return {method_of(category) for category in {c.category for c in batch if c.max_depth}} <= self.methods
 
-
-def allocate_evenly(
-    batch: Sequence[Candidate], values: Mapping[str, Value], costs: Costs, rounds: EvenRounds
-) -> Allocation | None:
-    """As `allocate`."""
-    caps = Counter([(candidate.category, candidate.max_depth) for candidate in batch if candidate.category in values])
-    most = max((cap for _, cap in caps), default=0)
-    seats, best, best_rate = rounds.seats(len(batch)), 0, 0.0
-    tokens, seconds, reached = float(len(batch)), 0.0, 0
-    for nodes in sorted({rounds.nodes(depth) for depth in range(1, most + 1)}):
-        gained = 0.0
-        for position in range(reached, nodes):
-            gained += _gained(position, caps, values)
-        reached, tokens = nodes, tokens + gained
-        if gained == 0.0:
-            break
-        drafting = sum([costs.lines[method].seconds(nodes) for method in {method_of(category) for category, _ in caps}])
-        seconds = costs.verify(seats * (1 + nodes)) + costs.network + drafting
-        if tokens / seconds > best_rate:
-            best, best_rate = nodes, tokens / seconds
-    if best == 0:
-        return None
-    depths = [min(candidate.max_depth, best) if candidate.category in values else 0 for candidate in batch]
-    return Allocation(depths, best_rate)
+    def allocate(self, batch: Sequence[Candidate], values: Mapping[str, Value], costs: Costs) -> Allocation | None:
+        caps = Counter([(c.category, c.max_depth) for c in batch if c.category in values])
+        most = max((cap for _, cap in caps), default=0)
+        lines = [costs.lines[method] for method in {method_of(category) for category, _ in caps}]
+        tokens, reached, best, best_rate = float(len(batch)), 0, 0, 0.0
+        for nodes in sorted({self.nodes(depth) for depth in range(1, most + 1)}):
+            gained = sum([_gained(position, caps, values) for position in range(reached, nodes)])
+            if gained == 0.0:
+                break
+            reached, tokens = nodes, tokens + gained
+            seconds = costs.verify(self.rows(len(batch), len(batch), nodes)) + costs.network
+            rate = tokens / (seconds + sum([line.seconds(nodes) for line in lines]))
+            if rate > best_rate:
+                best, best_rate = nodes, rate
+        if best == 0:
+            return None
+        return Allocation([min(c.max_depth, best) if c.category in values else 0 for c in batch], best_rate)
 
 
 def _gained(position: int, caps: Mapping[tuple[str, int], int], values: Mapping[str, Value]) -> float:

@@ -1,7 +1,7 @@
 """The default depth policy: as many drafts as make tokens come fastest, and none where plain decoding is faster.
 
-Each step it asks `allocate` for the best drafts under the measured costs (`StepTime`) and alphas (`Acceptance`) and
-takes them if they beat B / t_plain(B) by a margin, and to begin with by as much more as makes up for beginning (`Entry`).
+Each step it takes the best drafts under the measured costs (`StepTime`) and alphas (`Acceptance`) if they beat B / t_plain(B)
+by a margin (`BestDrafts`), and to begin with by as much more as makes up for beginning (`Entry`, `Lag`).
 What it does not do it cannot see, in both directions: at depth 0 it probes (`Probing`), and while it drafts it decodes a
 step plainly now and then (`Baselines`), so that what it must never fall below is a fresh measurement: before the first
 drafts for a batch of that scale, soon after, later one in 200. One by which drafting loses is repeated until they do not
@@ -11,19 +11,19 @@ one more.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from heapq import nsmallest
 
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.acceptance import Acceptance
-from paceline.speculation.depth.allocation import Allocation, Value, allocate
 from paceline.speculation.depth.baseline import Baselines
+from paceline.speculation.depth.best_drafts import BestDrafts
 from paceline.speculation.depth.entry import Entry
-from paceline.speculation.depth.even_rounds import EvenRounds, allocate_evenly
-from paceline.speculation.depth.lag import Lag, horizon
+from paceline.speculation.depth.even_rounds import EvenRounds
+from paceline.speculation.depth.lag import Lag
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 from paceline.speculation.depth.probing import SEQUENCES, Probing
-from paceline.speculation.depth.step_time import Costs, StepTime
+from paceline.speculation.depth.rounds import RaggedRounds, Rounds
+from paceline.speculation.depth.step_time import StepTime
 
 REST = 8
 """Steps for which a decision against drafting stands, if nothing is drafted meanwhile and the batch stays about as large: plain
@@ -47,20 +47,24 @@ class GoodputDepth:
                 "goodput needs max_depth >= 1, margin >= 0 and probe_share in [0, 0.01]; "
                 f"got {max_depth}, {margin}, {probe_share}"
             )
-        self._max_depth, self._margin = max_depth, margin
+        self._max_depth = max_depth
         self._acceptance = Acceptance(max_depth)
         self._times = StepTime()
         self._entry = Entry()
         self._lag = Lag()
         self._probing = Probing(probe_share)
-        self._drafting = False
+        self._drafts = BestDrafts(self._acceptance, self._times, self._entry, self._lag, margin)
         self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
         self._baselines = Baselines()
+        self._ragged = RaggedRounds()
         self._even: EvenRounds | None = None
         self._probed: dict[str, float] = {}
         """Categories probed since they last drafted because it pays, and the acceptance expected of the first draft."""
-        self.advantage: float | None = None
+
+    @property
+    def advantage(self) -> float | None:
         """Expected speed of the best drafts over plain decoding at the last decision; None while costs are unknown."""
+        return self._drafts.advantage
 
     def calibrate(self, passes: Mapping[int, float], per_token: float = 0.0) -> None:
         """Take on {target rows: seconds} from a warm-up, and what a token of context adds to a pass. Without one the costs are
@@ -124,83 +128,14 @@ class GoodputDepth:
         return depths
 
     def _best(self, batch: Sequence[Candidate]) -> list[int]:
-        even, context = self._even_of(batch), _context(batch)
-        room = _room(batch, even)
-        plain, costs = self._times.plain(room, context), self._times.costs(room, context)
-        self.advantage = None
-        best = None
-        if batch and plain is not None and costs is not None:
-            values = {
-                category: Value(self._acceptance.survival(category), self._acceptance.delivery(category))
-                for category in dict.fromkeys([candidate.category for candidate in batch])
-                if method_of(category) in costs.lines
-            }
-            best = self._allocate(batch, values, costs, even, plain)
-        self._drafting = best is not None
-        if best is not None:
-            return best.depths
-        if self.advantage is not None:
+        depths = self._drafts.find(batch, self._rounds_of(batch))
+        if depths is None and self.advantage is not None:
             self._resting, self._rested = REST, len(batch)
-        return [0] * len(batch)
-
-    def _allocate(
-        self,
-        batch: Sequence[Candidate],
-        values: Mapping[str, Value],
-        costs: Costs,
-        even: EvenRounds | None,
-        plain: float,
-    ) -> Allocation | None:
-        """The best drafts, if they are worth it."""
-
-        def allocation(late: set[int]) -> Allocation | None:
-            candidates = [c._replace(max_depth=0) if i in late else c for i, c in enumerate(batch)] if late else batch
-            if even is None:
-                return allocate(candidates, values, costs)
-            return allocate_evenly(candidates, values, costs, even)
-
-        best = allocation(set())
-        if best is None:
-            return None
-        self.advantage = best.rate * plain / len(batch)
-        least = 1.0 + self._margin / 3.0
-        if not self._drafting:
-            steps = sum([horizon(candidate) for candidate in batch]) / len(batch)
-            least = 1.0 + self._margin + self._entry.seconds(len(batch)) / (steps * plain)
-        late = self._late(batch, best, least, plain)
-        if late:
-            best = allocation(late)
-            if best is not None and 2 * sum(best.depths) < max(best.depths) * len(batch):
-                best = None  # HAZARD: rounds that run ahead are as large for all: for few they are left to the host
-            self.advantage = best.rate * plain / len(batch) if best else 1.0
-        if best is None or self.advantage <= least:
-            return None
-        return best if even is None else self._take_along(batch, late, values, best)
-
-    def _take_along(
-        self, batch: Sequence[Candidate], late: set[int], values: Mapping[str, Value], best: Allocation
-    ) -> Allocation:
-        """Who is late drafts as well where others do and their rounds have room for it anyway, if what its drafts must read
-        first takes less than what all wait for the tokens that it gains."""
-        depths, deepest = list(best.depths), max(best.depths)
-        for i in late:
-            depth, value = min(batch[i].max_depth, deepest), values[batch[i].category]
-            gained = value.delivery * sum(value.survival[:depth])
-            rounds = horizon(batch[i]) / (1.0 + gained)
-            if self._lag.reading(batch[i]) < rounds * gained / best.rate:
-                depths[i] = depth
-        return replace(best, depths=depths)
-
-    def _late(self, batch: Sequence[Candidate], best: Allocation, least: float, plain: float) -> set[int]:
-        """Those whose drafts have more to read first than drafting saves them. It saves nobody anything at an advantage of
-        `least`."""
-        advantage = best.rate * plain / len(batch)
-        saved = (1.0 - least / advantage) * plain / len(batch)  # of a plain step, by each
-        return self._lag.late(batch, best.depths, saved) if saved > 0.0 else set()
+        return depths or [0] * len(batch)
 
     def _vary(self, batch: Sequence[Candidate], depths: list[int]) -> None:
         """One more each, or less where none may have more, for methods that only ever drafted to one depth."""
-        room = _room(batch, self._even_of(batch))
+        room = self._rounds_of(batch).seats(len(batch))
         of_late = {method: self._times.knows_slope(method, room) for method in {method_of(c.category) for c in batch}}
         for i, (candidate, depth) in enumerate(zip(batch, depths, strict=True)):
             if depth and not of_late[method_of(candidate.category)]:
@@ -234,15 +169,15 @@ class GoodputDepth:
         return nsmallest(most, chosen, key=lambda i: self._lag.reading(batch[i]))
 
     def _probe_depth(self, method: str, batch: Sequence[Candidate]) -> int:
-        room = _room(batch, self._even_of(batch))
+        room = self._rounds_of(batch).seats(len(batch))
         return 2 if self._times.is_settled(method) and not self._times.knows_slope(method, room) else 1
 
     def _is_loss_by(self, step: StepObservation) -> bool:
         """Whether drafting as decided last loses against this plain step, whatever is believed of such."""
         plain = self._times.plain(step.room, step.context)
-        if not self._drafting or plain is None or self.advantage is None:
+        if not self._drafts.is_drafting or plain is None or self.advantage is None:
             return False
-        return self.advantage * step.seconds / plain < 1.0 + self._margin / 3.0
+        return self.advantage * step.seconds / plain < self._drafts.least
 
     def _longer(self, step: StepObservation) -> float:
         """By what share of a plain one it took longer for its probes; 0 where that is not known. Where others draft as well,
@@ -257,8 +192,8 @@ class GoodputDepth:
     def _loss(self, category: str, chosen: Sequence[int], batch: Sequence[Candidate], asked: set[str]) -> float:
         """What a probe costs, as a share of a plain step, where the methods `asked` draft anyway: by how much it makes a step
         longer, as far as is known, less the tokens that it gains."""
-        method, even, context = method_of(category), self._even_of(batch), _context(batch)
-        room = _room(batch, even)
+        method, rounds = method_of(category), self._rounds_of(batch)
+        room, context = rounds.seats(len(batch)), sum([candidate.num_tokens for candidate in batch])
         costs, plain = self._times.costs(room, context), self._times.plain(room, context)
         if plain is None:
             return 0.0
@@ -269,18 +204,10 @@ class GoodputDepth:
             depth = self._probe_depth(method, batch)
             seconds += costs.lines[method].seconds(depth)
             if not asked:
-                rows = room + len(chosen) if even is None else room * (1 + even.nodes(depth))
+                rows = rounds.rows(len(batch), len(chosen), depth)
                 seconds += costs.network + costs.verify(rows) - plain
         kept = self._acceptance.survival(category)[0] * self._acceptance.delivery(category) * len(chosen)
         return seconds / plain - kept / len(batch)
 
-    def _even_of(self, batch: Sequence[Candidate]) -> EvenRounds | None:
-        return self._even if self._even is not None and self._even.holds(batch) else None
-
-
-def _room(batch: Sequence[Candidate], even: EvenRounds | None) -> int:
-    return len(batch) if even is None else even.seats(len(batch))
-
-
-def _context(batch: Sequence[Candidate]) -> int:
-    return sum([candidate.num_tokens for candidate in batch])
+    def _rounds_of(self, batch: Sequence[Candidate]) -> Rounds:
+        return self._even if self._even is not None and self._even.holds(batch) else self._ragged
