@@ -5,14 +5,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from tests.kernels.gpu.pretended_hopper import COMPILED  # isort: skip  # before any kernel
 
 import triton
 
-from paceline.kernels import native
+from paceline.kernels import linear, native
 from paceline.kernels.gpu import attention_plan
 from paceline.kernels.layout import AttentionLayout
+from paceline.models import gpu_decoder, gpu_eagle
 from paceline.models.config import ModelConfig
 from paceline.models.eagle import EagleModel
 from paceline.models.eagle_runner import EagleRunner
@@ -107,9 +109,16 @@ def missing_to_a_head(max_num_seqs: int, num_lanes: int) -> tuple[int, set[tuple
     return len(rehearsed), wanted - rehearsed
 
 
+def not_computed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A product of many rows is the library's on a GPU. A CPU without bf16 would take minutes for them all."""
+    return x.new_zeros(*x.shape[:-1], len(weight))
+
+
 def as_on_a_gpu() -> None:
     """Passes go the way they would go there."""
     native.library = lambda: None
+    for module in (linear, gpu_decoder, gpu_eagle):
+        module.dense_linear = not_computed  # type: ignore[attr-defined]
     attention_plan._multiprocessors = lambda device: 132
     DecoderModel.forward = gpu_forward  # type: ignore[method-assign, assignment]
     EagleModel.forward = gpu_eagle_forward  # type: ignore[method-assign, assignment]
