@@ -25,8 +25,9 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.run_ahead import RunAhead
-from paceline.models.gpu_runner import GpuRunner
+from paceline.models.gpu_runner import GpuRunner, bucket
 from paceline.models.load import open_checkpoint
+from paceline.speculation.depth.even_rounds import EvenRounds
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 
@@ -45,7 +46,8 @@ def build(count: int) -> Engine:
     told: Any = engine.runner, proposer, engine.scheduler, engine.speculator, engine.intake, 8, engine.commit_round
     engine.ahead = RunAhead(*told)
     told[0].record_ragged(count, ROWS)
-    engine.speculator.timed_ahead = frozenset(engine.speculator.proposers)
+    methods = engine.speculator.timed_ahead = frozenset(engine.speculator.proposers)
+    policy.run_ahead(EvenRounds(methods, bucket, engine.ahead.nodes))
     engine.tokenizer = open_checkpoint("smollm2").read_tokenizer()
     return engine
 

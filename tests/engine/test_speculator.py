@@ -361,6 +361,7 @@ def test_a_proposer_may_hear_only_of_those_it_is_asked_for() -> None:
 
 def test_without_room_there_is_nothing_to_decide() -> None:
     house = House()
+    house.speculator.timed_ahead = frozenset({"one"})
     asked, quiet = house.sequence(), house.sequence(enabled=False)
     house.speculator.look_ahead([asked, quiet], has_room=False)
     assert house.depth.candidates == []
@@ -368,6 +369,14 @@ def test_without_room_there_is_nothing_to_decide() -> None:
     assert [p.sequence_id for p in house.one.observed[-1]] == [asked.id, quiet.id]  # what was committed is told
     (report,) = house.speculator.traffic.report()
     assert report.fallbacks["no_room"] == 1
+
+
+def test_but_a_pool_drafts_for_the_pass_after_it() -> None:
+    house = House()
+    house.speculator.timed_ahead = frozenset({"one"})
+    asked, pooled = house.sequence(), house.sequence(method="two")
+    house.speculator.look_ahead([asked, pooled], has_room=False)
+    assert asked.depth == pooled.depth == 6
 
 
 def test_a_sequence_in_its_prompt_is_left_out() -> None:

@@ -238,14 +238,15 @@ class Speculator:
         has_room: bool = True,
     ) -> None:
         """Decide every sequence's next depth and let the proposers know what was committed: the target's picks in the rounds
-        just verified and its `hidden` states included. Where drafts would have no room, there is nothing to decide."""
+        just verified and its `hidden` states included. Where the next pass has no room for drafts there is nothing to decide,
+        unless somebody drafts meanwhile for the pass after it."""
         if not self.enabled:
             for sequence in running:
                 sequence.depth = 0
             return
         verdicts, hidden = verdicts or {}, hidden or {}
         ready = [sequence for sequence in running if sequence.num_uncomputed == 1]
-        if has_room:
+        if has_room or not all(sequence.method in self.timed_ahead for sequence in ready):
             self.decide(ready)
         else:
             self._leave_out(ready)
