@@ -11,7 +11,6 @@ def as_before() -> Iterator[None]:
     thresholds = gc.get_threshold()
     yield
     gc.set_threshold(*thresholds)
-    gc.unfreeze()
 
 
 def test_what_is_loaded_is_not_looked_through_again() -> None:

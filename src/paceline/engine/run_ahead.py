@@ -223,8 +223,9 @@ class RunAhead:
         if not self._seats:
             return None
         outputs = [output for _ in range(len(self._flights)) for output in self._land()]
-        self._speculator.came_home()
         running = self._scheduler.running
+        if running:
+            self._speculator.came_home()
         for sequence in running:
             self._scheduler.tables.shrink(sequence.id, sequence.num_computed)
         if (drafter := self._batch.drafter) is not None:
