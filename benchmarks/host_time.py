@@ -1,5 +1,5 @@
-"""What a step takes the host, in Python, where the device takes no time at all: rounds ahead, plain and drafted, and streams
-that come and go.
+"""What a step takes the host, in Python, where the device takes no time at all: rounds ahead, plain and drafted, steps that
+prompts fill, and streams that come and go.
 
     python -m benchmarks.host_time
 
@@ -55,8 +55,8 @@ def build(count: int) -> Engine:
 class Streams:
     """Whoever has its text of so many tokens asks again. Where they are to end apart, the first ones are shorter."""
 
-    def __init__(self, engine: Engine, count: int, tokens: int, apart: bool) -> None:
-        self._engine, self._tokens, self._dice, self._asked = engine, tokens, random.Random(0), 0
+    def __init__(self, engine: Engine, count: int, tokens: int, apart: bool, seed: int) -> None:
+        self._engine, self._tokens, self._dice, self._asked = engine, tokens, random.Random(seed), 0
         for i in range(count):
             self._ask(1 + tokens * i // count if apart else tokens)
 
@@ -86,20 +86,22 @@ def measure(kind: str, count: int, is_on: bool, options: argparse.Namespace) -> 
         if info["generation"] == 2:
             pauses.append(time.perf_counter() - (pauses.pop() if phase == "stop" else 0.0))
 
-    with StandIn(CHEAP if kind == "drafts" else DEAR).stands_in():
+    with StandIn(CHEAP if kind in ("drafts", "prompts") else DEAR).stands_in():
         engine = build(count)
         engine.set_flags(SpeculationFlags(is_on, None, 2))
         keep_loaded()
         gc.callbacks.append(heard)
-        for _ in range(options.repeats):
-            streams = Streams(engine, count, TOKENS if is_served else LONG, apart=is_served)
-            streams.run(20 + count * PROMPT // ROWS)
-            each.append(streams.run(options.steps))
+        for seed in range(options.repeats):
+            streams = Streams(engine, count, TOKENS if is_served else LONG, is_served, seed)
+            filled = count * PROMPT // ROWS
+            prompts = streams.run(filled) if filled else 0.0
+            streams.run(20)
+            each.append(prompts if kind == "prompts" else streams.run(options.steps))
             streams.end()
         gc.callbacks.remove(heard)
     step, depth = median(each), engine.speculator.traffic.report()[0].mean_depth if is_on else 0.0
     return (
-        f"{kind:6} {count:3} {'goodput' if is_on else 'off':7}: {1e3 * step:6.2f} ms a step, {1e6 * step / count:5.1f} us "
+        f"{kind:7} {count:3} {'goodput' if is_on else 'off':7}: {1e3 * step:6.2f} ms a step, {1e6 * step / count:5.1f} us "
         f"a sequence, depth {depth:.1f}, collections {len(pauses)}, {1e3 * max(pauses, default=0.0):.1f} ms"
     )
 
@@ -107,7 +109,7 @@ def measure(kind: str, count: int, is_on: bool, options: argparse.Namespace) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--kinds", nargs="+", default=["plain", "drafts", "served"])
+    parser.add_argument("--kinds", nargs="+", default=["plain", "drafts", "prompts", "served"])
     parser.add_argument("--steps", type=int, default=120, help="that are timed of a run")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
