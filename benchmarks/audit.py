@@ -25,8 +25,8 @@ from paceline.core.config import EngineConfig
 from paceline.core.sampling import SamplingParams
 from paceline.engine import build
 from paceline.engine.llm import LLM
-from paceline.models.llama import DecoderModel
-from paceline.models.load import LoadedModel, open_checkpoint
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.loading.load import LoadedModel, open_checkpoint
 
 RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
     "coupled": {**COUPLED, "a stale KV slot, in one round of 20": lambda engine: stale_slot(engine, 20)},

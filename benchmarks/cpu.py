@@ -14,9 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from paceline.models.chat_template import ChatTemplate
-from paceline.models.hub import find_model
-from paceline.models.load import open_checkpoint
+from paceline.models.loading.hub import find_model
+from paceline.models.loading.load import open_checkpoint
+from paceline.models.tokenizer.chat_template import ChatTemplate
 
 PACELINE = """
 import json, resource, sys, time

@@ -23,15 +23,15 @@ from paceline import LLM, SamplingParams
 from paceline.bench.prompts import load_prompts
 from paceline.core.clock import WallClock
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.load import load_model
+from paceline.models.loading.load import load_model
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.guess import Guess
 from paceline.speculation.proposer import Progress, Proposer
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
 from paceline.speculation.proposers.ngram import NgramProposer
 from paceline.speculation.proposers.suffix import SuffixProposer
-from paceline.speculation.trees import ancestors, depths
+from paceline.speculation.trees.guess import Guess
+from paceline.speculation.trees.tree import ancestors, depths
 
 METHODS: dict[str, Callable[[], Proposer]] = {
     "ngram": NgramProposer,

@@ -24,7 +24,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
-from paceline.models.chat_template import ChatTemplate
+from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.speculation.drafts import DraftBatch
 
 

@@ -12,11 +12,11 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from statistics import median
 
-from paceline.models.gpu_runner import bucket
+from paceline.models.gpu.runner import bucket
+from paceline.speculation.depth.drift import DriftTest
 from paceline.speculation.depth.even_rounds import EvenRounds
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
-from paceline.speculation.drift import DriftTest
 
 MS = 1e-3
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 512, 640, 768, 1024, 1280, 2048)

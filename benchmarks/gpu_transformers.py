@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.engine.engine import Engine
-from paceline.models.llama import DecoderModel
+from paceline.models.architectures.llama import DecoderModel
 
 
 def as_transformers(model: DecoderModel) -> Any:

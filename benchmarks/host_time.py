@@ -24,9 +24,9 @@ from paceline.core.garbage import keep_loaded
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.engine.run_ahead import RunAhead
-from paceline.models.gpu_runner import GpuRunner, bucket
-from paceline.models.load import open_checkpoint
+from paceline.engine.executors.graph.executor import RunAhead
+from paceline.models.gpu.runner import GpuRunner, bucket
+from paceline.models.loading.load import open_checkpoint
 from paceline.speculation.depth.even_rounds import EvenRounds
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.proposers.draft_model import DraftModelProposer

@@ -19,12 +19,12 @@ from typing import Any
 from local_server import LocalServer, complete_all
 
 from paceline import LLM, SamplingParams
-from paceline.server.access import Access
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
-from paceline.server.flags import FlagStore
-from paceline.server.gateway import Gateway
-from paceline.server.metrics import Metrics
+from paceline.server.auth.access import Access
+from paceline.server.config.config import ServerConfig
+from paceline.server.config.flags import FlagStore
+from paceline.server.gateway.gateway import Gateway
+from paceline.server.metrics.metrics import Metrics
 
 BATCH = 8
 PROMPTS = [

@@ -24,9 +24,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from paceline.models.hub import find_model
-from paceline.models.llama import DecoderModel
-from paceline.models.load import open_checkpoint
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.loading.hub import find_model
+from paceline.models.loading.load import open_checkpoint
 from paceline.models.runner import ModelRunner, Span
 
 SHAPE = {

@@ -35,15 +35,15 @@ from paceline import LLM
 from paceline.core.output import StepOutput, StepTimes
 from paceline.core.request import Request
 from paceline.core.sequence import Origin
-from paceline.runtime.tracing import Tracing
-from paceline.server.access import Access
+from paceline.runtime.tracing.tracer import Tracing
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
-from paceline.server.flags import FlagStore
-from paceline.server.gateway import Gateway
+from paceline.server.auth.access import Access
+from paceline.server.config.config import ServerConfig
+from paceline.server.config.flags import FlagStore
+from paceline.server.gateway.gateway import Gateway
 from paceline.server.logs import configure_logging
-from paceline.server.metrics import Metrics
-from paceline.speculation.drift import Change, DriftTest
+from paceline.server.metrics.metrics import Metrics
+from paceline.speculation.depth.drift import Change, DriftTest
 
 BATCH = 8
 PROMPTS = [f"Question {i}: why is the {thing} blue?" for i, thing in enumerate(("sky", "sea", "jay", "whale") * 2)]

@@ -13,12 +13,15 @@ from functools import cache
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.models.load import LoadedModel, load_model
+from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runner import ModelRunner
-from paceline.runtime import laws
-from paceline.runtime.draft_core import Drawn, Facts, Ride
-from paceline.runtime.draft_worker import DraftWorker
-from paceline.runtime.messages import (
+from paceline.runtime.draft_worker import distributions as laws
+from paceline.runtime.draft_worker.core import Drawn, Facts, Ride
+from paceline.runtime.draft_worker.model_core import ModelCore
+from paceline.runtime.draft_worker.packed_branches import unpack
+from paceline.runtime.draft_worker.scheduler import DraftLimits
+from paceline.runtime.draft_worker.worker import DraftWorker
+from paceline.runtime.wire.messages import (
     OLDEST,
     TO_DRAFT_WORKER,
     TO_TARGET,
@@ -35,10 +38,7 @@ from paceline.runtime.messages import (
     Sampling,
     Step,
 )
-from paceline.runtime.model_core import ModelCore
-from paceline.runtime.packed_branches import unpack
-from paceline.runtime.roster import DraftLimits
-from paceline.runtime.transport import Connection, Listener
+from paceline.runtime.wire.transport import Connection, Listener
 
 PROMPT = "The three most surprising things about the history of the bicycle are"
 

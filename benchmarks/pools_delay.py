@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 
 from pools_fakes import VOCAB, VOCABULARY, Run, TimedCore, decode, until_up, worker_process
 
-from paceline.runtime.draft_core import Facts, Ride
-from paceline.runtime.draft_link import DraftAddress
-from paceline.runtime.pool_proposer import PoolProposer
-from paceline.runtime.roster import DraftLimits
+from paceline.runtime.draft_pool.connection import DraftAddress
+from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.runtime.draft_worker.core import Facts, Ride
+from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress
 

@@ -27,12 +27,12 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.build import build_engine
-from paceline.models.load import open_checkpoint
-from paceline.models.tokenizer import Tokenizer
-from paceline.runtime.cluster_llm import ClusterLLM
-from paceline.runtime.deployment import process_specs
-from paceline.runtime.directory import Directory, FixedDirectory
-from paceline.runtime.supervisor import Supervisor
+from paceline.models.loading.load import open_checkpoint
+from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.runtime.deploy.deployment import process_specs
+from paceline.runtime.deploy.directory import Directory, FixedDirectory
+from paceline.runtime.deploy.supervisor import Supervisor
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
 
 Tokens = dict[str, list[int]]
 Kill = Callable[[str], None]
@@ -163,7 +163,7 @@ def on_ray(settings: ClusterConfig) -> Iterator[tuple[Directory, Kill]]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from paceline.runtime.ray_deployment import RayDeployment
+    from paceline.runtime.deploy.ray_deployment import RayDeployment
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     cluster.add_node(num_cpus=2)

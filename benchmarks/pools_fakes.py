@@ -15,14 +15,14 @@ from functools import lru_cache
 from multiprocessing.connection import Connection
 
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.draft_core import Drawn, Ride
-from paceline.runtime.draft_link import State
-from paceline.runtime.draft_worker import DraftSnapshot, DraftWorker
-from paceline.runtime.keys import Security
-from paceline.runtime.messages import TO_DRAFT_WORKER
-from paceline.runtime.pool_proposer import PoolProposer
-from paceline.runtime.roster import DraftLimits
-from paceline.runtime.transport import Listener
+from paceline.runtime.draft_pool.connection import State
+from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.runtime.draft_worker.core import Drawn, Ride
+from paceline.runtime.draft_worker.scheduler import DraftLimits
+from paceline.runtime.draft_worker.worker import DraftSnapshot, DraftWorker
+from paceline.runtime.wire.keys import Security
+from paceline.runtime.wire.messages import TO_DRAFT_WORKER
+from paceline.runtime.wire.transport import Listener
 from paceline.speculation.proposer import Progress, Proposer
 
 VOCAB = 49_152

@@ -17,9 +17,11 @@ import psutil
 import zmq
 from pools_fakes import VOCAB, VOCABULARY, decode, until_up, worker_process
 
-from paceline.runtime.draft_link import DraftAddress
-from paceline.runtime.keys import Security, generate
-from paceline.runtime.messages import (
+from paceline.runtime.draft_pool.connection import DraftAddress
+from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.runtime.draft_worker.scheduler import DraftLimits
+from paceline.runtime.wire.keys import Security, generate
+from paceline.runtime.wire.messages import (
     OLDEST,
     TO_DRAFT_WORKER,
     TO_TARGET,
@@ -33,9 +35,7 @@ from paceline.runtime.messages import (
     Sampling,
     Step,
 )
-from paceline.runtime.pool_proposer import PoolProposer
-from paceline.runtime.roster import DraftLimits
-from paceline.runtime.transport import Connection
+from paceline.runtime.wire.transport import Connection
 
 
 class Fuzzer:

@@ -36,12 +36,12 @@ from paceline.core.speculation import SpeculationParams
 from paceline.engine.build import build_engine, pick_device
 from paceline.engine.engine import Engine
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.chat_template import ChatTemplate
-from paceline.models.compatibility import fingerprint
-from paceline.models.load import LoadedModel
+from paceline.models.drafts.compatibility import fingerprint
+from paceline.models.loading.load import LoadedModel
 from paceline.models.runner import Span
-from paceline.runtime.draft_link import DraftAddress, State
-from paceline.runtime.pool_proposer import PoolProposer
+from paceline.models.tokenizer.chat_template import ChatTemplate
+from paceline.runtime.draft_pool.connection import DraftAddress, State
+from paceline.runtime.draft_pool.proposer import PoolProposer
 
 SKIPPED = 8
 """Tokens at the start of a text that are not timed: the prompt, the first draft, the way onto the device."""

@@ -19,12 +19,14 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.build import pick_dtype
-from paceline.models.compatibility import fingerprint
-from paceline.models.load import load_model
+from paceline.models.drafts.compatibility import fingerprint
+from paceline.models.loading.load import load_model
 from paceline.models.runner import make_runner
-from paceline.runtime.draft_core import Facts, Ride
-from paceline.runtime.draft_worker import DraftSnapshot, DraftWorker
-from paceline.runtime.messages import (
+from paceline.runtime.draft_worker.core import Facts, Ride
+from paceline.runtime.draft_worker.model_core import ModelCore
+from paceline.runtime.draft_worker.scheduler import DraftLimits
+from paceline.runtime.draft_worker.worker import DraftSnapshot, DraftWorker
+from paceline.runtime.wire.messages import (
     OLDEST,
     TO_DRAFT_WORKER,
     TO_TARGET,
@@ -37,9 +39,7 @@ from paceline.runtime.messages import (
     Sampling,
     Step,
 )
-from paceline.runtime.model_core import ModelCore
-from paceline.runtime.roster import DraftLimits
-from paceline.runtime.transport import Connection, Listener
+from paceline.runtime.wire.transport import Connection, Listener
 
 NUM_BLOCKS = 1024
 MAX_ROWS = 512

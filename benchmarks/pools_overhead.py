@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from pools_fakes import VOCAB, VOCABULARY, decode, until_up, worker_process
 
-from paceline.runtime.draft_link import DraftAddress
-from paceline.runtime.keys import Security, generate
-from paceline.runtime.pool_proposer import PoolProposer
-from paceline.runtime.roster import DraftLimits
+from paceline.runtime.draft_pool.connection import DraftAddress
+from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.runtime.draft_worker.scheduler import DraftLimits
+from paceline.runtime.wire.keys import Security, generate
 
 WARM = 50
 CORES = sorted(os.sched_getaffinity(0))

@@ -10,12 +10,12 @@ from collections import Counter
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.models.load import load_model
+from paceline.models.loading.load import load_model
 from paceline.models.runner import ModelRunner, Span
-from paceline.runtime.draft_core import Facts
-from paceline.runtime.model_core import NUM_RIVALS, rank
-from paceline.speculation.distribution import pick
-from paceline.speculation.rows import RowContext
+from paceline.runtime.draft_worker.core import Facts
+from paceline.runtime.draft_worker.model_core import NUM_RIVALS, rank
+from paceline.speculation.verification.distribution import pick
+from paceline.speculation.verification.rows import RowContext
 
 PROMPT = "A short history of the bicycle, from the first wooden machines to the racing bikes of today.\n\n"
 

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline.cluster.kv_index import BLOCK_SIZE, KvIndex
-from paceline.cluster.kv_router import KvRouter
-from paceline.cluster.router import Prompt, WorkerLoad
+from paceline.cluster.routing.kv_index import BLOCK_SIZE, KvIndex
+from paceline.cluster.routing.kv_router import KvRouter
+from paceline.cluster.routing.router import Prompt, WorkerLoad
 from paceline.core.clock import WallClock
 from paceline.core.kv_events import BlocksStored
 from paceline.kv.prefix_sums import PrefixSums

@@ -31,9 +31,9 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
-from paceline.runtime.cluster_llm import ClusterLLM
-from paceline.runtime.deployment import running_processes
-from paceline.runtime.state import StateFolder
+from paceline.runtime.deploy.deployment import running_processes
+from paceline.runtime.deploy.state import StateFolder
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
 
 WORKERS, PROMPTS, HELD = 4, 8, 3
 SYSTEM, QUESTION, ANSWER, VOCABULARY = 1500, 30, 8, 49_152

@@ -8,12 +8,13 @@ from unittest.mock import patch
 import torch
 from tests.fakes import TINY
 
-from paceline.engine.device_batch import DeviceBatch
-from paceline.engine.device_flight import Flight, Landed
-from paceline.kernels import native
-from paceline.models import gpu_pass, gpu_ragged
-from paceline.models.llama import DecoderModel
-from paceline.models.output import ForwardOutput
+from paceline.engine.executors.graph.batch import DeviceBatch
+from paceline.engine.executors.graph.inflight import Flight, Landed
+from paceline.kernels.cpu import native
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.architectures.output import ForwardOutput
+from paceline.models.gpu import forward_pass as gpu_pass
+from paceline.models.gpu import ragged as gpu_ragged
 
 SHAPE = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, vocab_size=1024, max_position=2048)
 ROWS, WORDS = 2048, range(300, 700)

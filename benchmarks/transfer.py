@@ -21,16 +21,16 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 
-from paceline.models.load import open_checkpoint
-from paceline.runtime.keys import KeyPair, Security, generate
-from paceline.runtime.transfer import nixl_agent
-from paceline.runtime.transfer.courier import Courier
-from paceline.runtime.transfer.depot import Depot
+from paceline.models.loading.load import open_checkpoint
+from paceline.runtime.transfer.channels import nixl_agent
+from paceline.runtime.transfer.channels.kinds import pick_kinds
+from paceline.runtime.transfer.client import Courier
 from paceline.runtime.transfer.files import NixlFiles, PlainFiles, Range
-from paceline.runtime.transfer.kinds import pick_kinds
-from paceline.runtime.transfer.parcel import Parcel
+from paceline.runtime.transfer.handle import Ticket
 from paceline.runtime.transfer.pieces import checksum
-from paceline.runtime.transfer.ticket import Ticket
+from paceline.runtime.transfer.server import Depot
+from paceline.runtime.transfer.transfer import Parcel
+from paceline.runtime.wire.keys import KeyPair, Security, generate
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 ENCRYPTED = "socket, encrypted"

@@ -33,12 +33,12 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.engine.build import build_engine
 from paceline.engine.loop import EngineLoop
-from paceline.models.arriving import Arrivals
-from paceline.models.hub import find_model
-from paceline.models.weight_parts import Piece
-from paceline.runtime.weight_door import WeightDoor
-from paceline.runtime.weight_side import WeightSide
-from paceline.runtime.weight_spec import PeerAddress, WeightSpec
+from paceline.models.loading.arriving import Arrivals
+from paceline.models.loading.hub import find_model
+from paceline.models.loading.weight_parts import Piece
+from paceline.runtime.weights.manager import WeightSide
+from paceline.runtime.weights.server import WeightDoor
+from paceline.runtime.weights.spec import PeerAddress, WeightSpec
 
 ANY = "tcp://127.0.0.1:0"
 SAMPLES = 256

@@ -4,7 +4,7 @@ import os
 import pytest
 import torch
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 from paceline.kernels.weights import Dense
 
 # Triton decides when it is imported: where there is no GPU, its kernels are interpreted.
@@ -26,6 +26,6 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def unrounded_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts as they were saved: 8 bits, as a CPU has them, would hide small mistakes."""
-    from paceline.models import shared_tables
+    from paceline.models.parallel import shared_tables
 
     monkeypatch.setattr(shared_tables, "quantize", lambda values, kind: Dense(values))

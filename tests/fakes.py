@@ -14,24 +14,24 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
-from paceline.engine.intake import Intake, Limits
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
+from paceline.engine.validator import Intake, Limits
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kernels.weights import Dense
-from paceline.kv.tables import BlockTables
-from paceline.models.config import ModelConfig
-from paceline.models.llama import DecoderModel
+from paceline.kv.block_tables import BlockTables
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner
-from paceline.speculation.breaker import Breaker, BreakerRule
+from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, StepObservation
-from paceline.speculation.distribution import log_distribution
 from paceline.speculation.drafts import DraftBatch, DraftProbs
-from paceline.speculation.noise import Purpose, gumbel
 from paceline.speculation.proposer import Progress, Proposer
 from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.rows import RowContext
+from paceline.speculation.verification.distribution import log_distribution
+from paceline.speculation.verification.noise import Purpose, gumbel
+from paceline.speculation.verification.rows import RowContext
 
 TINY = ModelConfig(
     architecture="llama",

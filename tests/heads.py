@@ -10,12 +10,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.kernels.weights import Dense
-from paceline.kv.tables import BlockTables
-from paceline.models.distilled import DistilledModel
-from paceline.models.eagle import EagleConfig, EagleModel
-from paceline.models.eagle_runner import EagleRunner
-from paceline.models.llama import DecoderModel
-from paceline.models.medusa import MedusaModel
+from paceline.kv.block_tables import BlockTables
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.drafts.distilled import DistilledModel
+from paceline.models.drafts.eagle import EagleConfig, EagleModel
+from paceline.models.drafts.eagle_runner import EagleRunner
+from paceline.models.drafts.medusa import MedusaModel
 from paceline.models.runner import ModelRunner
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 
 collect_ignore_glob: list[str] = []
 

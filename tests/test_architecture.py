@@ -37,12 +37,8 @@ WHEN_NEEDED = AT_IMPORT | {"triton", "gguf", "jinja2", "llguidance", "huggingfac
 
 GPU = (
     "kernels/gpu/",
-    "models/gpu_",
-    "engine/device_",
-    "engine/run_ahead.py",
-    "engine/chain_drafter.py",
-    "engine/tree_drafter.py",
-    "engine/tree_growth.py",
+    "models/gpu/",
+    "engine/executors/graph/",
 )
 """What is imported only where there is a CUDA device. The kernels import triton, so nobody else may import these at module
 level."""
@@ -77,7 +73,7 @@ def _imports(node: ast.AST, package: str, path: Path, deferred: bool) -> Iterato
         elif isinstance(child, ast.ImportFrom):
             assert child.level == 0, f"{where}: imports are absolute here"
             assert child.module is not None
-            # `from paceline.kv import pool` names a module, `from paceline.kv.pool import BlockPool` a thing in one
+            # `from paceline.kv import pool` names a module, `from paceline.kv.block_pool import BlockPool` a thing in one
             for alias in child.names:
                 inner = f"{child.module}.{alias.name}"
                 is_module = child.module.startswith("paceline") and _is_module(inner)
@@ -96,7 +92,7 @@ def _is_module(dotted: str) -> bool:
 
 
 def _path(module: str) -> str:
-    """`kernels/gpu/pick.py` of `paceline.kernels.gpu.pick`."""
+    """`kernels/gpu/speculation/pick.py` of `paceline.kernels.gpu.speculation.pick`."""
     return module.removeprefix("paceline.").replace(".", "/") + ".py"
 
 

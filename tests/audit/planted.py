@@ -9,9 +9,10 @@ from torch import Tensor
 
 from paceline.engine.engine import Engine
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.speculation import distribution, rejection, verification
 from paceline.speculation.proposers import draft_model, layer_skip
-from paceline.speculation.rows import RowContext
+from paceline.speculation.verification import distribution, rejection
+from paceline.speculation.verification.rows import RowContext
+from paceline.speculation.verification.verify import verify as verification
 
 Plant = Callable[[Engine], Any]
 

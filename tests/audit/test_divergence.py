@@ -7,8 +7,8 @@ import torch
 
 from paceline.audit.divergence import divergence, is_draw, limit
 from paceline.core.sampling import SamplingParams
-from paceline.speculation.distribution import log_distribution, sample_draft
-from paceline.speculation.rows import RowContext
+from paceline.speculation.verification.distribution import log_distribution, sample_draft
+from paceline.speculation.verification.rows import RowContext
 
 TOLERANCE = 1e-4
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -200.0])

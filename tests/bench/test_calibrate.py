@@ -1,9 +1,9 @@
 import pytest
 
 from paceline.bench.calibrate import _methods, alphas_by_level, calibration_config, ladder, pass_times, summarise
-from paceline.bench.profile import RoundTimes
-from paceline.bench.recorder import Outcome, RecordedRound
-from paceline.cluster.cost import Footprint
+from paceline.bench.profiling.profile import RoundTimes
+from paceline.bench.profiling.recorder import Outcome, RecordedRound
+from paceline.cluster.cost.cost import Footprint
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest
 

@@ -12,11 +12,11 @@ from paceline.bench.inflate import make, write_folder
 from paceline.cli.commands import cli
 from paceline.core.errors import InvalidRequest
 from paceline.kernels.quantized import Quantization
-from paceline.models import inflate as shapes
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.inflate import SHAPES, Inflation, Shape
-from paceline.models.llama import DecoderModel
-from paceline.models.load import load_model, open_checkpoint
+from paceline.models.architectures import inflate as shapes
+from paceline.models.architectures.inflate import SHAPES, Inflation, Shape
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.loading.checkpoint import Checkpoint
+from paceline.models.loading.load import load_model, open_checkpoint
 from tests.cli.fakes import word_tokenizer
 from tests.models.paged import PagedRunner, relative_error
 from tests.models.tiny import build

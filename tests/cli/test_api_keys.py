@@ -5,7 +5,7 @@ from pathlib import Path
 from typer.testing import CliRunner, Result
 
 from paceline.cli.commands import cli
-from paceline.server.api_keys import KeyFile, KeyLimits
+from paceline.server.auth.api_keys import KeyFile, KeyLimits
 
 
 def run(*arguments: str, **environment: str) -> Result:

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from paceline.cli import audit as module
 from paceline.cli.commands import cli
 from paceline.engine.llm import LLM
-from paceline.server.trail import Trail
+from paceline.server.auth.audit_log import Trail
 from tests.audit.planted import COUPLED, REJECTION
 from tests.engine.test_build import save_checkpoint
 

@@ -89,7 +89,7 @@ def workers(folder: Path) -> set[int]:
     found = set()
     for process in psutil.process_iter(["cmdline"]):
         words = process.info["cmdline"] or []
-        if "paceline.runtime.worker" in words and any(str(folder) in word for word in words):
+        if "paceline.runtime.deploy.worker" in words and any(str(folder) in word for word in words):
             found.add(process.pid)
     return found
 

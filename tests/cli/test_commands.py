@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from paceline.cli import generate
 from paceline.cli.commands import cli
 from paceline.core.config import EngineConfig
-from paceline.server.config import SETTINGS, ServerConfig
+from paceline.server.config.config import SETTINGS, ServerConfig
 from paceline.server.serve import Ready
 from tests.cli.fakes import ScriptedLLM
 

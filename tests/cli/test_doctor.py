@@ -12,8 +12,8 @@ from paceline.cli.commands import cli
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft
 from paceline.engine.memory_fit import GIB
-from paceline.kernels import native
-from paceline.models.load import load_model, open_checkpoint
+from paceline.kernels.cpu import native
+from paceline.models.loading.load import load_model, open_checkpoint
 from tests.cli.fakes import word_tokenizer
 from tests.models.tiny import build
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from paceline.cluster.kv_index import KvIndex
-from paceline.cluster.kv_router import KvRouter
-from paceline.cluster.router import Prompt, RoundRobin, Router, WorkerLoad
+from paceline.cluster.routing.kv_index import KvIndex
+from paceline.cluster.routing.kv_router import KvRouter
+from paceline.cluster.routing.router import Prompt, RoundRobin, Router, WorkerLoad
 from paceline.core.clock import VirtualClock
 from paceline.core.kv_events import BlocksRemoved, BlocksStored
 from paceline.kv.prefix_sums import PrefixSums

@@ -8,7 +8,7 @@ CODE = """
 import logging
 from paceline.core.json_log import log_as
 log_as("target-0")
-log = logging.getLogger("paceline.runtime.worker")
+log = logging.getLogger("paceline.runtime.deploy.worker")
 log.debug("no")
 log.info("loading %s", "a model", extra={"prompt": "my secret", "request_id": "r-1"})
 try:
@@ -24,7 +24,7 @@ def test_a_line_a_record_in_the_workers_name() -> None:
     assert first.pop("time").endswith("+00:00")
     assert first == {
         "level": "info",
-        "logger": "paceline.runtime.worker",
+        "logger": "paceline.runtime.deploy.worker",
         "message": "loading a model",
         "worker": "target-0",
         "request_id": "r-1",

@@ -10,7 +10,7 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.models.runner import ModelRunner, Span
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.proposer import Progress, Proposer
 from tests import fakes
 from tests.fakes import (

@@ -17,9 +17,9 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine import build
 from paceline.engine.build import build_engine, make_breaker, make_depth, pick_device, pick_dtype, pick_method
 from paceline.engine.engine import Engine
-from paceline.models.config import ModelConfig
-from paceline.speculation.breaker import BreakerState
+from paceline.models.architectures.config import ModelConfig
 from paceline.speculation.depth.additive import AdditiveDepth
+from paceline.speculation.depth.breaker import BreakerState
 from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate

@@ -11,15 +11,15 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
-from paceline.engine.exports import Exports
-from paceline.engine.handoff_plan import BlockPart, CacheLayout, HandoffPlan, Part, StatePart
-from paceline.engine.imports import Arrival, Imports
+from paceline.engine.hooks.exports import Exports
+from paceline.engine.hooks.handoff_plan import BlockPart, CacheLayout, HandoffPlan, Part, StatePart
+from paceline.engine.hooks.imports import Arrival, Imports
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.graph import Stamp
+from paceline.models.cuda_graph import Stamp
 from paceline.models.kv_blocks import read_layer
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.pending import SEQUENCE_ROWS
 from paceline.speculation.proposers.eagle import EagleProposer
+from paceline.speculation.proposers.pending import SEQUENCE_ROWS
 from tests.engine.harness import GREEDY, MODEL, SAMPLED, assert_nothing_held, engine_of, outputs_of, request, tokens_of
 from tests.heads import eagle
 

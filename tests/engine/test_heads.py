@@ -8,12 +8,12 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig
 from paceline.engine.heads import head_footprint, num_lanes
 from paceline.engine.scheduler import Schedule
-from paceline.models.load_draft import LoadedHead
+from paceline.models.drafts.load import LoadedHead
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
-from paceline.speculation.trees import depths
+from paceline.speculation.trees.tree import depths
 from tests.engine.test_build import engine, save_checkpoint, texts
 from tests.fakes import tiny_model
 from tests.heads import draft_config, draft_tensors, save_draft, tiny_eagle, tiny_medusa

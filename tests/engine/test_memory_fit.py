@@ -17,8 +17,8 @@ from paceline.engine import build
 from paceline.engine.memory_fit import GIB, Footprint, memory_fit
 from paceline.engine.scheduler import Scheduler
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kv.tables import BlockTables
-from paceline.models.config import ModelConfig
+from paceline.kv.block_tables import BlockTables
+from paceline.models.architectures.config import ModelConfig
 
 GB = 10**9
 LLAMA_70B = ModelConfig(

@@ -17,12 +17,11 @@ from paceline.core.errors import EngineClosed, InvalidConfig, RankLost
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
-from paceline.kernels import native
-from paceline.models import ranks as module
-from paceline.models.parallel import ParallelRunner
+from paceline.kernels.cpu import native
+from paceline.models.parallel import ranks as module
+from paceline.models.parallel.runner import ParallelRunner
+from tests.engine.test_build import engine, prompt, save_checkpoint, texts
 from tests.fakes import random_tree, request, run, tiny_engine
-
-from .test_build import engine, prompt, save_checkpoint, texts
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
-from paceline.engine.intake import Intake, Limits
 from paceline.engine.speculator import Speculator
+from paceline.engine.validator import Intake, Limits
 from paceline.speculation.proposers.ngram import NgramProposer
 from tests.fakes import TINY, draft_model, request, run, tiny_engine, tiny_model
 

@@ -8,7 +8,7 @@ from paceline.core.sequence import Sequence, Status
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.scheduler import Schedule, Scheduler
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kv.tables import BlockTables, blocks_for
+from paceline.kv.block_tables import BlockTables, blocks_for
 
 
 def sequence(

@@ -6,9 +6,9 @@ from paceline.core.speculation import SpeculationParams
 from paceline.engine.scheduler import Schedule, Scheduled
 from paceline.engine.spans import path_moves, span_of
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kv.tables import BlockTables
+from paceline.kv.block_tables import BlockTables
 from paceline.speculation.drafts import Draft
-from paceline.speculation.verification import Verdict
+from paceline.speculation.verification.verify import Verdict
 
 
 def sequence_of(num_tokens: int, num_computed: int, number: int = 0) -> Sequence:

@@ -15,17 +15,17 @@ from paceline.core.sequence import Origin
 from paceline.core.sequence import Sequence as Generation
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
-from paceline.engine.intake import Intake, Limits
 from paceline.engine.scheduler import Schedule, Scheduled
 from paceline.engine.speculator import SpeculatedRound, Speculator
+from paceline.engine.validator import Intake, Limits
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.breaker import Breaker, BreakerRule, BreakerState
+from paceline.speculation.depth.breaker import Breaker, BreakerRule, BreakerState
 from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
 from paceline.speculation.drafts import Draft, DraftBatch
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.reading import Reading
-from paceline.speculation.verification import Verdict
+from paceline.speculation.verification.verify import Verdict
 from tests.fakes import TINY, draft_model, request, run, tiny_engine, tiny_model
 
 VOCAB = 40

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from paceline.engine.text import TextOutput
-from paceline.models.text_stream import TextStream
+from paceline.models.tokenizer.text_stream import TextStream
 
 
 class PieceTokenizer:

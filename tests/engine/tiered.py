@@ -6,7 +6,7 @@ from typing import Any
 
 from paceline.core.clock import Clock
 from paceline.engine.engine import Engine
-from paceline.engine.tiers import Tiers
+from paceline.engine.hooks.tiers import Tiers
 from paceline.kv.tiers.block import TieredBlock
 from paceline.kv.tiers.disk_folder import DiskFolder
 from paceline.kv.tiers.store import TierStore

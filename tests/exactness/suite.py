@@ -12,10 +12,10 @@ from torch import Tensor
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.engine.engine import Engine
-from paceline.models.llama import DecoderModel
+from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.distribution import log_distribution
-from paceline.speculation.rows import RowContext
+from paceline.speculation.verification.distribution import log_distribution
+from paceline.speculation.verification.rows import RowContext
 from tests.fakes import Result, request, run, tiny_engine
 
 SAMPLINGS = (

@@ -8,11 +8,11 @@ import torch
 
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 from paceline.kernels.weights import Dense
-from paceline.models.chat_template import ChatTemplate
-from paceline.models.llama import DecoderModel
-from paceline.models.load import open_checkpoint
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.loading.load import open_checkpoint
+from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.speculation.proposers.ngram import NgramProposer
 from tests.exactness.contract import check_contract, differences
 from tests.fakes import MixedDepth, Unreliable, draft_model, random_tree, run, tiny_engine

@@ -5,8 +5,7 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Origin
 from paceline.engine import engine as engine_module
-from paceline.speculation import rejection
-from paceline.speculation.verification import Verdict, verify
+from paceline.speculation.verification.verify import Verdict, rejection, verify
 from tests.exactness.suite import check_distribution, check_identical, mixed_requests
 from tests.exactness.test_rejection import PROMPT, SMALL, engine_for
 from tests.fakes import TINY, Sampled, draft_model, tiny_engine, tiny_model

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from paceline.core.clock import VirtualClock
 from paceline.core.sampling import SamplingParams
-from paceline.speculation.choice import MethodChoice
+from paceline.speculation.proposers.choice import MethodChoice
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
 from paceline.speculation.proposers.ngram import NgramProposer

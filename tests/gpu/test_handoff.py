@@ -15,8 +15,8 @@ from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text
 from tests.fakes import tiny_engine, tiny_model
 from tests.heads import eagle
+from tests.runtime.handoff.test_handoffs import LONG, Prefiller, Target, apart
 from tests.runtime.target_harness import Heard
-from tests.runtime.test_handoffs import LONG, Prefiller, Target, apart
 
 DEVICE = "cuda"
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from paceline.models.load import load_model
+from paceline.models.loading.load import load_model
 from paceline.models.runner import ModelRunner, Span
 
 pytestmark = [

@@ -42,7 +42,7 @@ def test_blocks_survive_the_way_down_and_up(dtype):
 
 def test_the_text_is_the_same_with_tiers(tmp_path: Path):
     from paceline.core.clock import WallClock
-    from paceline.engine.tiers import Tiers
+    from paceline.engine.hooks.tiers import Tiers
     from paceline.kv.tiers.disk_folder import DiskFolder
     from paceline.kv.tiers.store import TierStore
 

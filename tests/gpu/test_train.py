@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from paceline.core.clock import VirtualClock
-from paceline.models.load import open_checkpoint
+from paceline.models.loading.load import open_checkpoint
+from paceline.train.data.turns import turns_of
+from paceline.train.data.writer import Writer
+from paceline.train.drafts.target import Target
 from paceline.train.evaluate import answers
 from paceline.train.plan import Kind, TrainPlan
 from paceline.train.progress import PlainProgress
 from paceline.train.run import train
-from paceline.train.target import Target
-from paceline.train.turns import turns_of
-from paceline.train.writer import Writer
-from tests.train.test_writer import scripts
+from tests.train.data.test_writer import scripts
 from tests.train.tiny import save_tiny
 
 pytestmark = [

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.weights import Dense, Grouped, Weight
 

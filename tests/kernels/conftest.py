@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from paceline.core.machine import usable_cores
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 
 
 @pytest.fixture(autouse=True)

@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels import native
 from paceline.kernels.attention import paged_attention, paged_attention_reference
+from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from tests.kernels.cases import generator, make_cache, make_layout, needs_native
 

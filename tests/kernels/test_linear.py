@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 from paceline.kernels.linear import DenseWeight, embedding_rows, linear, prepare
 from paceline.kernels.packing import PackedWeight
 from paceline.kernels.weights import Dense, Grouped

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 from paceline.kernels.linear import PackedWeight, linear, prepare
 from paceline.kernels.quantized import Quantization, QuantizedWeight, put, quantize, saturate, take
 from paceline.kernels.weights import Dense, concat

@@ -2,8 +2,8 @@
 
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheEvent
 from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kv.block_tables import BlockTables
 from paceline.kv.prefix import chain_keys
-from paceline.kv.tables import BlockTables
 
 IDS = list(range(3 * BLOCK_SIZE + 5))
 

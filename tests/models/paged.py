@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
-from paceline.models.llama import DecoderModel
-from paceline.models.output import ForwardOutput
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.architectures.output import ForwardOutput
 
 
 class PagedRunner:

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from paceline.kernels.linear import embedding_rows
-from paceline.models.llama import DecoderModel
+from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner, Span
 
 

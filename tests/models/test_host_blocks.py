@@ -7,7 +7,7 @@ import torch
 
 from paceline.models import host_blocks, kv_blocks
 from paceline.models.cache_fingerprint import cache_fingerprint
-from paceline.models.graph import Stamp
+from paceline.models.cuda_graph import Stamp
 from paceline.models.host_blocks import HostBlocks
 from paceline.models.runner import ModelRunner
 from tests.fakes import tiny_model

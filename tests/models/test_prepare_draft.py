@@ -1,10 +1,10 @@
 import pytest
 import torch
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 from paceline.kernels.linear import linear
 from paceline.kernels.weights import Dense
-from paceline.models.shared_tables import prepare_draft
+from paceline.models.parallel.shared_tables import prepare_draft
 
 CPU = torch.device("cpu")
 

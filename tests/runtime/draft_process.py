@@ -5,9 +5,9 @@ import threading
 
 import torch
 
-from paceline.runtime.draft_worker import DraftWorker
-from paceline.runtime.messages import TO_DRAFT_WORKER
-from paceline.runtime.transport import Listener
+from paceline.runtime.draft_worker.worker import DraftWorker
+from paceline.runtime.wire.messages import TO_DRAFT_WORKER
+from paceline.runtime.wire.transport import Listener
 from tests.fakes import TINY, tiny_model
 from tests.runtime.pools import VOCABULARY, model_core
 

@@ -6,17 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from paceline.core.clock import Clock, WallClock
-from paceline.models.llama import DecoderModel
+from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner
-from paceline.runtime.draft_core import DraftCore, Drawn, Ride
-from paceline.runtime.draft_link import DraftAddress
-from paceline.runtime.draft_worker import DraftWorker
-from paceline.runtime.keys import Security, generate
-from paceline.runtime.messages import TO_DRAFT_WORKER
-from paceline.runtime.model_core import ModelCore
-from paceline.runtime.pool_proposer import PoolProposer
-from paceline.runtime.roster import DraftLimits
-from paceline.runtime.transport import Listener
+from paceline.runtime.draft_pool.connection import DraftAddress
+from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.runtime.draft_worker.core import DraftCore, Drawn, Ride
+from paceline.runtime.draft_worker.model_core import ModelCore
+from paceline.runtime.draft_worker.scheduler import DraftLimits
+from paceline.runtime.draft_worker.worker import DraftWorker
+from paceline.runtime.wire.keys import Security, generate
+from paceline.runtime.wire.messages import TO_DRAFT_WORKER
+from paceline.runtime.wire.transport import Listener
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress, Proposer
 

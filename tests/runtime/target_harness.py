@@ -13,11 +13,11 @@ from paceline.core.pool_config import PoolConfig
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop
-from paceline.runtime.directory import Member
-from paceline.runtime.stream_messages import TO_TARGET_WORKER, FromGateway
-from paceline.runtime.target_pool import TargetPool
-from paceline.runtime.target_worker import TargetWorker
-from paceline.runtime.transport import Listener
+from paceline.runtime.deploy.directory import Member
+from paceline.runtime.gateway_client.target_pool import TargetPool
+from paceline.runtime.target_worker.worker import TargetWorker
+from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, FromGateway
+from paceline.runtime.wire.transport import Listener
 from tests.engine.harness import engine_of
 
 PATIENT = HealthConfig(heartbeat=0.05, misses=400, stall=30.0, canary=0.0)

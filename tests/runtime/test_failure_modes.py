@@ -9,28 +9,28 @@ import pytest
 
 from paceline.cli.console import out
 from paceline.cli.status import view
-from paceline.cluster.pairing import RoundTrip
+from paceline.cluster.pairing.pairing import RoundTrip
 from paceline.core.clock import WallClock
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.flags import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, WorkerStatus
 from paceline.engine.loop import EngineLoop
-from paceline.engine.snapshot import EngineSnapshot
-from paceline.runtime.directory import Member
-from paceline.runtime.draft_link import DraftLink
-from paceline.runtime.draft_side import PoolSide
-from paceline.runtime.kv_pressure import KvPressure
-from paceline.runtime.messages import MAX_DEPTH, Load
-from paceline.runtime.pool_proposer import PoolProposer
-from paceline.runtime.pool_vitals import STALE, PoolVitals
-from paceline.runtime.report_messages import Report
-from paceline.runtime.reports import engine_report
-from paceline.runtime.status import worker_statuses
-from paceline.runtime.stream_messages import TO_GATEWAY, Ask, Change, Pulse, Welcome
-from paceline.runtime.target_line import TargetLine
-from paceline.runtime.transport import Connection
-from paceline.server.metrics import Metrics
-from paceline.speculation.breaker import Breaker, BreakerRule, BreakerState
+from paceline.engine.stats.snapshot import EngineSnapshot
+from paceline.runtime.deploy.directory import Member
+from paceline.runtime.deploy.status import worker_statuses
+from paceline.runtime.draft_pool.connection import DraftLink
+from paceline.runtime.draft_pool.draft_side import PoolSide
+from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.runtime.draft_pool.vitals import STALE, PoolVitals
+from paceline.runtime.gateway_client.target_connection import TargetLine
+from paceline.runtime.target_worker.kv_pressure import KvPressure
+from paceline.runtime.target_worker.reports import engine_report
+from paceline.runtime.wire.messages import MAX_DEPTH, Load
+from paceline.runtime.wire.report_messages import Report
+from paceline.runtime.wire.stream_messages import TO_GATEWAY, Ask, Change, Pulse, Welcome
+from paceline.runtime.wire.transport import Connection
+from paceline.server.metrics.metrics import Metrics
+from paceline.speculation.depth.breaker import Breaker, BreakerRule, BreakerState
 from tests.fakes import TINY, request, run, tiny_engine, tiny_model
 from tests.runtime.pools import ScriptedCore, lockstep
 from tests.runtime.target_harness import Running, until

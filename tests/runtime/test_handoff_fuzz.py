@@ -8,10 +8,10 @@ import pytest
 
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.stream_messages import Granted
+from paceline.runtime.wire.stream_messages import Granted
 from tests.engine.harness import engine_of, outputs_of, tokens_of
+from tests.runtime.handoff.test_handoffs import Prefiller, Target, all_back, apart
 from tests.runtime.target_harness import Heard
-from tests.runtime.test_handoffs import Prefiller, Target, all_back, apart
 
 
 def requests(draw: random.Random, count: int) -> list[Request]:
@@ -30,7 +30,7 @@ def requests(draw: random.Random, count: int) -> list[Request]:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_anything_may_happen(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.cluster.handoff.MOST_PATIENCE", 1.0)
+    monkeypatch.setattr("paceline.cluster.routing.handoff.MOST_PATIENCE", 1.0)
     draw = random.Random(seed)
     targets = [
         Target("t0", engine_of(tokenizer=True, kv_tokens=draw.choice([512, 1024]))),

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from paceline.runtime.codec import Codec, Malformed
-from paceline.runtime.messages import Message, Record
-from paceline.runtime.stream_messages import (
+from paceline.runtime.transfer.handle import Ticket
+from paceline.runtime.wire.codec import Codec, Malformed
+from paceline.runtime.wire.messages import Message, Record
+from paceline.runtime.wire.stream_messages import (
     TO_GATEWAY,
     TO_TARGET_WORKER,
     DrafterAddress,
@@ -17,7 +18,6 @@ from paceline.runtime.stream_messages import (
     Prefill,
     Pulse,
 )
-from paceline.runtime.transfer.ticket import Ticket
 
 TICKET = Ticket(b"0123456789abcdef", {"socket": "tcp://127.0.0.1:1"}, [1, 2, 3])
 PREFILL = Prefill(7, 1, [1] * 16, "salt", 0, "layout", [0, 3], 2048)

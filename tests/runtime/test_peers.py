@@ -8,24 +8,24 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.peer_hints import PeerHint
-from paceline.cluster.router import RoundRobin
+from paceline.cluster.routing.peer_hints import PeerHint
+from paceline.cluster.routing.router import RoundRobin
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.output import StepOutput
 from paceline.core.pool_config import PoolConfig
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop
-from paceline.runtime import handoffs
-from paceline.runtime.directory import Member
-from paceline.runtime.handoffs import Handoffs
-from paceline.runtime.kv_publisher import KvPublisher
-from paceline.runtime.peer_book import IDLE_SECONDS, PeerBook
-from paceline.runtime.prefill_desk import PrefillDesk
-from paceline.runtime.stream_messages import TO_TARGET_WORKER, Granted
-from paceline.runtime.target_pool import TargetPool
-from paceline.runtime.target_worker import TargetWorker
-from paceline.runtime.transfer.depot import Depot
+from paceline.runtime.deploy.directory import Member
+from paceline.runtime.gateway_client.target_pool import TargetPool
+from paceline.runtime.handoff import handoffs
+from paceline.runtime.handoff.handoffs import Handoffs
+from paceline.runtime.handoff.peer_book import IDLE_SECONDS, PeerBook
+from paceline.runtime.handoff.prefill_service import PrefillDesk
+from paceline.runtime.kv_events.publisher import KvPublisher
+from paceline.runtime.target_worker.worker import TargetWorker
+from paceline.runtime.transfer.server import Depot
+from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, Granted
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, engine_of, outputs_of, request, tokens_of
 from tests.engine.tiered import tiered
 from tests.runtime.target_harness import PATIENT, Deaf, Heard, Members, Running, until

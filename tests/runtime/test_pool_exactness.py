@@ -13,12 +13,12 @@ import pytest
 
 from paceline.core.clock import WallClock
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.draft_link import DraftAddress
-from paceline.runtime.messages import TO_DRAFT_WORKER, Branches, Drafts
-from paceline.runtime.pool_proposer import PoolProposer
-from paceline.runtime.pool_vitals import PoolVitals
-from paceline.runtime.roster import DraftLimits
-from paceline.runtime.transport import Listener
+from paceline.runtime.draft_pool.connection import DraftAddress
+from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.runtime.draft_pool.vitals import PoolVitals
+from paceline.runtime.draft_worker.scheduler import DraftLimits
+from paceline.runtime.wire.messages import TO_DRAFT_WORKER, Branches, Drafts
+from paceline.runtime.wire.transport import Listener
 from paceline.speculation.proposers.ngram import NgramProposer
 from tests.exactness.suite import check_distribution, check_identical, mixed_requests, plain_text
 from tests.fakes import TINY, MixedDepth, tiny_engine, tiny_model
@@ -183,8 +183,10 @@ def process():
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_worker_process_killed_or_hung_in_mid_run(target, how, monkeypatch):
     """It is left for another, and the text is the same; the one that was only stopped is used again."""
-    monkeypatch.setattr("paceline.runtime.draft_link.HUNG", 0.2)
-    monkeypatch.setattr("paceline.runtime.draft_link.SILENT", 9.0)  # wait for it to the last, so that time passes
+    monkeypatch.setattr("paceline.runtime.draft_pool.connection.HUNG", 0.2)
+    monkeypatch.setattr(
+        "paceline.runtime.draft_pool.connection.SILENT", 9.0
+    )  # wait for it to the last, so that time passes
     requests = mixed_requests(8, VOCAB, seed=3, max_tokens=40)
     with (
         process() as (child, address),

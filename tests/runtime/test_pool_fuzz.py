@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.runtime.draft_link import DraftAddress
-from paceline.runtime.messages import OLDEST, TO_TARGET, VERSION, Goodbye, Hello
-from paceline.runtime.transport import Connection
+from paceline.runtime.draft_pool.connection import DraftAddress
+from paceline.runtime.wire.messages import OLDEST, TO_TARGET, VERSION, Goodbye, Hello
+from paceline.runtime.wire.transport import Connection
 from tests.runtime.pools import VOCABULARY, draft_worker, pool, securities
 
 MESSAGES = 20_000

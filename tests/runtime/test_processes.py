@@ -16,11 +16,11 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.build import build_engine
-from paceline.runtime.cluster_llm import ClusterLLM
-from paceline.runtime.deployment import running_processes
-from paceline.runtime.directory import Member
-from paceline.runtime.key_folder import KeyFolder
-from paceline.runtime.state import StateFolder
+from paceline.runtime.deploy.deployment import running_processes
+from paceline.runtime.deploy.directory import Member
+from paceline.runtime.deploy.state import StateFolder
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.wire.key_folder import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.fakes import run
 from tests.runtime.target_harness import Heard, until

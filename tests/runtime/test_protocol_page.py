@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.models.compatibility import fingerprint
-from paceline.models.load import open_checkpoint
-from paceline.speculation.noise import NoiseKey, Purpose, gumbel
+from paceline.models.drafts.compatibility import fingerprint
+from paceline.models.loading.load import open_checkpoint
+from paceline.speculation.verification.noise import NoiseKey, Purpose, gumbel
 from tests.engine.test_build import save_checkpoint
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text("utf-8")

@@ -12,9 +12,9 @@ pytest.importorskip("ray")
 
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import PacelineError
-from paceline.runtime.cluster_llm import ClusterLLM
-from paceline.runtime.deployment import observed
-from paceline.runtime.ray_deployment import RayDeployment
+from paceline.runtime.deploy.deployment import observed
+from paceline.runtime.deploy.ray_deployment import RayDeployment
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
 from tests.runtime.target_harness import Heard, until
 from tests.runtime.test_processes import checkpoints, config, kill_with_streams, plain, requests, tokens
 

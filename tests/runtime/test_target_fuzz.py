@@ -8,8 +8,9 @@ import msgspec
 
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.messages import Goodbye, Hello
-from paceline.runtime.stream_messages import (
+from paceline.runtime.wire.messages import Goodbye, Hello
+from paceline.runtime.wire.request import to_submit
+from paceline.runtime.wire.stream_messages import (
     TO_GATEWAY,
     Ask,
     Beat,
@@ -19,10 +20,9 @@ from paceline.runtime.stream_messages import (
     FromTargetWorker,
     Withdraw,
 )
-from paceline.runtime.transport import Connection
-from paceline.runtime.wire_request import to_submit
+from paceline.runtime.wire.transport import Connection
+from tests.runtime.gateway_client.test_target_pool import EXPECTED, REQUESTS, said
 from tests.runtime.target_harness import Heard, Running, pool_of, until
-from tests.runtime.test_target_pool import EXPECTED, REQUESTS, said
 
 MESSAGES = 20_000
 ODD: list[Any] = [None, -1, 0, 1, 2**31, 2**63 - 1, 2**64 - 1, 1.5, float("nan"), float("inf"), True, "", "x" * 300]

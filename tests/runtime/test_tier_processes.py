@@ -5,14 +5,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.cluster.router import RoundRobin
+from paceline.cluster.routing.router import RoundRobin
 from paceline.core.cluster_config import cluster_config
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.cluster_llm import ClusterLLM
-from paceline.runtime.deployment import running_processes
-from paceline.runtime.key_folder import KeyFolder
-from paceline.runtime.state import StateFolder
+from paceline.runtime.deploy.deployment import running_processes
+from paceline.runtime.deploy.state import StateFolder
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.wire.key_folder import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.runtime.target_harness import Heard, until
 from tests.runtime.test_processes import LIMITS, plain, tokens

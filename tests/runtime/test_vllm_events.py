@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.cluster.kv_router import KvRouter
-from paceline.cluster.router import Prompt, WorkerLoad
+from paceline.cluster.routing.kv_router import KvRouter
+from paceline.cluster.routing.router import Prompt, WorkerLoad
 from paceline.core.clock import VirtualClock
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared
-from paceline.runtime.cache_follower import FRESH_SECONDS, CacheFollower
-from paceline.runtime.kv_events import encode, short
-from paceline.runtime.kv_subscriber import REPLAY_SECONDS
+from paceline.runtime.kv_events.events import encode, short
+from paceline.runtime.kv_events.follower import FRESH_SECONDS, CacheFollower
+from paceline.runtime.kv_events.subscriber import REPLAY_SECONDS
 from tests.runtime import vllm_server
 from tests.runtime.vllm_server import Encoding, Vllm
 
@@ -192,7 +192,7 @@ def test_to_watch_another_address_is_to_forget_the_one_before(house: House) -> N
 
 def test_the_example_in_the_documentation_runs(house: House) -> None:
     lines = (Path(__file__).parents[2] / "docs" / "routing.md").read_text("utf-8").splitlines()
-    start = lines.index("    from paceline.cluster.kv_router import KvRouter")
+    start = lines.index("    from paceline.cluster.routing.kv_router import KvRouter")
     end = next(i for i in range(start, len(lines)) if lines[i] and not lines[i].startswith("    "))
     code = dedent("\n".join(lines[start:end]))
     for i, server in enumerate(house.servers.values(), start=1):

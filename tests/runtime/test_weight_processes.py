@@ -12,14 +12,14 @@ import pytest
 
 from paceline.core.config import EngineConfig
 from paceline.engine.engine import Engine
-from paceline.runtime.cluster_llm import ClusterLLM
-from paceline.runtime.deployment import running_processes
-from paceline.runtime.key_folder import KeyFolder
-from paceline.runtime.state import StateFolder
-from paceline.runtime.weight_loader import WeightsUnavailable
-from paceline.runtime.weight_spec import PeerAddress, WeightSpec
-from paceline.runtime.worker import Worker, make_worker
-from paceline.runtime.worker_spec import WorkerSpec
+from paceline.runtime.deploy.deployment import running_processes
+from paceline.runtime.deploy.state import StateFolder
+from paceline.runtime.deploy.worker import Worker, make_worker
+from paceline.runtime.deploy.worker_spec import WorkerSpec
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.weights.loader import WeightsUnavailable
+from paceline.runtime.weights.spec import PeerAddress, WeightSpec
+from paceline.runtime.wire.key_folder import KeyFolder
 from tests.runtime.target_harness import Heard, until
 from tests.runtime.test_processes import LIMITS, checkpoints, config, member, plain, requests, tokens, worker_pid
 

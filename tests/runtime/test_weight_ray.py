@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("ray")
 
-from paceline.runtime.cluster_llm import ClusterLLM
-from paceline.runtime.ray_deployment import RayDeployment
+from paceline.runtime.deploy.ray_deployment import RayDeployment
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
 from tests.runtime.target_harness import Heard, until
 from tests.runtime.test_processes import checkpoints, config, plain, requests, tokens
 

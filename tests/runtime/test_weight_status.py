@@ -8,9 +8,9 @@ import pytest
 from paceline.core.errors import EngineClosed
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.target_pool import TargetPool
-from paceline.runtime.target_worker import WorkerFailed
-from paceline.runtime.weight_loader import LoadProgress
+from paceline.runtime.gateway_client.target_pool import TargetPool
+from paceline.runtime.target_worker.worker import WorkerFailed
+from paceline.runtime.weights.loader import LoadProgress
 from tests.runtime.target_harness import Heard, Running, pool_of, until
 
 

@@ -18,18 +18,18 @@ from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.worker_status import ClusterStatus
-from paceline.engine.intake import Intake, Limits
 from paceline.engine.loop import Listener, Tracer
-from paceline.engine.snapshot import EngineSnapshot
-from paceline.models.tokenizer import Tokenizer
-from paceline.server.access import Access
+from paceline.engine.stats.snapshot import EngineSnapshot
+from paceline.engine.validator import Intake, Limits
+from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
-from paceline.server.flags import FlagStore
-from paceline.server.gateway import Gateway
-from paceline.server.metrics import Metrics
-from paceline.server.strict import StrictMode
-from paceline.server.trail import Trail
+from paceline.server.auth.access import Access
+from paceline.server.auth.audit_log import Trail
+from paceline.server.auth.strict import StrictMode
+from paceline.server.config.config import ServerConfig
+from paceline.server.config.flags import FlagStore
+from paceline.server.gateway.gateway import Gateway
+from paceline.server.metrics.metrics import Metrics
 
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"

@@ -12,8 +12,8 @@ from typing import Any
 
 CODE = """
 import json, sys
-from paceline.kernels import native
-from paceline.server.config import load_config
+from paceline.kernels.cpu import native
+from paceline.server.config.config import load_config
 from paceline.server.serve import serve
 native.set_num_threads(1)
 config = load_config(None, {}, json.loads(sys.argv[1]))

@@ -29,13 +29,13 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_a_record_is_one_line_with_its_fields(stream: io.StringIO) -> None:
     configure_logging("info", stream)
-    log = logging.getLogger("paceline.server.gateway")
+    log = logging.getLogger("paceline.server.gateway.gateway")
     log.info("finished\nin %d steps", 3, extra={"request_id": "r-1", "reason": "stop", "seconds": 0.25})
     (line,) = lines(stream)
     assert line.pop("time").endswith("+00:00")
     assert line == {
         "level": "info",
-        "logger": "paceline.server.gateway",
+        "logger": "paceline.server.gateway.gateway",
         "message": "finished\nin 3 steps",
         "request_id": "r-1",
         "reason": "stop",

@@ -9,8 +9,8 @@ import pytest
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import InvalidConfig
 from paceline.engine.build import make_breaker, make_depth
-from paceline.server.config import SETTINGS, SamplingDefaults, ServerConfig, load_config
-from paceline.server.config_docs import configuration_page
+from paceline.server.config.config import SETTINGS, SamplingDefaults, ServerConfig, load_config
+from paceline.server.config.config_docs import configuration_page
 from paceline.speculation.depth.policy import Candidate
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -251,5 +251,5 @@ def test_two_names_of_one_setting_are_refused(tmp_path: Path) -> None:
 
 def test_the_documentation_is_of_this_table() -> None:
     assert (DOCS / "configuration.md").read_text("utf-8") == configuration_page(), (
-        "run: python -m paceline.server.config_docs > docs/configuration.md"
+        "run: python -m paceline.server.config.config_docs > docs/configuration.md"
     )

@@ -10,17 +10,17 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from paceline.runtime.cluster_llm import ClusterLLM
-from paceline.server.access import Access
-from paceline.server.api_keys import KeyFile
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
-from paceline.server.flags import FlagStore
-from paceline.server.gateway import Gateway
-from paceline.server.metrics import Metrics
+from paceline.server.auth.access import Access
+from paceline.server.auth.api_keys import KeyFile
+from paceline.server.config.config import ServerConfig
+from paceline.server.config.flags import FlagStore
+from paceline.server.gateway.gateway import Gateway
+from paceline.server.metrics.metrics import Metrics
 from tests.engine.harness import letters
+from tests.runtime.kv_events.test_follower import SYSTEM, Publishing, knows
 from tests.runtime.target_harness import Members, cluster, until
-from tests.runtime.test_cache_follower import SYSTEM, Publishing, knows
 
 PROMPT = letters().decode(SYSTEM)
 CACHED = 96

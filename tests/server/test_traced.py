@@ -9,10 +9,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from paceline.core.errors import InvalidConfig
-from paceline.runtime.tracing import Tracing
-from paceline.server.access import Access
+from paceline.runtime.tracing.tracer import Tracing
 from paceline.server.app import create_app
-from paceline.server.config import ServerConfig
+from paceline.server.auth.access import Access
+from paceline.server.config.config import ServerConfig
 from tests.server.fakes import Served, served
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

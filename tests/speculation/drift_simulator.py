@@ -2,7 +2,7 @@
 
 import random
 
-from paceline.speculation.drift import Change, DriftTest
+from paceline.speculation.depth.drift import Change, DriftTest
 
 
 class Traffic:

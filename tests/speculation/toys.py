@@ -10,10 +10,10 @@ from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
-from paceline.speculation.distribution import log_distribution
 from paceline.speculation.drafts import Draft, DraftProbs
-from paceline.speculation.rows import RowContext
-from paceline.speculation.verification import Round, Verdict, verify
+from paceline.speculation.verification.distribution import log_distribution
+from paceline.speculation.verification.rows import RowContext
+from paceline.speculation.verification.verify import Round, Verdict, verify
 
 VOCAB = 5
 LENGTH = 4

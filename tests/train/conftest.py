@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.models.tokenizer import Tokenizer
-from paceline.train.target import Target
+from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.train.drafts.target import Target
 from tests.train.tiny import open_tiny
 
 

@@ -2,9 +2,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.train.distilled import DistilledDraft
-from paceline.train.draft import Draft
-from paceline.train.eagle import EagleDraft
+from paceline.train.data.text import Text
+from paceline.train.drafts.distilled import DistilledDraft
+from paceline.train.drafts.draft import Draft
+from paceline.train.drafts.eagle import EagleDraft
+from paceline.train.drafts.medusa import MedusaDraft
+from paceline.train.drafts.reduced_vocab import DraftVocabulary
+from paceline.train.drafts.target import Target, layer_shape
 from paceline.train.evaluate import (
     NEVER,
     Score,
@@ -16,11 +20,7 @@ from paceline.train.evaluate import (
     token_ranks,
     walk,
 )
-from paceline.train.medusa import MedusaDraft
-from paceline.train.reduced_vocab import DraftVocabulary
-from paceline.train.target import Target, layer_shape
-from paceline.train.text import Text
-from tests.train.test_eagle import CAPTURE, one_round
+from tests.train.drafts.test_eagle import CAPTURE, one_round
 from tests.train.tiny import VOCAB, some_ids
 
 

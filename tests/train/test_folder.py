@@ -6,10 +6,10 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.core.errors import UnsupportedModel
+from paceline.train.drafts.lora import add_lora, merge_lora
+from paceline.train.drafts.reduced_vocab import DraftVocabulary, most_frequent
+from paceline.train.drafts.target import Target
 from paceline.train.folder import load_draft, save_draft
-from paceline.train.lora import add_lora, merge_lora
-from paceline.train.reduced_vocab import DraftVocabulary, most_frequent
-from paceline.train.target import Target
 from tests.train.test_evaluate import drafts
 from tests.train.tiny import VOCAB, some_states
 

@@ -15,10 +15,10 @@ from paceline.core.clock import VirtualClock
 from paceline.core.errors import IncompatibleDraft, InvalidConfig
 from paceline.train.__main__ import main
 from paceline.train.card import read_record
+from paceline.train.data.text import load_text
 from paceline.train.plan import TrainPlan
 from paceline.train.progress import PlainProgress
 from paceline.train.run import CHECKPOINT, train
-from paceline.train.text import load_text
 
 
 @pytest.fixture(scope="module")

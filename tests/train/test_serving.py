@@ -7,17 +7,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.models.eagle import EagleModel
-from paceline.models.eagle_runner import EagleRunner
-from paceline.models.load import LoadedModel, load_model
-from paceline.models.load_draft import find_draft, load_draft
-from paceline.models.medusa import MedusaModel
+from paceline.models.drafts.eagle import EagleModel
+from paceline.models.drafts.eagle_runner import EagleRunner
+from paceline.models.drafts.load import find_draft, load_draft
+from paceline.models.drafts.medusa import MedusaModel
+from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runner import ModelRunner, Span
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.train.drafts.reduced_vocab import DraftVocabulary
+from paceline.train.drafts.target import Target, identity
 from paceline.train.folder import load_draft as load_trained
 from paceline.train.folder import save_draft
-from paceline.train.reduced_vocab import DraftVocabulary
-from paceline.train.target import Target, identity
 from tests.train.test_evaluate import drafts
 from tests.train.tiny import VOCAB, some_ids
 

@@ -5,15 +5,15 @@ import torch
 
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InvalidConfig
-from paceline.models.load import open_checkpoint
-from paceline.train.distilled import DistilledDraft
-from paceline.train.draft import Draft
-from paceline.train.eagle import EagleDraft
-from paceline.train.medusa import MedusaDraft
-from paceline.train.reduced_vocab import DraftVocabulary
+from paceline.models.loading.load import open_checkpoint
+from paceline.train.data.text import Text
+from paceline.train.drafts.distilled import DistilledDraft
+from paceline.train.drafts.draft import Draft
+from paceline.train.drafts.eagle import EagleDraft
+from paceline.train.drafts.medusa import MedusaDraft
+from paceline.train.drafts.reduced_vocab import DraftVocabulary
+from paceline.train.drafts.target import Target, layer_shape
 from paceline.train.schedule import Schedule
-from paceline.train.target import Target, layer_shape
-from paceline.train.text import Text
 from paceline.train.trainer import Look, Trainer
 from tests.train.tiny import VOCAB, some_ids
 

@@ -7,10 +7,10 @@ import tokenizers
 import torch
 from safetensors.torch import save_file
 
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.load import open_checkpoint
-from paceline.models.tokenizer import Tokenizer
-from paceline.train.target import States, Target
+from paceline.models.loading.checkpoint import Checkpoint
+from paceline.models.loading.load import open_checkpoint
+from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.train.drafts.target import States, Target
 
 START, END = 256, 257
 VOCAB = 258

@@ -16,13 +16,13 @@ from paceline.core.output import Completion, Generation
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
 from paceline.engine.llm import LLM, Prompt
-from paceline.kernels import native
-from paceline.kv.tables import blocks_for
-from paceline.models.llama import DecoderModel
+from paceline.kernels.cpu import native
+from paceline.kv.block_tables import blocks_for
+from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner, make_runner
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.layer_skip import LayerSkipProposer
-from paceline.speculation.rescoring import FinishedText, Rescored, Rescoring
+from paceline.speculation.verification.rescoring import FinishedText, Rescored, Rescoring
 
 ROWS = 64
 """Tokens a pass."""

@@ -11,10 +11,10 @@ from paceline.audit.findings import AuditedText, Finding, Kind
 from paceline.audit.ledger import Entry
 from paceline.core.output import Completion
 from paceline.models.runner import ModelRunner
-from paceline.speculation.distribution import log_distribution
-from paceline.speculation.noise import Purpose, gumbel
-from paceline.speculation.processors import process
-from paceline.speculation.rescoring import Difference, Rescored, computed_in, differences, rounding
+from paceline.speculation.verification.distribution import log_distribution
+from paceline.speculation.verification.noise import Purpose, gumbel
+from paceline.speculation.verification.processors import process
+from paceline.speculation.verification.rescoring import Difference, Rescored, computed_in, differences, rounding
 
 
 def check_coupled(

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paceline.speculation.distribution import log_distribution
-from paceline.speculation.noise import Purpose, gumbel
-from paceline.speculation.rows import RowContext
+from paceline.speculation.verification.distribution import log_distribution
+from paceline.speculation.verification.noise import Purpose, gumbel
+from paceline.speculation.verification.rows import RowContext
 
 NOTHING = 1e-12
 """Below this it does not matter whether a probability is 0: where float32 ends is the exponential's business."""

@@ -6,8 +6,8 @@ from torch import Tensor
 
 from paceline.core.sequence import Sequence
 from paceline.speculation.drafts import Draft
-from paceline.speculation.grammar import Grammar
-from paceline.speculation.verification import Verdict
+from paceline.speculation.verification.grammar import Grammar
+from paceline.speculation.verification.verify import Verdict
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,8 +10,8 @@ from paceline.audit.ledger import Entry
 from paceline.audit.two_sample import rank
 from paceline.core.errors import PacelineError
 from paceline.models.runner import ModelRunner
-from paceline.speculation.distribution import log_distribution
-from paceline.speculation.rescoring import Rescored, computed_in, rounding
+from paceline.speculation.verification.distribution import log_distribution
+from paceline.speculation.verification.rescoring import Rescored, computed_in, rounding
 
 
 def check_rejection(

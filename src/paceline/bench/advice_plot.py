@@ -3,8 +3,8 @@
 import io
 from typing import TYPE_CHECKING
 
-from paceline.cluster.advice import Advice
-from paceline.cluster.cost import Prospect
+from paceline.cluster.cost.advice import Advice
+from paceline.cluster.cost.cost import Prospect
 from paceline.core.errors import MissingDependency
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from itertools import cycle, islice
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from paceline.bench.memory_reads import footprint
+from paceline.bench.profiling.memory_reads import footprint
+from paceline.bench.profiling.recorder import RecordedRound, Recorder
 from paceline.bench.prompts import BenchPrompt
-from paceline.bench.recorder import RecordedRound, Recorder
 from paceline.bench.summary import MIN_TRIALS
-from paceline.cluster.cost import Footprint, Method, Target
+from paceline.cluster.cost.cost import Footprint, Method, Target
 from paceline.core.clock import Clock
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest
@@ -183,7 +183,7 @@ def _run(llm: "LLM", trial: Trial, prompts: Sequence[BenchPrompt], label: str, s
 def _target(llm: "LLM", rounds: Iterable[RecordedRound], batch: int) -> Target:
     from paceline.engine.build import device_memory
     from paceline.engine.build import footprint as model_footprint
-    from paceline.models.load import LoadedModel
+    from paceline.models.loading.load import LoadedModel
 
     model = llm.engine.runner.model
     loaded = LoadedModel(llm.config.model, model.config, model, llm.tokenizer)

@@ -14,13 +14,13 @@ from torch import Tensor
 from paceline.core.errors import InvalidRequest, UnsupportedModel
 from paceline.kernels.quantized import Quantization, QuantizedWeight
 from paceline.kernels.weights import Dense
-from paceline.models.checkpoint import Checkpoint
-from paceline.models.config import ModelConfig
-from paceline.models.inflate import Inflation, inflate
-from paceline.models.load import open_checkpoint
-from paceline.models.quantize import QuantizedWeights
-from paceline.models.rope import LinearScaling, Llama3Scaling
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.architectures.inflate import Inflation, inflate
+from paceline.models.architectures.rope import LinearScaling, Llama3Scaling
+from paceline.models.loading.checkpoint import Checkpoint
+from paceline.models.loading.load import open_checkpoint
+from paceline.models.loading.quantize import QuantizedWeights
+from paceline.models.tokenizer.tokenizer import Tokenizer
 
 SHARD_BYTES = 4 * 2**30
 """A file's size at the most, and about what writing takes of the memory."""

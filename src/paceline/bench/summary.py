@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from paceline.bench.trace import Beat, Trace
-from paceline.speculation.acceptance import known_positions
+from paceline.speculation.depth.acceptance import known_positions
 
 MIN_TRIALS = 5
 """An alpha tested fewer times than this says little."""

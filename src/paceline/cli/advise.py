@@ -15,12 +15,12 @@ from paceline.cli import console
 from paceline.cli.advise_case import Elsewhere, GivenFigures, measured_case
 from paceline.cli.advise_tables import print_advice
 from paceline.cli.options import ENGINE, with_settings
-from paceline.cluster.advice import Advice, advise
-from paceline.cluster.cost import Method, Target
+from paceline.cluster.cost.advice import Advice, advise
+from paceline.cluster.cost.cost import Method, Target
 from paceline.core.config import MAX_DEPTH
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
-from paceline.server.config import ServerConfig
+from paceline.server.config.config import ServerConfig
 
 GIVEN = "Given figures, in place of a calibration run"
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from paceline.bench.calibrate import Trial, calibrate, calibration_config
 from paceline.cli import console
 from paceline.cli.models import loaded
-from paceline.cluster.cost import Footprint, Method, Target
+from paceline.cluster.cost.cost import Footprint, Method, Target
 from paceline.core.clock import WallClock
 from paceline.core.config import MAX_DEPTH, EngineConfig
 from paceline.core.errors import InvalidRequest

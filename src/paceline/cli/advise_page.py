@@ -4,7 +4,7 @@ import base64
 from html import escape
 
 from paceline.cli.advise_tables import columns
-from paceline.cluster.advice import Advice
+from paceline.cluster.cost.advice import Advice
 
 STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem; color: #1f2328; }

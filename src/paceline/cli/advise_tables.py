@@ -7,8 +7,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from paceline.cluster.advice import Advice
-from paceline.cluster.cost import Prospect
+from paceline.cluster.cost.advice import Advice
+from paceline.cluster.cost.cost import Prospect
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from paceline.cli import console
-from paceline.server.api_keys import SCOPES, ApiKey, KeyFile, KeyLimits
+from paceline.server.auth.api_keys import SCOPES, ApiKey, KeyFile, KeyLimits
 
 File = Annotated[
     Path,

@@ -19,9 +19,9 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest, MissingDependency, PacelineError
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
-from paceline.server.config import ServerConfig
-from paceline.server.trail import TrailBroken
-from paceline.server.trail import verify as verify_trail
+from paceline.server.auth.audit_log import TrailBroken
+from paceline.server.auth.audit_log import verify as verify_trail
+from paceline.server.config.config import ServerConfig
 
 if TYPE_CHECKING:
     from paceline.audit.auditor import Workload

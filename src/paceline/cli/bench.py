@@ -12,10 +12,10 @@ from paceline.bench.contender import Contender, EngineContender
 from paceline.bench.default_prompts import DEFAULT_PROMPTS
 from paceline.bench.openai_server import connect
 from paceline.bench.presets import DEFAULT, PRESETS, find_preset
-from paceline.bench.profile import Profile, RoundTimes, profile
-from paceline.bench.profiled_contender import ProfiledContender
+from paceline.bench.profiling.contender import ProfiledContender
+from paceline.bench.profiling.profile import Profile, RoundTimes, profile
+from paceline.bench.profiling.recorder import Recorder
 from paceline.bench.prompts import load_prompts, select
-from paceline.bench.recorder import Recorder
 from paceline.bench.report import Measured, Report
 from paceline.bench.runner import Workload, compare
 from paceline.cli import console
@@ -27,7 +27,7 @@ from paceline.cli.profile_tables import print_profiles
 from paceline.core.clock import WallClock
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
-from paceline.server.config import ServerConfig
+from paceline.server.config.config import ServerConfig
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
@@ -104,7 +104,7 @@ def bench(
 
         plot(report, plot_file)
     if profile_file is not None and profiles:
-        from paceline.bench.profile_plot import plot_profiles
+        from paceline.bench.profiling.plot import plot_profiles
 
         plot_profiles(profiles, str(report.about["title"]), profile_file)
     if contenders[1].differences:  # a server compared with may be another model
@@ -132,7 +132,7 @@ async def _measure(
 
 def _profiles(recorder: Recorder, llm: "LLM") -> list[Profile]:
     """Of rounds that only decode, one profile a contender."""
-    from paceline.bench.bandwidth import copy_bandwidth
+    from paceline.bench.profiling.bandwidth import copy_bandwidth
 
     bandwidth = copy_bandwidth(llm.engine.runner.device, WallClock())
     rounds: dict[str, list[RoundTimes]] = {}

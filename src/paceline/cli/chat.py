@@ -14,7 +14,7 @@ from paceline.cli.options import ENGINE, MaxTokens, Seed, Temperature, TopK, Top
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
-from paceline.server.config import ServerConfig
+from paceline.server.config.config import ServerConfig
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM

@@ -6,8 +6,8 @@ from rich.text import Text
 
 from paceline.core.output import StepOutput
 from paceline.core.sequence import Origin
-from paceline.models.text_stream import TextStream
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.tokenizer.text_stream import TextStream
+from paceline.models.tokenizer.tokenizer import Tokenizer
 
 STYLES = {
     Origin.ACCEPTED: "green",

@@ -9,7 +9,7 @@ from rich.text import Text
 from paceline.cli import console
 from paceline.cli.check import Check, Verdict
 from paceline.cli.options import ENGINE, with_settings
-from paceline.server.config import ServerConfig
+from paceline.server.config.config import ServerConfig
 
 MARKS = {Verdict.GOOD: ("✓", "green"), Verdict.NOTE: ("•", "yellow"), Verdict.PROBLEM: ("✗", "bold red")}
 

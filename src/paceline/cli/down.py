@@ -16,7 +16,7 @@ def down(file: Annotated[Path, typer.Argument(metavar="CLUSTER.yaml")], ray: Ray
     """
     config = cluster_of(file, ray)
     with console.err.status(f"stopping {config.name}"):
-        from paceline.runtime.deployment import down as stop
+        from paceline.runtime.deploy.deployment import down as stop
 
         stopped = stop(config)
     console.out.print(f"{config.name} is down" if stopped else f"{config.name} was not up")

@@ -13,7 +13,7 @@ from paceline.cli.models import loaded
 from paceline.cli.options import ENGINE, MaxTokens, Seed, Temperature, TopK, TopP, sampling_params, with_settings
 from paceline.core.clock import WallClock
 from paceline.core.errors import InvalidRequest
-from paceline.server.config import ServerConfig
+from paceline.server.config.config import ServerConfig
 
 MAX_TOKENS = 128
 

@@ -14,7 +14,7 @@ def keys(folder: Annotated[Path, typer.Argument(help="Where to put them; `keys` 
     Workers encrypt and let in nobody else. Each machine needs the secret keys of what runs there and all .pub files. Public
     keys of further clients go into the folder `allowed`.
     """
-    from paceline.runtime.key_folder import KeyFolder
+    from paceline.runtime.wire.key_folder import KeyFolder
 
     made = KeyFolder.make(folder)
     console.out.print(

@@ -14,7 +14,7 @@ import torch
 from paceline.cli.check import Check
 from paceline.core.machine import available_memory, total_memory, usable_cores
 from paceline.engine.memory_fit import GIB
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 
 VERSIONS = ("paceline", "torch", "numpy", "safetensors", "tokenizers")
 EXTRAS = {

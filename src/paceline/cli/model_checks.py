@@ -12,13 +12,13 @@ from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, 
 from paceline.core.machine import available_memory
 from paceline.engine.build import fit_models, pick_device, pick_dtype, window_of
 from paceline.engine.memory_fit import GIB, MemoryFit
-from paceline.models.compatibility import check_compatible
-from paceline.models.config import ModelConfig
-from paceline.models.hub import pick_draft
-from paceline.models.load import LoadedModel, open_checkpoint
-from paceline.models.load_draft import find_draft
-from paceline.models.tokenizer import Tokenizer
-from paceline.models.weight_size import weight_bytes
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.drafts.compatibility import check_compatible
+from paceline.models.drafts.load import find_draft
+from paceline.models.loading.hub import pick_draft
+from paceline.models.loading.load import LoadedModel, open_checkpoint
+from paceline.models.loading.weight_size import weight_bytes
+from paceline.models.tokenizer.tokenizer import Tokenizer
 
 LARGE_DRAFT = 0.5
 """A draft over this share of the target's size can hardly pay: its passes come one after the other."""

@@ -12,8 +12,8 @@ import typer
 
 from paceline.core.config import EngineConfig
 from paceline.core.sampling import SamplingParams
-from paceline.server.config import SETTINGS, SamplingDefaults, ServerConfig, load_config
-from paceline.server.settings import Setting
+from paceline.server.config.config import SETTINGS, SamplingDefaults, ServerConfig, load_config
+from paceline.server.config.settings import Setting
 
 ENGINE: Mapping[str, Setting] = {
     name: setting

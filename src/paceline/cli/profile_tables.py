@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from paceline.bench.profile import LABELS, Profile
+from paceline.bench.profiling.profile import LABELS, Profile
 
 
 def print_profiles(profiles: Sequence[Profile], console: Console) -> None:

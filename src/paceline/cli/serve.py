@@ -12,8 +12,8 @@ from paceline.cli.models import describe
 from paceline.cli.options import with_settings
 from paceline.cli.up import Ray
 from paceline.core.errors import InvalidConfig
-from paceline.server.config import SETTINGS, ServerConfig
-from paceline.server.gateway_config import GatewayConfig, load_served
+from paceline.server.config.config import SETTINGS, ServerConfig
+from paceline.server.gateway.gateway_config import GatewayConfig, load_served
 
 if TYPE_CHECKING:
     from paceline.server.serve import Ready
@@ -39,7 +39,7 @@ def serve(config: ServerConfig | GatewayConfig, ray: Ray = None) -> None:
         config = replace(config, cluster=replace(config.cluster, ray=ray))
     doing = "waiting for the workers" if isinstance(config, GatewayConfig) else describe(config.engine)
     with console.err.status(doing) as status:
-        from paceline.server.cluster import serve_cluster
+        from paceline.server.gateway.cluster import serve_cluster
         from paceline.server.serve import serve as run
 
         def show(ready: "Ready") -> None:

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from paceline.cli import console
 from paceline.core.worker_status import WorkerStatus
-from paceline.runtime.cluster_file import load_cluster
+from paceline.runtime.deploy.cluster_file import load_cluster
 
 if TYPE_CHECKING:
-    from paceline.runtime.target_pool import TargetPool
+    from paceline.runtime.gateway_client.target_pool import TargetPool
 
 STYLES = {"ready": "green", "starting": "yellow", "suspected": "bold red", "unhealthy": "bold red"}
 REFRESH = 0.5
@@ -42,7 +42,7 @@ def status(
     config = load_cluster(file)
     config = config if ray is None else replace(config, ray=ray)
     with console.err.status("asking the workers"):
-        from paceline.runtime.deployment import observed
+        from paceline.runtime.deploy.deployment import observed
     with observed(config) as pool:
         ready = all_ready(pool, PATIENCE)
         if json_output:

@@ -10,7 +10,7 @@ import typer
 from paceline.cli import console
 from paceline.cli.status import all_ready, view
 from paceline.core.cluster_config import ClusterConfig
-from paceline.runtime.cluster_file import load_cluster
+from paceline.runtime.deploy.cluster_file import load_cluster
 
 Ray = Annotated[
     str | None,
@@ -30,12 +30,12 @@ def up(
     """
     config = cluster_of(file, ray)
     with console.err.status(f"starting {config.name}"):
-        from paceline.runtime import deployment
-        from paceline.runtime.state import StateFolder
+        from paceline.runtime.deploy import deployment
+        from paceline.runtime.deploy.state import StateFolder
 
         said = Warnings(StateFolder.of(config).logs / "supervisor.log")
         if config.ray is not None:
-            from paceline.runtime.ray_deployment import RayDeployment
+            from paceline.runtime.deploy.ray_deployment import RayDeployment
 
             RayDeployment.up(config)
         else:

@@ -13,28 +13,28 @@ from paceline.core.machine import total_memory
 from paceline.engine.calibration import measure_context, measure_passes
 from paceline.engine.engine import Engine
 from paceline.engine.heads import head_footprint
-from paceline.engine.intake import Intake, Limits
+from paceline.engine.hooks.self_audit import SelfAudit
+from paceline.engine.hooks.tier_build import make_tiers
 from paceline.engine.memory_fit import GIB, PICKING_BYTES, Footprint, MemoryFit, memory_fit
 from paceline.engine.proposers import make_proposers
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.self_audit import SelfAudit
 from paceline.engine.speculator import Speculator
-from paceline.engine.tier_build import make_tiers
-from paceline.kernels import native
+from paceline.engine.validator import Intake, Limits
+from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kernels.quantized import Quantization
-from paceline.kv.tables import BlockTables, blocks_for
-from paceline.models.compatibility import check_compatible
-from paceline.models.config import ModelConfig
-from paceline.models.graph import MAX_GRAPH_ROWS
-from paceline.models.hub import pick_draft
-from paceline.models.load import LoadedModel, load_model
-from paceline.models.load_draft import LoadedHead, find_draft, load_draft
-from paceline.models.parallel import ParallelRunner, load_parallel
-from paceline.models.ranks import Ranks, RankSpec
+from paceline.kv.block_tables import BlockTables, blocks_for
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.cuda_graph import MAX_GRAPH_ROWS
+from paceline.models.drafts.compatibility import check_compatible
+from paceline.models.drafts.load import LoadedHead, find_draft, load_draft
+from paceline.models.loading.hub import pick_draft
+from paceline.models.loading.load import LoadedModel, load_model
+from paceline.models.parallel.ranks import Ranks, RankSpec
+from paceline.models.parallel.runner import ParallelRunner, load_parallel
 from paceline.models.runner import make_runner
-from paceline.speculation.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.additive import AdditiveDepth
+from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.even_rounds import EvenRounds
 from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.depth.goodput import GoodputDepth
@@ -144,8 +144,8 @@ def calibrate(engine: Engine, config: EngineConfig) -> None:
 
 def run_ahead(engine: Engine, max_depth: int) -> None:
     """Let the engine launch rounds before it has seen the last one's outcome, wherever the device can do them alone."""
-    from paceline.engine.run_ahead import RunAhead
-    from paceline.models.gpu_runner import GpuRunner, bucket
+    from paceline.engine.executors.graph.executor import RunAhead
+    from paceline.models.gpu.runner import GpuRunner, bucket
 
     assert isinstance(engine.runner, GpuRunner)
     proposers = engine.speculator.proposers

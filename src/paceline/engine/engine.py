@@ -15,26 +15,26 @@ from paceline.core.output import StepOutput, StepTimes
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Sequence
 from paceline.engine.hidden import committed_hidden
-from paceline.engine.intake import Intake
 from paceline.engine.memory_fit import MemoryFit
+from paceline.engine.output import Scribe
 from paceline.engine.scheduler import Schedule, Scheduler
-from paceline.engine.scribe import Scribe
-from paceline.engine.snapshot import AuditCounts, EngineSnapshot, TrafficReport
 from paceline.engine.spans import path_moves, span_of
 from paceline.engine.speculator import Speculator
-from paceline.models.output import ForwardOutput
+from paceline.engine.stats.snapshot import AuditCounts, EngineSnapshot, TrafficReport
+from paceline.engine.validator import Intake
+from paceline.models.architectures.output import ForwardOutput
 from paceline.models.runner import ModelRunner
-from paceline.models.tokenizer import Tokenizer
+from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import HiddenRequest
-from paceline.speculation.verification import Round, Verdict, verify
+from paceline.speculation.verification.verify import Round, Verdict, verify
 
 if TYPE_CHECKING:
-    from paceline.engine.exports import Exports
-    from paceline.engine.imports import Imports
-    from paceline.engine.run_ahead import RunAhead
-    from paceline.engine.self_audit import SelfAudit
-    from paceline.engine.witness import Witness
+    from paceline.engine.executors.graph.executor import RunAhead
+    from paceline.engine.hooks.exports import Exports
+    from paceline.engine.hooks.hook import Witness
+    from paceline.engine.hooks.imports import Imports
+    from paceline.engine.hooks.self_audit import SelfAudit
 
 logger = logging.getLogger(__name__)
 

@@ -3,13 +3,13 @@
 from paceline.core.config import EngineConfig
 from paceline.engine.memory_fit import Footprint
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.eagle import EagleModel
-from paceline.models.eagle_runner import LANE_BLOCKS, EagleRunner
-from paceline.models.load_draft import LoadedHead
-from paceline.speculation.pending import PENDING_ROWS
+from paceline.models.drafts.eagle import EagleModel
+from paceline.models.drafts.eagle_runner import LANE_BLOCKS, EagleRunner
+from paceline.models.drafts.load import LoadedHead
 from paceline.speculation.proposer import Proposer
 from paceline.speculation.proposers.eagle import WIDTH, EagleProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
+from paceline.speculation.proposers.pending import PENDING_ROWS
 
 
 def num_lanes(config: EngineConfig) -> int:

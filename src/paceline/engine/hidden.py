@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from paceline.engine.scheduler import Schedule
-from paceline.models.output import ForwardOutput
+from paceline.models.architectures.output import ForwardOutput
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import Hidden, HiddenRequest
-from paceline.speculation.verification import Verdict
+from paceline.speculation.verification.verify import Verdict
 
 
 @torch.inference_mode()

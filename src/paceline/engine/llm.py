@@ -19,11 +19,11 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.core.worker_status import ClusterStatus
 from paceline.engine.build import build_engine
-from paceline.engine.intake import draw_seed
 from paceline.engine.loop import EngineLoop, Listener, Tracer
-from paceline.engine.snapshot import EngineSnapshot
+from paceline.engine.stats.snapshot import EngineSnapshot
 from paceline.engine.transcript import Transcript
-from paceline.models.chat_template import ChatTemplate
+from paceline.engine.validator import draw_seed
+from paceline.models.tokenizer.chat_template import ChatTemplate
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]

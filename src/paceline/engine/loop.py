@@ -11,7 +11,7 @@ from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 
 logger = logging.getLogger(__name__)
 

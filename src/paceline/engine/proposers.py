@@ -5,10 +5,10 @@ import torch
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
 from paceline.engine.heads import head_proposer
-from paceline.kv.tables import BlockTables
-from paceline.models.compatibility import proposable_ids
-from paceline.models.load import LoadedModel
-from paceline.models.load_draft import LoadedHead
+from paceline.kv.block_tables import BlockTables
+from paceline.models.drafts.compatibility import proposable_ids
+from paceline.models.drafts.load import LoadedHead
+from paceline.models.loading.load import LoadedModel
 from paceline.models.runner import ModelRunner, make_runner
 from paceline.speculation.proposer import Proposer
 from paceline.speculation.proposers.combined import CombinedProposer

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.sequence import Sequence, Status
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kv.tables import BlockTables, blocks_for
+from paceline.kv.block_tables import BlockTables, blocks_for
 
 if TYPE_CHECKING:
-    from paceline.engine.tiers import Tiers
+    from paceline.engine.hooks.tiers import Tiers
 
 
 class Scheduled(NamedTuple):

@@ -5,11 +5,11 @@ from collections.abc import Sequence as Seq
 
 from paceline.engine.scheduler import Schedule, Scheduled
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kv.tables import BlockTables
+from paceline.kv.block_tables import BlockTables
 from paceline.models.runner import Span
 from paceline.speculation.drafts import Draft
-from paceline.speculation.trees import ancestors, depths
-from paceline.speculation.verification import Verdict
+from paceline.speculation.trees.tree import ancestors, depths
+from paceline.speculation.verification.verify import Verdict
 
 
 def span_of(item: Scheduled, draft: Draft, blocks: Seq[int]) -> Span:

@@ -8,14 +8,14 @@ from typing import NamedTuple
 
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
-from paceline.engine.intake import Intake
 from paceline.engine.scheduler import Schedule
-from paceline.engine.step_totals import StepTotals
-from paceline.engine.traffic_classes import TrafficClasses, traffic_class
-from paceline.speculation.breaker import Breaker
+from paceline.engine.stats.step_totals import StepTotals
+from paceline.engine.stats.traffic_classes import TrafficClasses, traffic_class
+from paceline.engine.validator import Intake
+from paceline.speculation.depth.breaker import Breaker
+from paceline.speculation.depth.drift import Change
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, Drafting, RoundObservation, StepObservation
 from paceline.speculation.drafts import Draft
-from paceline.speculation.drift import Change
 from paceline.speculation.proposer import (
     Hidden,
     HiddenRequest,
@@ -27,8 +27,8 @@ from paceline.speculation.proposer import (
     network_seconds,
 )
 from paceline.speculation.reading import Reading, take_reading
-from paceline.speculation.trees import InvalidDraft, depths, prune, validate
-from paceline.speculation.verification import Verdict
+from paceline.speculation.trees.tree import InvalidDraft, depths, prune, validate
+from paceline.speculation.verification.verify import Verdict
 
 
 class SpeculatedRound(NamedTuple):

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from paceline.models.text_stream import TextStream
+from paceline.models.tokenizer.text_stream import TextStream
 
 
 class TextOutput:

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:

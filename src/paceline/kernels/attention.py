@@ -7,7 +7,7 @@ order, not over cache positions: natively, a node of a tree gets the same bits a
 import torch
 from torch import Tensor
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.quantized import take
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 from paceline.kernels.packing import PackedWeight
 from paceline.kernels.quantized import QuantizedWeight
 from paceline.kernels.weights import Dense, Weight, grouped

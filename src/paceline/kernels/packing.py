@@ -20,7 +20,7 @@ _FORMATS = {torch.uint8: 0, torch.int8: 1, torch.float16: 2, torch.bfloat16: 3, 
 
 
 class _Header(ctypes.Structure):
-    """weight_t of native/weight.h."""
+    """weight_t of cpu/weight.h."""
 
     _fields_ = (
         ("num_outputs", ctypes.c_int64),

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

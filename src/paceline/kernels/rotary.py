@@ -7,7 +7,7 @@ this, in the model.
 import torch
 from torch import Tensor
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 from paceline.kernels.quantized import put, saturate
 
 

@@ -4,7 +4,7 @@ import hashlib
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from paceline.kernels import native
+from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.runner import ModelRunner
 

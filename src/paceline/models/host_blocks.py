@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from paceline.models.graph import Stamp
+from paceline.models.cuda_graph import Stamp
 from paceline.models.kv_blocks import Rows, block_bytes, chunks, gather, planes, scatter
 from paceline.models.runner import ModelRunner
 

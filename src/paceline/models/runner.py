@@ -9,8 +9,8 @@ from torch import Tensor
 from paceline.core.clock import Clock
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.quantized import put, take
-from paceline.models.llama import AfterLayer, DecoderModel
-from paceline.models.output import ForwardOutput
+from paceline.models.architectures.llama import AfterLayer, DecoderModel
+from paceline.models.architectures.output import ForwardOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ class ModelRunner:
 def make_runner(model: DecoderModel, num_blocks: int, kv_dtype: torch.dtype | None = None) -> ModelRunner:
     """The one for the model's device."""
     if model.device.type == "cuda":
-        from paceline.models.gpu_runner import GpuRunner
+        from paceline.models.gpu.runner import GpuRunner
 
         return GpuRunner(model, num_blocks, kv_dtype)
     return ModelRunner(model, num_blocks, kv_dtype)

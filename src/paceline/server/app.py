@@ -6,25 +6,25 @@ from typing import TYPE_CHECKING, Any
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
-from paceline.server import error_handlers
-from paceline.server.access import Access
-from paceline.server.body_check import BodyCheck
-from paceline.server.cross_origin import OriginCheck, parse_origins
-from paceline.server.gateway import Gateway
-from paceline.server.guard import Guard
-from paceline.server.overview import Overview
+from paceline.server.auth.access import Access
+from paceline.server.auth.cross_origin import OriginCheck, parse_origins
+from paceline.server.auth.middleware import Guard
+from paceline.server.auth.strict import StrictMode
+from paceline.server.dashboard.overview import Overview
+from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.service import Service
+from paceline.server.openai import error_handlers
+from paceline.server.openai.body_check import BodyCheck
+from paceline.server.openai.routes.generation import generation_routes
+from paceline.server.openai.routes.tokens import token_routes
+from paceline.server.openai.schemas.responses import ErrorBody
 from paceline.server.routes.admin import admin_routes
 from paceline.server.routes.dashboard import dashboard_routes
-from paceline.server.routes.generation import generation_routes
 from paceline.server.routes.health import health_routes
 from paceline.server.routes.overview import overview_routes
-from paceline.server.routes.tokens import token_routes
-from paceline.server.schemas.responses import ErrorBody
-from paceline.server.service import Service
-from paceline.server.strict import StrictMode
 
 if TYPE_CHECKING:
-    from paceline.runtime.tracing import Tracing
+    from paceline.runtime.tracing.tracer import Tracing
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "What is wrong, and with which parameter"},

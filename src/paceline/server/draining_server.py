@@ -13,7 +13,7 @@ from types import FrameType
 
 import uvicorn
 
-from paceline.server.gateway import Gateway
+from paceline.server.gateway.gateway import Gateway
 
 logger = logging.getLogger(__name__)
 

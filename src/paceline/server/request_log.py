@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
-from paceline.server.errors import as_api_error
+from paceline.server.openai.errors import as_api_error
 
 logger = logging.getLogger(__name__)
 

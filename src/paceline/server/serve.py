@@ -16,18 +16,18 @@ from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.core.garbage import keep_loaded
 from paceline.core.machine import usable_cores
 from paceline.engine.llm import LLM
-from paceline.models.weights_sum import weights_sum
-from paceline.server.access import Access
-from paceline.server.backend import Backend
-from paceline.server.config import ServerConfig
-from paceline.server.flags import FlagStore
+from paceline.models.loading.weights_sum import weights_sum
+from paceline.server.auth.access import Access
+from paceline.server.auth.audit_log import Trail
+from paceline.server.auth.strict import StrictMode
+from paceline.server.auth.tls import Tls
+from paceline.server.config.config import ServerConfig
+from paceline.server.config.flags import FlagStore
+from paceline.server.gateway.backend import Backend
 from paceline.server.logs import configure_logging
-from paceline.server.strict import StrictMode
-from paceline.server.tls import Tls
-from paceline.server.trail import Trail
 
 if TYPE_CHECKING:
-    from paceline.runtime.tracing import Tracing
+    from paceline.runtime.tracing.tracer import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -60,10 +60,10 @@ def serve(
         import uvicorn
 
         from paceline.server.app import create_app
-        from paceline.server.cross_origin import parse_origins
+        from paceline.server.auth.cross_origin import parse_origins
         from paceline.server.draining_server import DrainingServer
-        from paceline.server.gateway import Gateway
-        from paceline.server.metrics import Metrics
+        from paceline.server.gateway.gateway import Gateway
+        from paceline.server.metrics.metrics import Metrics
     except ImportError as error:
         raise MissingDependency(error.name or "fastapi", "the server", "server") from error
 
@@ -126,7 +126,7 @@ def _tracing(config: ServerConfig) -> Iterator["Tracing | None"]:
     if config.trace_endpoint is None:
         yield None
         return
-    from paceline.runtime.tracing import Tracing
+    from paceline.runtime.tracing.tracer import Tracing
 
     with Tracing.to(config.trace_endpoint, f"{socket.gethostname()}:{os.getpid()}", config.trace_ratio) as tracing:
         yield tracing

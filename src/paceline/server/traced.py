@@ -6,7 +6,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.runtime.tracing import Tracing
+from paceline.runtime.tracing.tracer import Tracing
 
 GONE = 499
 """Of a caller who left before there was a status; as in logs."""

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.core.errors import InvalidRequest, MissingDependency
+from paceline.train.data.text import TextFile
 from paceline.train.evaluate import Evaluation, Score
 from paceline.train.plan import TrainPlan
 from paceline.train.plot import plot_curve
 from paceline.train.progress import Progress
-from paceline.train.text import TextFile
 
 if TYPE_CHECKING:
     from paceline.train.trainer import Trainer

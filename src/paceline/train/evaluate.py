@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.train.draft import Draft
-from paceline.train.reduced_vocab import DraftVocabulary
+from paceline.train.data.text import Text
+from paceline.train.drafts.draft import Draft
+from paceline.train.drafts.reduced_vocab import DraftVocabulary
+from paceline.train.drafts.target import Target
 from paceline.train.soft_loss import CHUNK_ELEMENTS
-from paceline.train.target import Target
-from paceline.train.text import Text
 
 NEVER = 1 << 20
 """The rank of a token that a draft cannot guess."""

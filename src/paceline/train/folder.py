@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import UnsupportedModel
-from paceline.train.distilled import DistilledDraft
-from paceline.train.draft import Draft
-from paceline.train.eagle import EagleDraft
-from paceline.train.medusa import MedusaDraft
-from paceline.train.reduced_vocab import DraftVocabulary
-from paceline.train.target import Target
+from paceline.train.drafts.distilled import DistilledDraft
+from paceline.train.drafts.draft import Draft
+from paceline.train.drafts.eagle import EagleDraft
+from paceline.train.drafts.medusa import MedusaDraft
+from paceline.train.drafts.reduced_vocab import DraftVocabulary
+from paceline.train.drafts.target import Target
 
 CLASSES = {cls.kind: cls for cls in (EagleDraft, MedusaDraft, DistilledDraft)}
 

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.train.draft import Draft
-from paceline.train.reduced_vocab import DraftVocabulary
+from paceline.train.drafts.draft import Draft
+from paceline.train.drafts.reduced_vocab import DraftVocabulary
+from paceline.train.drafts.target import States, Target
 from paceline.train.soft_loss import soft_loss
-from paceline.train.target import States, Target
 
 
 @dataclass(frozen=True, slots=True, eq=False)

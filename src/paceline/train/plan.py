@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from paceline.core.errors import InvalidConfig
-from paceline.models.hub import EMBEDDED
+from paceline.models.loading.hub import EMBEDDED
 
 Kind = Literal["eagle", "medusa", "distilled"]
 

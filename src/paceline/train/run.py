@@ -7,21 +7,21 @@ import torch
 
 from paceline.core.clock import Clock
 from paceline.core.errors import IncompatibleDraft, InvalidConfig
-from paceline.models.load import open_checkpoint
+from paceline.models.loading.load import open_checkpoint
 from paceline.train.card import Record, record_of, write_card
-from paceline.train.distilled import DistilledDraft
-from paceline.train.draft import Draft
-from paceline.train.eagle import EagleDraft, default_capture
+from paceline.train.data.material import Material
+from paceline.train.drafts.distilled import DistilledDraft
+from paceline.train.drafts.draft import Draft
+from paceline.train.drafts.eagle import EagleDraft, default_capture
+from paceline.train.drafts.lora import add_lora, merge_lora
+from paceline.train.drafts.medusa import MedusaDraft
+from paceline.train.drafts.reduced_vocab import DraftVocabulary, most_frequent
+from paceline.train.drafts.target import Target, identity, layer_shape
 from paceline.train.folder import WEIGHTS, load_draft, save_draft
 from paceline.train.interrupt import Stopped
-from paceline.train.lora import add_lora, merge_lora
-from paceline.train.material import Material
-from paceline.train.medusa import MedusaDraft
 from paceline.train.plan import TrainPlan
 from paceline.train.progress import Progress
-from paceline.train.reduced_vocab import DraftVocabulary, most_frequent
 from paceline.train.schedule import Schedule
-from paceline.train.target import Target, identity, layer_shape
 from paceline.train.trainer import Look, Trainer
 
 CHECKPOINT = "checkpoint.pt"

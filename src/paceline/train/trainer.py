@@ -12,15 +12,15 @@ from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig, PacelineError
-from paceline.train.draft import Draft
+from paceline.train.data.kept_states import KeptStates
+from paceline.train.data.text import Text
+from paceline.train.drafts.draft import Draft
+from paceline.train.drafts.reduced_vocab import DraftVocabulary
+from paceline.train.drafts.target import Target
 from paceline.train.evaluate import Evaluation, evaluate
-from paceline.train.kept_states import KeptStates
 from paceline.train.objective import loss_of
 from paceline.train.optimizer import DraftOptimizer
-from paceline.train.reduced_vocab import DraftVocabulary
 from paceline.train.schedule import Schedule
-from paceline.train.target import Target
-from paceline.train.text import Text
 
 LOOK_EVERY = 20
 """Steps between looks at the loss on a GPU: each of them waits for it."""

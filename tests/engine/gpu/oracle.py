@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from paceline.core.sequence import Sequence as Running
-from paceline.engine.device_drafter import Drafts, DraftShape
-from paceline.engine.device_seats import DeviceSeats
-from paceline.speculation.trees import depths
+from paceline.engine.executors.graph.drafter import Drafts, DraftShape
+from paceline.engine.executors.graph.slots import DeviceSeats
+from paceline.speculation.trees.tree import depths
 from tests.fakes import FakeProposer
 
 SHAPES = (DraftShape(3, 2), DraftShape(7, 4))

@@ -1,5 +1,5 @@
-from paceline.engine.device_rehearsal import pass_kinds
-from paceline.models.gpu_pass import PassKind
+from paceline.engine.executors.graph.warm_up import pass_kinds
+from paceline.models.gpu.forward_pass import PassKind
 from paceline.speculation.proposers.ngram import NgramProposer
 from tests.fakes import tiny_model
 from tests.heads import eagle, medusa

@@ -1,7 +1,7 @@
 """Where the time of rounds goes that the device does alone."""
 
-from paceline.bench.recorder import Recorder
-from paceline.models.gpu_runner import GpuRunner
+from paceline.bench.profiling.recorder import Recorder
+from paceline.models.gpu.runner import GpuRunner
 from tests.engine.gpu.test_run_ahead import DEVICE, SMALL, ahead_engine, requests
 from tests.fakes import StepClock, draft_model, run, tiny_model
 

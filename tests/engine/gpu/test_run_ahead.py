@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from paceline.core.request import Request
-from paceline.engine import run_ahead
-from paceline.engine.device_batch import DeviceBatch
-from paceline.engine.device_turns import ROUNDS_BETWEEN
 from paceline.engine.engine import Engine
-from paceline.engine.run_ahead import RunAhead
-from paceline.models.gpu_runner import GpuRunner
+from paceline.engine.executors.graph import executor as run_ahead
+from paceline.engine.executors.graph.batch import DeviceBatch
+from paceline.engine.executors.graph.eligibility import ROUNDS_BETWEEN
+from paceline.engine.executors.graph.executor import RunAhead
+from paceline.models.gpu.runner import GpuRunner
 from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from tests.exactness.contract import check_contract, differences

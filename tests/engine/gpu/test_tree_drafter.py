@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.engine import tree_drafter
-from paceline.engine.device_seats import DeviceSeats, Seat
-from paceline.engine.tree_drafter import FRESH, ROOM, TreeDrafter
-from paceline.engine.tree_growth import SHAPES
-from paceline.kernels.gpu.accept_tree import path_buffers
+from paceline.engine.executors.graph import tree_drafter
+from paceline.engine.executors.graph.slots import DeviceSeats, Seat
+from paceline.engine.executors.graph.tree_drafter import FRESH, ROOM, TreeDrafter
+from paceline.engine.executors.graph.tree_growth import SHAPES
+from paceline.kernels.gpu.speculation.accept_tree import path_buffers
 from paceline.speculation.proposer import Hidden, Progress
 from paceline.speculation.proposers import eagle as eagle_module
 from tests.fakes import TINY, tiny_model

@@ -6,18 +6,18 @@ import pytest
 import torch
 
 from paceline.core.request import Request
-from paceline.engine import device_batch
-from paceline.engine.device_batch import DeviceBatch
 from paceline.engine.engine import Engine
-from paceline.engine.run_ahead import RunAhead
-from paceline.models.gpu_runner import GpuRunner
-from paceline.models.graph import Graph
+from paceline.engine.executors.graph import batch as device_batch
+from paceline.engine.executors.graph.batch import DeviceBatch
+from paceline.engine.executors.graph.executor import RunAhead
+from paceline.models.cuda_graph import Graph
+from paceline.models.gpu.runner import GpuRunner
 from tests.engine.gpu.oracle import OracleProposer
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text
 from tests.fakes import TINY, MixedDepth, Result, request, run, tiny_engine, tiny_model
 from tests.heads import eagle
-from tests.speculation.test_beams import Watch
+from tests.speculation.trees.test_beams import Watch
 
 SMALL = replace(TINY, num_layers=1)  # interpreted kernels take milliseconds each
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

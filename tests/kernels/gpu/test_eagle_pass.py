@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from paceline.kernels import native
-from paceline.models.eagle import EagleConfig, EagleModel
-from paceline.models.gpu_eagle import gpu_eagle_forward, gpu_eagle_norm
+from paceline.kernels.cpu import native
+from paceline.models.drafts.eagle import EagleConfig, EagleModel
+from paceline.models.gpu.eagle import gpu_eagle_forward, gpu_eagle_norm
 from paceline.models.runner import Span, lay_out
 from tests.fakes import tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors

@@ -5,11 +5,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from paceline.models.config import ModelConfig
-from paceline.models.llama import DecoderModel
-from paceline.models.output import ForwardOutput
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.architectures.output import ForwardOutput
 from paceline.models.runner import Span
-from paceline.speculation.trees import ancestors, depths
+from paceline.speculation.trees.tree import ancestors, depths
 from tests.fakes import TINY, RandomWeights
 from tests.kernels.gpu.cases import DEVICE
 

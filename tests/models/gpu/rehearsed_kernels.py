@@ -11,18 +11,20 @@ from tests.kernels.gpu.pretended_hopper import COMPILED  # isort: skip  # before
 
 import triton
 
-from paceline.kernels import linear, native
+from paceline.kernels import linear
+from paceline.kernels.cpu import native
 from paceline.kernels.gpu import attention_plan
 from paceline.kernels.layout import AttentionLayout
-from paceline.models import gpu_decoder, gpu_eagle
-from paceline.models.config import ModelConfig
-from paceline.models.eagle import EagleModel
-from paceline.models.eagle_runner import EagleRunner
-from paceline.models.gpu_decoder import gpu_forward
-from paceline.models.gpu_eagle import gpu_eagle_forward, gpu_eagle_norm, plan_eagle
-from paceline.models.gpu_pass import PassKind
-from paceline.models.gpu_runner import GpuRunner
-from paceline.models.llama import DecoderModel
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.drafts.eagle import EagleModel
+from paceline.models.drafts.eagle_runner import EagleRunner
+from paceline.models.gpu import decoder as gpu_decoder
+from paceline.models.gpu import eagle as gpu_eagle
+from paceline.models.gpu.decoder import gpu_forward
+from paceline.models.gpu.eagle import gpu_eagle_forward, gpu_eagle_norm, plan_eagle
+from paceline.models.gpu.forward_pass import PassKind
+from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import Span
 from tests.fakes import TINY, RandomWeights
 from tests.heads import tiny_eagle

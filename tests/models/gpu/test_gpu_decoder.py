@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from paceline.kernels.gpu.linear import MAX_ROWS
-from paceline.models import gpu_decoder
-from paceline.models.config import ModelConfig
-from paceline.models.gpu_decoder import gpu_forward
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.gpu import decoder as gpu_decoder
+from paceline.models.gpu.decoder import gpu_forward
 from paceline.models.runner import ModelRunner, Rows, Span, lay_out
 from tests.kernels.gpu.cases import DEVICE
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree

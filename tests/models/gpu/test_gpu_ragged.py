@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.models import gpu_runner
-from paceline.models.gpu_pass import PassKind
-from paceline.models.gpu_ragged import RaggedGraph
-from paceline.models.gpu_ragged_size import RaggedSize, ragged_sizes
-from paceline.models.gpu_runner import GpuRunner
-from paceline.models.output import ForwardOutput
+from paceline.models.architectures.output import ForwardOutput
+from paceline.models.gpu import runner as gpu_runner
+from paceline.models.gpu.forward_pass import PassKind
+from paceline.models.gpu.ragged import RaggedGraph
+from paceline.models.gpu.ragged_size import RaggedSize, ragged_sizes
+from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import ModelRunner, Span
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 

@@ -1,7 +1,7 @@
 import pytest
 
-from paceline.models.gpu_ragged_size import MAX_RAGGED_ROWS, most_ragged_rows, ragged_size, ragged_sizes
-from paceline.models.graph import MAX_GRAPH_ROWS
+from paceline.models.cuda_graph import MAX_GRAPH_ROWS
+from paceline.models.gpu.ragged_size import MAX_RAGGED_ROWS, most_ragged_rows, ragged_size, ragged_sizes
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 40, 300])

@@ -6,11 +6,11 @@ import pytest
 
 from paceline.core.clock import VirtualClock
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
-from paceline.models import gpu_runner
-from paceline.models.early_exit import early_exit
-from paceline.models.gpu_pass import PassGraph, PassKind
-from paceline.models.gpu_ragged import RaggedGraph
-from paceline.models.gpu_runner import GpuRunner, bucket, recorded_passes
+from paceline.models.drafts.early_exit import early_exit
+from paceline.models.gpu import runner as gpu_runner
+from paceline.models.gpu.forward_pass import PassGraph, PassKind
+from paceline.models.gpu.ragged import RaggedGraph
+from paceline.models.gpu.runner import GpuRunner, bucket, recorded_passes
 from paceline.models.runner import ModelRunner, Span
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.models.gpu_runner import GpuRunner
+from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import ModelRunner
-from paceline.runtime.draft_core import Facts, Ride
-from paceline.runtime.model_core import ModelCore
+from paceline.runtime.draft_worker.core import Facts, Ride
+from paceline.runtime.draft_worker.model_core import ModelCore
 from tests.fakes import TINY, tiny_model
 
 SMALL = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, ffn_size=16)

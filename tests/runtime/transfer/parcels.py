@@ -4,8 +4,8 @@ import gc
 import random
 from pathlib import Path
 
-from paceline.runtime.transfer.parcel import Parcel
 from paceline.runtime.transfer.pieces import PIECE_BYTES
+from paceline.runtime.transfer.transfer import Parcel
 
 SIZES = (0, 5, 3 * PIECE_BYTES, PIECE_BYTES, 2 * PIECE_BYTES + 12_345)
 

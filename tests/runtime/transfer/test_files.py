@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from paceline.runtime.transfer import nixl_agent
+from paceline.runtime.transfer.channels import nixl_agent
 from paceline.runtime.transfer.files import NixlFiles, PlainFiles, Range, open_files
 from tests.runtime.transfer.parcels import parts
 

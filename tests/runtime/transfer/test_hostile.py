@@ -9,20 +9,20 @@ import msgspec
 import pytest
 import zmq
 
-from paceline.runtime.keys import Security, generate
 from paceline.runtime.transfer import fetch as fetch_module
-from paceline.runtime.transfer import nixl_agent
-from paceline.runtime.transfer.courier import Courier
-from paceline.runtime.transfer.depot import Depot
+from paceline.runtime.transfer.channels import nixl_agent
+from paceline.runtime.transfer.channels.staging_buffer import NUM_SLOTS
+from paceline.runtime.transfer.channels.windows import HERE, SEALS, WINDOW_BYTES, path_of
+from paceline.runtime.transfer.client import Courier
 from paceline.runtime.transfer.errors import TransferFailed
+from paceline.runtime.transfer.fair_queue import MAX_WANTS
+from paceline.runtime.transfer.handle import Ticket
 from paceline.runtime.transfer.messages import TO_COURIER, TO_DEPOT, Meet, Met, Patience, Piece, Refused, Want
 from paceline.runtime.transfer.messages import Taken as TakenSlot
-from paceline.runtime.transfer.parcel import Parcel
 from paceline.runtime.transfer.pieces import PIECE_BYTES, WINDOW_PIECES, checksum
-from paceline.runtime.transfer.shelf import NUM_SLOTS
-from paceline.runtime.transfer.ticket import Ticket
-from paceline.runtime.transfer.turns import MAX_WANTS
-from paceline.runtime.transfer.windows import HERE, SEALS, WINDOW_BYTES, path_of
+from paceline.runtime.transfer.server import Depot
+from paceline.runtime.transfer.transfer import Parcel
+from paceline.runtime.wire.keys import Security, generate
 from tests.runtime.transfer.parcels import Taken, filled, num_descriptors, num_windows, parts
 
 

@@ -3,9 +3,9 @@ from itertools import pairwise
 import pytest
 
 from paceline.runtime.transfer.errors import TransferFailed
-from paceline.runtime.transfer.parcel import Parcel
+from paceline.runtime.transfer.handle import MAX_PART_BYTES, MAX_PARTS
 from paceline.runtime.transfer.pieces import PIECE_BYTES, checksum, num_pieces, piece_range
-from paceline.runtime.transfer.ticket import MAX_PART_BYTES, MAX_PARTS
+from paceline.runtime.transfer.transfer import Parcel
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE_BYTES - 1, PIECE_BYTES, PIECE_BYTES + 1, 3 * PIECE_BYTES])

@@ -7,11 +7,11 @@ from contextlib import closing
 
 import pytest
 
-from paceline.runtime.transfer.courier import Courier
-from paceline.runtime.transfer.depot import Depot
+from paceline.runtime.transfer.channels.kinds import pick_kinds
+from paceline.runtime.transfer.client import Courier
 from paceline.runtime.transfer.errors import TransferFailed
-from paceline.runtime.transfer.kinds import pick_kinds
-from paceline.runtime.transfer.parcel import Parcel
+from paceline.runtime.transfer.server import Depot
+from paceline.runtime.transfer.transfer import Parcel
 from tests.runtime.transfer.parcels import Taken, filled, num_windows, parts
 
 SIZES = (3_000_000, 7)

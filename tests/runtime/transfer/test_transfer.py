@@ -8,16 +8,16 @@ from operator import le
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.runtime.keys import Security, generate
 from paceline.runtime.transfer import fetch as fetch_module
-from paceline.runtime.transfer import nixl_agent
-from paceline.runtime.transfer.courier import Courier
-from paceline.runtime.transfer.depot import Depot
+from paceline.runtime.transfer.channels import nixl_agent
+from paceline.runtime.transfer.channels.kinds import KINDS
+from paceline.runtime.transfer.client import Courier
 from paceline.runtime.transfer.errors import TransferCancelled, TransferFailed
-from paceline.runtime.transfer.kinds import KINDS
-from paceline.runtime.transfer.parcel import Parcel
+from paceline.runtime.transfer.handle import Ticket
 from paceline.runtime.transfer.pieces import PIECE_BYTES
-from paceline.runtime.transfer.ticket import Ticket
+from paceline.runtime.transfer.server import Depot
+from paceline.runtime.transfer.transfer import Parcel
+from paceline.runtime.wire.keys import Security, generate
 from tests.runtime.transfer.parcels import Taken, filled, num_descriptors, num_windows, parts
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from paceline.core.flags import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, Symptom, WorkerStatus
-from paceline.engine.snapshot import EngineSnapshot, TrafficReport
-from paceline.server.api_keys import KeyFile
-from paceline.speculation.breaker import BreakerState
+from paceline.engine.stats.snapshot import EngineSnapshot, TrafficReport
+from paceline.server.auth.api_keys import KeyFile
+from paceline.speculation.depth.breaker import BreakerState
 from tests.server.fakes import Served, served
 
 pytest.importorskip("selenium")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from paceline.speculation.acceptance import expected_tokens
+from paceline.speculation.depth.acceptance import expected_tokens
 from paceline.speculation.depth.additive import AdditiveDepth
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import (

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paceline.speculation.acceptance import Acceptance
+from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.additive import AdditiveDepth
 from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.depth.goodput import GoodputDepth

@@ -10,14 +10,14 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
-from paceline.models.llama import DecoderModel
+from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.distribution import log_distribution, pick
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.reading import NO_READING, take_reading
-from paceline.speculation.rows import RowContext
+from paceline.speculation.verification.distribution import log_distribution, pick
+from paceline.speculation.verification.rows import RowContext
 from tests.exactness.suite import mixed_requests, next_logits, plain_text
 from tests.fakes import TINY, MixedDepth, draft_model, request, run, tiny_engine, tiny_model
 

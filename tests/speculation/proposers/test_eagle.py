@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.models.eagle import EagleConfig, EagleModel
-from paceline.models.eagle_runner import EagleRunner
-from paceline.speculation.growth import Growth
+from paceline.models.drafts.eagle import EagleConfig, EagleModel
+from paceline.models.drafts.eagle_runner import EagleRunner
 from paceline.speculation.proposer import Hidden, Progress
 from paceline.speculation.proposers.eagle import BRANCHES, LEVELS, WIDTH, EagleProposer
-from paceline.speculation.ranking import draft_row, rank
 from paceline.speculation.reading import NO_READING, take_reading
-from paceline.speculation.trees import depths
+from paceline.speculation.trees.growth import Growth
+from paceline.speculation.trees.ranking import draft_row, rank
+from paceline.speculation.trees.tree import depths
 from tests.exactness.suite import mixed_requests
 from tests.fakes import TINY, MixedDepth, run, tiny_engine, tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors, eagle

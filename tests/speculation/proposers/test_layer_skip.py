@@ -3,8 +3,8 @@ import torch
 
 from paceline.core.errors import InvalidConfig
 from paceline.core.sampling import SamplingParams
-from paceline.kv.tables import BlockTables
-from paceline.models.early_exit import early_exit
+from paceline.kv.block_tables import BlockTables
+from paceline.models.drafts.early_exit import early_exit
 from paceline.models.runner import ModelRunner, Span
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.layer_skip import LayerSkipProposer

@@ -4,10 +4,10 @@ import pytest
 
 from paceline.core.sampling import SamplingParams
 from paceline.speculation.drafts import Draft
-from paceline.speculation.guess import Guess
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.lookahead import LookaheadProposer
-from paceline.speculation.trees import depths
+from paceline.speculation.trees.guess import Guess
+from paceline.speculation.trees.tree import depths
 from tests.speculation.proposers.test_ngram import Untouchable
 
 TEXT = [(7 * i * i + 3) % 9973 for i in range(400)]

@@ -6,7 +6,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.speculation.proposer import Hidden, Progress
-from paceline.speculation.trees import MAX_NODES
+from paceline.speculation.trees.tree import MAX_NODES
 from tests.exactness.suite import mixed_requests
 from tests.fakes import TINY, MixedDepth, run, tiny_engine, tiny_model
 from tests.heads import draft_config, draft_tensors, medusa

@@ -1,8 +1,8 @@
 """What a depot said, as its takers read it."""
 
-from paceline.runtime.codec import Malformed
 from paceline.runtime.transfer.errors import TransferFailed
 from paceline.runtime.transfer.messages import TO_COURIER, Answer, Refused
+from paceline.runtime.wire.codec import Malformed
 
 
 def decode_answer(depot: str, data: memoryview) -> Answer:

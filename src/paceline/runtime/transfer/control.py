@@ -5,11 +5,11 @@ import math
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from paceline.runtime.keys import KeyPair
 from paceline.runtime.transfer.answers import decode_answer
+from paceline.runtime.transfer.channels.sockets import is_address, is_key, taking_socket
 from paceline.runtime.transfer.errors import TransferFailed
 from paceline.runtime.transfer.messages import TO_DEPOT, Answer, ToDepot
-from paceline.runtime.transfer.sockets import is_address, is_key, taking_socket
+from paceline.runtime.wire.keys import KeyPair
 
 REFUSED_KEY = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 LOST = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL

@@ -4,10 +4,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from paceline.runtime.transfer.channels.channel import Landed, Line
 from paceline.runtime.transfer.errors import TransferCancelled, TransferFailed
-from paceline.runtime.transfer.line import Landed, Line
+from paceline.runtime.transfer.handle import Ticket
 from paceline.runtime.transfer.pieces import WINDOW_PIECES, copy, num_pieces, piece_range
-from paceline.runtime.transfer.ticket import Ticket
 
 SILENCE_SECONDS = 10.0
 """A depot that says nothing for so long is taken for dead: those who wait hear from it every second."""

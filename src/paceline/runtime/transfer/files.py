@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from paceline.runtime.transfer import nixl_agent
+from paceline.runtime.transfer.channels import nixl_agent
 from paceline.runtime.transfer.errors import KindUnavailable
 
 GLANCE_SECONDS = 50e-6

@@ -5,8 +5,8 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from paceline.runtime.codec import Codec
-from paceline.runtime.transfer.ticket import ID_BYTES
+from paceline.runtime.transfer.handle import ID_BYTES
+from paceline.runtime.wire.codec import Codec
 
 Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
 Index = Annotated[int, Meta(ge=0, lt=2**31)]

@@ -2,7 +2,7 @@
 first.
 """
 
-from paceline.kernels.crc32 import copy_crc32, crc32
+from paceline.kernels.cpu.crc32 import copy_crc32, crc32
 
 PIECE_BYTES = 1 << 20
 """Part of the protocol: both ends count in it."""

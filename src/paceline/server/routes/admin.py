@@ -9,10 +9,10 @@ from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from paceline.core.config import MAX_DEPTH
-from paceline.server.errors import NotFound
-from paceline.server.gateway import Gateway
-from paceline.server.guard import caller_of
-from paceline.server.strict import StrictMode
+from paceline.server.auth.middleware import caller_of
+from paceline.server.auth.strict import StrictMode
+from paceline.server.gateway.gateway import Gateway
+from paceline.server.openai.errors import NotFound
 
 logger = logging.getLogger(__name__)
 

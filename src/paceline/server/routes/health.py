@@ -3,9 +3,9 @@
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from paceline.server.errors import Unavailable
-from paceline.server.gateway import Gateway
-from paceline.server.schemas.responses import State
+from paceline.server.gateway.gateway import Gateway
+from paceline.server.openai.errors import Unavailable
+from paceline.server.openai.schemas.responses import State
 
 
 def health_routes(gateway: Gateway) -> APIRouter:

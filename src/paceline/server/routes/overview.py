@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from paceline.server.overview import Overview, Report
+from paceline.server.dashboard.overview import Overview, Report
 
 
 def overview_routes(overview: Overview) -> APIRouter:

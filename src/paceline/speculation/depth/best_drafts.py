@@ -4,7 +4,7 @@ margin, and to begin with by as much more as makes up for beginning."""
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from paceline.speculation.acceptance import Acceptance
+from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.allocation import Allocation, Value
 from paceline.speculation.depth.entry import Entry
 from paceline.speculation.depth.lag import Lag, horizon

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from heapq import nsmallest
 
 from paceline.core.errors import InvalidConfig
-from paceline.speculation.acceptance import Acceptance
+from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.baseline import Baselines
 from paceline.speculation.depth.best_drafts import BestDrafts
 from paceline.speculation.depth.entry import Entry

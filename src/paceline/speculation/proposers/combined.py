@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.core.clock import Clock
-from paceline.speculation.choice import Candidate, MethodChoice
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.guess import Guess, batch_of
-from paceline.speculation.merging import merge
 from paceline.speculation.proposer import HiddenRequest, Progress, Proposer, hidden_wanted
+from paceline.speculation.proposers.choice import Candidate, MethodChoice
+from paceline.speculation.trees.guess import Guess, batch_of
+from paceline.speculation.trees.merging import merge
 
 
 @dataclass(slots=True)

@@ -7,15 +7,15 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from paceline.kv.tables import BlockTables, blocks_for
-from paceline.models.graph import Stopwatch
-from paceline.models.output import ForwardOutput
+from paceline.kv.block_tables import BlockTables, blocks_for
+from paceline.models.architectures.output import ForwardOutput
+from paceline.models.cuda_graph import Stopwatch
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.distribution import pick, sample_draft
 from paceline.speculation.drafts import DraftBatch, DraftProbs
 from paceline.speculation.proposer import Progress
 from paceline.speculation.reading import NO_READING, Reading
-from paceline.speculation.rows import RowContext
+from paceline.speculation.verification.distribution import pick, sample_draft
+from paceline.speculation.verification.rows import RowContext
 
 LONG_GAP = 16
 """Tokens that a draft is behind by more than which it was left behind, and not only overtaken by a round or a lookup."""

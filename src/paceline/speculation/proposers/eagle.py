@@ -7,18 +7,18 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kv.tables import BlockTables, blocks_for
-from paceline.models.eagle_runner import MAX_BRANCH, EagleRunner
-from paceline.models.graph import Stopwatch
+from paceline.kv.block_tables import BlockTables, blocks_for
+from paceline.models.cuda_graph import Stopwatch
+from paceline.models.drafts.eagle_runner import MAX_BRANCH, EagleRunner
 from paceline.models.runner import Span
-from paceline.speculation.beams import Beams, Seat, choose
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.growth import Growth, tree_batch
-from paceline.speculation.pending import PendingStates
 from paceline.speculation.proposer import Hidden, HiddenRequest, Progress
-from paceline.speculation.ranking import RankRules, draft_row, rank
+from paceline.speculation.proposers.pending import PendingStates
 from paceline.speculation.reading import NO_READING, Reading
-from paceline.speculation.trees import MAX_NODES
+from paceline.speculation.trees.beams import Beams, Seat, choose
+from paceline.speculation.trees.growth import Growth, tree_batch
+from paceline.speculation.trees.ranking import RankRules, draft_row, rank
+from paceline.speculation.trees.tree import MAX_NODES
 
 BRANCHES = 8
 """Children of a node."""

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from paceline.kv.tables import BlockTables
-from paceline.models.early_exit import early_exit
+from paceline.kv.block_tables import BlockTables
+from paceline.models.drafts.early_exit import early_exit
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.distribution import pick, sample_draft
 from paceline.speculation.drafts import DraftBatch, DraftProbs
 from paceline.speculation.proposer import Progress
-from paceline.speculation.ranking import draft_row
+from paceline.speculation.trees.ranking import draft_row
+from paceline.speculation.verification.distribution import pick, sample_draft
 
 
 class LayerSkipProposer:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.guess import Guess, batch_of
-from paceline.speculation.jacobi import JacobiWindow
-from paceline.speculation.ngram_pool import NgramPool
 from paceline.speculation.proposer import Progress
+from paceline.speculation.proposers.jacobi import JacobiWindow
+from paceline.speculation.proposers.ngram_pool import NgramPool
+from paceline.speculation.trees.guess import Guess, batch_of
 
 SCATTER = 7919
 """A prime: strides over the text to where a window without guesses takes its tokens from."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.models.medusa import MedusaModel
+from paceline.models.drafts.medusa import MedusaModel
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.growth import Growth, tree_batch
 from paceline.speculation.proposer import HiddenRequest, Progress
-from paceline.speculation.ranking import draft_row, rank
-from paceline.speculation.rows import RowContext
-from paceline.speculation.trees import MAX_NODES
+from paceline.speculation.trees.growth import Growth, tree_batch
+from paceline.speculation.trees.ranking import draft_row, rank
+from paceline.speculation.trees.tree import MAX_NODES
+from paceline.speculation.verification.rows import RowContext
 
 BRANCHES = 32
 """Candidates of each head: where heads are unsure, a wide tree beats a deep one."""

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.speculation.continuation import grow
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.guess import Guess, batch_of
 from paceline.speculation.proposer import Progress
-from paceline.speculation.suffix_automaton import SuffixAutomaton
-from paceline.speculation.traffic import MAX_TOKENS, RecentTraffic
+from paceline.speculation.proposers.continuation import grow
+from paceline.speculation.proposers.suffix_automaton import SuffixAutomaton
+from paceline.speculation.proposers.traffic import MAX_TOKENS, RecentTraffic
+from paceline.speculation.trees.guess import Guess, batch_of
 
 CONTEXT = 16
 """Tokens to be looked up in recent traffic, and so many of a prompt are kept there before its output."""

@@ -1,0 +1,1 @@
+"""What speculation costs and saves, and advice that follows from it."""

@@ -1,0 +1,236 @@
+"""Whether to speculate, how and how deep, and why: the figures of `cost` read the way an operator has to.
+
+The decision is the arithmetic's alone. Published rules of thumb are held against it and named where they disagree.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from paceline.cluster.cost.cost import Method, Prospect, Target, expected_tokens, plain, prospects, speculative_slots
+
+MARGIN = 0.03
+"""A gain below this is noise, and not worth a second model. The depth rule `goodput` starts drafting at the same."""
+RULE_DEPTH, RULE_ALPHA = 4, 0.65
+"""The rule of thumb: start at depth 4, go deeper only above this alpha."""
+LOSING_ALPHA = 0.5
+"""The rule of thumb: below this speculation usually loses."""
+ALERT_ALPHA = 0.6
+FEW_ACCEPTED = 2.0
+LARGE_SLOTS = 0.05
+"""Share of the cache that drafts may hold before it is worth a word."""
+
+Cause = Literal["acceptance", "draft time", "network", "memory", "verify time"]
+
+
+@dataclass(frozen=True, slots=True)
+class Caution:
+    """One way in which speculation fails or nearly does: what is seen, and what helps."""
+
+    cause: Cause
+    seen: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.seen} {self.remedy}"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """`choice` is plain decoding where nothing pays. `table` holds plain first, then every method by depth."""
+
+    choice: Prospect
+    table: tuple[Prospect, ...]
+    verdict: str
+    reasons: tuple[str, ...]
+    cautions: tuple[Caution, ...]
+    """Of the choice; where that is plain, of the best that was refused."""
+
+    @property
+    def speculate(self) -> bool:
+        return self.choice.depth > 0
+
+
+def advise(target: Target, methods: Sequence[Method], max_depth: int) -> Advice:
+    """The fastest prospect that fits the device and gains more than `MARGIN`, or none."""
+    baseline = plain(target)
+    by_method = {method.name: prospects(target, method, max_depth) for method in methods}
+    every = [one for some in by_method.values() for one in some]
+    table = (baseline, *every)
+    if not every:
+        return Advice(baseline, table, "Do not speculate: there is no method to draft with.", (), ())
+    fitting = [one for one in every if one.fits]
+    best = _fastest(fitting or every)
+    method = next(method for method in methods if method.name == best.method)
+    cautions = _cautions(target, best)
+    if not fitting or best.speedup < 1.0 + MARGIN:
+        verdict = "Do not speculate: " + (
+            f"the best, {_name(best)}, would run at {best.speedup:.2f}x of plain decoding."
+            if fitting
+            else "no method fits the device's memory."
+        )
+        reasons = (
+            [_refusal(target, method, best)] if fitting else [f"Given the room it would bring {best.speedup:.2f}x."]
+        )
+        return Advice(baseline, table, verdict, tuple(reasons), cautions)
+    reasons = [_arithmetic(target, best), *_depth_reasons(target, by_method[best.method], method, best)]
+    reasons += _rivals(by_method, best)
+    fastest = _fastest(every)
+    if not fastest.fits:
+        reasons.append(f"{_name(fastest)} would be faster ({fastest.speedup:.2f}x), but {_too_large(target, fastest)}")
+    if best.dollars_per_million is not None and baseline.dollars_per_million is not None:
+        reasons.append(_money(best.dollars_per_million, baseline.dollars_per_million))
+    verdict = f"Speculate with {_name(best)}: {best.speedup:.2f}x plain decoding."
+    return Advice(best, table, verdict, tuple(reasons), cautions)
+
+
+def _fastest(candidates: Sequence[Prospect]) -> Prospect:
+    """Of equals the first, which is the shallowest."""
+    return max(candidates, key=lambda one: one.speedup)
+
+
+def _arithmetic(target: Target, best: Prospect) -> str:
+    network = f" + network {_ms(best.network_seconds)}" if best.network_seconds else ""
+    return (
+        f"A round yields {best.tokens:.2f} tokens (alpha {best.alpha:.2f}) and takes {_ms(best.round_seconds)}: draft "
+        f"{_ms(best.draft_seconds)} + verify {_ms(best.verify_seconds)}{network}. Plain decoding takes "
+        f"{_ms(best.tokens * target.plain_seconds)} for as many."
+    )
+
+
+def _depth_reasons(target: Target, depths: Sequence[Prospect], method: Method, best: Prospect) -> list[str]:
+    reasons = []
+    after = next((one for one in depths if one.depth > best.depth), None)
+    if after is not None:
+        reasons.append(
+            f"Deeper does not pay: depth {after.depth} adds {after.tokens - best.tokens:.2f} tokens and "
+            f"{_ms(after.round_seconds - best.round_seconds)} to a round ({after.speedup:.2f}x)."
+        )
+    elif len(depths) > 1:
+        reasons.append(f"Depth {best.depth} is the deepest looked at; a larger --max-depth may do better.")
+    if best.depth > RULE_DEPTH and best.alpha <= RULE_ALPHA and not method.tokens:  # it speaks of chains
+        reasons.append(
+            f"The rule of thumb would stay at depth {RULE_DEPTH} below alpha {RULE_ALPHA:g}; here drafting is cheap enough "
+            f"({_ms(best.draft_seconds)} a round) to go deeper."
+        )
+    if best.alpha < LOSING_ALPHA:
+        reasons.append(
+            f"The rule of thumb expects a loss below alpha {LOSING_ALPHA:g}. It gains here because drafting takes "
+            f"{best.draft_seconds / best.verify_seconds:.0%} of a verify pass"
+            + (f" and {method.delivery:.0%} of rounds have a draft." if method.delivery < 1.0 else ".")
+        )
+    return reasons
+
+
+def _rivals(by_method: dict[str, list[Prospect]], best: Prospect) -> list[str]:
+    rivals = [_fastest(some) for name, some in by_method.items() if name != best.method and some]
+    rivals = sorted((one for one in rivals if one.fits), key=lambda one: -one.speedup)
+    return [f"Next best: {_name(one)}, {one.speedup:.2f}x." for one in rivals[:1]]
+
+
+def _money(speculative: float, baseline: float) -> str:
+    text = f"A million tokens cost ${speculative:.2f}, plain ${baseline:.2f}."
+    if speculative > baseline:
+        text += " Faster, but dearer: the draft's own device costs more than the speed brings back."
+    return text
+
+
+def _refusal(target: Target, method: Method, best: Prospect) -> str:
+    """Which term eats the gain: without it, would it pay?"""
+    gain = best.tokens * target.plain_seconds
+    without = {
+        "drafting": gain / (best.round_seconds - best.draft_seconds),
+        "the network": gain / (best.round_seconds - best.network_seconds),
+        "the larger pass": gain / (best.round_seconds - best.verify_seconds + target.plain_seconds),
+    }
+    needed = _needed_alpha(target, method, best)
+    text = _arithmetic(target, best)
+    term, speedup = max(without.items(), key=lambda item: item[1])
+    if speedup >= 1.0 + MARGIN:
+        text += f" If {term} were free it would be {speedup:.2f}x: that is where the gain goes."
+    elif best.tokens < 1.0 + MARGIN:
+        text += " Even a free draft would not pay: too little is accepted."
+    else:
+        text += f" No single term takes the gain: even if {term} were free it would be {speedup:.2f}x."
+    if best.alpha < LOSING_ALPHA:
+        text += (
+            f" Alpha is below {LOSING_ALPHA:g}: a quantised target, or a draft trained on this traffic, brings more."
+        )
+    if needed is not None:
+        text += f" At these times depth {best.depth} breaks even at alpha {needed:.2f}."
+    return text
+
+
+def _needed_alpha(target: Target, method: Method, best: Prospect) -> float | None:
+    """The alpha at which this depth would gain nothing and lose nothing; None: not even 1 would do."""
+    need = 1.0 + (best.round_seconds / target.plain_seconds - 1.0) / method.delivery
+    if method.tokens or need > best.depth + 1:
+        return None
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if expected_tokens((middle,), best.depth) < need else (low, middle)
+    return high
+
+
+def _cautions(target: Target, best: Prospect) -> tuple[Caution, ...]:
+    """The four failure modes, and passes that grow with their rows."""
+    found = []
+    if best.depth >= FEW_ACCEPTED and best.accepted < FEW_ACCEPTED:
+        alert = " Below 0.6 for ten minutes is worth an alert." if best.alpha < ALERT_ALPHA else ""
+        found.append(
+            Caution(
+                "acceptance",
+                f"{best.accepted:.2f} drafts accepted a round, fewer than {FEW_ACCEPTED:.0f}.",
+                f"A draft closer to the target helps: same family, distilled, or adapted to this traffic.{alert}",
+            )
+        )
+    if best.draft_seconds > best.verify_seconds:
+        found.append(
+            Caution(
+                "draft time",
+                f"Drafting ({_ms(best.draft_seconds)}) takes longer than verifying ({_ms(best.verify_seconds)}).",
+                "Use a smaller or quantised draft, a head on the target, or draft less deep.",
+            )
+        )
+    if best.network_seconds > best.draft_seconds:
+        found.append(
+            Caution(
+                "network",
+                f"The round trip ({_ms(best.network_seconds)}) takes longer than drafting ({_ms(best.draft_seconds)}).",
+                "Place the draft next to its target, or draft on the target's own device.",
+            )
+        )
+    slots = speculative_slots(best.depth, target.batch)
+    if not best.fits or (target.kv_tokens and slots > LARGE_SLOTS * target.kv_tokens):
+        found.append(
+            Caution(
+                "memory",
+                _too_large(target, best)
+                if not best.fits
+                else f"Drafts hold {slots} slots, {slots / target.kv_tokens:.0%} of the cache: preemptions may rise.",
+                "Run fewer sequences at once, draft less deep, or use a head instead of a second model.",
+            )
+        )
+    if best.verify_seconds > (1.0 + MARGIN) * target.plain_seconds:
+        found.append(
+            Caution(
+                "verify time",
+                f"Verifying takes {best.verify_seconds / target.plain_seconds:.2f}x a plain step at batch {target.batch}.",
+                "This grows with the batch; let the depth follow the load (speculation.depth: goodput).",
+            )
+        )
+    return tuple(found)
+
+
+def _too_large(target: Target, one: Prospect) -> str:
+    assert target.memory_bytes is not None
+    return f"{_name(one)} needs {one.memory_bytes / 1e9:.1f} GB of the device's {target.memory_bytes / 1e9:.1f} GB."
+
+
+def _name(one: Prospect) -> str:
+    return f"{one.method} at depth {one.depth}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000.0 * seconds:.2f} ms"

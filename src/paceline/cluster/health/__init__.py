@@ -1,0 +1,1 @@
+"""Which workers may be trusted, and when a failed worker is restarted."""

@@ -1,0 +1,1 @@
+"""Which draft worker serves which target worker, and what it prepares in advance."""

@@ -1,0 +1,1 @@
+"""Which target worker takes a request."""

@@ -1,0 +1,1 @@
+"""Draft, verify and accept captured as CUDA graphs, submitted one step ahead."""

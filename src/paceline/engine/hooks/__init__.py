@@ -1,0 +1,1 @@
+"""Parts that listen to the steps of an engine."""

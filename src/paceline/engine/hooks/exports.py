@@ -1,0 +1,134 @@
+"""Prompts that this engine computes for another: what is ready of them, layer by layer while the pass still runs."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.engine.hooks.handoff_plan import HandoffPlan
+from paceline.engine.scheduler import Schedule, Scheduled
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kv.block_tables import BlockTables
+from paceline.kv.prefix import chain_keys
+from paceline.models.architectures.output import ForwardOutput
+from paceline.models.cuda_graph import Stamp
+from paceline.models.runner import ModelRunner
+from paceline.speculation.drafts import Draft
+
+
+class Sink(Protocol):
+    """Hears what is ready. Called on the engine's thread, in the middle of a pass: hand it over and return."""
+
+    def blocks(self, layer: int, blocks: tuple[int, ...], ready: Stamp) -> None:
+        """`layer` of these blocks, the sequence's first ones, is what it will stay, once the device has come to `ready`."""
+        ...
+
+    def states(self, start: int, states: Mapping[int, Tensor], ready: Stamp) -> None:
+        """By layer [n, D]: of the tokens from `start` on."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Export:
+    plan: HandoffPlan
+    sink: Sink
+    held: list[int] = field(default_factory=list)
+    """The sequence's first blocks, full, and kept until `end`: a pass reads them, and so may whoever hands them over."""
+    told: int = 0
+    """Blocks that the sink has heard of in all layers."""
+    told_states: int = 0
+    """Tokens up to where it has heard of states; after a preemption some are computed again."""
+
+
+class Exports:
+    """Watches the passes of an engine. Its thread alone calls it, but for `begin` and `end` by way of `EngineLoop.call`."""
+
+    def __init__(self, runner: ModelRunner, tables: BlockTables) -> None:
+        self._runner = runner
+        self._tables = tables
+        self._exports: dict[str, _Export] = {}
+        self._now: list[tuple[_Export, Scheduled]] = []
+        """Those of the pass under way."""
+
+    def begin(self, request_id: str, plan: HandoffPlan, sink: Sink) -> None:
+        """Before the request is added to the engine."""
+        self._exports[request_id] = _Export(plan, sink)
+
+    def give(self, request_id: str, plan: HandoffPlan, sink: Sink, ids: Sequence[int], salt: str) -> bool:
+        """Tell `sink` of what is cached of `ids`, and compute nothing. False: it is not all there."""
+        blocks = self._tables.pool.find(chain_keys(ids, salt))
+        if len(blocks) < plan.end:
+            return False
+        held = blocks[: plan.end]
+        self._tables.pool.hold(held)
+        self._exports[request_id] = _Export(plan, sink, held)
+        ready = self._stamp()
+        for layer in range(plan.layout.num_layers):
+            sink.blocks(layer, tuple(held), ready)
+        return True
+
+    def end(self, request_id: str) -> None:
+        """Nobody reads its blocks any more."""
+        export = self._exports.pop(request_id, None)
+        if export is not None:
+            self._tables.pool.release(export.held)
+
+    def layers(self, plan: Schedule) -> set[int]:
+        """Whose hidden states this pass has to keep."""
+        exports = (self._exports.get(item.sequence.request_id) for item in plan.items)
+        return {layer for export in exports if export is not None for layer in export.plan.state_layers}
+
+    def before(self, plan: Schedule) -> None:
+        """A pass over `plan` is about to begin."""
+        self._now = [
+            (export, item) for item in plan.items if (export := self._exports.get(item.sequence.request_id)) is not None
+        ]
+        if not self._now:
+            return
+        for export, item in self._now:
+            full = (item.sequence.num_computed + item.num_tokens) // BLOCK_SIZE
+            fresh = self._tables.blocks(item.sequence.id)[len(export.held) : min(full, export.plan.end)]
+            self._tables.pool.hold(fresh)
+            export.held.extend(fresh)
+        self._runner.after_layer = self._after_layer
+
+    def after(self, plan: Schedule, drafts: Mapping[int, Draft], output: ForwardOutput) -> None:
+        """The pass is over, and not yet committed."""
+        if not self._now:
+            return
+        self._runner.after_layer = None
+        first_rows, row = {}, 0
+        for item in plan.items:
+            first_rows[item.sequence.id] = row
+            row += item.num_tokens + len(drafts.get(item.sequence.id, ()))
+        for export, item in self._now:
+            export.told = len(export.held)
+            self._tell_states(export, item, first_rows[item.sequence.id], output)
+        self._now = []
+
+    def _after_layer(self, layer: int) -> None:
+        ready = self._stamp()
+        for export, _ in self._now:
+            if len(export.held) > export.told:
+                export.sink.blocks(layer, tuple(export.held), ready)
+
+    @torch.inference_mode()
+    def _tell_states(self, export: _Export, item: Scheduled, row: int, output: ForwardOutput) -> None:
+        if not export.plan.state_layers:
+            return
+        start = item.sequence.num_computed
+        first = max(start, export.plan.first_state, export.told_states)
+        last = min(start + item.num_tokens, export.plan.num_tokens)
+        if first < last:
+            part = slice(row + first - start, row + last - start)
+            # A copy: a pass may reuse the memory of its outputs
+            states = {layer: output.inner[layer][part].clone() for layer in export.plan.state_layers}
+            export.sink.states(first, states, self._stamp())
+            export.told_states = last
+
+    def _stamp(self) -> Stamp:
+        stamp = Stamp(self._runner.device)
+        stamp.record()
+        return stamp

@@ -1,0 +1,179 @@
+"""A request becomes sequences, or an error that says why not."""
+
+import itertools
+import secrets
+from collections.abc import Collection
+from dataclasses import dataclass
+from functools import cached_property
+
+from paceline.core.categories import Categories
+from paceline.core.config import SpeculationConfig
+from paceline.core.errors import InvalidRequest, PromptTooLong
+from paceline.core.flags import SpeculationFlags
+from paceline.core.request import Request
+from paceline.core.sequence import Sequence
+from paceline.core.speculation import SpeculationParams
+from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.speculation.verification.grammar import Grammar
+
+
+def draw_seed() -> int:
+    return secrets.randbits(63)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What the engine can hold."""
+
+    vocab_size: int
+    max_model_len: int
+
+
+class Intake:
+    """Checks requests against what the engine offers. `validate` and `validate_flags` may be called from any thread."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        speculation: SpeculationConfig,
+        default_method: str,
+        methods: Collection[str],
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.limits = limits
+        self._speculation = speculation
+        self._default_method = default_method
+        self._methods = methods
+        self._tokenizer = tokenizer
+        self._numbers = itertools.count()
+        self._categories = Categories()
+        self.flags = SpeculationFlags()
+        """What the operator last said; it decides where a request leaves a choice."""
+
+    @property
+    def methods(self) -> Collection[str]:
+        """Those a request or a flag may name."""
+        return self._methods
+
+    def validate(self, request: Request) -> Grammar | None:
+        """Raise `InvalidRequest` if it cannot be served; returns its grammar, compiled once per schema."""
+        limits, sampling = self.limits, request.sampling
+        if not request.prompt_ids:
+            raise InvalidRequest("the prompt is empty: give at least one token", field="prompt")
+        bad = next((token for token in request.prompt_ids if not 0 <= token < limits.vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(f"token {bad} is outside the vocabulary of {limits.vocab_size}", field="prompt")
+        if len(request.prompt_ids) >= limits.max_model_len:
+            raise PromptTooLong(len(request.prompt_ids), limits.max_model_len)
+        for name, tokens in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            bad = next((token for token in tokens if not 0 <= token < limits.vocab_size), None)
+            if bad is not None:
+                raise InvalidRequest(
+                    f"{name}: token {bad} is outside the vocabulary of {limits.vocab_size}", field=name
+                )
+        self._check_method(request.speculation.method, "speculation.method")
+        self._check_committed(request)
+        if sampling.json_schema is None:
+            return None
+        return Grammar.compile(sampling.json_schema, self._tokenizer_json, self._eos_ids, limits.vocab_size)
+
+    def _check_committed(self, request: Request) -> None:
+        """A request that goes on from where another engine was must have somewhere to go."""
+        if not request.committed:
+            return
+        if len(request.committed) != request.sampling.n or not request.unfinished:
+            raise InvalidRequest(
+                f"committed needs one entry for each of {request.sampling.n} choices, one of them unfinished",
+                field="committed",
+            )
+        for tokens in filter(None, request.committed):
+            if not all(0 <= token < self.limits.vocab_size for token in tokens):
+                raise InvalidRequest("committed holds tokens outside the vocabulary", field="committed")
+            room = min(request.sampling.max_tokens, self.limits.max_model_len - len(request.prompt_ids))
+            if len(tokens) >= room:
+                raise InvalidRequest(
+                    f"{len(tokens)} tokens are committed and there is room for {room}: nothing is left to generate",
+                    field="committed",
+                )
+
+    def validate_flags(self, flags: SpeculationFlags) -> None:
+        self._check_method(flags.method, "method")
+
+    def _check_method(self, method: str | None, field: str) -> None:
+        if method is not None and method not in self._methods:
+            raise InvalidRequest(
+                f"speculation method {method!r} is not loaded here; choose from: {', '.join(sorted(self._methods)) or 'none'}",
+                field=field,
+            )
+
+    def sequences(self, request: Request, now: float) -> list[Sequence]:
+        """The request's unfinished sequences, with what they have committed. The first computes the prompt for all."""
+        speculation = request.speculation
+        sequences: list[Sequence] = []
+        seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
+        category = self._categories.fold(request.category)
+        for choice in request.unfinished:
+            committed = request.committed[choice] or () if request.committed else ()
+            sequences.append(
+                Sequence(
+                    id=next(self._numbers),
+                    request_id=request.id,
+                    ids=[*request.prompt_ids, *committed],
+                    num_prompt=len(request.prompt_ids),
+                    sampling=request.sampling,
+                    speculation=speculation,
+                    seed=seed,
+                    choice=choice,
+                    category=category,
+                    priority=request.priority,
+                    arrival=now,
+                    cache_salt=request.cache_salt,
+                    method=self.method(speculation),
+                    verification=speculation.verification or self._speculation.verification,
+                    eos_ids=frozenset() if request.sampling.ignore_eos else self._eos_ids,
+                    leader=sequences[0] if sequences else None,
+                    max_hit=request.max_hit,
+                )
+            )
+        return sequences
+
+    @cached_property
+    def _tokenizer_json(self) -> str:
+        if self._tokenizer is None:
+            raise InvalidRequest("a JSON schema needs a tokenizer, and this engine has none", field="response_format")
+        return self._tokenizer.to_json()
+
+    @property
+    def _eos_ids(self) -> frozenset[int]:
+        return frozenset() if self._tokenizer is None else self._tokenizer.eos_ids
+
+    def method(self, speculation: SpeculationParams) -> str:
+        """How a request that says `speculation` is drafted for."""
+        return speculation.method or self.flags.method or self._default_method
+
+    @property
+    def offered_method(self) -> str:
+        """How a request that leaves it open is drafted for."""
+        return self.method(SpeculationParams())
+
+    @property
+    def offered_depth(self) -> int:
+        """The deepest round anybody may ask for."""
+        configured, flag = self._speculation.max_depth, self.flags.max_depth
+        return configured if flag is None else min(configured, flag)
+
+    def max_depth(self, sequence: Sequence, forks: bool = False) -> int:
+        """How many tokens may be drafted for this sequence now. A chain never goes past the last token it may still have; a
+        draft that `forks` is as large as before, since most of its nodes stand beside each other, but has its place in the
+        window."""
+        remaining = self.remaining(sequence)
+        if not sequence.speculation.enabled or remaining <= 1:
+            return 0
+        wanted = sequence.speculation.max_depth
+        depth = self.offered_depth if wanted is None else min(wanted, self.offered_depth)
+        return min(depth, (self.limits.max_model_len - len(sequence.ids) if forks else remaining) - 1)
+
+    def remaining(self, sequence: Sequence) -> int:
+        """Tokens the sequence may still generate."""
+        longest = min(sequence.num_prompt + sequence.sampling.max_tokens, self.limits.max_model_len)
+        return longest - len(sequence.ids)

@@ -1,0 +1,156 @@
+"""The C kernels in this folder: compiled at first use for this machine's CPU, kept in the user's cache, called by ctypes.
+
+`library()` is None where they cannot be had (no C compiler, an unknown CPU, PACELINE_NATIVE=0); every operation then
+uses its torch reference, and one warning says what to install. Their promise is batch invariance: a row's result has
+the same bits whatever the number of rows, the other rows, the cut of a prompt into passes, and the number of threads.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_float, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.core.machine import usable_cores
+
+LONG_ROWS = 16
+"""Passes of at least this many rows let go of the interpreter lock: they run for milliseconds. A shorter call holds it,
+because taking it back from a busy thread can cost more than the call itself."""
+
+_SOURCES = Path(__file__).parent
+_ARGUMENTS = {
+    "paceline_set_threads": [c_int64],
+    "paceline_linear": [c_void_p] * 4 + [c_int64],
+    "paceline_embedding": [c_void_p] * 3 + [c_int64],
+    "paceline_rms_norm": [c_void_p] * 5 + [c_int64] * 2 + [c_float],
+    "paceline_silu_mul": [c_void_p] * 2 + [c_int64] * 2,
+    "paceline_rotary": [c_void_p] * 7 + [c_int64] * 4,
+    "paceline_attention": [c_void_p] * 8 + [c_int64] * 7 + [c_float],
+    "paceline_crc32": [c_void_p, c_int64, c_void_p, c_void_p],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """The same functions twice: `quick` holds the interpreter lock during a call, `long` releases it."""
+
+    quick: ctypes.PyDLL
+    long: ctypes.CDLL
+
+    def for_rows(self, rows: int) -> ctypes.CDLL:
+        return self.quick if rows < LONG_ROWS else self.long
+
+
+@cache
+def library() -> Library | None:
+    if os.environ.get("PACELINE_NATIVE", "1") == "0":
+        return None
+    try:
+        path = str(_build())
+        loaded = Library(ctypes.PyDLL(path), ctypes.CDLL(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or str(error)
+        warnings.warn(
+            f"native kernels are unavailable, decoding on CPU will be several times slower: {reason.strip()[-500:]}. "
+            "Install a C compiler (apt install gcc, or pip install ziglang), or set PACELINE_NATIVE=0 to accept this.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return None
+    for handle in (loaded.quick, loaded.long):
+        for name, arguments in _ARGUMENTS.items():
+            getattr(handle, name).argtypes = arguments
+            getattr(handle, name).restype = None
+    loaded.long.paceline_set_threads(usable_cores())
+    return loaded
+
+
+def available() -> bool:
+    return library() is not None
+
+
+def serves(x: Tensor) -> bool:
+    """Whether an operation on `x` runs natively: float32 on the CPU, and nobody wants its gradient."""
+    return x.is_cpu and x.dtype is torch.float32 and not x.requires_grad and library() is not None
+
+
+def set_num_threads(count: int) -> None:
+    """Threads the native kernels share, by default one for each usable core. Results do not depend on it."""
+    loaded = library()
+    if loaded is not None:
+        loaded.long.paceline_set_threads(count)
+
+
+@contextmanager
+def quiet_torch() -> Iterator[None]:
+    """Torch computes on one thread meanwhile, in the calling thread: two pools that spin on the same cores are far slower
+    than either alone. Without native kernels nothing changes."""
+    before = torch.get_num_threads()
+    if available():
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _build() -> Path:
+    """The shared object for these sources, compiler and CPU. Safe to race: it appears under its name complete."""
+    sources = sorted(_SOURCES.glob("*.[ch]"))
+    compiler, flags = _compiler(), _flags()
+    version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    parts = [*compiler, *flags, version, _cpu(), *(file.name + file.read_text() for file in sources)]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
+    target = folder / f"kernels-{digest}.so"
+    if not target.exists():
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=folder) as work:
+            built = Path(work) / target.name
+            files = [str(file) for file in sources if file.suffix == ".c"]
+            subprocess.run(
+                [*compiler, *flags, "-o", str(built), *files, "-lm"], capture_output=True, text=True, check=True
+            )
+            os.replace(built, target)
+    return target
+
+
+def _compiler() -> list[str]:
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        if name and shutil.which(name.split()[0]):
+            return name.split()
+    if find_spec("ziglang") is not None:
+        return [sys.executable, "-m", "ziglang", "cc"]
+    raise FileNotFoundError("no C compiler was found")
+
+
+def _flags() -> list[str]:
+    tune = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    # -ffp-contract=off: the fused multiply-adds are the ones written down, in every instantiation of a kernel
+    fixed = "-O3 -std=gnu11 -shared -fPIC -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno"
+    return [tune, *fixed.split()]
+
+
+def _cpu() -> str:
+    """What -march=native depends on."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    return "\n".join(
+        sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    )

@@ -1,0 +1,1 @@
+"""Triton kernels for sampling, acceptance and draft trees."""

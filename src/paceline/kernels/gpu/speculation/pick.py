@@ -1,0 +1,255 @@
+"""Tokens picked from logits on the device: argmax((x - max x) / T + G), the rule of `speculation/verification/distribution.py`.
+
+A row is cut into chunks of columns, so that a single row still fills the device; the last chunk to finish compares them
+all, and equal scores fall to the lower id whichever that was.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
+from paceline.kernels.gpu.speculation.noise import gumbel, noise_bits
+
+_TRUNCATION_BYTES = 40
+"""On the way, for each logit."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PickScratch:
+    """For at most R rows of V columns, C chunks each."""
+
+    chunk: int
+    maxima: Tensor  # [R, C] float32, of the logits
+    scores: Tensor  # [R, C] float32, the best of each chunk
+    orders: Tensor  # [R, C] int32, and where it stands among equals
+    arrived: Tensor  # [R] int32, zero between launches
+
+
+def pick_scratch(num_rows: int, vocab_size: int, device: torch.device | str) -> PickScratch:
+    chunk = 1024 if num_rows <= 16 else 4096
+    shape = (num_rows, triton.cdiv(vocab_size, chunk))
+    return PickScratch(
+        chunk,
+        torch.empty(shape, device=device),
+        torch.empty(shape, device=device),
+        torch.empty(shape, dtype=torch.int32, device=device),
+        torch.zeros(num_rows, dtype=torch.int32, device=device),
+    )
+
+
+def pick(
+    logits: Tensor,  # [R, V] float32, bfloat16 or float16
+    temperature: Tensor,  # [R] float32, 0: greedy
+    streams: Tensor,  # [R] int64, purpose, seed and choice mixed to 64 bits
+    positions: Tensor,  # [R] int64, absolute, of the token to be picked
+    scratch: PickScratch | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """[R] int64. Two launches: the maximum of a row must be known before its first score."""
+    rows, vocab_size = logits.shape
+    assert logits.stride(1) == 1
+    scratch = pick_scratch(rows, vocab_size, logits.device) if scratch is None else scratch
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
+    chunks = triton.cdiv(vocab_size, scratch.chunk)
+    _maxima[(rows, chunks)](
+        logits, scratch.maxima, logits.stride(0), V=vocab_size, CHUNKS=chunks, CHUNK=scratch.chunk,
+        num_warps=4, **PDL,
+    )  # fmt: skip
+    _launch(logits, logits, temperature, streams, positions, positions, scratch, out, "sampled")
+    return out
+
+
+def pick_greedy(logits: Tensor, scratch: PickScratch | None = None, out: Tensor | None = None) -> Tensor:
+    """[R] int64, the arg-max of each row of logits [R, V], equal ones by lower id. One launch."""
+    rows, vocab_size = logits.shape
+    assert logits.stride(1) == 1
+    scratch = pick_scratch(rows, vocab_size, logits.device) if scratch is None else scratch
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
+    _launch(logits, logits, logits, logits, logits, logits, scratch, out, "greedy")
+    return out
+
+
+def pick_truncated(
+    logits: Tensor,  # [R, V]
+    temperature: Tensor,  # [R] float32, 0: greedy
+    streams: Tensor,  # [R] int64
+    positions: Tensor,  # [R] int64
+    top_k: Tensor,  # [R] int64, 0: off
+    top_p: Tensor,  # [R] float64, 1: off
+    min_p: Tensor,  # [R] float32, 0: off
+    scratch: PickScratch | None = None,
+    out: Tensor | None = None,
+    max_bytes: int | None = None,
+) -> Tensor:
+    """[R] int64: min-p, then top-k, then top-p over what is left, then the pick, as `truncation.py` ranks and
+    sums. Rows that truncate nothing, greedy ones included, get what `pick` gives them. Sorts whole rows, all
+    at once or as many as `max_bytes` are enough for, but waits for nothing and has one shape, so a CUDA graph can hold it."""
+    rows, vocab_size = logits.shape
+    scratch = pick_scratch(rows, vocab_size, logits.device) if scratch is None else scratch
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
+    step = rows
+    if max_bytes is not None:
+        step = max(16, max_bytes // (_TRUNCATION_BYTES * vocab_size) // 16 * 16)  # slices begin at aligned addresses
+    for first in range(0, rows, step):
+        some = slice(first, first + step)
+        noise = temperature[some], streams[some], positions[some]
+        _pick_truncated(logits[some], *noise, top_k[some], top_p[some], min_p[some], scratch, out[some])
+    return out
+
+
+def _pick_truncated(
+    logits: Tensor,
+    temperature: Tensor,
+    streams: Tensor,
+    positions: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    scratch: PickScratch,
+    out: Tensor,
+) -> None:
+    vocab_size = logits.shape[1]
+    wide = logits.float()
+    divisor = torch.where(temperature > 0.0, temperature, 1.0).unsqueeze(1)
+    scores = (wide - wide.amax(1, keepdim=True)).div_(divisor)
+    ranked, tokens = scores.sort(dim=1, descending=True, stable=True)
+    limit = torch.where(top_k > 0, top_k, vocab_size).clamp(max=vocab_size).unsqueeze(1)
+    share = torch.where(top_p < 1.0, top_p, torch.inf).unsqueeze(1)
+    floor = min_p.log().unsqueeze(1)
+    is_whole = (limit == vocab_size) & (share > 1.0) & (floor == -torch.inf)
+
+    keep = (ranked >= floor) & (ranked > -torch.inf) & (torch.arange(vocab_size, device=ranked.device) < limit)
+    mass = ranked.to(torch.float64).exp_().masked_fill_(~keep, 0.0)
+    before = mass.cumsum(1).sub_(mass)
+    # What top-p is a share of: the top-k where there is one, else every token above the floor, summed as float32
+    above = scores.exp().masked_fill_(scores < floor, 0.0)
+    total = torch.where(limit < vocab_size, mass.sum(1, keepdim=True), above.sum(1, keepdim=True, dtype=torch.float64))
+    ranked.masked_fill_(~(keep & (before < share * total)), -torch.inf)
+    _launch(ranked, tokens, temperature, streams, positions, is_whole, scratch, out, "ranked")
+
+
+def _launch(
+    logits: Tensor,
+    tokens: Tensor,
+    temperature: Tensor,
+    streams: Tensor,
+    positions: Tensor,
+    is_whole: Tensor,
+    scratch: PickScratch,
+    out: Tensor,
+    kind: str,
+) -> None:
+    rows, vocab_size = logits.shape
+    assert len(scratch.arrived) >= rows
+    assert scratch.scores.shape[1] == triton.cdiv(vocab_size, scratch.chunk)
+    chunks = scratch.scores.shape[1]
+    _pick[(rows, chunks)](
+        logits,
+        tokens,
+        temperature,
+        streams,
+        positions,
+        is_whole,
+        scratch.maxima,
+        scratch.scores,
+        scratch.orders,
+        scratch.arrived,
+        out,
+        logits.stride(0),
+        KIND=kind,
+        V=vocab_size,
+        CHUNKS=chunks,
+        PADDED=triton.next_power_of_2(chunks),
+        CHUNK=scratch.chunk,
+        num_warps=4,
+        **PDL,
+    )
+
+
+@triton.jit
+def _maxima(
+    logits,
+    maxima,
+    stride,
+    V: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    gdc_wait(PDL)
+    gdc_launch(PDL)
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    x = tl.load(logits + row.to(tl.int64) * stride + column, mask=column < V, other=float("-inf")).to(tl.float32)
+    tl.store(maxima + row * CHUNKS + chunk, tl.max(x, 0))
+
+
+@triton.jit
+def _pick(
+    logits,
+    tokens,
+    temperature,
+    streams,
+    positions,
+    is_whole,
+    maxima,
+    scores,
+    orders,
+    arrived,
+    out,
+    stride,
+    KIND: tl.constexpr,  # greedy: logits as they are; sampled: scaled, with noise; ranked: scaled and sorted before
+    V: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PADDED: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    gdc_wait(PDL)
+    gdc_launch(PDL)
+    row, chunk = tl.program_id(0), tl.program_id(1)
+    each = tl.arange(0, PADDED)
+    line = row.to(tl.int64) * stride
+    column = chunk * CHUNK + tl.arange(0, CHUNK)
+    is_kept = column < V
+    score = tl.load(logits + line + column, mask=is_kept, other=float("-inf")).to(tl.float32)
+    order = column  # equal scores fall to the lowest
+    if KIND != "greedy":
+        heat = tl.load(temperature + row)
+        token = column
+        if KIND == "ranked":
+            token = tl.load(tokens + line + column, mask=is_kept, other=0).to(tl.int32)
+            order = tl.where(tl.load(is_whole + row) != 0, token, column)
+        if heat > 0.0:
+            if KIND == "sampled":
+                best = tl.max(tl.load(maxima + row * CHUNKS + each, mask=each < CHUNKS, other=float("-inf")), 0)
+                # IEEE division, as torch has it: Triton's own is off by up to two units in the last place
+                score = tl.div_rn(score - best, tl.full([CHUNK], 1.0, tl.float32) * heat)
+            stream = tl.load(streams + row).to(tl.uint64, bitcast=True)
+            position = tl.load(positions + row).to(tl.uint64, bitcast=True)
+            score += gumbel(noise_bits(stream, position, token))
+    score = tl.where(is_kept, score, float("-inf"))
+    best = tl.max(score, 0)
+    first = tl.min(tl.where((score == best) & is_kept, order, 0x7FFFFFFF), 0)
+
+    if CHUNKS > 1:
+        tl.store(scores + row * CHUNKS + chunk, best)
+        tl.store(orders + row * CHUNKS + chunk, first)
+        tl.debug_barrier()  # both are stored before the count says so
+        if tl.atomic_add(arrived + row, 1, sem="acq_rel") != CHUNKS - 1:
+            return
+        tl.store(arrived + row, 0)
+        is_chunk = each < CHUNKS
+        score = tl.load(scores + row * CHUNKS + each, mask=is_chunk, other=float("-inf"), cache_modifier=".cg")
+        order = tl.load(orders + row * CHUNKS + each, mask=is_chunk, other=0x7FFFFFFF, cache_modifier=".cg")
+        best = tl.max(score, 0)
+        first = tl.min(tl.where(score == best, order, 0x7FFFFFFF), 0)
+    winner = tl.minimum(first, V - 1).to(tl.int64)  # logits that are all NaN still give a token
+    if KIND == "ranked":
+        at_rank = tl.load(tokens + line + winner)
+        winner = tl.where(tl.load(is_whole + row) != 0, winner, at_rank)
+    tl.store(out + row, winner)

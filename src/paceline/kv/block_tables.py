@@ -1,0 +1,102 @@
+"""Which blocks each sequence holds. One instance per model: the target's tables and a draft's are separate books."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.kv_events import BlocksStored
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kv.block_pool import BlockPool
+from paceline.kv.prefix import block_key, chain_keys, root_key
+
+
+def blocks_for(num_tokens: int) -> int:
+    return -(-num_tokens // BLOCK_SIZE)
+
+
+@dataclass(slots=True)
+class _Table:
+    parent: bytes
+    """Key of the last published block, or of the root."""
+    blocks: list[int] = field(default_factory=list)
+    num_published: int = 0
+    salt: str = ""
+
+
+class BlockTables:
+    """Opens, grows, rolls back and closes the block tables of sequences over one pool."""
+
+    def __init__(self, num_blocks: int, prefix_caching: bool = True) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.prefix_caching = prefix_caching
+        self._tables: dict[int, _Table] = {}
+
+    def __contains__(self, sequence_id: int) -> bool:
+        return sequence_id in self._tables
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def blocks(self, sequence_id: int) -> Sequence[int]:
+        """A live view that only grows: rolled back, a sequence gets another one."""
+        return self._tables[sequence_id].blocks
+
+    def capacity(self, sequence_id: int) -> int:
+        """Tokens that the sequence's blocks can hold."""
+        return len(self._tables[sequence_id].blocks) * BLOCK_SIZE
+
+    def find(self, ids: Sequence[int], salt: str) -> tuple[list[int], list[bytes]]:
+        """Blocks and keys of the longest cached prefix of `ids`, leaving at least its last token to compute."""
+        if not self.prefix_caching:
+            return [], []
+        keys = chain_keys(ids[: len(ids) - 1], salt)
+        blocks = self.pool.find(keys)
+        return blocks, keys[: len(blocks)]
+
+    def open(self, sequence_id: int, ids: Sequence[int], salt: str) -> int:
+        """Start a table on the longest cached prefix; returns how many tokens that is."""
+        blocks, keys = self.find(ids, salt)
+        self.pool.hold(blocks)
+        parent = keys[-1] if keys else root_key(salt)
+        self._tables[sequence_id] = _Table(parent, blocks, len(blocks), salt)
+        return len(blocks) * BLOCK_SIZE
+
+    def grow(self, sequence_id: int, num_tokens: int) -> bool:
+        """Make room for `num_tokens` in all. False, and nothing changes, when the pool cannot give that much."""
+        table = self._tables[sequence_id]
+        missing = blocks_for(num_tokens) - len(table.blocks)
+        if missing <= 0:
+            return True
+        if missing > self.pool.num_free:
+            return False
+        table.blocks.extend(self.pool.take(missing))
+        return True
+
+    def shrink(self, sequence_id: int, num_tokens: int) -> None:
+        """Roll back: give up the blocks past `num_tokens`. What they held is gone, what is before is untouched."""
+        table = self._tables[sequence_id]
+        keep = max(blocks_for(num_tokens), table.num_published)
+        if keep < len(table.blocks):
+            self.pool.release(table.blocks[keep:])
+            table.blocks = table.blocks[:keep]
+
+    def publish(self, sequence_id: int, ids: Sequence[int], num_computed: int) -> None:
+        """Announce every block that is now full of committed *and* computed tokens."""
+        if not self.prefix_caching:
+            return
+        table = self._tables[sequence_id]
+        while (end := (table.num_published + 1) * BLOCK_SIZE) <= num_computed:
+            tokens = ids[end - BLOCK_SIZE : end]
+            parent, table.parent = table.parent, block_key(table.parent, tokens)
+            is_new = self.pool.publish(table.blocks[table.num_published], table.parent)
+            if is_new and self.pool.listener is not None:
+                above = parent if table.num_published else None
+                self.pool.listener(
+                    BlocksStored((table.parent,), above, tuple(tokens), table.salt, block_size=BLOCK_SIZE)
+                )
+            table.num_published += 1
+
+    def close(self, sequence_id: int) -> None:
+        """Let go of everything the sequence held. Closing what is not open is no error: cancellation may come twice."""
+        table = self._tables.pop(sequence_id, None)
+        if table is not None:
+            self.pool.release(table.blocks)

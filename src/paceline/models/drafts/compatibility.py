@@ -1,0 +1,98 @@
+"""May this draft ride in front of that target? Tokens must mean the same to both, and turns end alike."""
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from paceline.core.errors import IncompatibleDraft
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.tokenizer.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """sha256 of each part that has to agree."""
+
+    vocabulary: str
+    merges: str
+    special_tokens: str
+    stop_tokens: str
+    chat_template: str | None
+    """None for a model without one: a base model is free to draft."""
+
+
+def fingerprint(tokenizer: Tokenizer) -> Fingerprint:
+    return Fingerprint(
+        vocabulary=_sha256(_by_id(tokenizer)),
+        merges=_sha256(_merges(tokenizer)),
+        special_tokens=_sha256(_special(tokenizer)),
+        stop_tokens=_sha256(sorted(tokenizer.eos_ids)),
+        chat_template=None if tokenizer.chat_template is None else _sha256(tokenizer.chat_template.strip()),
+    )
+
+
+def check_compatible(target: Tokenizer, draft: Tokenizer) -> None:
+    """Raise `IncompatibleDraft`, with both checksums and the first difference, unless every part agrees.
+
+    Embeddings of different sizes are fine: see `proposable_ids`.
+    """
+    ours, theirs = fingerprint(target), fingerprint(draft)
+    for field in fields(Fingerprint):
+        one, other = getattr(ours, field.name), getattr(theirs, field.name)
+        if one == other or (field.name == "chat_template" and None in (one, other)):
+            continue
+        part, why = field.name.replace("_", " "), _difference(field.name, target, draft)
+        raise IncompatibleDraft(
+            f"target and draft differ in their {part}: {why} (sha256 of the target's {one}, of the draft's {other}); "
+            "choose a draft of the target's own family"
+        )
+
+
+def proposable_ids(target: ModelConfig, draft: ModelConfig) -> range:
+    """Token ids a draft may propose: those that both embeddings have.
+
+    Rows beyond the tokenizer's own ids are padding; a target does not pick them, so proposing one only wastes a draft.
+    """
+    return range(min(target.vocab_size, draft.vocab_size))
+
+
+def _difference(part: str, target: Tokenizer, draft: Tokenizer) -> str:
+    if part == "vocabulary":
+        ours, theirs = dict(_by_id(target)), dict(_by_id(draft))
+        i = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
+        return f"token {i} is {_quoted(ours.get(i))} in the target and {_quoted(theirs.get(i))} in the draft"
+    if part == "merges":
+        one, other = _merges(target), _merges(draft)
+        i = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+        a, b = (" + ".join(m[i]) if i < len(m) else None for m in (one, other))
+        return f"merge {i} is {_quoted(a)} in the target and {_quoted(b)} in the draft"
+    if part == "special_tokens":
+        i, token = min(set(_special(target)) ^ set(_special(draft)))
+        return f"token {i} ({token!r}) is special only in the {'target' if i in target.special_ids else 'draft'}"
+    if part == "stop_tokens":
+        return f"the target stops at {sorted(target.eos_ids)}, the draft at {sorted(draft.eos_ids)}"
+    a, b = (tokenizer.chat_template or "" for tokenizer in (target, draft))
+    i = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return f"from character {i} on the target has {a[i : i + 30]!r} and the draft {b[i : i + 30]!r}"
+
+
+def _by_id(tokenizer: Tokenizer) -> list[tuple[int, str]]:
+    return sorted((i, token) for token, i in tokenizer.vocab.items())
+
+
+def _merges(tokenizer: Tokenizer) -> list[list[str]]:
+    merges = json.loads(tokenizer.to_json())["model"].get("merges", [])
+    return [merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges]
+
+
+def _special(tokenizer: Tokenizer) -> list[tuple[int, str]]:
+    return [(i, tokenizer.token(i) or "") for i in sorted(tokenizer.special_ids)]
+
+
+def _quoted(token: str | None) -> str:
+    return "absent" if token is None else repr(token)
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, ensure_ascii=False).encode()).hexdigest()

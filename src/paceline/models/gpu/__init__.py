@@ -1,0 +1,1 @@
+"""Models on a GPU: fused decoding, ragged prefill, memory."""

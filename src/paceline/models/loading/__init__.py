@@ -1,0 +1,1 @@
+"""Weights from safetensors folders, GGUF files, the hub cache and peers."""

@@ -1,0 +1,80 @@
+"""A Hugging Face folder as a checkpoint: config.json, one or many safetensors files, tokenizer files."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from paceline.core.errors import UnsupportedModel
+from paceline.kernels.weights import Dense, Weight
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.loading.checkpoint import Checkpoint
+from paceline.models.loading.prequantized import DTYPES, SCALES, with_scales
+from paceline.models.tokenizer.tokenizer import tokenizer_from_folder
+
+
+def open_folder(folder: Path) -> Checkpoint:
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UnsupportedModel(
+            f"{folder} has no config.json: give a folder as saved by `save_pretrained`, or a .gguf file"
+        )
+    config = ModelConfig.from_hf(json.loads(path.read_text("utf-8")))
+    return Checkpoint(folder.name, config, FolderWeights(folder), lambda: tokenizer_from_folder(folder))
+
+
+class FolderWeights:
+    """`Weights` over the safetensors files of a folder, memory mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[Path, safe_open] = {}
+        index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+        if index.is_file():
+            shards = json.loads(index.read_text("utf-8"))["weight_map"]
+            missing = sorted({shard for shard in shards.values() if not (folder / shard).is_file()})
+            if missing:
+                raise UnsupportedModel(f"{folder} lacks {', '.join(missing)}: download the model again")
+            self._shards = {name: folder / shard for name, shard in shards.items()}
+        elif single.is_file():
+            self._shards = dict.fromkeys(self._file(single).keys(), single)
+        else:
+            raise UnsupportedModel(
+                f"{folder} has no model.safetensors; pickled weights are not read: save with `safe_serialization=True`"
+            )
+
+    @property
+    def file_bytes(self) -> int:
+        """Of the files that hold weights; a folder may have others beside them, with the same weights in another layout."""
+        return sum(path.stat().st_size for path in set(self._shards.values()))
+
+    def names(self) -> frozenset[str]:
+        return frozenset(self._shards)
+
+    def matrix(self, name: str) -> Weight:
+        values = self._tensor(name)
+        if values.dtype in DTYPES:
+            stem = name.removesuffix("weight")
+            scale = next((stem + suffix for suffix in SCALES if stem + suffix in self._shards), None)
+            if scale is None:
+                raise UnsupportedModel(f"{name} is {values.dtype} and has no {' or '.join(SCALES)} beside it")
+            return with_scales(name, values, self._tensor(scale))
+        if values.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            raise UnsupportedModel(
+                f"{name} is {values.dtype}; supported: float32, float16, bfloat16, and int8 or float8_e4m3fn with scales"
+            )
+        return Dense(values)
+
+    def vector(self, name: str) -> Tensor:
+        return self._tensor(name).float()
+
+    def _tensor(self, name: str) -> Tensor:
+        if name not in self._shards:
+            raise UnsupportedModel(f"the checkpoint has no weight {name}")
+        return self._file(self._shards[name]).get_tensor(name)
+
+    def _file(self, path: Path) -> safe_open:
+        if path not in self._files:
+            self._files[path] = safe_open(path, "pt")
+        return self._files[path]

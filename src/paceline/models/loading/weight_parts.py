@@ -1,0 +1,92 @@
+"""A model's weights in the parts they travel and load in: what is needed first, then layer by layer.
+
+0        the tokenizer
+1        `tables`: embedding and head, which drafts may borrow, and every norm and bias, which are small
+2, 3, …  the matrices of layer 0, 1, …
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.linear import LinearWeight
+from paceline.kernels.quantized import Quantization
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.architectures.llama import DecoderModel, Loader, layer_matrices, layer_vectors
+from paceline.models.loading.checkpoint import Checkpoint
+from paceline.models.loading.load import stored_weights
+
+Piece = LinearWeight | Tensor
+MATRICES = ("qkv", "output", "gate_up", "down")
+VECTORS = ("input_norm", "post_attention_norm", "qkv_bias", "q_norm", "k_norm")
+"""Of a layer; the last three where its family has them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Which part is which."""
+
+    num_layers: int
+    tokenizer: int = 0
+    tables: int = 1
+
+    @staticmethod
+    def of(config: ModelConfig) -> "Parts":
+        return Parts(config.num_layers)
+
+    @property
+    def count(self) -> int:
+        return 2 + self.num_layers
+
+    def layer(self, number: int) -> int:
+        return 2 + number
+
+    def is_layer(self, part: int) -> bool:
+        return 2 <= part < 2 + self.num_layers
+
+    def name(self, part: int) -> str:
+        return f"layer {part - 2}" if self.is_layer(part) else ("tokenizer", "tables")[part]
+
+
+def part_of(model: DecoderModel, part: int) -> dict[str, Piece]:
+    """What a model holds of a part other than the tokenizer."""
+    parts = Parts.of(model.config)
+    if parts.is_layer(part):
+        layer = model.layers[part - parts.layer(0)]
+        return {name: getattr(layer, name) for name in MATRICES}
+    tables: dict[str, Piece] = {"embedding": model.embedding}
+    if not model.config.tie_embeddings:
+        tables["head"] = model.head
+    return {**tables, "final_norm": model.norms_after[-1], **_vectors(model)}
+
+
+class StoredParts:
+    """The same parts made from a checkpoint, as `load_model` would make them."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: Quantization | None,
+    ) -> None:
+        self._config, self._parts = checkpoint.config, Parts.of(checkpoint.config)
+        self._load = Loader(stored_weights(checkpoint, device, quantization), device, dtype)
+
+    def read(self, part: int) -> dict[str, Piece]:
+        if self._parts.is_layer(part):
+            return dict(layer_matrices(self._load, f"model.layers.{part - self._parts.layer(0)}"))
+        pieces: dict[str, Piece] = {"embedding": self._load.matrix("model.embed_tokens")}
+        if not self._config.tie_embeddings:
+            pieces["head"] = self._load.matrix("lm_head")
+        pieces["final_norm"] = self._load.vector("model.norm.weight")
+        for i in range(self._config.num_layers):
+            vectors = layer_vectors(self._config, self._load, f"model.layers.{i}")
+            pieces.update({f"layers.{i}.{name}": vector for name, vector in vectors.items()})
+        return pieces
+
+
+def _vectors(model: DecoderModel) -> dict[str, Piece]:
+    found = {(i, name): getattr(layer, name, None) for i, layer in enumerate(model.layers) for name in VECTORS}
+    return {f"layers.{i}.{name}": vector for (i, name), vector in found.items() if vector is not None}

@@ -1,0 +1,61 @@
+"""A model split over several devices, seen from rank 0: loaded like another, run like another."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.architectures.output import ForwardOutput
+from paceline.models.loading.load import LoadedModel, load_model, open_checkpoint
+from paceline.models.parallel.ranks import Allocate, Forward, Move, Ranks, RankSpec, all_reduce
+from paceline.models.parallel.shards import Shard, check_split
+from paceline.models.runner import ModelRunner, Span
+
+
+def load_parallel(spec: RankSpec) -> tuple[LoadedModel, Ranks]:
+    """Rank 0's share of the model, its `config` being that of the share, and the ranks that have the others."""
+    check_split(open_checkpoint(spec.model).config, spec.size)
+    ranks = Ranks.start(spec)
+    try:
+        shard = Shard(0, spec.size, all_reduce)
+        loaded = load_model(spec.model, spec.device_of(0), spec.dtype, spec.quantization, shard)
+        ranks.join()
+    except BaseException:
+        ranks.close()
+        raise
+    return loaded, ranks
+
+
+class ParallelRunner(ModelRunner):
+    """A `ModelRunner` whose passes the other ranks compute along with it."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        num_blocks: int,
+        ranks: Ranks,
+        kv_dtype: torch.dtype | None = None,
+        cache: Sequence[tuple[Tensor, Tensor]] | None = None,
+    ) -> None:
+        self._ranks = ranks
+        if cache is None:
+            ranks.tell(Allocate(num_blocks, kv_dtype))
+        super().__init__(model, num_blocks, kv_dtype, cache)
+
+    def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
+        self._ranks.tell(Forward(tuple(spans), self.model.config.num_layers))
+        with self._ranks.watched():
+            return super().forward(spans, capture, last_hidden)
+
+    def sharing(self, model: DecoderModel) -> ModelRunner:
+        cache = self.cache[: model.config.num_layers]
+        return ParallelRunner(model, self.num_blocks, self._ranks, cache=cache)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        if sources:
+            self._ranks.tell(Move(tuple(sources), tuple(targets)))
+            super().move(sources, targets)
+
+    def close(self) -> None:
+        self._ranks.close()

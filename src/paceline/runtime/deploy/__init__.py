@@ -1,0 +1,1 @@
+"""Workers as local processes or Ray actors, and the cluster file that describes them."""

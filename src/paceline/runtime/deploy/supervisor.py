@@ -1,0 +1,148 @@
+"""Starts workers as processes of this machine, restarts those that die, and leaves nothing behind."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paceline.cluster.health.backoff import Backoff
+from paceline.core.clock import Clock, WallClock
+from paceline.runtime.deploy.worker_spec import WorkerSpec
+
+logger = logging.getLogger(__name__)
+
+GRACE = 10.0
+"""Seconds a worker gets to end by itself."""
+POLL = 0.1
+LAST_BYTES = 4096
+
+
+def worker_command(spec: WorkerSpec) -> list[str]:
+    return [sys.executable, "-m", "paceline.runtime.deploy.worker", spec.to_json()]
+
+
+@dataclass(slots=True, eq=False)
+class _Child:
+    spec: WorkerSpec
+    backoff: Backoff = field(default_factory=Backoff)
+    process: "subprocess.Popen[bytes] | None" = None
+    started: float = 0.0
+    due: float = 0.0
+    """When to start it again."""
+
+
+class Supervisor:
+    """One thread calls `start`, `poll` and `stop`.
+
+    A worker's standard input is a pipe from here: should this process vanish, the pipe closes and the worker ends too.
+    Workers are in a session of their own, so that Ctrl-C reaches only whoever supervises them.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[WorkerSpec],
+        log_dir: Path,
+        command: Callable[[WorkerSpec], list[str]] = worker_command,
+        clock: Clock | None = None,
+    ) -> None:
+        self._children = [_Child(spec) for spec in specs]
+        self._log_dir = log_dir
+        self._command = command
+        self._clock = clock or WallClock()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of the workers that run, by name."""
+        return {c.spec.name: c.process.pid for c in self._children if c.process is not None}
+
+    def start(self) -> None:
+        self._log_dir.mkdir(parents=True, exist_ok=True)
+        for child in self._children:
+            self._spawn(child)
+
+    def poll(self) -> None:
+        """Notice who died, and start again who waited long enough."""
+        now = self._clock.now()
+        for child in self._children:
+            if child.process is not None:
+                code = child.process.poll()
+                if code is None:
+                    continue
+                wait = child.backoff.delay(now - child.started)
+                why = _last_error(self._log(child)) if code > 0 else ""
+                logger.warning(
+                    "%s ended with %s%s; it is started again in %.1f s", child.spec.name, _how(code), why, wait
+                )
+                self._release(child)
+                child.due = now + wait
+            if now >= child.due:
+                self._spawn(child)
+
+    def run(self, stop: threading.Event) -> None:
+        """Supervise until `stop` is set, then stop everybody."""
+        try:
+            while not stop.wait(POLL):
+                self.poll()
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ask everybody to end, and end who does not. Touches only what was started here."""
+        running = [child for child in self._children if child.process is not None]
+        for child in running:
+            assert child.process is not None
+            child.process.terminate()
+        deadline = self._clock.now() + GRACE
+        for child in running:
+            assert child.process is not None
+            try:
+                child.process.wait(max(0.0, deadline - self._clock.now()))
+            except subprocess.TimeoutExpired:
+                logger.warning("%s did not end in %.0f s and is killed", child.spec.name, GRACE)
+                child.process.kill()
+                child.process.wait()
+            self._release(child)
+
+    def _spawn(self, child: _Child) -> None:
+        with self._log(child).open("ab") as log:
+            child.process = subprocess.Popen(
+                self._command(child.spec), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
+        child.started = self._clock.now()
+
+    def _log(self, child: _Child) -> Path:
+        return self._log_dir / f"{child.spec.name}.log"
+
+    @staticmethod
+    def _release(child: _Child) -> None:
+        assert child.process is not None
+        assert child.process.stdin is not None
+        child.process.stdin.close()
+        child.process = None
+
+
+def _last_error(log: Path) -> str:
+    """` (what it said)`, if the last thing a worker said was an error: its own, or the end of a traceback."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:  # somebody has cleared it away
+        return ""
+    last = lines[-1].strip() if lines else ""
+    try:
+        record = json.loads(last)
+        last = record["message"] if record["level"] in ("error", "critical") else ""
+    except (ValueError, KeyError, TypeError):
+        pass
+    return f" ({last})" if last else ""
+
+
+def _how(code: int) -> str:
+    return f"status {code}" if code >= 0 else signal.Signals(-code).name

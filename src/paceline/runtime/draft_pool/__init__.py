@@ -1,0 +1,1 @@
+"""The proposer `pool`: a target worker's connections to draft workers."""

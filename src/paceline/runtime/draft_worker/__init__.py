@@ -1,0 +1,1 @@
+"""A draft worker: schedules, drafts ahead, answers targets."""

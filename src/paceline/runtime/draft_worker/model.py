@@ -1,0 +1,44 @@
+"""What a draft worker drafts with: a model of its own, or a trained draft in its target's embedding and head."""
+
+import torch
+
+from paceline.core.errors import IncompatibleDraft, InvalidConfig, UnsupportedModel
+from paceline.engine.build import pick_dtype, pick_quantization
+from paceline.models.drafts.folder import DraftFolder
+from paceline.models.drafts.load import find_draft, load_draft, load_tables
+from paceline.models.loading.load import LoadedModel
+from paceline.runtime.deploy.worker_spec import WorkerSpec
+from paceline.runtime.weights.manager import WeightSide
+
+
+def load_draft_model(
+    spec: WorkerSpec, device: torch.device, weights: WeightSide
+) -> tuple[LoadedModel, LoadedModel | None]:
+    """All of it, and the tables it borrows. A whole model may come from a peer; a trained draft, a few megabytes, is read from
+    disk by everybody."""
+    config = spec.engine
+    dtype = pick_dtype(config.dtype, device)
+    folder = _folder(config.model)
+    if folder is None:
+        loaded = weights.load(config.model, device, dtype, pick_quantization(config.quantization))
+        weights.wait()
+        return loaded, None
+    if folder.kind != "distilled":
+        raise IncompatibleDraft(
+            f"{folder.name} ({folder.kind}) drafts from hidden states, which stay with the target: name it as `draft` of the "
+            "target pool. A draft pool takes whole models and distilled drafts"
+        )
+    if config.quantization != "none":
+        raise InvalidConfig(f"{folder.name} was trained and saved as it is: leave out `quantization` of its pool")
+    assert spec.target is not None
+    tables = load_tables(spec.target, device, dtype)
+    draft = load_draft(folder, tables)
+    assert isinstance(draft, LoadedModel)
+    return draft, tables
+
+
+def _folder(name: str) -> DraftFolder | None:
+    try:
+        return find_draft(name)
+    except UnsupportedModel:  # not on this machine: peers may have it
+        return None

@@ -1,0 +1,1 @@
+"""Prompts computed by a prefill worker and decoded by another worker."""

@@ -1,0 +1,1 @@
+"""KV events: published by workers, followed by gateways."""

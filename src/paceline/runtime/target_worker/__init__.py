@@ -1,0 +1,1 @@
+"""A target worker: an engine behind a socket."""

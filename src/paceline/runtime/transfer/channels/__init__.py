@@ -1,0 +1,1 @@
+"""Transports for bulk data: sockets, shared memory, NIXL, files."""

@@ -1,0 +1,1 @@
+"""Weights streamed from workers that already have them."""

@@ -1,0 +1,1 @@
+"""Messages, sockets, keys: what every connection between workers uses."""

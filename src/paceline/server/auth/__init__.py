@@ -1,0 +1,1 @@
+"""API keys, rate limits, TLS, strict mode and its audit log."""

@@ -1,0 +1,1 @@
+"""Settings of the server: file, environment, command line, run-time flags."""

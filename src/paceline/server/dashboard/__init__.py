@@ -1,0 +1,1 @@
+"""The dashboard: its data and its static files."""

@@ -1,0 +1,1 @@
+"""Admission, sessions and streams of HTTP requests."""

@@ -1,0 +1,1 @@
+"""Engine output as OpenAI responses and streams."""

@@ -1,0 +1,1 @@
+"""Tool calls: prompts and parsing."""

@@ -1,1 +1,0 @@
-"""The bodies of requests and responses, as OpenAPI documents them."""

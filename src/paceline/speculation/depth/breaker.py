@@ -1,0 +1,132 @@
+"""A circuit breaker per traffic category: after repeated loss, no drafts and no draft prefill until a probe goes well.
+
+    closed --(`trips` lossy windows running)--> open --(cool-down)--> half open --(one good window)--> closed
+                                                  ^------------------(one lossy window)-----------------'
+
+A window is `window` rounds. It is lossy if its mean measured `gain` over plain decoding is under 1; where gain is not
+known, if its acceptance is under `threshold`. Acceptance is alpha, accepted / tested, since a threshold on accepted /
+drafted means another thing at every depth: at alpha 0.7 and depth 4 the latter averages 0.44, and a single round is
+under 0.5 half of the time, so three such rounds running turn up every dozen rounds of healthy traffic. Sixteen rounds
+hold about forty tested drafts; their alpha stays within 0.07 of the truth two times in three, and three windows
+running under 0.4 do not happen at alpha 0.7. At alpha 0.2 the breaker opens after 48 rounds.
+
+The published rule, three low rounds running, is `BreakerRule(threshold, window=1, conditional=False)`.
+"""
+
+import sys
+from dataclasses import dataclass
+from enum import Enum
+
+from paceline.core.errors import InvalidConfig
+from paceline.speculation.depth.acceptance import known_positions
+
+UNLIMITED = sys.maxsize
+
+
+class BreakerState(Enum):
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half open"
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerRule:
+    threshold: float = 0.4
+    """Acceptance under which a window is lossy: the configuration's `draft_acceptance_threshold`."""
+    trips: int = 3
+    window: int = 16
+    conditional: bool = True
+    """Judge alpha (accepted / tested); False: accepted / drafted, as the published rule does."""
+    cooldown: float = 5.0
+    """Seconds; doubles with every probe that fails, up to `max_cooldown`."""
+    max_cooldown: float = 120.0
+    probes: int = 1
+    """Sequences that may draft while half open."""
+
+    def __post_init__(self) -> None:
+        checks = (
+            ("draft_acceptance_threshold", 0.0 <= self.threshold <= 1.0, "in [0, 1]", self.threshold),
+            ("trips", self.trips >= 1, "at least 1", self.trips),
+            ("window", self.window >= 1, "at least 1", self.window),
+            ("cooldown", 0.0 < self.cooldown <= self.max_cooldown, "over 0, at most max_cooldown", self.cooldown),
+            ("probes", self.probes >= 1, "at least 1", self.probes),
+        )
+        for name, good, allowed, value in checks:
+            if not good:
+                raise InvalidConfig(f"{name} must be {allowed}, got {value!r}")
+
+
+@dataclass(slots=True)
+class _Circuit:
+    cooldown: float
+    state: BreakerState = BreakerState.CLOSED
+    until: float = 0.0
+    lossy: int = 0
+    rounds: int = 0
+    accepted: int = 0
+    offered: int = 0
+    gain: float = 0.0
+    gains: int = 0
+
+    def clear_window(self) -> None:
+        self.rounds = self.accepted = self.offered = self.gains = 0
+        self.gain = 0.0
+
+
+class Breaker:
+    """`allow` before drafting (and before a draft's prefill), `record` after verifying. Time comes from the caller."""
+
+    def __init__(self, rule: BreakerRule | None = None) -> None:
+        self._rule = rule or BreakerRule()
+        self._circuits: dict[str, _Circuit] = {}
+
+    def allow(self, category: str, now: float) -> int:
+        """How many sequences of the category may draft: all, a few to probe, or none."""
+        circuit = self._circuit(category)
+        if circuit.state is BreakerState.OPEN and now >= circuit.until:
+            circuit.state = BreakerState.HALF_OPEN
+            circuit.clear_window()
+        if circuit.state is BreakerState.CLOSED:
+            return UNLIMITED
+        return self._rule.probes if circuit.state is BreakerState.HALF_OPEN else 0
+
+    def record(self, category: str, drafted: int, accepted: int, now: float, gain: float | None = None) -> None:
+        """One round. `gain` is the speed of speculation over plain decoding, measured. A round without drafts counts
+        only with a gain: the policy declined, knowing what drafts would have cost."""
+        circuit = self._circuit(category)
+        if circuit.state is BreakerState.OPEN or (drafted == 0 and gain is None):
+            return
+        circuit.rounds += 1
+        circuit.accepted += accepted
+        circuit.offered += known_positions(drafted, accepted) if self._rule.conditional else drafted
+        if gain is not None:
+            circuit.gain += gain
+            circuit.gains += 1
+        if circuit.rounds >= self._rule.window:
+            self._judge(circuit, now)
+
+    def state(self, category: str) -> BreakerState:
+        return self._circuit(category).state
+
+    def _judge(self, circuit: _Circuit, now: float) -> None:
+        if circuit.gains:
+            lossy = circuit.gain < circuit.gains
+        else:
+            lossy = circuit.accepted < self._rule.threshold * circuit.offered
+        circuit.clear_window()
+        if not lossy:
+            circuit.lossy = 0
+            circuit.cooldown = self._rule.cooldown
+            circuit.state = BreakerState.CLOSED
+            return
+        circuit.lossy += 1
+        if circuit.state is BreakerState.HALF_OPEN:
+            circuit.cooldown = min(self._rule.max_cooldown, 2.0 * circuit.cooldown)
+        elif circuit.lossy < self._rule.trips:
+            return
+        circuit.state, circuit.lossy, circuit.until = BreakerState.OPEN, 0, now + circuit.cooldown
+
+    def _circuit(self, category: str) -> _Circuit:
+        if category not in self._circuits:
+            self._circuits[category] = _Circuit(self._rule.cooldown)
+        return self._circuits[category]

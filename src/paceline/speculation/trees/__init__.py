@@ -1,0 +1,1 @@
+"""Draft trees: growing, ranking, pruning, merging."""

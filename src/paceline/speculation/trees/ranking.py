@@ -1,0 +1,141 @@
+"""Which tokens the target will probably pick at a row, by what a draft thinks: the branches of a tree.
+
+What the target picks depends on the rule. Greedy: its arg-max, so rank by log q. Coupled: argmax(log p + G) with noise that is
+known beforehand, so rank by log q + G. Rejection: rank by log q under the request's sampling parameters; a choice that looks at
+no randomness is one-hot, and exact. Confidences are log-softmax of what was ranked.
+
+A draft is a guess: where a request truncates, only the `WIDTH` best tokens are looked at.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.models.drafts.vocabulary import DraftVocabulary
+from paceline.speculation.proposer import Progress
+from paceline.speculation.verification.noise import Purpose, gumbel, gumbel_at
+from paceline.speculation.verification.processors import process
+from paceline.speculation.verification.rows import RowContext
+
+WIDTH = 256
+Branches = list[tuple[int, float]]
+"""(token, log confidence), best first."""
+
+
+def draft_row(progress: Progress, path: tuple[int, ...]) -> RowContext:
+    """The row that follows the committed tokens and then `path`."""
+    return RowContext(
+        params=progress.sampling,
+        seed=progress.seed,
+        choice=progress.choice,
+        position=len(progress.ids) + len(path),
+        ids=progress.ids,
+        num_prompt=progress.num_prompt,
+        path=path,
+    )
+
+
+def rank(
+    logits: Tensor,  # [R, V'] float32 over the draft's vocabulary
+    rows: Sequence[RowContext],
+    is_coupled: Sequence[bool],
+    vocabulary: DraftVocabulary,
+    count: int,
+) -> list[Branches]:
+    """The `count` best tokens of each row, fewer where fewer are possible."""
+    ids = vocabulary.ids
+    if any(row.is_processed for row in rows):
+        # Penalties and biases go by the target's ids
+        logits, ids = process(vocabulary.spread(logits), rows), None
+    rules = RankRules.of(rows, is_coupled, ids, logits)
+    columns, confidence = rules.best(logits, count)
+    tokens = columns if ids is None else ids[columns]
+    return [
+        [(token, value) for token, value in zip(*pair, strict=True) if value > -torch.inf]
+        for pair in zip(tokens.tolist(), confidence.tolist(), strict=True)
+    ]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RankRules:
+    """What ranks R rows, as tensors: `best` never looks at a value, so a device need not wait for the host."""
+
+    temperature: Tensor | None  # [R, 1]; None: 1 everywhere
+    noise: Tensor | None  # [R, V'] or [1, V'], 0 for rows without
+    top_k: Tensor | None  # [R, 1] int64; None: no row truncates
+    top_p: Tensor | None  # [R, 1], above 1: off
+    min_p: Tensor | None  # [R, 1] log; -inf: off
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[RowContext], is_coupled: Sequence[bool], ids: Tensor | None, like: Tensor
+    ) -> "RankRules":
+        """For logits like `like` [R, V'], whose columns are the tokens `ids`."""
+        device = like.device
+        noisy = [coupled and not row.params.is_greedy for row, coupled in zip(rows, is_coupled, strict=True)]
+        temperatures = [row.params.temperature or 1.0 for row in rows]
+        temperature = top_k = top_p = min_p = None
+        if any(value != 1.0 for value in temperatures):
+            temperature = torch.tensor(temperatures, device=device).unsqueeze(1)
+        cuts = [row.params if row.is_truncated and not row.params.is_greedy else None for row in rows]
+        if any(cuts):
+            width = like.shape[1]
+            top_k = torch.tensor([cut.top_k or width if cut else width for cut in cuts], device=device).unsqueeze(1)
+            shares = [cut.top_p if cut and cut.top_p < 1.0 else 2.0 for cut in cuts]
+            top_p = torch.tensor(shares, device=device).unsqueeze(1)
+            min_p = torch.tensor([cut.min_p if cut else 0.0 for cut in cuts], device=device).log_().unsqueeze(1)
+        noise = _noise(rows, noisy, ids, like) if any(noisy) else None
+        return cls(temperature, noise, top_k, top_p, min_p)
+
+    def best(self, logits: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """(columns, log confidence) of the `count` best, [R, count] each, best first; -inf: impossible."""
+        columns = None
+        if self.top_k is not None:
+            scores, columns = self.truncated(logits)
+        else:
+            scores = self._scaled(logits)
+        if self.noise is not None:
+            noise = self.noise
+            if columns is not None:
+                noise = noise.expand(len(logits), -1).gather(1, columns)
+            scores = scores + noise
+        best = scores.topk(min(count, scores.shape[1]), dim=1)
+        confidence = best.values - scores.logsumexp(1, keepdim=True)
+        return best.indices if columns is None else columns.gather(1, best.indices), confidence
+
+    def _scaled(self, logits: Tensor) -> Tensor:
+        return logits if self.temperature is None else logits / self.temperature
+
+    def truncated(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """(scores without noise, columns) of the best `WIDTH`; -inf past what min-p, then top-k, then top-p leave."""
+        scores = self._scaled(logits)
+        assert self.top_k is not None
+        assert self.top_p is not None
+        assert self.min_p is not None
+        total = scores.logsumexp(1, keepdim=True)
+        ranked, columns = scores.topk(min(WIDTH, scores.shape[1]), dim=1)
+        place = torch.arange(ranked.shape[1], device=scores.device)
+        keep = (ranked - ranked[:, :1] >= self.min_p) & (place < self.top_k)
+        mass = (ranked - total).exp().masked_fill(~keep, 0.0)
+        # A share of what is kept so far; of everything, where that is more than was looked at
+        is_cut = (self.top_k < scores.shape[1]) | (self.min_p > -torch.inf)
+        whole = torch.where(is_cut, mass.sum(1, keepdim=True), 1.0)
+        keep &= mass.cumsum(1) - mass < self.top_p * whole
+        return ranked.masked_fill(~keep, -torch.inf), columns
+
+
+def _noise(rows: Sequence[RowContext], noisy: Sequence[bool], ids: Tensor | None, like: Tensor) -> Tensor:
+    """G goes by position: the nodes of a level share it."""
+    keys = list(dict.fromkeys(row.key for row, is_noisy in zip(rows, noisy, strict=True) if is_noisy))
+    if ids is None:
+        noise = gumbel(keys, Purpose.SHARED, like.shape[1], like.device)
+    else:
+        noise = gumbel_at(keys, Purpose.SHARED, ids.expand(len(keys), -1))
+    if len(keys) == 1 and all(noisy):
+        return noise
+    number = {key: i for i, key in enumerate(keys)}
+    rest = len(keys)  # a row of zeros
+    index = [number[row.key] if is_noisy else rest for row, is_noisy in zip(rows, noisy, strict=True)]
+    return torch.cat((noise, noise.new_zeros(1, noise.shape[1])))[index]

@@ -1,0 +1,1 @@
+"""Verification: the target distribution, the two acceptance rules, noise, grammars."""

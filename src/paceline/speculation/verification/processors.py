@@ -1,0 +1,59 @@
+"""Edits to the raw logits that even a greedy row sees, in this order: logit bias, penalties, grammar mask.
+
+The order is vLLM's. The repetition penalty covers prompt and output; presence and frequency penalties count output
+alone. Drafted tokens before a row count as output, as they will be if the row is ever used.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.speculation.verification.rows import RowContext
+
+
+def process(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
+    """[R, V] float32; `logits` itself is left alone, and returned when there is nothing to edit."""
+    edited = [i for i, row in enumerate(rows) if row.is_processed]
+    if not edited:
+        return logits.to(torch.float32)
+    result = logits.to(torch.float32, copy=True)
+    committed: dict[int, NDArray[np.int64]] = {}  # rows of one sequence share their `ids`
+    for i in edited:
+        row, scores = rows[i], result[i]
+        if row.params.logit_bias:
+            _add_bias(scores, row.params.logit_bias)
+        if row.params.has_penalties:
+            ids = committed.setdefault(id(row.ids), np.asarray(row.ids, dtype=np.int64))
+            _penalise(scores, row, np.concatenate((ids, np.asarray(row.path, dtype=np.int64))))
+        if row.mask is not None:
+            scores.masked_fill_(~allowed(row.mask.to(scores.device), len(scores)), -torch.inf)
+    return result
+
+
+def allowed(mask: Tensor, vocab_size: int) -> Tensor:
+    """[V] bool from an int32 bitmask."""
+    bits = torch.arange(32, dtype=torch.int32, device=mask.device)
+    return ((mask.unsqueeze(1) >> bits) & 1).to(torch.bool).flatten()[:vocab_size]
+
+
+def _add_bias(scores: Tensor, bias: Mapping[int, float]) -> None:
+    known = {token: value for token, value in bias.items() if 0 <= token < len(scores)}
+    tokens = torch.tensor(list(known), dtype=torch.int64, device=scores.device)
+    scores[tokens] += torch.tensor(list(known.values()), dtype=torch.float32, device=scores.device)
+
+
+def _penalise(scores: Tensor, row: RowContext, ids: NDArray[np.int64]) -> None:
+    params = row.params
+    if params.repetition_penalty != 1.0:
+        seen = torch.from_numpy(np.unique(ids)).to(scores.device)
+        old = scores[seen]
+        scores[seen] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
+    if params.presence_penalty != 0.0 or params.frequency_penalty != 0.0:
+        tokens, counts = np.unique(ids[row.num_prompt :], return_counts=True)
+        amount = params.presence_penalty + params.frequency_penalty * counts
+        scores[torch.from_numpy(tokens).to(scores.device)] -= torch.from_numpy(amount.astype(np.float32)).to(
+            scores.device
+        )

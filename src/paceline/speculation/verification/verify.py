@@ -1,0 +1,95 @@
+"""Verification: how much of each draft is kept, and which token follows.
+
+`coupled` compares drafts with the target's own picks; `rejection` accepts by probability. Both leave the text
+distributed as the target's, and `coupled` leaves it the very same text. Greedy is either rule with a one-hot `p`:
+accept what equals the arg-max.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from paceline.core.sequence import Origin
+from paceline.core.speculation import Verification
+from paceline.speculation.drafts import Draft
+from paceline.speculation.verification import coupled, rejection
+from paceline.speculation.verification.distribution import pick
+from paceline.speculation.verification.rows import Facts, RowContext, row_contexts
+
+PLAIN = (Origin.PLAIN,)
+"""Of a round without drafts."""
+
+
+class Round(NamedTuple):
+    """One sequence's draft and the rows that check it: after the last committed token, then after each node."""
+
+    rows: tuple[RowContext, ...]
+    draft: Draft
+    rule: Verification
+
+    @classmethod
+    def of(cls, facts: Facts, draft: Draft, rule: Verification, masks: Sequence[Tensor] | None = None) -> "Round":
+        return cls(row_contexts(facts, draft, masks), draft, rule)
+
+    @property
+    def is_coupled(self) -> bool:
+        return self.rule == "coupled" or self.rows[0].params.is_greedy
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a round decided. `path` are the accepted nodes, in order; `tokens` are theirs and the one that follows."""
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    origins: tuple[Origin, ...]
+    picks: tuple[int, ...] = ()
+    """Coupled rounds: what the target picked in every row, after the last committed token, then after each node."""
+    law: Tensor | None = field(default=None, compare=False, repr=False)  # [1 + len(draft), V]
+    """Rejection rounds: the very `p` of every row that tokens were accepted by and drawn from."""
+
+
+def verify(logits: Tensor, rounds: Sequence[Round]) -> list[Verdict]:
+    """Verdicts in the order of `rounds`, whose rows lie one after the other in logits [R, V]."""
+    is_coupled = [round_.is_coupled for round_ in rounds]
+    by_pick = [i for i, is_so in enumerate(is_coupled) if is_so]
+    by_ratio = [i for i, is_so in enumerate(is_coupled) if not is_so]
+    outcomes: dict[int, tuple[list[int], int, Sequence[int], Tensor | None]] = {}
+    if by_pick:
+        rows = [row for i in by_pick for row in rounds[i].rows]
+        picks: list[int] = pick(_rows_of(logits, rounds, by_pick), rows).tolist()
+        start = 0
+        for i in by_pick:
+            own = picks[start : start + len(rounds[i].rows)]
+            outcomes[i] = (*coupled.walk(rounds[i].draft, own), own, None)
+            start += len(own)
+    if by_ratio:
+        walks = rejection.walk_all(
+            _rows_of(logits, rounds, by_ratio), [(rounds[i].rows, rounds[i].draft) for i in by_ratio]
+        )
+        outcomes.update((i, (path, token, (), law)) for i, (path, token, law) in zip(by_ratio, walks, strict=True))
+    return [_verdict(round_.draft, *outcomes[i]) for i, round_ in enumerate(rounds)]
+
+
+def _rows_of(logits: Tensor, rounds: Sequence[Round], chosen: Sequence[int]) -> Tensor:
+    if len(chosen) == len(rounds):
+        return logits
+    starts = [0]
+    for round_ in rounds:
+        starts.append(starts[-1] + len(round_.rows))
+    index = [row for i in chosen for row in range(starts[i], starts[i + 1])]
+    return logits[torch.tensor(index, device=logits.device)]
+
+
+def _verdict(draft: Draft, path: list[int], token: int, picks: Sequence[int], law: Tensor | None) -> Verdict:
+    if not draft.tokens:  # nearly every round of a large batch
+        return Verdict((), (token,), PLAIN, tuple(picks), law)
+    if (path[-1] if path else -1) in draft.parents:
+        last = Origin.RECOVERED
+    else:
+        last = Origin.BONUS
+    tokens = (*(draft.tokens[node] for node in path), token)
+    return Verdict(tuple(path), tokens, (*(Origin.ACCEPTED,) * len(path), last), tuple(picks), law)

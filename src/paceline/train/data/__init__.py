@@ -1,0 +1,1 @@
+"""Training text: prompts, generated answers, hidden states."""

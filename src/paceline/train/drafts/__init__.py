@@ -1,0 +1,1 @@
+"""Drafts as they train: EAGLE, Medusa, distilled, LoRA."""

@@ -1,0 +1,121 @@
+"""On a clock that moves only where a part of the round is made to take time."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.bench.profiling.bandwidth import REPEATS, copy_bandwidth
+from paceline.bench.profiling.memory_reads import draft_parts, pass_bytes
+from paceline.bench.profiling.recorder import Outcome, Recorder
+from paceline.core.clock import VirtualClock
+from paceline.engine import engine as engine_module
+from paceline.engine.engine import Engine
+from paceline.models.runner import Span
+from tests.engine.harness import GREEDY, MODEL, PROMPT, engine_of, oracle, oracle_tree, plain_tokens, request
+from tests.fakes import StepClock, draft_model, tiny_engine, tiny_model
+
+TEXT = plain_tokens(max_tokens=9, **GREEDY)
+
+
+def slow(work: Callable[..., Any], seconds: float, clock: VirtualClock) -> Callable[..., Any]:
+    def slowed(*arguments: Any, **options: Any) -> Any:
+        clock.advance(seconds)
+        return work(*arguments, **options)
+
+    return slowed
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, VirtualClock]:
+    """Drafting takes 2 + 0.5 s, the pass 5, verdicts 1."""
+    clock = VirtualClock()
+    engine = engine_of(oracle(TEXT, wrong=[4]), 3, clock=clock)
+    (proposer,) = engine.speculator.proposers.values()
+    monkeypatch.setattr(proposer, "collect", slow(proposer.collect, 2.0, clock))
+    monkeypatch.setattr(proposer, "observe", slow(proposer.observe, 0.5, clock))
+    monkeypatch.setattr(engine.runner, "forward", slow(engine.runner.forward, 5.0, clock))
+    monkeypatch.setattr(engine_module, "verify", slow(engine_module.verify, 1.0, clock))
+    return engine, clock
+
+
+def drive(engine: Engine, clock: VirtualClock | None = None, between: float = 0.0) -> None:
+    engine.add(request("r", PROMPT, max_tokens=9, **GREEDY))
+    while engine.has_work:
+        engine.step()
+        if clock is not None and engine.has_work:
+            clock.advance(between)
+
+
+def test_every_second_of_a_round_has_its_place(timed: tuple[Engine, VirtualClock]) -> None:
+    engine, clock = timed
+    with Recorder(engine, clock) as recorder:
+        recorder.label = "speculative"
+        drive(engine, clock, between=0.25)
+    prompt, first, *_, last = recorder.rounds
+    assert not prompt.is_decode
+    assert (prompt.times.verify, prompt.times.draft) == (5.0, 0.5)
+    assert first.is_decode
+    assert first.label == "speculative"
+    times = first.times
+    assert (times.draft, times.verify, times.sample, times.gap, times.total) == (2.5, 5.0, 1.0, 0.25, 8.75)
+    assert last.times.gap == 0.0  # nothing follows it
+
+
+def test_what_was_drafted_and_accepted_is_written_down(timed: tuple[Engine, VirtualClock]) -> None:
+    engine, clock = timed
+    with Recorder(engine, clock) as recorder:
+        recorder.label = "x"
+        drive(engine)
+    _, first, second, *_ = recorder.rounds
+    assert first.outcomes == (Outcome(asked=3, levels=3, nodes=3, accepted=3),)  # tokens 1 to 3, then 4 as the bonus
+    assert second.outcomes[0].accepted == 3
+    assert (first.batch, first.rows, first.asked) == (1, 4, 3)
+
+
+def test_levels_of_a_tree_are_not_its_nodes() -> None:
+    engine = engine_of(oracle_tree(TEXT), 4)
+    with Recorder(engine, engine.clock) as recorder:
+        recorder.label = "x"
+        drive(engine)
+    assert recorder.rounds[1].outcomes == (Outcome(asked=4, levels=2, nodes=4, accepted=2),)
+
+
+def test_nothing_is_kept_without_a_label_and_nothing_is_left_behind() -> None:
+    engine = engine_of(oracle(TEXT), 3)
+    before = {name: dict(vars(thing)) for name, thing in _parts(engine).items()}
+    with Recorder(engine, engine.clock) as recorder:
+        drive(engine)
+        assert recorder.rounds == []
+    assert {name: vars(thing).keys() for name, thing in _parts(engine).items()} == {
+        name: attributes.keys() for name, attributes in before.items()
+    }
+
+
+def _parts(engine: Engine) -> dict[str, Any]:
+    return {
+        "engine": engine,
+        "speculator": engine.speculator,
+        "runner": engine.runner,
+        "proposer": engine.speculator.proposers["fake"],
+    }
+
+
+def test_bytes_are_those_of_every_pass_of_target_and_draft() -> None:
+    draft = tiny_model(seed=0)
+    engine = tiny_engine(MODEL, draft_model(draft), 2, clock=StepClock())
+    with Recorder(engine, engine.clock) as recorder:
+        recorder.label = "x"
+        drive(engine)
+    (runner,) = draft_parts(engine).runners
+    # Five tokens of prompt and their pick are known. The target reads 5 + 3 rows; the draft first the five before the pick,
+    # then the pick, then its own first token: 5, 6 and 7 rows.
+    assert recorder.rounds[1].outcomes == (Outcome(2, 2, 2, 2),)
+    passes = [pass_bytes(runner, [Span([0], context, [0], 1)]) for context in (4, 5, 6)]
+    assert recorder.rounds[1].times.bytes_read == sum(passes) + pass_bytes(engine.runner, [Span([0], 7, [0], 1)])
+
+
+def test_bandwidth_counts_reading_and_writing() -> None:
+    assert copy_bandwidth(torch.device("cpu"), StepClock(), 1 << 20) == pytest.approx(2 * (1 << 20) / 0.001)
+    assert REPEATS > 1

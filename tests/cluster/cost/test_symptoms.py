@@ -1,0 +1,47 @@
+import pytest
+
+from paceline.cluster.cost.symptoms import SymptomWatch, Vitals, symptoms
+
+HEALTHY = Vitals(accepted=3.0, depth=5.0, draft_seconds=0.01, verify_seconds=0.015, round_trip=0.001, preemptions=0.0)
+
+SICK = {
+    "low_acceptance": (Vitals(accepted=1.2, depth=5.0), 1.2, 2.0),
+    "slow_draft": (Vitals(draft_seconds=0.02, verify_seconds=0.015), 0.02, 0.015),
+    "slow_network": (Vitals(draft_seconds=0.01, round_trip=0.012), 0.012, 0.01),
+    "kv_pressure": (Vitals(preemptions=0.1), 0.1, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_each_failure_mode_has_its_figure_and_remedy(name):
+    vitals, figure, limit = SICK[name]
+    (symptom,) = symptoms(vitals)
+    assert (symptom.name, symptom.figure, symptom.limit) == (name, figure, limit)
+    assert symptom.remedy
+    assert name in str(symptom)
+    assert f"{figure:.4g}" in str(symptom)
+
+
+def test_health_and_ignorance_are_no_symptoms():
+    assert symptoms(HEALTHY) == []
+    assert symptoms(Vitals()) == []
+    assert symptoms(Vitals(accepted=0.9, depth=1.0)) == [], "a depth of one cannot have two accepted"
+
+
+def test_told_once_when_it_persists_and_gone_when_it_is():
+    watch = SymptomWatch(persistence=3)
+    sick = SICK["slow_draft"][0]
+    told = [[s.name for s in watch.observe(sick)] for _ in range(10)]
+    assert told == [[], [], ["slow_draft"], *[[]] * 7]
+    assert watch.has("slow_draft")
+    for _ in range(2):
+        watch.observe(HEALTHY)
+    assert watch.has("slow_draft")
+    watch.observe(HEALTHY)
+    assert watch.active == ()
+    assert [len(watch.observe(sick)) for _ in range(3)] == [0, 0, 1], "a relapse is told again"
+
+
+def test_a_flicker_is_not_told():
+    watch = SymptomWatch(persistence=3)
+    assert not any(watch.observe(SICK["slow_draft"][0] if i % 2 else HEALTHY) for i in range(50))

@@ -1,0 +1,213 @@
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from paceline.cluster.routing.kv_index import BLOCK_SIZE, KvIndex
+from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, Tier
+from paceline.kernels import layout
+from paceline.kv.prefix_sums import PrefixSums
+
+PROMPT = list(range(100, 100 + 10 * BLOCK_SIZE))
+
+
+@pytest.fixture
+def index() -> KvIndex:
+    return KvIndex(PrefixSums(seed=1))
+
+
+def stored(
+    ids: Sequence[int], first: int = 0, salt: str = "", tier: Tier = "device", size: int = BLOCK_SIZE
+) -> BlocksStored:
+    """Blocks of `ids` from number `first` on; keys are names that say what they are."""
+    last = len(ids) // size
+    keys = [f"{salt}{i}" for i in range(first, last)]
+    parent = f"{salt}{first - 1}" if first else None
+    return BlocksStored(keys, parent, ids[first * size : last * size], salt, tier, size)
+
+
+def reach(index: KvIndex, names: Sequence[str], ids: Sequence[int] = PROMPT, salt: str = "") -> dict[str, int]:
+    lengths = {number: tokens for tokens, numbers in index.match(ids, salt).groups for number in numbers}
+    return {name: lengths[index.number(name)] for name in names if index.number(name) in lengths}
+
+
+def test_block_sizes_agree() -> None:
+    assert BLOCK_SIZE == layout.BLOCK_SIZE
+
+
+def test_how_long_a_prefix_has_each_worker(index: KvIndex) -> None:
+    index.apply("a", stored(PROMPT))
+    index.apply("b", stored(PROMPT[:64]))
+    index.apply("c", stored(PROMPT[16:]))  # the same blocks, elsewhere in a prompt
+    assert reach(index, "abc") == {"a": 160, "b": 64}
+    assert reach(index, "abc", PROMPT[:40]) == {"a": 32, "b": 32}  # whole blocks only
+    assert [tokens for tokens, _ in index.match(PROMPT).groups] == [160, 64]
+
+
+def test_chains_grow_and_shrink_at_the_end(index: KvIndex) -> None:
+    index.apply("a", stored(PROMPT[:48]))
+    index.apply("a", stored(PROMPT, first=3))
+    assert reach(index, "a") == {"a": 160}
+    index.apply("a", BlocksRemoved(["9", "8"]))
+    index.apply("a", BlocksRemoved(["9", "never"]))
+    assert reach(index, "a") == {"a": 128}
+
+
+def test_what_follows_an_unknown_block_is_left_out_until_told_again(index: KvIndex) -> None:
+    index.apply("a", stored(PROMPT, first=3))
+    assert reach(index, "a") == {}
+    assert index.num_orphans == 7
+    index.apply("a", stored(PROMPT))
+    assert reach(index, "a") == {"a": 160}
+
+
+def test_a_cleared_worker_has_nothing_and_the_others_keep_theirs(index: KvIndex) -> None:
+    for name in "ab":
+        index.apply(name, stored(PROMPT))
+    index.apply("a", CacheCleared())
+    assert reach(index, "ab") == {"b": 160}
+    assert index.num_blocks("a") == 0
+    assert index.num_blocks("b") == 10
+    index.apply("b", CacheCleared())
+    assert len(index) == 0
+
+
+def test_a_worker_keeps_its_number(index: KvIndex) -> None:
+    index.apply("a", stored(PROMPT))
+    number = index.number("a")
+    index.apply("b", stored(PROMPT[:32]))
+    index.clear("a")
+    index.clear("never there")
+    assert index.number("a") == number != index.number("b")
+
+
+def test_salts_see_nothing_of_each_other(index: KvIndex) -> None:
+    index.apply("a", stored(PROMPT, salt="red"))
+    index.apply("b", stored(PROMPT[:32]))
+    assert reach(index, "ab", salt="red") == {"a": 160}
+    assert reach(index, "ab", salt="blue") == {}
+    assert reach(index, "ab") == {"b": 32}
+
+
+def test_larger_blocks_are_several_of_ours(index: KvIndex) -> None:
+    index.apply("a", stored(PROMPT, size=64))
+    index.apply("b", stored(PROMPT))
+    assert reach(index, "ab") == {"a": 128, "b": 160}
+    index.apply("a", BlocksRemoved(["1"]))
+    assert reach(index, "ab") == {"a": 64, "b": 160}
+    index.clear("b")
+    index.apply("a", BlocksRemoved(["0"]))
+    assert len(index) == 0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        BlocksStored(["x"], None, PROMPT[:24], block_size=24),
+        BlocksStored(["x"], None, PROMPT[:10]),
+        BlocksStored(["x"], None, [], block_size=0),
+    ],
+)
+def test_blocks_that_do_not_fit_ours_are_left_out(index: KvIndex, event: BlocksStored) -> None:
+    index.apply("a", event)
+    assert len(index) == 0
+    assert index.num_orphans == 1
+
+
+def test_what_is_told_twice_counts_once(index: KvIndex) -> None:
+    for _ in range(2):
+        index.apply("a", stored(PROMPT))
+    index.apply("a", stored(PROMPT[:64]))
+    assert reach(index, "a") == {"a": 160}
+    index.apply("a", BlocksRemoved(["9"]))
+    assert reach(index, "a") == {"a": 144}
+    index.clear("a")
+    assert len(index) == 0
+
+
+def test_a_second_key_for_the_same_tokens_is_left_out(index: KvIndex) -> None:
+    """As of a server that salts its keys and does not say so: when one goes, the other must not point to what is gone."""
+    index.apply("a", stored(PROMPT))
+    index.apply("a", BlocksStored([f"twin {i}" for i in range(10)], None, PROMPT))
+    assert index.num_orphans == 10
+    index.apply("a", BlocksRemoved([f"{i}" for i in reversed(range(10))]))
+    index.apply("a", BlocksRemoved([f"twin {i}" for i in reversed(range(10))]))
+    assert len(index) == 0
+
+
+def test_nonsense_leaves_nothing_behind(index: KvIndex) -> None:
+    """Keys that move about, follow themselves, or come twice in an event: wrong, and gone with the worker."""
+    generator = random.Random(8)
+    tiers: tuple[Tier, ...] = ("device", "host", "disk")
+    for _ in range(2000):
+        keys = [generator.randrange(12) for _ in range(generator.randint(1, 3))]
+        ids = [generator.randrange(2) for _ in range(BLOCK_SIZE)] * len(keys)
+        parent, name, tier = generator.choice([None, *range(12)]), generator.choice("abc"), generator.choice(tiers)
+        if generator.random() < 0.7:
+            index.apply(name, BlocksStored(keys, parent, ids, "", tier))
+        else:
+            index.apply(name, BlocksRemoved(keys, tier))
+    assert len(index) > 0
+    for name in "abc":
+        index.clear(name)
+    assert len(index) == 0
+
+
+def test_tiers(index: KvIndex) -> None:
+    index.apply("a", stored(PROMPT[:64]))
+    index.apply("a", stored(PROMPT[:96], tier="host"))
+    index.apply("a", stored(PROMPT, tier="disk"))
+    index.apply("b", stored(PROMPT[:32]))
+    match = index.match(PROMPT)
+    assert reach(index, "ab") == {"a": 160, "b": 32}
+    assert match.lower == {index.number("a"): (64, 32, 64)}
+    assert [index.num_blocks("a", tier) for tier in TIERS] == [4, 6, 10]
+    assert (index.num_blocks("a"), index.num_blocks("unknown", "host")) == (20, 0)
+
+
+def test_a_block_that_moves_down_stays_found(index: KvIndex) -> None:
+    index.apply("a", stored(PROMPT))
+    last = BlocksStored(["8", "9"], "7", PROMPT[128:], tier="host")
+    index.apply("a", last)
+    assert index.match(PROMPT).lower == {}  # it is in both, and the device's is used
+    index.apply("a", BlocksRemoved(["9", "8"]))
+    assert reach(index, "a") == {"a": 160}
+    assert index.match(PROMPT).lower == {index.number("a"): (128, 32, 0)}
+    index.apply("a", BlocksRemoved(["9", "8"], "host"))
+    assert reach(index, "a") == {"a": 128}
+    index.clear("a")
+    assert len(index) == 0
+
+
+def test_tiers_against_sets() -> None:
+    """Random comings and goings in all tiers, compared with plain sets of what is where."""
+    generator = random.Random(3)
+    index = KvIndex(PrefixSums(seed=2))
+    tiers: tuple[Tier, ...] = ("device", "host", "disk")
+    has: dict[str, dict[Tier, set[int]]] = {name: {tier: set() for tier in tiers} for name in "abc"}
+    for _ in range(1500):
+        name, tier, block = generator.choice("abc"), generator.choice(tiers), generator.randrange(10)
+        mine = has[name]
+        if generator.random() < 0.6:
+            if block and not any(block - 1 in held for held in mine.values()):
+                continue
+            ids = PROMPT[block * BLOCK_SIZE : (block + 1) * BLOCK_SIZE]
+            index.apply(name, BlocksStored([block], block - 1 if block else None, ids, tier=tier))
+            mine[tier].add(block)
+        else:
+            index.apply(name, BlocksRemoved([block], tier))
+            mine[tier].discard(block)
+        match = index.match(PROMPT)
+        expected, lower = {}, {}
+        for name, held in has.items():
+            ends = []
+            union: set[int] = set()
+            for tier in tiers:
+                union |= held[tier]
+                ends.append(next(i for i in range(11) if i not in union) * BLOCK_SIZE)
+            if ends[-1]:
+                expected[name] = ends[-1]
+            if ends[-1] > ends[0]:
+                lower[index.number(name)] = (ends[0], ends[1] - ends[0], ends[2] - ends[1])
+        assert reach(index, "abc") == expected
+        assert match.lower == lower

@@ -1,0 +1,101 @@
+"""Only what changed is written, and what is there is always what was said last."""
+
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from paceline.engine.executors.graph.control import Control, TableRows
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kv.block_tables import BlockTables
+
+SCRATCH = 99
+
+
+def rows(seats: int = 3, width: int = 4) -> tuple[np.ndarray, TableRows]:
+    memory = np.zeros((seats, width), dtype=np.int32)
+    return memory, TableRows(memory, SCRATCH)
+
+
+def whole(tables: Sequence[Sequence[int]], width: int) -> list[list[int]]:
+    return [[*table, *[SCRATCH] * (width - len(table))] for table in tables]
+
+
+def test_what_nobody_holds_is_scratch() -> None:
+    memory, tables = rows()
+    tables.write([[1, 2], [3]])
+    assert memory.tolist() == whole([[1, 2], [3], []], 4)
+
+
+def test_of_a_table_that_grew_only_the_end_is_written() -> None:
+    memory, tables = rows(1)
+    blocks = [1]
+    tables.write([blocks])
+    memory[0, 0] = 7
+    blocks.append(2)
+    tables.write([blocks])
+    assert memory.tolist() == whole([[7, 2]], 4)
+
+
+def test_who_ended_leaves_no_block_behind() -> None:
+    memory, tables = rows(2)
+    one, other = [1, 2, 3], [4]
+    tables.write([one, other])
+    tables.write([(), other])
+    assert memory.tolist() == whole([[], [4]], 4)
+
+
+def test_those_who_board_find_nothing_of_those_before_them() -> None:
+    memory, tables = rows(2)
+    tables.write([[1, 2, 3], [4]])
+    tables.clear()
+    assert memory.tolist() == whole([[], []], 4)
+    tables.write([[5]])
+    assert memory.tolist() == whole([[5], []], 4)
+
+
+def test_a_table_that_was_rolled_back_is_written_anew() -> None:
+    memory, written = rows(1)
+    books = BlockTables(8)
+    books.open(0, [1], "")
+    books.grow(0, 3 * BLOCK_SIZE)
+    written.write([books.blocks(0)])
+    books.shrink(0, BLOCK_SIZE)
+    books.open(1, [1], "")
+    books.grow(1, 2 * BLOCK_SIZE)  # takes what was given back
+    books.grow(0, 3 * BLOCK_SIZE)
+    written.write([books.blocks(0)])
+    assert memory.tolist() == whole([books.blocks(0)], 4)
+
+
+def test_whatever_happens_to_tables_what_is_written_is_what_they_hold() -> None:
+    dice, books, width = random.Random(0), BlockTables(64, prefix_caching=False), 8
+    numbers = [np.zeros(5 * (2 + width + width), dtype=np.int32) for _ in range(2)]
+    controls = [Control(memory, 5, width, SCRATCH, SCRATCH) for memory in numbers]
+    for seat in range(5):
+        books.open(seat, [1], "")
+    for turn in range(2000):
+        for seat in range(5):
+            size = dice.randint(1, width * BLOCK_SIZE)
+            if seat not in books:
+                books.open(seat, [1], "")
+            elif dice.random() < 0.1:
+                books.close(seat)
+            elif dice.random() < 0.3:
+                books.shrink(seat, size)
+            else:
+                books.grow(seat, size)
+        limits = [dice.randint(0, 3) if seat in books else None for seat in range(5)]
+        tables = [books.blocks(seat) if seat in books else () for seat in range(5)]
+        drafts = [table if dice.random() < 0.7 else () for table in tables]
+        controls[turn % 2].write(limits, tables, drafts)
+        memory = numbers[turn % 2]
+        assert memory[:5].tolist() == [int(limit is not None) for limit in limits]
+        assert memory[5:10].tolist() == [limit or 0 for limit in limits]
+        assert memory[10:].reshape(2, 5, width).tolist() == [whole(tables, width), whole(drafts, width)]
+
+
+def test_where_there_is_no_draft_there_are_no_tables_of_it() -> None:
+    memory = np.zeros(2 * (2 + 3), dtype=np.int32)
+    Control(memory, 2, 3, SCRATCH, None).write([1], [[5, 6]], [()])
+    assert memory.tolist() == [1, 0, 1, 0, 5, 6, SCRATCH, *[SCRATCH] * 3]

@@ -1,0 +1,130 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from paceline.core.config import SpeculationConfig
+from paceline.core.errors import InvalidRequest
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationParams
+from paceline.engine.validator import Intake, Limits
+
+
+class EndTokens:
+    """As much of a tokenizer as an intake asks for without a grammar."""
+
+    eos_ids = frozenset({2, 3})
+
+
+def intake(tokenizer: Any = None, **speculation: Any) -> Intake:
+    return Intake(Limits(100, 32), SpeculationConfig(**speculation), "ngram", ("ngram", "draft_model"), tokenizer)
+
+
+def request(prompt: tuple[int, ...] = (1, 2, 3), speculation: dict[str, Any] | None = None, **sampling: Any) -> Request:
+    return Request("r", prompt, SamplingParams(**sampling), SpeculationParams(**(speculation or {})))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field", "message"),
+    [
+        (request(prompt=()), "prompt", "empty"),
+        (request(prompt=(1, 100)), "prompt", "token 100 is outside the vocabulary of 100"),
+        (request(prompt=(-1,)), "prompt", "token -1 is outside"),
+        (request(prompt=(1,) * 32), "prompt", "32 tokens and the model's window 32"),
+        (request(logit_bias={5: 1.0, 100: 1.0}), "logit_bias", "token 100 is outside"),
+        (request(stop_token_ids=(100,)), "stop_token_ids", "token 100 is outside"),
+        (request(speculation={"method": "eagle"}), "speculation.method", "choose from: draft_model, ngram"),
+        (request(json_schema={}), "response_format", "needs a tokenizer"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_field(wrong: Request, field: str, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message) as error:
+        intake().validate(wrong)
+    assert error.value.field == field
+
+
+def test_the_longest_prompt_leaves_room_for_one_token() -> None:
+    part, longest = intake(), request(prompt=(1,) * 31)
+    assert part.validate(longest) is None
+    assert part.remaining(part.sequences(longest, 0.0)[0]) == 1
+
+
+def test_a_request_becomes_n_sequences_led_by_the_first() -> None:
+    asked = replace(request(n=3, seed=7), category="code", priority=2, cache_salt="tenant")
+    first, *others = intake().sequences(asked, now=4.5)
+    assert first.leader is None
+    assert [one.leader for one in others] == [first, first]
+    assert [one.choice for one in (first, *others)] == [0, 1, 2]
+    assert len({one.id for one in (first, *others)}) == 3
+    for one in (first, *others):
+        assert one.ids == [1, 2, 3]
+        assert (one.num_prompt, one.num_computed, one.seed, one.arrival) == (3, 0, 7, 4.5)
+        assert (one.request_id, one.category, one.priority, one.cache_salt) == ("r", "code", 2, "tenant")
+    others[0].ids.append(9)
+    assert first.ids == [1, 2, 3]
+
+
+def test_numbers_are_not_reused() -> None:
+    part = intake()
+    assert [one.id for _ in range(3) for one in part.sequences(request(n=2), 0.0)] == list(range(6))
+
+
+def test_a_missing_seed_is_drawn_once_for_all_choices() -> None:
+    part = intake()
+    seeds = [{one.seed for one in part.sequences(request(n=4), 0.0)} for _ in range(3)]
+    assert all(len(drawn) == 1 for drawn in seeds)
+    assert len(set.union(*seeds)) == 3
+    assert all(0 <= seed < 2**63 for seed in set.union(*seeds))
+
+
+def test_the_request_chooses_and_the_server_fills_in() -> None:
+    part = intake(verification="rejection")
+    default = part.sequences(request(), 0.0)[0]
+    assert (default.method, default.verification) == ("ngram", "rejection")
+    chosen = part.sequences(request(speculation={"method": "draft_model", "verification": "coupled"}), 0.0)[0]
+    assert (chosen.method, chosen.verification) == ("draft_model", "coupled")
+
+
+def test_end_tokens_come_from_the_tokenizer_unless_ignored() -> None:
+    part = intake(EndTokens())
+    assert part.sequences(request(), 0.0)[0].eos_ids == {2, 3}
+    assert part.sequences(request(ignore_eos=True), 0.0)[0].eos_ids == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("speculation", "sampling", "depth"),
+    [
+        ({}, {}, 8),
+        ({"max_depth": 3}, {}, 3),
+        ({"max_depth": 20}, {}, 8),  # never more than the server offers
+        ({"max_depth": 0}, {}, 0),
+        ({"enabled": False}, {}, 0),
+        ({}, {"max_tokens": 5}, 4),  # the fifth token is the pass's own
+        ({}, {"max_tokens": 1}, 0),
+    ],
+)
+def test_depth_a_sequence_may_have(speculation: dict[str, Any], sampling: dict[str, Any], depth: int) -> None:
+    part = intake(max_depth=8)
+    assert part.max_depth(part.sequences(request(speculation=speculation, **sampling), 0.0)[0]) == depth
+
+
+def test_depth_and_remaining_follow_output_and_window() -> None:
+    part = intake(max_depth=8)
+    one = part.sequences(request(max_tokens=100), 0.0)[0]
+    assert part.remaining(one) == 29  # the window's 32, not the 100
+    one.ids += [5] * 25
+    assert (part.remaining(one), part.max_depth(one)) == (4, 3)
+    one.ids += [5] * 4
+    assert (part.remaining(one), part.max_depth(one)) == (0, 0)
+
+
+def test_a_tree_keeps_its_nodes_to_the_end_of_a_text_but_not_of_the_window() -> None:
+    part = intake(max_depth=8)
+    one = part.sequences(request(max_tokens=3), 0.0)[0]
+    assert (part.max_depth(one), part.max_depth(one, forks=True)) == (2, 8)
+    one.ids += [5, 5]
+    assert (part.remaining(one), part.max_depth(one, forks=True)) == (1, 0)  # the last token is the pass's own
+    late = part.sequences(request(max_tokens=100), 0.0)[0]
+    late.ids += [5] * 25
+    assert (part.remaining(late), part.max_depth(late, forks=True)) == (4, 3)

@@ -1,0 +1,40 @@
+import random
+import zlib
+
+import pytest
+
+from paceline.kernels.cpu import crc32 as module
+from paceline.kernels.cpu.crc32 import copy_crc32, crc32
+
+SIZES = [0, 1, 7, 8, 15, 16, 63, 64, 65, 127, 128, 129, 192, 1000, 4096, 1 << 20, (1 << 20) + 13]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("is_native", [True, False])
+def test_it_is_zlibs(size, is_native, monkeypatch):
+    if not is_native:
+        monkeypatch.setattr(module.native, "library", lambda: None)
+    draw = random.Random(size)
+    for offset in (0, 1, 5):
+        data = memoryview(draw.randbytes(size + offset))[offset:]
+        copy = bytearray(offset + size + 3)
+        assert crc32(data) == zlib.crc32(data)
+        assert copy_crc32(data, memoryview(copy)[offset : offset + size]) == zlib.crc32(data)
+        assert bytes(copy) == bytes(offset) + bytes(data) + bytes(3)
+
+
+def test_every_byte_counts():
+    data = bytearray(300)
+    sums = {crc32(memoryview(data))}
+    for at in range(len(data)):
+        data[at] = 1
+        sums.add(crc32(memoryview(data)))
+        data[at] = 0
+    assert len(sums) == 301
+
+
+def test_a_copy_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="4 bytes do not go into 3"):
+        copy_crc32(memoryview(b"abcd"), memoryview(bytearray(3)))
+    with pytest.raises(ValueError, match="read-only"):
+        copy_crc32(memoryview(b"abcd"), memoryview(bytes(4)))

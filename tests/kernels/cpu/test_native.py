@@ -1,0 +1,102 @@
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.kernels.cpu import native
+from paceline.kernels.linear import linear, prepare
+from tests.kernels.cases import generator, make_weight, needs_native
+
+REPORT = "from paceline.kernels import native; print(native.available())"
+
+
+def start(code: str, **environment: str) -> subprocess.Popen[str]:
+    env = {**os.environ, **environment}
+    return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=-1, stderr=-1, text=True)
+
+
+@needs_native
+def test_two_processes_may_build_at_once(tmp_path: Path) -> None:
+    """The compiler here writes an object that is already built, in two halves: nobody may load the first one."""
+    compiler = tmp_path / "cc"
+    compiler.write_text(
+        f"#!{sys.executable}\n"
+        "import pathlib, sys, time\n"
+        "if '--version' in sys.argv:\n"
+        "    sys.exit()\n"
+        f"data = pathlib.Path({str(native._build())!r}).read_bytes()\n"
+        "with open(sys.argv[sys.argv.index('-o') + 1], 'wb', buffering=0) as file:\n"
+        "    file.write(data[:5000])\n"
+        "    time.sleep(1)\n"
+        "    file.write(data[5000:])\n"
+    )
+    compiler.chmod(0o700)
+    both = [start(REPORT, XDG_CACHE_HOME=str(tmp_path), CC=str(compiler)) for _ in range(2)]
+    assert [process.communicate(timeout=100)[0].strip() for process in both] == ["True", "True"]
+    files = list((tmp_path / "paceline").iterdir())
+    assert [file.suffix for file in files] == [".so"]  # one object, nothing half-written beside it
+
+
+def test_reference_can_be_forced() -> None:
+    code = (
+        "import torch\n"
+        "from paceline.kernels.linear import DenseWeight, linear, prepare\n"
+        "from paceline.kernels.weights import Dense\n"
+        "weight = prepare(Dense(torch.ones(2, 32)), 'cpu', torch.float32)\n"
+        "assert isinstance(weight, DenseWeight)\n"
+        "print(linear(torch.ones(1, 32), weight).tolist())\n"
+    )
+    out, err = start(code, PACELINE_NATIVE="0").communicate(timeout=100)
+    assert (out.strip(), err) == ("[[32.0, 32.0]]", "")
+
+
+@pytest.mark.parametrize("compiler", ["false", "true"])  # fails; succeeds and builds nothing
+def test_a_broken_compiler_warns_once_and_falls_back(compiler: str, tmp_path: Path) -> None:
+    environment = {"CC": compiler, "XDG_CACHE_HOME": str(tmp_path), "PACELINE_NATIVE": "1"}
+    out, err = start(f"{REPORT}; native.available()", **environment).communicate(timeout=100)
+    assert out.strip() == "False"
+    assert err.count("native kernels are unavailable") == 1
+    assert "PACELINE_NATIVE=0" in err
+
+
+@needs_native
+def test_concurrent_callers_get_their_own_results() -> None:
+    weight = prepare(make_weight("q4_32", 256, 256), "cpu", torch.float32)
+    x = torch.randn(24, 256, generator=generator(0))
+    expected = linear(x, weight)
+    wrong = []
+
+    def call() -> None:
+        for _ in range(50):
+            if not torch.equal(linear(x, weight), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@needs_native
+def test_the_pool_works_again_in_a_forked_child() -> None:
+    code = (
+        "import os, torch\n"
+        "from paceline.kernels import native\n"
+        "from paceline.kernels.linear import linear, prepare\n"
+        "from paceline.kernels.weights import Dense\n"
+        "torch.set_num_threads(1); native.set_num_threads(2)\n"
+        "weight = prepare(Dense(torch.randn(512, 64)), 'cpu', torch.float32)\n"
+        "x = torch.randn(4, 64); expected = linear(x, weight)\n"
+        "child = os.fork()\n"
+        "same = all(torch.equal(linear(x, weight), expected) for _ in range(20))\n"
+        "if child == 0: os._exit(0 if same else 1)\n"
+        "print(same, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    out, err = start(code).communicate(timeout=100)
+    assert out.strip() == "True 0", err

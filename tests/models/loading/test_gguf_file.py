@@ -1,0 +1,139 @@
+"""GGUF files written by the reference writer from tiny transformers models."""
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Type
+from transformers import PreTrainedModel
+
+from paceline.core.errors import UnsupportedModel
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.architectures.rope import Llama3Scaling, rope_from_hf
+from paceline.models.loading.gguf_file import open_gguf
+from paceline.models.loading.gguf_reader import GGUFReader
+from tests.models.paged import PagedRunner, relative_error
+from tests.models.tiny import build
+
+IDS = torch.randint(0, 160, (1, 20), generator=torch.Generator().manual_seed(1))
+_NAMES = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+_TOP = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+
+
+def _gguf_name(name: str) -> str:
+    if name in _TOP:
+        return _TOP[name]
+    _, _, layer, *middle, kind = name.split(".")
+    return f"blk.{layer}.{_NAMES['.'.join(middle)]}.{kind}"
+
+
+def write_gguf(path: Path, model: PreTrainedModel, kind: Type = Type.F32, **fields: int) -> None:
+    """As llama.cpp's converter does it: rotary pairs side by side for llama, scaling of Llama 3 as factors."""
+    config = model.config
+    writer = gguf.GGUFWriter(path, config.model_type)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_array("general.tags", ["a", "bc", ""])
+    theta, scaling = rope_from_hf(config.to_dict())
+    writer.add_rope_freq_base(theta)
+    head_dim = model.model.layers[0].self_attn.head_dim
+    writer.add_key_length(head_dim)
+    for key, value in fields.items():
+        writer.add_uint32(key, value)
+    if isinstance(scaling, Llama3Scaling):
+        frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        writer.add_tensor("rope_freqs.weight", (frequencies / scaling(frequencies)).float().numpy())
+    for name, weight in model.state_dict().items():
+        values = weight.numpy()
+        if name == "lm_head.weight" and config.tie_word_embeddings:
+            continue
+        if config.model_type == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            values = values.reshape(-1, 2, head_dim // 2, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
+        if values.ndim == 1 or kind is Type.F32:
+            writer.add_tensor(_gguf_name(name), np.ascontiguousarray(values))
+        else:
+            writer.add_tensor(_gguf_name(name), gguf.quants.quantize(values, kind), raw_dtype=kind)
+            weight.copy_(torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "llama3-rope", "qwen2", "qwen3"])
+def test_the_same_logits_as_transformers(family: str, tmp_path: Path) -> None:
+    reference = build(family)
+    write_gguf(tmp_path / "tiny.gguf", reference)
+    _check(tmp_path / "tiny.gguf", reference)
+
+
+@pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_1], ids=lambda k: k.name)
+def test_quantised_weights_keep_their_rows(kind: Type, tmp_path: Path) -> None:
+    """q and k are reordered while still packed."""
+    reference = build("llama")
+    with torch.no_grad():
+        write_gguf(tmp_path / "tiny.gguf", reference, kind)
+    _check(tmp_path / "tiny.gguf", reference)
+
+
+@torch.inference_mode()
+def _check(path: Path, reference: PreTrainedModel) -> None:
+    checkpoint = open_gguf(path)
+    assert checkpoint.config.num_parameters == reference.num_parameters()
+    model = DecoderModel(checkpoint.config, checkpoint.weights, torch.device("cpu"), torch.float32)
+    logits = PagedRunner(model).step({0: IDS[0].tolist()}).logits
+    assert relative_error(logits, reference(IDS).logits[0]) < 1e-4
+
+
+def test_metadata_equals_the_reference_readers(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build("qwen2"))
+    theirs = gguf.GGUFReader(tmp_path / "tiny.gguf")
+    ours = GGUFReader(tmp_path / "tiny.gguf")
+    assert ours.metadata == {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
+    assert {n: (t.shape, t.type, t.offset) for n, t in ours.tensors.items()} == {
+        t.name: (tuple(t.shape[::-1].tolist()), int(t.tensor_type), t.data_offset) for t in theirs.tensors
+    }
+
+
+def test_split_files_are_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build("llama"), **{"split.count": 2})
+    with pytest.raises(UnsupportedModel, match="llama-gguf-split --merge"):
+        open_gguf(tmp_path / "tiny.gguf")
+
+
+def test_broken_files_say_so(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build("llama"))
+    whole = (tmp_path / "tiny.gguf").read_bytes()
+    (tmp_path / "header.gguf").write_bytes(whole[:300])
+    with pytest.raises(UnsupportedModel, match="download it again"):
+        open_gguf(tmp_path / "header.gguf")
+    (tmp_path / "body.gguf").write_bytes(whole[:-5000])
+    checkpoint = open_gguf(tmp_path / "body.gguf")
+    with pytest.raises(UnsupportedModel, match="download it again"):
+        DecoderModel(checkpoint.config, checkpoint.weights, torch.device("cpu"), torch.float32)
+    (tmp_path / "other.gguf").write_bytes(b"PK\x03\x04" + bytes(100))
+    with pytest.raises(UnsupportedModel, match="not a little-endian GGUF"):
+        open_gguf(tmp_path / "other.gguf")

@@ -1,0 +1,227 @@
+"""Weights in parts: from a model to bytes and back they are the same bits, and so are those read from disk part by part."""
+
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from paceline.core.errors import UnsupportedModel
+from paceline.kernels.packing import PackedForm, PackedWeight
+from paceline.kernels.quantized import Quantization
+from paceline.kernels.weights import Dense, Grouped
+from paceline.models.drafts.compatibility import fingerprint
+from paceline.models.drafts.early_exit import early_exit
+from paceline.models.loading.arriving import Arrivals, ArrivingModel
+from paceline.models.loading.load import LoadedModel, build_model, open_checkpoint
+from paceline.models.loading.weight_manifest import (
+    Manifest,
+    PartForm,
+    assemble,
+    blank,
+    config_from_json,
+    config_to_json,
+    host_bytes,
+    part_sum,
+    piece_tensors,
+    weight_form,
+)
+from paceline.models.loading.weight_parts import Parts, StoredParts, part_of
+from paceline.models.loading.weight_stock import WeightStock, tokenizer_from_tensor, tokenizer_to_tensor
+from paceline.models.runner import ModelRunner, Span
+from tests.engine.harness import letters
+from tests.models import tiny
+
+CPU = torch.device("cpu")
+SPANS = [Span(blocks=[0], context_len=0, tokens=[3, 1, 4, 1, 5, 9], num_logits=2)]
+KINDS: list[tuple[torch.dtype, Quantization | None]] = [
+    (torch.float32, None),
+    (torch.float32, "int8"),
+    (torch.float32, "fp8"),
+    (torch.bfloat16, None),
+    (torch.bfloat16, "int8"),
+    (torch.bfloat16, "fp8"),
+]
+
+
+@pytest.fixture(scope="module", params=["llama", "llama-tied", "llama3-rope", "linear-rope", "qwen2", "qwen3"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    tiny.build(request.param).save_pretrained(path)
+    return path
+
+
+def loaded(folder: Path, dtype: torch.dtype = torch.float32, quantization: Quantization | None = None) -> LoadedModel:
+    model = build_model(open_checkpoint(folder), CPU, dtype, quantization)
+    return LoadedModel(folder.name, model.config, model, letters())
+
+
+def stock_of(one: LoadedModel, quantization: Quantization | None = None) -> WeightStock:
+    return WeightStock(one, weight_form(CPU, one.model.dtype, quantization), "f" * 64)
+
+
+def carried(stock: WeightStock, manifest: Manifest) -> Arrivals:
+    """Every part through blank memory, as a courier would fill it."""
+    arrivals = Arrivals(Parts.of(config_from_json(manifest.config)))
+    for i, part in enumerate(manifest.parts):
+        tensors = blank(part, pinned=False)
+        for tensor, given in zip(tensors, stock.tensors(i), strict=True):
+            host_bytes(tensor)[:] = host_bytes(given)
+        assert part_sum(tensors) == part.sum
+        arrivals.put(i, assemble(part, tensors, CPU))
+    return arrivals
+
+
+def logits(model: torch.nn.Module) -> torch.Tensor:
+    return ModelRunner(model, 2).forward(SPANS).logits  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), KINDS)
+def test_a_model_from_a_peer_has_the_same_bits(
+    folder: Path, dtype: torch.dtype, quantization: Quantization | None
+) -> None:
+    one = loaded(folder, dtype, quantization)
+    stock = stock_of(one, quantization)
+    manifest = stock.manifest
+    manifest.check()
+    assert manifest.weight_bytes == one.model.weight_bytes
+    arrivals = carried(stock, manifest)
+    other = ArrivingModel(config_from_json(manifest.config), CPU, dtype, arrivals, manifest.weight_bytes)
+    assert other.is_complete
+    assert other.config == one.config
+    assert torch.equal(logits(other), logits(one.model))
+    again = WeightStock(LoadedModel("", other.config, other, letters()), stock.manifest.form, "f" * 64)
+    assert [part.sum for part in again.manifest.parts] == [part.sum for part in manifest.parts]
+
+
+@pytest.mark.parametrize(("dtype", "quantization"), KINDS)
+def test_parts_read_from_disk_are_those_of_the_whole_model(
+    folder: Path, dtype: torch.dtype, quantization: Quantization | None
+) -> None:
+    model = loaded(folder, dtype, quantization).model
+    stored = StoredParts(open_checkpoint(folder), CPU, dtype, quantization)
+    parts = Parts.of(model.config)
+    for part in range(1, parts.count):
+        expected, found = part_of(model, part), stored.read(part)
+        assert found.keys() == expected.keys()
+        for name, piece in expected.items():
+            pairs = zip(piece_tensors(found[name]), piece_tensors(piece), strict=True)
+            assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
+
+
+def test_a_pass_waits_for_a_layer_when_it_gets_there_and_no_sooner(folder: Path) -> None:
+    one = loaded(folder)
+    whole = carried(stock_of(one), stock_of(one).manifest)
+    parts = whole.parts
+    arrivals = Arrivals(parts)
+    order = [parts.layer(number) for number in range(parts.num_layers)]
+    arrivals.put(parts.tokenizer, {})
+    arrivals.put(parts.tables, whole.wait(parts.tables))
+    model = ArrivingModel(one.config, CPU, torch.float32, arrivals, one.model.weight_bytes)
+    assert model.weight_bytes == one.model.weight_bytes  # known before they are there
+    exit_early = early_exit(ModelRunner(model, 2), 1)
+    computed: list[torch.Tensor] = []
+    runner = ModelRunner(model, 2)
+    thread = threading.Thread(target=lambda: computed.append(runner.forward(SPANS).logits))
+    thread.start()
+    for part in order:
+        thread.join(0.02)
+        assert thread.is_alive(), f"it did not wait for {parts.name(part)}"
+        arrivals.put(part, whole.wait(part))
+        keys = runner.cache[part - 2][0]  # the pass comes this far: the keys of this layer are stored
+        _until(lambda keys=keys: bool(keys.any()))
+        assert not any(bool(later[0].any()) for later in runner.cache[part - 1 :])
+    thread.join(30)
+    assert torch.equal(computed[0], logits(one.model))
+    assert torch.equal(exit_early.forward(SPANS).logits, early_exit(ModelRunner(one.model, 2), 1).forward(SPANS).logits)
+
+
+def test_whoever_waits_for_what_never_comes_is_told_why(folder: Path) -> None:
+    one = loaded(folder)
+    whole = carried(stock_of(one), stock_of(one).manifest)
+    arrivals = Arrivals(whole.parts)
+    arrivals.put(whole.parts.tables, whole.wait(whole.parts.tables))
+    model = ArrivingModel(one.config, CPU, torch.float32, arrivals, 0)
+    failed: list[Exception] = []
+
+    def compute() -> None:
+        try:
+            logits(model)
+        except UnsupportedModel as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=compute)
+    thread.start()
+    arrivals.fail(UnsupportedModel("no more"))
+    thread.join(30)
+    assert [str(error) for error in failed] == ["no more"]
+    assert not model.is_complete
+
+
+def test_the_tokenizer_goes_along() -> None:
+    tokenizer = letters()
+    copy = tokenizer_from_tensor(tokenizer_to_tensor(tokenizer))
+    assert fingerprint(copy) == fingerprint(tokenizer)
+    assert (copy.bos_id, copy.special_tokens, copy.chat_template) == (None, {}, None)
+    assert copy.encode("abc") == tokenizer.encode("abc")
+    with pytest.raises(UnsupportedModel, match="cannot be read"):
+        tokenizer_from_tensor(torch.tensor([1, 2, 3], dtype=torch.uint8))
+
+
+def test_a_manifest_that_makes_no_model_is_refused(folder: Path) -> None:
+    good = stock_of(loaded(folder)).manifest
+    tensor = replace(good.parts[1].pieces[0].tensors[0], shape=(1 << 40,))
+    piece = replace(good.parts[1].pieces[0], tensors=(tensor,))
+    config = json.loads(good.config)
+    for wrong in (
+        replace(good, parts=good.parts[:-1]),
+        replace(good, parts=(*good.parts[:-1], replace(good.parts[-1], pieces=good.parts[-1].pieces[1:]))),
+        replace(good, parts=(*good.parts[:-1], PartForm((piece,), ""))),
+        replace(
+            good, parts=(*good.parts[:-1], PartForm((replace(piece, tensors=(replace(tensor, shape=(-1,)),)),), ""))
+        ),
+        replace(
+            good, parts=(*good.parts[:-1], PartForm((replace(piece, tensors=(replace(tensor, dtype="bool"),)),), ""))
+        ),
+        replace(good, config="{}"),
+        replace(good, config=json.dumps(config | {"rope_scaling": {"kind": "Exec"}})),
+    ):
+        with pytest.raises(UnsupportedModel):
+            wrong.check()
+
+
+def test_configs_travel(folder: Path) -> None:
+    config = open_checkpoint(folder).config
+    assert config_from_json(config_to_json(config)) == config
+
+
+def test_packed_tensors_that_native_code_would_read_past_are_refused() -> None:
+    weight = PackedWeight(Grouped(torch.zeros(40, 64, dtype=torch.uint8), torch.ones(40, 2), torch.ones(40, 2), 32))
+    copy = PackedWeight.of(weight.form, weight.tensors)
+    assert (copy.shape, copy.nbytes) == (weight.shape, weight.nbytes)
+    dense = PackedWeight(Dense(torch.zeros(3, 5)))
+    assert PackedWeight.of(dense.form, dense.tensors).shape == (3, 5)
+    for form, tensors in (
+        (weight.form, ()),
+        (replace(weight.form, outputs=80), weight.tensors),
+        (replace(weight.form, inputs=128), weight.tensors),
+        (replace(weight.form, group=16), weight.tensors),
+        (replace(weight.form, has_half_scales=False), weight.tensors),
+        (replace(weight.form, format=9), weight.tensors),
+        (PackedForm(0, 0, 0, 32, True), weight.tensors),
+        (weight.form, (*weight.tensors, weight.tensors[1])),
+    ):
+        with pytest.raises(ValueError, match=r"do not go with|no form"):
+            PackedWeight.of(form, tensors)
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    pause = threading.Event()
+    for _ in range(3000):
+        if condition():
+            return
+        pause.wait(0.01)
+    raise AssertionError("it never happened")

@@ -1,0 +1,123 @@
+"""Ranks in one process: each computes its share of a layer, and their sum is the whole layer's output."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InvalidConfig
+from paceline.kernels.quantized import Quantization
+from paceline.models.loading.load import build_model, open_checkpoint
+from paceline.models.parallel.shards import Shard, ShardedWeights, check_split, shard_config
+from tests.fakes import TINY
+from tests.models.loading.test_gguf_file import write_gguf
+from tests.models.paged import PagedRunner, relative_error
+from tests.models.tiny import build
+
+IDS = [3, 17, 99, 4, 150, 62, 8]
+
+
+class Meeting:
+    """`reduce` of all ranks of a group, which are threads."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier, self._parts = threading.Barrier(size, timeout=30), [torch.empty(0)] * size
+
+    def reduce(self, rank: int, part: Tensor) -> Tensor:
+        self._parts[rank] = part
+        self._barrier.wait()
+        total = torch.stack(self._parts).sum(0)
+        self._barrier.wait()
+        return total
+
+
+def together(folder: Path, size: int, quantization: Quantization | None = None) -> list[Tensor]:
+    """Hidden states after the last layer, of every rank."""
+    checkpoint, meeting = open_checkpoint(folder), Meeting(size)
+    last = checkpoint.config.num_layers
+
+    def run(rank: int) -> Tensor:
+        shard = Shard(rank, size, lambda part: meeting.reduce(rank, part))
+        model = build_model(checkpoint, torch.device("cpu"), torch.float32, quantization, shard)
+        return PagedRunner(model).step({0: IDS}, capture=(last,)).inner[last]
+
+    with ThreadPoolExecutor(size) as threads:
+        return list(threads.map(run, range(size)))
+
+
+def alone(folder: Path, quantization: Quantization | None = None) -> Tensor:
+    checkpoint = open_checkpoint(folder)
+    model = build_model(checkpoint, torch.device("cpu"), torch.float32, quantization)
+    last = checkpoint.config.num_layers
+    return PagedRunner(model).step({0: IDS}, capture=(last,)).inner[last]
+
+
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen2", "qwen3", "mistral-window"])
+def test_two_ranks_are_one_model(family: str, tmp_path: Path) -> None:
+    build(family).save_pretrained(tmp_path)
+    whole = alone(tmp_path)
+    for state in together(tmp_path, 2):
+        assert relative_error(state, whole) < 1e-5
+
+
+def test_four_ranks_have_copies_of_two_key_value_heads(tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    whole = alone(tmp_path)
+    for state in together(tmp_path, 4):
+        assert relative_error(state, whole) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_rounded_weights_do_not_depend_on_the_number_of_ranks(kind: Quantization, tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    whole = alone(tmp_path, kind)
+    assert relative_error(whole, alone(tmp_path)) > 1e-3
+    for state in together(tmp_path, 2, kind):
+        assert relative_error(state, whole) < 1e-5
+
+
+def test_groups_of_a_gguf_are_cut_or_unpacked(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf", build("llama"))
+    whole = alone(tmp_path / "m.gguf")
+    for size in (2, 4):  # 96 / 4 inputs of down_proj are no whole group of 32
+        assert relative_error(together(tmp_path / "m.gguf", size)[0], whole) < 1e-5
+
+
+def test_every_weight_is_on_some_rank_once(tmp_path: Path) -> None:
+    build("llama").save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    shards = [
+        ShardedWeights(checkpoint.weights, checkpoint.config, Shard(rank, 2, lambda part: part)) for rank in range(2)
+    ]
+    for name in sorted(checkpoint.weights.names()):
+        if not name.endswith("_proj.weight"):
+            continue
+        whole = checkpoint.weights.matrix(name).dequantize()
+        parts = [shard.matrix(name).dequantize() for shard in shards]
+        assert torch.equal(torch.cat(parts, 1 if name.split(".")[-2] in ("o_proj", "down_proj") else 0), whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "size", "possible"),
+    [
+        ({}, 3, "possible: 1, 2, 4"),
+        ({"num_heads": 9, "num_kv_heads": 3, "ffn_size": 1536}, 2, "possible: 1, 3"),
+        ({"num_heads": 12, "num_kv_heads": 3, "ffn_size": 96}, 2, "possible: 1, 3, 6, 12"),
+        ({"ffn_size": 66}, 4, "possible: 1, 2"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_with_what_can(change: dict[str, int], size: int, possible: str) -> None:
+    config = replace(TINY, **change)
+    with pytest.raises(InvalidConfig, match=f"tensor_parallel_size {size}: .*{possible}$"):
+        check_split(config, size)
+
+
+def test_the_shape_of_a_share() -> None:
+    large = replace(TINY, num_heads=64, num_kv_heads=8, ffn_size=28672)
+    share = shard_config(large, 4)
+    assert (share.num_heads, share.num_kv_heads, share.ffn_size) == (16, 2, 7168)
+    assert shard_config(large, 16).num_kv_heads == 1

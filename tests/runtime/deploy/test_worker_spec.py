@@ -1,0 +1,89 @@
+from pathlib import Path
+
+import pytest
+
+from paceline.core.cluster_config import cluster_config
+from paceline.core.errors import InvalidConfig
+from paceline.runtime.deploy.deployment import process_specs
+from paceline.runtime.deploy.worker_spec import WorkerSpec
+from paceline.runtime.wire.key_folder import KeyFolder
+
+POOLS = [
+    {"name": "target", "role": "target", "model": "big", "replicas": 2, "speculation": {"max_depth": 3}},
+    {"name": "draft", "role": "draft", "model": "small"},
+]
+PREFILL = {"name": "prefill", "role": "prefill", "model": "big"}
+
+
+def test_specs_travel_as_json() -> None:
+    specs = process_specs(cluster_config({"pools": POOLS}))
+    assert [WorkerSpec.from_json(spec.to_json()) for spec in specs] == specs
+    assert [spec.name for spec in specs] == ["target-0", "target-1", "draft-0"]
+    assert [spec.uses_drafts for spec in specs] == [True, True, False]
+    assert len({spec.address for spec in specs}) == 3
+
+
+def test_targets_without_a_draft_pool_know_that() -> None:
+    assert not any(spec.uses_drafts for spec in process_specs(cluster_config({"pools": POOLS[:1]})))
+
+
+def test_targets_publish_their_caches_where_the_router_listens() -> None:
+    specs = process_specs(cluster_config({"pools": POOLS, "router": "kv_aware"}))
+    assert [spec.publishes for spec in specs] == [True, True, False]
+    assert not any(spec.publishes for spec in process_specs(cluster_config({"pools": POOLS})))
+
+
+def test_targets_are_told_where_their_spans_go() -> None:
+    specs = process_specs(cluster_config({"pools": POOLS, "trace_endpoint": "http://127.0.0.1:4318"}))
+    assert [spec.trace_endpoint for spec in specs] == ["http://127.0.0.1:4318"] * 2 + [None]
+
+
+def test_prefill_workers_have_the_key_of_targets_and_targets_know_when_there_are_some(tmp_path: Path) -> None:
+    keys = KeyFolder.make(tmp_path / "keys")
+    document = {"pools": [*POOLS, PREFILL], "keys": str(keys.path), "handoff_threshold": 100}
+    specs = process_specs(cluster_config(document))
+    assert [(s.role, s.handoff_threshold) for s in specs] == [
+        ("target", 100),
+        ("target", 100),
+        ("draft", None),
+        ("prefill", None),
+    ]
+    assert specs[-1].member("tcp://127.0.0.1:9").key == keys.public("target")
+    assert not specs[-1].engine.speculation.enabled
+    assert [WorkerSpec.from_json(spec.to_json()) for spec in specs] == specs
+    assert all(s.handoff_threshold is None for s in process_specs(cluster_config({"pools": POOLS})))
+
+
+def test_keys_are_one_a_party_and_doors_open_to_their_clients(tmp_path: Path) -> None:
+    keys = KeyFolder.make(tmp_path / "keys")
+    gateway, target, draft = (keys.public(party) for party in ("gateway", "target", "draft"))
+    assert keys.listener("target").allowed == {gateway, target}  # some targets prefill for others
+    assert keys.listener("draft").allowed == {target, gateway}
+    assert keys.own("draft").public == draft
+    second = KeyFolder.make(tmp_path / "second").public("gateway")
+    (tmp_path / "keys" / "allowed" / "second.pub").write_text(second)
+    assert keys.listener("target").allowed == {gateway, target, second}
+    (spec, *_) = process_specs(cluster_config({"pools": POOLS, "keys": str(keys.path)}))
+    assert spec.member("tcp://127.0.0.1:9").key == target
+
+
+def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    keys = KeyFolder.make(tmp_path)
+    (tmp_path / "target").chmod(0o644)
+    with pytest.raises(InvalidConfig, match="chmod 600"):
+        keys.listener("target")
+
+
+def test_targets_share_their_caches_where_the_router_knows_who_has_what() -> None:
+    specs = process_specs(cluster_config({"pools": POOLS, "router": "kv_aware", "handoff_threshold": 100}))
+    assert [(spec.gives, spec.handoff_threshold) for spec in specs] == [(True, 100), (True, 100), (False, None)]
+    alone = [{**POOLS[0], "replicas": 1}]
+    assert not any(spec.gives for spec in process_specs(cluster_config({"pools": alone, "router": "kv_aware"})))
+    divided = [{**POOLS[0], "tensor_parallel_size": 2}]
+    assert not any(spec.gives for spec in process_specs(cluster_config({"pools": divided, "router": "kv_aware"})))
+
+
+def test_how_bytes_go_is_for_all_workers() -> None:
+    specs = process_specs(cluster_config({"pools": POOLS, "transfer": "nixl"}))
+    assert {WorkerSpec.from_json(spec.to_json()).transfer for spec in specs} == {"nixl"}
+    assert {spec.transfer for spec in process_specs(cluster_config({"pools": POOLS}))} == {"auto"}

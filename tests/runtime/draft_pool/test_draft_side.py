@@ -1,0 +1,129 @@
+"""Draft workers that come, go and fill up while targets run: speed changes, the text does not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from paceline.core.flags import SpeculationFlags
+from paceline.core.output import StepOutput
+from paceline.core.request import Request
+from paceline.engine.loop import EngineLoop
+from paceline.runtime.deploy.directory import Member
+from paceline.runtime.draft_pool.draft_side import PoolSide
+from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.runtime.draft_worker.scheduler import DraftLimits
+from paceline.runtime.draft_worker.worker import DraftWorker
+from paceline.runtime.gateway_client.target_pool import TargetPool
+from paceline.runtime.target_worker.worker import TargetWorker
+from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER
+from paceline.runtime.wire.transport import Listener
+from tests.engine.harness import MODEL, letters, tokens_of
+from tests.exactness.suite import mixed_requests, plain_text
+from tests.fakes import TINY, tiny_engine, tiny_model
+from tests.runtime.pools import VOCABULARY, Patient, draft_worker, model_core
+from tests.runtime.target_harness import Gate, Heard, Members, Running, cluster, until
+
+REQUESTS = [
+    replace(one, sampling=replace(one.sampling, max_tokens=20, ignore_eos=True, seed=one.sampling.seed or 0))
+    for one in mixed_requests(8, TINY.vocab_size, max_prompt=20)
+]
+EXPECTED = plain_text(MODEL, REQUESTS)
+
+
+class Target(Running):
+    """A target worker that drafts with the pool, as patiently as it takes."""
+
+    def __init__(self, steps: int | None = None) -> None:
+        self.proposer = PoolProposer((), VOCABULARY, TINY.vocab_size, name="target-0")
+        self.engine = tiny_engine(MODEL, Patient(self.proposer, 1.0), max_num_seqs=16)
+        self.engine.tokenizer = self.engine.intake._tokenizer = letters()
+        self.gate = None if steps is None else Gate(self.engine, steps)
+        loop = EngineLoop(self.engine)
+        self.listener = Listener("tcp://127.0.0.1:0", TO_TARGET_WORKER)  # type: ignore[assignment]
+        self.worker = TargetWorker("target-0", loop, self.listener, PoolSide(self.proposer, loop))
+        self._start()
+
+
+@contextmanager
+def served(target: Target, *drafts: DraftWorker) -> Iterator[tuple[TargetPool, Members]]:
+    members = Members(target)
+    members.known += [draft_member(draft) for draft in drafts]
+    pool = TargetPool(cluster(), members)
+    try:
+        until(lambda: states(pool) == {"target-0": "ready"} | {draft.name: "ready" for draft in drafts})
+        yield pool, members
+    finally:
+        pool.close()
+        target.stop()
+
+
+def draft_member(draft: DraftWorker) -> Member:
+    return Member(draft.name, "draft", "draft", draft.address)
+
+
+def states(pool: TargetPool) -> dict[str, str]:
+    return {worker.name: worker.state for worker in pool.workers()}
+
+
+def said(outputs: list[StepOutput], asked: list[Request] = REQUESTS) -> dict[tuple[str, int], list[int]]:
+    return {(one.id, i): tokens_of(outputs, one.id, i) for one in asked for i in range(one.sampling.n)}
+
+
+def test_draft_workers_come_and_go() -> None:
+    core = model_core(tiny_model(perturb=0.1))
+    target = Target(steps=4)
+    with (
+        draft_worker(core, TINY.vocab_size) as first,
+        draft_worker(model_core(tiny_model(perturb=0.1)), TINY.vocab_size, name="draft-1") as second,
+        served(target, first) as (pool, members),
+    ):
+        heard = Heard(pool, *REQUESTS)
+        assert target.gate is not None
+        assert target.gate.reached.wait(20)
+        members.known[1:] = [draft_member(second)]
+        until(lambda: [drafter.name for drafter in pool._drafters.workers] == ["draft-1"])
+        target.gate.open()
+        assert said(heard.all()) == EXPECTED
+        until(lambda: states(pool) == {"target-0": "ready", "draft-1": "ready"})
+        until(lambda: not first._roster.targets)  # it was told goodbye
+        again = Heard(pool, *[replace(one, id=f"{one.id}-again") for one in REQUESTS]).all()
+        assert sum(output.accepted for output in again) > 0
+        assert second.snapshot().rounds > 0
+
+
+def test_speculation_switched_on_in_mid_load_finds_busy_not_the_end_of_memory() -> None:
+    """The draft pool has room for three sequences. Ten are running when speculation is switched on."""
+    core = model_core(tiny_model(perturb=0.1), num_blocks=12)
+    target = Target(steps=4)
+    with (
+        draft_worker(core, TINY.vocab_size, DraftLimits(max_sequences=3, max_tokens=12 * 16)) as draft,
+        served(target, draft) as (pool, _),
+    ):
+        pool.set_flags(SpeculationFlags(enabled=False))
+        until(lambda: target.engine.speculator.enabled is False)
+        heard = Heard(pool, *REQUESTS)
+        assert target.gate is not None
+        assert target.gate.reached.wait(20)
+        assert draft.snapshot().sequences == 0
+        pool.set_flags(SpeculationFlags(enabled=True))
+        until(lambda: pool._flags == SpeculationFlags(enabled=True))
+        target.gate.open()
+        outputs = heard.all()
+        assert said(outputs) == EXPECTED
+        assert sum(output.accepted for output in outputs) > 0
+        links = target.proposer.snapshot().links
+        assert links[0].counts.busy > 0
+        until(lambda: draft.snapshot().sequences == 0)
+        assert core.num_free_blocks == 12
+
+
+def test_a_draft_of_another_vocabulary_is_not_used() -> None:
+    target = Target()
+    with (
+        draft_worker(model_core(tiny_model()), TINY.vocab_size, vocabulary="another one") as draft,
+        served(target) as (pool, members),
+    ):
+        members.known.append(draft_member(draft))
+        until(lambda: states(pool).get("draft-0") == "suspected")
+        assert said(Heard(pool, *REQUESTS).all()) == EXPECTED
+        assert draft.snapshot().rounds == 0

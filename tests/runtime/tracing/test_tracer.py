@@ -1,0 +1,221 @@
+"""Spans of a request, from its submission to every verification; in one process, and in a worker behind a gateway."""
+
+import builtins
+import sys
+import threading
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from paceline.core.clock import WallClock
+from paceline.core.errors import EngineClosed, MissingDependency
+from paceline.core.output import StepOutput
+from paceline.core.request import Request
+from paceline.engine.loop import EngineLoop, Event
+from paceline.runtime.tracing.tracer import Tracing
+from paceline.runtime.wire.request import from_submit, to_submit
+from paceline.runtime.wire.stream_messages import Submit
+from tests.collector import collector
+from tests.engine.harness import GREEDY, PROMPT, engine_of, oracle, plain_tokens, request
+from tests.runtime.target_harness import Gate, Heard, Running, pool_of
+
+TOKENS = 20
+TEXT = plain_tokens(max_tokens=TOKENS, **GREEDY)
+TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+PARENT = f"00-{TRACE}-{SPAN}-01"
+
+
+def asked(name: str = "r", trace: str = PARENT, **sampling: Any) -> Request:
+    return replace(request(name, PROMPT, max_tokens=TOKENS, **GREEDY, **sampling), trace=trace, category="code")
+
+
+class House:
+    """An engine with a perfect draft, on its thread, and what was traced of it."""
+
+    def __init__(self, steps: int | None = None) -> None:
+        self.exporter = InMemorySpanExporter()
+        self.tracing = Tracing(self.exporter, "test")
+        engine = engine_of(oracle(TEXT), depth=3)
+        engine.clock = WallClock()
+        self.gate = None if steps is None else Gate(engine, steps)
+        self.loop = EngineLoop(engine)
+        self.loop.tracer = self.tracing
+        self.events: list[Event] = []
+
+    def run(self, one: Request) -> list[StepOutput]:
+        done, left = threading.Event(), one.sampling.n
+
+        def listen(event: Event) -> None:
+            nonlocal left
+            self.events.append(event)
+            left -= isinstance(event, StepOutput) and event.finish_reason is not None
+            if left == 0:
+                done.set()
+
+        self.loop.submit(one, listen)
+        assert done.wait(30)
+        return [event for event in self.events if isinstance(event, StepOutput)]
+
+    def spans(self) -> list[ReadableSpan]:
+        self.loop.close()
+        self.tracing.close()
+        return list(self.exporter.get_finished_spans())
+
+
+def named(spans: list[ReadableSpan], name: str) -> list[ReadableSpan]:
+    return [span for span in spans if span.name == name]
+
+
+def test_a_span_a_round_down_to_its_verification() -> None:
+    house = House()
+    outputs = house.run(asked())
+    spans = house.spans()
+    (generate,) = named(spans, "generate")
+    assert {format(span.context.trace_id, "032x") for span in spans} == {TRACE}
+    assert generate.parent is not None
+    assert format(generate.parent.span_id, "016x") == SPAN
+    assert generate.attributes is not None
+    assert dict(generate.attributes) == {
+        "paceline.category": "code",
+        "paceline.prompt_tokens": len(PROMPT),
+        "paceline.choices": 1,
+        "paceline.continued": False,
+        "paceline.output_tokens": TOKENS,
+        "paceline.drafted": sum(output.drafted for output in outputs),
+        "paceline.accepted": sum(output.accepted for output in outputs),
+    }
+    assert [event.name for event in generate.events] == ["finished"]
+    rounds = named(spans, "round")
+    assert [
+        (
+            span.attributes["paceline.method"],
+            span.attributes["paceline.depth"],
+            span.attributes["paceline.accepted"],
+            span.attributes["paceline.tokens"],
+        )
+        for span in rounds
+        if span.attributes
+    ] == [
+        ("fake" if output.drafted else "plain", output.drafted, output.accepted, len(output.tokens))
+        for output in outputs[1:]
+    ]
+    for name in ("queue", "prompt", "round"):
+        assert all(span.parent == generate.context for span in named(spans, name)), name
+    assert [span.parent for span in named(spans, "verify")] == [span.context for span in rounds]
+    assert len(named(spans, "draft")) == sum(output.drafted > 0 for output in outputs)
+
+
+def test_times_lie_within_each_other() -> None:
+    house = House()
+    house.run(asked())
+    spans = house.spans()
+    by_id = {span.context.span_id: span for span in spans}
+    for span in spans:
+        assert span.start_time is not None
+        assert span.end_time is not None
+        assert span.start_time <= span.end_time
+        parent = by_id.get(span.parent.span_id) if span.parent else None
+        if parent is not None and parent.start_time is not None and parent.end_time is not None:
+            slack = 1000  # nanoseconds: seconds are floats
+            assert parent.start_time - slack <= span.start_time
+            assert span.end_time <= parent.end_time + slack
+
+
+def test_choices_have_their_own_prompt_and_rounds() -> None:
+    house = House()
+    house.run(asked(n=2))
+    spans = house.spans()
+    for name in ("queue", "prompt", "round"):
+        assert {span.attributes["paceline.choice"] for span in named(spans, name) if span.attributes} == {0, 1}, name
+    assert len(named(spans, "generate")) == 1
+
+
+def test_who_is_not_traced_leaves_nothing() -> None:
+    house = House()
+    house.run(asked(trace=""))
+    assert house.spans() == []
+
+
+def test_a_context_that_is_not_sampled_or_is_none_leaves_nothing() -> None:
+    for trace in (f"00-{TRACE}-{SPAN}-00", "nonsense"):
+        house = House()
+        house.run(asked(trace=trace))
+        assert house.spans() == []
+
+
+def test_a_cancelled_request_ends_its_span() -> None:
+    house = House(steps=3)
+    assert house.gate is not None
+    house.loop.submit(asked(), house.events.append)
+    assert house.gate.reached.wait(30)
+    house.loop.cancel("r")
+    house.gate.open()
+    spans = house.spans()
+    (generate,) = named(spans, "generate")
+    assert generate.status.is_ok
+    assert generate.events == ()
+
+
+def test_an_engine_that_fails_is_seen() -> None:
+    house = House()
+
+    def broken() -> list[StepOutput]:
+        raise RuntimeError("no memory")
+
+    house.loop.engine.step = broken  # type: ignore[method-assign]
+    house.loop.submit(asked(), house.events.append)
+    house.loop._thread.join(30)
+    (generate,) = named(house.spans(), "generate")
+    assert not generate.status.is_ok
+    assert isinstance(house.events[-1], EngineClosed)
+
+
+def test_the_context_travels() -> None:
+    one = asked(seed=1)
+    message = to_submit(one, 1, 2)
+    assert isinstance(message, Submit)
+    assert from_submit(message, "r").trace == PARENT
+
+
+def test_rounds_of_a_target_worker_reach_the_collector() -> None:
+    with collector() as found:
+        worker = Running("target-0")
+        tracing = Tracing.to(found.url, "target-0")
+        worker.worker._tracing = worker.worker._loop.tracer = tracing
+        with pool_of(worker) as pool:
+            outputs = Heard(pool, asked(seed=1)).all()
+        spans = found.spans["target-0"]
+        assert found.paths[0] == "/v1/traces"
+    assert {span.trace_id.hex() for span in spans} == {TRACE}
+    (generate,) = [span for span in spans if span.name == "generate"]
+    assert generate.parent_span_id.hex() == SPAN
+    assert len([span for span in spans if span.name == "round"]) == len(outputs) - 1
+
+
+def test_a_collector_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with collector() as found:
+        url = found.url
+    house = House()
+    house.tracing.close()
+    house.tracing = house.loop.tracer = Tracing.to(url, "test")
+    assert len(house.run(asked())) > 1
+    house.loop.close()
+    house.tracing.close()
+    house.tracing.close()
+
+
+def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("opentelemetry"):
+            raise ImportError(name)
+        return real(name, *rest, **more)
+
+    monkeypatch.delitem(sys.modules, "paceline.runtime.tracing.tracer")
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    with pytest.raises(MissingDependency, match=r"pip install 'paceline\[trace\]'"):
+        __import__("paceline.runtime.tracing.tracer")

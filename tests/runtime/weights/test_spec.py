@@ -1,0 +1,53 @@
+from typing import Any
+
+import pytest
+
+from paceline.core.cluster_config import cluster_config
+from paceline.core.errors import InvalidConfig
+from paceline.runtime.deploy.deployment import process_specs
+from paceline.runtime.deploy.worker_spec import WorkerSpec
+
+
+def specs(*pools: dict[str, Any], **more: Any) -> dict[str, WorkerSpec]:
+    made = process_specs(
+        cluster_config({"pools": [{"role": "target", "model": "big", **pool} for pool in pools], **more})
+    )
+    return {spec.name: spec for spec in made}
+
+
+def peers(spec: WorkerSpec) -> list[str]:
+    return [] if spec.weights is None else [peer.name for peer in spec.weights.peers]
+
+
+def test_workers_of_one_model_know_each_other() -> None:
+    found = specs(
+        {"name": "a", "replicas": 2},
+        {"name": "b"},
+        {"name": "other", "quantization": "int8"},
+        {"name": "draft", "role": "draft"},
+    )
+    assert peers(found["a-0"]) == ["a-1", "b-0"]
+    assert peers(found["b-0"]) == ["a-0", "a-1"]
+    assert found["other-0"].weights is None  # nobody holds the same
+    assert found["draft-0"].weights is None  # another key
+    doors = {spec.weights.address for spec in found.values() if spec.weights is not None}
+    assert len(doors) == 3
+    assert {peer.address for spec in found.values() if spec.weights for peer in spec.weights.peers} == doors
+    assert WorkerSpec.from_json(found["a-0"].to_json()) == found["a-0"]
+
+
+def test_ranks_have_nothing_to_give() -> None:
+    found = specs({"name": "a", "replicas": 2, "tensor_parallel_size": 2, "devices": ["cpu"]})
+    assert found["a-0"].weights is None
+
+
+def test_it_can_be_switched_off_and_limited() -> None:
+    off = specs({"name": "a", "replicas": 2}, weights={"from_peers": False})
+    assert off["a-0"].weights is None
+    weights = specs({"name": "a", "replicas": 2}, weights={"limit": 12.5})["a-0"].weights
+    assert weights is not None
+    assert weights.bytes_per_second == 12.5e6
+    with pytest.raises(InvalidConfig, match=r"weights.limit must be MB a second"):
+        specs({"name": "a"}, weights={"limit": -1.0})
+    with pytest.raises(InvalidConfig, match=r"did you mean 'weights.from_peers'"):
+        specs({"name": "a"}, weights={"from_peer": True})

@@ -1,0 +1,123 @@
+"""Keys at rest: only hashes, changed one at a time, and refused when the file is not what it should be."""
+
+import json
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import InvalidConfig
+from paceline.server.auth.api_keys import ApiKey, KeyFile, KeyLimits, key_id
+
+
+def test_a_key_is_known_by_its_hash_alone(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    text = file.add("ann", scopes=("generate", "admin"), limits=KeyLimits(5, 600, 2), strict=True)
+    secret = text.split("-", 2)[2]
+    assert len(secret) >= 43  # 256 bits
+    assert secret not in file.path.read_text()
+    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
+    (key,) = file.read()
+    assert (key.name, key.id, key.scopes, key.limits) == (
+        "ann",
+        key_id(text),
+        ("generate", "admin"),
+        KeyLimits(5, 600, 2),
+    )
+    assert key.strict
+    assert key.matches(text)
+    assert not key.matches(text[:-1])
+    assert not key.matches("")
+    assert key.digest not in repr(key)
+    assert key.cache_salt not in repr(key)
+
+
+def test_two_keys_share_nothing(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    one, other = file.add("ann"), file.add("ben")
+    first, second = file.read()
+    assert one != other
+    assert not first.matches(other)
+    assert len({first.salt, second.salt, first.cache_salt, second.cache_salt}) == 4
+    same = [ApiKey.of("the same text", name) for name in ("x", "y")]
+    assert same[0].digest != same[1].digest
+
+
+def test_a_revoked_key_matches_no_more_and_its_name_is_free(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    text = file.add("ann")
+    with pytest.raises(InvalidConfig, match="there is a key 'ann'"):
+        file.add("ann")
+    file.revoke("ann")
+    assert not file.read()[0].matches(text)
+    with pytest.raises(InvalidConfig, match="there is no valid key 'ann'"):
+        file.revoke("ann")
+    again = file.add("ann")
+    assert [key.matches(again) for key in file.read()] == [False, True]
+
+
+def test_scopes() -> None:
+    assert ApiKey("a").allows("generate")
+    assert not ApiKey("a").allows("metrics")
+    assert not ApiKey("a").allows("admin")
+    admin = ApiKey("a", scopes=("admin",))
+    assert (admin.allows("admin"), admin.allows("metrics"), admin.allows("generate")) == (True, True, False)
+
+
+def test_salts_of_different_keys_never_meet() -> None:
+    one, other, nobody = ApiKey("a"), ApiKey("b"), ApiKey("c", cache_salt="")
+    salts = {key.salted(wish) for key in (one, other) for wish in ("", "x", one.cache_salt, other.salted("x"))}
+    assert len(salts) == 8
+    assert one.salted("x") == one.salted("x")
+    assert (nobody.salted("x"), nobody.salted("")) == ("x", "")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scopes": ["generate", "root"]}, "unknown scope 'root'"),
+        ({"scopes": "admin"}, "scopes must be a list"),
+        ({"limits": {"tokens_per_minute": 0}}, "tokens_per_minute must be at least 1"),
+        ({"limits": {"token_per_minute": 5}}, "did you mean 'limits.tokens_per_minute'"),
+        ({"strict": "yes"}, "strict must be bool"),
+        ({"name": "a b"}, "1 to 64 letters"),
+        ({"digest": ""}, "salt or digest is damaged"),
+        ({"salt": "zz"}, "salt or digest is damaged"),
+        ({"cache_salt": ""}, "cache_salt is empty"),
+        ({"colour": 1}, "unknown key 'colour'"),
+    ],
+)
+def test_a_record_that_is_wrong_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("ann")
+    document = json.loads(file.path.read_text())
+    document["keys"][0] |= change
+    file.path.write_text(json.dumps(document))
+    with pytest.raises(InvalidConfig, match=message):
+        file.read()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b'{"keys": {}}', b'{"keys": [1]}', b'{"keys": [{}]}', b"\xff"])
+def test_a_file_that_is_none(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "keys.json").write_bytes(content)
+    with pytest.raises(InvalidConfig, match=r"keys\.json"):
+        KeyFile(tmp_path / "keys.json").read()
+
+
+def test_a_missing_file_and_a_missing_folder(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="paceline api-keys add"):
+        KeyFile(tmp_path / "keys.json").read()
+    with pytest.raises(InvalidConfig, match="make its folder first"):
+        KeyFile(tmp_path / "absent" / "keys.json").add("ann")
+
+
+def test_changes_at_once_are_all_kept(tmp_path: Path) -> None:
+    threads = [threading.Thread(target=KeyFile(tmp_path / "keys.json").add, args=(f"key-{i}",)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {key.name for key in KeyFile(tmp_path / "keys.json").read()} == {f"key-{i}" for i in range(8)}
+    assert [file.name for file in tmp_path.iterdir()] == ["keys.json"]

@@ -1,0 +1,203 @@
+"""Strict mode: no drafts, and a record of everything that hashes prove and words do not leave."""
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.output import StepOutput
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.core.sequence import FinishReason
+from paceline.server.auth.api_keys import KeyFile
+from paceline.server.auth.audit_log import TrailNotWritten, verify
+from paceline.server.auth.strict import sampling_record, text_hash, token_hash
+from tests.server.fakes import Served, events, served
+
+CHAT = "/v1/chat/completions"
+SECRET = "the launch code is swordfish"
+STRICT: dict[str, Any] = {
+    "messages": [{"role": "user", "content": SECRET}],
+    "speculation": {"strict": True},
+    "seed": 7,
+    "stop": ["launch code"],
+}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "trail.jsonl"
+
+
+def records(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    verify(path)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [record for record in lines if kind in (None, record["kind"])]
+
+
+def recording(path: Path, **options: Any) -> Served:
+    return served(audit_trail=str(path), **options)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_strict_request_is_recorded_from_beginning_to_end(stream: bool, path: Path) -> None:
+    server = recording(path)
+    response = server.post(CHAT, {**STRICT, "n": 2, "stream": stream})
+    assert response.status_code == 200
+    answer_id = json.loads(events(response)[0])["id"] if stream else response.json()["id"]
+    opened, started, finished = records(path)
+    assert (opened["kind"], opened["model"], opened["weights"]) == ("opened", "fake", "0" * 64)
+    (request,) = server.llm.requests
+    assert started["request"] == finished["request"] == answer_id
+    assert (started["kind"], started["key"], started["model"], started["weights"]) == (
+        "started",
+        "anyone",
+        "fake",
+        "0" * 64,
+    )
+    assert started["prompts"] == [{"tokens": len(request.prompt_ids), "token_sha256": token_hash(request.prompt_ids)}]
+    assert started["sampling"]["seed"] == 7
+    ids = server.llm.tokenizer.encode("Hello there!", add_special=False)
+    one = {
+        "tokens": 12,
+        "token_sha256": token_hash(ids),
+        "text_sha256": text_hash("Hello there!"),
+        "finish": "stop",
+    }
+    assert finished["outputs"] == [one, one]
+    for word in ("launch", "swordfish", "Hello"):
+        assert word not in path.read_text()
+
+
+def test_texts_are_kept_where_they_are_asked_for(path: Path) -> None:
+    server = recording(path, audit_trail_text=True)
+    server.post(CHAT, STRICT)
+    (started,), (finished,) = records(path, "started"), records(path, "finished")
+    assert SECRET in started["prompts"][0]["text"]
+    (output,) = finished["outputs"]
+    assert (output["text"], output["text_sha256"]) == ("Hello there!", text_hash("Hello there!"))
+
+
+def test_strict_is_the_target_alone(path: Path) -> None:
+    server = recording(path)
+    server.post(CHAT, STRICT)
+    server.post(CHAT, {"messages": STRICT["messages"]})
+    strict, usual = server.llm.requests
+    assert (strict.speculation.enabled, usual.speculation.enabled) == (False, True)
+    assert len(records(path, "started")) == 1
+
+
+def test_a_strict_key_is_strict_whatever_is_asked_for(path: Path, tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    key = file.add("bank", strict=True)
+    server = recording(path, api_keys=str(file.path))
+    headers = {"Authorization": f"Bearer {key}"}
+    body = {"prompt": ["one", "two"], "speculation": {"enabled": True, "method": "ngram", "max_depth": 4}}
+    assert server.post("/v1/completions", body, headers=headers).status_code == 200
+    assert [request.speculation.enabled for request in server.llm.requests] == [False, False]
+    (started,), (finished,) = records(path, "started"), records(path, "finished")
+    assert started["key"] == "bank"
+    assert [prompt["tokens"] for prompt in started["prompts"]] == [3, 3]
+    assert len(finished["outputs"]) == 2
+
+
+@pytest.mark.parametrize(
+    "rest", [{"enabled": True}, {"method": "ngram"}, {"max_depth": 3}, {"verification": "coupled"}]
+)
+def test_strict_and_speculating_contradict_each_other(rest: dict[str, Any], path: Path) -> None:
+    response = recording(path).post(CHAT, {**STRICT, "speculation": {"strict": True, **rest}})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "speculation.strict")
+
+
+def test_without_a_trail_there_is_no_strict_mode() -> None:
+    server = served()
+    response = server.post(CHAT, STRICT)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "strict_unavailable")
+    assert server.llm.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_cannot_be_recorded_is_not_said(stream: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = recording(path)
+    assert server.strict is not None
+    append, fails = server.strict.trail.append, {"started"}
+
+    def full(kind: str, **fields: Any) -> str:
+        if kind in fails:
+            raise TrailNotWritten("the disk is full")
+        return append(kind, **fields)
+
+    monkeypatch.setattr(server.strict.trail, "append", full)
+    response = server.post(CHAT, {**STRICT, "stream": stream})
+    assert response.status_code == 503
+    assert "Hello" not in response.text
+    fails.clear()
+    fails.add("finished")
+    response = server.post(CHAT, {**STRICT, "stream": stream})
+    if stream:  # what was streamed was begun in the trail, and the stream ends with an error
+        assert json.loads(events(response)[-2])["error"]["code"] == "unavailable"
+    else:
+        assert response.status_code == 503
+        assert "Hello" not in response.text
+    assert len(verify(path).unfinished) == 1
+
+
+def test_what_was_given_up_has_an_end_too(path: Path) -> None:
+    server = recording(path, hold=True)
+
+    async def run() -> None:
+        async with server.client() as client:
+            asked = asyncio.create_task(client.post(CHAT, json={**STRICT, "timeout": 0.05}))
+            assert (await asked).status_code == 408
+
+    asyncio.run(run())
+    (finished,) = records(path, "finished")
+    assert finished["outputs"] == [
+        {"tokens": 0, "token_sha256": token_hash([]), "text_sha256": text_hash(""), "finish": None}
+    ]
+
+
+def test_changes_of_flags_are_in_the_trail_and_its_head_is_shown(path: Path) -> None:
+    server = recording(path, admin_key="open-sesame")
+    headers = {"Authorization": "Bearer open-sesame"}
+    server.call("PATCH", "/admin/flags", json={"enabled": False}, headers={**headers, "X-Paceline-Who": "ann"})
+    (flags,) = records(path, "flags")
+    assert (flags["who"], flags["changes"]) == ("admin (ann)", {"enabled": False})
+    report = server.call("GET", "/admin/trail", headers=headers).json()
+    assert report == {"records": 2, "head": flags["hash"]}
+    without = served(admin_key="open-sesame").call("GET", "/admin/trail", headers=headers)
+    assert without.status_code == 404
+
+
+def test_hashes_are_those_of_the_documentation() -> None:
+    assert token_hash([]) == text_hash("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+    assert token_hash([1, 256]) == text_hash("\x01" + "\0" * 8 + "\x01" + "\0" * 6)
+    assert token_hash([1, 2]) != token_hash([2, 1])
+
+
+def test_sampling_is_recorded_in_numbers_and_hashes() -> None:
+    schema = {"type": "object", "properties": {"secret": {"const": "0000"}}}
+    sampling = SamplingParams(temperature=0.5, seed=3, stop=("secret",), logit_bias={5: 1.0}, json_schema=schema)
+    record = sampling_record(sampling)
+    assert (record["temperature"], record["seed"]) == (0.5, 3)
+    assert "secret" not in json.dumps(record)
+    assert record != sampling_record(SamplingParams(temperature=0.5, seed=3, stop=("other",)))
+    assert sampling_record(SamplingParams())["stop_sha256"] is None
+
+
+def test_outputs_are_hashed_in_the_order_they_came(path: Path) -> None:
+    server = recording(path)
+
+    async def run() -> None:
+        assert server.strict is not None
+        async with server.strict.record("a", "ann", [Request("r", (1,))]) as record:
+            record.add([StepOutput("r", 0, 0, (5, 6), (), "ab"), StepOutput("r", 0, 0, (7,), (), "c")])
+            record.add([StepOutput("r", 0, 0, (), (), "", finish_reason=FinishReason.LENGTH)])
+
+    asyncio.run(run())
+    (finished,) = records(path, "finished")
+    assert finished["outputs"] == [
+        {"tokens": 3, "token_sha256": token_hash([5, 6, 7]), "text_sha256": text_hash("abc"), "finish": "length"}
+    ]

@@ -1,0 +1,83 @@
+"""TLS: files that fit together, and a server that speaks it, with keys and a trail, from start to stop."""
+
+import json
+import shutil
+import signal
+import ssl
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from paceline.core.errors import InvalidConfig
+from paceline.models.loading.weights_sum import weights_sum
+from paceline.server.auth.api_keys import KeyFile
+from paceline.server.auth.audit_log import verify
+from paceline.server.auth.strict import text_hash
+from paceline.server.auth.tls import Tls
+from tests.server.process import server_process
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+
+
+def make(folder: Path, name: str, *options: str) -> tuple[str, str]:
+    certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"),
+            *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", *(options or ("-nodes",))),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return str(certificate), str(key)
+
+
+def test_files_that_do_not_fit_are_said_at_the_start(tmp_path: Path) -> None:
+    certificate, key = make(tmp_path, "one")
+    _, other = make(tmp_path, "other")
+    _, locked = make(tmp_path, "locked", "-passout", "pass:secret")
+    assert Tls.of(None, None) is None
+    assert Tls.of(certificate, key) == Tls(certificate, key)
+    both = tmp_path / "both.pem"
+    both.write_text(Path(certificate).read_text() + Path(key).read_text())
+    assert Tls.of(str(both), None) == Tls(str(both), None)
+    for files, message in (
+        ((None, key), "needs a tls_cert"),
+        ((certificate, None), "no certificate and its key"),
+        ((certificate, other), "no certificate and its key"),
+        ((certificate, locked), "is encrypted"),
+        ((str(tmp_path / "absent"), key), "absent or tls_key .* cannot be read"),
+        ((str(tmp_path / "absent"), None), "absent cannot be read"),
+    ):
+        with pytest.raises(InvalidConfig, match=message):
+            Tls.of(*files)
+
+
+def test_a_server_with_tls_keys_and_a_trail(tmp_path: Path) -> None:
+    certificate, key_file = make(tmp_path, "server")
+    trail = tmp_path / "trail.jsonl"
+    keys = KeyFile(tmp_path / "keys.json")
+    key = keys.add("bank", strict=True)
+    with server_process(
+        tls_cert=certificate, tls_key=key_file, api_keys=str(keys.path), audit_trail=str(trail)
+    ) as process:
+        assert process.url.startswith("https://")
+        trusted = ssl.create_default_context(cafile=certificate)
+        with httpx.Client(base_url=process.url, verify=trusted, timeout=60) as client:
+            body = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8, "temperature": 0}
+            assert client.post("/v1/chat/completions", json=body).status_code == 401
+            response = client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+            assert response.status_code == 200
+        with pytest.raises(httpx.TransportError):
+            httpx.get(process.url.replace("https", "http") + "/health")
+        assert process.stop(signal.SIGTERM) == 0
+    answer = response.json()
+    assert answer["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
+    assert verify(trail).unfinished == ()
+    opened, started, finished = (json.loads(line) for line in trail.read_text().splitlines())
+    assert opened["weights"] == started["weights"] == weights_sum("smollm2")
+    assert (started["request"], started["key"]) == (answer["id"], "bank")
+    assert finished["outputs"][0]["text_sha256"] == text_hash(answer["choices"][0]["message"]["content"])

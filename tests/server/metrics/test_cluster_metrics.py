@@ -1,0 +1,77 @@
+from dataclasses import replace
+
+from paceline.core.worker_status import ClusterStatus, HandoffCounts, Symptom, WorkerStatus
+from paceline.server.metrics.metrics import Metrics
+
+TARGET = WorkerStatus(
+    "target-0",
+    "target",
+    "target",
+    "ready",
+    "tcp://127.0.0.1:1",
+    running=3,
+    kv_use=0.5,
+    round_trip=0.002,
+    answers=10,
+    hits=7,
+    symptoms=(Symptom("slow_network", 0.002, 0.001, "less depth"),),
+    preemptions=4,
+    tokens=1000,
+)
+DRAFT = WorkerStatus("draft-0", "draft", "draft", "suspected", "tcp://127.0.0.1:2", pass_seconds=0.003)
+
+
+def scraped(*workers: WorkerStatus) -> str:
+    metrics = Metrics("m")
+    metrics.bind_cluster(lambda: ClusterStatus(workers, 5) if workers else None)
+    return metrics.render().decode()
+
+
+def test_every_worker_has_its_series() -> None:
+    page = scraped(TARGET, DRAFT)
+    assert 'paceline_worker_ready{model="m",role="target",worker="target-0"} 1.0' in page
+    assert 'paceline_worker_ready{model="m",role="draft",worker="draft-0"} 0.0' in page
+    assert 'paceline_worker_sequences_running{model="m",role="target",worker="target-0"} 3.0' in page
+    assert 'paceline_worker_prespeculation_hits_total{model="m",role="target",worker="target-0"} 7.0' in page
+    assert 'paceline_continued_streams_total{model="m"} 5.0' in page
+    assert 'paceline_symptom{model="m",role="target",symptom="slow_network",worker="target-0"} 1.0' in page
+
+
+def test_what_is_not_known_has_no_value() -> None:
+    page = scraped(TARGET, DRAFT)
+    assert 'paceline_worker_round_trip_seconds{model="m",role="target",worker="target-0"} 0.002' in page
+    assert 'paceline_worker_round_trip_seconds{model="m",role="draft"' not in page
+
+
+def test_what_only_one_role_has() -> None:
+    page = scraped(TARGET, DRAFT)
+    assert 'paceline_worker_generated_tokens_total{model="m",role="target",worker="target-0"} 1000.0' in page
+    assert 'paceline_worker_preemptions_total{model="m",role="target",worker="target-0"} 4.0' in page
+    assert 'paceline_worker_draft_pass_seconds{model="m",role="draft",worker="draft-0"} 0.003' in page
+    assert 'preemptions_total{model="m",role="draft"' not in page
+    assert 'tokens_total{model="m",role="draft"' not in page
+
+
+def test_whether_it_drafts_ahead() -> None:
+    name = 'paceline_worker_drafts_ahead{model="m",role="draft",worker="draft-0"}'
+    assert "paceline_worker_drafts_ahead{" not in scraped(TARGET, DRAFT), "nobody has asked it for anything yet"
+    assert f"{name} 1.0" in scraped(replace(DRAFT, answers=9))
+    assert f"{name} 0.0" in scraped(replace(DRAFT, answers=9, resting=0.02))
+
+
+def test_one_process_has_no_workers() -> None:
+    assert "paceline_worker" not in scraped()
+    assert "paceline_continued" not in scraped()
+
+
+def test_prompts_that_were_handed_over_are_counted_where_there_are_prefill_workers() -> None:
+    assert "paceline_worker_handoffs_total{" not in scraped(TARGET)
+    page = scraped(replace(TARGET, handoffs=HandoffCounts(3, 1, 4096, 10**6, 2.5)))
+    for name, value in {
+        "handoffs": "3.0",
+        "failed_handoffs": "1.0",
+        "handoff_tokens": "4096.0",
+        "handoff_bytes": "1e+06",
+        "handoff_seconds": "2.5",
+    }.items():
+        assert f'paceline_worker_{name}_total{{model="m",role="target",worker="target-0"}} {value}' in page

@@ -1,0 +1,110 @@
+"""Change is found, and only where there is any. Traffic is simulated: requests with a level of their own each."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from paceline.speculation.depth.drift import AFTER, BEFORE, KEPT, UNIT, Change, DriftTest
+from tests.speculation.drift_simulator import FIRST, KINDS, Traffic
+
+
+def test_traffic_that_stays_as_it_is_raises_no_more_alarms_than_promised() -> None:
+    """One in 10,000 requests. The simulator counts 4 in 360,000; here are 24,000."""
+    alarms = [
+        change
+        for level, spread, rounds, batch in KINDS
+        for seed in range(FIRST, FIRST + 10)
+        for change in Traffic(seed, spread, rounds, batch).run(level, 300)
+    ]
+    assert len(alarms) <= 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "spread", "rounds", "within", "least"),
+    [
+        (0.8, 0.5, 0.1, 20, 40, 18),
+        (0.8, 0.6, 0.1, 20, 120, 18),
+        (0.3, 0.7, 0.15, 10, 80, 18),
+        (0.8, 0.5, 0.2, 40, 120, 15),
+    ],
+)
+def test_a_change_is_found_soon(
+    before: float, after: float, spread: float, rounds: int, within: int, least: int
+) -> None:
+    found = 0
+    for seed in range(FIRST, FIRST + 20):
+        traffic = Traffic(seed, spread, rounds)
+        assert traffic.run(before, 60) == []
+        changes = traffic.run(after, within)
+        found += bool(changes)
+        if changes:
+            _, change = changes[0]
+            assert change.category == "chat"
+            assert change.before == pytest.approx(before, abs=0.15)
+            # Of four requests at the least: two standard errors of their mean are `spread`, and rounds add a little
+            assert change.after == pytest.approx(after, abs=spread + 0.05)
+    assert found >= least
+
+
+def test_after_a_change_the_new_level_is_what_is_compared_with() -> None:
+    traffic = Traffic(3, 0.05, 20)
+    traffic.run(0.8, 60)
+    assert len(traffic.run(0.4, 60)) == 1
+    assert traffic.run(0.4, 300) == []
+    ((_, back),) = traffic.run(0.8, 60)
+    assert back.after > back.before + 0.3
+
+
+def test_categories_are_apart() -> None:
+    test = DriftTest()
+    number = 0
+    for _ in range(100):
+        for category, accepted in (("code", True), ("prose", False)):
+            number += 1
+            for _ in range(5):
+                assert test.observe(category, number, accepted) is None
+            assert test.close([number]) == []
+
+
+def units(test: DriftTest, rates: Sequence[float], first: int, rounds: int = 20) -> list[Change]:
+    """One sequence for each rate."""
+    changes = []
+    for number, rate in enumerate(rates, start=first):
+        for i in range(rounds):
+            test.observe("chat", number, i < rate * rounds)
+        changes += test.close([number])
+    return changes
+
+
+def test_few_requests_prove_nothing() -> None:
+    test = DriftTest()
+    assert units(test, [0.9] * (BEFORE - 1), 0) == []
+    assert units(test, [0.1] * (AFTER - 1), 100) == []
+
+
+def test_units_that_agree_are_no_proof_of_a_small_change() -> None:
+    test = DriftTest()
+    assert units(test, [0.75] * 40, 0, rounds=4) == []
+    assert units(test, [0.5] * 10, 100, rounds=4) == []
+
+
+def test_a_change_too_small_to_matter_is_none() -> None:
+    test = DriftTest()
+    assert units(test, [0.8] * 120, 0, rounds=200) == []
+    assert units(test, [0.75] * 120, 1000, rounds=200) == []
+
+
+def test_a_sequence_without_end_is_heard_too() -> None:
+    test = DriftTest()
+    changes = [
+        change for unit in range(40) for _ in range(UNIT) if (change := test.observe("chat", 1, unit < 20)) is not None
+    ]
+    assert [(change.before, change.after) for change in changes] == [(1.0, 0.0)]
+
+
+def test_what_is_kept_is_bounded() -> None:
+    test = DriftTest()
+    units(test, [0.5] * (KEPT + 50), 0, rounds=2)
+    assert len(test._histories["chat"].rounds) == KEPT
+    assert test._open == {}
+    assert test.close([1, 2, 999]) == []

@@ -1,0 +1,58 @@
+import torch
+
+from paceline.speculation.proposer import Hidden
+from paceline.speculation.proposers.pending import PendingStates
+
+
+def states(start, rows):
+    values = torch.arange(start, start + rows).float().unsqueeze(1)
+    return Hidden(start, {3: values}, values)
+
+
+def held(pending, sequence_id):
+    return [(part.start, part.end) for part in pending.parts(sequence_id)]
+
+
+def test_parts_are_kept_in_order_and_forgotten_when_used():
+    pending = PendingStates()
+    pending.add(1, states(0, 5), keep=True)
+    pending.add(1, states(5, 2), keep=False)
+    assert held(pending, 1) == [(0, 5), (5, 7)]
+    assert pending.end(1) == 7
+    pending.forget_before(1, 5)
+    assert held(pending, 1) == [(5, 7)]
+    pending.close(1)
+    pending.close(1)
+    assert pending.end(1) == 0
+    assert pending.num_rows == 0
+
+
+def test_a_sequence_keeps_its_newest_states():
+    pending = PendingStates(max_rows=100, sequence_rows=6)
+    pending.add(1, states(0, 4), keep=True)
+    pending.add(1, states(4, 3), keep=True)
+    assert held(pending, 1) == [(4, 7)]
+    pending.add(2, states(0, 10), keep=True)
+    (part,) = pending.parts(2)
+    assert (part.start, part.end) == (4, 10)
+    assert part.inner[3].squeeze(1).tolist() == [4, 5, 6, 7, 8, 9]
+    assert part.last is not None
+    assert len(part.last) == 6
+
+
+def test_all_together_are_bounded_and_the_largest_gives_way():
+    pending = PendingStates(max_rows=10, sequence_rows=8)
+    pending.add(1, states(0, 3), keep=True)
+    pending.add(1, states(3, 4), keep=True)
+    pending.add(2, states(0, 5), keep=True)
+    assert pending.num_rows <= 10
+    assert held(pending, 1) == [(3, 7)]
+    assert held(pending, 2) == [(0, 5)]
+
+
+def test_what_is_kept_is_copied():
+    whole = torch.zeros(1000, 1)
+    pending = PendingStates()
+    pending.add(1, Hidden(0, {0: whole[3:5]}, None), keep=True)
+    (part,) = pending.parts(1)
+    assert part.inner[0].untyped_storage().nbytes() == 8

@@ -1,0 +1,79 @@
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.train.drafts.eagle import EagleDraft, default_capture, unrolled_mask
+from paceline.train.drafts.target import States, Target, layer_shape
+from tests.train.tiny import some_states
+
+CAPTURE = (1, 2, 3)
+
+
+def fresh(target: Target) -> EagleDraft:
+    torch.manual_seed(1)
+    draft = EagleDraft(layer_shape(target.config), CAPTURE)
+    draft.calibrate(target, some_states(target, CAPTURE))
+    for norm in (draft.norm, draft.layers[0].hidden_norm, draft.layers[0].input_layernorm):
+        torch.nn.init.uniform_(norm.weight, 0.5, 1.5)
+    return draft
+
+
+def one_round(draft: EagleDraft, target: Target, states: States, last: int, depth: int) -> list[Tensor]:
+    """What an inference round does that starts after token `last`: a cache of slots, one slot at a time, written apart
+    from the batched code under test. Returns the hidden state of every guess. Row 0 of the batch only."""
+    weights, layer = draft.weights(), draft.layers[0]
+    features = (states.inner[0] @ weights["fc.weight"].T)[:last]  # of tokens 0 .. last-1
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    found: list[Tensor] = []
+    feature = features[0]
+    for slot in range(last + depth - 1):
+        if slot < last:
+            feature = features[slot]
+        embedding = target.embedding[states.ids[0, slot + 1]]
+        x = torch.cat([layer.input_layernorm(embedding), layer.hidden_norm(feature)])
+        attention = layer.self_attn
+        q, k, v = (p(x).view(-1, attention.head_dim) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
+        turned = target.rotary.at(torch.tensor([slot]))
+        q, k = turned(q[:, None])[:, 0], turned(k[:, None])[:, 0]
+        keys.append(k)
+        values.append(v)
+        k_all, v_all = (torch.stack(part, 1).repeat_interleave(2, 0) for part in (keys, values))  # [H, slots, hd]
+        scores = (q[:, None] @ k_all.transpose(1, 2)) * attention.head_dim**-0.5
+        attended = (scores.softmax(-1) @ v_all)[:, 0].flatten()
+        x = feature + attention.o_proj(attended)
+        feature = x + layer.mlp(layer.post_attention_layernorm(x))
+        if slot >= last - 1:
+            found.append(draft.norm(feature))
+    return found
+
+
+def test_every_depth_is_what_an_inference_round_computes(target: Target) -> None:
+    draft, states = fresh(target), some_states(target, CAPTURE)
+    guesses = draft.guess(target, states, 4)
+    assert guesses.first == (1, 2, 3, 4)
+    for last in (1, 2, 7, 19):
+        for u, hidden in enumerate(one_round(draft, target, states, last, 4)):
+            torch.testing.assert_close(guesses.hidden[u, 0, last + u], hidden, rtol=1e-4, atol=1e-4)
+
+
+def test_mask_shows_the_targets_slots_then_one_of_each_depth() -> None:
+    mask = unrolled_mask(5, 2, torch.device("cpu")).view(5, 3, 5)
+    assert mask[4].nonzero().tolist() == [[0, 0], [0, 1], [0, 2], [1, 3], [2, 4]]
+    assert mask[0].nonzero().tolist() == [[2, 0]]
+
+
+def test_calibration_evens_out_the_channels_and_is_folded_in(target: Target) -> None:
+    draft, states = fresh(target), some_states(target, CAPTURE)
+    scaled = states.inner[:, 1:] * draft.feature_scale
+    torch.testing.assert_close(scaled.abs().mean((0, 1)), torch.ones(96))
+    weights = draft.weights()
+    assert "feature_scale" not in weights
+    torch.testing.assert_close(
+        F.linear(states.inner, weights["fc.weight"]), draft.fc(states.inner * draft.feature_scale), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_default_capture_is_early_middle_late() -> None:
+    assert default_capture(30) == (2, 15, 27)
+    assert default_capture(3) == (1, 2, 3)
