@@ -1,0 +1,226 @@
+"""Plain words: the words and names of docs/glossary.md, and none of those they replaced.
+
+`python -m tests.test_words [path ...]` prints every hit, one a line.
+"""
+
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+THIS = Path(__file__).relative_to(ROOT).as_posix()
+
+SUFFIXES = {".c", ".h", ".html", ".js", ".css", ".md", ".py", ".sh", ".toml", ".yaml", ".yml", ""}
+SKIPPED = ("src/paceline/server/dashboard/static/vendor/", "LICENSE", ".gitignore", THIS)
+"""Files written elsewhere, and this file, which has to spell the words."""
+
+PROSE = (
+    "nobody",
+    "somebody",
+    "whoever",
+    "everybody",
+    "anybody",
+    "those who",
+    "who comes",
+    "come home",
+    "comes home",
+    "came home",
+    "coming home",
+    "brought home",
+    "brings home",
+    "on the way home",
+    "under way home",
+    "rehearse",
+    "rehearses",
+    "rehearsed",
+    "rehearsal",
+    "rehearsals",
+)
+"""Words that text does not use, in upper or lower case."""
+
+NAMES = [
+    "Scribe",
+    "Intake",
+    "RunAhead",
+    "Landed",
+    "Rooms",
+    "EvenRounds",
+    "Gatekeeper",
+    "Witness",
+    "Ledger",
+    "Rider",
+    "Roster",
+    "Depot",
+    "Courier",
+    "Parcel",
+    "Clerk",
+    "Bell",
+    "WeightDoor",
+    "WeightSide",
+    "WeightSupply",
+    "PrefillDesk",
+    "TargetLine",
+    "TargetDoor",
+    "come_home",
+    "comes_home",
+    "goes_on",
+    "hears_when_asked",
+    "reads_along",
+    "run_ahead",
+    "look_ahead_rooms",
+]
+"""Replaced names that no text uses: anywhere as a whole word, case-sensitive."""
+
+IDENTIFIERS = [
+    "Flight",
+    "Launch",
+    "Seat",
+    "Turns",
+    "Reading",
+    "Lag",
+    "Entry",
+    "Visit",
+    "Ticket",
+    "Guard",
+    "Trail",
+    "Service",
+    "Ride",
+    "Rolling",
+    "Stock",
+    "Shelf",
+    "Line",
+    "Promise",
+    "forks",
+    "laws",
+    "rehearsal",
+    "rehearsed",
+    "seats",
+    "rooms",
+    "flight",
+    "flights",
+    "landed",
+    "scribe",
+    "intake",
+    "witness",
+    "witnesses",
+    "ledger",
+    "roster",
+    "rider",
+    "riders",
+    "depot",
+    "courier",
+    "parcel",
+    "parcels",
+    "clerk",
+    "clerks",
+    "bell",
+    "gatekeeper",
+]
+"""Replaced names that are also English words: only as a Python identifier, or between backticks in Markdown."""
+
+ALLOWED: tuple[tuple[str, str, str], ...] = ()
+"""(file, word, reason). An entry that allows nothing fails the test."""
+
+
+@dataclass(frozen=True)
+class Hit:
+    file: str
+    line: int
+    word: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.word}: {self.text.strip()[:120]}"
+
+
+def _whole(words: tuple[str, ...] | list[str], flags: int = 0) -> re.Pattern[str]:
+    # A word may be broken over two lines of a comment or a docstring.
+    spelled = (re.escape(word).replace(r"\ ", r"[\s#*/]+") for word in words)
+    return re.compile(r"(?<!\w)(" + "|".join(spelled) + r")(?!\w)", flags)
+
+
+_PROSE = _whole(PROSE, re.IGNORECASE)
+_NAMES = _whole(NAMES)
+_BACKTICKED = re.compile(r"`[^`\n]+`")
+_IDENTIFIERS = _whole(IDENTIFIERS)
+
+
+def hits_in(file: str, text: str) -> Iterator[Hit]:
+    """Every hit in `text`; `file` decides by its suffix how identifiers are found."""
+    lines = text.splitlines()
+
+    def hit(start: int, word: str) -> Hit:
+        number = text.count("\n", 0, start) + 1
+        return Hit(file, number, word, lines[number - 1])
+
+    for match in _PROSE.finditer(text):
+        yield hit(match.start(), re.sub(r"[\s#*/]+", " ", match[1].lower()))
+    for match in _NAMES.finditer(text):
+        yield hit(match.start(), match[1])
+    if file.endswith(".py"):
+        for token in tokenize.generate_tokens(io.StringIO(text).readline):
+            if token.type == tokenize.NAME and token.string in IDENTIFIERS:
+                yield Hit(file, token.start[0], token.string, token.line)
+    elif file.endswith(".md"):
+        for span in _BACKTICKED.finditer(text):
+            for match in _IDENTIFIERS.finditer(span[0]):
+                yield hit(span.start() + match.start(), match[1])
+
+
+@cache
+def files() -> tuple[str, ...]:
+    """Text files of the repository, those not yet committed included."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return tuple(
+        name
+        for name in sorted(set(listed.stdout.splitlines()))
+        if Path(name).suffix in SUFFIXES and not name.startswith(SKIPPED) and (ROOT / name).is_file()
+    )
+
+
+def all_hits() -> list[Hit]:
+    return [hit for name in files() for hit in hits_in(name, (ROOT / name).read_text("utf-8"))]
+
+
+def test_text_uses_plain_words_and_current_names() -> None:
+    allowed = {(file, word) for file, word, _ in ALLOWED}
+    wrong = [hit for hit in all_hits() if (hit.file, hit.word) not in allowed]
+    assert not wrong, f"{len(wrong)} hits:\n" + "\n".join(map(str, wrong[:50]))
+
+
+def test_every_allowed_word_is_used_and_has_a_reason() -> None:
+    found = {(hit.file, hit.word) for hit in all_hits()}
+    unused = [entry for entry in ALLOWED if entry[:2] not in found or not entry[2]]
+    assert not unused, unused
+
+
+def test_the_checks_see_planted_words() -> None:
+    """A check that finds nothing passes: make sure that each kind of hit is found."""
+    source = (
+        '"""Nobody waits for those\nwho left."""\nclass Flight:\n    def come_home(self, guard: Guard) -> None:\n'
+        "        # the Scribe\n        self.forks = 1\n"
+    )
+    assert {hit.word for hit in hits_in("planted.py", source)} == {
+        "nobody", "those who", "Flight", "come_home", "Guard", "Scribe", "forks"
+    }  # fmt: skip
+    assert [hit.word for hit in hits_in("planted.md", "A line, a `Line`, forks, `x.forks`, a Flight")] == [
+        "Line",
+        "forks",
+    ]
+    assert not list(hits_in("planted.py", "# A guard in a doc; body, flighty\nforked = GuardRail = 1\n"))
+    assert "src/paceline/engine/engine.py" in files()
+    assert "README.md" in files()
+
+
+if __name__ == "__main__":
+    chosen = tuple(sys.argv[1:]) or ("",)
+    found = [hit for hit in all_hits() if hit.file.startswith(chosen)]
+    print(*found, f"{len(found)} hits", sep="\n")
