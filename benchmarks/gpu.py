@@ -25,10 +25,10 @@ from served import Served, serve
 from paceline.bench.prompts import load_prompts, select
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
-from paceline.core.flags import SpeculationFlags
 from paceline.core.garbage import keep_loaded
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
 from paceline.models.tokenizer.chat_template import ChatTemplate

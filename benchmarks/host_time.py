@@ -19,10 +19,10 @@ from benchmarks.stand_in import PASS, ROW, ROWS, SHAPE, WORDS, StandIn
 from tests.fakes import tiny_engine, tiny_model
 
 from paceline.core.clock import WallClock
-from paceline.core.flags import SpeculationFlags
 from paceline.core.garbage import keep_loaded
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
 from paceline.engine.executors.graph.executor import RunAhead
 from paceline.models.gpu.runner import GpuRunner, bucket

@@ -13,7 +13,7 @@ from paceline.cli.commands import cli
 from paceline.core.errors import InvalidRequest
 from paceline.kernels.quantized import Quantization
 from paceline.models.architectures import inflate as shapes
-from paceline.models.architectures.inflate import SHAPES, Inflation, Shape
+from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.load import load_model, open_checkpoint

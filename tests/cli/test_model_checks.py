@@ -8,7 +8,7 @@ import torch
 from paceline.bench.inflate import make, write_folder, write_tokenizer
 from paceline.cli.model_checks import sketch
 from paceline.models.architectures import inflate as shapes
-from paceline.models.architectures.inflate import SHAPES, Inflation, Shape
+from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
 from paceline.models.loading.load import load_model, open_checkpoint
 from tests.cli.fakes import word_tokenizer
 from tests.models.tiny import build

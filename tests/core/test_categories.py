@@ -1,4 +1,4 @@
-from paceline.core.categories import Categories
+from paceline.core.request import Categories
 
 
 def test_the_first_names_stand_for_themselves_and_later_ones_for_other() -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InvalidRequest
-from paceline.core.flags import SpeculationFlags
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
 from paceline.speculation.proposer import Proposer
 from tests.engine.harness import (

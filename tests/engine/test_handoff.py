@@ -74,7 +74,7 @@ def give(engine: Engine, ids: Sequence[int], plan: HandoffPlan, salt: str = "") 
     off = SpeculationParams(enabled=False)
     hit = plan.first_state if plan.state_layers else None
     prompt = tuple(ids[: plan.num_tokens])
-    engine.add(Request("export", prompt, SamplingParams(max_tokens=1), off, cache_salt=salt, max_hit=hit))
+    engine.add(Request("export", prompt, SamplingParams(max_tokens=1), off, cache_salt=salt, max_cached_tokens=hit))
     while engine.has_work:
         engine.step()
     engine.exports.end("export")
@@ -253,7 +253,7 @@ def test_a_giver_that_is_preempted_gives_the_same() -> None:
     assert source.exports is not None
     sink = Copy(source)
     source.exports.begin("export", plan, sink)
-    source.add(Request("export", LONG[:160], SamplingParams(max_tokens=1), max_hit=plan.first_state))
+    source.add(Request("export", LONG[:160], SamplingParams(max_tokens=1), max_cached_tokens=plan.first_state))
     for _ in range(3):
         source.step()
     source.scheduler._preempt(source.scheduler.running[0])

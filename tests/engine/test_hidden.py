@@ -2,7 +2,7 @@
 
 import torch
 
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.speculation.proposer import HiddenRequest
 from tests.exactness.suite import mixed_requests
 from tests.fakes import TINY, MixedDepth, random_tree, run, tiny_engine, tiny_model

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
-from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop, Event
 from paceline.speculation.proposers.draft_model import DraftModelProposer

@@ -124,6 +124,6 @@ def test_a_grammar_follows_the_tokens() -> None:
 
 def test_waiting_and_times_are_told() -> None:
     sequence, times = sequence_of(), StepTimes(1.0, 2.0, 3.0)
-    sequence.arrival, sequence.seated = 5.0, 7.5
+    sequence.arrival, sequence.started = 5.0, 7.5
     output = Scribe(sequence).append(accepted([3]), 0, 9, times=times)
     assert (output.waited, output.times) == (2.5, times)

@@ -4,9 +4,9 @@ import pytest
 
 from paceline.core.config import SpeculationConfig
 from paceline.core.errors import InvalidRequest
-from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import Intake, Limits

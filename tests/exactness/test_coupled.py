@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.speculation.proposer import Proposer
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer

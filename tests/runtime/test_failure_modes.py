@@ -12,7 +12,7 @@ from paceline.cli.status import view
 from paceline.cluster.pairing.pairing import RoundTrip
 from paceline.core.clock import WallClock
 from paceline.core.cluster_config import HealthConfig
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, WorkerStatus
 from paceline.engine.loop import EngineLoop
 from paceline.engine.stats.snapshot import EngineSnapshot

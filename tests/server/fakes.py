@@ -13,10 +13,10 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import EngineClosed
-from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
+from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus
 from paceline.engine.loop import Listener, Tracer
 from paceline.engine.stats.snapshot import EngineSnapshot

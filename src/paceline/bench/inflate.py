@@ -15,7 +15,8 @@ from paceline.core.errors import InvalidRequest, UnsupportedModel
 from paceline.kernels.quantized import Quantization, QuantizedWeight
 from paceline.kernels.weights import Dense
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.inflate import Inflation, inflate
+from paceline.models.architectures.inflate import inflate
+from paceline.models.architectures.inflation import Inflation
 from paceline.models.architectures.rope import LinearScaling, Llama3Scaling
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.load import open_checkpoint

@@ -17,9 +17,9 @@ from paceline.cli.advise_tables import print_advice
 from paceline.cli.options import ENGINE, with_settings
 from paceline.cluster.cost.advice import Advice, advise
 from paceline.cluster.cost.cost import Method, Target
-from paceline.core.config import MAX_DEPTH
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import MAX_DEPTH
 from paceline.server.config.config import ServerConfig
 
 GIVEN = "Given figures, in place of a calibration run"

@@ -7,8 +7,9 @@ from paceline.cli import console
 from paceline.cli.models import loaded
 from paceline.cluster.cost.cost import Footprint, Method, Target
 from paceline.core.clock import WallClock
-from paceline.core.config import MAX_DEPTH, EngineConfig
+from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest
+from paceline.core.speculation import MAX_DEPTH
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ def inflate(
     """
     from paceline.bench.inflate import make, write_folder  # brings torch along
     from paceline.engine.build import pick_device, pick_dtype, pick_quantization
-    from paceline.models.architectures.inflate import Inflation
+    from paceline.models.architectures.inflation import Inflation
 
     config = EngineConfig(device=device, dtype=dtype, quantization=quantization)  # type: ignore[arg-type]  # it checks
     where = pick_device(config.device)

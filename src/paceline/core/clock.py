@@ -1,4 +1,4 @@
-"""Time is injected, so that every decision can be tested, replayed and simulated."""
+"""Clocks are passed in, so that every decision can be tested, replayed and simulated."""
 
 import time
 from typing import Protocol
@@ -16,7 +16,7 @@ class WallClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to."""
+    """A clock that moves only when `advance` is called."""
 
     def __init__(self, start: float = 0.0) -> None:
         self._now = start
@@ -26,5 +26,5 @@ class VirtualClock:
 
     def advance(self, seconds: float) -> None:
         if seconds < 0:
-            raise ValueError("a clock does not go backwards")
+            raise ValueError("a clock cannot go backwards: advance by 0 seconds or more")
         self._now += seconds

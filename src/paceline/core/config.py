@@ -7,15 +7,13 @@ from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from paceline.core.errors import InvalidConfig, PacelineError
-from paceline.core.speculation import Verification
+from paceline.core.speculation import MAX_DEPTH, Verification
 
 DepthRule = Literal["goodput", "threshold", "additive", "fixed"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 WeightBits = Literal["none", "int8", "fp8"]
 CacheDtype = Literal["auto", "fp8"]
 
-MAX_DEPTH = 32
-"""No round is ever deeper."""
 AUDIT_FRACTION = 0.01
 
 

@@ -1,12 +1,12 @@
-"""Typed errors. Each message says what was wrong and what to do about it."""
+"""Typed errors. Each message states what is wrong and what to do."""
 
 
 class PacelineError(Exception):
-    """Base of everything Paceline raises on purpose."""
+    """Base of all errors that Paceline raises deliberately."""
 
 
 class InvalidRequest(PacelineError):
-    """The request cannot be served as asked. `field` names the offending parameter."""
+    """The request cannot be served. `field` names the invalid parameter."""
 
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
@@ -14,11 +14,11 @@ class InvalidRequest(PacelineError):
 
 
 class PromptTooLong(InvalidRequest):
-    """It leaves no room in the model's window for an answer."""
+    """The prompt fills the context window, so no token can be generated."""
 
     def __init__(self, num_tokens: int, window: int, field: str = "prompt") -> None:
         super().__init__(
-            f"the prompt has {num_tokens} tokens and the model's window {window}: shorten it, or raise max_model_len",
+            f"the prompt has {num_tokens} tokens and the context window {window}: shorten it, or raise max_model_len",
             field,
         )
 
@@ -28,19 +28,19 @@ class InvalidConfig(PacelineError):
 
 
 class UnsupportedModel(PacelineError):
-    """The checkpoint is of a kind, format or shape we cannot load."""
+    """The kind, format or shape of the checkpoint is not supported."""
 
 
 class IncompatibleDraft(PacelineError):
-    """A draft and a target do not share vocabulary, special tokens or chat template."""
+    """A draft and a target differ in vocabulary, special tokens or chat template."""
 
 
 class OutOfMemory(PacelineError):
-    """The models and their caches do not fit; the message says what would."""
+    """The models and their caches do not fit; the message states what fits."""
 
 
 class MissingDependency(PacelineError):
-    """An optional package is needed for what was asked."""
+    """The requested feature needs an optional package."""
 
     def __init__(self, package: str, purpose: str, extra: str) -> None:
         super().__init__(f"{purpose} needs the package `{package}`: pip install 'paceline[{extra}]'")
@@ -48,8 +48,8 @@ class MissingDependency(PacelineError):
 
 
 class EngineClosed(PacelineError):
-    """The engine was shut down while the request was still running, or before it was submitted."""
+    """The engine was closed before the request finished, or before it was submitted."""
 
 
 class RankLost(PacelineError):
-    """A process that holds a part of the model is gone: the engine cannot go on and has to be made anew."""
+    """A process of a tensor-parallel model has exited. The engine cannot continue; create a new one."""

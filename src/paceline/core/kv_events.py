@@ -1,4 +1,4 @@
-"""What a cache says about its blocks, as it happens: the values that workers publish and routers index."""
+"""KV cache events: workers publish them, routers index them."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -6,28 +6,28 @@ from typing import Literal, TypeAlias, get_args
 
 Tier = Literal["device", "host", "disk"]
 TIERS: tuple[Tier, ...] = get_args(Tier)
-"""Nearest first: what is on the device is used where it is, the others are loaded into it."""
+"""Tiers, nearest first. Blocks on the device are used in place; blocks of the other tiers are loaded into it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksStored:
-    """These blocks, one after the other in a chain, can now be found. All their tokens are committed."""
+    """These consecutive blocks of one chain can now be found. All their tokens are committed."""
 
     keys: Sequence[Hashable]
-    """One a block, the same in every tier; what they are is the cache's own business."""
+    """Prefix keys, one per block, the same in every tier. Their type is private to the cache."""
     parent: Hashable | None
-    """Key of the block before the first; None at the beginning of a sequence."""
+    """Key of the block before the first; None at the start of a sequence."""
     tokens: Sequence[int]
-    """Of all blocks, `block_size` each."""
+    """Token ids of all blocks, `block_size` per block."""
     salt: str = ""
-    """The tenant's, of a chain that begins here: what is stored under one salt is not there for another."""
+    """Cache salt of a chain that starts here. Requests with another salt do not find these blocks."""
     tier: Tier = "device"
     block_size: int = 16
 
 
 @dataclass(frozen=True, slots=True)
 class BlocksRemoved:
-    """These blocks are gone from that tier. Another may still have them."""
+    """These blocks were removed from this tier. Another tier may still hold them."""
 
     keys: Sequence[Hashable]
     tier: Tier = "device"
@@ -35,7 +35,7 @@ class BlocksRemoved:
 
 @dataclass(frozen=True, slots=True)
 class CacheCleared:
-    """Nothing is cached, in any tier."""
+    """All tiers are empty."""
 
 
 CacheEvent: TypeAlias = BlocksStored | BlocksRemoved | CacheCleared

@@ -1,4 +1,4 @@
-"""What the engine hands out: values, one per sequence and step."""
+"""Outputs of the engine: one value per sequence and step, and the finished generation."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from paceline.core.sequence import FinishReason, Origin
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The chosen token's log-probability under the model, and the most likely alternatives."""
+    """Log-probability of the chosen token, and the most likely alternatives."""
 
     token: int
     logprob: float
@@ -16,7 +16,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """When a step began, had its drafts, and had verified them: seconds on the engine's clock."""
+    """When a step began, had its drafts, and had verified them; seconds on the engine's clock."""
 
     began: float
     drafted: float
@@ -25,8 +25,8 @@ class StepTimes:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What one step added to one sequence. Never written to; it is not frozen because a step makes one for every sequence, and
-    a frozen one takes three times as long to make."""
+    """Tokens that one step added to one sequence. Treat it as frozen: it is not declared so because a step creates one per
+    sequence, and creating a frozen one takes three times as long."""
 
     request_id: str
     sequence_id: int
@@ -36,22 +36,22 @@ class StepOutput:
     text: str
     drafted: int = 0
     accepted: int = 0
-    """Of the drafted tokens; a token cut off by a stop still counts."""
+    """Accepted draft tokens, including those cut off by a stop."""
     num_cached: int = 0
-    """Prompt tokens that the prefix cache supplied."""
+    """Prompt tokens found in the prefix cache."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
     method: str = field(default="", compare=False)
-    """How it is drafted for."""
+    """Speculation method of the sequence."""
     waited: float = field(default=0.0, compare=False)
-    """Seconds from its arrival until it had a seat."""
+    """Seconds from arrival to the first scheduled step."""
     times: StepTimes | None = field(default=None, compare=False)
-    """One value for all outputs of a step; None: they were made elsewhere."""
+    """Times of the step, shared by all its outputs; None: the step ran in another process."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationMetrics:
-    """Per-request figures in the shape that load generators read."""
+    """Speculation figures of one request, in the format that load generators expect."""
 
     mean_acceptance_length: float
     draft_acceptance_rate: float
@@ -60,7 +60,7 @@ class SpeculationMetrics:
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int
-    """The deepest round the request may ask for."""
+    """Largest depth the request may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,5 +87,5 @@ class Generation:
 
     @property
     def text(self) -> str:
-        """The first completion's text."""
+        """Text of the first completion."""
         return self.completions[0].text

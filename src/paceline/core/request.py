@@ -1,9 +1,14 @@
-"""What a caller asks for."""
+"""A request, before and after validation."""
 
-from dataclasses import dataclass, field
+import secrets
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
+
+MAX_CATEGORIES = 32
+OTHER_CATEGORY = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,23 +18,65 @@ class Request:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
     category: str = "default"
-    """Kind of traffic: acceptance, depth and breaker are kept apart by it."""
+    """Traffic category. Acceptance, depth and circuit breaker are tracked separately for each."""
     priority: int = 0
+    """Scheduling priority; a lower number is served first."""
     cache_salt: str = ""
-    """Requests with different salts never share a cached prefix."""
+    """Salt of the prefix keys. Requests with different salts never share a cached prefix."""
     committed: tuple[tuple[int, ...] | None, ...] = ()
-    """Empty: start from the prompt. Otherwise one entry a choice: the output tokens that another engine has committed
-    already, None if the choice is finished. What is left is generated as if nothing had happened, and nothing is said twice."""
-
-    max_hit: int | None = None
-    """Tokens that may come from the prefix cache; None: all that are there. Whoever needs more of a prompt than its keys and
-    values has to have it computed."""
-
+    """Output tokens that another engine has already committed, one entry per choice; None for a finished choice.
+    Empty: generation starts after the prompt. These tokens are not returned again."""
+    max_cached_tokens: int | None = None
+    """Prompt tokens that may come from the prefix cache; None: no limit. A caller that needs the hidden states of the other
+    tokens sets it, because the cache holds keys and values only."""
     trace: str = ""
-    """The span it belongs to, as a W3C `traceparent`; empty: it is not traced."""
+    """Parent span as a W3C `traceparent`; empty: not traced."""
 
     @property
     def unfinished(self) -> tuple[int, ...]:
-        """The choices that are to be generated."""
-        done = self.committed or ((),) * self.sampling.n
-        return tuple(choice for choice, tokens in enumerate(done) if tokens is not None)
+        """Indices of the choices that are still to be generated."""
+        committed = self.committed or ((),) * self.sampling.n
+        return tuple(choice for choice, tokens in enumerate(committed) if tokens is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class ValidatedRequest(Request):
+    """A request after its only validation, with its seed in `sampling.seed`."""
+
+    def __post_init__(self) -> None:
+        assert self.sampling.seed is not None, "`ValidatedRequest.of` draws the seed"
+
+    @classmethod
+    def of(cls, request: Request) -> Self:
+        """The request with its seed, or with a new seed if it has none. The caller has validated the request."""
+        values = {one.name: getattr(request, one.name) for one in fields(Request)}
+        if request.sampling.seed is None:
+            values["sampling"] = replace(request.sampling, seed=draw_seed())
+        return cls(**values)
+
+    @property
+    def seed(self) -> int:
+        assert self.sampling.seed is not None
+        return self.sampling.seed
+
+
+def draw_seed() -> int:
+    """A random seed in the range that `SamplingParams.seed` allows."""
+    return secrets.randbits(63)
+
+
+class Categories:
+    """A bounded set of traffic categories. Clients choose the names, so their number is not bounded."""
+
+    def __init__(self, limit: int = MAX_CATEGORIES) -> None:
+        self._limit = limit
+        self._known: set[str] = set()
+
+    def fold(self, name: str) -> str:
+        """`name` if it is among the first `limit` names seen, otherwise `other`."""
+        if name in self._known:
+            return name
+        if len(self._known) >= self._limit:
+            return OTHER_CATEGORY
+        self._known.add(name)
+        return name

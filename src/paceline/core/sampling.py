@@ -1,4 +1,4 @@
-"""How one request wants its tokens chosen."""
+"""Sampling parameters of one request."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,10 +9,10 @@ from paceline.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """Parameters of the target distribution `p` and of where a generation ends.
+    """Parameters of the target distribution `p` and of where generation stops.
 
-    `temperature=0` is greedy. `top_k=0`, `top_p=1`, `min_p=0` switch the respective truncation off.
-    Without a `seed` one is drawn when the request is submitted; the text is a function of seed and model alone.
+    `temperature=0` is greedy. `top_k=0`, `top_p=1` and `min_p=0` each switch off their truncation.
+    If `seed` is None, a seed is drawn when the request is validated. The text depends on seed and model alone.
     """
 
     max_tokens: int = 128
@@ -30,9 +30,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
-    """How many alternatives to report beside each chosen token; None reports nothing."""
+    """Number of alternatives reported with each token; None: no log-probabilities."""
     json_schema: Mapping[str, Any] | None = None
-    """The output is JSON that satisfies this schema; `{}` asks for any JSON value."""
+    """JSON schema that the output satisfies; `{}` allows any JSON value."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):

@@ -1,4 +1,4 @@
-"""One generation in flight. The scheduler places it, commit appends to it, the speculator sets its depth."""
+"""One running generation. The scheduler places it, commit appends to it, the speculator sets its depth."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ class FinishReason(Enum):
 
 
 class Origin(Enum):
-    """Where a committed token came from."""
+    """How a committed token was produced."""
 
     PLAIN = "plain"
     ACCEPTED = "accepted"
@@ -31,13 +31,13 @@ class Origin(Enum):
 
 @dataclass(slots=True)
 class SpeculationCounts:
-    """What speculation did for one sequence."""
+    """Speculation counters of one sequence."""
 
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
     histogram: list[int] = field(default_factory=list)
-    """histogram[k]: rounds that accepted exactly k drafts."""
+    """`histogram[k]`: rounds in which exactly k drafted tokens were accepted."""
 
     def add(self, drafted: int, accepted: int) -> None:
         self.rounds += 1
@@ -49,10 +49,10 @@ class SpeculationCounts:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`ids` is prompt and output in one list; `num_computed` of them have their keys and values in the target's cache.
+    """`ids` holds prompt and output; the keys and values of the first `num_computed` are in the target's cache.
 
-    There are no phases: a step computes up to `len(ids) - num_computed` tokens, and when that difference is closed the
-    last row's logits give the next token. Decoding is a difference of one.
+    There is no prefill phase: a step computes up to `len(ids) - num_computed` tokens. Once all are computed, the logits of
+    the last row give the next token. Decoding is a difference of one.
     """
 
     id: int
@@ -63,39 +63,39 @@ class Sequence:
     speculation: SpeculationParams
     seed: int
     choice: int = 0
-    """Which of the request's `n` alternatives this is."""
+    """Index among the request's `n` choices."""
     category: str = "default"
     priority: int = 0
-    """Lower is served first and preempted last."""
+    """Priority; a lower number is scheduled first and preempted last."""
     arrival: float = 0.0
     cache_salt: str = ""
     method: str = ""
     verification: Verification = "coupled"
     eos_ids: frozenset[int] = frozenset()
     leader: "Sequence | None" = None
-    """The first choice of the same request: its prompt is computed once and shared."""
-    max_hit: int | None = None
-    """See `Request.max_hit`."""
+    """First choice of the same request, which computes the prompt for all choices."""
+    max_cached_tokens: int | None = None
+    """See `Request.max_cached_tokens`."""
 
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None
     num_computed: int = 0
     depth: int = 0
-    """How many tokens to draft in the next round."""
+    """Tokens to draft in the next round."""
     num_cached: int = 0
     """Prompt tokens that came from the prefix cache."""
     num_preemptions: int = 0
-    seated: float | None = None
-    """When it first got a seat, on the clock of `arrival`."""
+    started: float | None = None
+    """Time of its first scheduled step, on the clock of `arrival`."""
 
     @property
     def num_uncomputed(self) -> int:
         return len(self.ids) - self.num_computed
 
     @property
-    def findable_ids(self) -> Seq[int]:
-        """Those a prefix hit may cover, and one more."""
-        return self.ids if self.max_hit is None else self.ids[: self.max_hit + 1]
+    def cacheable_ids(self) -> Seq[int]:
+        """Tokens that a prefix-cache hit may cover, and one more, which has to be computed."""
+        return self.ids if self.max_cached_tokens is None else self.ids[: self.max_cached_tokens + 1]
 
     @property
     def num_output(self) -> int:

@@ -1,4 +1,4 @@
-"""How one request wants to be speculated for: the `speculation` object of the API."""
+"""Speculation settings of one request, and those an operator changes at run time."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -7,10 +7,16 @@ from paceline.core.errors import InvalidRequest
 
 Verification = Literal["coupled", "rejection"]
 
+MAX_DEPTH = 32
+"""Upper bound of drafted tokens per sequence and step."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpeculationParams:
-    """`None` leaves the choice to the server. A request may ask for less than the server offers, never for more."""
+    """The `speculation` object of the API. None leaves the choice to the server.
+
+    A request may lower what the server offers; it cannot raise it.
+    """
 
     enabled: bool = True
     method: str | None = None
@@ -26,4 +32,26 @@ class SpeculationParams:
             raise InvalidRequest(
                 f"verification must be one of {', '.join(get_args(Verification))}, got {self.verification!r}",
                 field="speculation.verification",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationFlags:
+    """Run-time settings of an operator. None keeps the value of the configuration; they bound what a request may set."""
+
+    enabled: bool | None = None
+    method: str | None = None
+    """Method of requests that name none."""
+    max_depth: int | None = None
+    """Upper bound of the depth. It can lower the configured `max_depth` but not raise it."""
+
+    def __post_init__(self) -> None:
+        if self.enabled is not None and not isinstance(self.enabled, bool):
+            raise InvalidRequest(f"enabled must be true, false or null, got {self.enabled!r}", field="enabled")
+        if self.method is not None and not isinstance(self.method, str):
+            raise InvalidRequest(f"method must be a string or null, got {self.method!r}", field="method")
+        depth = self.max_depth
+        if depth is not None and (not isinstance(depth, int) or isinstance(depth, bool) or not 0 <= depth <= MAX_DEPTH):
+            raise InvalidRequest(
+                f"max_depth must be an integer in [0, {MAX_DEPTH}] or null, got {depth!r}", field="max_depth"
             )

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest
-from paceline.core.flags import SpeculationFlags
 from paceline.core.kv_events import CacheEvent
 from paceline.core.output import StepOutput, StepTimes
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Sequence
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.hidden import committed_hidden
 from paceline.engine.memory_fit import MemoryFit
 from paceline.engine.output import Scribe
@@ -322,5 +322,5 @@ class Engine:
 
 def _seat(plan: Schedule, now: float) -> None:
     for item in plan.items:
-        if item.sequence.seated is None:
-            item.sequence.seated = now
+        if item.sequence.started is None:
+            item.sequence.started = now

@@ -12,11 +12,10 @@ from typing import Any
 
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
-from paceline.core.flags import SpeculationFlags
 from paceline.core.output import Generation, StepOutput
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import SpeculationParams
+from paceline.core.speculation import SpeculationFlags, SpeculationParams
 from paceline.core.worker_status import ClusterStatus
 from paceline.engine.build import build_engine
 from paceline.engine.loop import EngineLoop, Listener, Tracer

@@ -61,7 +61,7 @@ class Scribe:
             logprobs=scores,
             finish_reason=sequence.finish_reason,
             method=sequence.method,
-            waited=0.0 if sequence.seated is None else sequence.seated - sequence.arrival,
+            waited=0.0 if sequence.started is None else sequence.started - sequence.arrival,
             times=times,
         )
 

@@ -45,7 +45,7 @@ def _rank(sequence: Sequence) -> tuple[int, float, int]:
 def _is_under_way(sequence: Sequence, reading: Seq[Sequence]) -> bool:
     """Whether this pass computes a block of it for somebody ranked before it, of those `reading` their prompts: in the next one
     it is cached. That is no long wait: rows are left for newcomers only in a pass that ends the prompts of all who run."""
-    ids, salt = sequence.findable_ids, sequence.cache_salt
+    ids, salt = sequence.cacheable_ids, sequence.cache_salt
     for other in reading:
         if other.cache_salt != salt or _rank(other) > _rank(sequence):
             continue
@@ -181,7 +181,7 @@ class Scheduler:
                 continue
             if self.running and self._needed(sequence, taken) > self.tables.pool.num_free:
                 return
-            sequence.num_computed = self.tables.open(sequence.id, sequence.findable_ids, sequence.cache_salt)
+            sequence.num_computed = self.tables.open(sequence.id, sequence.cacheable_ids, sequence.cache_salt)
             if self.tiers is not None:
                 sequence.num_computed += self.tiers.land(sequence)
             count = min(sequence.num_uncomputed, budget)
@@ -202,7 +202,7 @@ class Scheduler:
 
     def _needed(self, sequence: Sequence, taken: int) -> int:
         """Blocks for the whole of it so far, and one for it and for every other one to speculate and grow into."""
-        cached, _ = self.tables.find(sequence.findable_ids, sequence.cache_salt)
+        cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt)
         return blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached) + 1 + taken
 
     @staticmethod

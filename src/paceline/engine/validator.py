@@ -6,13 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from paceline.core.categories import Categories
 from paceline.core.config import SpeculationConfig
 from paceline.core.errors import InvalidRequest, PromptTooLong
-from paceline.core.flags import SpeculationFlags
-from paceline.core.request import Request
+from paceline.core.request import Categories, Request
 from paceline.core.sequence import Sequence
-from paceline.core.speculation import SpeculationParams
+from paceline.core.speculation import SpeculationFlags, SpeculationParams
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.verification.grammar import Grammar
 
@@ -132,7 +130,7 @@ class Intake:
                     verification=speculation.verification or self._speculation.verification,
                     eos_ids=frozenset() if request.sampling.ignore_eos else self._eos_ids,
                     leader=sequences[0] if sequences else None,
-                    max_hit=request.max_hit,
+                    max_cached_tokens=request.max_cached_tokens,
                 )
             )
         return sequences

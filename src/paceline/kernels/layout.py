@@ -1,8 +1,10 @@
 """Where the rows of one forward pass live in the paged cache, and what each may see."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK_SIZE = 16
 """Tokens per cache block."""
@@ -21,10 +23,10 @@ class AttentionLayout:
     and logical indices part ways, `ancestors` says which.
     """
 
-    slots: Tensor  # [T] int64, block * BLOCK_SIZE + offset
-    starts: Tensor  # [S + 1] int32
-    context_lens: Tensor  # [S] int32, tokens already cached before this pass
-    block_tables: Tensor  # [S, max_blocks] int32, unused entries 0
-    ancestors: Tensor | None = (
+    slots: "Tensor"  # [T] int64, block * BLOCK_SIZE + offset
+    starts: "Tensor"  # [S + 1] int32
+    context_lens: "Tensor"  # [S] int32, tokens already cached before this pass
+    block_tables: "Tensor"  # [S, max_blocks] int32, unused entries 0
+    ancestors: "Tensor | None" = (
         None  # [T] int64 bitmask over the sequence's rows, -1: every earlier row; None: all chains
     )

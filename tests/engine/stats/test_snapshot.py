@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.clock import VirtualClock
-from paceline.core.flags import SpeculationFlags
 from paceline.core.request import Request
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
 from paceline.engine.stats.snapshot import EngineSnapshot
 from paceline.engine.stats.tally import BREAKER, DECLINED, NO_DRAFT, NO_ROOM

@@ -11,7 +11,8 @@ from torch import Tensor
 from paceline.core.errors import UnsupportedModel
 from paceline.models.architectures import inflate as module
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.inflate import SHAPES, Inflation, Shape, inflate, inflated_config
+from paceline.models.architectures.inflate import inflate, inflated_config
+from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.architectures.rope import FrequencyFactors
 from paceline.models.loading.checkpoint import Checkpoint

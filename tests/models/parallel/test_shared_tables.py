@@ -6,7 +6,8 @@ import torch
 from paceline.core.errors import IncompatibleDraft
 from paceline.kernels.linear import embedding_rows
 from paceline.models.architectures import inflate as module
-from paceline.models.architectures.inflate import SHAPES, Inflation, Shape, inflate
+from paceline.models.architectures.inflate import inflate
+from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.load import find_draft, load_draft
 from paceline.models.loading.checkpoint import Checkpoint

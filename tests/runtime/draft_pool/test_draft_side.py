@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.draft_pool.draft_side import PoolSide

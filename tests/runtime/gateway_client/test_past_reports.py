@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.stats.snapshot import EngineSnapshot, TrafficReport
 from paceline.runtime.gateway_client.past_reports import PastReports, counts_of
 from paceline.runtime.target_worker.reports import NoDrafts, engine_report, merged_snapshot

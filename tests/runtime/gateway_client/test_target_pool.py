@@ -7,9 +7,9 @@ import pytest
 
 from paceline.cluster.health.health import WorkerState
 from paceline.core.errors import EngineClosed, InvalidRequest
-from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
+from paceline.core.speculation import SpeculationFlags
 from paceline.runtime.wire.stream_messages import Outputs
 from tests.engine.harness import GREEDY, PROMPT, SAMPLED, engine_of, outputs_of, request, text_of, tokens_of
 from tests.fakes import tiny_engine, tiny_model

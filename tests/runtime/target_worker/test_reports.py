@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from paceline.core.cluster_config import HealthConfig
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.stats.snapshot import AuditCounts, EngineSnapshot, TierReport, TrafficReport
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.deploy.status import worker_statuses

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, Symptom, WorkerStatus
 from paceline.engine.stats.snapshot import EngineSnapshot, TrafficReport
 from paceline.server.auth.api_keys import KeyFile

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InvalidConfig, InvalidRequest
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.server.config.flags import HISTORY, FlagsNotSaved, FlagStore
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
+from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, WorkerStatus
 from paceline.engine.stats.snapshot import AuditCounts, EngineSnapshot, TrafficReport
 from paceline.server.dashboard import overview as module

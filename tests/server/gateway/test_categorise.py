@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from paceline.core.categories import MAX_CATEGORIES
 from paceline.core.config import EngineConfig
+from paceline.core.request import MAX_CATEGORIES
 from paceline.server.gateway.categorise import TIERS, categorise, kind_of
 from tests.server.fakes import byte_tokenizer, served
 

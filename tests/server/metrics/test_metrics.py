@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.core.flags import SpeculationFlags
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
+from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, HandoffCounts, Symptom, WorkerStatus
 from paceline.engine.stats.snapshot import AuditCounts, EngineSnapshot, TierReport, TrafficReport
 from paceline.server.metrics.metrics import Metrics

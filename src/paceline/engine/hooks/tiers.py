@@ -182,7 +182,7 @@ class Tiers:
     def _visit(self, sequence: Sequence) -> _Visit:
         visit = self._visits.get(sequence.id)
         if visit is None:
-            ids = sequence.findable_ids
+            ids = sequence.cacheable_ids
             visit = self._visits[sequence.id] = _Visit(chain_keys(ids[: len(ids) - 1], sequence.cache_salt))
             self._begin(visit)
         return visit

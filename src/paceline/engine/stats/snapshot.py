@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import Symptom
 from paceline.speculation.depth.breaker import BreakerState
 

@@ -3,11 +3,13 @@
 import hashlib
 import json
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import IncompatibleDraft
-from paceline.models.architectures.config import ModelConfig
 from paceline.models.tokenizer.tokenizer import Tokenizer
+
+if TYPE_CHECKING:  # a gateway computes fingerprints and has no torch
+    from paceline.models.architectures.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +51,7 @@ def check_compatible(target: Tokenizer, draft: Tokenizer) -> None:
         )
 
 
-def proposable_ids(target: ModelConfig, draft: ModelConfig) -> range:
+def proposable_ids(target: "ModelConfig", draft: "ModelConfig") -> range:
     """Token ids a draft may propose: those that both embeddings have.
 
     Rows beyond the tokenizer's own ids are padding; a target does not pick them, so proposing one only wastes a draft.

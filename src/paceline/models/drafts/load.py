@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from paceline.kernels.cpu import native
-from paceline.models.architectures.inflate import PREFIX
+from paceline.models.architectures.inflation import PREFIX
 from paceline.models.drafts.distilled import DistilledModel
 from paceline.models.drafts.eagle import EagleConfig, EagleModel
 from paceline.models.drafts.folder import DraftFolder, open_draft_folder

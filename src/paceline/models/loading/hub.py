@@ -30,6 +30,21 @@ def find_model(name_or_path: str | Path) -> Path:
     return _cached(name)
 
 
+def find_checkpoint(name_or_path: str | Path) -> Path:
+    """As `find_model`, with the .gguf file in place of a folder that holds only that."""
+    path = find_model(name_or_path)
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise UnsupportedModel(f"{path} is not a .gguf file; for safetensors give the folder")
+        return path
+    files = sorted(path.glob("*.gguf"))
+    if files and not (path / "config.json").is_file():
+        if len(files) > 1:
+            raise UnsupportedModel(f"{path} holds {len(files)} GGUF files: name one of them, such as {files[0]}")
+        return files[0]
+    return path
+
+
 def shipped_drafts() -> tuple[str, ...]:
     """Names of the drafts that were trained for the embedded model and come with this package."""
     return tuple(sorted(folder.name for folder in _DRAFTS.iterdir() if folder.is_dir()))

@@ -9,12 +9,13 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.cpu import native
 from paceline.kernels.quantized import Quantization
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.inflate import PREFIX, Inflation, inflate
+from paceline.models.architectures.inflate import inflate
+from paceline.models.architectures.inflation import PREFIX, Inflation
 from paceline.models.architectures.llama import DecoderModel, Loader
 from paceline.models.drafts.folder import open_draft_folder
 from paceline.models.loading.checkpoint import Checkpoint, Weights
 from paceline.models.loading.gguf_file import open_gguf
-from paceline.models.loading.hub import find_model
+from paceline.models.loading.hub import find_checkpoint
 from paceline.models.loading.quantize import QuantizedWeights
 from paceline.models.loading.safetensors_folder import open_folder
 from paceline.models.loading.weight_size import check_room
@@ -40,16 +41,9 @@ def open_checkpoint(
     if str(name_or_path).startswith(PREFIX):
         what = Inflation.parse(str(name_or_path))
         return inflate(open_checkpoint(what.base), what, device, dtype)
-    path = find_model(name_or_path)
+    path = find_checkpoint(name_or_path)
     if path.is_file():
-        if path.suffix != ".gguf":
-            raise UnsupportedModel(f"{path} is not a .gguf file; for safetensors give the folder")
         return open_gguf(path)
-    files = sorted(path.glob("*.gguf"))
-    if files and not (path / "config.json").is_file():
-        if len(files) > 1:
-            raise UnsupportedModel(f"{path} holds {len(files)} GGUF files: name one of them, such as {files[0]}")
-        return open_gguf(files[0])
     draft = open_draft_folder(path)
     if draft is not None:
         raise UnsupportedModel(f"{path} holds a draft ({draft.kind}), not a whole model: give it as `draft`")

@@ -7,7 +7,7 @@ import torch
 from paceline.core.errors import OutOfMemory
 from paceline.core.machine import available_memory
 from paceline.kernels.cpu import native
-from paceline.models.architectures.inflate import PREFIX
+from paceline.models.architectures.inflation import PREFIX
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.hub import find_model
 from paceline.models.loading.prequantized import SCALES

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from paceline.core.errors import UnsupportedModel
-from paceline.models.architectures.inflate import PREFIX, Inflation
+from paceline.models.architectures.inflation import PREFIX, Inflation
 from paceline.models.loading.hub import find_model
 
 THREADS = 4

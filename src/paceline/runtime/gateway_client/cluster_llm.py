@@ -6,8 +6,8 @@ from types import TracebackType
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.config import EngineConfig
 from paceline.core.errors import EngineClosed
-from paceline.core.flags import SpeculationFlags
 from paceline.core.request import Request
+from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, WorkerStatus
 from paceline.engine.loop import Listener, Tracer
 from paceline.engine.stats.snapshot import EngineSnapshot

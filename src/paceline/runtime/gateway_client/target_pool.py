@@ -13,8 +13,8 @@ from paceline.cluster.routing.router import Router, make_router
 from paceline.core.clock import Clock, WallClock
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import EngineClosed
-from paceline.core.flags import SpeculationFlags
 from paceline.core.request import Request
+from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import WorkerStatus
 from paceline.engine.validator import draw_seed
 from paceline.runtime.deploy.directory import Directory, Member

@@ -74,7 +74,7 @@ class PrefillDesk:
             sampling=SamplingParams(max_tokens=1, temperature=0.0, seed=0, ignore_eos=True),
             speculation=SpeculationParams(enabled=False),
             cache_salt=message.salt,
-            max_hit=plan.first_state if plan.state_layers else None,  # hidden states are not cached
+            max_cached_tokens=plan.first_state if plan.state_layers else None,  # hidden states are not cached
         )
         engine.validate(request)
         self.withdraw(peer, message.attempt)

@@ -4,7 +4,7 @@ import logging
 from dataclasses import replace
 
 from paceline.cluster.cost.symptoms import Symptom, SymptomWatch, Vitals
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.stats.snapshot import EngineSnapshot
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 from typing import Protocol
 
 from paceline.cluster.cost.symptoms import Symptom
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.stats.snapshot import AuditCounts, EngineSnapshot, TierReport, TrafficReport
 from paceline.runtime.gateway_client.past_reports import Key, counts_of
 from paceline.runtime.wire.report_messages import (

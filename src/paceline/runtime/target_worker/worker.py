@@ -11,7 +11,7 @@ from typing import Protocol
 from paceline.cluster.routing.peer_hints import PeerHint
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest, PacelineError
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.engine.loop import EngineLoop, Event
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.runtime.handoff.handoffs import Handoffs

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import InvalidConfig, InvalidRequest, PacelineError
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.server.config.settings import nearest
 
 HISTORY = 100

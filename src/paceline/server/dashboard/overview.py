@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter
 
-from paceline.core.flags import SpeculationFlags
+from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import WorkerStatus
 from paceline.engine.stats.snapshot import AuditCounts, EngineSnapshot, TrafficReport
 from paceline.server.dashboard.drift_notes import DriftNote, DriftNotes

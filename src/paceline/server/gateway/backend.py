@@ -3,8 +3,8 @@
 from typing import Protocol
 
 from paceline.core.config import EngineConfig
-from paceline.core.flags import SpeculationFlags
 from paceline.core.request import Request
+from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus
 from paceline.engine.loop import Listener, Tracer
 from paceline.engine.stats.snapshot import EngineSnapshot

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from paceline.core.categories import Categories
 from paceline.core.errors import MissingDependency
 from paceline.core.output import StepOutput
-from paceline.core.request import Request
+from paceline.core.request import Categories, Request
 from paceline.core.worker_status import ClusterStatus
 from paceline.engine.stats.snapshot import EngineSnapshot
 from paceline.server.dashboard.recent_values import RecentValues

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline.core.config import MAX_DEPTH
+from paceline.core.speculation import MAX_DEPTH
 from paceline.server.auth.middleware import caller_of
 from paceline.server.auth.strict import StrictMode
 from paceline.server.gateway.gateway import Gateway

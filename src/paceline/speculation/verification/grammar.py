@@ -9,14 +9,13 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from paceline.core.errors import InvalidRequest, MissingDependency
-from paceline.speculation.drafts import Draft
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a gateway validates schemas and has no torch
     from llguidance import LLMatcher, LLTokenizer
+    from torch import Tensor
+
+    from paceline.speculation.drafts import Draft
 
 
 class Grammar:
@@ -61,17 +60,19 @@ class GrammarState:
                 reason = self._matcher.get_error() or f"token {token} cannot follow"
                 raise InvalidRequest(f"the output left the JSON schema: {reason}", field="response_format")
 
-    def masks(self, draft: Draft) -> list[Tensor]:
+    def masks(self, draft: "Draft") -> "list[Tensor]":
         """1 + len(draft) masks: after the last committed token, then after each node.
 
         A node the grammar forbids gets an all-ones mask, and so does everything below it: its parent's mask forbids it,
         so the row is never used.
         """
+        import torch
+
         masks = torch.full((1 + len(draft), (self._grammar.vocab_size + 31) // 32), -1, dtype=torch.int32)
         self._fill(masks, draft, -1)
         return list(masks)
 
-    def _fill(self, masks: Tensor, draft: Draft, node: int) -> None:
+    def _fill(self, masks: "Tensor", draft: "Draft", node: int) -> None:
         """Fill the mask of `node` and those of all nodes below it; the matcher ends where it began."""
         mask = masks[node + 1]
         if self.is_finished:
@@ -87,7 +88,9 @@ class GrammarState:
                 self._fill(masks, draft, child)
                 self._matcher.rollback(1)
 
-    def _end_mask(self) -> Tensor:
+    def _end_mask(self) -> "Tensor":
+        import torch
+
         allowed = torch.zeros((self._grammar.vocab_size + 31) // 32, dtype=torch.int32)
         for token in self._grammar.eos_ids:
             allowed[token // 32] |= (1 << token % 32) - (2**32 if token % 32 == 31 else 0)

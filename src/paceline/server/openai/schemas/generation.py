@@ -5,8 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from paceline.core.config import MAX_DEPTH
-from paceline.core.speculation import Verification
+from paceline.core.speculation import MAX_DEPTH, Verification
 from paceline.server.openai.schemas.body import Body, Refusals
 
 MAX_SEED = 2**63 - 1
