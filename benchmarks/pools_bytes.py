@@ -22,21 +22,20 @@ from paceline.runtime.draft_worker.packed_branches import unpack
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.wire.messages import (
-    OLDEST,
     TO_DRAFT_WORKER,
     TO_TARGET,
     VERSION,
     Advance,
     Branch,
     Branches,
-    Drafted,
     Drafts,
     Hello,
     Load,
     Open,
+    RoundDraft,
+    RoundRequest,
     Rule,
     Sampling,
-    Step,
 )
 from paceline.runtime.wire.transport import Connection, Listener
 
@@ -74,11 +73,11 @@ def chains(rule: str, temperature: float, depth: int, count: int) -> list[list[D
 def sizes(drawn: list[list[Drawn]], depth: int) -> float:
     """Bytes per sequence of one Advance and its Drafts."""
     rng, batch, epoch = random.Random(0), len(drawn), 2**47 + 1
-    steps = [Step(1000 + i, 250, 1800, [rng.randrange(49_152)], depth, 0, depth) for i in range(batch)]
+    steps = [RoundRequest(1000 + i, 250, 1800, [rng.randrange(49_152)], depth, 0, depth) for i in range(batch)]
     drafts = []
     for i, chain in enumerate(drawn):
         data = laws.encode([one.law for one in chain if one.law is not None])
-        drafts.append(Drafted(1000 + i, 250, [one.token for one in chain], data, True))
+        drafts.append(RoundDraft(1000 + i, 250, [one.token for one in chain], data, True))
     total = len(TO_DRAFT_WORKER.encode(Advance(epoch, steps)))
     total += len(TO_TARGET.encode(Drafts(epoch, drafts, Load(64, 3, 2000))))
     return total / batch
@@ -92,11 +91,11 @@ def far_away(rule: Rule, depth: int, batch: int, is_foreseen: bool, rounds: int 
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
     worker = DraftWorker("draft-0", core, listener, "v", size, DraftLimits(ahead_nodes=32, max_batch=256))
     line = Connection(worker.address, TO_TARGET)
-    line.send(Hello(VERSION, OLDEST, 1, "v"))
+    line.send(Hello(VERSION, 1, "v"))
     for i in range(batch):
         line.send(Open(worker.epoch, 1000 + i, ids, len(ids), Sampling(), i, rule=rule))
     length, counted = len(ids), 0
-    steps = [Step(1000 + i, 1, length, [], depth) for i in range(batch)]
+    steps = [RoundRequest(1000 + i, 1, length, [], depth) for i in range(batch)]
     offered: dict[int, list[int]] = {}
     for round_ in range(1, rounds + 2):
         if round_ == 2:  # opening is not a round
@@ -120,7 +119,9 @@ def far_away(rule: Rule, depth: int, batch: int, is_foreseen: bool, rounds: int 
         for i, tokens in offered.items():
             kept = depth if is_answered else 0
             token = sent[i].token if is_foreseen else 40_000 + round_
-            steps.append(Step(i, round_ + 1, length, [*tokens[kept:], token], depth, depth if is_foreseen else 0, kept))
+            steps.append(
+                RoundRequest(i, round_ + 1, length, [*tokens[kept:], token], depth, depth if is_foreseen else 0, kept)
+            )
             offered[i] = sent[i].tokens if is_foreseen else []
     total = line.traffic.bytes_sent + line.traffic.bytes_received - counted
     line.close()

@@ -21,7 +21,7 @@ from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.core import Facts, Ride
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import Progress, ProposerTraits
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
@@ -67,6 +67,8 @@ def delayed(address: str, round_trip: float) -> Iterator[str]:
 
 class Beside:
     """The same fake draft in the target's own process, drafting while the target waits."""
+
+    traits = ProposerTraits()
 
     def __init__(self, alpha: float, seconds: float) -> None:
         self._core, self._progress = TimedCore(alpha, seconds), dict[int, Progress]()

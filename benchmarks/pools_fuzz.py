@@ -20,9 +20,8 @@ from pools_fakes import VOCAB, VOCABULARY, decode, until_up, worker_process
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.scheduler import DraftLimits
-from paceline.runtime.wire.keys import Security, generate
+from paceline.runtime.wire.keys import Security, generate_key_pair
 from paceline.runtime.wire.messages import (
-    OLDEST,
     TO_DRAFT_WORKER,
     TO_TARGET,
     VERSION,
@@ -32,8 +31,8 @@ from paceline.runtime.wire.messages import (
     Hello,
     Open,
     Ping,
+    RoundRequest,
     Sampling,
-    Step,
 )
 from paceline.runtime.wire.transport import Connection
 
@@ -70,7 +69,9 @@ class Fuzzer:
             return Open(epoch, number, ids, rng.randint(0, 30), sampling, rng.getrandbits(62), rule=rng.randrange(2))
         if kind < 9:
             steps = [
-                Step(rng.randrange(50), rng.randrange(9), rng.randrange(40), [rng.randrange(VOCAB)], rng.randrange(9))
+                RoundRequest(
+                    rng.randrange(50), rng.randrange(9), rng.randrange(40), [rng.randrange(VOCAB)], rng.randrange(9)
+                )
                 for _ in range(rng.randint(0, 8))
             ]
             return Advance(epoch, steps, rng.random() < 0.5)
@@ -135,7 +136,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--connections", type=int, default=10_000)
     args = parser.parse_args()
-    pair, own, other = generate(), generate(), generate()
+    pair, own, other = generate_key_pair(), generate_key_pair(), generate_key_pair()
     server = Security(pair, allowed=frozenset([own.public, other.public]))
     with worker_process(0.8, 0.0, DraftLimits(), server) as (address, snapshot):
         process = psutil.Process(os.getpid()).children(recursive=True)
@@ -143,7 +144,7 @@ def main() -> None:
         good = PoolProposer([DraftAddress("d", address, Security(own, server=pair.public))], VOCABULARY, VOCAB)
         until_up(good)
         line = Connection(address, TO_TARGET, Security(other, server=pair.public))
-        line.send(Hello(VERSION, OLDEST, 1, VOCABULARY, "fuzzer"))
+        line.send(Hello(VERSION, 1, VOCABULARY, "fuzzer"))
         fuzzer = Fuzzer(0, snapshot().epoch)
         rng = random.Random(1)
         print("| messages | connections | malformed | worker memory MB | open files | valid target: rounds ready |")
@@ -152,7 +153,7 @@ def main() -> None:
         for part in range(1, parts + 1):
             shoot(line, fuzzer, args.messages // parts)
             knock(address, args.connections // parts, rng)
-            line.send(Hello(VERSION, OLDEST, 1, VOCABULARY, "fuzzer"))
+            line.send(Hello(VERSION, 1, VOCABULARY, "fuzzer"))
             run = decode(good, 4, 20, 5, 0.03, first_seed=100 * part)
             counts, seen = good.snapshot().links[0].counts, snapshot()
             assert run.tokens > 4 * 20, "the valid target got no drafts"

@@ -21,13 +21,12 @@ from paceline.core.sampling import SamplingParams
 from paceline.engine.build import pick_dtype
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.models.loading.load import load_model
-from paceline.models.runner import make_runner
+from paceline.models.runners import make_runner
 from paceline.runtime.draft_worker.core import Facts, Ride
 from paceline.runtime.draft_worker.model_core import ModelCore
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftSnapshot, DraftWorker
 from paceline.runtime.wire.messages import (
-    OLDEST,
     TO_DRAFT_WORKER,
     TO_TARGET,
     VERSION,
@@ -36,8 +35,8 @@ from paceline.runtime.wire.messages import (
     FromDraft,
     Hello,
     Open,
+    RoundRequest,
     Sampling,
-    Step,
 )
 from paceline.runtime.wire.transport import Connection, Listener
 
@@ -289,7 +288,7 @@ class Feeder:
     def _run(self) -> None:
         line: Connection[FromDraft] = Connection(self._address, TO_TARGET)
         try:
-            line.send(Hello(VERSION, OLDEST, 1, self._vocabulary, "feeder"))
+            line.send(Hello(VERSION, 1, self._vocabulary, "feeder"))
             hello = line.receive(10.0)
             if not isinstance(hello, Hello):
                 raise RuntimeError(f"the draft worker answered {hello}")
@@ -297,7 +296,7 @@ class Feeder:
             length, committed, round_ = len(self._ids), list[int](), 0
             while not self._is_over:
                 round_, sent = round_ + 1, time.perf_counter()
-                line.send(Advance(hello.epoch, [Step(1, round_, length, committed, self._depth)]))
+                line.send(Advance(hello.epoch, [RoundRequest(1, round_, length, committed, self._depth)]))
                 length += len(committed)
                 message = line.receive(0.2)
                 while not isinstance(message, Drafts) and not self._is_over:

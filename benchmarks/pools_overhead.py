@@ -22,7 +22,7 @@ from pools_fakes import VOCAB, VOCABULARY, decode, until_up, worker_process
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.scheduler import DraftLimits
-from paceline.runtime.wire.keys import Security, generate
+from paceline.runtime.wire.keys import Security, generate_key_pair
 
 WARM = 50
 CORES = sorted(os.sched_getaffinity(0))
@@ -39,7 +39,7 @@ class Measured(NamedTuple):
 def measure(curve: bool, ahead_nodes: int, batch: int, steps: int, verify: float, apart: bool = False) -> Measured:
     server = client = None
     if curve:
-        pair, own = generate(), generate()
+        pair, own = generate_key_pair(), generate_key_pair()
         server, client = Security(pair, allowed=frozenset([own.public])), Security(own, server=pair.public)
     limits = DraftLimits(ahead_nodes=ahead_nodes, max_batch=256)
     with worker_process(1.0, 0.0, limits, server) as (address, _):

@@ -8,11 +8,11 @@ from unittest.mock import patch
 import torch
 from tests.fakes import TINY
 
-from paceline.engine.executors.graph.batch import DeviceBatch
-from paceline.engine.executors.graph.inflight import Flight, Landed
+from paceline.engine.executors.graph.batch import GraphBatch
+from paceline.engine.executors.graph.inflight import InflightStep, SlotResults
 from paceline.kernels.cpu import native
+from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.architectures.output import ForwardOutput
 from paceline.models.gpu import forward_pass as gpu_pass
 from paceline.models.gpu import ragged as gpu_ragged
 
@@ -26,10 +26,10 @@ class StandIn:
     """Computes nothing: of every other sequence all drafts are accepted, and tokens are words."""
 
     def __init__(self, draft_seconds: float) -> None:
-        self._draft_seconds, self._land = draft_seconds, Flight.land
+        self._draft_seconds, self._land = draft_seconds, InflightStep.land
         self._logits = torch.eye(SHAPE.vocab_size)[torch.arange(ROWS) % len(WORDS) + WORDS[0]]
 
-    def graph(self, batch: DeviceBatch, part: str, shape: Any, keeps: bool = False) -> "StandIn":
+    def graph(self, batch: GraphBatch, part: str, shape: Any, keeps: bool = False) -> "StandIn":
         if part == "accept":
             round_ = batch._round(shape)
             round_.report[0] = batch._limits
@@ -39,7 +39,7 @@ class StandIn:
 
     def replay(self) -> None: ...
 
-    def land(self, flight: Flight) -> Landed:
+    def land(self, flight: InflightStep) -> SlotResults:
         drafted, rows = self._draft_seconds * flight.shape.levels, len(flight.limits) * (1 + flight.shape.nodes)
         return replace(self._land(flight), draft_seconds=drafted, verify_seconds=PASS + ROW * rows)
 
@@ -55,8 +55,8 @@ class StandIn:
         stack = ExitStack()
         for owner, name, stand_in in (
             (native, "library", lambda: None),
-            (DeviceBatch, "_graph", lambda batch, *told: self.graph(batch, *told)),
-            (Flight, "land", lambda flight: self.land(flight)),
+            (GraphBatch, "_graph", lambda batch, *told: self.graph(batch, *told)),
+            (InflightStep, "land", lambda flight: self.land(flight)),
             (gpu_pass, "gpu_forward", self.forward),
             (gpu_ragged, "gpu_forward", self.forward),
             (gpu_ragged, "head_logits", self.head),

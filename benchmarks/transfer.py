@@ -23,14 +23,13 @@ import torch
 
 from paceline.models.loading.load import open_checkpoint
 from paceline.runtime.transfer.channels import nixl_agent
-from paceline.runtime.transfer.channels.kinds import pick_kinds
-from paceline.runtime.transfer.client import Courier
+from paceline.runtime.transfer.channels.channel_pool import pick_channels
+from paceline.runtime.transfer.client import TransferClient
 from paceline.runtime.transfer.files import NixlFiles, PlainFiles, Range
-from paceline.runtime.transfer.handle import Ticket
-from paceline.runtime.transfer.pieces import checksum
-from paceline.runtime.transfer.server import Depot
-from paceline.runtime.transfer.transfer import Parcel
-from paceline.runtime.wire.keys import KeyPair, Security, generate
+from paceline.runtime.transfer.messages import TransferHandle
+from paceline.runtime.transfer.server import TransferServer
+from paceline.runtime.transfer.transfer import Transfer, checksum
+from paceline.runtime.wire.keys import KeyPair, Security, generate_key_pair
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 ENCRYPTED = "socket, encrypted"
@@ -47,25 +46,28 @@ def layers(count: int, size: int) -> list[Bytes]:
 def give(line: Connection, count: int, size: int, pair: KeyPair) -> None:
     """The other process: does as it is told."""
     data = layers(count, size)
-    with closing(Depot("127.0.0.1", None)) as plain, closing(Depot("127.0.0.1", Security(pair))) as guarded:
-        full = Parcel([size] * count)
+    with (
+        closing(TransferServer("127.0.0.1", None)) as plain,
+        closing(TransferServer("127.0.0.1", Security(pair))) as guarded,
+    ):
+        full = Transfer([size] * count)
         fill(full, data)
         line.send({False: plain.offer(full), True: guarded.offer(full)})
         while (order := line.recv()) is not None:
             if order == "cpu":
                 line.send(time.process_time())
                 continue
-            depot, parcel = guarded if order == ENCRYPTED else plain, Parcel([size] * count)
-            ticket = depot.offer(parcel)
-            line.send(ticket)
-            fill(parcel, data)
+            server, transfer = guarded if order == ENCRYPTED else plain, Transfer([size] * count)
+            handle = server.offer(transfer)
+            line.send(handle)
+            fill(transfer, data)
             line.recv()
-            depot.withdraw(ticket)
+            server.withdraw(handle)
 
 
-def fill(parcel: Parcel, data: list[Bytes]) -> None:
+def fill(transfer: Transfer, data: list[Bytes]) -> None:
     for index, layer in enumerate(data):
-        parcel.fill(index, memoryview(layer))
+        transfer.fill(index, memoryview(layer))
 
 
 class Bench:
@@ -74,10 +76,10 @@ class Bench:
     def __init__(self, line: Connection, count: int, size: int, pair: KeyPair) -> None:
         self.data = layers(count, size)
         self.places = [np.zeros(size, np.uint8) for _ in range(count)]
-        self.couriers = {kind: Courier(None, [kind]) for kind in pick_kinds(None, None)}
-        self.couriers[ENCRYPTED] = Courier(Security(pair), ["socket"])
+        self.clients = {kind: TransferClient(None, [kind]) for kind in pick_channels(None, None)}
+        self.clients[ENCRYPTED] = TransferClient(Security(pair), ["socket"])
         self._line = line
-        self._full: dict[bool, Ticket] = line.recv()
+        self._full: dict[bool, TransferHandle] = line.recv()
 
     def ready(self, kind: str) -> float:
         return self._seconds(lambda: self._take(kind, self._full[kind == ENCRYPTED]))
@@ -111,12 +113,12 @@ class Bench:
 
     def close(self) -> None:
         self._line.send(None)
-        for courier in self.couriers.values():
-            courier.close()
+        for client in self.clients.values():
+            client.close()
 
-    def _take(self, kind: str, ticket: Ticket) -> None:
+    def _take(self, kind: str, handle: TransferHandle) -> None:
         wanted = range(len(self.places))
-        self.couriers[kind].fetch(ticket, wanted, lambda index: memoryview(self.places[index]), lambda index: None)
+        self.clients[kind].fetch(handle, wanted, lambda index: memoryview(self.places[index]), lambda index: None)
 
     @staticmethod
     def _seconds(action: Callable[[], object]) -> float:
@@ -132,7 +134,7 @@ def _ranges(arrays: list[Bytes]) -> list[Range]:
 @contextmanager
 def contenders(bench: Bench) -> Iterator[dict[tuple[str, str], Callable[[], float]]]:
     found: dict[tuple[str, str], Callable[[], float]] = {("plain copy", ""): bench.copy, (SUMS, ""): bench.sums}
-    for kind in bench.couriers:
+    for kind in bench.clients:
         found[kind, "ready"] = lambda kind=kind: bench.ready(kind)  # type: ignore[misc]
         found[kind, "filled meanwhile"] = lambda kind=kind: bench.meanwhile(kind)  # type: ignore[misc]
     movers: dict[str, PlainFiles | NixlFiles] = {"file, plainly": PlainFiles()}
@@ -155,7 +157,7 @@ def main() -> None:
 
     config = open_checkpoint(options.model).config
     count, size = config.num_layers, 2 * options.tokens * config.num_kv_heads * config.head_dim * torch.float32.itemsize
-    pair = generate()
+    pair = generate_key_pair()
     here, there = multiprocessing.Pipe()
     giver = multiprocessing.get_context("spawn").Process(target=give, args=(there, count, size, pair), daemon=True)
     giver.start()

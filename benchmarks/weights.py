@@ -33,11 +33,11 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.engine.build import build_engine
 from paceline.engine.loop import EngineLoop
-from paceline.models.loading.arriving import Arrivals
 from paceline.models.loading.hub import find_model
+from paceline.models.loading.streamed_weights import StreamedWeights
 from paceline.models.loading.weight_parts import Piece
-from paceline.runtime.weights.manager import WeightSide
-from paceline.runtime.weights.server import WeightDoor
+from paceline.runtime.weights.manager import WeightManager
+from paceline.runtime.weights.server import WeightServer
 from paceline.runtime.weights.spec import PeerAddress, WeightSpec
 
 ANY = "tcp://127.0.0.1:0"
@@ -199,15 +199,15 @@ def cached_share(path: Path) -> float:
 
 
 def be_source(model: str, limit: float) -> None:
-    side = WeightSide(WeightSpec(ANY), None)
+    side = WeightManager(WeightSpec(ANY), None)
     engine = build_engine(config(model), load=side.load)
     is_open = threading.Event()
-    side.follow(is_open.set, lambda: False)
+    side.start(is_open.set, lambda: False)
     is_open.wait()
     loaded = side._loaded
     assert loaded is not None
-    slow = WeightDoor(ANY, None, limit * 1e6)
-    slow.open(side._loader.stock(loaded))
+    slow = WeightServer(ANY, None, limit * 1e6)
+    slow.open(side._loader.wait(loaded))
     print(json.dumps({"quick": side.address, "slow": slow.address}), flush=True)
     sys.stdin.read()
     slow.close()
@@ -222,22 +222,22 @@ def be_started(what: dict[str, Any]) -> None:
     began, computing = time.perf_counter(), time.process_time()
     last: SimpleQueue[tuple[float, float, int]] = SimpleQueue()
     caches: list[tuple[Tensor, Tensor]] = []
-    put = Arrivals.put
+    put = StreamedWeights.put
 
-    def noted(self: Arrivals, part: int, pieces: Mapping[str, Piece]) -> None:
+    def noted(self: StreamedWeights, part: int, pieces: Mapping[str, Piece]) -> None:
         put(self, part, pieces)
         if self.is_complete:
             took = time.perf_counter() - began, time.process_time() - computing
             last.put((*took, sum(bool(keys.numpy().any()) for keys, _ in caches)))
 
-    Arrivals.put = noted  # type: ignore[method-assign]
+    StreamedWeights.put = noted  # type: ignore[method-assign]
     peers = tuple(PeerAddress(f"peer-{i}", address) for i, address in enumerate(told.peers))
-    side = WeightSide(WeightSpec(ANY, peers), None)
+    side = WeightManager(WeightSpec(ANY, peers), None)
     loop = EngineLoop(build_engine(config(told.model), load=side.load))
     caches += loop.engine.runner.cache
     usable, progress = time.perf_counter() - began, side.progress
     complete = threading.Event()
-    side.follow(complete.set, lambda: False)
+    side.start(complete.set, lambda: False)
     if told.whole_first:
         complete.wait()
     tokens: SimpleQueue[tuple[float, StepOutput | PacelineError]] = SimpleQueue()

@@ -26,6 +26,6 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def unrounded_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts as they were saved: 8 bits, as a CPU has them, would hide small mistakes."""
-    from paceline.models.parallel import shared_tables
+    from paceline.models.drafts import vocabulary
 
-    monkeypatch.setattr(shared_tables, "quantize", lambda values, kind: Dense(values))
+    monkeypatch.setattr(vocabulary, "quantize", lambda values, kind: Dense(values))

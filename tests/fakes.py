@@ -14,20 +14,23 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
+from paceline.engine.hooks.hook import StepHook
+from paceline.engine.hooks.tiers import Tiers
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
-from paceline.engine.validator import Intake, Limits
+from paceline.engine.validator import Limits, RequestValidator
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kernels.weights import Dense
 from paceline.kv.block_tables import BlockTables
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner
+from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, StepObservation
 from paceline.speculation.drafts import DraftBatch, DraftProbs
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposer import Progress, Proposer, ProposerTraits
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.verification.distribution import log_distribution
 from paceline.speculation.verification.noise import Purpose, gumbel
@@ -132,6 +135,7 @@ class FakeProposer:
     """Drafts whatever `guess(progress)` returns: (tokens, parents)."""
 
     guess: Callable[[Progress], tuple[list[int], list[int]]]
+    traits: ProposerTraits = field(default_factory=ProposerTraits)
     progress: dict[int, Progress] = field(default_factory=dict)
     closed: list[int] = field(default_factory=list)
 
@@ -203,6 +207,7 @@ class Unreliable:
 
     def __init__(self, inner: Proposer, seed: int = 0) -> None:
         self._inner, self._random = inner, random.Random(seed)
+        self.traits = inner.traits
 
     def observe(self, batch: Sequence[Progress]) -> None:
         self._inner.observe(batch)
@@ -240,9 +245,16 @@ def tiny_engine(
     breaker: Breaker | None = None,
     clock: Clock | None = None,
     runner_kind: type[ModelRunner] = ModelRunner,
+    tokenizer: Tokenizer | None = None,
+    graph_depth: int | None = None,
+    graph_methods: frozenset[str] = frozenset(),
+    tiers: Callable[[ModelRunner, BlockTables, Clock], Tiers] | None = None,
+    audit_fraction: float = 0.0,
+    hooks: Sequence[StepHook] = (),
 ) -> Engine:
     """An engine around a tiny model. Without a proposer it decodes plainly. The breaker stays closed unless given. A proposer
-    that works in the target's own cache is made by a function of its runner and tables."""
+    that works in the target's own cache is made by a function of its runner and tables. `graph_depth`: steps run as graphs,
+    with drafts of up to so many tokens."""
     config = SpeculationConfig(max_depth=32)
     clock = clock or StepClock()
     tables = BlockTables(kv_tokens // BLOCK_SIZE, prefix_caching)
@@ -250,18 +262,35 @@ def tiny_engine(
     if callable(proposer):
         proposer = proposer(runner, tables)
     proposers: Mapping[str, Proposer] = {"fake": proposer or FakeProposer(lambda progress: ([], []))}
-    intake = Intake(Limits(model.config.vocab_size, max_model_len), config, "fake", proposers)
+    validator = RequestValidator(Limits(model.config.vocab_size, max_model_len), config, "fake", proposers, tokenizer)
     speculator = Speculator(
         proposers,
         FixedDepth(depth) if isinstance(depth, int) else depth,
         breaker or Breaker(BreakerRule(threshold=0.0)),
-        intake,
+        validator,
         clock,
         model.config.vocab_size,
         enabled=proposer is not None,
+        graph_methods=graph_methods,
     )
-    scheduler = Scheduler(tables, max_num_seqs, max_batched_tokens)
-    return Engine(runner, scheduler, speculator, intake, clock=clock)
+    scheduler = Scheduler(tables, max_num_seqs, max_batched_tokens, tiers and tiers(runner, tables, clock))
+    graph = None
+    if graph_depth is not None:
+        from paceline.engine.executors.graph.executor import GraphExecutor
+
+        told: Any = runner, proposer
+        graph = GraphExecutor(*told, scheduler, speculator, validator, graph_depth, clock)
+    return Engine(
+        runner,
+        scheduler,
+        speculator,
+        validator,
+        tokenizer=tokenizer,
+        clock=clock,
+        graph=graph,
+        hooks=hooks,
+        audit_fraction=audit_fraction,
+    )
 
 
 @dataclass
@@ -311,6 +340,7 @@ class Sampled:
         self._law, self._siblings, self._kind = law, siblings, kind
         self._progress: dict[int, Progress] = {}
         self._laws: dict[tuple[int, ...], Tensor] = {}
+        self.traits = ProposerTraits()
 
     def observe(self, batch: Sequence[Progress]) -> None:
         self._progress.update((p.sequence_id, p) for p in batch)

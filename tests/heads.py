@@ -13,8 +13,8 @@ from paceline.kernels.weights import Dense
 from paceline.kv.block_tables import BlockTables
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.distilled import DistilledModel
-from paceline.models.drafts.eagle import EagleConfig, EagleModel
-from paceline.models.drafts.eagle_runner import EagleRunner
+from paceline.models.drafts.eagle import EagleModel, EagleRunner
+from paceline.models.drafts.eagle_weights import EagleConfig
 from paceline.models.drafts.medusa import MedusaModel
 from paceline.models.runner import ModelRunner
 from paceline.speculation.proposers.draft_model import DraftModelProposer

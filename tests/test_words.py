@@ -14,58 +14,20 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-THIS = Path(__file__).relative_to(ROOT).as_posix()
 
 SUFFIXES = {".c", ".h", ".html", ".js", ".css", ".md", ".py", ".sh", ".toml", ".yaml", ".yml", ""}
-SKIPPED = ("src/paceline/server/dashboard/static/vendor/", "LICENSE", ".gitignore", THIS)
-"""Files written elsewhere, and this file, which has to spell the words."""
+SKIPPED = ("src/paceline/server/dashboard/static/vendor/", "LICENSE", ".gitignore")
+"""Files written elsewhere."""
 
-PROSE = (
-    "nobody",
-    "somebody",
-    "whoever",
-    "everybody",
-    "anybody",
-    "those who",
-    "who comes",
-    "come home",
-    "comes home",
-    "came home",
-    "coming home",
-    "brought home",
-    "brings home",
-    "on the way home",
-    "under way home",
-    "rehearse",
-    "rehearses",
-    "rehearsed",
-    "rehearsal",
-    "rehearsals",
-)
-"""Words that text does not use, in upper or lower case."""
+LISTS = ROOT / "tests" / "data" / "replaced_words.txt"
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(text.split())
+def _section(name: str) -> tuple[str, ...]:
+    _, _, rest = LISTS.read_text("utf-8").partition(f"\n[{name}]")
+    return tuple(line for line in rest.partition("\n[")[0].splitlines()[1:] if line)
 
 
-NAMES = _listed(
-    """
-    Scribe Intake RunAhead Landed Rooms EvenRounds Gatekeeper Witness Ledger Rider Roster Depot Courier Parcel Clerk
-    Bell WeightDoor WeightSide WeightSupply PrefillDesk TargetLine TargetDoor come_home comes_home goes_on
-    hears_when_asked reads_along run_ahead look_ahead_rooms
-    """
-)
-"""Replaced names that no text uses: anywhere as a whole word, case-sensitive."""
-
-IDENTIFIERS = _listed(
-    """
-    Flight Launch Seat Turns Reading Lag Entry Visit Ticket Guard Trail Service Ride Rolling Stock Shelf Line Promise
-    forks laws rehearsal rehearsed seats rooms flight flights landed scribe intake witness witnesses ledger roster
-    rider riders depot courier parcel parcels clerk clerks bell gatekeeper
-    """
-)
-"""Replaced names that are also English words: only as a Python identifier, or between backticks in Markdown."""
+PROSE, NAMES, IDENTIFIERS = _section("prose"), _section("names"), _section("identifiers")
 
 ALLOWED: tuple[tuple[str, str, str], ...] = ()
 """(file, word, reason). An entry that allows nothing fails the test."""
@@ -147,18 +109,14 @@ def test_every_allowed_word_is_used_and_has_a_reason() -> None:
 
 def test_the_checks_see_planted_words() -> None:
     """A check that finds nothing passes: make sure that each kind of hit is found."""
-    source = (
-        '"""Nobody waits for those\nwho left."""\nclass Flight:\n    def come_home(self, guard: Guard) -> None:\n'
-        "        # the Scribe\n        self.forks = 1\n"
-    )
-    assert {hit.word for hit in hits_in("planted.py", source)} == {
-        "nobody", "those who", "Flight", "come_home", "Guard", "Scribe", "forks"
-    }  # fmt: skip
-    assert [hit.word for hit in hits_in("planted.md", "A line, a `Line`, forks, `x.forks`, a Flight")] == [
-        "Line",
-        "forks",
-    ]
-    assert not list(hits_in("planted.py", "# A guard in a doc; body, flighty\nforked = GuardRail = 1\n"))
+    assert all(len(words) > 15 for words in (PROSE, NAMES, IDENTIFIERS))
+    pair = next(word for word in PROSE if " " in word)
+    (first, second), prose, name, identifier = pair.split(), PROSE[0], NAMES[0], IDENTIFIERS[0]
+    source = f'"""{prose.title()} waits, {first}\n{second}."""\nclass {identifier}:\n    pass  # the {name}\n'
+    assert [hit.word for hit in hits_in("planted.py", source)] == [prose, pair, name, identifier]
+    markdown = f"A {identifier}, an `x.{identifier}`, a {name}"
+    assert [hit.word for hit in hits_in("planted.md", markdown)] == [name, identifier]
+    assert not list(hits_in("planted.py", f"# A {identifier} in a comment, {prose}ish\n{identifier}s = 1\n"))
     assert "src/paceline/engine/engine.py" in files()
     assert "README.md" in files()
 

@@ -9,12 +9,18 @@ from paceline.core.speculation import SpeculationParams
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
 
-__all__ = ["LLM", "PacelineError", "SamplingParams", "SpeculationParams"]
+    __version__: str
+
+__all__ = ["LLM", "PacelineError", "SamplingParams", "SpeculationParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":  # on first use: it brings torch along
+    if name == "LLM":  # imported on first use, because it imports torch
         from paceline.engine.llm import LLM
 
         return LLM
+    if name == "__version__":  # pyproject.toml has the only copy
+        from importlib.metadata import version
+
+        return version("paceline")
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""A model that is a script, for commands whose point is not the model."""
+"""A fake model with one scripted answer."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,17 +34,17 @@ ANSWER = (
 
 
 class ScriptedLLM:
-    """Gives `ANSWER` to everything; `interrupt` presses Ctrl-C after that many steps of the next answer."""
+    """Answers every prompt with `ANSWER`. `interrupt`: the step of the next answer that raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.tokenizer = word_tokenizer()
-        self.asked: list[Any] = []
+        self.prompts: list[Any] = []
         self.interrupt: int | None = None
         self.error: Exception | None = None
         self.cancelled = 0
 
     def stream(self, prompt: Any, sampling: SamplingParams, **options: Any) -> Iterator[StepOutput]:
-        self.asked.append(prompt)
+        self.prompts.append(prompt)
         if self.error is not None:
             raise self.error
         finished = False

@@ -22,7 +22,7 @@ def test_given_figures_need_no_model() -> None:
     assert "A million tokens cost $5.16, plain $11.21." in result.stdout
 
 
-def test_a_plain_step_of_its_own_time_changes_the_advice() -> None:
+def test_time_of_a_plain_step_changes_the_advice() -> None:
     result = run(*FIGURES, "--plain-ms", "6")
     assert result.exit_code == 0, result.output
     assert "Do not speculate: the best, draft_model at depth 5, would run at 0.87x" in result.stdout
@@ -33,7 +33,7 @@ def test_alpha_by_position() -> None:
     assert "Speculate with draft_model at depth 2" in result.stdout
 
 
-def test_plot_page_and_figures_are_written(tmp_path: Path) -> None:
+def test_plot_page_and_json_are_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot, page, figures = tmp_path / "a.png", tmp_path / "a.html", tmp_path / "a.json"
     result = run(*FIGURES, "--method", "<b>", "--plot", str(plot), "--html", str(page), "--json", str(figures))
@@ -44,29 +44,29 @@ def test_plot_page_and_figures_are_written(tmp_path: Path) -> None:
     assert "&lt;b&gt; at depth 5" in text
     assert "<b>" not in text
     assert "http" not in text  # nothing is fetched
-    told = json.loads(figures.read_text("utf-8"))
-    assert told["speculate"] is True
-    assert [row["depth"] for row in told["table"]] == list(range(11))
-    assert told["choice"]["speedup"] == pytest.approx(2.170, abs=0.001)
+    document = json.loads(figures.read_text("utf-8"))
+    assert document["speculate"] is True
+    assert [row["depth"] for row in document["table"]] == list(range(11))
+    assert document["choice"]["speedup"] == pytest.approx(2.170, abs=0.001)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--alpha", "0.8"), "all three"),
+        (("--alpha", "0.8"), "need all three"),
         (("--alpha", "much", "--draft-ms", "1", "--verify-ms", "2"), "numbers between 0 and 1"),
         (("--alpha", "1.5", "--draft-ms", "1", "--verify-ms", "2"), "alpha must be in"),
         (("--plot", "/nowhere/at/all.png"), "there is no folder"),
         (("prompts.jsonl", *FIGURES), "leave out prompts.jsonl, or the figures"),
     ],
 )
-def test_figures_that_make_no_sense_are_one_line(arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_figures_are_one_line(arguments: tuple[str, ...], message: str) -> None:
     result = run(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
 
 
-def test_a_calibration_of_the_embedded_model(tmp_path: Path) -> None:
+def test_calibration_of_the_embedded_model(tmp_path: Path) -> None:
     prompts, figures = tmp_path / "prompts.jsonl", tmp_path / "figures.json"
     prompts.write_text('{"prompt": "Repeat exactly: a b c d e f g h a b c d e f g h a b c d e f g h"}\n')
     result = run(
@@ -83,11 +83,11 @@ def test_a_calibration_of_the_embedded_model(tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     assert "measured here" in result.stdout
-    told = json.loads(figures.read_text("utf-8"))
-    passes = {int(rows): seconds for rows, seconds in told["target"]["pass_seconds"].items()}
+    document = json.loads(figures.read_text("utf-8"))
+    passes = {int(rows): seconds for rows, seconds in document["target"]["pass_seconds"].items()}
     assert min(passes) == 1  # a plain step
-    assert told["target"]["footprint"]["weight_bytes"] > 50e6
-    (ngram,) = told["methods"]
+    assert document["target"]["footprint"]["weight_bytes"] > 50e6
+    (ngram,) = document["methods"]
     assert ngram["name"] == "ngram"
     assert len(ngram["alphas"]) == 2
     assert 0.0 < ngram["delivery"] <= 1.0

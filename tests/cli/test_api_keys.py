@@ -1,4 +1,4 @@
-"""`paceline api-keys`: a key is printed once, and the file knows it."""
+"""`paceline api-keys`: a key is printed once, and the file stores its hash."""
 
 from pathlib import Path
 
@@ -27,15 +27,15 @@ def test_add_list_revoke(tmp_path: Path) -> None:
     assert KeyFile(path).read()[1].scopes == ("generate",)
     listed = run("list", "--file", str(path)).stdout
     words = listed.split()  # a narrow terminal breaks the lines of a cell
-    for said in ("generate", "admin", "(strict)", "10", "requests/min,", "5000", "tokens/min,", "4", "once"):
-        assert said in words
+    for word in ("generate", "admin", "(strict)", "10", "requests/min,", "5000", "tokens/min,", "4", "concurrent"):
+        assert word in words
     assert text not in listed
     assert key.digest not in listed
     assert run("revoke", "ann", "--file", str(path)).exit_code == 0
     assert not KeyFile(path).read()[0].matches(text)
 
 
-def test_mistakes_are_one_line_and_status_2(tmp_path: Path) -> None:
+def test_errors_are_one_line_with_status_2(tmp_path: Path) -> None:
     path = str(tmp_path / "keys.json")
     for arguments, message in (
         (("list",), "paceline api-keys add"),

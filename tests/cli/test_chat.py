@@ -6,7 +6,7 @@ from rich.console import Console
 from paceline.bench.trace import Beat, Trace
 from paceline.cli import console
 from paceline.cli.chat import Conversation, speed_line
-from paceline.cli.colours import STYLES, Painter, legend
+from paceline.cli.render.token_colours import STYLES, Painter, legend
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
@@ -27,7 +27,7 @@ def conversation(llm: ScriptedLLM) -> Conversation:
     return Conversation(llm, SamplingParams(), "be brief", VirtualClock())  # type: ignore[arg-type]
 
 
-def test_every_token_has_the_colour_of_its_origin() -> None:
+def test_token_colour_is_its_origin() -> None:
     painter = Painter(word_tokenizer())
     painter.paint(ANSWER[0])
     text = painter.paint(ANSWER[1])
@@ -37,40 +37,40 @@ def test_every_token_has_the_colour_of_its_origin() -> None:
         (" three", STYLES[Origin.ACCEPTED]),
         (" four", STYLES[Origin.BONUS]),
     ]
-    assert painter.paint(ANSWER[2]).plain == " five"  # the end of the turn is no text
+    assert painter.paint(ANSWER[2]).plain == " five"  # the end-of-turn token has no text
     assert painter.flush().plain == ""
 
 
-def test_colours_differ_and_the_legend_has_all() -> None:
+def test_colours_differ_and_the_legend_lists_all() -> None:
     assert len(set(STYLES.values())) == len(Origin)
     assert all(origin.value in legend().plain for origin in Origin)
 
 
-def test_the_conversation_grows_and_is_reset(screen: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_conversation_grows_until_reset(screen: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = iter(["hello", "", "more", "/what", "/reset", "anew", "/quit", "never"])
     monkeypatch.setattr(console.out, "input", lambda prompt: next(lines))
     llm = ScriptedLLM()
     conversation(llm).run()
-    contents = [[message["content"] for message in messages] for messages in llm.asked]
+    contents = [[message["content"] for message in messages] for messages in llm.prompts]
     assert contents == [
         ["be brief", "hello"],
         ["be brief", "hello", "one two three four five", "more"],
         ["be brief", "anew"],
     ]
     assert "\x1b[32m two" in screen.getvalue()
-    assert "/what is no command" in screen.getvalue()
+    assert "/what is not a command" in screen.getvalue()
     assert next(lines) == "never"
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_what_came(screen: io.StringIO) -> None:
+def test_ctrl_c_stops_the_answer_and_stores_its_text(screen: io.StringIO) -> None:
     llm = ScriptedLLM()
     talk = conversation(llm)
     llm.interrupt = 1
-    talk.say("hello")
+    talk.send("hello")
     assert llm.cancelled == 1
     assert talk.messages[-1]["content"] == "one"
     llm.interrupt = None
-    talk.say("go on")
+    talk.send("go on")
     assert talk.messages[-1]["content"] == "one two three four five"
 
 
@@ -82,21 +82,21 @@ def test_ctrl_c_and_the_end_of_input_at_the_prompt(screen: io.StringIO, monkeypa
 
     monkeypatch.setattr(console.out, "input", read)
     conversation(ScriptedLLM()).run()
-    assert "/quit leaves" in screen.getvalue()
+    assert "/quit exits" in screen.getvalue()
 
 
-def test_a_refused_question_is_not_kept(screen: io.StringIO) -> None:
+def test_rejected_message_is_not_stored(screen: io.StringIO) -> None:
     llm = ScriptedLLM()
     talk = conversation(llm)
     llm.error = InvalidRequest("the prompt has too many tokens")
-    talk.say("hello")
+    talk.send("hello")
     assert [message["role"] for message in talk.messages] == ["system"]
     assert "too many tokens. /reset" in screen.getvalue()
 
 
-def test_the_speed_line() -> None:
+def test_speed_line() -> None:
     trace = Trace("chat", 0.0, (Beat(0.5, 1), Beat(0.75, 4, 4, 3), Beat(1.0, 5, 4, 4)), "")
     assert speed_line(trace) == (
-        "10 tokens · 10.0 tok/s · first after 500 ms · 4.50 tokens a round · 7 of 8 drafts accepted (88%)"
+        "10 tokens · 10.0 tok/s · first after 500 ms · 4.50 tokens per round · 7 of 8 drafts accepted (88%)"
     )
     assert speed_line(Trace("chat", 0.0, (Beat(0.5, 1),), "")).endswith("nothing drafted")

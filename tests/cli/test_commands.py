@@ -35,7 +35,7 @@ def test_version() -> None:
     assert run("--version").stdout.startswith("paceline ")
 
 
-def test_an_error_is_one_line_and_status_2() -> None:
+def test_error_is_one_line_with_status_2() -> None:
     result = run("generate", "hello", "--model", "/nowhere/model")
     assert result.exit_code == 2
     assert result.stdout == ""
@@ -43,19 +43,19 @@ def test_an_error_is_one_line_and_status_2() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_debug_lets_the_error_through() -> None:
+def test_debug_shows_the_traceback() -> None:
     result = run("--debug", "generate", "hello", "--model", "/nowhere/model")
     assert type(result.exception).__name__ == "UnsupportedModel"
 
 
-def test_a_bad_value_names_the_option() -> None:
+def test_invalid_value_error_contains_the_option() -> None:
     result = run("doctor", "--speculation-max-depth", "many")
     assert result.exit_code == 2
     assert "--speculation-max-depth" in result.stderr
 
 
-@pytest.mark.parametrize("way", ["option", "file", "environment"])
-def test_serve_reads_settings_from_everywhere(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("source", ["option", "file", "environment"])
+def test_serve_reads_settings_from_every_source(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     served: list[ServerConfig] = []
 
     def fake(config: ServerConfig, on_ready: Any) -> int:
@@ -64,9 +64,9 @@ def test_serve_reads_settings_from_everywhere(way: str, tmp_path: Path, monkeypa
         return 3
 
     monkeypatch.setattr("paceline.server.serve.serve", fake)
-    if way == "option":
+    if source == "option":
         result = run("serve", "--port", "9000", "--speculation-max-depth", "3", "--prefix-caching", "false")
-    elif way == "environment":
+    elif source == "environment":
         names = {"PACELINE_PORT": "9000", "PACELINE_SPECULATION_MAX_DEPTH": "3", "PACELINE_PREFIX_CACHING": "false"}
         result = run("serve", **names)
     else:
@@ -80,25 +80,25 @@ def test_serve_reads_settings_from_everywhere(way: str, tmp_path: Path, monkeypa
     assert 'base_url="http://127.0.0.1:9000/v1"' in result.stdout
 
 
-def test_the_lines_to_paste_are_what_they_look_like(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_banner_commands_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
     from paceline.cli.serve import banner
 
     text = banner(Ready("http://127.0.0.1:8000", "my/[model]")).plain
     body = text.split("-d '")[1].split("'\n")[0]
     assert json.loads(body)["model"] == "my/[model]"
-    compile(text.split("<<'EOF'\n")[1].split("EOF\n")[0], "pasted", "exec")
+    compile(text.split("<<'EOF'\n")[1].split("EOF\n")[0], "banner", "exec")
     assert 'api_key="none"' in text
     assert "Authorization" not in text
 
 
-def test_the_lines_to_paste_have_room_for_a_key_where_one_is_needed() -> None:
+def test_banner_includes_a_key_if_one_is_needed() -> None:
     from paceline.cli.serve import banner
 
     text = banner(Ready("http://127.0.0.1:8000", "m", needs_key=True)).plain
     assert "api_key" not in text.replace("api-keys", "")
     assert '-H "Authorization: Bearer $OPENAI_API_KEY"' in text
     assert "export OPENAI_API_KEY=" in text
-    compile(text.split("<<'EOF'\n")[1].split("EOF\n")[0], "pasted", "exec")
+    compile(text.split("<<'EOF'\n")[1].split("EOF\n")[0], "banner", "exec")
 
 
 def test_generate_reads_a_file_or_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,7 +114,7 @@ def test_generate_reads_a_file_or_standard_input(tmp_path: Path, monkeypatch: py
     assert run("generate", "--file", str(file)).stdout == "one two three four five\n"
     run("generate", stdin="from a pipe")
     run("generate", "-", "--chat", stdin="a question")
-    assert llm.asked == ["from a file", "from a pipe", [{"role": "user", "content": "a question"}]]
+    assert llm.prompts == ["from a file", "from a pipe", [{"role": "user", "content": "a question"}]]
     assert run("generate", "x", "--file", str(file)).exit_code == 2
     assert run("generate", "--file", str(tmp_path / "none")).exit_code == 2
 
@@ -128,32 +128,7 @@ def test_generate_json_with_the_embedded_model() -> None:
     assert answer["completions"][0]["speculative_decoding"]["num_spec_tokens"] == 8
 
 
-def test_bench_with_the_embedded_model(tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.jsonl"
-    prompts.write_text(
-        '{"prompt": "Repeat exactly: a b c d e f g h a b c d e f g h", "category": "copy"}\n'
-        '{"turns": ["Say hi.", "Again."], "category": "chat"}\n'
-    )
-    figures = tmp_path / "figures.json"
-    result = run("bench", str(prompts), "--tokens", "12", "--concurrency", "2", "--json", str(figures), *SMALL)
-    assert result.exit_code == 0, result.output
-    assert "speculative: all 3 answers are identical to plain." in result.stdout
-    plain, speculative = json.loads(figures.read_text())["contenders"]
-    assert plain["drafted"] == 0
-    assert plain["tokens"] == speculative["tokens"] > 0
-    assert set(plain["by_category"]) == {"copy", "chat"}
-
-
-def test_bench_reports_bad_files_before_loading_anything(tmp_path: Path) -> None:
-    result = run("bench", str(tmp_path / "none.jsonl"))
-    assert result.exit_code == 2
-    assert "cannot read the prompts" in result.stderr
-    result = run("bench", "--json", str(tmp_path / "none" / "figures.json"))
-    assert result.exit_code == 2
-    assert "there is no folder" in result.stderr
-
-
-def test_a_missing_package_is_named_with_its_install_command() -> None:
+def test_missing_package_error_has_the_install_command() -> None:
     code = "import sys; sys.modules['typer'] = None; from paceline.cli.main import app; app()"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 1
@@ -161,7 +136,7 @@ def test_a_missing_package_is_named_with_its_install_command() -> None:
     assert "Traceback" not in result.stderr
 
 
-def test_python_m_paceline_and_no_torch_for_help() -> None:
+def test_python_m_paceline_and_help_without_torch() -> None:
     code = "import sys, paceline.cli.commands; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
     result = subprocess.run(

@@ -27,7 +27,7 @@ def test_options_become_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     arguments = ["train", "eagle", "--out", str(tmp_path), "--minutes", "2.5", "--draft-vocab", "4096", "--compile"]
     arguments += ["--prompts", "a.jsonl", "--prompts", "b.jsonl"]
     result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 130, result.output  # the fake is interrupted: no record
+    assert result.exit_code == 130, result.output  # no record: interrupted
     wanted = TrainPlan(
         kind="eagle",
         out=tmp_path,
@@ -37,17 +37,17 @@ def test_options_become_a_plan(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         prompts=(Path("a.jsonl"), Path("b.jsonl")),
     )
     assert seen == [wanted]
-    assert "training  50%  half" in result.output  # a log has no bar, and is told all the same
+    assert "training  50%  half" in result.output  # without a terminal, progress is lines
     assert "a line that stays" in result.output
 
 
-def test_a_kind_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_unknown_kind_is_rejected(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["train", "falcon", "--out", str(tmp_path)])
     assert result.exit_code == 2
     assert "eagle" in result.output
 
 
-def test_help_names_every_field() -> None:
+def test_help_lists_every_field() -> None:
     result = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200"})
     assert result.exit_code == 0
     for name in TrainPlan.__dataclass_fields__:

@@ -3,7 +3,7 @@ import pytest
 from paceline.core.clock import Clock, VirtualClock, WallClock
 
 
-def test_virtual_clock_moves_only_when_told() -> None:
+def test_virtual_clock_moves_only_when_advanced() -> None:
     clock: Clock = VirtualClock(5.0)
     assert clock.now() == clock.now() == 5.0
     assert isinstance(clock, VirtualClock)
@@ -12,7 +12,7 @@ def test_virtual_clock_moves_only_when_told() -> None:
     assert clock.now() == 5.5
 
 
-def test_virtual_clock_does_not_go_backwards() -> None:
+def test_virtual_clock_cannot_go_backwards() -> None:
     clock = VirtualClock()
     with pytest.raises(ValueError, match="backwards"):
         clock.advance(-1.0)

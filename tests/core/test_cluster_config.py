@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.cluster_config import ClusterConfig, cluster_config
+from paceline.core.cluster_config import ClusterConfig, cluster_config, trace_url
 from paceline.core.errors import InvalidConfig
 
 TARGET = {"name": "target", "role": "target", "model": "big", "replicas": 2, "devices": ["cuda:0", "cuda:1"]}
@@ -32,25 +32,25 @@ def test_workers_of_one_device_share_its_memory() -> None:
     assert engines["draft-0"].memory_fraction == pytest.approx(0.17)
     apart = config(TARGET, {**DRAFT, "devices": ["cuda:2", "cuda:3"], "placement": {}}).engines()
     assert apart["target-0"].memory_fraction == apart["draft-1"].memory_fraction == pytest.approx(0.85)
-    said = config({**TARGET, "limits": {"memory_fraction": 0.6}}, DRAFT).engines()
-    assert said["draft-1"].memory_fraction == pytest.approx(0.25)
+    configured = config({**TARGET, "limits": {"memory_fraction": 0.6}}, DRAFT).engines()
+    assert configured["draft-1"].memory_fraction == pytest.approx(0.25)
 
 
-def test_a_target_over_several_gpus_leaves_room_for_a_draft_on_any_of_them() -> None:
+def test_a_target_over_several_gpus_leaves_memory_for_a_draft_on_each() -> None:
     wide = {**TARGET, "replicas": 1, "devices": ["cuda:0"], "tensor_parallel_size": 4}
     engines = config(wide, {**DRAFT, "replicas": 1, "devices": ["cuda:3"], "placement": {}}).engines()
     assert engines["target-0"].memory_fraction == pytest.approx(0.68)
     assert engines["draft-0"].memory_fraction == pytest.approx(0.17)
 
 
-def test_memory_that_does_not_add_up_is_refused() -> None:
+def test_memory_fractions_above_one_are_rejected() -> None:
     with pytest.raises(InvalidConfig, match=r"target-0, draft-0.*1\.30"):
         config({**TARGET, "limits": {"memory_fraction": 0.9}}, {**DRAFT, "limits": {"memory_fraction": 0.4}})
     with pytest.raises(InvalidConfig, match="lower limits"):
         config({**TARGET, "limits": {"memory_fraction": 0.9}}, DRAFT)
 
 
-def test_a_gpu_that_ray_reserves_is_shared_by_the_fraction_reserved() -> None:
+def test_a_fraction_of_a_gpu_reserved_by_ray_scales_the_memory() -> None:
     engines = config({**TARGET, "ray": {"num_gpus": 0.5}}, {**DRAFT, "ray": {"num_gpus": 1}}).engines()
     assert engines["target-0"].memory_fraction == pytest.approx(0.425)
     assert engines["draft-0"].memory_fraction == pytest.approx(0.85)
@@ -70,7 +70,7 @@ def test_a_gpu_that_ray_reserves_is_shared_by_the_fraction_reserved() -> None:
         ({"pools": [TARGET | {"devices": [0]}]}, "devices must be a list"),
         ({"pools": [TARGET | {"devices": ["gpu0"]}]}, "devices must be a list"),
         ({"pools": [TARGET | {"limits": {"max_seqs": 3}}]}, r"did you mean 'pools\[0\].limits.max_num_seqs'"),
-        ({"pools": [TARGET, TARGET]}, "names of their own"),
+        ({"pools": [TARGET, TARGET]}, "different names"),
         ({"pools": [TARGET, TARGET | {"name": "b", "model": "other"}]}, "same model"),
         ({"pools": [TARGET, DRAFT | {"placement": {"with": "targets"}}]}, "placement.with names 'targets'"),
         ({"pools": [TARGET, DRAFT | {"placement": {"near": "target"}}]}, "placement must be {with: POOL}"),
@@ -85,7 +85,7 @@ def test_a_gpu_that_ray_reserves_is_shared_by_the_fraction_reserved() -> None:
         ({"pools": [TARGET, PREFILL | {"tensor_parallel_size": 2}]}, "a prefill runs on one device"),
         (
             {"pools": [TARGET | {"tensor_parallel_size": 2}, PREFILL]},
-            "is not handed over; set tensor_parallel_size to 1",
+            "divided over devices; set tensor_parallel_size to 1",
         ),
         ({"pools": [TARGET, PREFILL], "handoff_threshold": 0}, "at least 1 token"),
         ({"pools": [TARGET], "transfer": "pigeon"}, "transfer"),
@@ -97,21 +97,21 @@ def test_a_gpu_that_ray_reserves_is_shared_by_the_fraction_reserved() -> None:
         ({"pools": [TARGET], "health": {"misses": 0}}, "health"),
     ],
 )
-def test_mistakes_are_refused_with_what_to_do(document: dict[str, Any], message: str) -> None:
+def test_invalid_configurations_are_rejected_with_a_remedy(document: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfig, match=message):
         cluster_config(document)
 
 
-def test_an_address_that_others_reach_is_fine_with_keys() -> None:
+def test_a_public_address_is_allowed_with_keys() -> None:
     assert config(TARGET, host="0.0.0.0", keys="/keys").keys == "/keys"
 
 
-def test_every_worker_has_a_folder_of_its_own_for_cached_blocks() -> None:
+def test_every_worker_has_its_own_folder_for_cached_blocks() -> None:
     limits = {"kv_disk": "/var/kv", "kv_disk_bytes": 1 << 30, "kv_host_bytes": 1 << 28}
     config = cluster_config({"pools": [{"name": "t", "role": "target", "model": "m", "replicas": 2, "limits": limits}]})
     engines = config.engines()
     assert [engines[name].kv_disk for name in ("t-0", "t-1")] == ["/var/kv/t-0", "/var/kv/t-1"]
-    assert {(one.kv_disk_bytes, one.kv_host_bytes) for one in engines.values()} == {(1 << 30, 1 << 28)}
+    assert {(engine.kv_disk_bytes, engine.kv_host_bytes) for engine in engines.values()} == {(1 << 30, 1 << 28)}
 
 
 def test_a_drafts_cache_has_no_tiers() -> None:
@@ -121,15 +121,34 @@ def test_a_drafts_cache_has_no_tiers() -> None:
         cluster_config({"pools": [target, draft]})
 
 
-def test_targets_audit_themselves() -> None:
+def test_only_targets_audit_their_texts() -> None:
     engines = config({**TARGET, "audit_fraction": 0.5}, DRAFT, PREFILL).engines()
     fractions = [engines[name].audit_fraction for name in ("target-0", "target-1", "draft-0", "prefill-0")]
     assert fractions == [0.5, 0.5, 0.0, 0.0]
 
 
-def test_a_prefill_pool_drafts_nothing_and_a_target_may_have_a_head_beside_it() -> None:
+def test_a_prefill_pool_does_not_draft_and_a_target_may_have_a_draft() -> None:
     engines = config(TARGET | {"draft": "head"}, PREFILL | {"replicas": 2}, handoff_threshold=300).engines()
     assert engines["target-0"].draft == "head"
     assert engines["target-0"].speculation.enabled
     for name in ("prefill-0", "prefill-1"):
         assert (engines[name].draft, engines[name].speculation.enabled) == (None, False)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        ("http://collector:4318", "http://collector:4318/v1/traces"),
+        ("https://collector/", "https://collector/v1/traces"),
+        ("http://collector:4318/v1/traces", "http://collector:4318/v1/traces"),
+        ("https://collector/otlp/v1/traces", "https://collector/otlp/v1/traces"),
+    ],
+)
+def test_an_endpoint_without_a_path_gets_the_default_path(endpoint: str, url: str) -> None:
+    assert trace_url(endpoint) == url
+
+
+@pytest.mark.parametrize("endpoint", ["collector:4318", "", "grpc://collector:4317", "http://", "http://c:port"])
+def test_an_invalid_trace_endpoint_is_rejected(endpoint: str) -> None:
+    with pytest.raises(InvalidConfig, match="trace_endpoint must be a URL such as"):
+        trace_url(endpoint)

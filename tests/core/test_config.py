@@ -16,7 +16,7 @@ def test_an_empty_mapping_is_the_default() -> None:
     assert from_mapping(EngineConfig, {}) == EngineConfig()
 
 
-def test_a_built_config_may_stand_for_its_mapping() -> None:
+def test_a_config_object_is_accepted_in_place_of_a_mapping() -> None:
     speculation = SpeculationConfig(enabled=False)
     assert from_mapping(EngineConfig, {"speculation": speculation}).speculation is speculation
 
@@ -34,13 +34,13 @@ def test_config_is_frozen() -> None:
         ({"speculation": {"maxdepth": 4}}, "'speculation.maxdepth'", "'speculation.max_depth'"),
     ],
 )
-def test_unknown_key_names_the_nearest(values: dict[str, Any], wrong: str, meant: str) -> None:
+def test_unknown_key_suggests_the_most_similar(values: dict[str, Any], wrong: str, meant: str) -> None:
     with pytest.raises(InvalidConfig) as error:
         from_mapping(EngineConfig, values)
     assert str(error.value) == f"unknown key {wrong}; did you mean {meant}?"
 
 
-def test_unknown_key_like_no_other_lists_all() -> None:
+def test_unknown_key_without_a_similar_one_lists_all() -> None:
     with pytest.raises(InvalidConfig, match=r"unknown key 'zzz'; known keys: .*kv_tokens.*memory_fraction"):
         from_mapping(EngineConfig, {"zzz": 1})
 
@@ -58,13 +58,13 @@ def test_unknown_key_like_no_other_lists_all() -> None:
         ({"speculation": {"max_depth": 2.0}}, "speculation.max_depth must be int, got 2.0"),
     ],
 )
-def test_value_of_the_wrong_type_is_refused_by_its_full_name(values: dict[str, Any], message: str) -> None:
+def test_value_of_the_wrong_type_is_rejected_with_its_full_name(values: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidConfig) as error:
         from_mapping(EngineConfig, values)
     assert str(error.value) == message
 
 
-def test_null_and_whole_numbers_are_taken_where_they_make_sense() -> None:
+def test_null_and_integers_are_accepted_where_the_type_allows() -> None:
     config = from_mapping(EngineConfig, {"draft": None, "kv_tokens": 512, "memory_fraction": 1})
     assert (config.draft, config.kv_tokens, config.memory_fraction) == (None, 512, 1)
 
@@ -88,27 +88,27 @@ def test_null_and_whole_numbers_are_taken_where_they_make_sense() -> None:
         ({"speculation": {"breaker_rounds": 0}}, "speculation.breaker_rounds"),
     ],
 )
-def test_value_out_of_range_is_refused_by_name(values: dict[str, Any], name: str) -> None:
+def test_value_out_of_range_is_rejected_by_name(values: dict[str, Any], name: str) -> None:
     with pytest.raises(InvalidConfig, match=name):
         from_mapping(EngineConfig, values)
 
 
-def test_every_running_sequence_needs_a_row() -> None:
+def test_every_running_sequence_is_scheduled_a_token() -> None:
     with pytest.raises(InvalidConfig, match=r"max_batched_tokens \(8\) must be at least max_num_seqs \(9\)"):
         EngineConfig(max_num_seqs=9, max_batched_tokens=8)
     EngineConfig(max_num_seqs=8, max_batched_tokens=8)
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"kv_host_bytes": -1}, "0 or more"),
-        ({"kv_disk": "x", "kv_host_bytes": 0}, "pass through"),
+        ({"kv_disk": "x", "kv_host_bytes": 0}, "as a buffer"),
         ({"kv_disk": "x", "prefix_caching": False}, "prefix_caching"),
         ({"kv_host_bytes": 5, "prefix_caching": False}, "prefix_caching"),
         ({"kv_disk_bytes": 0}, "kv_disk_bytes must be at least 1"),
     ],
 )
-def test_tiers_that_cannot_be(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidConfig, match=said):
+def test_invalid_tier_settings_are_rejected(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
         EngineConfig(**settings)

@@ -1,11 +1,13 @@
-"""Limits of control groups, as files in a folder that stands for the root."""
+"""Control group limits, read from files under a temporary root, and the garbage collector."""
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from paceline.core.machine import available_memory, total_memory, usable_cores
+from paceline.core.machine import available_memory, freeze_loaded_objects, total_memory, usable_cores
 
 GIB = 1 << 30
 
@@ -17,7 +19,7 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 def machine(root: Path, cgroup: str = "0::/", **files: str) -> Path:
-    """`files` by path."""
+    """A root folder with these files; `files` maps paths to contents."""
     texts = {"proc/self/cgroup": cgroup, "proc/meminfo": f"MemTotal: 9 kB\nMemAvailable: {100 * GIB // 1024} kB\n"}
     for path, text in (texts | files).items():
         (root / path).parent.mkdir(parents=True, exist_ok=True)
@@ -26,14 +28,14 @@ def machine(root: Path, cgroup: str = "0::/", **files: str) -> Path:
     return root
 
 
-def test_without_limits_the_machine_is_all_there_is(tmp_path: Path, cores: int) -> None:
+def test_without_limits_the_whole_machine_is_usable(tmp_path: Path, cores: int) -> None:
     root = machine(tmp_path)
     assert usable_cores(root) == cores
     assert total_memory(root) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     assert available_memory(root) == 100 * GIB
 
 
-def test_a_container_of_version_2(tmp_path: Path, cores: int) -> None:
+def test_container_limits_of_cgroup_v2(tmp_path: Path, cores: int) -> None:
     root = machine(
         tmp_path,
         **{
@@ -48,7 +50,7 @@ def test_a_container_of_version_2(tmp_path: Path, cores: int) -> None:
     assert available_memory(root) == GIB + GIB // 4 + GIB // 8
 
 
-def test_the_least_of_all_groups_above_counts(tmp_path: Path, cores: int) -> None:
+def test_the_smallest_limit_of_all_parent_groups_applies(tmp_path: Path, cores: int) -> None:
     root = machine(
         tmp_path,
         "0::/pods/mine",
@@ -63,7 +65,7 @@ def test_the_least_of_all_groups_above_counts(tmp_path: Path, cores: int) -> Non
     assert total_memory(root) == GIB
 
 
-def test_a_container_of_version_1_whose_path_is_the_hosts(tmp_path: Path, cores: int) -> None:
+def test_container_limits_of_cgroup_v1_with_host_paths(tmp_path: Path, cores: int) -> None:
     root = machine(
         tmp_path,
         "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n2:cpuset:/\n0::/",
@@ -82,7 +84,7 @@ def test_a_container_of_version_1_whose_path_is_the_hosts(tmp_path: Path, cores:
     assert available_memory(root) == GIB // 2 + GIB // 8 + GIB // 4
 
 
-def test_no_limit_of_version_1(tmp_path: Path, cores: int) -> None:
+def test_cgroup_v1_without_a_limit(tmp_path: Path, cores: int) -> None:
     root = machine(
         tmp_path,
         "4:memory:/\n3:cpu:/",
@@ -98,11 +100,51 @@ def test_no_limit_of_version_1(tmp_path: Path, cores: int) -> None:
     assert available_memory(root) == 100 * GIB
 
 
-def test_a_system_without_any_of_it(tmp_path: Path, cores: int) -> None:
+def test_a_system_without_cgroups_or_meminfo(tmp_path: Path, cores: int) -> None:
     assert usable_cores(tmp_path) == cores
     assert available_memory(tmp_path) is None
 
 
-@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="the system does not say")
+@pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="needs /proc/meminfo")
 def test_this_machine_has_memory() -> None:
     assert 0 < (available_memory() or 0) <= total_memory() < 1 << 50
+
+
+@pytest.fixture
+def restored_gc() -> Iterator[None]:
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+
+
+@pytest.mark.usefixtures("restored_gc")
+def test_loaded_objects_are_excluded_from_collection() -> None:
+    loaded: list[object] = [[]]
+    freeze_loaded_objects()
+    created: list[object] = [[]]
+    tracked = {id(one) for one in gc.get_objects()}
+    assert id(loaded) not in tracked
+    assert id(created) in tracked
+
+
+@pytest.mark.usefixtures("restored_gc")
+def test_a_step_of_many_sequences_does_not_trigger_a_collection() -> None:
+    freeze_loaded_objects()
+    before = gc.get_stats()[0]["collections"]
+    step = [[i] for i in range(5 * 256)]
+    assert gc.get_stats()[0]["collections"] == before
+    del step
+
+
+@pytest.mark.usefixtures("restored_gc")
+def test_cycles_are_still_collected() -> None:
+    freeze_loaded_objects()
+    collected = []
+    gc.callbacks.append(lambda phase, info: collected.append(info["collected"]))
+    try:
+        for _ in range(30_000):
+            cycle: list[object] = []
+            cycle.append(cycle)
+    finally:
+        gc.callbacks.pop()
+    assert sum(collected) > 20_000

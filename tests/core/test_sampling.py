@@ -27,21 +27,21 @@ NAN = math.nan
         ("logit_bias", ({1: 100.1}, {1: -100.1}, {1: NAN})),
     ],
 )
-def test_out_of_range_names_its_field(name: str, values: tuple[Any, ...]) -> None:
+def test_a_value_out_of_range_is_rejected_with_its_field(name: str, values: tuple[Any, ...]) -> None:
     for value in values:
         with pytest.raises(InvalidRequest, match=name) as error:
             SamplingParams(**{name: value})
         assert error.value.field == name
 
 
-def test_edges_are_inside() -> None:
+def test_bounds_are_inclusive() -> None:
     low = {"temperature": 0.0, "top_k": 0, "min_p": 0.0, "presence_penalty": -2.0, "seed": 0, "n": 1, "logprobs": 0}
     high = {"temperature": 10.0, "top_p": 1.0, "min_p": 1.0, "frequency_penalty": 2.0, "seed": 2**63 - 1, "n": 128}
     SamplingParams(max_tokens=1, logit_bias={0: -100.0, 1: 100.0}, **low)
     SamplingParams(logprobs=20, repetition_penalty=10.0, **high)
 
 
-def test_one_stop_string_is_not_a_list_of_characters() -> None:
+def test_a_single_stop_string_becomes_a_tuple() -> None:
     assert SamplingParams(stop="END").stop == ("END",)  # type: ignore[arg-type]
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
 

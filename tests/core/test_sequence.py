@@ -9,34 +9,34 @@ def sequence(num_prompt: int, num_output: int = 0) -> Sequence:
 
 
 def test_decoding_is_a_difference_of_one() -> None:
-    one = sequence(num_prompt=5)
-    assert one.num_uncomputed == 5
-    assert one.is_prefilling
-    one.num_computed = 4
-    assert one.num_uncomputed == 1
-    assert not one.is_prefilling
+    example = sequence(num_prompt=5)
+    assert example.num_uncomputed == 5
+    assert example.is_prefilling
+    example.num_computed = 4
+    assert example.num_uncomputed == 1
+    assert not example.is_prefilling
 
 
-def test_output_is_what_follows_the_prompt() -> None:
-    one = sequence(num_prompt=3, num_output=2)
-    assert one.num_output == 2
-    assert list(one.output_ids) == [3, 4]
+def test_output_ids_follow_the_prompt() -> None:
+    example = sequence(num_prompt=3, num_output=2)
+    assert example.num_output == 2
+    assert list(example.output_ids) == [3, 4]
 
 
 def test_sequences_are_compared_by_identity() -> None:
-    one, other = sequence(3), sequence(3)
-    assert one != other
-    assert len({one, other}) == 2
+    first, second = sequence(3), sequence(3)
+    assert first != second
+    assert len({first, second}) == 2
 
 
 def test_status_decides_is_finished() -> None:
-    one = sequence(3)
-    assert not one.is_finished
-    one.status = Status.FINISHED
-    assert one.is_finished
+    example = sequence(3)
+    assert not example.is_finished
+    example.status = Status.FINISHED
+    assert example.is_finished
 
 
-def test_counts_keep_a_histogram_of_accepted_drafts() -> None:
+def test_speculation_counts_build_a_histogram() -> None:
     counts = SpeculationCounts()
     for drafted, accepted in ((4, 4), (4, 0), (2, 1), (3, 0)):
         counts.add(drafted, accepted)

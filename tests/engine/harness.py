@@ -44,10 +44,7 @@ def letters() -> Tokenizer:
 
 
 def engine_of(proposer: Proposer | None = None, depth: Any = 4, tokenizer: bool = False, **options: Any) -> Engine:
-    engine = tiny_engine(MODEL, proposer, depth, **options)
-    if tokenizer:
-        engine.tokenizer = engine.intake._tokenizer = letters()
-    return engine
+    return tiny_engine(MODEL, proposer, depth, tokenizer=letters() if tokenizer else None, **options)
 
 
 def outputs_of(engine: Engine, *requests: Request) -> list[StepOutput]:
@@ -76,7 +73,7 @@ def assert_nothing_held(engine: Engine) -> None:
     pool = engine.scheduler.tables.pool
     pool.check()
     assert (pool.num_free, len(engine.scheduler.tables)) == (pool.num_blocks, 0)
-    assert engine._scribes == {}
+    assert len(engine._output) == 0
     assert engine._sequences == {}
     for proposer in engine.speculator.proposers.values():
         if isinstance(proposer, FakeProposer):

@@ -14,12 +14,12 @@ from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, UnsupportedModel
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
+from paceline.core.worker_status import BreakerState
 from paceline.engine import build
 from paceline.engine.build import build_engine, make_breaker, make_depth, pick_device, pick_dtype, pick_method
 from paceline.engine.engine import Engine
 from paceline.models.architectures.config import ModelConfig
 from paceline.speculation.depth.additive import AdditiveDepth
-from paceline.speculation.depth.breaker import BreakerState
 from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate
@@ -96,7 +96,10 @@ def test_a_draft_brings_its_method(target: str, tmp_path: Path) -> None:
     assert drafted.speculator.enabled
     assert texts(drafted) == expected
     default = Request("r", prompt())
-    assert [engine.intake.sequences(default, 0.0)[0].method for engine in (plain, drafted)] == ["ngram", "draft_model"]
+    assert [engine.validator.sequences(default, 0.0)[0].method for engine in (plain, drafted)] == [
+        "ngram",
+        "draft_model",
+    ]
     assert texts(
         engine(target, draft=draft, speculation={"method": "ngram", "depth": "fixed"}), temperature=0.3
     ) == texts(plain, temperature=0.3)
@@ -135,8 +138,8 @@ def test_the_window_is_the_least_of_asked_and_made_for(target: str, caplog: pyte
         built = engine(target, max_model_len=asked)
         warned = "max_model_len is 4096, and the model was made for 256: that is used" in caplog.messages
         assert warned == (asked == 4096)
-        (sequence,) = built.intake.sequences(Request("r", prompt(), SamplingParams(max_tokens=10_000)), 0.0)
-        assert built.intake.remaining(sequence) == window - 20
+        (sequence,) = built.validator.sequences(Request("r", prompt(), SamplingParams(max_tokens=10_000)), 0.0)
+        assert built.validator.remaining(sequence) == window - 20
 
 
 def test_a_cache_too_small_for_one_sequence_is_refused(target: str) -> None:

@@ -18,12 +18,12 @@ class TimedRunner(ModelRunner):
         super().__init__(tiny_model(config=replace(TINY, max_position=2048)), num_blocks)
         self.clock, self.base, self.per_token, self.seen = clock, base, per_token, set[int]()
 
-    def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = ()) -> Any:
+    def forward(self, spans: Sequence[Span], state_layers: tuple[int, ...] = ()) -> Any:
         cold = len(spans) not in self.seen
         self.seen.add(len(spans))
         context = self.per_token * sum(span.context_len for span in spans)
         self.clock.advance((self.base + 0.001 * len(spans)) * (2 if cold else 1) + context)
-        return super().forward(spans, capture)
+        return super().forward(spans, state_layers)
 
 
 def test_each_size_is_timed_warm() -> None:

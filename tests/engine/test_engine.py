@@ -317,7 +317,7 @@ def test_the_switch_allocates_nothing() -> None:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_anything_at_any_time(seed: int) -> None:
-    """Arrivals, cancellations, priorities, salts, preemptions and flags in random order: every text is the plain one."""
+    """StreamedWeights, cancellations, priorities, salts, preemptions and flags in random order: every text is the plain one."""
     rng = random.Random(seed)
     close_draft = tiny_model(perturb=0.2)
     proposer = (draft_model(close_draft, rng.choice((8, 64)), rng.choice((8, 64))), random_tree(TINY.vocab_size))
@@ -356,11 +356,11 @@ def test_anything_at_any_time(seed: int) -> None:
 
 def test_nobody_waits_for_a_rehearsal() -> None:
     engine, rehearsed = engine_of(), []
-    engine.ahead = SimpleNamespace(rehearse=lambda: rehearsed.append(engine.has_work), step=lambda: None)  # type: ignore[assignment]
+    engine.ahead = SimpleNamespace(warm_up=lambda: rehearsed.append(engine.has_work), step=lambda: None)  # type: ignore[assignment]
     engine.add(request("r", PROMPT, max_tokens=2))
-    engine.rehearse()
+    engine.warm_up()
     assert rehearsed == []
     while engine.has_work:
         engine.step()
-    engine.rehearse()
+    engine.warm_up()
     assert rehearsed == [False]

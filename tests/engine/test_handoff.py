@@ -15,7 +15,7 @@ from paceline.engine.hooks.exports import Exports
 from paceline.engine.hooks.handoff_plan import BlockPart, CacheLayout, HandoffPlan, Part, StatePart
 from paceline.engine.hooks.imports import Arrival, Imports
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.cuda_graph import Stamp
+from paceline.models.cuda_graph import StreamEvent
 from paceline.models.kv_blocks import read_layer
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposers.eagle import EagleProposer
@@ -35,14 +35,14 @@ class Copy:
         self.rows: list[tuple[int, Mapping[int, Tensor]]] = []
         self.heard: list[tuple[int, int]] = []
 
-    def blocks(self, layer: int, blocks: tuple[int, ...], ready: Stamp) -> None:
+    def blocks(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
         ready.wait()
         out = bytearray(len(blocks) * CacheLayout.of(self.engine.runner).layer_bytes)
         read_layer(self.engine.runner, layer, blocks, out)
         self.layers[layer] = bytes(out)
         self.heard.append((layer, len(blocks)))
 
-    def states(self, start: int, states: Mapping[int, Tensor], ready: Stamp) -> None:
+    def states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:
         self.rows.append((start, states))
 
     def bytes_of(self, plan: HandoffPlan, part: Part) -> bytearray:
@@ -62,7 +62,7 @@ def giver(**options: Any) -> Engine:
 
 def taker(proposer: EagleProposer | None = None, **options: Any) -> Engine:
     engine = engine_of(proposer, **options)
-    engine.imports = Imports(engine.runner, engine.scheduler, engine.speculator, engine.intake.limits.max_model_len)
+    engine.imports = Imports(engine.runner, engine.scheduler, engine.speculator, engine.validator.limits.max_model_len)
     return engine
 
 
@@ -83,7 +83,7 @@ def give(engine: Engine, ids: Sequence[int], plan: HandoffPlan, salt: str = "") 
 
 def hand_over(source: Engine, target: Engine, one: Request, states: bool = False) -> Arrival:
     assert target.imports is not None
-    layers = target.speculator.proposers["fake"].wants.layers if states else ()  # type: ignore[attr-defined]
+    layers = target.speculator.proposers["fake"].traits.hidden.layers if states else ()  # type: ignore[union-attr]
     arrival = target.imports.reserve(one.id, one.prompt_ids, one.cache_salt, layers, SEQUENCE_ROWS if states else 0)
     assert arrival is not None
     sink = give(source, one.prompt_ids, arrival.plan, one.cache_salt)

@@ -7,7 +7,7 @@ import pytest
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig
 from paceline.engine.heads import head_footprint, num_lanes
-from paceline.engine.scheduler import Schedule
+from paceline.engine.schedule import Schedule
 from paceline.models.drafts.load import LoadedHead
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposers.draft_model import DraftModelProposer
@@ -57,7 +57,7 @@ def test_the_end_of_a_text_bounds_how_deep_a_tree_is_not_how_large(target: str, 
         drafts = propose(plan)
         for item in plan.items:
             if found := drafts.get(item.sequence.id):
-                room = drafted.intake.remaining(item.sequence) - 1
+                room = drafted.validator.remaining(item.sequence) - 1
                 assert max(depths(found.parents)) <= room
                 seen.append((room, len(found)))
         return drafts

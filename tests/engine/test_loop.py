@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
-from paceline.core.output import StepOutput
+from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
-from paceline.engine.loop import EngineLoop, Event
+from paceline.engine.loop import EngineLoop
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from tests.engine.harness import MODEL, PROMPT, request
 from tests.exactness.suite import mixed_requests, plain_text
@@ -28,13 +28,13 @@ class Inbox:
     """A listener, and what it heard."""
 
     def __init__(self, choices: int = 1) -> None:
-        self.events: SimpleQueue[Event] = SimpleQueue()
+        self.events: SimpleQueue[OutputEvent] = SimpleQueue()
         self._unfinished = choices
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: OutputEvent) -> None:
         self.events.put(event)
 
-    def next(self) -> Event:
+    def next(self) -> OutputEvent:
         return self.events.get(timeout=TIMEOUT)
 
     def tokens(self) -> dict[int, list[int]]:
@@ -162,7 +162,7 @@ def test_many_threads_submit_and_cancel_at_once() -> None:
                 inbox = Inbox(choices=one.sampling.n)
                 loop.submit(one, inbox)
                 doomed = Request(f"{one.id}-doomed", one.prompt_ids, one.sampling)
-                heard: list[Event] = []
+                heard: list[OutputEvent] = []
                 first = threading.Event()
                 loop.submit(doomed, lambda event, heard=heard, first=first: (heard.append(event), first.set()))
                 if rng.random() < 0.5:  # at once, or in the middle
@@ -200,7 +200,7 @@ def test_a_late_cancel_does_not_hit_the_next_request_of_the_same_id() -> None:
     with running(engine) as loop:
         first, again, other = Inbox(), Inbox(), Inbox()
 
-        def reuse(event: Event) -> None:  # heard in the same step as the end of the first "r", just after it
+        def reuse(event: OutputEvent) -> None:  # heard in the same step as the end of the first "r", just after it
             if other.events.empty():
                 loop.submit(request("r", PROMPT, max_tokens=3), again)
             other(event)
@@ -219,9 +219,9 @@ def test_a_late_cancel_does_not_hit_the_next_request_of_the_same_id() -> None:
 
 def test_a_listener_that_raises_loses_its_own_request_only(caplog: pytest.LogCaptureFixture) -> None:
     with running() as loop:
-        calls: list[Event] = []
+        calls: list[OutputEvent] = []
 
-        def broken(event: Event) -> None:
+        def broken(event: OutputEvent) -> None:
             calls.append(event)
             raise RuntimeError("nobody is listening")
 
@@ -303,9 +303,9 @@ def test_submitting_after_close_is_refused() -> None:
 
 def test_a_listener_may_close_the_loop() -> None:
     with running() as loop:
-        heard: SimpleQueue[Event] = SimpleQueue()
+        heard: SimpleQueue[OutputEvent] = SimpleQueue()
 
-        def close(event: Event) -> None:
+        def close(event: OutputEvent) -> None:
             heard.put(event)
             loop.close()
 

@@ -9,7 +9,7 @@ from paceline.core.output import StepOutput, StepTimes
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin, Sequence
 from paceline.core.speculation import SpeculationParams
-from paceline.engine.output import Scribe
+from paceline.engine.output import SequenceOutput
 from paceline.speculation.drafts import Draft
 from paceline.speculation.verification.grammar import Grammar
 from paceline.speculation.verification.verify import Verdict
@@ -41,7 +41,7 @@ def accepted(tokens: list[int], path: tuple[int, ...] | None = None) -> Verdict:
 
 
 def written(sequence: Sequence, *texts: str, room: int = 99) -> list[StepOutput]:
-    scribe, outputs = Scribe(sequence, letters()), []
+    scribe, outputs = SequenceOutput(sequence, letters()), []
     for text in texts:
         outputs.append(scribe.append(accepted(ids(text)), len(text) - 1, room))
         room -= len(text)
@@ -59,7 +59,7 @@ def test_all_of_a_verdict_that_ends_nothing() -> None:
 
 def test_a_stop_token_belongs_to_the_sequence_and_not_to_its_text() -> None:
     sequence = sequence_of()
-    output = Scribe(sequence, letters()).append(accepted([*ids("ab"), EOS, *ids("cd")]), 4, 99)
+    output = SequenceOutput(sequence, letters()).append(accepted([*ids("ab"), EOS, *ids("cd")]), 4, 99)
     assert (output.text, output.finish_reason) == ("ab", FinishReason.STOP)
     assert sequence.output_ids == [*ids("ab"), EOS]
     assert output.origins == (Origin.ACCEPTED,) * 3
@@ -92,13 +92,13 @@ def test_what_was_committed_before_is_not_said_again_but_counts_for_stop_strings
 
 
 def test_without_a_tokenizer_there_are_tokens_alone() -> None:
-    output = Scribe(sequence_of(stop=("a",))).append(accepted(ids("abc")), 2, 99)
+    output = SequenceOutput(sequence_of(stop=("a",))).append(accepted(ids("abc")), 2, 99)
     assert (output.text, len(output.tokens), output.finish_reason) == ("", 3, None)
 
 
 def test_log_probabilities_are_those_of_the_rows_on_the_path() -> None:
     rows = torch.randn(4, len(CHARACTERS), generator=torch.Generator().manual_seed(0))  # [1 + 3 nodes, V]
-    output = Scribe(sequence_of(logprobs=0)).append(accepted(ids("ab"), path=(2,)), 3, 99, rows)
+    output = SequenceOutput(sequence_of(logprobs=0)).append(accepted(ids("ab"), path=(2,)), 3, 99, rows)
     assert output.logprobs is not None
     expected = [float(rows[row].log_softmax(0)[token]) for row, token in zip((0, 3), ids("ab"), strict=True)]
     assert [one.logprob for one in output.logprobs] == pytest.approx(expected, abs=1e-6)
@@ -107,7 +107,7 @@ def test_log_probabilities_are_those_of_the_rows_on_the_path() -> None:
 def test_a_grammar_follows_the_tokens() -> None:
     tokenizer = letters()
     grammar = Grammar.compile(NUMBER, tokenizer.to_json(), tokenizer.eos_ids, EOS + 1)
-    scribe = Scribe(sequence_of(), tokenizer, grammar)
+    scribe = SequenceOutput(sequence_of(), tokenizer, grammar)
 
     def allowed() -> str:
         masks = scribe.masks(Draft())
@@ -119,11 +119,11 @@ def test_a_grammar_follows_the_tokens() -> None:
     assert allowed() == "012345"
     scribe.append(accepted(ids("0")), 0, 99)
     assert allowed() == ""
-    assert Scribe(sequence_of(), tokenizer).masks(Draft()) is None
+    assert SequenceOutput(sequence_of(), tokenizer).masks(Draft()) is None
 
 
 def test_waiting_and_times_are_told() -> None:
     sequence, times = sequence_of(), StepTimes(1.0, 2.0, 3.0)
     sequence.arrival, sequence.started = 5.0, 7.5
-    output = Scribe(sequence).append(accepted([3]), 0, 9, times=times)
+    output = SequenceOutput(sequence).append(accepted([3]), 0, 9, times=times)
     assert (output.waited, output.times) == (2.5, times)

@@ -9,7 +9,7 @@ from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
 from paceline.engine.speculator import Speculator
-from paceline.engine.validator import Intake, Limits
+from paceline.engine.validator import Limits, RequestValidator
 from paceline.speculation.proposers.ngram import NgramProposer
 from tests.fakes import TINY, draft_model, request, run, tiny_engine, tiny_model
 
@@ -21,14 +21,14 @@ def two_methods(max_depth: int = 4, enabled: bool = True) -> Engine:
     """Drafts with a perfect model or by prompt lookup."""
     engine = tiny_engine(MODEL, depth=max_depth)
     proposers = {"model": draft_model(MODEL), "ngram": NgramProposer()}
-    engine.intake = Intake(
+    engine.validator = RequestValidator(
         Limits(TINY.vocab_size, 256), SpeculationConfig(max_depth=max_depth, enabled=enabled), "model", proposers
     )
     engine.speculator = Speculator(
         proposers,
         engine.speculator.depth,
         engine.speculator.traffic.breaker,
-        engine.intake,
+        engine.validator,
         engine.clock,
         TINY.vocab_size,
         enabled,

@@ -6,7 +6,8 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence, Status
 from paceline.core.speculation import SpeculationParams
-from paceline.engine.scheduler import Schedule, Scheduler
+from paceline.engine.schedule import Schedule
+from paceline.engine.scheduler import Scheduler
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables, blocks_for
 

@@ -14,17 +14,17 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Origin
 from paceline.core.sequence import Sequence as Generation
 from paceline.core.speculation import SpeculationParams
+from paceline.core.worker_status import BreakerState
 from paceline.engine.engine import Engine
-from paceline.engine.scheduler import Schedule, Scheduled
+from paceline.engine.schedule import Schedule, Scheduled
 from paceline.engine.speculator import SpeculatedRound, Speculator
-from paceline.engine.validator import Intake, Limits
+from paceline.engine.validator import Limits, RequestValidator
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.depth.breaker import Breaker, BreakerRule, BreakerState
+from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
-from paceline.speculation.drafts import Draft, DraftBatch
-from paceline.speculation.proposer import Progress
+from paceline.speculation.drafts import Draft, DraftBatch, DraftCost, DraftPrefill
+from paceline.speculation.proposer import Progress, ProposerTraits
 from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.reading import Reading
 from paceline.speculation.verification.verify import Verdict
 from tests.fakes import TINY, draft_model, request, run, tiny_engine, tiny_model
 
@@ -38,9 +38,8 @@ class Scripted:
         self, answer: DraftBatch | None = None, clock: VirtualClock | None = None, seconds: float = 0.0
     ) -> None:
         self.answer, self.clock, self.seconds = answer or DraftBatch.empty(), clock, seconds
-        self.network_seconds = 0.0
-        self.reading = Reading()
-        self.hears_when_asked = False
+        self.cost = DraftCost()
+        self.traits = ProposerTraits()
         self.observed: list[list[Progress]] = []
         self.collected: list[tuple[list[int], float]] = []
         self.closed: list[int] = []
@@ -52,7 +51,7 @@ class Scripted:
         self.collected.append((list(sequence_ids), deadline))
         if self.clock is not None:
             self.clock.advance(self.seconds)
-        return self.answer
+        return replace(self.answer, cost=self.cost)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
         self.closed += sequence_ids
@@ -83,16 +82,16 @@ class RecordedDepth:
 
 
 class House:
-    """A speculator with two scripted methods, and sequences made by a real intake."""
+    """A speculator with two scripted methods, and sequences made by a real validator."""
 
     def __init__(self, answer: DraftBatch | None = None, rule: BreakerRule | None = None) -> None:
         self.clock = VirtualClock(100.0)
         self.one, self.two = Scripted(answer, self.clock, 0.25), Scripted()
         proposers = {"one": self.one, "two": self.two}
-        self.intake = Intake(Limits(VOCAB, 64), SpeculationConfig(max_depth=6), "one", proposers)
+        self.validator = RequestValidator(Limits(VOCAB, 64), SpeculationConfig(max_depth=6), "one", proposers)
         self.depth = RecordedDepth()
         self.speculator = Speculator(
-            proposers, self.depth, Breaker(rule or BreakerRule(threshold=0.0)), self.intake, self.clock, VOCAB
+            proposers, self.depth, Breaker(rule or BreakerRule(threshold=0.0)), self.validator, self.clock, VOCAB
         )
 
     def sequence(self, category: str = "default", max_tokens: int = 40, **speculation: Any) -> Generation:
@@ -100,7 +99,7 @@ class House:
         asked = Request(
             "r", (1, 2, 3), SamplingParams(max_tokens=max_tokens), SpeculationParams(**speculation), category
         )
-        (sequence,) = self.intake.sequences(asked, 0.0)
+        (sequence,) = self.validator.sequences(asked, 0.0)
         sequence.num_computed = 2
         return sequence
 
@@ -154,7 +153,7 @@ def test_time_on_the_way_is_the_networks_and_not_the_drafts() -> None:
     house = House()  # its first method takes a quarter of a second
     sequence, plain = house.sequence(), Verdict((), (4,), (Origin.PLAIN,))
     for network, expected in ((0.1, 0.1), (9.0, 0.25), (0.0, 0.0)):
-        house.one.network_seconds = network
+        house.one.cost = DraftCost(network_seconds=network)
         plan = house.plan((sequence, 1))
         house.speculator.propose(plan)
         house.speculator.learn(plan, {}, {sequence.id: plain}, 0.5)
@@ -210,17 +209,12 @@ def test_each_method_answers_for_its_own_seconds() -> None:
     assert step.drafting == (Drafting("one", 2, 0.25), Drafting("two", 3, 0.5))
 
 
-def test_reading_is_no_part_of_drafting() -> None:
-    """What a proposer read while it was asked, and what it had read for somebody else before that."""
+def test_draft_prefill_is_no_part_of_drafting() -> None:
+    """Neither the prefill of this `collect`, nor one that was reported before it."""
     house = House(chain(0, 5, 6))
-    sequence, collect = house.sequence(), house.one.collect
-    house.one.reading = Reading(30, 4.0)
-
-    def reads(ids: Sequence[int], deadline: float) -> DraftBatch:
-        house.one.reading += Reading(20, 0.125)
-        return collect(ids, deadline)
-
-    house.one.collect = reads  # type: ignore[method-assign]
+    sequence = house.sequence()
+    house.speculator.add_draft_prefill("one", DraftPrefill(30, 4.0))
+    house.one.cost = DraftCost(DraftPrefill(20, 0.125))
     plan = house.plan((sequence, 2))
     drafts = house.speculator.propose(plan)
     house.speculator.learn(plan, drafts, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
@@ -229,15 +223,17 @@ def test_reading_is_no_part_of_drafting() -> None:
     assert step.seconds == 4.125 + 0.125 + 0.125
 
 
-def test_what_was_read_for_a_round_that_runs_ahead_is_told_with_it() -> None:
+def test_a_draft_prefill_is_reported_with_the_next_step_that_drafts() -> None:
     house = House()
     sequence = house.sequence()
-    house.one.reading = Reading(30, 0.5)
+    house.speculator.add_draft_prefill("one", DraftPrefill(30, 0.5))
+    house.speculator.record([], 1, 1, 1, draft_seconds=0.0, verify_seconds=0.25, context=9)
     for _ in range(2):
         house.speculator.record(
             [SpeculatedRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9
         )
-    first, second = house.depth.steps
+    plain, first, second = house.depth.steps
+    assert plain.seconds == 0.25
     assert first.drafting == (Drafting("one", 4, 0.5, read_tokens=30, read_seconds=0.5),)
     assert second.drafting == (Drafting("one", 4, 0.5),)
 
@@ -246,16 +242,16 @@ def test_what_the_device_waited_for_is_told_of_the_round_that_drafts_then() -> N
     house = House()
     sequence = house.sequence()
     drafts, times = [SpeculatedRound(sequence, 4, 4, 2)], {"draft_seconds": 0.5, "verify_seconds": 0.25, "context": 9}
-    house.speculator.came_home()
+    house.speculator.graph_paused()
     house.clock.advance(2.0)
-    house.one.reading = Reading(30, 0.5)  # as part of it
-    house.speculator.went_ahead()
+    house.speculator.add_draft_prefill("one", DraftPrefill(30, 0.5))  # as part of it
+    house.speculator.graph_resumed()
     house.speculator.record(drafts, 1, 8, 40, **times)
-    house.speculator.went_ahead()
+    house.speculator.graph_resumed()
     house.speculator.record(drafts, 1, 8, 40, **times)
-    house.speculator.came_home()
+    house.speculator.graph_paused()
     house.clock.advance(2.0)
-    house.speculator.went_ahead()
+    house.speculator.graph_resumed()
     house.speculator.record([], 1, 8, 8, **times)  # plain rounds come home for other reasons
     assert [step.boarding_seconds for step in house.depth.steps] == [1.5, 0.0, 0.0]
     first = house.depth.steps[0]
@@ -266,10 +262,10 @@ def test_what_the_device_waited_for_is_told_of_the_round_that_drafts_then() -> N
 def test_a_step_on_the_host_was_to_be_taken_anyway() -> None:
     house = House()
     sequence = house.sequence()
-    house.speculator.came_home()
+    house.speculator.graph_paused()
     house.clock.advance(2.0)
     house.speculator.learn(house.plan((sequence, 0)), {}, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
-    house.speculator.went_ahead()
+    house.speculator.graph_resumed()
     house.speculator.record(
         [SpeculatedRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9
     )
@@ -283,12 +279,12 @@ def test_candidates_say_what_they_have_and_may_have() -> None:
     house.speculator.decide([sequence])
     (candidate,) = house.depth.candidates[-1]
     assert candidate.num_tokens == len(sequence.ids)
-    assert candidate.remaining == house.speculator._intake.remaining(sequence)
+    assert candidate.remaining == house.speculator._validator.remaining(sequence)
 
 
 def test_a_step_on_the_host_tells_no_time_of_a_method_that_runs_ahead() -> None:
     house = House(chain(0, 5, 6))
-    house.speculator.timed_ahead = frozenset({"one"})
+    house.speculator.graph_methods = frozenset({"one"})
     a, b = house.sequence(), house.sequence(method="two")
     plain = Verdict((), (4,), (Origin.PLAIN,))
     house.speculator.learn(house.plan((a, 0)), {}, {a.id: plain}, 0.125)
@@ -354,14 +350,14 @@ def test_while_the_policy_rests_it_is_not_asked_and_everybody_counts_as_declined
 def test_a_proposer_may_hear_only_of_those_it_is_asked_for() -> None:
     house = House()
     asked, idle = house.sequence(), house.sequence(enabled=False)
-    house.one.hears_when_asked = True
+    house.one.traits = ProposerTraits(is_lazy=True)
     house.speculator.look_ahead([asked, idle])
     assert [[progress.sequence_id for progress in batch] for batch in house.one.observed] == [[asked.id]]
 
 
 def test_without_room_there_is_nothing_to_decide() -> None:
     house = House()
-    house.speculator.timed_ahead = frozenset({"one"})
+    house.speculator.graph_methods = frozenset({"one"})
     asked, quiet = house.sequence(), house.sequence(enabled=False)
     house.speculator.look_ahead([asked, quiet], has_room=False)
     assert house.depth.candidates == []
@@ -373,7 +369,7 @@ def test_without_room_there_is_nothing_to_decide() -> None:
 
 def test_but_a_pool_drafts_for_the_pass_after_it() -> None:
     house = House()
-    house.speculator.timed_ahead = frozenset({"one"})
+    house.speculator.graph_methods = frozenset({"one"})
     asked, pooled = house.sequence(), house.sequence(method="two")
     house.speculator.look_ahead([asked, pooled], has_room=False)
     assert asked.depth == pooled.depth == 6
@@ -443,9 +439,9 @@ def test_half_open_one_sequence_probes() -> None:
 class CountedRunner(ModelRunner):
     num_passes = 0
 
-    def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = ()) -> Any:
+    def forward(self, spans: Sequence[Span], state_layers: tuple[int, ...] = ()) -> Any:
         self.num_passes += 1
-        return super().forward(spans, capture)
+        return super().forward(spans, state_layers)
 
 
 def test_an_always_wrong_draft_costs_nothing_once_the_breaker_is_open() -> None:

@@ -8,17 +8,19 @@ from paceline.core.errors import InvalidRequest
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
-from paceline.engine.validator import Intake, Limits
+from paceline.engine.validator import Limits, RequestValidator
 
 
 class EndTokens:
-    """As much of a tokenizer as an intake asks for without a grammar."""
+    """As much of a tokenizer as an validator asks for without a grammar."""
 
     eos_ids = frozenset({2, 3})
 
 
-def intake(tokenizer: Any = None, **speculation: Any) -> Intake:
-    return Intake(Limits(100, 32), SpeculationConfig(**speculation), "ngram", ("ngram", "draft_model"), tokenizer)
+def validator(tokenizer: Any = None, **speculation: Any) -> RequestValidator:
+    return RequestValidator(
+        Limits(100, 32), SpeculationConfig(**speculation), "ngram", ("ngram", "draft_model"), tokenizer
+    )
 
 
 def request(prompt: tuple[int, ...] = (1, 2, 3), speculation: dict[str, Any] | None = None, **sampling: Any) -> Request:
@@ -40,19 +42,19 @@ def request(prompt: tuple[int, ...] = (1, 2, 3), speculation: dict[str, Any] | N
 )
 def test_what_cannot_be_served_is_refused_by_field(wrong: Request, field: str, message: str) -> None:
     with pytest.raises(InvalidRequest, match=message) as error:
-        intake().validate(wrong)
+        validator().validate(wrong)
     assert error.value.field == field
 
 
 def test_the_longest_prompt_leaves_room_for_one_token() -> None:
-    part, longest = intake(), request(prompt=(1,) * 31)
+    part, longest = validator(), request(prompt=(1,) * 31)
     assert part.validate(longest) is None
     assert part.remaining(part.sequences(longest, 0.0)[0]) == 1
 
 
 def test_a_request_becomes_n_sequences_led_by_the_first() -> None:
     asked = replace(request(n=3, seed=7), category="code", priority=2, cache_salt="tenant")
-    first, *others = intake().sequences(asked, now=4.5)
+    first, *others = validator().sequences(asked, now=4.5)
     assert first.leader is None
     assert [one.leader for one in others] == [first, first]
     assert [one.choice for one in (first, *others)] == [0, 1, 2]
@@ -66,12 +68,12 @@ def test_a_request_becomes_n_sequences_led_by_the_first() -> None:
 
 
 def test_numbers_are_not_reused() -> None:
-    part = intake()
+    part = validator()
     assert [one.id for _ in range(3) for one in part.sequences(request(n=2), 0.0)] == list(range(6))
 
 
 def test_a_missing_seed_is_drawn_once_for_all_choices() -> None:
-    part = intake()
+    part = validator()
     seeds = [{one.seed for one in part.sequences(request(n=4), 0.0)} for _ in range(3)]
     assert all(len(drawn) == 1 for drawn in seeds)
     assert len(set.union(*seeds)) == 3
@@ -79,7 +81,7 @@ def test_a_missing_seed_is_drawn_once_for_all_choices() -> None:
 
 
 def test_the_request_chooses_and_the_server_fills_in() -> None:
-    part = intake(verification="rejection")
+    part = validator(verification="rejection")
     default = part.sequences(request(), 0.0)[0]
     assert (default.method, default.verification) == ("ngram", "rejection")
     chosen = part.sequences(request(speculation={"method": "draft_model", "verification": "coupled"}), 0.0)[0]
@@ -87,7 +89,7 @@ def test_the_request_chooses_and_the_server_fills_in() -> None:
 
 
 def test_end_tokens_come_from_the_tokenizer_unless_ignored() -> None:
-    part = intake(EndTokens())
+    part = validator(EndTokens())
     assert part.sequences(request(), 0.0)[0].eos_ids == {2, 3}
     assert part.sequences(request(ignore_eos=True), 0.0)[0].eos_ids == frozenset()
 
@@ -105,12 +107,12 @@ def test_end_tokens_come_from_the_tokenizer_unless_ignored() -> None:
     ],
 )
 def test_depth_a_sequence_may_have(speculation: dict[str, Any], sampling: dict[str, Any], depth: int) -> None:
-    part = intake(max_depth=8)
+    part = validator(max_depth=8)
     assert part.max_depth(part.sequences(request(speculation=speculation, **sampling), 0.0)[0]) == depth
 
 
 def test_depth_and_remaining_follow_output_and_window() -> None:
-    part = intake(max_depth=8)
+    part = validator(max_depth=8)
     one = part.sequences(request(max_tokens=100), 0.0)[0]
     assert part.remaining(one) == 29  # the window's 32, not the 100
     one.ids += [5] * 25
@@ -120,11 +122,11 @@ def test_depth_and_remaining_follow_output_and_window() -> None:
 
 
 def test_a_tree_keeps_its_nodes_to_the_end_of_a_text_but_not_of_the_window() -> None:
-    part = intake(max_depth=8)
+    part = validator(max_depth=8)
     one = part.sequences(request(max_tokens=3), 0.0)[0]
-    assert (part.max_depth(one), part.max_depth(one, forks=True)) == (2, 8)
+    assert (part.max_depth(one), part.max_depth(one, is_tree=True)) == (2, 8)
     one.ids += [5, 5]
-    assert (part.remaining(one), part.max_depth(one, forks=True)) == (1, 0)  # the last token is the pass's own
+    assert (part.remaining(one), part.max_depth(one, is_tree=True)) == (1, 0)  # the last token is the pass's own
     late = part.sequences(request(max_tokens=100), 0.0)[0]
     late.ids += [5] * 25
-    assert (part.remaining(late), part.max_depth(late, forks=True)) == (4, 3)
+    assert (part.remaining(late), part.max_depth(late, is_tree=True)) == (4, 3)

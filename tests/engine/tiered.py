@@ -10,8 +10,8 @@ from paceline.engine.hooks.tiers import Tiers
 from paceline.kv.tiers.block import TieredBlock
 from paceline.kv.tiers.disk_folder import DiskFolder
 from paceline.kv.tiers.store import TierStore
-from paceline.models.cache_fingerprint import cache_fingerprint
 from paceline.models.host_blocks import HostBlocks
+from paceline.models.kv_blocks import cache_fingerprint
 from tests.engine.harness import engine_of
 
 
@@ -54,13 +54,14 @@ def tiered(
 ) -> Engine:
     """On the device there is room for 16 blocks."""
     clock = clock or Still()
-    engine = engine_of(proposer, **{"kv_tokens": 256, **options})
-    memory = HostBlocks(engine.runner, slots)
-    fingerprint = cache_fingerprint(engine.runner, weights, "none")
-    files = None if folder is None else kind(folder, fingerprint, memory.block_bytes)
-    store = TierStore(memory, clock, files, disk_bytes)
-    engine.scheduler.tiers = Tiers(engine.scheduler.tables, memory, store, clock)
-    return engine
+
+    def make(runner: ModelRunner, tables: BlockTables, _: Clock) -> Tiers:
+        memory = HostBlocks(runner, slots)
+        fingerprint = cache_fingerprint(runner, weights, "none")
+        files = None if folder is None else kind(folder, fingerprint, memory.block_bytes)
+        return Tiers(tables, memory, TierStore(memory, clock, files, disk_bytes), clock)
+
+    return engine_of(proposer, **{"kv_tokens": 256, "tiers": make, **options})
 
 
 def folder_of(engine: Engine) -> Any:

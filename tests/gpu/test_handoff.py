@@ -7,7 +7,7 @@ import torch
 
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
-from paceline.models.runner import make_runner
+from paceline.models.runners import make_runner
 from paceline.speculation.proposers.eagle import EagleProposer
 from tests.engine.harness import letters, outputs_of, request, tokens_of
 from tests.engine.test_handoff import Exports, Imports, hand_over
@@ -29,7 +29,7 @@ pytestmark = [
 def engine(proposer: EagleProposer | None = None) -> Engine:
     model = tiny_model(device=DEVICE)
     made = tiny_engine(model, proposer, 6, runner_kind=make_runner)  # type: ignore[arg-type]
-    made.tokenizer = made.intake._tokenizer = letters()
+    made.tokenizer = made.validator._tokenizer = letters()
     return made
 
 

@@ -7,7 +7,7 @@ import torch
 
 from paceline.models import kv_blocks
 from paceline.models.host_blocks import HostBlocks
-from paceline.models.runner import make_runner
+from paceline.models.runners import make_runner
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import mixed_requests, plain_text
 from tests.fakes import TINY, run, tiny_engine, tiny_model
@@ -50,11 +50,14 @@ def test_the_text_is_the_same_with_tiers(tmp_path: Path):
     requests = mixed_requests(12, TINY.vocab_size, max_tokens=40)
     expected = plain_text(model, requests)
     for _ in range(2):  # the second is after a restart
-        engine = tiny_engine(model, None, kv_tokens=320, max_batched_tokens=64)
-        memory = HostBlocks(engine.runner, 64)
-        folder = DiskFolder(tmp_path, bytes(32), memory.block_bytes)
-        tiers = Tiers(engine.scheduler.tables, memory, TierStore(memory, WallClock(), folder, 1 << 30), WallClock())
-        engine.scheduler.tiers = tiers
+
+        def make(runner, tables, clock):
+            memory = HostBlocks(runner, 64)
+            folder = DiskFolder(tmp_path, bytes(32), memory.block_bytes)
+            return Tiers(tables, memory, TierStore(memory, WallClock(), folder, 1 << 30), WallClock())
+
+        engine = tiny_engine(model, None, kv_tokens=320, max_batched_tokens=64, tiers=make)
+        tiers = engine.scheduler.tiers
         for _ in range(2):
             result = run(engine, requests)
             check_contract(differences(model, requests, expected, result.tokens), is_bitwise=False)

@@ -1,4 +1,4 @@
-"""Writing and training on a GPU: what graphs write is what the target would, and every kind of draft learns."""
+"""Text generation and training on a GPU."""
 
 from pathlib import Path
 
@@ -7,14 +7,14 @@ import torch
 
 from paceline.core.clock import VirtualClock
 from paceline.models.loading.load import open_checkpoint
-from paceline.train.data.turns import turns_of
-from paceline.train.data.writer import Writer
+from paceline.train.data.generator import TextGenerator
+from paceline.train.data.turn_tokens import turn_tokens
 from paceline.train.drafts.target import Target
 from paceline.train.evaluate import answers
 from paceline.train.plan import Kind, TrainPlan
 from paceline.train.progress import PlainProgress
 from paceline.train.run import train
-from tests.train.data.test_writer import scripts
+from tests.train.data.test_generator import scripts
 from tests.train.tiny import save_tiny
 
 pytestmark = [
@@ -24,20 +24,20 @@ pytestmark = [
 ]
 
 
-def test_graphs_write_the_targets_own_greedy_text(tmp_path: Path) -> None:
+def test_graphs_generate_the_targets_greedy_text(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(save_tiny(tmp_path))
-    turns = turns_of(checkpoint.read_tokenizer())
+    turns = turn_tokens(checkpoint.read_tokenizer())
     target = Target(checkpoint, torch.device("cuda"), torch.float32)
-    writer = Writer(target, turns, 16, 200, 0)  # two widths of the cache
-    for _ in range(2):  # the second batch replays what the first recorded
-        asked = scripts(turns, 16)
-        written = writer.write(asked, torch.zeros(16))
-        best = (target.states(written.ids.cuda().long()).last @ target.head.T).argmax(-1).cpu()
+    generator = TextGenerator(target, turns, 16, 200, 0)  # two widths of the cache
+    for _ in range(2):  # the second batch replays the graphs that the first captured
+        rows = scripts(turns, 16)
+        generated = generator.generate(rows, torch.zeros(16))
+        best = (target.states(generated.ids.cuda().long()).last @ target.head.T).argmax(-1).cpu()
         same = total = 0
-        for row, script in enumerate(asked):
-            assert all(w < 0 or w == f for w, f in zip(script.ids, written.ids[row].tolist(), strict=False))
-            for start, end in answers(written.answer[row]):
-                same += int((written.ids[row, start:end] == best[row, start - 1 : end - 1]).sum())
+        for row, script in enumerate(rows):
+            assert all(w < 0 or w == f for w, f in zip(script.ids, generated.ids[row].tolist(), strict=False))
+            for start, end in answers(generated.answer[row]):
+                same += int((generated.ids[row, start:end] == best[row, start - 1 : end - 1]).sum())
                 total += end - start
         assert total > 1000
         assert same > 0.99 * total
@@ -45,17 +45,17 @@ def test_graphs_write_the_targets_own_greedy_text(tmp_path: Path) -> None:
 
 def test_sampled_rows_differ(tmp_path: Path) -> None:
     checkpoint = open_checkpoint(save_tiny(tmp_path))
-    turns = turns_of(checkpoint.read_tokenizer())
-    writer = Writer(Target(checkpoint, torch.device("cuda"), torch.bfloat16), turns, 16, 64, 0)
-    asked = scripts(turns, 2)[:1] * 16
-    batches = [writer.write(asked, torch.ones(16)).ids for _ in range(2)]
+    turns = turn_tokens(checkpoint.read_tokenizer())
+    generator = TextGenerator(Target(checkpoint, torch.device("cuda"), torch.bfloat16), turns, 16, 64, 0)
+    rows = scripts(turns, 2)[:1] * 16
+    batches = [generator.generate(rows, torch.ones(16)).ids for _ in range(2)]
     assert not torch.equal(*batches)
     assert len({tuple(row) for row in batches[1].tolist()}) > 8
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "distilled"])
 @pytest.mark.parametrize("compiled", [False, True])
-def test_a_whole_training(kind: Kind, compiled: bool, tmp_path: Path) -> None:
+def test_complete_training(kind: Kind, compiled: bool, tmp_path: Path) -> None:
     clock = VirtualClock()
     plan = TrainPlan(
         kind=kind,
@@ -72,5 +72,5 @@ def test_a_whole_training(kind: Kind, compiled: bool, tmp_path: Path) -> None:
     )
     record = train(plan, "test", clock, PlainProgress(clock))
     assert record is not None
-    assert record.curve[-1]["tokens_a_round"] > 1.05
-    assert record.held_out["all"].tree_tokens_a_round > record.held_out["all"].tokens_a_round
+    assert record.curve[-1]["tokens_per_round"] > 1.05
+    assert record.held_out["all"].tree_tokens_per_round > record.held_out["all"].tokens_per_round

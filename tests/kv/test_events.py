@@ -10,7 +10,7 @@ IDS = list(range(3 * BLOCK_SIZE + 5))
 
 def listened(num_blocks: int = 8) -> tuple[BlockTables, list[CacheEvent]]:
     tables, events = BlockTables(num_blocks), []
-    tables.pool.listener = events.append
+    tables.pool.listen(events.append)
     return tables, events
 
 
@@ -73,6 +73,6 @@ def test_evicted_blocks_are_told_tail_first() -> None:
 
 def test_without_a_cache_nothing_is_told() -> None:
     tables, events = BlockTables(8, prefix_caching=False), []
-    tables.pool.listener = events.append
+    tables.pool.listen(events.append)
     run(tables, 1, IDS)
     assert events == []

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
+from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.architectures.output import ForwardOutput
 
 
 class PagedRunner:
@@ -28,7 +28,7 @@ class PagedRunner:
         self._lengths: dict[int, int] = {}
 
     def step(
-        self, batch: dict[int, list[int]], capture: tuple[int, ...] = (), last_hidden: bool = False
+        self, batch: dict[int, list[int]], state_layers: tuple[int, ...] = (), last_hidden: bool = False
     ) -> ForwardOutput:
         """Append these tokens to these sequences in one pass; logits for every row."""
         tokens, positions, slots, starts, contexts, tables = [], [], [], [0], [], []
@@ -58,7 +58,7 @@ class PagedRunner:
                 layout,
                 self.cache,
                 torch.arange(len(tokens)),
-                capture,
+                state_layers,
                 last_hidden,
             )
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from paceline.models import host_blocks, kv_blocks
-from paceline.models.cache_fingerprint import cache_fingerprint
-from paceline.models.cuda_graph import Stamp
+from paceline.models.cuda_graph import StreamEvent
 from paceline.models.host_blocks import HostBlocks
+from paceline.models.kv_blocks import cache_fingerprint
 from paceline.models.runner import ModelRunner
 from tests.fakes import tiny_model
 
 MODEL = tiny_model()
 
 
-class Counted(Stamp):
+class Counted(StreamEvent):
     waits = 0
 
     def wait(self) -> None:
@@ -31,7 +31,7 @@ def memory(request: Any, monkeypatch: pytest.MonkeyPatch) -> HostBlocks:
     made = HostBlocks(runner, 12)
     if request.param != "cpu":
         made._is_cuda = True
-        monkeypatch.setattr(host_blocks, "Stamp", Counted)
+        monkeypatch.setattr(host_blocks, "StreamEvent", Counted)
         monkeypatch.setattr(kv_blocks, "CHUNK_BYTES", 3 * made.block_bytes)  # several chunks
     made.runner = runner  # type: ignore[attr-defined]
     return made

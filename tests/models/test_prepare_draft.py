@@ -4,7 +4,7 @@ import torch
 from paceline.kernels.cpu import native
 from paceline.kernels.linear import linear
 from paceline.kernels.weights import Dense
-from paceline.models.parallel.shared_tables import prepare_draft
+from paceline.models.drafts.vocabulary import prepare_draft
 
 CPU = torch.device("cpu")
 

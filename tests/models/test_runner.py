@@ -131,6 +131,6 @@ def test_the_cache_is_all_there_from_the_start() -> None:
 
 
 def test_inner_states_are_returned_when_asked() -> None:
-    output = runner().forward([Span([0], 0, TEXT[:6], 1)], capture=(0, 2))
+    output = runner().forward([Span([0], 0, TEXT[:6], 1)], state_layers=(0, 2))
     assert {layer: tuple(state.shape) for layer, state in output.inner.items()} == {0: (6, 32), 2: (6, 32)}
     assert runner().forward([Span([0], 0, TEXT[:6], 1)]).inner == {}

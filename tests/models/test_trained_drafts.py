@@ -6,15 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.models.drafts.eagle import EagleModel
-from paceline.models.drafts.eagle_runner import EagleRunner
+from paceline.models.drafts.eagle import EagleModel, EagleRunner
 from paceline.models.drafts.load import find_draft, load_draft
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runner import ModelRunner, Span
-from paceline.train.drafts.reduced_vocab import DraftVocabulary
 from paceline.train.drafts.target import Target, identity
-from paceline.train.folder import load_draft as load_for_training
-from paceline.train.folder import save_draft
+from paceline.train.drafts.vocabulary import DraftVocabulary
+from paceline.train.saved_draft import load_draft as load_for_training
+from paceline.train.saved_draft import save_draft
 from tests.models.reference_heads import target_states
 from tests.train.test_evaluate import drafts
 from tests.train.tiny import VOCAB, open_tiny, some_ids
@@ -37,7 +36,7 @@ def served(kind: str, draft, target: LoadedModel) -> list[Tensor]:
         return [draft.model.logits(last)[ROW - k, k - 1] for k in (1, 2, 3)]
     assert isinstance(draft.model, EagleModel)
     head, found = draft.model, []
-    inner, _ = target_states(model, IDS, head.config.capture)
+    inner, _ = target_states(model, IDS, head.config.state_layers)
     for depth in range(DEPTHS):
         runner, slots = EagleRunner(head, 2, 1), ROW - depth  # committed ones
         with torch.inference_mode():
@@ -61,7 +60,7 @@ def test_training_and_serving_agree(kind: str, tmp_path: Path) -> None:
             parameter.add_(0.1 * torch.randn_like(parameter))
     save_draft(tmp_path / "draft", fresh, vocabulary, trained_on, identity("tiny", tokenizer))
     saved = load_for_training(tmp_path / "draft").draft
-    states = trained_on.states(torch.tensor([IDS]), saved.capture)
+    states = trained_on.states(torch.tensor([IDS]), saved.state_layers)
     hidden = saved.guess(trained_on, states, DEPTHS).hidden  # [U, 1, S, D]
     head = vocabulary.head(trained_on.head)
     expected = [(hidden[min(depth, len(hidden) - 1), 0, ROW] @ head.T).detach() for depth in range(DEPTHS)]

@@ -1,4 +1,4 @@
-"""A draft worker around a tiny model as a process: prints its address and serves until its standard input closes."""
+"""A process with a draft worker and a tiny model: prints its address and serves until its standard input closes."""
 
 import sys
 import threading

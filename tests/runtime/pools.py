@@ -1,4 +1,4 @@
-"""Draft workers on threads of the test process, and the proposer that talks to them."""
+"""Draft workers on threads of the test process, and pool proposers that use them."""
 
 import threading
 import time
@@ -10,11 +10,11 @@ from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_worker.core import DraftCore, Drawn, Ride
+from paceline.runtime.draft_worker.core import DraftBranch, DraftCore, DraftedToken
 from paceline.runtime.draft_worker.model_core import ModelCore
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
-from paceline.runtime.wire.keys import Security, generate
+from paceline.runtime.wire.keys import Security, generate_key_pair
 from paceline.runtime.wire.messages import TO_DRAFT_WORKER
 from paceline.runtime.wire.transport import Listener
 from paceline.speculation.drafts import DraftBatch
@@ -49,11 +49,12 @@ def draft_worker(
         assert not thread.is_alive()
 
 
-class Patient:
-    """Waits for drafts as long as it takes: how fast the machine is must not decide what a test sees."""
+class PatientProposer:
+    """Waits for drafts without a deadline, so that results do not depend on the speed of the machine."""
 
     def __init__(self, inner: Proposer, seconds: float = 5.0) -> None:
         self.inner, self._seconds = inner, seconds
+        self.traits = inner.traits
 
     def observe(self, batch: Sequence[Progress]) -> None:
         self.inner.observe(batch)
@@ -74,48 +75,49 @@ def pool(
     clock: Clock | None = None,
     ready: int | None = None,
 ) -> Iterator[PoolProposer]:
-    """A proposer whose lines are up, `ready` of them at the least (all, unless told)."""
+    """A proposer with at least `ready` connections that are ready; None: all of them."""
     addresses = [
         worker if isinstance(worker, DraftAddress) else DraftAddress(worker.name, worker.address) for worker in workers
     ]
     proposer = PoolProposer(addresses, vocabulary, vocab_size, "target-0", fallback, clock)
     try:
-        wait_up(proposer, len(addresses) if ready is None else ready)
+        wait_ready(proposer, len(addresses) if ready is None else ready)
         yield proposer
     finally:
         proposer.shut_down()
 
 
-def wait_up(proposer: PoolProposer, count: int, seconds: float = 10.0) -> None:
-    """Until `count` lines are up."""
+def wait_ready(proposer: PoolProposer, count: int, seconds: float = 10.0) -> None:
+    """Wait until `count` connections are ready."""
     until = time.monotonic() + seconds
-    while sum(link.state.value == "up" for link in proposer.snapshot().links) < count:
-        assert time.monotonic() < until, proposer.snapshot()
+    while sum(connection.is_ready for connection in proposer.connections) < count:
+        assert time.monotonic() < until, proposer.status()
         proposer.observe([])
         time.sleep(0.002)
 
 
 def securities() -> tuple[Security, Security]:
-    """A server's and a client's, each knowing the other."""
-    server, client = generate(), generate()
+    """Keys of a server and of a client that it allows."""
+    server, client = generate_key_pair(), generate_key_pair()
     return Security(server, allowed=frozenset([client.public])), Security(client, server=server.public)
 
 
 class Lockstep:
-    """Target and draft worker take turns on one thread: the worker drafts all it can before the target goes on, ahead too.
-    What is ready when is then the same in every run."""
+    """Runs target and draft worker on one thread. The worker drafts all it can, also ahead, before the target continues, so that
+    every run is the same."""
 
     def __init__(self, inner: PoolProposer, worker: DraftWorker) -> None:
         self.inner, self._worker = inner, worker
+        self.traits = inner.traits
 
     def observe(self, batch: Sequence[Progress]) -> None:
         self.inner.observe(batch)
-        asked = sum(link.counts.rounds for link in self.inner.snapshot().links)
+        requested = sum(connection.counters.rounds for connection in self.inner.connections)
         until = time.monotonic() + 10.0
-        more = True
-        while more or self._worker.snapshot().rounds < asked:
-            more = self._worker.turn(0.0 if more else 0.05)
-            assert time.monotonic() < until, "the worker never heard of it"
+        has_work = True
+        while has_work or self._worker.status().rounds < requested:
+            has_work = self._worker.run_once(0.0 if has_work else 0.05)
+            assert time.monotonic() < until, "the worker did not receive the round"
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
         return self.inner.collect(sequence_ids, WallClock().now() + 5.0)
@@ -133,9 +135,9 @@ def lockstep(
     proposer = PoolProposer([DraftAddress(worker.name, worker.address)], VOCABULARY, vocab_size)
     try:
         until = time.monotonic() + 10.0
-        while proposer.snapshot().links[0].state.value != "up":
+        while not proposer.connections[0].is_ready:
             assert time.monotonic() < until
-            worker.turn(0.01)
+            worker.run_once(0.01)
             proposer.observe([])
         yield Lockstep(proposer, worker), worker
     finally:
@@ -145,24 +147,25 @@ def lockstep(
 
 
 class ScriptedCore:
-    """Drafts by a rule: the token after `ids` is `rule(ids)`, its rivals the numbers above it. Counts what it is asked."""
+    """Drafts by a rule: the token after `ids` is `rule(ids)`, its alternatives are the next numbers."""
 
     def __init__(self, rule: Callable[[Sequence[int]], int]) -> None:
         self._rule = rule
         self.steps: list[list[int]] = []
-        """Ids of the rides of every pass."""
+        """Branch ids of every pass."""
         self.open: set[int] = set()
+        """Ids of open branches."""
 
-    def step(self, rides: Sequence[Ride]) -> list[Drawn | None]:
-        self.steps.append([ride.id for ride in rides])
-        self.open.update(ride.id for ride in rides)
-        return [Drawn(token := self._rule(ride.ids), (token + 1, token + 2, token + 3)) for ride in rides]
+    def step(self, branches: Sequence[DraftBranch]) -> list[DraftedToken | None]:
+        self.steps.append([branch.id for branch in branches])
+        self.open.update(branch.id for branch in branches)
+        return [DraftedToken(token := self._rule(branch.ids), (token + 1, token + 2, token + 3)) for branch in branches]
 
-    def fork(self, ride: Ride, child: Ride) -> None:
+    def fork(self, branch: DraftBranch, child: DraftBranch) -> None:
         self.open.add(child.id)
 
-    def cut(self, ride: Ride, length: int) -> None:
-        del ride.ids[length:]
+    def truncate(self, branch: DraftBranch, length: int) -> None:
+        del branch.ids[length:]
 
-    def close(self, rides: Sequence[Ride]) -> None:
-        self.open.difference_update(ride.id for ride in rides)
+    def close(self, branches: Sequence[DraftBranch]) -> None:
+        self.open.difference_update(branch.id for branch in branches)

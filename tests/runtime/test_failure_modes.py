@@ -6,36 +6,34 @@ from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
+from paceline.runtime.deploy.status import worker_statuses
+from paceline.runtime.target_worker.reports import engine_report
 
+from paceline.cli.cluster import view
 from paceline.cli.console import out
-from paceline.cli.status import view
 from paceline.cluster.pairing.pairing import RoundTrip
 from paceline.core.clock import WallClock
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import ClusterStatus, WorkerStatus
+from paceline.core.worker_status import BreakerState, ClusterStatus, EngineStatus, WorkerStatus
 from paceline.engine.loop import EngineLoop
-from paceline.engine.stats.snapshot import EngineSnapshot
 from paceline.runtime.deploy.directory import Member
-from paceline.runtime.deploy.status import worker_statuses
-from paceline.runtime.draft_pool.connection import DraftLink
-from paceline.runtime.draft_pool.draft_side import PoolSide
+from paceline.runtime.draft_pool.connection import DraftConnection
+from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_pool.vitals import STALE, PoolVitals
+from paceline.runtime.draft_pool.statistics import STALE, PoolStatistics
 from paceline.runtime.gateway_client.target_connection import TargetLine
 from paceline.runtime.target_worker.kv_pressure import KvPressure
-from paceline.runtime.target_worker.reports import engine_report
 from paceline.runtime.wire.messages import MAX_DEPTH, Load
-from paceline.runtime.wire.report_messages import Report
-from paceline.runtime.wire.stream_messages import TO_GATEWAY, Ask, Change, Pulse, Welcome
+from paceline.runtime.wire.stream_messages import TO_GATEWAY, Heartbeat, SetFlags, StatusReport, StatusRequest, Welcome
 from paceline.runtime.wire.transport import Connection
 from paceline.server.metrics.metrics import Metrics
-from paceline.speculation.depth.breaker import Breaker, BreakerRule, BreakerState
+from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from tests.fakes import TINY, request, run, tiny_engine, tiny_model
 from tests.runtime.pools import ScriptedCore, lockstep
 from tests.runtime.target_harness import Running, until
 
-SNAPSHOT = EngineSnapshot(1, 0, 90, 100, 0, 0, SpeculationFlags(True, "pool", 6), ())
+SNAPSHOT = EngineStatus(1, 0, 90, 100, 0, 0, SpeculationFlags(True, "pool", 6), ())
 STEP, DEPTH = 0.015, 5
 
 
@@ -50,12 +48,14 @@ class FakeLink:
 
     def __post_init__(self) -> None:
         self.load = Load(pass_us=self.pass_us)
-        self.round_trip.observe(self.trip, watched=True)
+        self.round_trip.observe(self.trip, was_waiting=True)
 
 
-def watched(vitals: PoolVitals, link: FakeLink, accepted: int = 4, steps: int = 200, now: float = 0.0) -> DraftLink:
+def watched(
+    vitals: PoolStatistics, link: FakeLink, accepted: int = 4, steps: int = 200, now: float = 0.0
+) -> DraftConnection:
     """The same step again and again."""
-    fake = cast(DraftLink, link)
+    fake = cast(DraftConnection, link)
     for _ in range(steps):
         vitals.timed(STEP)
         vitals.verified(DEPTH, accepted)
@@ -65,13 +65,13 @@ def watched(vitals: PoolVitals, link: FakeLink, accepted: int = 4, steps: int = 
 
 def shown(proposer: PoolProposer, pressure: KvPressure) -> WorkerStatus:
     """The target's row of the table, as a gateway makes it from what came over the wire."""
-    side = PoolSide(proposer, cast(EngineLoop, None))
+    side = PoolControl(proposer, cast(EngineLoop, None))
     report = TO_GATEWAY.decode(TO_GATEWAY.encode(engine_report("target-0", 9, SNAPSHOT, side, pressure.active)))
-    assert isinstance(report, Report)
+    assert isinstance(report, StatusReport)
     member = Member("target-0", "target", "target", "tcp://127.0.0.1:1")
     line = TargetLine(member, HealthConfig(), None, 1)
     try:
-        line.heard(Pulse(1, 9, 5, True, 3, 1, 10, 100), 0.0)
+        line.heard(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.0)
         line.welcome = Welcome(2, 1, 9, "target-0", "v", 40, 256, 8, 4, ["pool"], "pool")
         line.report = report
         (row,) = worker_statuses([member], [line])
@@ -107,13 +107,13 @@ def test_told_once_with_its_figure_and_shown_everywhere(name: str, caplog: pytes
         out.print(view([row]))
     assert f"! target-0: {name}, {figure:.3g} against" in captured.get()
     metrics = Metrics("m")
-    metrics.bind_cluster(lambda: ClusterStatus((row,), 0))
+    metrics.add_cluster(lambda: ClusterStatus((row,), 0))
     line = f'paceline_symptom{{model="m",role="target",symptom="{name}",worker="target-0"}} 1.0'
     assert line in metrics.render().decode()
 
 
 def test_a_healthy_pool_has_no_symptom() -> None:
-    vitals = PoolVitals()
+    vitals = PoolStatistics()
     link = watched(vitals, FakeLink())
     assert vitals.symptoms(0.0) == ()
     assert vitals.depth_cap(link) == MAX_DEPTH
@@ -121,7 +121,7 @@ def test_a_healthy_pool_has_no_symptom() -> None:
 
 
 def test_nothing_is_wrong_where_nobody_speculates_any_more() -> None:
-    vitals, pressure = PoolVitals(), KvPressure()
+    vitals, pressure = PoolStatistics(), KvPressure()
     link = watched(vitals, FakeLink(pass_us=5000), now=100.0)
     assert [symptom.name for symptom in vitals.symptoms(100.0 + STALE / 2)] == ["slow_draft"]
     assert vitals.symptoms(100.0 + STALE) == ()
@@ -139,22 +139,22 @@ def test_nothing_is_wrong_where_nobody_speculates_any_more() -> None:
 
 
 def test_a_slow_draft_is_asked_for_less() -> None:
-    vitals = PoolVitals()
+    vitals = PoolStatistics()
     assert vitals.depth_cap(watched(vitals, FakeLink(pass_us=5000))) == 3, "what it drafts in a step of 15 ms"
 
 
 def test_a_slow_network_is_sent_ahead_over() -> None:
-    vitals = PoolVitals()
+    vitals = PoolStatistics()
     link = watched(vitals, FakeLink(trip=0.010))
     assert vitals.wants_ahead(link)
 
 
 def test_one_quick_answer_among_slow_ones_does_not_call_it_off() -> None:
     """On a busy machine a worker at hand is sometimes quick: what a step waits for is what it mostly takes."""
-    vitals = PoolVitals()
+    vitals = PoolStatistics()
     link = watched(vitals, FakeLink(trip=0.0002))
     for _ in range(15):
-        link.round_trip.observe(0.0025, watched=True)
+        link.round_trip.observe(0.0025, was_waiting=True)
     assert link.round_trip.seconds == 0.0002
     assert vitals.wants_ahead(link)
 
@@ -178,26 +178,26 @@ def test_a_worker_that_preempts_goes_down_to_a_depth_of_one_and_up_again() -> No
     target = Running("a")
     engine, line = target.engine, Connection(target.worker.address, TO_GATEWAY)
 
-    def report() -> Report:
+    def report() -> StatusReport:
         engine.num_steps += 10  # it is idle: nobody else counts
-        line.send(Ask())
+        line.send(StatusRequest())
         answer = line.receive(10.0)
-        assert isinstance(answer, Report)
+        assert isinstance(answer, StatusReport)
         return answer
 
     try:
-        line.send(Change(True, None, 4))
-        until(lambda: engine.intake.flags.max_depth == 4)
+        line.send(SetFlags(SpeculationFlags(True, None, 4)))
+        until(lambda: engine.validator.flags.max_depth == 4)
         assert report().symptoms == []
         for _ in range(3):
             engine.scheduler.num_preemptions += 5
             told = report().symptoms
         assert [(one.name, one.figure) for one in told] == [("kv_pressure", 0.5)]
-        until(lambda: engine.intake.flags.max_depth == 1)
+        until(lambda: engine.validator.flags.max_depth == 1)
         for _ in range(3):
             told = report().symptoms
         assert told == []
-        until(lambda: engine.intake.flags.max_depth == 4)
+        until(lambda: engine.validator.flags.max_depth == 4)
     finally:
         line.close()
         target.stop()

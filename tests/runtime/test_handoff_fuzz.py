@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.wire.stream_messages import Granted
+from paceline.runtime.wire.stream_messages import PrefillStarted
 from tests.engine.harness import engine_of, outputs_of, tokens_of
 from tests.runtime.handoff.test_handoffs import Prefiller, Target, all_back, apart
 from tests.runtime.target_harness import Heard
@@ -41,7 +41,7 @@ def test_anything_may_happen(seed: int, monkeypatch: pytest.MonkeyPatch) -> None
         Prefiller("p1", engine_of(tokenizer=True, kv_tokens=draw.choice([480, 1024]))),
     ]
     losses = iter([True, False] * seed)
-    prefillers[0].listener.lose = lambda message: isinstance(message, Granted) and next(losses, False)  # type: ignore[method-assign]
+    prefillers[0].listener.lose = lambda message: isinstance(message, PrefillStarted) and next(losses, False)  # type: ignore[method-assign]
     asked = requests(draw, 14)
     with apart(*targets, *prefillers) as pool:
         heard = {one.id: Heard(pool, one) for one in asked}

@@ -18,7 +18,7 @@ from paceline.engine.build import build_engine
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
-from paceline.runtime.wire.key_folder import KeyFolder
+from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.fakes import run, tiny_model
 from tests.heads import draft_config, draft_tensors, save_draft
@@ -43,7 +43,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterLLM]:
     folder = tmp_path_factory.mktemp("cluster")
-    keys = KeyFolder.make(folder / "keys")
+    keys = KeyFolder.create(folder / "keys")
     common = {"model": target, "devices": ["cpu"], "limits": LIMITS}
     settings = cluster_config(
         {
@@ -59,7 +59,7 @@ def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     )
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterLLM(settings, directory, keys.own("gateway"), start_seconds=60) as one,
+        ClusterLLM(settings, directory, keys.key_pair("gateway"), start_seconds=60) as one,
     ):
         until(lambda: len(one.workers()) == 2 and all(worker.state == "ready" for worker in one.workers()))
         yield one

@@ -10,7 +10,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
-from paceline.runtime.wire.key_folder import KeyFolder
+from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.runtime.target_harness import Heard, until
 from tests.runtime.test_processes import LIMITS, member, plain, tokens, worker_pid
@@ -23,7 +23,7 @@ def asked(i: int) -> Request:
 
 
 def test_a_killed_worker_takes_its_prefixes_with_it(tmp_path: Path) -> None:
-    model, keys = save_checkpoint(tmp_path / "target"), KeyFolder.make(tmp_path / "keys")
+    model, keys = save_checkpoint(tmp_path / "target"), KeyFolder.create(tmp_path / "keys")
     pool = {"name": "target", "role": "target", "model": model, "replicas": 2, "devices": ["cpu"], "limits": LIMITS}
     settings = cluster_config(
         {
@@ -37,7 +37,7 @@ def test_a_killed_worker_takes_its_prefixes_with_it(tmp_path: Path) -> None:
     )
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterLLM(settings, directory, keys.own("gateway"), start_seconds=60) as llm,
+        ClusterLLM(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
     ):
         until(lambda: len(llm.workers()) == 2 and all(worker.state == "ready" for worker in llm.workers()))
         index = llm.pool._caches.index

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.routing.peer_hints import PeerHint
+from paceline.cluster.routing.kv_index import PeerHint
 from paceline.cluster.routing.router import RoundRobin
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.output import StepOutput
@@ -24,8 +24,8 @@ from paceline.runtime.handoff.peer_book import IDLE_SECONDS, PeerBook
 from paceline.runtime.handoff.prefill_service import PrefillDesk
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.worker import TargetWorker
-from paceline.runtime.transfer.server import Depot
-from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, Granted
+from paceline.runtime.transfer.server import TransferServer
+from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, PrefillStarted
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, engine_of, outputs_of, request, tokens_of
 from tests.engine.tiered import tiered
 from tests.runtime.target_harness import PATIENT, Deaf, Heard, Members, Running, until
@@ -43,7 +43,7 @@ class Peer(Running):
         self.listener = Deaf("tcp://127.0.0.1:0", TO_TARGET_WORKER)
         loop = EngineLoop(self.engine)
         self.handoffs = Handoffs(loop, threshold=40, health=PATIENT)
-        self.desk = PrefillDesk(loop, Depot("127.0.0.1", None), computes=False)
+        self.desk = PrefillDesk(loop, TransferServer("127.0.0.1", None), computes=False)
         self.publisher = KvPublisher("tcp://127.0.0.1:0", f"{name}@1")
         self.worker = TargetWorker(
             name, loop, self.listener, publisher=self.publisher, handoffs=self.handoffs, desk=self.desk
@@ -154,7 +154,7 @@ def test_a_peer_that_does_not_answer_costs_no_more_than_computing(monkeypatch: p
     one = request("r", LONG, **SAMPLED)
     with peers(a, b) as pool:
         Heard(pool, one).all()
-        a.listener.lose = lambda message: isinstance(message, Granted)
+        a.listener.lose = lambda message: isinstance(message, PrefillStarted)
         assert tokens_of(b.takes(replace(one, id="s"), PeerHint("a", TOKENS)), "s") == plain(one)
         assert b.handoffs.record().failed == 1
         all_back(a, b)

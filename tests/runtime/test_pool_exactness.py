@@ -15,7 +15,7 @@ from paceline.core.clock import WallClock
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_pool.vitals import PoolVitals
+from paceline.runtime.draft_pool.statistics import PoolStatistics
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.wire.messages import TO_DRAFT_WORKER, Branches, Drafts
 from paceline.runtime.wire.transport import Listener
@@ -70,7 +70,7 @@ def test_what_was_drafted_ahead_is_used_and_changes_nothing(target, perturb):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_rejection_is_exact(ahead, monkeypatch):
     target, draft = (tiny_model(config=SMALL, perturb=perturb, scale=1.2) for perturb in (0.0, 0.5))
-    monkeypatch.setattr(PoolVitals, "wants_ahead", lambda self, link: ahead)
+    monkeypatch.setattr(PoolStatistics, "wants_ahead", lambda self, link: ahead)
     limits = DraftLimits(max_sequences=1024, max_batch=4096, ahead_nodes=6)
     core = model_core(draft, 16384, 16384)
     with lockstep(core, 5, limits) as (proposer, worker):
@@ -149,6 +149,7 @@ class Failing:
 
     def __init__(self, inner, accident, at=6):
         self.inner, self._accident, self._left = inner, accident, at
+        self.traits = inner.traits
 
     def observe(self, batch):
         self._left -= 1

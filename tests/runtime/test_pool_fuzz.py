@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline.runtime.draft_pool.connection import DraftAddress
-from paceline.runtime.wire.messages import OLDEST, TO_TARGET, VERSION, Goodbye, Hello
+from paceline.runtime.wire.messages import TO_TARGET, VERSION, Goodbye, Hello
 from paceline.runtime.wire.transport import Connection
 from tests.runtime.pools import VOCABULARY, draft_worker, pool, securities
 
@@ -36,7 +36,7 @@ def test_twenty_thousand_messages_and_a_hundred_connections(fuzz):
             pool(where, vocab_size=fakes.VOCAB) as good,
             closing(Connection(worker.address, TO_TARGET, client)) as line,
         ):
-            hello = Hello(VERSION, OLDEST, 1, VOCABULARY, "fuzzer")
+            hello = Hello(VERSION, 1, VOCABULARY, "fuzzer")
             fuzzer = pools_fuzz.Fuzzer(0, worker.epoch)
             for part in range(4):
                 line.send(hello)

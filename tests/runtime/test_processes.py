@@ -20,7 +20,7 @@ from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
-from paceline.runtime.wire.key_folder import KeyFolder
+from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.fakes import run
 from tests.runtime.target_harness import Heard, until
@@ -108,12 +108,12 @@ def kill_with_streams(llm: ClusterLLM, pid: int, heard: Heard, late: list[Reques
 @pytest.fixture
 def llm(models: tuple[str, str], tmp_path: Path) -> Iterator[ClusterLLM]:
     """Two targets and two drafts, all of them ready, on encrypted lines."""
-    keys = KeyFolder.make(tmp_path / "keys")
+    keys = KeyFolder.create(tmp_path / "keys")
     settings = config(models, tmp_path, keys=str(keys.path))
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterLLM(settings, directory, keys.own("gateway"), start_seconds=60) as one,
+        ClusterLLM(settings, directory, keys.key_pair("gateway"), start_seconds=60) as one,
     ):
         until(lambda: len(one.workers()) == 4 and all(worker.state == "ready" for worker in one.workers()))
         yield one

@@ -8,17 +8,18 @@ import msgspec
 
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationFlags
 from paceline.runtime.wire.messages import Goodbye, Hello
-from paceline.runtime.wire.request import to_submit
 from paceline.runtime.wire.stream_messages import (
     TO_GATEWAY,
-    Ask,
-    Beat,
-    Change,
-    DrafterAddress,
-    Drafters,
+    Cancel,
     FromTargetWorker,
-    Withdraw,
+    HeartbeatRequest,
+    SetFlags,
+    StatusRequest,
+    Submit,
+    WorkerAddress,
+    WorkerList,
 )
 from paceline.runtime.wire.transport import Connection
 from tests.runtime.gateway_client.test_target_pool import EXPECTED, REQUESTS, said
@@ -35,32 +36,32 @@ def mutated(rng: random.Random, epoch: int, attempt: int) -> bytes:
     if kind == 0:
         return rng.randbytes(rng.randrange(200))
     sampling = SamplingParams(max_tokens=rng.randint(1, 4), seed=rng.randrange(9))
-    submit = to_submit(
-        Request("r", tuple(rng.randrange(45) for _ in range(rng.randrange(6))), sampling), attempt, epoch
-    )
+    request = Request("r", tuple(rng.randrange(45) for _ in range(rng.randrange(6))), sampling)
+    submit = Submit(epoch, attempt, request)
     message = rng.choice(
         [
             submit,
             submit,
             submit,
-            Withdraw([rng.randrange(attempt + 1)]),
-            Beat(rng.randrange(9)),
-            Change(rng.random() < 0.5, None, 3),
-            Drafters([DrafterAddress("d", "tcp://127.0.0.1:9", "")]),
-            Ask(),
-            Hello(rng.randrange(5), 1, 2, ""),
+            Cancel([rng.randrange(attempt + 1)]),
+            HeartbeatRequest(rng.randrange(9)),
+            SetFlags(SpeculationFlags(rng.random() < 0.5, None, 3)),
+            WorkerList([WorkerAddress("d", "tcp://127.0.0.1:9", "")]),
+            StatusRequest(),
+            Hello(rng.randrange(5), 2, ""),
             Goodbye(),
         ]
     )
     fields = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
     for _ in range(rng.choice((0, 0, 1, 1, 2, 4))):
         where = fields
-        while isinstance(where, list) and where and rng.random() < 0.5:
-            inner = rng.choice(where)
-            if not isinstance(inner, list) or not inner:
+        while rng.random() < 0.6:
+            inner = rng.choice(list(where.values()) if isinstance(where, dict) else where)
+            if not isinstance(inner, list | dict) or not inner:
                 break
             where = inner
-        where[rng.randrange(len(where))] = copy.deepcopy(rng.choice(ODD))
+        key = rng.choice(list(where)) if isinstance(where, dict) else rng.randrange(len(where))
+        where[key] = copy.deepcopy(rng.choice(ODD))
     data = msgspec.msgpack.encode(fields)
     return data[: rng.randrange(len(data))] if kind == 1 else data
 

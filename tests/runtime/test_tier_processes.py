@@ -5,14 +5,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+
 from paceline.cluster.routing.router import RoundRobin
 from paceline.core.cluster_config import cluster_config
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
-from paceline.runtime.wire.key_folder import KeyFolder
+from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.runtime.target_harness import Heard, until
 from tests.runtime.test_processes import LIMITS, plain, tokens
@@ -40,14 +41,14 @@ def running(tmp_path: Path, model: str, keys: KeyFolder) -> Iterator[ClusterLLM]
     )
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterLLM(settings, directory, keys.own("gateway"), start_seconds=60) as llm,
+        ClusterLLM(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
     ):
         until(lambda: len(llm.workers()) == 2 and all(worker.state == "ready" for worker in llm.workers()))
         yield llm
 
 
 def test_from_a_peer_and_from_disk(tmp_path: Path) -> None:
-    model, keys = save_checkpoint(tmp_path / "target"), KeyFolder.make(tmp_path / "keys")
+    model, keys = save_checkpoint(tmp_path / "target"), KeyFolder.create(tmp_path / "keys")
     with running(tmp_path, model, keys) as llm:
         pool = llm.pool
         pool._streams._router = RoundRobin()  # goes to target-0 and target-1 by turns, whoever has what

@@ -1,4 +1,4 @@
-"""Workers that come back without a file of their model: their peers have it."""
+"""Restarted workers load their model from peers when its files are gone."""
 
 import os
 import signal
@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
 
 from paceline.core.config import EngineConfig
 from paceline.engine.engine import Engine
@@ -16,36 +17,35 @@ from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.deploy.worker import Worker, make_worker
 from paceline.runtime.deploy.worker_spec import WorkerSpec
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
 from paceline.runtime.weights.loader import WeightsUnavailable
 from paceline.runtime.weights.spec import PeerAddress, WeightSpec
-from paceline.runtime.wire.key_folder import KeyFolder
+from paceline.runtime.wire.keys import KeyFolder
 from tests.runtime.target_harness import Heard, until
 from tests.runtime.test_processes import LIMITS, checkpoints, config, member, plain, requests, tokens, worker_pid
 
 ANY = "tcp://127.0.0.1:0"
 
 
-def test_a_killed_worker_comes_back_from_its_peers_alone(tmp_path: Path) -> None:
+def test_a_killed_worker_reloads_its_model_from_peers(tmp_path: Path) -> None:
     models = checkpoints(tmp_path)
-    asked = requests(16, max_tokens=24)
-    expected = plain(models[0], asked)
-    keys = KeyFolder.make(tmp_path / "keys")
+    requested = requests(16, max_tokens=24)
+    expected = plain(models[0], requested)
+    keys = KeyFolder.create(tmp_path / "keys")
     settings = config(models, tmp_path, keys=str(keys.path), health={"canary": 0.0})
     settings = replace(settings, pools=settings.targets)
     folder = StateFolder.of(settings)
     with (
         running_processes(settings, folder) as directory,
-        ClusterLLM(settings, directory, keys.own("gateway"), start_seconds=60) as llm,
+        ClusterLLM(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
     ):
         until(lambda: len(llm.workers()) == 2 and all(worker.state == "ready" for worker in llm.workers()))
         Path(models[0]).rename(tmp_path / "gone")
         os.kill(worker_pid(member(llm, "target-0")), signal.SIGKILL)
         until(lambda: any(worker.state != "ready" for worker in llm.workers()))
         until(lambda: all(worker.state == "ready" for worker in llm.workers()))
-        os.kill(worker_pid(member(llm, "target-1")), signal.SIGKILL)  # the one that is left was given its weights
+        os.kill(worker_pid(member(llm, "target-1")), signal.SIGKILL)  # target-0 loaded its weights from it
         until(lambda: not llm.pool.lines()["target-1"].is_usable)
-        assert tokens(Heard(llm.pool, *asked)) == expected
+        assert tokens(Heard(llm.pool, *requested)) == expected
         assert "from target-1" in (folder.logs / "target-0.log").read_text()
 
 
@@ -62,31 +62,31 @@ def serving(spec: WorkerSpec) -> Iterator[Worker]:
         assert not thread.is_alive()
 
 
-def gives(worker: Worker) -> None:
-    until(lambda: worker._weights._door._stock is not None)  # type: ignore[attr-defined]
+def wait_serving(worker: Worker) -> None:
+    until(lambda: worker._weights.is_serving)  # type: ignore[attr-defined]
 
 
-def test_a_target_warms_up_when_all_its_layers_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_warms_up_when_all_its_layers_are_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[bool, str]] = []
     monkeypatch.setattr(
-        Engine, "rehearse", lambda one: seen.append((one.runner.model.is_complete, threading.current_thread().name))
+        Engine, "warm_up", lambda one: seen.append((one.runner.model.is_complete, threading.current_thread().name))
     )
     engine = EngineConfig(model=checkpoints(tmp_path)[0], device="cpu", **LIMITS)
     with serving(WorkerSpec("target-0", "target", "target", ANY, engine, weights=WeightSpec(ANY))) as worker:
-        gives(worker)
+        wait_serving(worker)
     assert seen == [(True, "paceline-engine")]
 
 
-def test_draft_workers_give_each_other_theirs(tmp_path: Path) -> None:
+def test_draft_workers_load_from_each_other(tmp_path: Path) -> None:
     _, draft = checkpoints(tmp_path)
     engine = EngineConfig(model=draft, device="cpu", **LIMITS)
     first = WorkerSpec("draft-0", "draft", "draft", ANY, engine, weights=WeightSpec(ANY))
-    with serving(first) as giver:
-        peers = (PeerAddress("draft-0", giver.weight_address),)
+    with serving(first) as source:
+        peers = (PeerAddress("draft-0", source.weight_address),)
         nowhere = replace(engine, model=str(tmp_path / "nowhere"))
         second = replace(first, name="draft-1", engine=nowhere, weights=WeightSpec(ANY, peers))
-        gives(giver)
-        with serving(second) as taker:
-            gives(taker)  # what it was given
+        wait_serving(source)
+        with serving(second) as loaded:
+            wait_serving(loaded)
         with pytest.raises(WeightsUnavailable, match="nowhere"):
             make_worker(replace(second, weights=WeightSpec(ANY)))

@@ -1,4 +1,4 @@
-"""An actor that Ray starts again takes its model from the others: the files may be gone."""
+"""An actor that Ray restarts loads its model from peers when the files are gone."""
 
 import os
 import signal
@@ -9,21 +9,22 @@ import pytest
 
 pytest.importorskip("ray")
 
-from paceline.runtime.deploy.ray_deployment import RayDeployment
 from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+
+from paceline.runtime.deploy.ray_deployment import RayDeployment
 from tests.runtime.target_harness import Heard, until
 from tests.runtime.test_processes import checkpoints, config, plain, requests, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
 
 
-def test_an_actor_comes_back_from_its_peer_alone(tmp_path: Path) -> None:
+def test_a_killed_actor_reloads_its_model_from_a_peer(tmp_path: Path) -> None:
     import ray
     from ray.cluster_utils import Cluster
 
     models = checkpoints(tmp_path)
-    asked = requests(8, max_tokens=24)
-    expected = plain(models[0], asked)
+    requested = requests(8, max_tokens=24)
+    expected = plain(models[0], requested)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     try:
         settings = config(models, tmp_path, ray=cluster.address, health={"canary": 0.0})
@@ -36,7 +37,7 @@ def test_an_actor_comes_back_from_its_peer_alone(tmp_path: Path) -> None:
             os.kill(pids["target-0"][0], signal.SIGKILL)
             until(lambda: any(worker.state != "ready" for worker in llm.workers()))
             until(lambda: all(worker.state == "ready" for worker in llm.workers()))
-            assert tokens(Heard(llm.pool, *asked)) == expected
+            assert tokens(Heard(llm.pool, *requested)) == expected
         assert RayDeployment.down(settings) is True
     finally:
         ray.shutdown()

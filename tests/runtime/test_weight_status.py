@@ -1,4 +1,4 @@
-"""A target that is still loading: what is said of it, and who gets work meanwhile."""
+"""A target that is still loading: its status, and which worker gets requests."""
 
 import threading
 from collections.abc import Callable
@@ -10,12 +10,12 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.target_worker.worker import WorkerFailed
-from paceline.runtime.weights.loader import LoadProgress
+from paceline.runtime.wire.stream_messages import LoadProgress
 from tests.runtime.target_harness import Heard, Running, pool_of, until
 
 
 class FakeWeights:
-    """As far along as a test says."""
+    """Progress set by the test."""
 
     address = ""
     error: Exception | None = None
@@ -47,7 +47,7 @@ def requests(count: int) -> list[Request]:
     return [Request(f"r{i}", (5, 11, 2), SamplingParams(max_tokens=4, seed=i, ignore_eos=True)) for i in range(count)]
 
 
-def test_status_tells_how_far_it_is() -> None:
+def test_status_shows_load_progress() -> None:
     one, weights = running("target-0", LoadProgress(12, 30, 2))
     with pool_of(one) as pool:
         until(is_state(pool, "target-0", "loading 12/30 layers from 2 peers"))
@@ -62,7 +62,7 @@ def test_status_tells_how_far_it_is() -> None:
     assert weights.closed.is_set()
 
 
-def test_who_is_loading_gets_work_only_where_there_is_nobody_else() -> None:
+def test_a_loading_worker_gets_requests_only_if_no_other_is_ready() -> None:
     one, _ = running("target-0", LoadProgress(12, 30, 2))
     other, _ = running("target-1")
     with pool_of(one, other) as pool:
@@ -80,7 +80,7 @@ class Unstarted(Running):
         pass
 
 
-def test_a_worker_whose_model_never_comes_ends() -> None:
+def test_a_worker_whose_model_cannot_load_stops() -> None:
     worker = Unstarted("target-0").worker
     weights = FakeWeights(LoadProgress(3, 30, 1))
     weights.error = EngineClosed("no peer is left")

@@ -13,18 +13,16 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import EngineClosed
-from paceline.core.output import StepOutput, TokenLogprobs
+from paceline.core.output import OutputListener, StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import ClusterStatus
-from paceline.engine.loop import Listener, Tracer
-from paceline.engine.stats.snapshot import EngineSnapshot
-from paceline.engine.validator import Intake, Limits
+from paceline.core.worker_status import ClusterStatus, EngineStatus
+from paceline.engine.validator import Limits, RequestValidator
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
-from paceline.server.auth.audit_log import Trail
+from paceline.server.auth.audit_log import AuditLog
 from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
@@ -59,18 +57,17 @@ class FakeLLM:
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
         self._say, self._per_step, self._hold = say, per_step, hold
-        self._held: dict[str, tuple[Request, Listener]] = {}
+        self._held: dict[str, tuple[Request, OutputListener]] = {}
         limits = Limits(self.tokenizer.vocab_size, self.max_model_len)
-        self._intake = Intake(limits, SpeculationConfig(), "ngram", ["ngram"], self.tokenizer)
-        self.seats = config.max_num_seqs
-        self.validate, self.validate_flags = self._intake.validate, self._intake.validate_flags
-        self.methods = tuple(self._intake.methods)
-        self.tracer: Tracer | None = None
+        self._validator = RequestValidator(limits, SpeculationConfig(), "ngram", ["ngram"], self.tokenizer)
+        self.max_num_seqs = config.max_num_seqs
+        self.validate, self.validate_flags = self._validator.validate, self._validator.validate_flags
+        self.methods = tuple(self._validator.methods)
 
-    def submit(self, request: Request, listener: Listener) -> None:
+    def submit(self, request: Request, listener: OutputListener) -> None:
         if not self.is_running:
             raise EngineClosed("the engine was shut down: make a new LLM")
-        self._intake.validate(request)
+        self._validator.validate(request)
         self.requests.append(request)
         self._held[request.id] = request, listener
         if not self._hold:
@@ -95,7 +92,7 @@ class FakeLLM:
         self._held.pop(request_id, None)
 
     def set_flags(self, flags: SpeculationFlags) -> None:
-        self._intake.flags = flags
+        self._validator.flags = flags
 
     def _outputs(self, request: Request, choice: int) -> list[StepOutput]:
         ids = self.tokenizer.encode(self._say(request), add_special=False)
@@ -128,14 +125,14 @@ class FakeLLM:
     def is_ready(self) -> bool:
         return self.is_running
 
-    def trace(self, tracer: Tracer) -> None:
-        self.tracer = tracer
+    def close(self) -> None:
+        self.is_running = False
 
     def cluster_status(self) -> ClusterStatus | None:
         return None
 
-    def snapshot(self) -> EngineSnapshot:
-        return EngineSnapshot(0, 0, 0, 8, 0, 0, self._intake.flags, ())
+    def engine_status(self) -> EngineStatus:
+        return EngineStatus(0, 0, 0, 8, 0, 0, self._validator.flags, ())
 
 
 @dataclass
@@ -175,12 +172,12 @@ def served(
     flags = FlagStore(None, llm.validate_flags)
     flags.subscribe(llm.set_flags)
     metrics = Metrics(settings.model_name, clock)
-    metrics.bind(llm.snapshot)
+    metrics.add_engine(llm.engine_status)
     gateway = Gateway(llm, settings, metrics, flags)
     strict = None
     if settings.audit_trail is not None:
-        strict = StrictMode(Trail(settings.audit_trail), settings.model_name, "0" * 64, engine)
-    return Served(llm, gateway, create_app(gateway, Access.of(settings, clock), strict), strict)
+        strict = StrictMode(AuditLog(settings.audit_trail), settings.model_name, "0" * 64, engine)
+    return Served(llm, gateway, create_app(gateway, Access.from_config(settings, clock), strict), strict)
 
 
 def events(response: httpx.Response) -> list[str]:

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-
 from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.auth.api_keys import KeyFile
@@ -63,9 +63,9 @@ def house(names: str, **config: Any) -> Iterator[House]:
             until(lambda: sum(line.is_usable for line in llm.pool.lines().values()) == len(workers))
             settings = ServerConfig(engine=llm.config, **config)
             metrics = Metrics("tiny")
-            metrics.bind_cluster(llm.cluster_status)
+            metrics.add_cluster(llm.cluster_status)
             gateway = Gateway(llm, settings, metrics, FlagStore(None, llm.validate_flags))
-            yield House(llm, workers, create_app(gateway, Access.of(settings, lambda: 0.0)))
+            yield House(llm, workers, create_app(gateway, Access.from_config(settings, lambda: 0.0)))
     finally:
         for worker in workers:
             worker.stop()

@@ -2,23 +2,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.train.data.text import Text
+from paceline.train.data.text_file import Text
 from paceline.train.drafts.distilled import DistilledDraft
 from paceline.train.drafts.draft import Draft
 from paceline.train.drafts.eagle import EagleDraft
 from paceline.train.drafts.medusa import MedusaDraft
-from paceline.train.drafts.reduced_vocab import DraftVocabulary
 from paceline.train.drafts.target import Target, layer_shape
+from paceline.train.drafts.vocabulary import DraftVocabulary
 from paceline.train.evaluate import (
-    NEVER,
+    NO_RANK,
     Score,
     answers,
     best_tree,
     evaluate,
     rank_frequencies,
+    replay,
     round_ranks,
     token_ranks,
-    walk,
 )
 from tests.train.drafts.test_eagle import CAPTURE, one_round
 from tests.train.tiny import VOCAB, some_ids
@@ -33,9 +33,9 @@ def drafts(target: Target) -> dict[str, Draft]:
     return {"eagle": EagleDraft(shape, CAPTURE), "medusa": medusa, "distilled": DistilledDraft(shape, 1)}
 
 
-def guessed_hidden(kind: str, draft: Draft, target: Target, ids: Tensor, last: int, depth: int) -> list[Tensor]:
-    """The hidden states of one round, computed from what is known in it and nothing else."""
-    states = target.states(ids[:, : last + depth + 1], draft.capture)
+def round_hidden(kind: str, draft: Draft, target: Target, ids: Tensor, last: int, depth: int) -> list[Tensor]:
+    """The hidden states of one round, computed only from the tokens known in it."""
+    states = target.states(ids[:, : last + depth + 1], draft.state_layers)
     if kind == "eagle":
         assert isinstance(draft, EagleDraft)
         return one_round(draft, target, states, last, depth)
@@ -43,41 +43,41 @@ def guessed_hidden(kind: str, draft: Draft, target: Target, ids: Tensor, last: i
         h = states.last[0, last - 1]
         return [h + torch.nn.functional.silu(draft.heads[str(k)](h)) for k in range(1, depth + 1)]
     known = [target.states(ids[:, : last + 1 + u]) for u in range(depth)]
-    return [draft.guess(target, part, 1).hidden[0, 0, -1] for part in known]
+    return [draft.predict(target, part, 1).hidden[0, 0, -1] for part in known]
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "distilled"])
 @pytest.mark.parametrize("reduced", [False, True])
-def test_ranks_are_those_of_rounds_drafted_one_by_one(kind: str, reduced: bool, target: Target) -> None:
+def test_ranks_match_rounds_drafted_one_by_one(kind: str, reduced: bool, target: Target) -> None:
     draft, ids = drafts(target)[kind], some_ids(1, 20)
     vocabulary = DraftVocabulary(VOCAB, torch.arange(0, VOCAB, 2) if reduced else None)
     head = vocabulary.head(target.head)
     ranks = round_ranks(token_ranks(draft, target, head, vocabulary, ids, 3), draft, 3)  # [3, 1, S]
     for last in (1, 5, 13):
         with torch.no_grad():
-            rounds = guessed_hidden(kind, draft, target, ids, last, 3)
+            rounds = round_hidden(kind, draft, target, ids, last, 3)
         for u, hidden in enumerate(rounds):
             order = (hidden @ head.T).argsort(descending=True)
             names = order if vocabulary.ids is None else vocabulary.ids[order]
             where = (names == ids[0, last + 1 + u]).nonzero()
-            assert ranks[u, 0, last] == (where.item() if len(where) else NEVER)
+            assert ranks[u, 0, last] == (where.item() if len(where) else NO_RANK)
 
 
-def test_a_walk_counts_rounds_and_conditional_acceptance() -> None:
+def test_replay_counts_rounds_and_conditional_acceptance() -> None:
     #       round after:   0      1  2  3      4      5  6
-    ranks = [[NEVER, 0, 9, 9, 1, 9, 9], [0, 0, 0, 0, 0, 0, 0], [0, 7, 0, 0, 0, 0, 0]]
+    ranks = [[NO_RANK, 0, 9, 9, 1, 9, 9], [0, 0, 0, 0, 0, 0, 0], [0, 7, 0, 0, 0, 0, 0]]
     chain = {(0,), (0, 0), (0, 0, 0)}
     # after 1: two accepted and one more token -> after 4: none accepted -> after 5 -> end
-    assert walk(ranks, 1, 7, chain) == Score(5, 3, (1, 1, 0), (3, 1, 1))
-    # With the second guess in the tree, the round after 4 takes two.
-    assert walk(ranks, 1, 7, chain | {(1,)}) == Score(5, 2, (2, 1, 0), (2, 2, 1))
-    assert walk(ranks, 3, 4, chain) == Score(0, 0, (0, 0, 0), (0, 0, 0))
+    assert replay(ranks, 1, 7, chain) == Score(5, 3, (1, 1, 0), (3, 1, 1))
+    # With the second-best token in the tree, the round after 4 accepts one.
+    assert replay(ranks, 1, 7, chain | {(1,)}) == Score(5, 2, (2, 1, 0), (2, 2, 1))
+    assert replay(ranks, 3, 4, chain) == Score(0, 0, (0, 0, 0), (0, 0, 0))
 
 
 def test_scores_add_up() -> None:
     total = Score(10, 4, (3, 1), (4, 3)) + Score(2, 2, (0, 0), (2, 0)) + Score()
     assert total == Score(12, 6, (3, 1), (6, 3))
-    assert total.tokens_a_round == 2.0
+    assert total.tokens_per_round == 2.0
     assert total.alphas == (0.5, pytest.approx(1 / 3))
 
 
@@ -87,25 +87,25 @@ def test_answers_are_runs() -> None:
     assert list(answers(torch.zeros(4, dtype=torch.bool))) == []
 
 
-def test_the_best_tree_takes_the_likeliest_paths() -> None:
+def test_best_tree_has_the_likeliest_paths() -> None:
     tree = best_tree([[0.6, 0.3, 0.0], [0.5, 0.1, 0.0]], 4)
     assert tree == {(0,), (1,), (0, 0), (1, 0)}  # 0.6, 0.3, 0.3, 0.15
     assert best_tree([[0.6, 0.3]], 32) == {(0,), (1,)}
 
 
-def test_frequencies_look_at_rounds_inside_answers() -> None:
+def test_frequencies_cover_rounds_inside_answers() -> None:
     ranks = torch.tensor([[[0, 0, 1, 5, 0]]])
     answer = torch.tensor([[False, True, True, True, False]])
     assert rank_frequencies(ranks, answer)[0][:6] == [0.5, 0.5, 0.0, 0.0, 0.0, 0.0]
 
 
-def test_a_draft_that_is_the_target_is_always_right(target: Target) -> None:
-    """Its guesses made by the target itself: everything is accepted, at every depth and in every category."""
+def test_draft_equal_to_the_target_is_always_accepted(target: Target) -> None:
+    """Predictions of the target itself: every token is accepted, at every depth and in every category."""
 
     class Oracle(DistilledDraft):
-        def guess(self, target, states, depth):  # type: ignore[no-untyped-def]
-            guesses = super().guess(target, states, depth)
-            return type(guesses)(states.last[None], (0,))
+        def predict(self, target, states, depth):  # type: ignore[no-untyped-def]
+            predictions = super().predict(target, states, depth)
+            return type(predictions)(states.last[None], (0,))
 
     ids = some_ids(2, 4)
     for _ in range(26):
@@ -117,7 +117,7 @@ def test_a_draft_that_is_the_target_is_always_right(target: Target) -> None:
     found = evaluate(oracle, target, DraftVocabulary(VOCAB), Text(padded, marks, ("a", "b")), depth=3)
     assert set(found.chain) == {"a", "b"}
     assert found.chain_overall == Score(48, 12, (12, 12, 12), (12, 12, 12))
-    assert found.tree_overall.tokens_a_round == 4.0
+    assert found.tree_overall.tokens_per_round == 4.0
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "distilled"])
@@ -125,6 +125,6 @@ def test_rows_without_an_answer_count_nothing(kind: str, target: Target) -> None
     ids, answer = some_ids(2, 12), torch.zeros(2, 12, dtype=torch.bool)
     answer[1, 4:9] = True
     draft, vocabulary = drafts(target)[kind], DraftVocabulary(VOCAB, None)
-    both = evaluate(draft, target, vocabulary, Text(ids, answer, ("silent", "chat")), rows=1)
+    both = evaluate(draft, target, vocabulary, Text(ids, answer, ("none", "chat")), rows=1)
     alone = evaluate(draft, target, vocabulary, Text(ids[1:], answer[1:], ("chat",)), rows=1)
     assert both.chain == alone.chain

@@ -1,4 +1,4 @@
-"""A whole training, from prompts to card."""
+"""Complete trainings, from prompts to card."""
 
 import io
 import json
@@ -13,9 +13,8 @@ from safetensors.torch import load_file
 
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import IncompatibleDraft, InvalidConfig
-from paceline.train.__main__ import main
 from paceline.train.card import read_record
-from paceline.train.data.text import load_text
+from paceline.train.data.text_file import load_text
 from paceline.train.plan import TrainPlan
 from paceline.train.progress import PlainProgress
 from paceline.train.run import CHECKPOINT, train
@@ -23,23 +22,23 @@ from paceline.train.run import CHECKPOINT, train
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Prompts to train on and to judge by, and the text file that all tests share."""
+    """Training and evaluation prompts, and the text file that all tests share."""
     folder = tmp_path_factory.mktemp("run")
     lines = [{"question": f"what is {i}?"} for i in range(32)]
     (folder / "own.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    judged = [{"turns": [f"say {i}"], "category": "even" if i % 2 == 0 else "odd"} for i in range(6)]
-    (folder / "judged.jsonl").write_text("\n".join(map(json.dumps, judged)))
+    evaluated = [{"turns": [f"say {i}"], "category": "even" if i % 2 == 0 else "odd"} for i in range(6)]
+    (folder / "evaluated.jsonl").write_text("\n".join(map(json.dumps, evaluated)))
     return folder
 
 
-def plan_of(folder: Path, tiny_folder: Path, out: str, **changes: Any) -> TrainPlan:
+def make_plan(folder: Path, tiny_folder: Path, out: str, **changes: Any) -> TrainPlan:
     options: dict[str, Any] = {
         "kind": "medusa",
         "out": folder / out,
         "model": str(tiny_folder),
         "text": folder / "text.pt",
         "prompts": (folder / "own.jsonl",),
-        "evaluate": folder / "judged.jsonl",
+        "evaluate": folder / "evaluated.jsonl",
         "steps": 4,
         "text_tokens": 1000,
         "length": 64,
@@ -51,117 +50,117 @@ def plan_of(folder: Path, tiny_folder: Path, out: str, **changes: Any) -> TrainP
 
 
 def run(plan: TrainPlan, **options: Any) -> Any:
-    said = io.StringIO()
+    log = io.StringIO()
     clock = VirtualClock()
-    record = train(plan, "the command", clock, PlainProgress(clock, said), **options)
-    return record, said.getvalue()
+    record = train(plan, "the command", clock, PlainProgress(clock, log), **options)
+    return record, log.getvalue()
 
 
-def test_a_training_leaves_a_folder_and_a_card(folder: Path, tiny_folder: Path) -> None:
-    record, said = run(plan_of(folder, tiny_folder, "medusa", draft_vocab=100))
+def test_training_writes_a_folder_and_a_card(folder: Path, tiny_folder: Path) -> None:
+    record, log = run(make_plan(folder, tiny_folder, "medusa", draft_vocab=100))
     out = folder / "medusa"
     assert sorted(p.name for p in out.iterdir()) == [
         "alpha.png", "card.md", "config.json", "model.safetensors", "training.json"
     ]  # fmt: skip
     assert read_record(out) == record
-    assert set(record.judged) == {"even", "odd", "all"}
-    assert record.judged["all"].tokens == sum(row.tokens for kind, row in record.judged.items() if kind != "all")
+    assert set(record.evaluated) == {"even", "odd", "all"}
+    assert record.evaluated["all"].tokens == sum(row.tokens for kind, row in record.evaluated.items() if kind != "all")
     assert record.draft_vocab == 100
     assert 0.3 < record.coverage < 1
     assert record.steps == 4
     assert record.tokens == 4 * 4 * 64
     card = (out / "card.md").read_text()
-    for word in ("the command", "own.jsonl", "judged.jsonl", "torch", "alpha.png", "| even |"):
+    for word in ("the command", "own.jsonl", "evaluated.jsonl", "torch", "alpha.png", "| even |"):
         assert word in card
-    assert "training medusa" in said
+    assert "training medusa" in log
     config = json.loads((out / "config.json").read_text())
     assert config["draft_vocab_size"] == 100
     assert config["target"]["vocabulary"] == record.target["vocabulary"]
 
 
-def test_text_is_written_once_and_holds_out_prompts(folder: Path, tiny_folder: Path) -> None:
-    run(plan_of(folder, tiny_folder, "first"))
+def test_text_is_generated_once_and_holds_out_prompts(folder: Path, tiny_folder: Path) -> None:
+    run(make_plan(folder, tiny_folder, "first"))
     before = (folder / "text.pt").stat().st_mtime_ns
-    _, said = run(plan_of(folder, tiny_folder, "second"))
+    _, log = run(make_plan(folder, tiny_folder, "second"))
     assert (folder / "text.pt").stat().st_mtime_ns == before
-    assert "writing" not in said
+    assert "generating text" not in log
     text = load_text(folder / "text.pt")
     assert text.train.num_tokens >= 1000
     assert len(text.held_out) == 8
     rows, held = ({tuple(row) for row in part.ids.tolist()} for part in (text.train, text.held_out))
     assert not rows & held
-    more = run(plan_of(folder, tiny_folder, "third", text_tokens=2000))[0]
+    more = run(make_plan(folder, tiny_folder, "third", text_tokens=2000))[0]
     assert more.text_tokens >= 2000
     longer = load_text(folder / "text.pt")
     assert torch.equal(longer.train.ids[: len(text.train)], text.train.ids)
     assert torch.equal(longer.held_out.ids, text.held_out.ids)
 
 
-def test_text_of_another_plan_is_refused(folder: Path, tiny_folder: Path) -> None:
-    run(plan_of(folder, tiny_folder, "this"))
-    with pytest.raises(InvalidConfig, match="name another file"):
-        run(plan_of(folder, tiny_folder, "other", length=32))
+def test_text_of_another_plan_is_rejected(folder: Path, tiny_folder: Path) -> None:
+    run(make_plan(folder, tiny_folder, "this"))
+    with pytest.raises(InvalidConfig, match="give another file"):
+        run(make_plan(folder, tiny_folder, "other", length=32))
 
 
-def test_a_draft_is_not_judged_by_what_it_learns(folder: Path, tiny_folder: Path) -> None:
-    with pytest.raises(InvalidConfig, match="also given with --prompts"):
-        run(plan_of(folder, tiny_folder, "cheat", evaluate=folder / "own.jsonl"))
+def test_evaluation_prompts_must_not_be_training_prompts(folder: Path, tiny_folder: Path) -> None:
+    with pytest.raises(InvalidConfig, match="also in --prompts"):
+        run(make_plan(folder, tiny_folder, "overlap", evaluate=folder / "own.jsonl"))
 
 
-def test_stopping_and_going_on_gives_the_same_draft(folder: Path, tiny_folder: Path) -> None:
-    whole = plan_of(folder, tiny_folder, "whole", kind="distilled", steps=6)
-    parts = plan_of(folder, tiny_folder, "parts", kind="distilled", steps=6)
+def test_resumed_training_gives_the_same_draft(folder: Path, tiny_folder: Path) -> None:
+    whole = make_plan(folder, tiny_folder, "whole", kind="distilled", steps=6)
+    parts = make_plan(folder, tiny_folder, "parts", kind="distilled", steps=6)
     run(whole)
     countdown = iter(range(3))
     record, _ = run(parts, stop=lambda: next(countdown, None) is None)
     assert record is None
     assert (parts.out / CHECKPOINT).exists()
-    assert "going on with the training that was interrupted" in run(parts)[1]
+    assert "resuming the interrupted training" in run(parts)[1]
     assert not (parts.out / CHECKPOINT).exists()
     one, two = (load_file(plan.out / "model.safetensors") for plan in (whole, parts))
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_an_interruption_while_text_is_written_changes_nothing(folder: Path, tiny_folder: Path) -> None:
-    whole = plan_of(folder, tiny_folder, "one_go", text=None, evaluate=None)
-    parts = plan_of(folder, tiny_folder, "two_goes", text=None, evaluate=None)
+def test_interruption_during_text_generation_changes_nothing(folder: Path, tiny_folder: Path) -> None:
+    whole = make_plan(folder, tiny_folder, "whole_text", text=None, evaluate=None)
+    parts = make_plan(folder, tiny_folder, "resumed_text", text=None, evaluate=None)
     run(whole)
     texts = load_text(whole.text_file)
     assert texts.batches == 2
     # 63 tokens of held-out text, as many of each batch: the second one is cut short
     countdown = iter(range(2 * 63 + 20))
-    record, said = run(parts, stop=lambda: next(countdown, None) is None)
+    record, log = run(parts, stop=lambda: next(countdown, None) is None)
     assert record is None
-    assert "training" not in said
+    assert "training" not in log
     assert load_text(parts.text_file).batches == 1
     run(parts)
     assert torch.equal(load_text(parts.text_file).train.ids, texts.train.ids)
 
 
-def test_a_trained_draft_is_not_overwritten(folder: Path, tiny_folder: Path) -> None:
-    plan = plan_of(folder, tiny_folder, "done", evaluate=None, steps=1)
+def test_trained_draft_is_not_overwritten(folder: Path, tiny_folder: Path) -> None:
+    plan = make_plan(folder, tiny_folder, "done", evaluate=None, steps=1)
     run(plan)
-    with pytest.raises(InvalidConfig, match="name another folder, or train it on"):
+    with pytest.raises(InvalidConfig, match="give another folder, or continue it"):
         run(plan)
     same = folder / "done" / ".." / "done"
-    assert run(plan_of(folder, tiny_folder, "done", evaluate=None, steps=1, start=same))[0] is not None
+    assert run(make_plan(folder, tiny_folder, "done", evaluate=None, steps=1, start=same))[0] is not None
 
 
-def test_minutes_of_training_bound_those_of_writing(folder: Path, tiny_folder: Path) -> None:
-    plan = plan_of(folder, tiny_folder, "slow", text=None, evaluate=None, steps=None, minutes=1.0, text_tokens=10**9)
+def test_minutes_limit_text_generation_too(folder: Path, tiny_folder: Path) -> None:
+    plan = make_plan(folder, tiny_folder, "slow", text=None, evaluate=None, steps=None, minutes=1.0, text_tokens=10**9)
     clock = VirtualClock()
-    wishes: list[float] = []
+    times: list[float] = []
 
     def tick() -> bool:
         clock.advance(0.5)
-        wishes.append(clock.now())
-        return len(wishes) > 4 * 63 + 8  # by then it learns
+        times.append(clock.now())
+        return len(times) > 4 * 63 + 8  # by then it trains
 
-    said = io.StringIO()
-    assert train(plan, "the command", clock, PlainProgress(clock, said), tick) is None
+    log = io.StringIO()
+    assert train(plan, "the command", clock, PlainProgress(clock, log), tick) is None
     text = load_text(plan.text_file)
     assert (text.batches, text.seconds) == (2, 63.0)
-    assert "training medusa" in said.getvalue()
+    assert "training medusa" in log.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -171,65 +170,70 @@ def test_minutes_of_training_bound_those_of_writing(folder: Path, tiny_folder: P
         ({"steps": None, "minutes": -1.0}, "--minutes must be above 0"),
         ({"steps": None}, "--minutes or --steps"),
         ({"learning_rate": 0.0}, "--learning-rate must be above 0"),
-        ({"prompt_share": 2.0}, "0 to 1"),
-        ({"prompts": (Path("nowhere.jsonl"),)}, "--prompts: there is no nowhere.jsonl"),
+        ({"prompt_share": 2.0}, "between 0 and 1"),
+        ({"prompts": (Path("nowhere.jsonl"),)}, "--prompts: nowhere.jsonl does not exist"),
         ({"lora": Path(), "start": Path()}, "give one of them"),
     ],
 )
-def test_plans_that_make_no_sense_are_refused_before_anything_is_loaded(
-    change: dict[str, Any], message: str, folder: Path
-) -> None:
+def test_invalid_plans_are_rejected_before_loading(change: dict[str, Any], message: str, folder: Path) -> None:
     with pytest.raises(InvalidConfig, match=message):
-        run(plan_of(folder, Path("no model"), "never", **change))
+        run(make_plan(folder, Path("no model"), "never", **change))
     assert not (folder / "never").exists()
 
 
-def test_lora_and_training_on_start_from_the_saved_draft(folder: Path, tiny_folder: Path) -> None:
-    run(plan_of(folder, tiny_folder, "base", kind="distilled", draft_vocab=120))
+def test_lora_and_start_continue_from_the_saved_draft(folder: Path, tiny_folder: Path) -> None:
+    run(make_plan(folder, tiny_folder, "base", kind="distilled", draft_vocab=120))
     base = load_file(folder / "base" / "model.safetensors")
-    for name, change in (("adapted", {"lora": folder / "base"}), ("trained_on", {"start": folder / "base"})):
-        run(plan_of(folder, tiny_folder, name, kind="distilled", steps=2, learning_rate=1.0, **change))
+    for name, change in (("adapted", {"lora": folder / "base"}), ("continued", {"start": folder / "base"})):
+        run(make_plan(folder, tiny_folder, name, kind="distilled", steps=2, learning_rate=1.0, **change))
         found = load_file(folder / name / "model.safetensors")
         assert torch.equal(found["d2t"], base["d2t"])
         assert torch.equal(found["norm.weight"], base["norm.weight"]) == (name == "adapted")
-        away = (found["layers.0.mlp.up_proj.weight"] - base["layers.0.mlp.up_proj.weight"]).float().norm()
-        assert 0 < away < 0.5 * base["layers.0.mlp.up_proj.weight"].float().norm()
-    with pytest.raises(IncompatibleDraft, match="asked for is 'eagle'"):
-        run(plan_of(folder, tiny_folder, "wrong", kind="eagle", lora=folder / "base"))
+        distance = (found["layers.0.mlp.up_proj.weight"] - base["layers.0.mlp.up_proj.weight"]).float().norm()
+        assert 0 < distance < 0.5 * base["layers.0.mlp.up_proj.weight"].float().norm()
+    with pytest.raises(IncompatibleDraft, match="not 'eagle'"):
+        run(make_plan(folder, tiny_folder, "wrong", kind="eagle", lora=folder / "base"))
 
 
-def test_the_plain_command_line(folder: Path, tiny_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    common = ["--model", str(tiny_folder), "--text", str(folder / "cli.pt"), "--text-tokens", "500", "--length", "48"]
-    common += ["--writer-rows", "4", "--rows", "2", "--steps", "2", "--prompts", str(folder / "own.jsonl")]
-    assert main(["eagle", "--out", str(folder / "cli"), *common]) == 0
-    printed = capsys.readouterr()
-    assert "| all |" in printed.out
-    assert "held out" in printed.err
-    (folder / "cli" / "card.md").unlink()
-    assert main(["card", str(folder / "cli")]) == 0
-    assert "python -m paceline.train eagle" in (folder / "cli" / "card.md").read_text()
-    assert main(["eagle", "--out", str(folder / "none"), *common[:-4]]) == 2
-    assert "--minutes or --steps" in capsys.readouterr().err
+def test_command_line_trains_and_prints_the_scores(folder: Path, tiny_folder: Path) -> None:
+    from typer.testing import CliRunner
+
+    from paceline.cli.commands import cli
+
+    options = ["--model", str(tiny_folder), "--text", str(folder / "cli.pt"), "--text-tokens", "500", "--length", "48"]
+    options += ["--writer-rows", "4", "--rows", "2", "--prompts", str(folder / "own.jsonl")]
+    result = CliRunner().invoke(cli, ["train", "eagle", "--out", str(folder / "cli"), *options, "--steps", "2"])
+    assert result.exit_code == 0, result.output
+    assert "all" in result.stdout
+    assert "held out" in result.stderr
+    result = CliRunner().invoke(cli, ["train", "eagle", "--out", str(folder / "none"), *options])
+    assert result.exit_code == 2
+    assert "--minutes or --steps" in result.stderr
 
 
-BARE = """
+WITHOUT_EXTRAS = """
 import sys
+from pathlib import Path
 class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in ("typer", "rich", "matplotlib", "click"):
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Blocker())
-from paceline.train.__main__ import main
-sys.exit(main(sys.argv[1:]))
+from paceline.core.clock import WallClock
+from paceline.train.card import read_record, write_card
+from paceline.train.progress import PlainProgress
+from paceline.train.run import train
+folder = Path(sys.argv[1])
+write_card(folder, read_record(folder), PlainProgress(WallClock()))
 """
 
 
-def test_it_runs_without_typer_rich_and_matplotlib(folder: Path, tiny_folder: Path) -> None:
-    run(plan_of(folder, tiny_folder, "bare", evaluate=None))
+def test_training_imports_without_typer_rich_and_matplotlib(folder: Path, tiny_folder: Path) -> None:
+    run(make_plan(folder, tiny_folder, "bare", evaluate=None))
     for name in ("alpha.png", "card.md"):
         (folder / "bare" / name).unlink()
     result = subprocess.run(
-        [sys.executable, "-c", BARE, "card", str(folder / "bare")], capture_output=True, text=True, check=False
+        [sys.executable, "-c", WITHOUT_EXTRAS, str(folder / "bare")], capture_output=True, text=True, check=False
     )
     assert result.returncode == 0, result.stderr
     assert "pip install 'paceline[bench]'" in result.stderr

@@ -1,4 +1,4 @@
-"""A draft that was trained is the draft that is served: saved folders, read by the inference side."""
+"""Saved drafts give the same logits in training and in inference."""
 
 from pathlib import Path
 from typing import Any
@@ -7,17 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.models.drafts.eagle import EagleModel
-from paceline.models.drafts.eagle_runner import EagleRunner
+from paceline.models.drafts.eagle import EagleModel, EagleRunner
 from paceline.models.drafts.load import find_draft, load_draft
 from paceline.models.drafts.medusa import MedusaModel
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runner import ModelRunner, Span
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.train.drafts.reduced_vocab import DraftVocabulary
 from paceline.train.drafts.target import Target, identity
-from paceline.train.folder import load_draft as load_trained
-from paceline.train.folder import save_draft
+from paceline.train.drafts.vocabulary import DraftVocabulary
+from paceline.train.saved_draft import load_draft as load_trained
+from paceline.train.saved_draft import save_draft
 from tests.train.test_evaluate import drafts
 from tests.train.tiny import VOCAB, some_ids
 
@@ -40,11 +39,11 @@ def vocabulary(request: pytest.FixtureRequest) -> DraftVocabulary:
 def both(
     kind: str, target: Target, tokenizer: Tokenizer, served: LoadedModel, vocabulary: DraftVocabulary, folder: Path
 ) -> tuple[Tensor, Any]:
-    """Logits of every depth and row as training has them, and the served draft."""
+    """The logits of training, for every depth and row, and the served draft."""
     save_draft(folder, drafts(target)[kind], vocabulary, target, identity(target.name, tokenizer))
     trained = load_trained(folder).draft
     with torch.no_grad():
-        hidden = trained.guess(target, target.states(IDS, trained.capture), 3).hidden[:, 0]  # [U, S, D]
+        hidden = trained.predict(target, target.states(IDS, trained.state_layers), 3).hidden[:, 0]  # [U, S, D]
     found = find_draft(folder)
     assert found is not None
     head = vocabulary.head(target.head)
@@ -58,9 +57,9 @@ def test_eagle(
     model = head.model
     assert isinstance(model, EagleModel)
     ids, last = IDS[0].tolist(), 12  # features of tokens 0 .. 11 are known
-    inner = target.states(IDS, model.config.capture).inner
+    inner = target.states(IDS, model.config.state_layers).inner
     assert inner is not None
-    states = dict(zip(model.config.capture, inner[0, :last].chunk(3, -1), strict=True))
+    states = dict(zip(model.config.state_layers, inner[0, :last].chunk(3, -1), strict=True))
     runner = EagleRunner(model, num_blocks=2, num_lanes=1)
     with torch.inference_mode():
         state = runner.forward([Span([0, 1], 0, ids[1 : last + 1], 0)], model.fuse(states))[-1:]

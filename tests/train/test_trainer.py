@@ -6,21 +6,21 @@ import torch
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InvalidConfig
 from paceline.models.loading.load import open_checkpoint
-from paceline.train.data.text import Text
+from paceline.train.data.text_file import Text
 from paceline.train.drafts.distilled import DistilledDraft
 from paceline.train.drafts.draft import Draft
 from paceline.train.drafts.eagle import EagleDraft
 from paceline.train.drafts.medusa import MedusaDraft
-from paceline.train.drafts.reduced_vocab import DraftVocabulary
 from paceline.train.drafts.target import Target, layer_shape
-from paceline.train.schedule import Schedule
-from paceline.train.trainer import Look, Trainer
+from paceline.train.drafts.vocabulary import DraftVocabulary
+from paceline.train.optimizer import Schedule
+from paceline.train.trainer import Trainer, TrainStatus
 from tests.train.tiny import VOCAB, some_ids
 
 
 @pytest.fixture(scope="module")
 def text(target: Target) -> Text:
-    """Greedy text after random starts: decided, and much the same in all rows."""
+    """Greedy text after random starts."""
     ids = some_ids(64, 4)
     for _ in range(28):
         ids = torch.cat([ids, (target.states(ids).last[:, -1] @ target.head.T).argmax(-1)[:, None]], 1)
@@ -29,7 +29,7 @@ def text(target: Target) -> Text:
     return Text(ids.int(), answer, ("x",) * 64)
 
 
-def fresh(kind: str, target: Target) -> Draft:
+def new_draft(kind: str, target: Target) -> Draft:
     torch.manual_seed(7)
     shape = layer_shape(target.config)
     return {
@@ -39,7 +39,7 @@ def fresh(kind: str, target: Target) -> Draft:
     }[kind]()
 
 
-def trainer_of(
+def make_trainer(
     kind: str, target: Target, text: Text, folder: Path, steps: int, rate: float = 1e-2, **changes: object
 ) -> Trainer:
     held_out = Text(text.ids[48:], text.answer[48:], text.kinds[48:])
@@ -47,59 +47,57 @@ def trainer_of(
     options = {"rows": 8, "seed": 1, "clock": VirtualClock(), "points": 1, "checkpoint": folder / "c.pt"} | changes
     schedule = Schedule(rate, steps=steps, warmup=10)
     vocabulary = DraftVocabulary(VOCAB)
-    return Trainer(fresh(kind, target), target, vocabulary, train, held_out, schedule, **options)  # type: ignore[arg-type]
+    return Trainer(new_draft(kind, target), target, vocabulary, train, held_out, schedule, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "distilled"])
-def test_the_loss_falls_and_alpha_rises(kind: str, target: Target, text: Text, tmp_path: Path) -> None:
-    trainer = trainer_of(kind, target, text, tmp_path, 60)
-    looks: list[Look] = []
-    trainer.run(looks.append)
+def test_loss_falls_and_alpha_rises(kind: str, target: Target, text: Text, tmp_path: Path) -> None:
+    trainer = make_trainer(kind, target, text, tmp_path, 60)
+    reports: list[TrainStatus] = []
+    trainer.run(reports.append)
     assert trainer.is_done
-    assert looks[-1].loss < 0.8 * looks[0].loss
+    assert reports[-1].loss < 0.8 * reports[0].loss
     assert trainer.curve[-1].alphas[0] > 0.15 > 30 / VOCAB  # far above chance
-    assert trainer.curve[-1].tree_tokens_a_round > trainer.curve[-1].tokens_a_round > 1.1
+    assert trainer.curve[-1].tree_tokens_per_round > trainer.curve[-1].tokens_per_round > 1.1
     assert trainer.tokens == 60 * 8 * 32
 
 
 @pytest.mark.parametrize("kind", ["eagle", "distilled"])
-def test_an_interrupted_training_ends_with_the_same_weights(
-    kind: str, target: Target, text: Text, tmp_path: Path
-) -> None:
+def test_resumed_training_ends_with_the_same_weights(kind: str, target: Target, text: Text, tmp_path: Path) -> None:
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
-    whole = trainer_of(kind, target, text, tmp_path / "whole", 12)
-    whole.run(lambda look: None)
+    whole = make_trainer(kind, target, text, tmp_path / "whole", 12)
+    whole.run(lambda status: None)
     countdown = iter(range(5))
-    first = trainer_of(kind, target, text, tmp_path / "parts", 12)
-    first.run(lambda look: None, stop=lambda: next(countdown, None) is None)
+    first = make_trainer(kind, target, text, tmp_path / "parts", 12)
+    first.run(lambda status: None, stop=lambda: next(countdown, None) is None)
     assert first.step == 5
     assert not first.is_done
-    second = trainer_of(kind, target, text, tmp_path / "parts", 12)
-    second.run(lambda look: None)
+    second = make_trainer(kind, target, text, tmp_path / "parts", 12)
+    second.run(lambda status: None)
     assert second.step == 12
     assert second.curve == whole.curve
     for name, weight in whole.draft.state_dict().items():
         assert torch.equal(weight, second.draft.state_dict()[name]), name
 
 
-def test_a_checkpoint_of_another_training_is_refused(target: Target, text: Text, tmp_path: Path) -> None:
-    trainer_of("medusa", target, text, tmp_path, 2).run(lambda look: None)
+def test_checkpoint_of_another_training_is_rejected(target: Target, text: Text, tmp_path: Path) -> None:
+    make_trainer("medusa", target, text, tmp_path, 2).run(lambda status: None)
     with pytest.raises(InvalidConfig, match="another training"):
-        trainer_of("medusa", target, text, tmp_path, 2, rows=4).run(lambda look: None)
+        make_trainer("medusa", target, text, tmp_path, 2, rows=4).run(lambda status: None)
     with pytest.raises(InvalidConfig, match="another training"):
-        trainer_of("eagle", target, text, tmp_path, 2).run(lambda look: None)
+        make_trainer("eagle", target, text, tmp_path, 2).run(lambda status: None)
 
 
-def test_every_row_comes_once_an_epoch(target: Target, text: Text, tmp_path: Path) -> None:
-    trainer = trainer_of("medusa", target, text, tmp_path, 2)
+def test_every_epoch_has_every_row_once(target: Target, text: Text, tmp_path: Path) -> None:
+    trainer = make_trainer("medusa", target, text, tmp_path, 2)
     epochs = [torch.cat([trainer.batch(step) for step in range(6 * e, 6 * e + 6)]) for e in (0, 1)]
     for epoch in epochs:
         assert sorted(epoch.tolist()) == list(range(48))
     assert not torch.equal(*epochs)
 
 
-def test_a_schedule_of_seconds_ends_by_the_clock() -> None:
+def test_schedule_of_seconds() -> None:
     schedule = Schedule(1.0, seconds=100.0, warmup=10)
     assert schedule.done(10**6, 50.0) == 0.5
     assert schedule.done(0, 200.0) == 1.0
@@ -109,12 +107,12 @@ def test_a_schedule_of_seconds_ends_by_the_clock() -> None:
     assert Schedule(steps=10, seconds=100.0).done(5, 20.0) == 0.5
 
 
-def test_the_clock_of_earlier_runs_counts(target: Target, text: Text, tmp_path: Path) -> None:
+def test_seconds_of_earlier_runs_count(target: Target, text: Text, tmp_path: Path) -> None:
     def run(seconds: float) -> Trainer:
-        trainer = trainer_of("medusa", target, text, tmp_path, 2)
+        trainer = make_trainer("medusa", target, text, tmp_path, 2)
         clock = VirtualClock()
         trainer.schedule, trainer._clock = Schedule(seconds=100.0), clock
-        trainer.run(lambda look: None, stop=lambda: clock.now() >= seconds or bool(clock.advance(10.0)))
+        trainer.run(lambda status: None, stop=lambda: clock.now() >= seconds or bool(clock.advance(10.0)))
         return trainer
 
     assert run(60.0).seconds == 60.0
@@ -124,13 +122,11 @@ def test_the_clock_of_earlier_runs_counts(target: Target, text: Text, tmp_path: 
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "distilled"])
-def test_a_target_in_half_precision_trains_float32_weights(
-    kind: str, tiny_folder: Path, text: Text, tmp_path: Path
-) -> None:
+def test_bfloat16_target_trains_float32_weights(kind: str, tiny_folder: Path, text: Text, tmp_path: Path) -> None:
     half = Target(open_checkpoint(tiny_folder), torch.device("cpu"), torch.bfloat16)
-    trainer = trainer_of(kind, half, text, tmp_path, 40)
-    looks: list[Look] = []
-    trainer.run(looks.append)
-    losses = [look.loss for look in looks]
+    trainer = make_trainer(kind, half, text, tmp_path, 40)
+    reports: list[TrainStatus] = []
+    trainer.run(reports.append)
+    losses = [status.loss for status in reports]
     assert sum(losses[30:36]) < 0.95 * sum(losses[:6])  # whole epochs: rows differ among themselves
     assert {parameter.dtype for parameter in trainer.draft.parameters()} == {torch.float32}

@@ -1,4 +1,4 @@
-"""A tiny chat model on disk: bytes for tokens, three special ones, random weights that make decided guesses."""
+"""A tiny chat model on disk: byte tokens, special tokens, and random weights with clear arg-maxes."""
 
 import json
 from pathlib import Path
@@ -77,5 +77,5 @@ def some_ids(rows: int, length: int, seed: int = 0) -> torch.Tensor:
     return torch.randint(0, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def some_states(target: Target, capture: tuple[int, ...], rows: int = 2, length: int = 24) -> States:
-    return target.states(some_ids(rows, length), capture)
+def some_states(target: Target, state_layers: tuple[int, ...], rows: int = 2, length: int = 24) -> States:
+    return target.states(some_ids(rows, length), state_layers)

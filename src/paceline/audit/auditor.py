@@ -9,8 +9,8 @@ import torch
 
 from paceline.audit.coupled_check import check_coupled
 from paceline.audit.findings import AuditedText
-from paceline.audit.ledger import Ledger
 from paceline.audit.rejection_check import check_rejection
+from paceline.audit.verify_log import VerifyLog
 from paceline.core.errors import InvalidConfig, InvalidRequest
 from paceline.core.output import Completion, Generation
 from paceline.core.sampling import SamplingParams
@@ -19,14 +19,13 @@ from paceline.engine.llm import LLM, Prompt
 from paceline.kernels.cpu import native
 from paceline.kv.block_tables import blocks_for
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.runner import ModelRunner, make_runner
-from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.proposers.layer_skip import LayerSkipProposer
+from paceline.models.runner import ModelRunner
+from paceline.models.runners import make_runner
 from paceline.speculation.verification.rescoring import FinishedText, Rescored, Rescoring
 
 ROWS = 64
 """Tokens a pass."""
-LEDGER_BYTES = 2**31
+LOG_BYTES = 2**31
 """For what verification went by in the texts of one batch: longer texts are audited fewer at a time."""
 OTHER_SEEDS = 2**40
 """What the seeds of texts generated without speculation differ by, where the two must be independent."""
@@ -66,7 +65,7 @@ class Auditor:
         audited: list[AuditedText] = []
         # A token leaves up to three float32 rows of the vocabulary's width: logits, p and q
         text_bytes = 12 * workload.sampling.max_tokens * self._runner.model.config.vocab_size
-        at_once = max(1, min(workload.concurrency, LEDGER_BYTES // text_bytes))
+        at_once = max(1, min(workload.concurrency, LOG_BYTES // text_bytes))
         for start in range(0, len(workload.prompts), at_once):
             group = range(start, min(start + at_once, len(workload.prompts)))
             audited.extend(self._audit(workload, group))
@@ -74,17 +73,13 @@ class Auditor:
         return audited
 
     def _audit(self, workload: Workload, group: range) -> list[AuditedText]:
-        ledger = Ledger()
-        engine, before = self._llm.engine, self._llm.engine.witness
-        engine.witness = ledger
-        try:
+        log = VerifyLog()
+        with self._llm.engine.listening(log):
             speculative = self._generate(workload, group, enabled=True)
-        finally:
-            engine.witness = before
         plain = self._generate(workload, group, enabled=False)
         with native.quiet_torch(), torch.inference_mode():
             return [
-                self._check(workload, prompt, one, other, ledger)
+                self._check(workload, prompt, one, other, log)
                 for prompt, one, other in zip(group, speculative, plain, strict=True)
             ]
 
@@ -102,7 +97,7 @@ class Auditor:
         )
 
     def _check(
-        self, workload: Workload, prompt: int, one: Generation, other: Generation, ledger: Ledger
+        self, workload: Workload, prompt: int, one: Generation, other: Generation, log: VerifyLog
     ) -> AuditedText:
         completion, plain = one.completions[0], other.completions[0]
         seed = (workload.sampling.seed or 0) + prompt
@@ -116,7 +111,7 @@ class Auditor:
             completion.speculation.num_accepted_draft_tokens,
             findings=(),
         )
-        entries = ledger.take(one.request_id, 0)
+        entries = log.take(one.request_id, 0)
         if workload.is_coupled:
             return check_coupled(found, rescored, entries, completion, plain, self._runner)
         elsewhere = self._rescore(self._runner.model, _finished(workload.sampling, other, plain, seed + OTHER_SEEDS))
@@ -153,7 +148,7 @@ class Auditor:
     def _draft(self, method: str) -> DecoderModel | None:
         """The model that `method` draws drafts from; None: it guesses without one, or one-hot, which is exact anyway."""
         proposer = self._llm.engine.speculator.proposers.get(method)
-        return proposer.runner.model if isinstance(proposer, DraftModelProposer | LayerSkipProposer) else None
+        return proposer.traits.q_model if proposer is not None else None
 
 
 def _padded(rescored: Rescored, vocab_size: int) -> Rescored:

@@ -8,7 +8,7 @@ import torch
 
 from paceline.audit.divergence import divergence, limit
 from paceline.audit.findings import AuditedText, Finding, Kind
-from paceline.audit.ledger import Entry
+from paceline.audit.verify_log import Entry
 from paceline.core.output import Completion
 from paceline.models.runner import ModelRunner
 from paceline.speculation.verification.distribution import log_distribution

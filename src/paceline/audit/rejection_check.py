@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from paceline.audit.divergence import divergence, is_draw, limit
 from paceline.audit.findings import AuditedText, Finding
-from paceline.audit.ledger import Entry
 from paceline.audit.two_sample import rank
+from paceline.audit.verify_log import Entry
 from paceline.core.errors import PacelineError
 from paceline.models.runner import ModelRunner
 from paceline.speculation.verification.distribution import log_distribution

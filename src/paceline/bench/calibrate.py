@@ -67,7 +67,8 @@ def calibrate(llm: "LLM", trial: Trial, clock: Clock, on_part: Callable[[str], N
     half = max(trial.batch, len(prompts) // 2)
     methods = _methods(engine.speculator.proposers, trial.methods)
     _run(llm, trial, prompts[: trial.batch], "warm-up", {"enabled": False})
-    with Recorder(engine, clock) as recorder:
+    recorder = Recorder(clock)
+    with engine.listening(recorder):
 
         def measure(label: str, some: Sequence[BenchPrompt], speculation: Mapping[str, Any]) -> list[RecordedRound]:
             on_part(label)

@@ -18,9 +18,8 @@ from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.inflate import inflate
 from paceline.models.architectures.inflation import Inflation
 from paceline.models.architectures.rope import LinearScaling, Llama3Scaling
-from paceline.models.loading.checkpoint import Checkpoint
+from paceline.models.loading.checkpoint import Checkpoint, QuantizedWeights
 from paceline.models.loading.load import open_checkpoint
-from paceline.models.loading.quantize import QuantizedWeights
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
 SHARD_BYTES = 4 * 2**30

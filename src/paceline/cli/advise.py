@@ -2,21 +2,23 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from paceline.bench.calibrate import Trial
+from paceline.bench.calibrate import Trial, calibrate, calibration_config
 from paceline.bench.default_prompts import DEFAULT_PROMPTS
 from paceline.bench.prompts import load_prompts, select
 from paceline.cli import console
-from paceline.cli.advise_case import Elsewhere, GivenFigures, measured_case
-from paceline.cli.advise_tables import print_advice
+from paceline.cli.console import loaded
 from paceline.cli.options import ENGINE, with_settings
+from paceline.cli.render.advice import print_advice
 from paceline.cluster.cost.advice import Advice, advise
-from paceline.cluster.cost.cost import Method, Target
+from paceline.cluster.cost.cost import Footprint, Method, Target
+from paceline.core.clock import WallClock
+from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import MAX_DEPTH
@@ -31,35 +33,42 @@ def advise_command(
     prompts: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FILE]", help="Prompts to calibrate with: lines of JSON, as for `bench`. None: a built-in set."
+            metavar="[FILE]", help="Prompts to calibrate with: lines of JSON, as for `bench`. Default: a built-in set."
         ),
     ] = None,
-    max_depth: Annotated[int, typer.Option(min=1, max=MAX_DEPTH, help="The deepest draft to look at.")] = 10,
+    max_depth: Annotated[int, typer.Option(min=1, max=MAX_DEPTH, help="Largest depth to consider.")] = 10,
     batch: Annotated[int, typer.Option(min=1, help="Sequences that decode together.")] = 1,
     tokens: Annotated[int, typer.Option(min=8, help="Tokens of a calibration answer.")] = 32,
-    temperature: Annotated[float, typer.Option(help="Of the calibration; 0 is greedy.")] = 0.0,
+    temperature: Annotated[float, typer.Option(help="Temperature of the calibration; 0 is greedy.")] = 0.0,
     methods: Annotated[
-        str | None, typer.Option(metavar="NAME[,NAME…]", help="What to calibrate.", show_default="all there are")
+        str | None, typer.Option(metavar="NAME[,NAME…]", help="Methods to calibrate.", show_default="all")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Prompts at the most, of all categories in turn.")] = 7,
-    price: Annotated[float | None, typer.Option(min=0.0, help="Dollars an hour of the target's devices.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Most prompts, taken from all categories in turn.")] = 7,
+    price: Annotated[float | None, typer.Option(min=0.0, help="Dollars per hour of the target's devices.")] = None,
     draft_price: Annotated[
         float,
-        typer.Option(min=0.0, help="Dollars an hour of the draft model's own devices; 0: it shares the target's."),
+        typer.Option(min=0.0, help="Dollars per hour of the draft model's own devices; 0: it shares the target's."),
     ] = 0.0,
-    network_ms: Annotated[float, typer.Option(min=0.0, help="Round trip to a draft model elsewhere.")] = 0.0,
+    network_ms: Annotated[
+        float, typer.Option(min=0.0, help="Network round trip to a draft model on another machine.")
+    ] = 0.0,
     alpha: Annotated[
         str | None,
-        typer.Option(metavar="NUM[,NUM…]", help="Conditional acceptance, or one by position.", rich_help_panel=GIVEN),
+        typer.Option(
+            metavar="NUM[,NUM…]", help="Conditional acceptance: one value, or one per position.", rich_help_panel=GIVEN
+        ),
     ] = None,
-    draft_ms: Annotated[float | None, typer.Option(min=0.0, help="One drafted token.", rich_help_panel=GIVEN)] = None,
+    draft_ms: Annotated[
+        float | None, typer.Option(min=0.0, help="Time of one drafted token.", rich_help_panel=GIVEN)
+    ] = None,
     verify_ms: Annotated[
-        float | None, typer.Option(min=0.0, help="A target pass over all drafts.", rich_help_panel=GIVEN)
+        float | None, typer.Option(min=0.0, help="Time of a target pass over all drafts.", rich_help_panel=GIVEN)
     ] = None,
     plain_ms: Annotated[
-        float | None, typer.Option(min=0.0, help="A plain step. None: as a verify pass.", rich_help_panel=GIVEN)
+        float | None,
+        typer.Option(min=0.0, help="Time of a plain step. Default: that of a verify pass.", rich_help_panel=GIVEN),
     ] = None,
-    method: Annotated[str, typer.Option(help="What to call it.", rich_help_panel=GIVEN)] = "draft_model",
+    method: Annotated[str, typer.Option(help="Name of the method.", rich_help_panel=GIVEN)] = "draft_model",
     target_gb: Annotated[
         float, typer.Option(min=0.0, help="Memory of the target with its cache.", rich_help_panel=GIVEN)
     ] = 0.0,
@@ -69,21 +78,23 @@ def advise_command(
     device_gb: Annotated[
         float | None, typer.Option(min=0.0, help="Memory of the target's device.", rich_help_panel=GIVEN)
     ] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw it.")] = None,
-    html_file: Annotated[Path | None, typer.Option("--html", metavar="FILE.html", help="All of it in a page.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="All figures.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", metavar="FILE.png", help="Write a plot.")] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE.html", help="Write an HTML page with table and plot.")
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
 ) -> None:
-    """Say whether to speculate, with which method and how deep, and why.
+    """Recommend a method and a depth, or plain decoding, with reasons.
 
-    From a short run of the model on this machine, or, with --alpha, --draft-ms and --verify-ms, from figures you have.
+    Based on a short run of the model on this machine or, with --alpha, --draft-ms and --verify-ms, on given figures.
     """
-    for file in (plot_file, html_file, json_file):  # now, not after a minute of measuring
+    for file in (plot_file, html_file, json_file):  # before measuring
         if file is not None and not file.parent.is_dir():
             raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
-    draft = Elsewhere(network_ms / 1e3, draft_price)
+    draft = DraftPlacement(network_ms / 1e3, draft_price)
     given = GivenFigures(method, alpha, draft_ms, verify_ms, plain_ms, target_gb, draft_gb, device_gb)
     if given and prompts is not None:
-        raise InvalidRequest(f"nothing is run with given figures: leave out {prompts}, or the figures", field="prompts")
+        raise InvalidRequest(f"given figures need no prompts: leave out {prompts}, or the figures", field="prompts")
     if given:
         case = given.case(batch, draft)
     else:
@@ -103,7 +114,7 @@ def _write(advice: Advice, title: str, plot_file: Path | None, html_file: Path |
     if plot_file is None and html_file is None:
         return
     from paceline.bench.advice_plot import draw
-    from paceline.cli.advise_page import page
+    from paceline.cli.render.advice import page
 
     png = draw(advice, title)
     if plot_file is not None:
@@ -123,3 +134,79 @@ def _to_json(advice: Advice, target: Target, methods: Sequence[Method]) -> dict[
         "target": asdict(target),
         "methods": [asdict(method) for method in methods],
     }
+
+
+@dataclass(frozen=True, slots=True)
+class DraftPlacement:
+    """The cost of a draft model on another machine; zeros for the target's."""
+
+    network_seconds: float
+    price_per_hour: float
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A target and the methods to choose from."""
+
+    target: Target
+    methods: tuple[Method, ...]
+    title: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivenFigures:
+    """The figures of the command line, in its units."""
+
+    method: str
+    alpha: str | None
+    draft_ms: float | None
+    verify_ms: float | None
+    plain_ms: float | None
+    target_gb: float
+    draft_gb: float
+    device_gb: float | None
+
+    def __bool__(self) -> bool:
+        return self.alpha is not None or self.draft_ms is not None or self.verify_ms is not None
+
+    def case(self, batch: int, draft: DraftPlacement) -> Case:
+        if self.alpha is None or self.draft_ms is None or self.verify_ms is None:
+            raise InvalidRequest("given figures need all three of --alpha, --draft-ms and --verify-ms", field="alpha")
+        # One figure stands for a pass over drafts of any depth.
+        passes = {batch: (self.plain_ms or self.verify_ms) / 1e3, 2 * batch: self.verify_ms / 1e3}
+        memory = None if self.device_gb is None else int(self.device_gb * 1e9)
+        drafts = {depth: depth * self.draft_ms / 1e3 for depth in (0, MAX_DEPTH)}
+        method = Method(self.method, _alphas(self.alpha), drafts, footprint=_gigabytes(self.draft_gb))
+        return Case(
+            Target(passes, batch, _gigabytes(self.target_gb), memory_bytes=memory),
+            (_placed(method, draft),),
+            f"{self.method}, batch {batch}, from given figures",
+        )
+
+
+def measured_case(engine: EngineConfig, trial: Trial, draft: DraftPlacement) -> Case:
+    """A case from a short run of the model on this machine. Only a draft model can run on another machine."""
+    with loaded(calibration_config(engine, trial.max_depth)) as llm, console.err.status("calibrating") as status:
+        found = calibrate(llm, trial, WallClock(), lambda part: status.update(f"calibrating: {part}"))
+    title = f"{engine.model}, batch {trial.batch}, temperature {trial.sampling.temperature:g}, measured here"
+    if found.silent:
+        title += f"; drafted nothing: {', '.join(found.silent)}"
+    methods = (_placed(one, draft) if one.name == "draft_model" else one for one in found.methods)
+    return Case(found.target, tuple(methods), title)
+
+
+def _placed(method: Method, placement: DraftPlacement) -> Method:
+    return replace(method, network_seconds=placement.network_seconds, price_per_hour=placement.price_per_hour)
+
+
+def _alphas(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidRequest(
+            f"--alpha takes numbers between 0 and 1, separated by commas, got {text!r}", field="alpha"
+        ) from None
+
+
+def _gigabytes(size: float) -> Footprint:
+    return Footprint(weight_bytes=int(size * 1e9))

@@ -1,4 +1,4 @@
-"""`paceline audit`: what can be proved about what was generated."""
+"""`paceline audit`: checks that speculation did not change the text."""
 
 import json
 import logging
@@ -7,19 +7,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from paceline.bench.prompts import load_prompts, select
 from paceline.cli import console
-from paceline.cli.audit_tables import print_report
-from paceline.cli.bar import counting_bar
-from paceline.cli.default_command import falls_back_to
-from paceline.cli.models import loaded
-from paceline.cli.options import ENGINE, with_settings
+from paceline.cli.console import counting_bar, loaded
+from paceline.cli.options import ENGINE, default_to, with_settings
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest, MissingDependency, PacelineError
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
-from paceline.server.auth.audit_log import TrailBroken
+from paceline.server.auth.audit_log import AuditLogBroken
 from paceline.server.auth.audit_log import verify as verify_trail
 from paceline.server.config.config import ServerConfig
 
@@ -28,16 +28,19 @@ if TYPE_CHECKING:
     from paceline.audit.report import Report
     from paceline.engine.llm import LLM, Prompt
 
-PROMPTS = "prompts"
-NEVER = 2**31
-"""Low windows in a row before the breaker opens: an audit wants drafts, whatever they bring."""
 
-audit = typer.Typer(cls=falls_back_to(PROMPTS), rich_markup_mode="markdown")
+PROMPTS = "prompts"
+SHOWN = 10
+"""Findings printed in full."""
+NEVER = 2**31
+"""Rounds before the circuit breaker opens: an audit drafts always."""
+
+audit = typer.Typer(cls=default_to(PROMPTS), rich_markup_mode="markdown")
 
 
 @audit.callback()
 def about() -> None:
-    """What can be proved about what was generated."""
+    """Check that speculation did not change the text, and verify audit logs."""
 
 
 @audit.command(PROMPTS)
@@ -46,34 +49,34 @@ def audit_prompts(
     config: ServerConfig,
     prompts: Annotated[
         Path,
-        typer.Argument(
-            metavar="PROMPTS.jsonl", help="Lines of JSON with `prompt` or `turns`, of which the first is asked."
-        ),
+        typer.Argument(metavar="PROMPTS.jsonl", help="Lines of JSON with `prompt` or `turns`; the first turn is used."),
     ],
     verification: Annotated[
         str | None, typer.Option(help="`coupled` or `rejection`.", show_default="as configured: coupled")
     ] = None,
-    method: Annotated[str | None, typer.Option(help="How to draft.", show_default="as configured")] = None,
+    method: Annotated[str | None, typer.Option(help="Drafting method.", show_default="as configured")] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.8,
     top_p: Annotated[float, typer.Option(help="1: off.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="0: off.")] = 0,
-    tokens: Annotated[int, typer.Option(min=1, help="Of an answer, at the most.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first prompt; the next has the next one.")] = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Prompts at the most, of all categories in turn.")] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Prompts at a time, in one batch.")] = 8,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 32,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the first prompt; every next prompt has the next seed.")
+    ] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most prompts, taken from all categories in turn.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Prompts in one batch.")] = 8,
     report_file: Annotated[
-        Path | None, typer.Option("--report", metavar="FILE.html", help="Write a report with plots there.")
+        Path | None, typer.Option("--report", metavar="FILE.html", help="Write a report with plots.")
     ] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
 ) -> None:
-    """Check that speculation leaves the text alone, on your prompts. `paceline audit verify` checks a trail of strict mode.
+    """Check on your prompts that speculation does not change the text. `paceline audit verify` checks an audit log.
 
-    Every prompt is answered with speculation and without. Coupled rounds are replayed from seed and position, and re-scored by
-    one plain pass over the finished text. Of rejection rounds, the p and q that were used are compared with those of plain
-    passes, draws are replayed, and the two sets of answers are put to a two-sample test. Drafts are as deep as
-    --speculation-max-depth, always.
+    Every prompt is answered with and without speculation. Coupled rounds are replayed from seed and position, and re-scored by
+    one plain pass over the finished text. For rejection rounds, the recorded p and q are compared with those of plain
+    passes, samples are replayed, and a two-sample test compares the two sets of answers. The depth is always
+    --speculation-max-depth.
 
-    Status 0: clean. 1: something drifted. 2: the audit could not be made.
+    Exit status 0: no difference. 1: a difference. 2: the audit failed.
     """
     try:
         report = _audit(
@@ -87,11 +90,11 @@ def audit_prompts(
         )
     except (PacelineError, typer.Exit):
         raise
-    except Exception:  # status 1 would say that something drifted
-        logging.getLogger(__name__).exception("the audit could not be made")
+    except Exception:  # status 1 means a difference
+        logging.getLogger(__name__).exception("the audit failed")
         raise typer.Exit(2) from None
     except KeyboardInterrupt:
-        console.fail("stopped before the end: nothing was proved")
+        console.fail("interrupted: the audit has no result")
         raise typer.Exit(130) from None
     print_report(report, console.out)
     raise typer.Exit(0 if report.is_clean else 1)
@@ -99,32 +102,30 @@ def audit_prompts(
 
 @audit.command()
 def verify(
-    file: Annotated[Path, typer.Argument(help="The server's setting `audit_trail` names it.")],
+    file: Annotated[Path, typer.Argument(help="Audit log; the server's setting `audit_trail`.")],
     head: Annotated[
         str | None,
-        typer.Option(
-            metavar="HASH", help="A head that was noted earlier: it must be in the chain.", show_default=False
-        ),
+        typer.Option(metavar="HASH", help="A head noted earlier; it must be in the chain.", show_default=False),
     ] = None,
 ) -> None:
-    """Prove that a trail of strict mode is as it was written.
+    """Verify that an audit log of strict mode is unchanged.
 
-    A line that was changed, removed, added or moved breaks the chain of hashes: the first such line is named and the status is
-    1. An end that was cut off, or a file written anew, shows only against a --head that was kept elsewhere: from the last
-    verification, from the server's log, or from GET /admin/trail.
+    A line that was changed, removed, added or moved breaks the chain of hashes. The command prints the first such line; its exit
+    status is 1. A truncated or rewritten file is detected only with a --head stored elsewhere: from the last verification, from
+    the server's log, or from GET /admin/trail.
     """
     try:
         found = verify_trail(file, head)
-    except TrailBroken as error:
+    except AuditLogBroken as error:
         console.fail(str(error))
         raise typer.Exit(1) from None
     console.out.print(f"{found.records} records, none changed; the head is {found.head}", soft_wrap=True)
     if found.unfinished:
-        console.out.print(f"without an end, so running or cut short: {', '.join(found.unfinished)}", soft_wrap=True)
+        console.out.print(f"started but not finished: {', '.join(found.unfinished)}", soft_wrap=True)
 
 
 def _always_drafting(engine: EngineConfig, verification: str | None, method: str | None) -> EngineConfig:
-    """The same engine, which drafts in every round, whether that pays or not."""
+    """The same engine config, with a draft in every round."""
     speculation = replace(
         engine.speculation, enabled=True, depth="fixed", min_depth=None, acceptance_threshold=None, breaker_rounds=NEVER
     )
@@ -148,7 +149,7 @@ def _audit(
     from paceline.audit.page import page
     from paceline.audit.report import Report
 
-    for file in (report_file, json_file):  # now, not after minutes
+    for file in (report_file, json_file):  # before measuring
         if file is not None and not file.parent.is_dir():
             raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
     if report_file is not None:
@@ -163,7 +164,7 @@ def _audit(
         report = Report(_about(llm, workload, prompts), _run(Auditor(llm), workload), workload.is_coupled)
         if report.num_drafted == 0:
             raise InvalidRequest(
-                "nothing was drafted, so nothing was proved: choose another --method, a --draft, or more --tokens",
+                "nothing was drafted, so nothing was checked: choose another --method, a --draft, or more --tokens",
                 field="method",
             )
         if report_file is not None:
@@ -191,9 +192,9 @@ def _about(llm: "LLM", workload: "Workload", prompts: Path) -> dict[str, Any]:
         "temperature": sampling.temperature,
         "top_p, top_k": f"{sampling.top_p:g}, {sampling.top_k}",
         "depth": engine.speculation.max_depth,
-        "prompts": f"{len(workload.prompts)} of {prompts.name}, {workload.concurrency} at a time",
+        "prompts": f"{len(workload.prompts)} of {prompts.name}, {workload.concurrency} in a batch",
         "seed": sampling.seed,
-        "tokens of an answer": f"up to {sampling.max_tokens}",
+        "tokens per answer": f"up to {sampling.max_tokens}",
     }
 
 
@@ -202,3 +203,36 @@ def _check_plots() -> None:
 
     if find_spec("matplotlib") is None:
         raise MissingDependency("matplotlib", "an audit's report", "bench")
+
+
+def print_report(report: "Report", terminal: Console) -> None:
+    terminal.print(", ".join(f"{name} {value}" for name, value in report.about.items()), markup=False)
+    terminal.print(_checks(report))
+    for finding in report.findings[:SHOWN]:
+        other = "" if finding.other is None else f", plain {finding.other}"
+        terminal.print(
+            f"{finding.kind}: prompt {finding.prompt}, output token {finding.index} ({finding.origin}): "
+            f"{finding.token}{other}, {finding.figure:.3g}",
+            style="red",
+            markup=False,
+        )
+    if len(report.findings) > SHOWN:
+        terminal.print(f"and {len(report.findings) - SHOWN:,} more", style="red")
+    for line in report.power:
+        terminal.print(line, style="dim", markup=False)
+    drafts = f"{report.num_drafted:,} drafted tokens, {report.num_accepted:,} accepted"
+    if report.is_clean:
+        terminal.print(f"clean: {drafts}; the text is that of plain decoding", style="bold green")
+    else:
+        terminal.print(f"drift: {drafts}; the text differs from plain decoding", style="bold red")
+
+
+def _checks(report: "Report") -> Table:
+    table = Table("check", title="Audit", title_justify="left")
+    table.add_column("checked", justify="right")
+    table.add_column("wrong", justify="right")
+    table.add_column("")
+    for check in report.checks:
+        wrong = Text(f"{check.num_wrong:,}", style="bold red" if check.num_wrong else "green")
+        table.add_row(check.name, f"{check.num_checked:,} {check.unit}", wrong, check.detail)
+    return table

@@ -1,4 +1,4 @@
-"""`paceline bench`: plain and speculative decoding side by side."""
+"""`paceline bench`: plain and speculative decoding side by side, and inflated targets for it."""
 
 import asyncio
 import json
@@ -19,18 +19,18 @@ from paceline.bench.prompts import load_prompts, select
 from paceline.bench.report import Measured, Report
 from paceline.bench.runner import Workload, compare
 from paceline.cli import console
-from paceline.cli.bar import counting_bar
-from paceline.cli.bench_tables import print_report
-from paceline.cli.models import loaded
+from paceline.cli.console import counting_bar, loaded
 from paceline.cli.options import ENGINE, with_settings
-from paceline.cli.profile_tables import print_profiles
+from paceline.cli.render.bench import print_profiles, print_report
 from paceline.core.clock import WallClock
+from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest
 from paceline.core.sampling import SamplingParams
 from paceline.server.config.config import ServerConfig
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
+
 
 EPILOG = "Presets:\n\n" + "\n".join(f"- **{preset.name}**: {preset.about}" for preset in PRESETS.values())
 
@@ -42,36 +42,39 @@ def bench(
         Path | None,
         typer.Argument(
             metavar="[FILE]",
-            help="Lines of JSON with `prompt`, `question`, `turns` or `messages`, and a `category`. None: a built-in set.",
+            help="Lines of JSON with `prompt`, `question`, `turns` or `messages`, and a `category`. Default: a built-in set.",
         ),
     ] = None,
-    preset: Annotated[str, typer.Option(help="A scenario, from the list below.")] = DEFAULT.name,
+    preset: Annotated[str, typer.Option(help="A scenario from the list below.")] = DEFAULT.name,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests at a time.", show_default="the preset's")
+        int | None, typer.Option(min=1, help="Concurrent requests.", show_default="the preset's")
     ] = None,
     tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of an answer.", show_default="the preset's")] = None,
     temperature: Annotated[float | None, typer.Option(help="0 is greedy.", show_default="the preset's")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the first prompt; the next has the next one.")] = 0,
-    limit: Annotated[int | None, typer.Option(min=1, help="Prompts at the most, of all categories in turn.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures there.")] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the first prompt; every next prompt has the next seed.")
+    ] = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Most prompts, taken from all categories in turn.")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
     plot_file: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw speeds and alphas.")
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Plot speeds and alphas.")
     ] = None,
     profile_file: Annotated[
         Path | None,
-        typer.Option("--profile", metavar="FILE.png", help="Show and draw where a round's time goes."),
+        typer.Option("--profile", metavar="FILE.png", help="Print and plot the time of each part of a step."),
     ] = None,
     against: Annotated[
         str | None, typer.Option(metavar="URL", help="Measure this OpenAI-compatible server too, over HTTP.")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="OPENAI_API_KEY", help="For that server.", show_envvar=True, show_default=False)
+        str | None,
+        typer.Option(envvar="OPENAI_API_KEY", help="API key of that server.", show_envvar=True, show_default=False),
     ] = None,
 ) -> None:
-    """Measure what speculation brings on your prompts, and that the text stays the same.
+    """Measure the speed of speculation on your prompts, and check that the text is the same.
 
-    The same requests run plainly and speculatively, in turns. Status 1: some text was different. `paceline bench inflate`
-    makes a large target out of a small model.
+    The same requests run plain and speculative, in turns. Exit status 1: some text differed. `paceline bench inflate`
+    makes a large target from a small model.
     """
     chosen = find_preset(preset)
     workload = Workload(
@@ -85,11 +88,11 @@ def bench(
         concurrency=concurrency or chosen.concurrency,
         system=chosen.system,
     )
-    for file in (json_file, plot_file, profile_file):  # now, not after minutes of measuring
+    for file in (json_file, plot_file, profile_file):  # before measuring
         if file is not None and not file.parent.is_dir():
             raise InvalidRequest(f"cannot write {file}: there is no folder {file.parent}", field="file")
     with loaded(config.engine) as llm:
-        recorder = None if profile_file is None else Recorder(llm.engine, WallClock())
+        recorder = None if profile_file is None else Recorder(WallClock())
         contenders = asyncio.run(_measure(llm, workload, against, api_key, recorder))
         profiles = [] if recorder is None else _profiles(recorder, llm)
     report = Report(_about(config, chosen.name, prompts, workload), contenders)
@@ -107,7 +110,7 @@ def bench(
         from paceline.bench.profiling.plot import plot_profiles
 
         plot_profiles(profiles, str(report.about["title"]), profile_file)
-    if contenders[1].differences:  # a server compared with may be another model
+    if contenders[1].differences:  # another server may serve another model
         raise typer.Exit(1)
 
 
@@ -121,7 +124,7 @@ async def _measure(
             EngineContender("speculative", llm, True, clock),
         ]
         if recorder is not None:
-            stack.enter_context(recorder)
+            stack.enter_context(llm.engine.listening(recorder))
             contenders = [ProfiledContender(contender, recorder) for contender in contenders]
         if against is not None:
             contenders.append(await stack.enter_async_context(connect(against, api_key, clock)))
@@ -131,7 +134,7 @@ async def _measure(
 
 
 def _profiles(recorder: Recorder, llm: "LLM") -> list[Profile]:
-    """Of rounds that only decode, one profile a contender."""
+    """One profile per contender, of rounds that only decode."""
     from paceline.bench.profiling.bandwidth import copy_bandwidth
 
     bandwidth = copy_bandwidth(llm.engine.runner.device, WallClock())
@@ -150,7 +153,7 @@ def _about(config: ServerConfig, preset: str, prompts: Path | None, workload: Wo
     draft = draft_of(engine)
     title = (
         f"{engine.model}{f' with draft {draft}' if draft else ''}, temperature {sampling.temperature:g}, "
-        f"{workload.concurrency} at a time, up to {sampling.max_tokens} tokens"
+        f"{workload.concurrency} concurrent, up to {sampling.max_tokens} tokens"
     )
     return {
         "title": title,
@@ -166,3 +169,43 @@ def _about(config: ServerConfig, preset: str, prompts: Path | None, workload: Wo
         "top_k": sampling.top_k,
         "seed": sampling.seed,
     }
+
+
+def inflate(
+    shape: Annotated[str, typer.Option(help="llama-1b, llama-8b or llama-70b.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder; must not exist.")],
+    base: Annotated[str, typer.Option(help="The small Llama: a folder, a GGUF file or a name.")] = "smollm2",
+    noise: Annotated[
+        float,
+        typer.Option(
+            help="Noise added to the small model's layers, in standard deviations of a weight; it lowers alpha."
+        ),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of noise and filler weights.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    quantization: Annotated[str, typer.Option(help="none, int8 or fp8; of the layers' matrices.")] = "none",
+    device: Annotated[str, typer.Option(help="Device that generates the random numbers.")] = "cpu",
+) -> None:
+    """Write a model with the cost of a large one and the text of a small one.
+
+    The folder loads in Paceline and in transformers. The same model without a folder, as the value of --model:
+    `inflate:llama-8b?base=smollm2&noise=0.06&seed=0`.
+    """
+    from paceline.bench.inflate import make, write_folder  # imports torch
+    from paceline.engine.build import pick_device, pick_dtype, pick_quantization
+    from paceline.models.architectures.inflation import Inflation
+
+    config = EngineConfig(device=device, dtype=dtype, quantization=quantization)  # type: ignore[arg-type]  # validated there
+    where = pick_device(config.device)
+    checkpoint = make(
+        Inflation(shape, base, noise, seed),
+        where,
+        pick_dtype(config.dtype, where),
+        pick_quantization(config.quantization),
+    )
+    with counting_bar() as bar:
+        task = bar.add_task("weights", total=None)
+        size = write_folder(checkpoint, out, lambda done, of: bar.update(task, completed=done, total=of))
+    parameters = checkpoint.config.num_parameters
+    summary = f"{checkpoint.name}: {parameters / 1e9:.2f} billion weights, {size / 1e9:.1f} GB in {out}"
+    console.out.print(summary, markup=False, soft_wrap=True)

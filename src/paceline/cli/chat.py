@@ -1,4 +1,4 @@
-"""`paceline chat`: a conversation in the terminal, in the colours of speculation."""
+"""`paceline chat`: a conversation in the terminal, with tokens coloured by origin."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +9,7 @@ from rich.text import Text
 from paceline.bench.summary import Summary
 from paceline.bench.trace import Beat, Trace
 from paceline.cli import console
-from paceline.cli.models import loaded
+from paceline.cli.console import loaded
 from paceline.cli.options import ENGINE, MaxTokens, Seed, Temperature, TopK, TopP, sampling_params, with_settings
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest
@@ -19,30 +19,30 @@ from paceline.server.config.config import ServerConfig
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
 
-HELP = "Type a message. /reset forgets the conversation, /quit leaves, Ctrl-C stops an answer."
+HELP = "Type a message. /reset clears the conversation, /quit exits, Ctrl-C stops an answer."
 MAX_TOKENS = 512
 
 
 @with_settings(ENGINE)
 def chat(
     config: ServerConfig,
-    system: Annotated[str | None, typer.Option(help="A system message to start every conversation with.")] = None,
+    system: Annotated[str | None, typer.Option(help="System message of every conversation.")] = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = None,
 ) -> None:
-    """Talk to a model and see which of its tokens were guessed.
+    """Chat with a model and see which of its tokens were drafted.
 
-    Every token has the colour of where it came from: accepted from the draft, recovered after a wrong guess, a bonus, or
-    plain. The text is the same with speculation off; only the speed line changes.
+    The colour of a token is its origin: accepted from the draft, recovered after a rejection, bonus, or plain. The text is
+    the same with speculation off; only the speed line changes.
     """
     sampling = sampling_params(
         config.sampling, MAX_TOKENS, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
     with loaded(config.engine) as llm:
-        from paceline.cli.colours import legend
+        from paceline.cli.render.token_colours import legend
 
         console.out.print(legend())
         console.out.print(HELP, style="dim")
@@ -50,7 +50,7 @@ def chat(
 
 
 class Conversation:
-    """Turns of one person with one model. Only `run` reads from the terminal."""
+    """The messages of one conversation. Only `run` reads from the terminal."""
 
     def __init__(self, llm: "LLM", sampling: SamplingParams, system: str | None, clock: Clock) -> None:
         self._llm = llm
@@ -63,25 +63,25 @@ class Conversation:
         for line in _lines():
             if line == "/reset":
                 self.messages = list(self._start)
-                console.out.print("The conversation starts anew.", style="dim")
+                console.out.print("The conversation is cleared.", style="dim")
             elif line.startswith("/"):
-                console.out.print(f"{line} is no command. {HELP}", style="dim", markup=False)
+                console.out.print(f"{line} is not a command. {HELP}", style="dim", markup=False)
             else:
-                self.say(line)
+                self.send(line)
 
-    def say(self, line: str) -> None:
-        """Ask, stream the answer, keep both. An interrupted answer is kept as far as it came."""
+    def send(self, line: str) -> None:
+        """Stream the answer to a message and store both. An interrupted answer is stored as far as it was generated."""
         question = {"role": "user", "content": line}
         try:
             trace = self._answer([*self.messages, question])
-        except InvalidRequest as error:  # most likely the window is full
+        except InvalidRequest as error:  # most likely the context window is full
             console.fail(f"{error}. /reset starts a new conversation.")
             return
         self.messages += [question, {"role": "assistant", "content": trace.text}]
         console.out.print(speed_line(trace), style="dim", highlight=False)
 
     def _answer(self, messages: list[dict[str, str]]) -> Trace:
-        from paceline.cli.colours import Painter
+        from paceline.cli.render.token_colours import Painter
 
         painter = Painter(self._llm.tokenizer)
         beats: list[Beat] = []
@@ -107,7 +107,7 @@ def speed_line(trace: Trace) -> str:
     if summary.ttft_p50 is not None:
         parts.append(f"first after {1000 * summary.ttft_p50:.0f} ms")
     if summary.tokens_per_round is not None:
-        parts.append(f"{summary.tokens_per_round:.2f} tokens a round")
+        parts.append(f"{summary.tokens_per_round:.2f} tokens per round")
     if summary.draft_acceptance_rate is None:
         parts.append("nothing drafted")
     else:
@@ -116,7 +116,7 @@ def speed_line(trace: Trace) -> str:
 
 
 def _lines() -> Iterator[str]:
-    """What the person types, until /quit or the end of input."""
+    """Lines from the terminal until /quit or the end of input."""
     while True:
         try:
             line = console.out.input("[bold]> [/bold]").strip()
@@ -124,7 +124,7 @@ def _lines() -> Iterator[str]:
             console.out.print()
             return
         except KeyboardInterrupt:
-            console.out.print("\n/quit leaves.", style="dim")
+            console.out.print("\n/quit exits.", style="dim")
             continue
         if line == "/quit":
             return
@@ -133,7 +133,7 @@ def _lines() -> Iterator[str]:
 
 
 def _write(text: Text) -> None:
-    """Without a line end, and without wrapping: pieces of a line must not be wrapped one by one."""
+    """Print without a line end and without wrapping: pieces of a line must not wrap one by one."""
     if text.plain:
         console.out.print(text, end="", soft_wrap=True)
         console.out.file.flush()

@@ -1,4 +1,4 @@
-"""The Typer application: which commands there are, and what happens to their errors."""
+"""The Typer application: all commands, and how their errors are printed."""
 
 from importlib.metadata import version
 from typing import Annotated, Any
@@ -10,25 +10,21 @@ from paceline.cli import console
 from paceline.cli.advise import advise_command
 from paceline.cli.api_keys import api_keys
 from paceline.cli.audit import audit
-from paceline.cli.bench import EPILOG, bench
-from paceline.cli.bench_inflate import inflate
+from paceline.cli.bench import EPILOG, bench, inflate
 from paceline.cli.chat import chat
-from paceline.cli.default_command import falls_back_to
+from paceline.cli.cluster import down, keys, status, up
 from paceline.cli.doctor import doctor
-from paceline.cli.down import down
 from paceline.cli.generate import generate
-from paceline.cli.keys import keys
+from paceline.cli.options import default_to
 from paceline.cli.serve import serve
-from paceline.cli.status import status
 from paceline.cli.train import train
-from paceline.cli.up import up
 from paceline.core.errors import MissingDependency, PacelineError
 
 
 class _Commands(TyperGroup):
-    """An error made on purpose is one line and status 2; everything else is a bug and keeps its traceback."""
+    """Prints a PacelineError as one line with exit status 2. Any other exception keeps its traceback."""
 
-    def invoke(self, ctx: Any) -> Any:  # click's context, whichever click Typer brings
+    def invoke(self, ctx: Any) -> Any:  # click's context
         try:
             return self._invoke(ctx)
         except PacelineError as error:
@@ -41,7 +37,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as error:
-            if error.name not in ("zmq", "msgspec"):  # what up, status and down import when they run
+            if error.name not in ("zmq", "msgspec"):  # imported by up, status and down when they run
                 raise
             raise MissingDependency(error.name, "a cluster", "pool") from error
 
@@ -57,11 +53,11 @@ cli = typer.Typer(
 for command in (serve, chat, generate, doctor, train, up, down, status, keys):
     cli.command()(command)
 cli.command("advise")(advise_command)
-benches = typer.Typer(cls=falls_back_to(MEASURE), rich_markup_mode="markdown")
+benches = typer.Typer(cls=default_to(MEASURE), rich_markup_mode="markdown")
 benches.command(MEASURE, epilog=EPILOG)(bench)
 benches.command()(inflate)
-cli.add_typer(benches, name="bench", help="Measure what speculation brings, and that the text stays the same.")
-cli.add_typer(api_keys, name="api-keys", help="Say who may use a server, and how much of it.")
+cli.add_typer(benches, name="bench", help="Measure the speed of speculation, and check that the text is the same.")
+cli.add_typer(api_keys, name="api-keys", help="Manage the API keys of a server: scopes and rate limits.")
 cli.add_typer(audit, name="audit")
 
 
@@ -80,6 +76,6 @@ def paceline(
 ) -> None:
     """Speculative decoding for LLM serving: faster, and not a word different.
 
-    A draft guesses the next tokens, the model checks all of them in one pass and keeps those it agrees with. The text is
-    exactly the model's own. Without --model every command uses smollm2, the embedded model.
+    A draft proposes tokens, and the model verifies all of them in one pass. The text is exactly the text of plain decoding.
+    Without --model every command uses smollm2, the embedded model.
     """

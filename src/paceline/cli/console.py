@@ -1,11 +1,51 @@
-"""Where the commands print: answers on standard output, everything about them on standard error."""
+"""Terminal output, progress, and a model loaded for one command."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from paceline.core.config import EngineConfig
+
+if TYPE_CHECKING:
+    from paceline.engine.llm import LLM
+
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
 
 def fail(message: str) -> None:
-    """One red line."""
+    """Print an error as one red line on standard error."""
     err.print(f"error: {message}", style="bold red", markup=False, soft_wrap=True)
+
+
+def counting_bar() -> Progress:
+    """A progress bar for counted work; it disappears at the end."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+    )
+
+
+@contextmanager
+def loaded(config: EngineConfig) -> Iterator["LLM"]:
+    """Load a model behind a spinner; close it when the block ends."""
+    with err.status(describe(config)):
+        from paceline.engine.llm import LLM  # imports torch, which takes seconds
+
+        llm = LLM(**asdict(config))
+    with llm:
+        yield llm
+
+
+def describe(config: EngineConfig) -> str:
+    draft = f" with draft {config.draft}" if config.draft not in (None, "none", "auto") else ""
+    return f"loading {config.model}{draft} and timing this machine"

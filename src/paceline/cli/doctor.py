@@ -1,28 +1,55 @@
-"""`paceline doctor`: the machine, the models, and what to change."""
+"""`paceline doctor`: checks of the machine and the models, with advice."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
 from paceline.cli import console
-from paceline.cli.check import Check, Verdict
 from paceline.cli.options import ENGINE, with_settings
 from paceline.server.config.config import ServerConfig
+
+
+class Verdict(Enum):
+    GOOD = "good"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report: what was checked, what was found, and what to change."""
+
+    name: str
+    found: str
+    verdict: Verdict = Verdict.GOOD
+    advice: str = ""
+
+    @classmethod
+    def note(cls, name: str, found: str, advice: str) -> "Check":
+        """Works, but could be better."""
+        return cls(name, found, Verdict.NOTE, advice)
+
+    @classmethod
+    def problem(cls, name: str, found: str, advice: str = "") -> "Check":
+        """Does not work as configured."""
+        return cls(name, found, Verdict.PROBLEM, advice)
+
 
 MARKS = {Verdict.GOOD: ("✓", "green"), Verdict.NOTE: ("•", "yellow"), Verdict.PROBLEM: ("✗", "bold red")}
 
 
 @with_settings(ENGINE)
 def doctor(config: ServerConfig) -> None:
-    """Look at this machine and say whether the models fit, fit together, and what to change.
+    """Check that the models fit this machine and each other, and print what to change.
 
-    Give the same options or the same --config as for serve. No weights are loaded. Status 1: there is a problem.
+    Takes the same options or --config as serve. No weights are loaded. Exit status 1: there is a problem.
     """
-    with console.err.status("looking around"):
-        from paceline.cli.machine_checks import check_machine
-        from paceline.cli.model_checks import check_models
+    with console.err.status("checking"):
+        from paceline.cli.checks import check_machine, check_models
 
         checks = [*check_machine(), *check_models(config.engine)]
     console.out.print(_table(checks))

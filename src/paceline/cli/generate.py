@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli import console
-from paceline.cli.models import loaded
+from paceline.cli.console import loaded
 from paceline.cli.options import ENGINE, MaxTokens, Seed, Temperature, TopK, TopP, sampling_params, with_settings
 from paceline.core.clock import WallClock
 from paceline.core.errors import InvalidRequest
@@ -22,24 +22,24 @@ MAX_TOKENS = 128
 def generate(
     config: ServerConfig,
     prompt: Annotated[
-        str | None, typer.Argument(help="The text to go on from; `-` or none reads standard input.")
+        str | None, typer.Argument(help="The text to complete; `-` or none reads standard input.")
     ] = None,
     file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.", metavar="FILE")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Ask it as a message, through the chat template.")] = False,
-    n: Annotated[int, typer.Option("-n", "--n", min=1, help="How many completions.")] = 1,
+    chat: Annotated[bool, typer.Option("--chat", help="Send it as a user message, through the chat template.")] = False,
+    n: Annotated[int, typer.Option("-n", "--n", min=1, help="Number of completions.")] = 1,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
     top_p: TopP = None,
     top_k: TopK = None,
     seed: Seed = None,
-    stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
     json_output: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object with all there is to know.")
+        bool, typer.Option("--json", help="Print one JSON object with text, tokens and statistics.")
     ] = False,
 ) -> None:
-    """Complete a text, from an argument, a file or standard input.
+    """Complete a text from an argument, a file or standard input.
 
-    Only the completion goes to standard output, so that it can be piped on.
+    Standard output receives only the completion.
     """
     text = read_prompt(prompt, file)
     sampling = sampling_params(
@@ -53,24 +53,24 @@ def generate(
         n=n,
         stop=tuple(stop or ()),
     )
-    asked: Any = [{"role": "user", "content": text}] if chat else text
+    prompt_or_messages: Any = [{"role": "user", "content": text}] if chat else text
     with loaded(config.engine) as llm:
         if n == 1 and not json_output:
-            for output in llm.stream(asked, sampling):
+            for output in llm.stream(prompt_or_messages, sampling):
                 sys.stdout.write(output.text)
                 sys.stdout.flush()
             sys.stdout.write("\n")
             return
         clock = WallClock()
         started = clock.now()
-        generation = llm.chat(asked, sampling) if chat else llm.generate(text, sampling)[0]
+        generation = llm.chat(prompt_or_messages, sampling) if chat else llm.generate(text, sampling)[0]
         seconds = clock.now() - started
     if not json_output:
         for completion in generation.completions:
             console.err.rule(f"{completion.index + 1} of {n}", align="left")
             sys.stdout.write(completion.text + "\n")
         return
-    answer = {
+    document = {
         "model": config.engine.model,
         "prompt": text,
         "prompt_tokens": len(generation.prompt_token_ids),
@@ -87,10 +87,11 @@ def generate(
             for completion in generation.completions
         ],
     }
-    sys.stdout.write(json.dumps(answer, ensure_ascii=False, indent=2) + "\n")
+    sys.stdout.write(json.dumps(document, ensure_ascii=False, indent=2) + "\n")
 
 
 def read_prompt(prompt: str | None, file: Path | None) -> str:
+    """The prompt from the argument, the file, or standard input."""
     if file is not None:
         if prompt is not None:
             raise InvalidRequest("give the prompt as an argument or in a file, not both", field="prompt")

@@ -1,4 +1,4 @@
-"""The entry point `paceline`. It imports nothing that may be missing until it can say what to install."""
+"""The entry point `paceline`. A missing package becomes an error with its install command."""
 
 import sys
 

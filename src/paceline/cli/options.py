@@ -1,4 +1,4 @@
-"""Settings as options: the same table that the file and the environment are read with."""
+"""Settings as command-line options."""
 
 import functools
 import inspect
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from paceline.core.config import EngineConfig
 from paceline.core.sampling import SamplingParams
@@ -20,13 +21,11 @@ ENGINE: Mapping[str, Setting] = {
     for name, setting in SETTINGS.items()
     if name in EngineConfig.__dataclass_fields__ or name.startswith("speculation.")
 }
-"""What a command needs that runs a model itself."""
+"""Settings of a command that runs a model itself."""
 METAVARS = {bool: "BOOL", int: "NUM", float: "NUM", str: "TEXT"}
 
-MaxTokens = Annotated[
-    int | None, typer.Option(min=1, help="Tokens of an answer at the most.", show_default="as configured")
-]
-Seed = Annotated[int | None, typer.Option(min=0, help="Makes sampled text repeatable.", show_default="drawn")]
+MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.", show_default="as configured")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Makes sampled text repeatable.", show_default="random")]
 Temperature = Annotated[float | None, typer.Option(help="0 is greedy.", show_default="as configured")]
 TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total probability.")]
 TopK = Annotated[int | None, typer.Option(help="Sample from this many of the likeliest tokens.")]
@@ -35,15 +34,15 @@ TopK = Annotated[int | None, typer.Option(help="Sample from this many of the lik
 def with_settings(
     settings: Mapping[str, Setting], load: Callable[..., Any] = load_config
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command one option a setting, and `--config`; it gets what `load` makes of them as its argument `config`."""
+    """Add one option per setting, and `--config`, to a command. The command receives `load`'s result as `config`."""
     names = {name.replace(".", "_"): name for name in settings}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(**arguments: Any) -> None:
             path = arguments.pop("config")
-            said = {name: arguments.pop(key) for key, name in names.items()}
-            overrides = {name: value for name, value in said.items() if value is not None}
+            given = {name: arguments.pop(key) for key, name in names.items()}
+            overrides = {name: value for name, value in given.items() if value is not None}
             command(config=load(path, os.environ, overrides), **arguments)
 
         own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "config"]
@@ -60,8 +59,10 @@ def with_settings(
 
 
 def sampling_params(defaults: SamplingDefaults, usual_tokens: int, **given: Any) -> SamplingParams:
-    """The request's own fields over the configured ones; None leaves a field as configured. `usual_tokens` is for when
-    nobody says how long an answer may be."""
+    """Sampling parameters: the given fields over the configured ones; None keeps the configured value.
+
+    `usual_tokens` is `max_tokens` when neither has one.
+    """
     configured = asdict(defaults)
     configured["max_tokens"] = defaults.max_tokens or usual_tokens
     return SamplingParams(**configured | {name: value for name, value in given.items() if value is not None})
@@ -70,7 +71,7 @@ def sampling_params(defaults: SamplingDefaults, usual_tokens: int, **given: Any)
 _CONFIG = Annotated[
     Path | None,
     typer.Option(
-        "--config", envvar="PACELINE_CONFIG", metavar="FILE", help="A YAML file of settings; options win over it."
+        "--config", envvar="PACELINE_CONFIG", metavar="FILE", help="A YAML file of settings; options override it."
     ),
 ]
 
@@ -80,7 +81,7 @@ def _parameter(name: str, annotation: Any) -> inspect.Parameter:
 
 
 def _option(setting: Setting) -> Any:
-    """Texts are parsed by the table, so that an option and a variable are read, and refused, alike."""
+    """An option with a text value: the settings table parses options and environment variables alike."""
     return Annotated[
         str | None,
         typer.Option(
@@ -102,5 +103,15 @@ def _help(setting: Setting) -> str:
 def _panel(setting: Setting) -> str:
     section = setting.name.rpartition(".")[0]
     if section:
-        return {"speculation": "Speculation", "sampling": "Sampling, for requests that do not say"}[section]
+        return {"speculation": "Speculation", "sampling": "Sampling defaults, for requests without them"}[section]
     return "Server" if setting.name in ServerConfig.__dataclass_fields__ else "Model and engine"
+
+
+def default_to(name: str) -> type[TyperGroup]:
+    """A command group that runs `name` unless the first argument is one of its commands."""
+
+    class Group(TyperGroup):
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # click's context
+            return super().parse_args(ctx, args if args and args[0] in self.commands else [name, *args])
+
+    return Group

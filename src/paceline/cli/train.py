@@ -1,4 +1,4 @@
-"""`paceline train`: a draft of one's own."""
+"""`paceline train`: train a draft for a target."""
 
 import inspect
 import shlex
@@ -21,10 +21,10 @@ from paceline.train.progress import PlainProgress
 def train(**options: Any) -> None:
     """Train a draft for a target: an EAGLE head, Medusa heads, or a small distilled model.
 
-    The target writes the text to learn from. An interrupted training goes on when the same command is given again.
+    The target generates the training text. The same command resumes an interrupted training.
     """
     from paceline.train.card import table
-    from paceline.train.interrupt import INTERRUPTED, stop_on_interrupt
+    from paceline.train.progress import INTERRUPTED, stop_on_interrupt
     from paceline.train.run import train as run
 
     plan = TrainPlan(**options | {"prompts": tuple(options["prompts"])})
@@ -34,20 +34,22 @@ def train(**options: Any) -> None:
         record = run(plan, shlex.join(["paceline", *sys.argv[1:]]), clock, progress, stop)
     if record is None:
         raise typer.Exit(INTERRUPTED)
-    console.out.print(Markdown(table(record.judged or record.held_out, record.nodes)))
-    console.err.print(f"{plan.out} holds the draft, and its card.")
+    console.out.print(Markdown(table(record.evaluated or record.held_out, record.nodes)))
+    console.err.print(f"{plan.out} holds the draft and its card.")
 
 
 class _Bar:
+    """Progress on a terminal."""
+
     def __init__(self) -> None:
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[words]}"),
+            TextColumn("{task.fields[message]}"),
             console=console.err,
         )
-        self._task = self._bar.add_task("starting", total=1.0, words="")
+        self._task = self._bar.add_task("starting", total=1.0, message="")
 
     def __enter__(self) -> "_Bar":
         self._bar.start()
@@ -59,24 +61,24 @@ class _Bar:
         self._bar.stop()
 
     def begin(self, stage: str) -> None:
-        self._bar.reset(self._task, description=stage, words="")
+        self._bar.reset(self._task, description=stage, message="")
 
-    def show(self, done: float, words: str) -> None:
-        self._bar.update(self._task, completed=done, words=words)
+    def show(self, done: float, message: str) -> None:
+        self._bar.update(self._task, completed=done, message=message)
 
-    def note(self, words: str) -> None:
-        self._bar.console.print(words)
+    def note(self, message: str) -> None:
+        self._bar.console.print(message)
 
 
 def _parameters() -> list[inspect.Parameter]:
-    """One option a field of the plan, the kind an argument."""
+    """One option per field of the plan; `kind` is an argument."""
     hints = get_type_hints(TrainPlan, include_extras=True)
     parameters = []
     for entry in fields(TrainPlan):
-        hint, words = get_args(hints[entry.name])
+        hint, message = get_args(hints[entry.name])
         default = inspect.Parameter.empty if entry.default is MISSING else entry.default
         many = default == ()
-        how = typer.Argument(help=words) if entry.name == "kind" else typer.Option(help=words)
+        how = typer.Argument(help=message) if entry.name == "kind" else typer.Option(help=message)
         parameters.append(
             inspect.Parameter(
                 entry.name,

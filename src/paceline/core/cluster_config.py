@@ -1,36 +1,36 @@
-"""`cluster.yaml`: which pools there are, how many workers each has, and where they run."""
+"""`cluster.yaml`: pools, the number of their workers, and where they run."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
+from urllib.parse import urlsplit
 
 from paceline.core.config import EngineConfig, from_mapping
-from paceline.core.device_shares import device_shares
 from paceline.core.errors import InvalidConfig
-from paceline.core.pool_config import PoolConfig, pool_config
-from paceline.core.trace_endpoint import trace_url
+from paceline.core.pool_config import PoolConfig, device_shares, pool_config
 
 RouterPolicy = Literal["round_robin", "least_loaded", "kv_aware"]
-Transfer = Literal["auto", "nixl", "socket"]
+TransferSetting = Literal["auto", "nixl", "socket"]
 
 HANDOFF_THRESHOLD = 512
-"""Uncached tokens beyond which a prompt goes to a prefill pool, until it is measured what that takes."""
+"""Uncached prompt tokens above which a prefill pool computes the prompt, until the costs have been measured."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+TRACES_PATH = "/v1/traces"
 
 
 @dataclass(frozen=True, slots=True)
 class HealthConfig:
-    """When a worker counts as gone, ill or well again."""
+    """Thresholds that decide when a worker is unhealthy."""
 
     heartbeat: float = 0.5
-    """Seconds between two signs of life asked of a worker."""
+    """Seconds between two heartbeats requested of a worker."""
     misses: int = 20
-    """Heartbeats unanswered in a row until its streams are continued elsewhere. That is for a worker that hangs: one whose
-    connection breaks, as it does when a process dies, is not waited for."""
+    """Consecutive missed heartbeats after which the gateway continues its streams on another worker. This detects a worker
+    that hangs; a broken connection is detected at once."""
     stall: float = 60.0
-    """Seconds without a step, with work to do, that do the same."""
+    """Seconds without a step, despite running requests, with the same effect."""
     canary: float = 30.0
-    """Seconds between two canary generations; 0: none."""
+    """Seconds between two canary requests; 0: none."""
 
     def __post_init__(self) -> None:
         if self.heartbeat <= 0 or self.misses < 1 or self.stall <= 0 or self.canary < 0:
@@ -39,60 +39,62 @@ class HealthConfig:
 
 @dataclass(frozen=True, slots=True)
 class WeightsConfig:
-    """Where a worker that starts gets its model from."""
+    """Source of the weights of a starting worker."""
 
     from_peers: bool = True
-    """From workers that have it already, several at once and layer by layer; from disk where there are none."""
+    """Whether to load from workers that hold the model, several at once and layer by layer; from disk if there are none."""
     limit: float = 1000.0
-    """MB a second that one worker gives away at the most, and a quarter of that while it serves; 0: no limit."""
+    """Most MB per second that one worker sends, and a quarter of that while it serves requests; 0: no limit."""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.limit < float("inf"):
-            raise InvalidConfig(f"weights.limit must be MB a second, 0 for no limit, got {self.limit}")
+            raise InvalidConfig(f"weights.limit must be MB per second, 0 for no limit, got {self.limit}")
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterConfig:
     pools: tuple[PoolConfig, ...]
     name: str = "paceline"
-    """Tells clusters on one machine, or in one Ray, apart."""
+    """Name that distinguishes clusters on one machine or in one Ray cluster."""
     host: str = "127.0.0.1"
-    """Address that workers bind; on Ray `auto` is their node's own."""
+    """Address that workers bind; on Ray, `auto` is the address of their node."""
     keys: str | None = None
-    """Folder that `paceline keys` made. None: no encryption, which only loopback may do without."""
+    """Folder created by `paceline keys`. None: no encryption, which is allowed on loopback only."""
     state_dir: str | None = None
-    """Where addresses and logs are kept. None: a folder of this cluster's name under the user's state folder."""
+    """Folder for addresses and logs. None: a folder named after the cluster in the user's state folder."""
     ray: str | None = None
-    """Address of a Ray cluster that runs the workers, `auto` for the one this machine belongs to. None: local processes."""
+    """Address of the Ray cluster that runs the workers; `auto`: the one of this machine. None: local processes."""
     router: RouterPolicy = "least_loaded"
     health: HealthConfig = field(default_factory=HealthConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     handoff_threshold: int = HANDOFF_THRESHOLD
-    """See `HANDOFF_THRESHOLD`."""
-    transfer: Transfer = "auto"
-    """How KV and weights go from worker to worker. `nixl` between machines is not encrypted, `keys` or not; `auto` uses it only
-    where there are no keys."""
+    """Uncached prompt tokens above which a prefill pool computes the prompt, until the costs have been measured."""
+    transfer: TransferSetting = "auto"
+    """Channel for KV blocks and weights between workers. `nixl` between machines is never encrypted, so `auto` uses it only
+    without `keys`."""
     trace_endpoint: str | None = None
-    """Where workers and gateway send OpenTelemetry spans; None: nowhere. Which requests have any, the gateway decides."""
+    """OpenTelemetry endpoint of workers and gateway; None: no tracing. The gateway decides which requests are traced."""
     gateway: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the server in front: `host`, `port`, `sampling` and so on."""
+    """Settings of the gateway: `host`, `port`, `sampling` and so on."""
 
     def __post_init__(self) -> None:
         if self.router not in get_args(RouterPolicy):
             raise InvalidConfig(f"router must be one of {', '.join(get_args(RouterPolicy))}, got {self.router!r}")
         if not self.name.replace("-", "").replace("_", "").isalnum():
-            raise InvalidConfig(f"a cluster's name has letters, digits, - and _, got {self.name!r}")
+            raise InvalidConfig(f"a cluster's name consists of letters, digits, - and _, got {self.name!r}")
         names = [pool.name for pool in self.pools]
         if len(set(names)) != len(names):
-            raise InvalidConfig(f"pools need names of their own, got {', '.join(names)}")
+            raise InvalidConfig(f"pools must have different names, got {', '.join(names)}")
         if not self.targets:
-            raise InvalidConfig("there is no pool with role target: nobody would generate anything")
+            raise InvalidConfig("there is no pool with role target: add one, it generates the tokens")
         if len({pool.model for pool in self.targets}) > 1:
             raise InvalidConfig("all target pools must serve the same model; run a cluster for each model")
         if self.handoff_threshold < 1:
             raise InvalidConfig(f"handoff_threshold must be at least 1 token, got {self.handoff_threshold}")
-        if self.transfer not in get_args(Transfer):
-            raise InvalidConfig(f"transfer must be one of {', '.join(get_args(Transfer))}, got {self.transfer!r}")
+        if self.transfer not in get_args(TransferSetting):
+            raise InvalidConfig(
+                f"transfer must be one of {', '.join(get_args(TransferSetting))}, got {self.transfer!r}"
+            )
         if self.trace_endpoint is not None:
             trace_url(self.trace_endpoint)
         self._check_prefills()
@@ -115,7 +117,7 @@ class ClusterConfig:
 
     @property
     def shares_caches(self) -> bool:
-        """Whether targets take cached blocks from each other: the router knows who has what, and they are laid out alike."""
+        """Whether targets fetch cached blocks from each other: the router indexes blocks, and all caches share one layout."""
         pools = self.targets
         shapes = {(pool.dtype, pool.quantization, pool.kv_dtype, pool.tensor_parallel_size) for pool in pools}
         is_whole = len(shapes) == 1 and pools[0].tensor_parallel_size == 1
@@ -126,7 +128,7 @@ class ClusterConfig:
         return tuple(pool for pool in self.pools if pool.role == "prefill")
 
     def _check_prefills(self) -> None:
-        """What is computed on one worker must be what another would have computed."""
+        """Raise `InvalidConfig` unless prefill and target workers compute the same KV cache."""
         for pool in self.prefills:
             for target in self.targets:
                 for key in ("model", "dtype", "quantization", "kv_dtype"):
@@ -137,8 +139,8 @@ class ClusterConfig:
                         )
                 if target.tensor_parallel_size != 1:
                     raise InvalidConfig(
-                        f"pool {target.name!r}: a cache that is divided over devices is not handed over; set "
-                        f"tensor_parallel_size to 1, or leave out the prefill pool {pool.name!r}"
+                        f"pool {target.name!r}: a hand-off does not support a cache divided over devices; set "
+                        f"tensor_parallel_size to 1, or remove the prefill pool {pool.name!r}"
                     )
 
     @property
@@ -146,17 +148,17 @@ class ClusterConfig:
         return tuple(pool for pool in self.pools if pool.role == "draft")
 
     def engines(self) -> dict[str, EngineConfig]:
-        """By worker name, `pool-0` and so on. Memory is divided so that all workers of a device fit together, whether they
-        speculate now or later."""
+        """Engine settings by worker name (`pool-0` and so on). The workers of a device share its memory whether or not they
+        speculate at present."""
         workers = [(name, pool, i) for pool in self.pools for i, name in enumerate(pool.worker_names)]
-        shares = device_shares([pool.sharer(name, i) for name, pool, i in workers])
-        # Of a GPU that Ray divides a worker gets the fraction that was reserved for it
+        shares = device_shares([pool.memory_claim(name, i) for name, pool, i in workers])
+        # Ray may reserve a fraction of a GPU for a worker
         parts = {name: min(pool.ray.num_gpus, 1.0) or 1.0 for name, pool, _ in workers}
         return {name: pool.engine(i, shares[name] * parts[name]) for name, pool, i in workers}
 
 
 def cluster_config(document: Mapping[str, Any]) -> ClusterConfig:
-    """From the file's contents. Unknown keys and wrong types are refused, with where they stand."""
+    """The configuration in the file's contents. Raises `InvalidConfig` with the path of an unknown key or a wrong type."""
     values = dict(document)
     pools, gateway = values.pop("pools", ()), values.pop("gateway", None) or {}
     if not isinstance(pools, Sequence) or isinstance(pools, str) or not pools:
@@ -164,11 +166,11 @@ def cluster_config(document: Mapping[str, Any]) -> ClusterConfig:
     if not isinstance(gateway, Mapping):
         raise InvalidConfig(f"gateway must be a mapping of server settings, got {gateway!r}")
     built = {"pools": tuple(pool_config(pool, i) for i, pool in enumerate(pools)), "gateway": dict(gateway)}
-    return _placed(from_mapping(ClusterConfig, values | built))
+    return _with_devices(from_mapping(ClusterConfig, values | built))
 
 
-def _placed(config: ClusterConfig) -> ClusterConfig:
-    """Pools without devices of their own take those of the pool they are placed with."""
+def _with_devices(config: ClusterConfig) -> ClusterConfig:
+    """The configuration with the devices of pools that share those of another pool."""
     by_name = {pool.name: pool for pool in config.pools}
     pools = tuple(
         replace(pool, devices=by_name[pool.placement.beside].devices)
@@ -177,5 +179,17 @@ def _placed(config: ClusterConfig) -> ClusterConfig:
         for pool in config.pools
     )
     config = replace(config, pools=pools)
-    config.engines()  # memory that does not add up is told now
+    config.engines()  # raises if the memory fractions of a device exceed it
     return config
+
+
+def trace_url(endpoint: str) -> str:
+    """URL that spans are posted to; an endpoint without a path gets `TRACES_PATH`. Raises `InvalidConfig`."""
+    try:
+        parts = urlsplit(endpoint)
+        is_valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        raise InvalidConfig(f"trace_endpoint must be a URL such as http://127.0.0.1:4318, got {endpoint!r}")
+    return endpoint.rstrip("/") + TRACES_PATH if parts.path in ("", "/") else endpoint

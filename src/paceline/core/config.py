@@ -1,4 +1,4 @@
-"""Configuration: frozen, composed, and strict about keys."""
+"""Configuration of an engine: frozen, nested, and strict about keys."""
 
 import difflib
 from collections.abc import Mapping
@@ -19,26 +19,27 @@ AUDIT_FRACTION = 0.01
 
 @dataclass(frozen=True, slots=True)
 class SpeculationConfig:
-    """What the server offers; a request may ask for less."""
+    """Speculation settings of a server; a request may lower them."""
 
     enabled: bool = True
-    """Whether to speculate; a run-time flag may say otherwise later."""
+    """Whether to speculate; a run-time flag can change it."""
     method: str | None = None
-    """Always there: `ngram`, `suffix`, `lookahead`, `layer_skip` and `combined`, which picks for every sequence. With a
-    `draft`: `draft_model`, `eagle` or `medusa`, whichever it is. None: that one when there is a draft, otherwise `ngram`."""
+    """Speculation method. Always available: `ngram`, `suffix`, `lookahead`, `layer_skip` and `combined`, which chooses per
+    sequence. With a `draft`: `draft_model`, `eagle` or `medusa`, depending on the draft. None: the draft's method, or `ngram`
+    without a draft."""
     depth: DepthRule = "goodput"
-    """The rule that decides how many tokens to draft; see docs/depth.md."""
+    """Rule that decides how many tokens to draft; see docs/depth.md."""
     max_depth: int = 8
-    """Drafted tokens a round at the most; rule `fixed` drafts exactly that many."""
+    """Most tokens drafted per round; rule `fixed` always drafts this many."""
     min_depth: int | None = None
-    """The least that the rules `threshold` and `additive` go down to; None: what was published for them."""
+    """Least depth of the rules `threshold` and `additive`; None: the published values."""
     verification: Verification = "coupled"
-    """`coupled`: the text is a function of seed and target alone. `rejection`: the textbook rule, for comparison."""
+    """`coupled`: the text depends on seed and target alone. `rejection`: the textbook rule, for comparison."""
     acceptance_threshold: float | None = None
-    """Acceptance below which the breaker and the rule `additive` count a loss; None: their own defaults. It controls
-    drafting and never decides whether a token is accepted."""
+    """Acceptance rate below which the circuit breaker and the rule `additive` count a loss; None: their defaults. It
+    controls drafting and never decides whether a token is accepted."""
     breaker_rounds: int = 3
-    """Low windows in a row that open the breaker."""
+    """Consecutive low windows that open the circuit breaker."""
 
     def __post_init__(self) -> None:
         _one_of("speculation.depth", self.depth, get_args(DepthRule))
@@ -48,7 +49,7 @@ class SpeculationConfig:
         if self.min_depth is not None:
             if self.depth not in ("threshold", "additive"):
                 raise InvalidConfig(
-                    f"speculation.min_depth has no meaning with speculation.depth {self.depth!r}: leave it out, or choose "
+                    f"speculation.min_depth has no effect with speculation.depth {self.depth!r}: remove it, or choose "
                     "the rule threshold or additive"
                 )
             if not 1 <= self.min_depth <= self.max_depth:
@@ -64,52 +65,50 @@ class SpeculationConfig:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Everything an engine is built from."""
+    """All settings of an engine."""
 
     model: str = "smollm2"
     """A folder, a GGUF file, a Hugging Face id in the local cache, or `smollm2`, the embedded model. For benchmarks,
-    `inflate:llama-8b?base=smollm2&noise=0.06` makes a large model around a small one."""
+    `inflate:llama-8b?base=smollm2&noise=0.06` builds a large model around a small one."""
     draft: str | None = "auto"
-    """What rides in front: a draft trained for `model` (docs/drafts.md), or a second model of the same vocabulary, named like
-    `model`. `auto`: on a GPU the best that ships for it, which `smollm2` has and other models have not; on a CPU, where it
-    was measured to pay for greedy requests alone, none. null or `none`: nothing."""
+    """Draft: one trained for `model` (docs/drafts.md), or a second model with the same vocabulary, named like `model`.
+    `auto`: on a GPU the best draft shipped for the model (only `smollm2` has one); on a CPU none, since there it is faster for
+    greedy requests only. null or `none`: no draft."""
     device: str = "auto"
-    """`cpu`, `cuda`, `cuda:1`, …; `auto`: a GPU if there is one."""
+    """`cpu`, `cuda`, `cuda:1`, …; `auto`: a GPU if there is one, otherwise `cpu`."""
     dtype: Dtype = "auto"
     """`auto`: float32 on CPU, bfloat16 on a GPU."""
     quantization: WeightBits = "none"
-    """Round the matrices of the layers to 8 bits as they are loaded; what a checkpoint has quantised stays as it is."""
+    """Rounding of the layers' matrices to 8 bits during loading. Matrices that the checkpoint has quantised are kept."""
     draft_quantization: WeightBits = "none"
-    """The same for `draft`."""
+    """Rounding of the draft's matrices, as `quantization`."""
     kv_dtype: CacheDtype = "auto"
-    """`auto`: the cache in the model's dtype. `fp8`: 8 bits, twice the tokens of bfloat16 at some loss of quality."""
+    """Number format of the KV cache. `auto`: the model's. `fp8`: 8 bits; twice the tokens of bfloat16, less precise."""
     tensor_parallel_size: int = 1
-    """GPUs that share the target, one process each; it must divide the model's heads. On a CPU, processes. The draft stays
+    """GPUs that share the target, one process each; it must divide the number of heads. On a CPU: processes. The draft runs
     on the first."""
     max_model_len: int | None = None
-    """Prompt and output tokens of one sequence at the most; None: what the model was made for, up to 8192."""
+    """Most prompt and output tokens of one sequence; None: the model's context window, up to 8192."""
     max_num_seqs: int = 64
-    """Sequences that run at once; further ones wait."""
+    """Most sequences that run at once; further ones wait."""
     max_batched_tokens: int = 512
-    """Rows of one forward pass; long prompts are computed in chunks of this many."""
+    """Most scheduled tokens of one step; longer prompts are computed in chunks."""
     memory_fraction: float = 0.85
-    """Share of the device's memory for weights, caches and activations of both models."""
+    """Share of the device's memory for weights, caches and activations of target and draft."""
     kv_tokens: int | None = None
-    """Tokens the target's cache holds; None: as many as `max_num_seqs` sequences of full length want, within `memory_fraction`
-    on a GPU and within 1 GiB on a CPU, but one sequence always."""
+    """Tokens that the target's KV cache holds. None: enough for `max_num_seqs` sequences of full length, within
+    `memory_fraction` on a GPU and 1 GiB on a CPU, but always enough for one sequence."""
     prefix_caching: bool = True
-    """Keep the cache of finished sequences for prompts that start alike."""
+    """Whether to keep the cache of finished sequences for prompts with the same prefix."""
     kv_host_bytes: int | None = None
-    """Memory of the host for cached blocks that the device has no room for; None: with `kv_disk` 1 GiB or one sequence of full
-    length, without it none, since memory that nobody offered is not taken. On a CPU `kv_tokens` does the same for less. See
-    docs/operations.md."""
+    """Host memory for cached blocks that do not fit on the device. None: with `kv_disk` the larger of 1 GiB and one sequence
+    of full length, otherwise none. On a CPU raise `kv_tokens` instead. See docs/operations.md."""
     kv_disk: str | None = None
-    """Folder for cached blocks, which survive a restart there; it must be this server's alone. None: no disk is used."""
+    """Folder for cached blocks, which then survive a restart. Only one server may use it. None: no disk tier."""
     kv_disk_bytes: int = 16 * 2**30
-    """How much of the disk `kv_disk` may take; what was not used for longest is deleted."""
+    """Most bytes in `kv_disk`; the least recently used blocks are deleted."""
     audit_fraction: float = AUDIT_FRACTION
-    """Share of finished texts that the engine computes again by plain decoding in idle moments, to see that they are the
-    same; 0: none. See docs/audit.md."""
+    """Share of finished texts that an idle engine recomputes by plain decoding and compares; 0: none. See docs/audit.md."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
 
     def __post_init__(self) -> None:
@@ -133,15 +132,17 @@ class EngineConfig:
         if self.kv_host_bytes is not None and self.kv_host_bytes < 0:
             raise InvalidConfig(f"kv_host_bytes must be 0 or more, got {self.kv_host_bytes}")
         if self.kv_disk is not None and self.kv_host_bytes == 0:
-            raise InvalidConfig("kv_disk needs memory that blocks pass through: raise kv_host_bytes, or leave it out")
+            raise InvalidConfig("kv_disk needs host memory as a buffer: raise kv_host_bytes, or remove it")
         if (self.kv_disk is not None or self.kv_host_bytes) and not self.prefix_caching:
-            raise InvalidConfig("kv_host_bytes and kv_disk keep the prefix cache: they need prefix_caching")
+            raise InvalidConfig(
+                "kv_host_bytes and kv_disk extend the prefix cache: set prefix_caching to true, or remove them"
+            )
         if not 0.0 < self.memory_fraction <= 1.0:
             raise InvalidConfig(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
         if self.max_batched_tokens < self.max_num_seqs:
             raise InvalidConfig(
                 f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "
-                "every running sequence needs a row"
+                "every running sequence is scheduled at least one token"
             )
 
 
@@ -151,8 +152,8 @@ T = TypeVar("T")
 def from_mapping(
     kind: type[T], values: Mapping[str, Any], where: str = "", error: type[PacelineError] = InvalidConfig
 ) -> T:
-    """Build the dataclass `kind`. Wrong types and unknown keys are refused; of the latter the message names the
-    one that was probably meant."""
+    """An instance of the dataclass `kind`. Raises `error` for values of a wrong type and for unknown keys; the message
+    suggests the most similar key."""
     assert is_dataclass(kind)
     known = {f.name for f in fields(kind)}
     hints = get_type_hints(kind)
@@ -175,12 +176,12 @@ def from_mapping(
 
 def _fits(value: Any, hint: Any) -> bool:
     kinds = get_args(hint) or (hint,)
-    if Literal in (get_origin(hint), *map(get_origin, kinds)):  # its dataclass checks the choices
+    if Literal in (get_origin(hint), *map(get_origin, kinds)):  # the dataclass itself checks the choices
         return True
     origin = get_origin(hint)
-    if isinstance(origin, type) and origin is not UnionType:  # a collection, whose parts are somebody else's to check
+    if isinstance(origin, type) and origin is not UnionType:  # a collection; the caller checks its items
         return isinstance(value, origin)
-    if isinstance(value, bool):  # an int to Python, not to us
+    if isinstance(value, bool):  # bool is a subclass of int
         return bool in kinds
     return isinstance(value, kinds) or (float in kinds and isinstance(value, int))
 

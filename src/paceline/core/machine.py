@@ -1,19 +1,23 @@
-"""What this process may use of the machine: cores and memory, as far as a container's control groups (v1 or v2) let it.
+"""Cores and memory that this process may use, and its garbage collector.
 
-A pod with a limit of 4 cores and 8 GiB on a node of 64 and 512 is not told so by the usual calls: 64 threads are then put to
-sleep for most of the time, and memory past the limit is the end of the process.
+The limits of a container's control groups (v1 or v2) apply. `os.cpu_count` and `/proc/meminfo` report the whole node: a pod
+that trusts them starts too many threads, or exceeds its memory limit and is killed.
 """
 
+import gc
 import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 _ROOT = Path("/")
+_YOUNG_OBJECTS = 10_000
+"""New objects that trigger a collection of the youngest generation. Python's default of 700 triggers one in every step of a
+large batch, and the objects of a step are freed by reference counts anyway."""
 
 
 def usable_cores(root: Path = _ROOT) -> int:
-    """Those it may be scheduled on, or as many as its quota comes to."""
+    """Cores of its affinity mask, or fewer if a CPU quota allows fewer."""
     present = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = [present]
     for group in _groups(root, "cpu"):
@@ -25,37 +29,48 @@ def usable_cores(root: Path = _ROOT) -> int:
 
 
 def total_memory(root: Path = _ROOT) -> int:
-    """Bytes: the machine's, or the limit."""
+    """Bytes of the machine, or the memory limit if that is less."""
     limits = [limit for group in _groups(root, "memory") if (limit := _limit(group)) is not None]
     return min([*limits, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")])
 
 
 def available_memory(root: Path = _ROOT) -> int | None:
-    """Bytes that nobody uses, files that were read counted as nobody; None where the system does not say."""
+    """Unused bytes, page cache counted as unused; None if the system does not report it."""
     free = [1024 * int(size) for size in [_entry(root / "proc/meminfo", "MemAvailable:")] if size]
     for group in _groups(root, "memory"):
         limit, used = _limit(group), _word(group / "memory.current") or _word(group / "memory.usage_in_bytes")
         if limit is not None and used.isdigit():
-            # Files read twice are active, and give way all the same: a model that was loaded before is one of them
-            files = sum(_counted(group / "memory.stat", f"{kind}_file") for kind in ("inactive", "active"))
+            # The active page cache (files read twice, such as a model loaded before) is reclaimable too
+            files = sum(_stat_bytes(group / "memory.stat", f"{kind}_file") for kind in ("inactive", "active"))
             free.append(max(0, limit - int(used) + files))
     return min(free, default=None)
 
 
+def freeze_loaded_objects() -> None:
+    """Exclude all objects of this moment from garbage collection, and collect younger ones less often.
+
+    A server calls it once the model is loaded: a full collection otherwise pauses it for tens of milliseconds.
+    """
+    gc.collect()
+    gc.freeze()
+    _, *older = gc.get_threshold()
+    gc.set_threshold(_YOUNG_OBJECTS, *older)
+
+
 def _limit(group: Path) -> int | None:
-    """Of a memory group. v1 says "no limit" with a number that no machine reaches."""
-    said = _word(group / "memory.max") or _word(group / "memory.limit_in_bytes")
-    return int(said) if said.isdigit() else None
+    """Limit of a memory group in bytes. Without a limit, v1 reports a number larger than any memory."""
+    limit = _word(group / "memory.max") or _word(group / "memory.limit_in_bytes")
+    return int(limit) if limit.isdigit() else None
 
 
-def _counted(stat: Path, name: str) -> int:
-    """Bytes, of the groups below too: v1 has a name of its own for that."""
+def _stat_bytes(stat: Path, name: str) -> int:
+    """Bytes of `name`, subgroups included; v1 names that total `total_{name}`."""
     return int(_entry(stat, f"total_{name}") or _entry(stat, name) or 0)
 
 
 def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """The groups this process is in, and all above them: each limits it. In a container the paths named may be the host's,
-    and what is mounted the container's own: those that are not there are passed over."""
+    """Folders of the control groups of this process and of all their ancestors; each limits it. In a container the listed
+    paths may be those of the host, so folders that do not exist are skipped."""
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
@@ -81,5 +96,5 @@ def _word(path: Path) -> str:
 
 
 def _entry(path: Path, name: str) -> str:
-    """The number after `name`, in a file of one a line."""
+    """The word after `name` at the start of a line; empty if there is none."""
     return next((words[1] for line in _lines(path) if (words := line.split()) and words[0] == name), "")

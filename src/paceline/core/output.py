@@ -1,7 +1,9 @@
 """Outputs of the engine: one value per sequence and step, and the finished generation."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from paceline.core.errors import PacelineError
 from paceline.core.sequence import FinishReason, Origin
 
 
@@ -47,6 +49,11 @@ class StepOutput:
     """Seconds from arrival to the first scheduled step."""
     times: StepTimes | None = field(default=None, compare=False)
     """Times of the step, shared by all its outputs; None: the step ran in another process."""
+
+
+OutputEvent = StepOutput | PacelineError
+OutputListener = Callable[[OutputEvent], None]
+"""Receives the outputs of one request on the engine's thread; it must not block. An error is the last event."""
 
 
 @dataclass(frozen=True, slots=True)

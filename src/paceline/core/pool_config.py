@@ -1,4 +1,4 @@
-"""One pool of `cluster.yaml`: workers that are alike."""
+"""One pool of `cluster.yaml`, and the division of device memory among workers."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,87 +14,86 @@ from paceline.core.config import (
     WeightBits,
     from_mapping,
 )
-from paceline.core.device_shares import Sharer
 from paceline.core.errors import InvalidConfig
 
 Role = Literal["target", "draft", "prefill"]
 
 WEIGHTS: Mapping[str, float] = {"target": 4.0, "draft": 1.0, "prefill": 4.0}
-"""How workers divide the memory of a device that they share."""
+"""Relative memory shares of workers on one device, by role."""
+SHARED_MEMORY = 0.85
+"""Share of a device's memory that its workers divide among themselves, unless `limits.memory_fraction` is set."""
 _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """What one worker takes on. None: as `EngineConfig` has it, or what the memory gives."""
+    """Limits of one worker. None: the default of `EngineConfig`, or as much as the memory holds."""
 
     max_num_seqs: int | None = None
-    """Sequences at once. A draft worker answers further ones with `Busy`, and they are decoded plainly."""
+    """Most sequences at once. A draft worker answers `Busy` for further ones, which are then decoded without drafts."""
     max_batched_tokens: int | None = None
     max_model_len: int | None = None
     kv_tokens: int | None = None
     memory_fraction: float | None = None
-    """Of its device. None: workers on the same device share 0.85 of it, a target four times what a draft gets."""
+    """Share of its device's memory. None: the workers of a device divide 0.85; a target gets four times a draft's share."""
     kv_host_bytes: int | None = None
-    """Of a target or prefill worker: memory of the host for cached blocks."""
+    """Host memory for cached blocks, of a target or prefill worker."""
     kv_disk: str | None = None
-    """And a folder for them, in which every worker has its own."""
+    """Folder for cached blocks; every worker uses a subfolder of its own."""
     kv_disk_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a pool's workers go."""
+    """Placement of a pool's workers."""
 
     beside: str | None = None
-    """`with` in the file: the pool whose devices and, on Ray, nodes this one shares, worker by worker."""
+    """Pool whose devices (and nodes, on Ray) this pool shares, worker by worker; `with` in the file."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayResources:
-    """What Ray reserves for one worker."""
+    """Resources that Ray reserves for one worker."""
 
     num_cpus: float = 1.0
     num_gpus: float = 0.0
-    """May be a fraction: workers that share a GPU."""
+    """GPUs, or a fraction of one that several workers share."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """A pool: workers that are alike."""
+    """Workers with the same role, model and settings."""
 
     name: str
     role: Role
     model: str
     replicas: int = 1
     devices: tuple[str, ...] = ()
-    """Worker i runs on device i, modulo their number. Empty: those of the pool it is placed with, otherwise `auto`."""
+    """Devices; worker i runs on device i modulo their number. Empty: those of the pool it is placed with, otherwise `auto`."""
     dtype: Dtype = "auto"
     quantization: WeightBits = "none"
     kv_dtype: CacheDtype = "auto"
     tensor_parallel_size: int = 1
-    """GPUs that share one worker's model, counted from its device on; a draft has one."""
+    """GPUs that share one worker's model, starting at its device. Only a target may have several."""
     placement: Placement = field(default_factory=Placement)
     limits: PoolLimits = field(default_factory=PoolLimits)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
-    """Of a target pool."""
+    """Speculation settings of a target pool."""
     draft: str | None = None
-    """Of a target pool: a head or a draft model that runs beside the target, in the same worker."""
+    """Draft that runs in the workers of a target pool."""
     audit_fraction: float = AUDIT_FRACTION
-    """Of a target pool: the share of texts that a worker checks in idle moments; see docs/audit.md."""
+    """Share of texts that an idle worker of a target pool checks; see docs/audit.md."""
     ray: RayResources = field(default_factory=RayResources)
 
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
             raise InvalidConfig(f"pool {self.name!r}: role must be target, draft or prefill, got {self.role!r}")
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():
-            raise InvalidConfig(f"a pool's name has letters, digits, - and _, got {self.name!r}")
+            raise InvalidConfig(f"a pool's name consists of letters, digits, - and _, got {self.name!r}")
         if self.replicas < 1:
             raise InvalidConfig(f"pool {self.name!r}: replicas must be at least 1, got {self.replicas}")
         if self.role == "draft" and (self.limits.kv_host_bytes or self.limits.kv_disk):
-            raise InvalidConfig(
-                f"pool {self.name!r}: a draft's cache has no tiers; leave out kv_host_bytes and kv_disk"
-            )
+            raise InvalidConfig(f"pool {self.name!r}: a draft's cache has no tiers; remove kv_host_bytes and kv_disk")
         if self.role != "target" and self.tensor_parallel_size != 1:
             raise InvalidConfig(f"pool {self.name!r}: a {self.role} runs on one device; set tensor_parallel_size to 1")
         if self.role != "target" and (self.speculation != SpeculationConfig() or self.draft is not None):
@@ -107,7 +106,7 @@ class PoolConfig:
         return tuple(f"{self.name}-{i}" for i in range(self.replicas))
 
     def engine(self, worker: int, memory_fraction: float) -> EngineConfig:
-        """What worker number `worker` is built from."""
+        """Engine settings of worker number `worker`."""
         given = {
             name: value
             for name in (
@@ -137,8 +136,8 @@ class PoolConfig:
             **given,
         )
 
-    def sharer(self, name: str, worker: int) -> Sharer:
-        """What worker number `worker`, called `name`, takes of which devices."""
+    def memory_claim(self, name: str, worker: int) -> "MemoryClaim":
+        """Claim of worker number `worker`, called `name`, on its devices."""
         devices = self.devices or ("auto",)
         first = devices[worker % len(devices)]
         kind, _, index = first.partition(":")
@@ -148,11 +147,11 @@ class PoolConfig:
             occupied = tuple(f"cuda:{int(index or 0) + rank}" for rank in range(self.tensor_parallel_size))
         else:
             occupied = (first,)
-        return Sharer(name, occupied, WEIGHTS[self.role], self.limits.memory_fraction)
+        return MemoryClaim(name, occupied, WEIGHTS[self.role], self.limits.memory_fraction)
 
 
 def pool_config(value: Any, index: int) -> PoolConfig:
-    """From entry number `index` of the file's `pools`."""
+    """Pool from entry number `index` of `pools` in the file."""
     where = f"pools[{index}]."
     if not isinstance(value, Mapping):
         raise InvalidConfig(f"pools[{index}] must be a mapping with name, role and model, got {value!r}")
@@ -169,3 +168,38 @@ def pool_config(value: Any, index: int) -> PoolConfig:
         raise InvalidConfig(f"{where}placement must be {{with: POOL}}, got {placement!r}")
     pool = from_mapping(PoolConfig, values, where)
     return replace(pool, devices=tuple(devices), placement=Placement(placement.get("with")))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryClaim:
+    """One worker's claim on the memory of its devices."""
+
+    name: str
+    devices: tuple[str, ...]
+    weight: float
+    """Weight relative to the other claims on a device."""
+    given: float | None = None
+    """Configured fraction; None: a share by weight."""
+
+
+def device_shares(claims: Sequence[MemoryClaim]) -> dict[str, float]:
+    """Memory fraction of each worker, by name. Configured fractions are kept; the rest of `SHARED_MEMORY` is divided by weight.
+    A worker on several devices gets the smallest of its shares on all of them."""
+    by_device: dict[str, list[MemoryClaim]] = {}
+    for claim in claims:
+        for device in claim.devices:
+            by_device.setdefault(device, []).append(claim)
+    shares: dict[str, float] = {}
+    for device, sharing in by_device.items():
+        given = sum(claim.given for claim in sharing if claim.given is not None)
+        weight = sum(claim.weight for claim in sharing if claim.given is None)
+        if given > 1.0 or (weight and given >= SHARED_MEMORY):
+            names = ", ".join(claim.name for claim in sharing)
+            raise InvalidConfig(
+                f"the workers on {device} ({names}) need {given:.2f} of its memory: lower limits.memory_fraction, or assign "
+                "them to other devices"
+            )
+        for claim in sharing:
+            share = (SHARED_MEMORY - given) * claim.weight / weight if claim.given is None else claim.given
+            shares[claim.name] = min(share, shares.get(claim.name, 1.0))
+    return shares

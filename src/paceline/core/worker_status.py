@@ -1,86 +1,219 @@
-"""A cluster and its workers, as operators see them."""
+"""Status of workers: what an engine counts, what a worker reports, and what operators see."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 
 from paceline.core.pool_config import Role
+from paceline.core.speculation import SpeculationFlags
+
+
+class BreakerState(Enum):
+    """State of the circuit breaker of one traffic class."""
+
+    CLOSED = "closed"
+    OPEN = "open"
+    HALF_OPEN = "half open"
 
 
 @dataclass(frozen=True, slots=True)
 class Symptom:
-    """Something is wrong, by which figure, and what is done about it."""
+    """A figure that is over its limit, and the remedy."""
 
     name: str
     figure: float
     limit: float
     remedy: str
 
+    def __str__(self) -> str:
+        return f"{self.name}: {self.figure:.4g} against {self.limit:.4g}; {self.remedy}"
+
 
 @dataclass(frozen=True, slots=True)
 class HandoffCounts:
-    """Prompts that a target was handed by prefill workers, or a prefill worker gave, since it started."""
+    """Prompts that prefill workers or peers computed: received by a target, or sent by a prefill worker, since its start."""
 
-    done: int
-    failed: int
-    """Computed by the target after all."""
-    tokens: int
-    bytes: int
-    seconds: float
-    """From being asked for to being there, of those that are done."""
+    done: int = 0
+    failed: int = 0
+    """Hand-offs that failed; the target computed the prompt itself."""
+    tokens: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    """Total time from the request to the last byte, over the hand-offs that are done."""
     peer_tokens: int = 0
-    """Of `tokens`, those that another target had cached."""
+    """Tokens, of `tokens`, that came from the cache of another target."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficStatus:
+    """Speculation of one traffic class: a method and a category."""
+
+    method: str
+    category: str
+    breaker: BreakerState
+    alphas: tuple[float, ...]
+    """Conditional acceptance by position over recent rounds."""
+    mean_depth: float
+    """Mean of recent depth decisions, including 0."""
+    fallbacks: Mapping[str, int]
+    """Sequence-steps decoded plainly although speculation was on, by reason; see `engine/stats/tally.py`."""
+    tested: int = 0
+    """Drafted tokens that were decided since the start: all accepted ones and the first rejected one of each round."""
+    kept: int = 0
+    """Accepted tokens; kept / tested is alpha over all positions."""
+    drifts: int = 0
+    """Changes of acceptance; see `speculation/depth/drift.py`."""
+    drift: tuple[float, float] | None = None
+    """Acceptance of first drafts before and after the last change."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditCounts:
+    """Results of the engine's own check of its outputs."""
+
+    audited: int = 0
+    """Output tokens computed again by plain decoding."""
+    drifted: int = 0
+    """Audited tokens that plain decoding would not have generated, beyond rounding."""
+    dropped: int = 0
+    """Sequences selected for the check and never checked, for lack of idle time."""
+
+    @property
+    def symptoms(self) -> tuple[Symptom, ...]:
+        if not self.drifted:
+            return ()
+        remedy = (
+            "outputs differ from plain decoding: turn speculation off, keep the log, which names requests and tokens, and "
+            "run `paceline audit`"
+        )
+        return (Symptom("audit_drift", self.drifted, 0.0, remedy),)
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounts:
+    """Cache tiers below the device: blocks held now, and counts since the start."""
+
+    host_blocks: int = 0
+    disk_blocks: int = 0
+    device_hits: int = 0
+    """Tokens of scheduled sequences found in the tier."""
+    host_hits: int = 0
+    disk_hits: int = 0
+    bytes_to_host: int = 0
+    bytes_from_host: int = 0
+    bytes_to_disk: int = 0
+    bytes_from_disk: int = 0
+    bad_blocks: int = 0
+    """Blocks on disk with a wrong checksum; they were computed again."""
+    dropped_blocks: int = 0
+    """Blocks that were discarded: no free slot, or the write to disk failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterStatus:
+    """A draft worker as one target sees it."""
+
+    name: str
+    state: str
+    sequences: int
+    """Sequences of this target that are open there."""
+    queue_seconds: float
+    """Drafting time queued there."""
+    round_trip: float
+    """Recent round trip, seconds."""
+    answers: int
+    """Rounds it has drafted."""
+    hits: int
+    """Rounds drafted before they were requested."""
+    late: int
+    """Rounds whose draft missed the deadline."""
+    pass_seconds: float = 0.0
+    """Recent time of one pass over its model; 0: not known."""
+    resting: float | None = None
+    """Share of drafts that were ready when it stopped drafting ahead for this target; None: it drafts ahead."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """Status of one engine. A target worker reports it to gateways, with the parts that only a cluster has."""
+
+    running: int
+    """Sequences in the batch."""
+    waiting: int
+    kv_used: int
+    """Blocks held by sequences. Blocks that only the prefix cache refers to count as free."""
+    kv_total: int
+    preemptions: int
+    invalid_drafts: int
+    flags: SpeculationFlags
+    """Flags in effect; no field is None."""
+    traffic: tuple[TrafficStatus, ...]
+    advantage: float | None = None
+    """Expected speed of speculation over plain decoding at the last decision; None: the depth rule does not estimate it."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time of steps since the start, by part; see `engine/stats/step_totals.py`."""
+    audit: AuditCounts = AuditCounts()
+    tiers: TierCounts | None = None
+    """None: the device is the only tier."""
+    drafters: tuple[DrafterStatus, ...] = ()
+    symptoms: tuple[Symptom, ...] = ()
+    handoffs: HandoffCounts | None = None
+    """None: this worker takes part in no hand-offs."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
+    """One worker of a cluster as the gateway sees it: a row of `paceline status`, the metrics and the dashboard."""
+
     name: str
     pool: str
     role: Role
     state: str
-    """`starting`, `loading 12/30 layers from 2 peers`, `ready`, `suspected`, `unhealthy`; of a draft worker, as the targets see
-    it."""
+    """`starting`, `loading 12/30 layers from 2 peers`, `ready`, `suspected`, `unhealthy`; for a draft worker, as the targets
+    report it."""
     address: str
     running: int = 0
-    """Sequences with a seat."""
+    """Sequences in the batch."""
     waiting: int = 0
     kv_use: float | None = None
-    """Used share of the cache, 0 to 1."""
+    """Used share of the KV cache, 0 to 1."""
     depth: float | None = None
-    """Of a target: recent mean depth."""
+    """Target: recent mean depth."""
     alpha: float | None = None
-    """Of a target: recent acceptance per position, averaged over positions and kinds of traffic."""
+    """Target: recent acceptance per position, averaged over positions and traffic classes."""
     queue_seconds: float | None = None
-    """Of a draft worker: drafting that waits there. Of a target: prefill, as the router expects."""
+    """Draft worker: drafting time queued there. Target: prefill time queued there, as the router estimates."""
     round_trip: float | None = None
-    """Seconds: from the gateway to a target, from the targets to a draft worker."""
+    """Seconds: gateway to target, or targets to draft worker."""
     answers: int = 0
-    """Of a draft worker: rounds it has drafted for."""
+    """Draft worker: rounds it has drafted."""
     hits: int = 0
-    """Of them, drafted before they were asked for."""
+    """Draft worker: rounds drafted before they were requested."""
     late: int = 0
-    """Of them, too late to be used."""
+    """Draft worker: rounds whose draft missed the deadline."""
     symptoms: tuple[Symptom, ...] = ()
     preemptions: int = 0
-    """Of a target: sequences that lost their seat for lack of cache blocks."""
+    """Target: sequences preempted for lack of cache blocks."""
     tokens: int = 0
-    """Of a target: what it generated for this gateway."""
+    """Target: tokens generated for this gateway."""
     pass_seconds: float | None = None
-    """Of a draft worker: one pass over its model, of late."""
+    """Draft worker: recent time of one pass over its model."""
     resting: float | None = None
-    """Of a draft worker that has stopped drafting ahead: the share of drafts that were ready. None: it drafts ahead."""
+    """Draft worker: share of drafts that were ready when it stopped drafting ahead. None: it drafts ahead."""
     prompt_tokens: int = 0
-    """Of a target: in the requests of this gateway that it began to answer."""
+    """Target: prompt tokens of this gateway's requests that it has started."""
     cached_tokens: int = 0
-    """Of those, what its cache supplied."""
+    """Target: tokens, of `prompt_tokens`, found in its prefix cache."""
     indexed_blocks: int | None = None
-    """Of a target: what the router knows its cache to hold; None: the router does not ask."""
+    """Target: cached blocks in the router's index; None: the router keeps no index."""
     prefill_seconds: float | None = None
-    """Of a target: to compute a token of a prompt, as the router measured; None: it does not."""
+    """Target: seconds per prompt token, as the router measured; None: not measured."""
     handoffs: HandoffCounts | None = None
-    """None where prompts are not handed over."""
+    """None: this worker takes part in no hand-offs."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
     workers: tuple[WorkerStatus, ...]
     continued: int
-    """Streams that went on at another worker than they began with."""
+    """Streams continued on another worker."""

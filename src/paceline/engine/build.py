@@ -1,8 +1,9 @@
 """From a configuration to an engine: load, check, fit, put together."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -13,13 +14,13 @@ from paceline.core.machine import total_memory
 from paceline.engine.calibration import measure_context, measure_passes
 from paceline.engine.engine import Engine
 from paceline.engine.heads import head_footprint
-from paceline.engine.hooks.self_audit import SelfAudit
+from paceline.engine.hooks.hook import StepHook
 from paceline.engine.hooks.tier_build import make_tiers
 from paceline.engine.memory_fit import GIB, PICKING_BYTES, Footprint, MemoryFit, memory_fit
 from paceline.engine.proposers import make_proposers
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
-from paceline.engine.validator import Intake, Limits
+from paceline.engine.validator import Limits, RequestValidator
 from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kernels.quantized import Quantization
@@ -32,7 +33,7 @@ from paceline.models.loading.hub import pick_draft
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.parallel.ranks import Ranks, RankSpec
 from paceline.models.parallel.runner import ParallelRunner, load_parallel
-from paceline.models.runner import make_runner
+from paceline.models.runners import make_runner
 from paceline.speculation.depth.additive import AdditiveDepth
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.even_rounds import EvenRounds
@@ -41,8 +42,9 @@ from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import DepthPolicy
 from paceline.speculation.depth.threshold import ThresholdDepth
 from paceline.speculation.proposer import Proposer
-from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.proposers.eagle import EagleProposer
+
+if TYPE_CHECKING:
+    from paceline.engine.executors.graph.drafter import GraphProposer
 
 logger = logging.getLogger(__name__)
 
@@ -57,17 +59,20 @@ Load = Callable[[str, torch.device, torch.dtype, Quantization | None], LoadedMod
 
 
 def build_engine(
-    config: EngineConfig, pool: Callable[[LoadedModel], Proposer] | None = None, load: Load = load_model
+    config: EngineConfig,
+    pool: Callable[[LoadedModel], Proposer] | None = None,
+    load: Load = load_model,
+    hooks: Sequence[StepHook] = (),
 ) -> Engine:
-    """`pool` makes the proposer `pool` for the target that was loaded: drafts that come from elsewhere. `load` brings a target
-    of one device; it may return before all weights are there."""
+    """`pool` makes the proposer `pool` for the loaded target: drafts from draft workers. `load` loads a target for one device;
+    it may return before all weights have arrived. `hooks` listen to every step."""
     device = pick_device(config.device)
     dtype, quantization = pick_dtype(config.dtype, device), pick_quantization(config.quantization)
     if config.tensor_parallel_size == 1:
-        return _assemble(config, load(config.model, device, dtype, quantization), None, pool)
+        return _assemble(config, load(config.model, device, dtype, quantization), None, pool, hooks)
     target, ranks = load_parallel(RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization))
     try:
-        return _assemble(config, target, ranks, pool)
+        return _assemble(config, target, ranks, pool, hooks)
     except BaseException:
         ranks.close()
         raise
@@ -78,6 +83,7 @@ def _assemble(
     target: LoadedModel,
     ranks: Ranks | None,
     pool: Callable[[LoadedModel], Proposer] | None,
+    hooks: Sequence[StepHook],
 ) -> Engine:
     device = target.model.device
     name = pick_draft(config.draft, config.model, device.type)
@@ -98,27 +104,63 @@ def _assemble(
     if pool is not None:
         proposers["pool"] = pool(target)
     method = pick_method(config.speculation, proposers)
-    intake = Intake(Limits(target.config.vocab_size, window), config.speculation, method, proposers, target.tokenizer)
+    validator = RequestValidator(
+        Limits(target.config.vocab_size, window), config.speculation, method, proposers, target.tokenizer
+    )
+    has_graphs = device.type == "cuda" and ranks is None
+    in_graph = graph_proposer(proposers) if has_graphs else None
+    graph_methods = frozenset(name for name, proposer in proposers.items() if proposer is in_graph)
     speculator = Speculator(
         proposers,
-        make_depth(config.speculation),
+        make_depth(config.speculation, padded_batch(in_graph, graph_methods) if has_graphs else None),
         make_breaker(config.speculation),
-        intake,
+        validator,
         clock,
         target.config.vocab_size,
         config.speculation.enabled,
+        graph_methods,
     )
-    scheduler = Scheduler(tables, config.max_num_seqs, config.max_batched_tokens)
-    engine = Engine(runner, scheduler, speculator, intake, target.tokenizer, clock)
-    engine.memory = fit
+    tiers = make_tiers(config, runner, tables, clock, window)
+    scheduler = Scheduler(tables, config.max_num_seqs, config.max_batched_tokens, tiers)
+    graph = None
+    if has_graphs:
+        from paceline.engine.executors.graph.executor import GraphExecutor
+        from paceline.models.gpu.runner import GpuRunner
+
+        assert isinstance(runner, GpuRunner)
+        max_depth = config.speculation.max_depth
+        graph = GraphExecutor(runner, in_graph, scheduler, speculator, validator, max_depth, clock)
+    engine = Engine(
+        runner,
+        scheduler,
+        speculator,
+        validator,
+        tokenizer=target.tokenizer,
+        clock=clock,
+        graph=graph,
+        hooks=hooks,
+        audit_fraction=config.audit_fraction,
+        memory=fit,
+    )
     if target.model.is_complete:
         calibrate(engine, config)
-    if config.audit_fraction > 0.0:
-        engine.witness = engine.audit = SelfAudit(runner, tables, config.audit_fraction)
-    if device.type == "cuda" and ranks is None:
-        run_ahead(engine, config.speculation.max_depth)
-    scheduler.tiers = make_tiers(config, runner, tables, clock, window)
     return engine
+
+
+def graph_proposer(proposers: Mapping[str, Proposer]) -> "GraphProposer | None":
+    """The proposer that drafts inside graph steps: the first that can."""
+    for proposer in proposers.values():
+        if proposer.traits.can_run_in_graph:
+            return cast("GraphProposer", proposer)
+    return None
+
+
+def padded_batch(proposer: "GraphProposer | None", methods: frozenset[str]) -> EvenRounds:
+    """How many rows a graph step has."""
+    from paceline.engine.executors.graph.batch import draft_shape
+    from paceline.models.gpu.runner import bucket
+
+    return EvenRounds(methods, bucket, lambda depth: draft_shape(proposer, depth).nodes)
 
 
 def window_of(config: EngineConfig, model: ModelConfig) -> int:
@@ -140,28 +182,6 @@ def calibrate(engine: Engine, config: EngineConfig) -> None:
         rows = min(4 * config.max_num_seqs, config.max_batched_tokens)
         passes = measure_passes(engine.runner, config.max_num_seqs, rows, engine.clock)
         depth.calibrate(passes, measure_context(engine.runner, config.max_num_seqs, engine.clock))
-
-
-def run_ahead(engine: Engine, max_depth: int) -> None:
-    """Let the engine launch rounds before it has seen the last one's outcome, wherever the device can do them alone."""
-    from paceline.engine.executors.graph.executor import RunAhead
-    from paceline.models.gpu.runner import GpuRunner, bucket
-
-    assert isinstance(engine.runner, GpuRunner)
-    proposers = engine.speculator.proposers
-    proposer = proposers.get("eagle") or proposers.get("draft_model")  # `draft` is one of them
-    engine.ahead = RunAhead(
-        engine.runner,
-        proposer if isinstance(proposer, EagleProposer | DraftModelProposer) else None,
-        engine.scheduler,
-        engine.speculator,
-        engine.intake,
-        max_depth,
-        engine.commit_round,
-    )
-    methods = engine.speculator.timed_ahead = frozenset(name for name, one in proposers.items() if one is proposer)
-    if isinstance(engine.speculator.depth, GoodputDepth):
-        engine.speculator.depth.run_ahead(EvenRounds(methods, bucket, engine.ahead.nodes))
 
 
 def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead:
@@ -213,11 +233,12 @@ def pick_method(config: SpeculationConfig, proposers: dict[str, Proposer]) -> st
     return config.method
 
 
-def make_depth(config: SpeculationConfig) -> DepthPolicy:
+def make_depth(config: SpeculationConfig, padded: EvenRounds | None = None) -> DepthPolicy:
+    """`padded`: the rows of graph steps, if the engine has any."""
     if config.depth == "fixed" or config.max_depth == 0:
         return FixedDepth(config.max_depth)
     if config.depth == "goodput":
-        return GoodputDepth(config.max_depth)
+        return GoodputDepth(config.max_depth, padded=padded)
     bounds = {"most": config.max_depth}
     if config.min_depth is not None:
         bounds["least"] = config.min_depth

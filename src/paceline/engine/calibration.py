@@ -60,5 +60,5 @@ def measure_context(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> flo
 
 def _seconds(runner: ModelRunner, spans: Sequence[Span], clock: Clock) -> float:
     """Of such a pass, once what the first one compiles is there."""
-    runner.seconds(spans, clock)
-    return median(runner.seconds(spans, clock) for _ in range(REPEATS))
+    runner.measure_seconds(spans, clock)
+    return median(runner.measure_seconds(spans, clock) for _ in range(REPEATS))

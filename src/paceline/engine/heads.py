@@ -3,8 +3,7 @@
 from paceline.core.config import EngineConfig
 from paceline.engine.memory_fit import Footprint
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.drafts.eagle import EagleModel
-from paceline.models.drafts.eagle_runner import LANE_BLOCKS, EagleRunner
+from paceline.models.drafts.eagle import LANE_BLOCKS, EagleModel, EagleRunner
 from paceline.models.drafts.load import LoadedHead
 from paceline.speculation.proposer import Proposer
 from paceline.speculation.proposers.eagle import WIDTH, EagleProposer
@@ -23,7 +22,7 @@ def head_footprint(head: LoadedHead, config: EngineConfig) -> Footprint:
     if isinstance(model, EagleModel):
         shape, width = model.config, model.dtype.itemsize
         rows = config.max_batched_tokens
-        activations = PENDING_ROWS * len(shape.capture) * shape.hidden_size * width
+        activations = PENDING_ROWS * len(shape.state_layers) * shape.hidden_size * width
         activations += rows * (6 * shape.hidden_size + 3 * shape.ffn_size) * width
         activations += num_lanes(config) * LANE_BLOCKS * BLOCK_SIZE * head.kv_bytes_per_token()
     return Footprint(head.name, model.weight_bytes, head.kv_bytes_per_token(), activations)

@@ -12,14 +12,14 @@ from typing import Any
 
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
-from paceline.core.output import Generation, StepOutput
+from paceline.core.output import Generation, OutputListener, StepOutput
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationFlags, SpeculationParams
-from paceline.core.worker_status import ClusterStatus
+from paceline.core.worker_status import ClusterStatus, EngineStatus
 from paceline.engine.build import build_engine
-from paceline.engine.loop import EngineLoop, Listener, Tracer
-from paceline.engine.stats.snapshot import EngineSnapshot
+from paceline.engine.hooks.hook import StepHook
+from paceline.engine.loop import EngineLoop, Tracer
 from paceline.engine.transcript import Transcript
 from paceline.engine.validator import draw_seed
 from paceline.models.tokenizer.chat_template import ChatTemplate
@@ -39,9 +39,12 @@ class LLM:
     Methods may be called from any number of threads and event loops: their requests share one batch.
     """
 
-    def __init__(self, model: str = "smollm2", *, draft: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: str = "smollm2", *, draft: str | None = None, hooks: Sequence[StepHook] = (), **options: Any
+    ) -> None:
+        """`hooks` listen to every step of the engine."""
         self.config = from_mapping(EngineConfig, {"model": model, "draft": draft, **options})
-        self._loop = EngineLoop(build_engine(self.config))
+        self._loop = EngineLoop(build_engine(self.config, hooks=hooks))
         self.engine = self._loop.engine
         assert self.engine.tokenizer is not None
         self.tokenizer = self.engine.tokenizer
@@ -51,9 +54,9 @@ class LLM:
     def _template(self) -> ChatTemplate:
         return ChatTemplate.of(self.tokenizer)
 
-    def rehearse(self) -> None:
+    def warm_up(self) -> None:
         """Compile ahead what traffic will want, where there is a GPU. Before the first request: later it may do nothing."""
-        self._loop.run(self.engine.rehearse)
+        self._loop.run(self.engine.warm_up)
 
     def generate(
         self,
@@ -126,7 +129,7 @@ class LLM:
             transcript.add(output)
         return transcript.generation()
 
-    def submit(self, request: Request, listener: Listener) -> None:
+    def submit(self, request: Request, listener: OutputListener) -> None:
         """Start a request made elsewhere; see `EngineLoop.submit` for who hears what, on which thread."""
         self._loop.submit(request, listener)
 
@@ -147,7 +150,7 @@ class LLM:
     @property
     def max_model_len(self) -> int:
         """Prompt and output tokens of one sequence at the most."""
-        return self.engine.intake.limits.max_model_len
+        return self.engine.validator.limits.max_model_len
 
     @property
     def seats(self) -> int:
@@ -162,7 +165,7 @@ class LLM:
         """Raise `InvalidRequest` if `set_flags` would."""
         self.engine.validate_flags(flags)
 
-    def snapshot(self) -> EngineSnapshot:
+    def snapshot(self) -> EngineStatus:
         """What the engine is doing; waits for nothing."""
         return self.engine.snapshot()
 
@@ -181,7 +184,7 @@ class LLM:
 
     def set_speculation(self, enabled: bool) -> None:
         """Switch speculation off or on for everybody, between two steps; running requests go on."""
-        self._loop.call(lambda: self.engine.set_flags(replace(self.engine.intake.flags, enabled=enabled)))
+        self._loop.call(lambda: self.engine.set_flags(replace(self.engine.validator.flags, enabled=enabled)))
 
     def set_flags(self, flags: SpeculationFlags) -> None:
         """Change how to speculate for everybody, between two steps; running requests go on."""

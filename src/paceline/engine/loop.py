@@ -8,17 +8,12 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
-from paceline.core.output import StepOutput
+from paceline.core.output import OutputEvent, OutputListener, StepOutput
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.kernels.cpu import native
 
 logger = logging.getLogger(__name__)
-
-Event = StepOutput | PacelineError
-Listener = Callable[[Event], None]
-"""Called on the engine's thread: hand the event over and return. An error is the last thing a listener hears."""
-
 
 REST = 0.5
 """Seconds without work after which a moment counts as idle: who asks again right after an answer finds the engine free."""
@@ -44,12 +39,12 @@ class Tracer(Protocol):
 class _Caller:
     """Who waits for a request. Ids come back; a caller is one submission."""
 
-    listener: Listener
+    listener: OutputListener
     unfinished: int
     trace: Trace | None = None
     cancelled: bool = False
 
-    def tell(self, event: Event) -> bool:
+    def tell(self, event: OutputEvent) -> bool:
         """One caller's broken listener must not end the engine for all: False if it raised."""
         if self.cancelled:
             return True
@@ -64,9 +59,9 @@ class _Caller:
 class EngineLoop:
     """The only thread that touches the engine. Callers send commands and hear back through their listeners."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, tracer: Tracer | None = None) -> None:
         self.engine = engine
-        self.tracer: Tracer | None = None
+        self.tracer = tracer
         """Follows the requests that say they are traced."""
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards `_closed` and `_callers`
@@ -79,7 +74,7 @@ class EngineLoop:
     def is_running(self) -> bool:
         return not self._closed
 
-    def submit(self, request: Request, listener: Listener) -> None:
+    def submit(self, request: Request, listener: OutputListener) -> None:
         """Start a request. What is wrong with it is raised here and now; everything later goes to `listener`."""
         self.engine.validate(request)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Writes down what verification decided for one sequence: its tokens, their text, and where it ends."""
+"""Verified tokens become output: text, log-probabilities, and the end of a sequence."""
 
 from collections.abc import Sequence as Seq
 
@@ -15,9 +15,42 @@ from paceline.speculation.verification.grammar import Grammar
 from paceline.speculation.verification.verify import Verdict
 
 
-class Scribe:
-    """One sequence's text and grammar, always at its newest token. Tokens that are committed already were said by whoever
-    committed them."""
+class OutputProcessor:
+    """The text and grammar state of every sequence."""
+
+    def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        self._tokenizer = tokenizer
+        self._sequences: dict[int, SequenceOutput] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def add(self, sequence: Sequence, grammar: Grammar | None) -> None:
+        self._sequences[sequence.id] = SequenceOutput(sequence, self._tokenizer, grammar)
+
+    def remove(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.id]
+
+    def masks(self, sequence: Sequence, draft: Draft) -> Seq[Tensor] | None:
+        """What the grammar allows after the newest token and after each node; None: there is no grammar."""
+        return self._sequences[sequence.id].masks(draft)
+
+    def append(
+        self,
+        sequence: Sequence,
+        verdict: Verdict,
+        num_drafted: int,
+        room: int,
+        logits: Tensor | None = None,
+        times: StepTimes | None = None,
+    ) -> StepOutput:
+        """Append the verdict's tokens to the sequence; see `SequenceOutput.append`."""
+        return self._sequences[sequence.id].append(verdict, num_drafted, room, logits, times)
+
+
+class SequenceOutput:
+    """Text and grammar state of one sequence, always at its newest token. Tokens committed before it was made are not
+    reported again."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer | None = None, grammar: Grammar | None = None) -> None:
         self._sequence = sequence
@@ -35,8 +68,8 @@ class Scribe:
     def append(
         self, verdict: Verdict, num_drafted: int, room: int, rows: Tensor | None = None, times: StepTimes | None = None
     ) -> StepOutput:
-        """Take the verdict's tokens up to the first that ends the sequence, `room` of them at the most. `rows`: the logits
-        [1 + num_drafted, V] that it was judged by, for a sequence that wants log-probabilities."""
+        """Append the verdict's tokens up to the first that ends the sequence, at most `room`. `rows`: the logits
+        [1 + num_drafted, V] of the step, for a sequence with log-probabilities."""
         sequence = self._sequence
         count, text = self._read(verdict.tokens, room)
         tokens = verdict.tokens[:count]
@@ -66,28 +99,30 @@ class Scribe:
         )
 
     def _read(self, tokens: Seq[int], room: int) -> tuple[int, str]:
-        """How many of the tokens belong to the sequence, and their text. Sets `finish_reason` if it ends there."""
-        sequence, said, text, count = self._sequence, self._text, "", 0
-        by_token = said is not None and bool(sequence.sampling.stop)  # only a stop string cares which token brought it
-        if not by_token and len(tokens) < room and self._ends.isdisjoint(tokens):  # nearly always
-            return len(tokens), "" if said is None else said.push(tokens)
+        """Number of tokens that belong to the sequence, and their text. Sets `finish_reason` if the sequence ends."""
+        sequence, stream, text, count = self._sequence, self._text, "", 0
+        by_token = stream is not None and bool(
+            sequence.sampling.stop
+        )  # a stop string needs the token that completes it
+        if not by_token and len(tokens) < room and self._ends.isdisjoint(tokens):  # the common case
+            return len(tokens), "" if stream is None else stream.push(tokens)
         for token in tokens:
             count += 1
             if token in self._ends:
                 sequence.finish_reason = FinishReason.STOP
                 break
-            if said is not None and by_token:
-                text += said.push([token])
-                if said.stopped:
+            if stream is not None and by_token:
+                text += stream.push([token])
+                if stream.stopped:
                     sequence.finish_reason = FinishReason.STOP
                     break
             if count == room:
                 sequence.finish_reason = FinishReason.LENGTH
                 break
-        if said is None:
+        if stream is None:
             return count, ""
-        if not by_token:  # the token that stops it is no text
-            text = said.push(tokens[: count - (sequence.finish_reason is FinishReason.STOP)])
+        if not by_token:  # the stop token is not part of the text
+            text = stream.push(tokens[: count - (sequence.finish_reason is FinishReason.STOP)])
         if sequence.finish_reason is not None:
-            text += said.flush()
+            text += stream.flush()
         return count, text

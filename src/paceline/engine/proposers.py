@@ -9,7 +9,8 @@ from paceline.kv.block_tables import BlockTables
 from paceline.models.drafts.compatibility import proposable_ids
 from paceline.models.drafts.load import LoadedHead
 from paceline.models.loading.load import LoadedModel
-from paceline.models.runner import ModelRunner, make_runner
+from paceline.models.runner import ModelRunner
+from paceline.models.runners import make_runner
 from paceline.speculation.proposer import Proposer
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.draft_model import DraftModelProposer

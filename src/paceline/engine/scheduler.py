@@ -2,39 +2,12 @@
 
 import bisect
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core.sequence import Sequence, Status
+from paceline.engine.hooks.tiers import Tiers
+from paceline.engine.schedule import Schedule, Scheduled
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables, blocks_for
-
-if TYPE_CHECKING:
-    from paceline.engine.hooks.tiers import Tiers
-
-
-class Scheduled(NamedTuple):
-    """`num_tokens` committed tokens of `sequence` are computed, and room is kept for `num_draft` drafted ones after them."""
-
-    sequence: Sequence
-    num_tokens: int
-    num_draft: int
-
-    @property
-    def completes(self) -> bool:
-        """Whether this pass reaches the newest token, so that its logits give the next one."""
-        return self.num_tokens == self.sequence.num_uncomputed
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    items: tuple[Scheduled, ...]
-    preempted: tuple[Sequence, ...] = ()
-
-    @property
-    def num_tokens(self) -> int:
-        """Committed tokens that are computed."""
-        return sum(item.num_tokens for item in self.items)
 
 
 def _rank(sequence: Sequence) -> tuple[int, float, int]:
@@ -63,15 +36,17 @@ class Scheduler:
     rows, blocks and seats last.
     """
 
-    def __init__(self, tables: BlockTables, max_num_seqs: int, max_batched_tokens: int) -> None:
+    def __init__(
+        self, tables: BlockTables, max_num_seqs: int, max_batched_tokens: int, tiers: Tiers | None = None
+    ) -> None:
+        """`tiers`: the cache tiers below the device; None: there are none."""
         self.tables = tables
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []  # both kept in rank order
         self.num_preemptions = 0
-        self.tiers: Tiers | None = None
-        """Where the cache has tiers below the device."""
+        self.tiers = tiers
 
     @property
     def has_work(self) -> bool:

@@ -4,55 +4,26 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from itertools import groupby
-from typing import NamedTuple
 
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
-from paceline.engine.scheduler import Schedule
+from paceline.engine.executors.executor import SequenceResult, StepResult
+from paceline.engine.schedule import Schedule
 from paceline.engine.stats.step_totals import StepTotals
 from paceline.engine.stats.traffic_classes import TrafficClasses, traffic_class
-from paceline.engine.validator import Intake
+from paceline.engine.validator import RequestValidator
 from paceline.speculation.depth.breaker import Breaker
 from paceline.speculation.depth.drift import Change
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, Drafting, RoundObservation, StepObservation
-from paceline.speculation.drafts import Draft
+from paceline.speculation.drafts import Draft, DraftPrefill
 from paceline.speculation.proposer import (
     Hidden,
     HiddenRequest,
     Progress,
     Proposer,
-    forks,
-    hears_when_asked,
-    hidden_wanted,
-    network_seconds,
 )
-from paceline.speculation.reading import Reading, take_reading
-from paceline.speculation.trees.tree import InvalidDraft, depths, prune, validate
+from paceline.speculation.trees.tree import InvalidDraft, prune, validate
 from paceline.speculation.verification.verify import Verdict
-
-
-class SpeculatedRound(NamedTuple):
-    """One sequence's round: the depth asked for, the levels drafted, the tokens accepted; of a tree also how many nodes it
-    had and which of them were accepted, in draft order."""
-
-    sequence: Sequence
-    asked: int
-    drafted: int
-    accepted: int
-    num_nodes: int | None = None
-    path: tuple[int, ...] | None = None
-
-    @property
-    def observation(self) -> RoundObservation:
-        return RoundObservation(
-            self.sequence.id,
-            traffic_class(self.sequence),
-            self.drafted,
-            self.accepted,
-            self.asked,
-            self.num_nodes,
-            self.path,
-        )
 
 
 class Speculator:
@@ -63,11 +34,14 @@ class Speculator:
         proposers: Mapping[str, Proposer],
         depth: DepthPolicy,
         breaker: Breaker,
-        intake: Intake,
+        validator: RequestValidator,
         clock: Clock,
         vocab_size: int,
         enabled: bool = True,
+        graph_methods: frozenset[str] = frozenset(),
     ) -> None:
+        """`graph_methods`: methods that draft inside graph steps, which time them. A host step of such a method only starts
+        it or computes its draft prefill, so that its time is not typical."""
         self.proposers = proposers
         self.depth = depth
         self.enabled = enabled
@@ -75,11 +49,9 @@ class Speculator:
         self.totals = StepTotals()
         self.num_invalid = 0
         """Drafts dropped because they were none: not a tree, or not of this vocabulary."""
-        self.timed_ahead: frozenset[str] = frozenset()
-        """Methods whose steady rounds run ahead of the host and are timed there: a step on the host, which only starts them
-        off or catches a draft up, says nothing about their cost."""
+        self.graph_methods = graph_methods
         self._configured = enabled
-        self._intake = intake
+        self._validator = validator
         self._clock = clock
         self._vocab_size = vocab_size
         self._patience = 0.0
@@ -87,7 +59,8 @@ class Speculator:
         """Sequences forgotten since the last step was observed."""
         self._draft_seconds: defaultdict[str, float] = defaultdict(float)
         self._network_seconds = 0.0
-        self._reading: defaultdict[str, Reading] = defaultdict(Reading)
+        self._prefills: defaultdict[str, DraftPrefill] = defaultdict(DraftPrefill)
+        """Draft prefills by method since the last observed step of the method."""
         self._idle_since: float | None = None
         self._idle_seconds = 0.0
 
@@ -102,9 +75,9 @@ class Speculator:
         deadline = self._clock.now() + self._patience
         drafts: dict[int, Draft] = {}
         for method, ids in asked.items():
-            self._take_reading(method)  # of what was lent
-            before, started = self._reading[method].seconds, self._clock.now()
-            for sequence_id, draft in self.proposers[method].collect(ids, deadline).split().items():
+            started = self._clock.now()
+            batch = self.proposers[method].collect(ids, deadline)
+            for sequence_id, draft in batch.split().items():
                 if sequence_id not in room:
                     continue
                 draft = prune(draft, room[sequence_id])
@@ -115,120 +88,87 @@ class Speculator:
                 else:
                     drafts[sequence_id] = draft
             took = self._clock.now() - started
-            network = min(took, network_seconds(self.proposers[method]))
+            network, prefill = min(took, batch.cost.network_seconds), batch.cost.prefill
             self._network_seconds += network
-            self._take_reading(method)
-            self._draft_seconds[method] += max(0.0, took - network - (self._reading[method].seconds - before))
+            self.add_draft_prefill(method, prefill)
+            self._draft_seconds[method] += max(0.0, took - network - prefill.seconds)
         return drafts
 
-    def learn(
-        self, plan: Schedule, drafts: Mapping[int, Draft], verdicts: Mapping[int, Verdict], verify_seconds: float
-    ) -> None:
-        """Tell the depth policy and the breaker what this round brought and what it cost."""
-        self._idle_since = None  # a step that was to be taken anyway
-        self._patience = verify_seconds
-        draft_seconds, self._draft_seconds = self._draft_seconds, defaultdict(float)
-        network, self._network_seconds = self._network_seconds, 0.0
-        rounds = []
-        for item in plan.items:
-            if item.num_draft:
-                draft, path = drafts.get(item.sequence.id), verdicts[item.sequence.id].path
-                levels = max(depths(draft.parents)) if draft else 0
-                nodes = len(draft) if draft else 0
-                rounds.append(SpeculatedRound(item.sequence, item.num_draft, levels, len(path), nodes, path))
-            elif item.sequence.depth and self.enabled:
-                self.traffic.had_no_room(traffic_class(item.sequence))
-        self._observe(
-            rounds,
-            batch=len(verdicts),
-            rows=len(verdicts) + sum(len(draft) for draft in drafts.values()),
-            prefill_rows=plan.num_tokens - len(verdicts),
-            draft_seconds=draft_seconds,
-            verify_seconds=verify_seconds,
-            context=sum(len(item.sequence.ids) for item in plan.items if item.sequence.id in verdicts),
-            is_timed=not any(item.sequence.method in self.timed_ahead for item in plan.items),
-            network=network,
-        )
+    def add_draft_prefill(self, method: str, prefill: DraftPrefill) -> None:
+        """Report a draft prefill; the next step that drafts by `method` carries its cost."""
+        self._prefills[method] += prefill
 
-    def came_home(self) -> None:
-        """The device waits for the host, until rounds run ahead again."""
-        self._idle_since = self._clock.now()
-
-    def went_ahead(self) -> None:
-        if self._idle_since is not None:
-            self._idle_seconds, self._idle_since = self._clock.now() - self._idle_since, None
-
-    def record(
-        self,
-        rounds: Seq[SpeculatedRound],
-        batch: int,
-        seats: int,
-        rows: int,
-        draft_seconds: float,
-        verify_seconds: float,
-        context: int,
-        is_timed: bool = True,
-    ) -> None:
-        """A step of `batch` sequences that decoded on `seats` and have `context` tokens, those in `rounds` with drafts of one
-        method. `is_timed`: its seconds are typical, with nothing in them that was done for the first time."""
-        seconds = {round_.sequence.method: draft_seconds for round_ in rounds}
-        self._observe(rounds, batch, rows, 0, seconds, verify_seconds, context, is_timed, seats=seats)
-
-    def _observe(
-        self,
-        rounds: Seq[SpeculatedRound],
-        batch: int,
-        rows: int,
-        prefill_rows: int,
-        draft_seconds: Mapping[str, float],
-        verify_seconds: float,
-        context: int,
-        is_timed: bool,
-        network: float = 0.0,
-        seats: int | None = None,
-    ) -> None:
-        for method in draft_seconds:
-            self._take_reading(method)
-        reading, self._reading = self._reading, defaultdict(Reading)
-        read = sum(read.seconds for read in reading.values())
-        idle, self._idle_seconds = max(0.0, self._idle_seconds - read), 0.0
-        drafted = sum(draft_seconds.values()) + read
-        self.totals.add(prefill_rows, bool(rounds), drafted, network, verify_seconds)
+    def learn(self, result: StepResult) -> None:
+        """Report the outcome and the cost of a committed step to the depth policy, the breaker and the statistics."""
+        rounds, num_prompt, batch = [], 0, 0
+        for one in result.sequences:
+            if one.verdict is None:
+                num_prompt += one.num_tokens
+                continue
+            batch += 1
+            num_prompt += one.num_tokens - 1
+            if one.asked:
+                rounds.append(one)
+            elif one.sequence.depth and self.enabled:
+                self.traffic.had_no_room(traffic_class(one.sequence))
+        if result.draft_seconds is not None:  # a graph step, with drafts of one method
+            draft_seconds: Mapping[str, float] = {one.sequence.method: result.draft_seconds for one in rounds}
+            network, is_timed = 0.0, result.is_timed
+        else:
+            self._idle_since = None  # the host had work to do: the device did not wait for a change of executors
+            self._patience = result.verify_seconds
+            draft_seconds, self._draft_seconds = self._draft_seconds, defaultdict(float)
+            network, self._network_seconds = self._network_seconds, 0.0
+            is_timed = not any(one.sequence.method in self.graph_methods for one in result.sequences)
+        prefills = defaultdict(DraftPrefill, {m: self._prefills.pop(m, DraftPrefill()) for m in draft_seconds})
+        prefill_seconds = sum(prefill.seconds for prefill in prefills.values())
+        idle, self._idle_seconds = max(0.0, self._idle_seconds - prefill_seconds), 0.0
+        drafted = sum(draft_seconds.values()) + prefill_seconds
+        self.totals.add(num_prompt, bool(rounds), drafted, network, result.verify_seconds)
         if not self.enabled:
             self._settle()
             return
-        observed = tuple(round_.observation for round_ in rounds)
+        observed = tuple([_observation(one) for one in rounds])
         self._start_over(self.traffic.observe(observed, self._clock.now(), self.depth.advantage))
         asked: dict[str, int] = {}
-        for round_ in rounds:
-            method = round_.sequence.method
-            asked[method] = max(asked.get(method, 0), round_.asked)
+        for one in rounds:
+            method = one.sequence.method
+            asked[method] = max(asked.get(method, 0), one.asked)
         self.depth.observe(
             StepObservation(
                 batch=batch,
-                rows=rows,
-                prefill_rows=prefill_rows,
+                rows=result.rows,
+                prefill_rows=num_prompt,
                 drafting=tuple(
-                    Drafting(method, depth, draft_seconds[method], reading[method].tokens, reading[method].seconds)
+                    Drafting(method, depth, draft_seconds[method], prefills[method].tokens, prefills[method].seconds)
                     for method, depth in asked.items()
                 ),
-                verify_seconds=verify_seconds,
+                verify_seconds=result.verify_seconds,
                 network_seconds=network,
                 rounds=observed,
-                context=context,
+                context=result.context,
                 is_timed=is_timed,
-                seats=seats,
+                seats=result.slots,
                 boarding_seconds=idle if rounds else 0.0,
             )
         )
         self._settle()
+
+    def graph_paused(self) -> None:
+        """The graph executor handed its sequences to the host: the device waits until the next graph step."""
+        self._idle_since = self._clock.now()
+
+    def graph_resumed(self) -> None:
+        """The graph executor submitted a step."""
+        if self._idle_since is not None:
+            self._idle_seconds, self._idle_since = self._clock.now() - self._idle_since, None
 
     def wanted(self, plan: Schedule) -> dict[str, HiddenRequest]:
         """By method: the hidden states to keep of this step, for sequences that may be drafted from them."""
         if not self.enabled:
             return {}
         methods = {item.sequence.method for item in plan.items if item.sequence.speculation.enabled}
-        return {method: wants for method in methods if (wants := hidden_wanted(self.proposers[method]))}
+        return {method: wants for method in methods if (wants := self.proposers[method].traits.hidden)}
 
     def look_ahead(
         self,
@@ -246,14 +186,14 @@ class Speculator:
             return
         verdicts, hidden = verdicts or {}, hidden or {}
         ready = [sequence for sequence in running if sequence.num_uncomputed == 1]
-        if has_room or not all(sequence.method in self.timed_ahead for sequence in ready):
+        if has_room or not all(sequence.method in self.graph_methods for sequence in ready):
             self.decide(ready)
         else:
             self._leave_out(ready)
         progress: defaultdict[str, list[Progress]] = defaultdict(list)
-        is_deaf = {method: hears_when_asked(proposer) for method, proposer in self.proposers.items()}
+        is_lazy = {method: proposer.traits.is_lazy for method, proposer in self.proposers.items()}
         for sequence in ready:
-            if sequence.depth == 0 and is_deaf[sequence.method]:
+            if sequence.depth == 0 and is_lazy[sequence.method]:
                 continue
             verdict = verdicts.get(sequence.id)
             picks = verdict.picks if verdict else ()
@@ -268,7 +208,7 @@ class Speculator:
 
     def hand_over(self, sequence: Sequence, states: Seq[Hidden]) -> None:
         """Hidden states of its prompt that were computed elsewhere, as if they had been computed here."""
-        wants = hidden_wanted(self.proposers[sequence.method])
+        wants = self.proposers[sequence.method].traits.hidden
         if wants is None or wants.last or not (self.enabled and sequence.speculation.enabled):
             return
         for hidden in states:
@@ -318,9 +258,6 @@ class Speculator:
             self.proposers[sequence.method].close([sequence.id])
             self._ended.append(sequence.id)
 
-    def _take_reading(self, method: str) -> None:
-        self._reading[method] += take_reading(self.proposers[method])
-
     def _settle(self) -> None:
         """A sequence's last round is observed after it was forgotten: only now is all said about it."""
         self._start_over(self.traffic.close(self._ended))
@@ -332,10 +269,10 @@ class Speculator:
             self.depth.restart(change.category, change.after)
 
     def _max_depth(self, sequence: Sequence) -> int:
-        return self._intake.max_depth(sequence, forks(self.proposers[sequence.method]))
+        return self._validator.max_depth(sequence, self.proposers[sequence.method].traits.is_tree)
 
     def _progress(self, sequence: Sequence, hidden: Hidden | None, picks: Seq[int] = ()) -> Progress:
-        return Progress.of(sequence, self._intake.remaining(sequence) - 1, hidden, picks)
+        return Progress.of(sequence, self._validator.remaining(sequence) - 1, hidden, picks)
 
     def _candidates(self, ready: Iterable[Sequence], wanted: Iterable[int]) -> list[Candidate]:
         """How deep each sequence may go: as its request and the server, who have it `wanted`, and the breaker of its traffic
@@ -348,6 +285,14 @@ class Speculator:
                 allowed[category] = self.traffic.breaker.allow(category, now)
             max_depth = most if allowed[category] > 0 else 0
             allowed[category] -= max_depth > 0
-            remaining = self._intake.remaining(sequence)
+            remaining = self._validator.remaining(sequence)
             candidates.append(Candidate(sequence.id, category, max_depth, len(sequence.ids), remaining))
         return candidates
+
+
+def _observation(one: SequenceResult) -> RoundObservation:
+    assert one.verdict is not None
+    path = one.verdict.path
+    return RoundObservation(
+        one.sequence.id, traffic_class(one.sequence), one.levels, len(path), one.asked, one.num_nodes, path
+    )

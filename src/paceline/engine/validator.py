@@ -27,7 +27,7 @@ class Limits:
     max_model_len: int
 
 
-class Intake:
+class RequestValidator:
     """Checks requests against what the engine offers. `validate` and `validate_flags` may be called from any thread."""
 
     def __init__(
@@ -45,8 +45,16 @@ class Intake:
         self._tokenizer = tokenizer
         self._numbers = itertools.count()
         self._categories = Categories()
-        self.flags = SpeculationFlags()
-        """What the operator last said; it decides where a request leaves a choice."""
+        self._flags = SpeculationFlags()
+
+    @property
+    def flags(self) -> SpeculationFlags:
+        """The operator's flags; they decide what a request leaves open."""
+        return self._flags
+
+    def set_flags(self, flags: SpeculationFlags) -> None:
+        self.validate_flags(flags)
+        self._flags = flags
 
     @property
     def methods(self) -> Collection[str]:
@@ -147,7 +155,7 @@ class Intake:
 
     def method(self, speculation: SpeculationParams) -> str:
         """How a request that says `speculation` is drafted for."""
-        return speculation.method or self.flags.method or self._default_method
+        return speculation.method or self._flags.method or self._default_method
 
     @property
     def offered_method(self) -> str:
@@ -157,19 +165,19 @@ class Intake:
     @property
     def offered_depth(self) -> int:
         """The deepest round anybody may ask for."""
-        configured, flag = self._speculation.max_depth, self.flags.max_depth
+        configured, flag = self._speculation.max_depth, self._flags.max_depth
         return configured if flag is None else min(configured, flag)
 
-    def max_depth(self, sequence: Sequence, forks: bool = False) -> int:
+    def max_depth(self, sequence: Sequence, is_tree: bool = False) -> int:
         """How many tokens may be drafted for this sequence now. A chain never goes past the last token it may still have; a
-        draft that `forks` is as large as before, since most of its nodes stand beside each other, but has its place in the
+        tree is as large as before, since most of its nodes stand beside each other, but has its place in the
         window."""
         remaining = self.remaining(sequence)
         if not sequence.speculation.enabled or remaining <= 1:
             return 0
         wanted = sequence.speculation.max_depth
         depth = self.offered_depth if wanted is None else min(wanted, self.offered_depth)
-        return min(depth, (self.limits.max_model_len - len(sequence.ids) if forks else remaining) - 1)
+        return min(depth, (self.limits.max_model_len - len(sequence.ids) if is_tree else remaining) - 1)
 
     def remaining(self, sequence: Sequence) -> int:
         """Tokens the sequence may still generate."""

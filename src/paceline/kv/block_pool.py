@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 
 from paceline.core.kv_events import BlocksRemoved, CacheEvent
 
+Evicted = Callable[[Sequence[tuple[int, bytes]]], None]
+"""Receives (block, key) pairs."""
+
 
 class BlockPool:
     """Hands out block numbers. A block is *held* while any sequence refers to it, otherwise *free*.
@@ -19,10 +22,22 @@ class BlockPool:
         self._key_of: dict[int, bytes] = {}
         self._block_of: dict[bytes, int] = {}
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))  # next to evict first
-        self.listener: Callable[[CacheEvent], None] | None = None
-        """Hears what a prefix hit can find from now on, and no longer. Called on the engine's thread: it must not wait."""
-        self.rescue: Callable[[Sequence[tuple[int, bytes]]], None] | None = None
-        """Gets the blocks and keys that are about to be taken over, last chance to copy what is in them."""
+        self._listener: Callable[[CacheEvent], None] | None = None
+        self._before_eviction: Evicted | None = None
+
+    def listen(self, listener: Callable[[CacheEvent], None], before_eviction: Evicted | None = None) -> None:
+        """Report every block that prefix hits find from now on, and no longer, to `listener`. `before_eviction` receives the
+        blocks and keys that are about to be overwritten. Both run on the engine's thread and must not block."""
+        self._listener, self._before_eviction = listener, before_eviction
+
+    @property
+    def is_watched(self) -> bool:
+        return self._listener is not None
+
+    def report(self, event: CacheEvent) -> None:
+        """Pass an event to the listener, if there is one."""
+        if self._listener is not None:
+            self._listener(event)
 
     @property
     def num_free(self) -> int:
@@ -48,11 +63,10 @@ class BlockPool:
                 evicted.append((block, key))
             self._references[block] = 1
             blocks.append(block)
-        if evicted and self.rescue is not None:
-            self.rescue(evicted)
-        if self.listener is not None:
-            for _, key in evicted:
-                self.listener(BlocksRemoved((key,)))
+        if evicted and self._before_eviction is not None:
+            self._before_eviction(evicted)
+        for _, key in evicted:
+            self.report(BlocksRemoved((key,)))
         return blocks
 
     def find(self, keys: Sequence[bytes]) -> list[int]:

@@ -88,11 +88,9 @@ class BlockTables:
             tokens = ids[end - BLOCK_SIZE : end]
             parent, table.parent = table.parent, block_key(table.parent, tokens)
             is_new = self.pool.publish(table.blocks[table.num_published], table.parent)
-            if is_new and self.pool.listener is not None:
+            if is_new and self.pool.is_watched:
                 above = parent if table.num_published else None
-                self.pool.listener(
-                    BlocksStored((table.parent,), above, tuple(tokens), table.salt, block_size=BLOCK_SIZE)
-                )
+                self.pool.report(BlocksStored((table.parent,), above, tuple(tokens), table.salt, block_size=BLOCK_SIZE))
             table.num_published += 1
 
     def close(self, sequence_id: int) -> None:

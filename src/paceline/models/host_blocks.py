@@ -1,34 +1,33 @@
-"""Memory of the host for blocks of a runner's cache, and copies between the two that nobody waits for."""
+"""Host memory for blocks of a runner's cache, with asynchronous copies between the two."""
 
 from collections.abc import Sequence
 
 import torch
 
-from paceline.models.cuda_graph import Stamp
-from paceline.models.kv_blocks import Rows, block_bytes, chunks, gather, planes, scatter
+from paceline.models.cuda_graph import StreamEvent
+from paceline.models.kv_blocks import ByteArray, block_bytes, chunks, gather, planes, scatter
 from paceline.models.runner import ModelRunner
 
 
 class HostBlocks:
-    """`num_slots` blocks. `save` and `load` belong to the engine's thread: on a GPU they take their place in its stream of
-    work, and a slot may be looked at once `wait` has returned. `view` and `wait` may be called from any thread, as long as
-    it alone uses the slot."""
+    """Memory of `num_slots` blocks. Only the engine's thread calls `save` and `load`; on a GPU they submit copies to its stream.
+    Any thread may call `view` and `wait` if no other thread uses the slot. Call `wait` before reading a slot."""
 
     def __init__(self, runner: ModelRunner, num_slots: int) -> None:
         self.num_slots = num_slots
         self.block_bytes = block_bytes(runner)
         self._planes = planes(runner)
         self._is_cuda = runner.device.type == "cuda"
-        # [slots, planes, E]; on a GPU pinned, or copies would wait
+        # [slots, planes, E]; pinned for a GPU, otherwise copies would block
         self._memory = torch.empty(
             num_slots, len(self._planes), self._planes[0].shape[1], dtype=torch.uint8, pin_memory=self._is_cuda
         )
-        self._bytes: Rows = self._memory.numpy().reshape(num_slots, self.block_bytes)
-        self._under_way: dict[int, Stamp] = {}
+        self._bytes: ByteArray = self._memory.numpy().reshape(num_slots, self.block_bytes)
+        self._pending: dict[int, StreamEvent] = {}
 
     @torch.inference_mode()
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
-        """What is in `blocks` now, whatever is written there afterwards, into `slots`."""
+        """Copy the present contents of `blocks` to `slots`. Later writes to the blocks do not affect the copy."""
         if not self._is_cuda:
             memory = self._memory.numpy()
             for i, plane in enumerate(self._planes):
@@ -40,11 +39,11 @@ class HostBlocks:
             values = gather(self._planes, blocks[part])
             for row, slot in zip(values, slots[part], strict=True):
                 self._memory[slot].copy_(row, non_blocking=True)
-        self._note(slots)
+        self._record(slots)
 
     @torch.inference_mode()
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
-        """Into `blocks`, before whatever the engine does next reads them."""
+        """Copy `slots` to `blocks`, before any pass that the engine submits next."""
         if not self._is_cuda:
             memory = self._memory.numpy()
             for i, plane in enumerate(self._planes):
@@ -53,24 +52,24 @@ class HostBlocks:
                     cache[block] = memory[slot, i]
             return
         for part in chunks(blocks, self.block_bytes):
-            own = slots[part]
-            values = torch.empty(len(own), *self._memory.shape[1:], dtype=torch.uint8, device=self._planes[0].device)
-            for row, slot in zip(values, own, strict=True):
+            chunk = slots[part]
+            values = torch.empty(len(chunk), *self._memory.shape[1:], dtype=torch.uint8, device=self._planes[0].device)
+            for row, slot in zip(values, chunk, strict=True):
                 row.copy_(self._memory[slot], non_blocking=True)
             scatter(self._planes, blocks[part], values)
-        self._note(slots)
+        self._record(slots)
 
     def view(self, slot: int) -> memoryview:
-        """The slot's bytes, `block_bytes` of them, to read and to write."""
+        """The `block_bytes` bytes of a slot, for reading and writing."""
         return memoryview(self._bytes[slot])
 
     def wait(self, slot: int) -> None:
-        """Until no copy from or to the slot is under way."""
-        stamp = self._under_way.get(slot)
-        if stamp is not None:
-            stamp.wait()
+        """Block until no copy from or to the slot is pending."""
+        event = self._pending.get(slot)
+        if event is not None:
+            event.wait()
 
-    def _note(self, slots: Sequence[int]) -> None:
-        stamp = Stamp(self._planes[0].device)
-        stamp.record()
-        self._under_way.update(dict.fromkeys(slots, stamp))
+    def _record(self, slots: Sequence[int]) -> None:
+        event = StreamEvent(self._planes[0].device)
+        event.record()
+        self._pending.update(dict.fromkeys(slots, event))

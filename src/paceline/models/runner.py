@@ -1,6 +1,6 @@
-"""Runs a model over ragged spans of tokens and its paged cache. The target and a draft model are run the same way."""
+"""Runs a target or a draft model over the scheduled tokens of many sequences and a paged KV cache."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,28 +9,28 @@ from torch import Tensor
 from paceline.core.clock import Clock
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.quantized import put, take
-from paceline.models.architectures.llama import AfterLayer, DecoderModel
-from paceline.models.architectures.output import ForwardOutput
+from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
+from paceline.models.architectures.llama import DecoderModel
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive rows of one sequence: `tokens` follow `context_len` cached ones and are stored right after them."""
+    """Consecutive rows of one sequence: `tokens` follow `context_len` cached tokens and are stored right after them."""
 
     blocks: Sequence[int]
     context_len: int
     tokens: Sequence[int]
     num_logits: int
-    """The last so many rows want logits."""
+    """Number of last rows whose logits are returned."""
     positions: Sequence[int] | None = None
-    """Rotary positions where they are not `context_len, context_len + 1, …` (a tree)."""
+    """Rotary positions of a tree; None: `context_len, context_len + 1, …`."""
     ancestors: Sequence[int] | None = None
-    """Bitmask per row over this span's rows; None: a chain."""
+    """Bitmask per row over the rows of this span; None: a chain."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """The rows of a pass as a model takes them."""
+class BatchInputs:
+    """Inputs of one pass, as a model takes them."""
 
     tokens: Tensor  # [T] int64
     positions: Tensor  # [T] int64
@@ -38,8 +38,8 @@ class Rows:
     logit_rows: Tensor  # [R] int64
 
 
-def lay_out(spans: Sequence[Span], device: torch.device) -> Rows:
-    """The rows of all `spans`, one after the other, and where they live."""
+def build_inputs(spans: Sequence[Span], device: torch.device) -> BatchInputs:
+    """Inputs of a pass over the rows of all `spans`, in order."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -67,11 +67,11 @@ def lay_out(spans: Sequence[Span], device: torch.device) -> Rows:
         block_tables=_tensor(tables, device, torch.int32),
         ancestors=_tensor(ancestors, device) if is_tree else None,
     )
-    return Rows(_tensor(tokens, device), _tensor(positions, device), layout, _tensor(logit_rows, device))
+    return BatchInputs(_tensor(tokens, device), _tensor(positions, device), layout, _tensor(logit_rows, device))
 
 
 class ModelRunner:
-    """A model and the memory its keys and values live in."""
+    """A model and its KV cache."""
 
     def __init__(
         self,
@@ -80,17 +80,15 @@ class ModelRunner:
         kv_dtype: torch.dtype | None = None,
         cache: Sequence[tuple[Tensor, Tensor]] | None = None,
     ) -> None:
-        """`kv_dtype` of the cache, the model's own if None; float8_e4m3fn holds twice the tokens of bfloat16. `cache`: another
-        runner's memory, for a model that shares it."""
+        """`kv_dtype`: number format of the cache, the model's if None. `cache`: cache of another runner, for a model that
+        shares it."""
         self.model = model
         self.num_blocks = num_blocks
         self.device = model.device
         self.identity = ""
-        """Of the weights, for those who exchange blocks with other processes; empty: nobody does."""
-        self.after_layer: AfterLayer | None = None
-        """Of passes that somebody watches."""
+        """Identity of the weights, for exchanging blocks with other processes; empty: blocks are not exchanged."""
         shape = (num_blocks, BLOCK_SIZE, model.config.num_kv_heads, model.config.head_dim)
-        # Zeroed, so that no masked-out slot can ever hold a NaN.
+        # Zeroed: a masked slot must not hold a NaN.
         self.cache = cache or [
             (
                 torch.zeros(shape, dtype=kv_dtype or model.dtype, device=model.device),
@@ -100,29 +98,35 @@ class ModelRunner:
         ]
 
     @torch.inference_mode()
-    def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
-        """One pass over all rows of `spans`. Logits come in span order, `num_logits` rows each."""
-        rows = lay_out(spans, self.device)
+    def forward(
+        self,
+        spans: Sequence[Span],
+        state_layers: tuple[int, ...] = (),
+        last_hidden: bool = False,
+        after_layer: AfterLayer | None = None,
+    ) -> ForwardOutput:
+        """Result of one pass over all rows of `spans`. Logits are in span order, `num_logits` rows per span."""
+        inputs = build_inputs(spans, self.device)
         return self.model(
-            rows.tokens,
-            rows.positions,
-            rows.layout,
+            inputs.tokens,
+            inputs.positions,
+            inputs.layout,
             self.cache,
-            rows.logit_rows,
-            capture,
+            inputs.logit_rows,
+            state_layers,
             last_hidden,
-            self.after_layer,
+            after_layer,
         )
 
-    def seconds(self, spans: Sequence[Span], clock: Clock) -> float:
-        """How long a pass takes over `spans`, which want logits."""
+    def measure_seconds(self, spans: Sequence[Span], clock: Clock) -> float:
+        """Duration of one pass over `spans`, at least one of which has logits."""
         before = clock.now()
         self.forward(spans).logits.max().item()  # type: ignore[union-attr]  # waits for the device
         return clock.now() - before
 
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy cached keys and values between slots: how an accepted path of a tree becomes contiguous."""
+        """Copy cached keys and values between slots, so that the accepted path of a tree becomes contiguous."""
         if not sources:
             return
         source, target = _tensor(sources, self.device), _tensor(targets, self.device)
@@ -131,21 +135,35 @@ class ModelRunner:
                 flat = values.view(-1, *values.shape[2:])
                 put(flat, target, take(flat, source))
 
-    def sharing(self, model: DecoderModel) -> "ModelRunner":
-        """Runs `model`, which has the first layers of this one, over the same memory."""
+    def share_cache(self, model: DecoderModel) -> "ModelRunner":
+        """A runner of `model`, which consists of the first layers of this model, with the same cache."""
         return ModelRunner(model, self.num_blocks, cache=self.cache[: model.config.num_layers])
 
     def close(self) -> None:
-        """Give back what is not memory; nothing here."""
+        """Release resources other than memory; here there are none."""
 
 
-def make_runner(model: DecoderModel, num_blocks: int, kv_dtype: torch.dtype | None = None) -> ModelRunner:
-    """The one for the model's device."""
-    if model.device.type == "cuda":
-        from paceline.models.gpu.runner import GpuRunner
+def warm_up_sizes(max_num_seqs: int, max_rows: int, longest: int) -> Iterator[tuple[int, int]]:
+    """(sequences, rows per sequence) of passes that together compile every kernel that a pass within these limits uses.
 
-        return GpuRunner(model, num_blocks, kv_dtype)
-    return ModelRunner(model, num_blocks, kv_dtype)
+    Matrix products compile one kernel per multiple of 16 that rows are padded to, and one for unpadded rows. Attention splits
+    contexts by powers of two and changes kernels just above each power; midway, a sequence may still have more rows.
+    """
+    powers = _powers_of_two(2 * max_num_seqs)
+    counts = {size for power in powers for size in (power, power + 1, power + power // 2)} | {*around_16s(powers[-1])}
+    for count in sorted({min(count, max_num_seqs) for count in counts}):
+        most = min(max_rows // count, longest)
+        for rows in sorted({min(rows, most) for rows in (1, 2, *around_16s(2 * most))} - {0}):
+            yield count, rows
+
+
+def around_16s(most: int) -> list[int]:
+    """15, 16, 31, 32, 63, 64, … up to `most`: the powers of two from 16, and one less than each."""
+    return [size for power in _powers_of_two(most)[4:] for size in (power - 1, power)]
+
+
+def _powers_of_two(most: int) -> list[int]:
+    return [1 << n for n in range(most.bit_length())]
 
 
 def _tensor(

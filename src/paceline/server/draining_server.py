@@ -1,7 +1,7 @@
-"""uvicorn, but told to stop it goes on serving while the gateway drains.
+"""A uvicorn server that drains before it stops.
 
-The first SIGTERM or Ctrl-C drains: /ready says 503, new requests are turned away, running ones get `drain_timeout` seconds.
-A second one gives them up.
+The first SIGTERM or Ctrl-C starts to drain: /ready returns 503, new requests are rejected, and running requests get
+`drain_timeout` seconds. A second signal aborts them.
 """
 
 import asyncio
@@ -19,12 +19,14 @@ logger = logging.getLogger(__name__)
 
 
 class DrainingServer(uvicorn.Server):
+    """Calls `on_ready` when it accepts requests. `all_finished` is False if it aborted requests."""
+
     def __init__(self, settings: uvicorn.Config, gateway: Gateway, on_ready: Callable[[], None]) -> None:
         super().__init__(settings)
-        self.all_served = True
+        self.all_finished = True
         self._gateway, self._on_ready = gateway, on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._drain: asyncio.Task[None] | None = None
+        self._drain_task: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -32,22 +34,22 @@ class DrainingServer(uvicorn.Server):
         self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """uvicorn's own would stop listening at once, and raise the signal again at the end."""
+        """Replaces uvicorn's handler, which stops listening at once and raises the signal again at the end."""
         if self._loop is None:
             self.should_exit = True
             return
         self._loop.call_soon_threadsafe(self._stop, signal.Signals(sig).name)
 
-    def _stop(self, name: str) -> None:
+    def _stop(self, signal_name: str) -> None:
         assert self._loop is not None
-        if self._drain is None:
-            logger.info("stopping", extra={"reason": name})
-            self._drain = self._loop.create_task(self._finish())
+        if self._drain_task is None:
+            logger.info("stopping", extra={"reason": signal_name})
+            self._drain_task = self._loop.create_task(self._drain_and_exit())
         else:
-            logger.warning("giving up what is running", extra={"reason": name})
-            self.all_served = False
+            logger.warning("aborting running requests", extra={"reason": signal_name})
+            self.all_finished = False
             self._gateway.abort()
 
-    async def _finish(self) -> None:
-        self.all_served = await self._gateway.drain() and self.all_served
+    async def _drain_and_exit(self) -> None:
+        self.all_finished = await self._gateway.drain() and self.all_finished
         self.should_exit = True

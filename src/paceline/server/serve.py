@@ -1,4 +1,4 @@
-"""Builds a server from its configuration and runs it until it is told to stop."""
+"""Builds a server from its configuration and runs it until a signal stops it."""
 
 import errno
 import logging
@@ -7,23 +7,19 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
-
 from paceline.core.errors import InvalidConfig, MissingDependency
-from paceline.core.garbage import keep_loaded
-from paceline.core.machine import usable_cores
-from paceline.engine.llm import LLM
-from paceline.models.loading.weights_sum import weights_sum
+from paceline.core.machine import freeze_loaded_objects
+from paceline.models.loading.checksums import weights_checksum
+from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.server.auth.access import Access
-from paceline.server.auth.audit_log import Trail
+from paceline.server.auth.audit_log import AuditLog
 from paceline.server.auth.strict import StrictMode
-from paceline.server.auth.tls import Tls
-from paceline.server.config.config import ServerConfig
+from paceline.server.auth.tls import TlsFiles
+from paceline.server.config.config import GatewayConfig, ServerConfig
 from paceline.server.config.flags import FlagStore
-from paceline.server.gateway.backend import Backend
 from paceline.server.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -31,18 +27,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-GRACE = 2.0
-"""Seconds for responses to be written out after the engine is done with them."""
+SHUTDOWN_SECONDS = 2.0
+"""Time to write out responses after their last token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Where the server listens, and under what name the model is asked for."""
+    """The address and model name of a server that accepts requests."""
 
     url: str
     model: str
     needs_key: bool = False
-    """Whether it answers holders of API keys alone."""
+    """Whether the API needs a key."""
 
 
 def log_ready(ready: Ready) -> None:
@@ -50,48 +46,46 @@ def log_ready(ready: Ready) -> None:
 
 
 def serve(
-    config: ServerConfig,
+    served: ServerConfig | GatewayConfig,
     on_ready: Callable[[Ready], None] = log_ready,
-    open_backend: Callable[[], AbstractContextManager[Backend]] | None = None,
 ) -> int:
-    """Serve the model that `open_backend` opens, by default the configured one in this process; `on_ready` is called once
-    requests are accepted. Returns the process's exit code: 0 when everybody was served, 1 when requests had to be given up."""
+    """Serves one engine in this process, or a cluster. Calls `on_ready` when the server accepts requests. Returns the exit
+    code: 0 if all requests finished, 1 if the server aborted some."""
     try:
         import uvicorn
 
         from paceline.server.app import create_app
-        from paceline.server.auth.cross_origin import parse_origins
+        from paceline.server.auth.middleware import parse_origins
         from paceline.server.draining_server import DrainingServer
         from paceline.server.gateway.gateway import Gateway
         from paceline.server.metrics.metrics import Metrics
     except ImportError as error:
         raise MissingDependency(error.name or "fastapi", "the server", "server") from error
 
+    config = served.server if isinstance(served, GatewayConfig) else served
     configure_logging(config.log_level, with_texts=config.log_requests == "text")
-    open_backend = open_backend or (lambda: _open(config))
-    # What is wrong with these is said before a model is loaded
-    access, tls = Access.of(config, time.monotonic), Tls.of(config.tls_cert, config.tls_key)
+    # Reports errors in these settings before the model is loaded
+    access = Access.from_config(config, time.monotonic)
+    tls = TlsFiles.from_paths(config.tls_cert, config.tls_key)
     parse_origins(config.cors_origins)
     with (
-        _listener(config.host, config.port) as listener,
-        _tracing(config) as tracing,
-        _strict(config) as strict,
-        open_backend() as llm,
+        _listen(config.host, config.port) as listener,
+        _open_tracing(config) as tracing,
+        _open_strict_mode(config) as strict,
+        _open_target(served, tracing) as target,
     ):
-        if tracing is not None:
-            llm.trace(tracing)
         metrics = Metrics(config.model_name)
-        metrics.bind(llm.snapshot)
-        metrics.bind_cluster(llm.cluster_status)
-        flags = FlagStore(config.flags_file, llm.validate_flags)
-        flags.subscribe(llm.set_flags)
-        gateway = Gateway(llm, config, metrics, flags)
+        metrics.add_engine(target.engine_status)
+        metrics.add_cluster(target.cluster_status)
+        flags = FlagStore(config.flags_file, target.validate_flags)
+        flags.subscribe(target.set_flags)
+        gateway = Gateway(target, config, metrics, flags, strict)
         settings = uvicorn.Config(
-            create_app(gateway, access, strict, tracing),
+            create_app(gateway, access, tracing),
             log_config=None,
             access_log=False,
             lifespan="on",
-            timeout_graceful_shutdown=int(GRACE),
+            timeout_graceful_shutdown=int(SHUTDOWN_SECONDS),
             server_header=False,
             ssl_certfile=None if tls is None else tls.certificate,
             ssl_keyfile=None if tls is None else tls.key,
@@ -99,13 +93,13 @@ def serve(
         url = _url(config.host, listener.getsockname()[1], tls is not None)
         ready = Ready(url, config.model_name, config.api_keys is not None)
         server = DrainingServer(settings, gateway, lambda: on_ready(ready))
-        keep_loaded()
+        freeze_loaded_objects()
         server.run([listener])
-        return 0 if server.all_served else 1
+        return 0 if server.all_finished else 1
 
 
-def _listener(host: str, port: int) -> socket.socket:
-    """Bound before the model is loaded: a port that is taken is no news to wait for."""
+def _listen(host: str, port: int) -> socket.socket:
+    """Binds the port before the model is loaded, so that a port in use fails at once."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -114,15 +108,15 @@ def _listener(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         advice = {
-            errno.EADDRINUSE: "stop what is there, or choose another `port`",
-            errno.EACCES: "choose a `port` from 1024 on",
+            errno.EADDRINUSE: "stop the other process, or set another `port`",
+            errno.EACCES: "set a `port` of 1024 or more",
         }.get(error.errno or 0, "`host` must be an address of this machine")
         raise InvalidConfig(f"cannot listen on {host}:{port}: {error.strerror}; {advice}") from None
     return listener
 
 
 @contextmanager
-def _tracing(config: ServerConfig) -> Iterator["Tracing | None"]:
+def _open_tracing(config: ServerConfig) -> Iterator["Tracing | None"]:
     if config.trace_endpoint is None:
         yield None
         return
@@ -133,16 +127,16 @@ def _tracing(config: ServerConfig) -> Iterator["Tracing | None"]:
 
 
 @contextmanager
-def _strict(config: ServerConfig) -> Iterator[StrictMode | None]:
-    """The file is locked, and the weights read once, before the model is loaded."""
+def _open_strict_mode(config: ServerConfig) -> Iterator[StrictMode | None]:
+    """Locks the audit log and hashes the weights before the model is loaded."""
     if config.audit_trail is None:
         yield None
         return
-    with Trail(config.audit_trail) as trail:
-        strict = StrictMode(trail, config.model_name, weights_sum(config.engine.model), config.engine)
-        logger.info("strict mode: the head of its trail is %s", trail.head)
+    with AuditLog(config.audit_trail) as log:
+        strict = StrictMode(log, config.model_name, weights_checksum(config.engine.model), config.engine)
+        logger.info("head of the audit log: %s", log.head)
         yield strict
-        logger.info("strict mode: the head of its trail is %s", trail.head)
+        logger.info("head of the audit log: %s", log.head)
 
 
 def _url(host: str, port: int, is_secure: bool) -> str:
@@ -151,8 +145,26 @@ def _url(host: str, port: int, is_secure: bool) -> str:
     return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
 
 
-def _open(config: ServerConfig) -> LLM:
-    torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
-    llm = LLM(**asdict(config.engine))
-    llm.rehearse()
-    return llm
+def _open_target(
+    served: ServerConfig | GatewayConfig, tracing: "Tracing | None"
+) -> AbstractContextManager[TargetClient]:
+    if isinstance(served, GatewayConfig):
+        return _open_cluster(served)
+    from paceline.runtime.target_worker.local_target import LocalTarget  # the only part of the server that needs torch
+
+    return LocalTarget.load(served.engine, tracing)
+
+
+@contextmanager
+def _open_cluster(config: GatewayConfig) -> Iterator[TargetClient]:
+    """Connects to the workers that run, or starts workers that stop with the gateway."""
+    try:
+        from paceline.runtime.deploy.deployment import cluster, gateway_key
+        from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+    except ImportError as error:
+        raise MissingDependency(error.name or "pyzmq", "a cluster", "pool") from error
+    with (
+        cluster(config.cluster) as directory,
+        ClusterTarget(config.cluster, directory, gateway_key(config.cluster)) as target,
+    ):
+        yield target

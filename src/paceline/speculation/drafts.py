@@ -1,4 +1,4 @@
-"""What a proposer hands to verification: drafted tokens as batch-level tensors, a chain being a tree that never forks."""
+"""The output of a proposer: drafted tokens as tensors of a whole batch, and what drafting them cost."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -27,6 +27,30 @@ class DraftProbs:
         return torch.zeros(len(probs), vocab_size, device=probs.device).scatter_add_(1, self.ids[rows], probs)
 
 
+@dataclass(frozen=True, slots=True)
+class DraftPrefill:
+    """Tokens that a proposer brought into its own cache before it could draft, and the seconds that it took."""
+
+    tokens: int = 0
+    """Tokens computed or found in the cache."""
+    seconds: float = 0.0
+
+    def __add__(self, other: "DraftPrefill") -> "DraftPrefill":
+        return DraftPrefill(self.tokens + other.tokens, self.seconds + other.seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftCost:
+    """The parts of a `collect` call that are not drafting."""
+
+    prefill: DraftPrefill = DraftPrefill()
+    network_seconds: float = 0.0
+    """Seconds spent waiting for the network."""
+
+
+NO_COST = DraftCost()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftBatch:
     """Drafts of several sequences, ragged: sequence `sequence_ids[s]` owns the next `counts[s]` nodes.
@@ -41,6 +65,7 @@ class DraftBatch:
     tokens: Tensor  # [N] int64
     parents: Tensor  # [N] int64
     probs: DraftProbs | None = None
+    cost: DraftCost = NO_COST
 
     def __post_init__(self) -> None:
         if not (
@@ -49,12 +74,14 @@ class DraftBatch:
             raise ValueError("sequence_ids, counts, tokens and parents disagree in length")
 
     @classmethod
-    def empty(cls) -> "DraftBatch":
+    def empty(cls, cost: DraftCost = NO_COST) -> "DraftBatch":
         nothing = torch.empty(0, dtype=torch.int64)
-        return cls((), (), nothing, nothing)
+        return cls((), (), nothing, nothing, cost=cost)
 
     @classmethod
-    def chains(cls, drafts: Iterable[tuple[int, list[int]]], probs: DraftProbs | None = None) -> "DraftBatch":
+    def chains(
+        cls, drafts: Iterable[tuple[int, list[int]]], probs: DraftProbs | None = None, cost: DraftCost = NO_COST
+    ) -> "DraftBatch":
         """A batch of chains from (sequence id, tokens) pairs."""
         pairs = [(sequence_id, tokens) for sequence_id, tokens in drafts if tokens]
         return cls(
@@ -63,6 +90,7 @@ class DraftBatch:
             torch.tensor([token for _, tokens in pairs for token in tokens], dtype=torch.int64),
             torch.tensor([i - 1 for _, tokens in pairs for i in range(len(tokens))], dtype=torch.int64),
             probs,
+            cost,
         )
 
     def split(self) -> "dict[int, Draft]":

@@ -1,9 +1,9 @@
-"""The one interface of every way to guess."""
+"""The interface that every method of drafting implements."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from torch import Tensor
 
@@ -12,13 +12,19 @@ from paceline.core.sequence import Sequence
 from paceline.core.speculation import Verification
 from paceline.speculation.drafts import DraftBatch
 
+if TYPE_CHECKING:
+    from paceline.models.architectures.llama import DecoderModel
+    from paceline.models.drafts.eagle import EagleRunner
+    from paceline.models.drafts.medusa import MedusaModel
+    from paceline.models.runner import ModelRunner
+
 
 @dataclass(frozen=True, slots=True)
 class HiddenRequest:
     """Which of the target's hidden states a method drafts from."""
 
     layers: tuple[int, ...] = ()
-    """Counted as `DecoderModel.forward(capture=...)` counts them: layers passed."""
+    """Counted as in `DecoderModel.forward(state_layers=...)`."""
     last: bool = False
     """The last one, after the final norm."""
 
@@ -81,59 +87,45 @@ class Progress:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class ProposerTraits:
+    """What the engine has to know about a proposer."""
+
+    hidden: HiddenRequest | None = None
+    """Hidden states of the target that it drafts from. It then observes prompts too, chunk by chunk, with depth 0."""
+    is_tree: bool = False
+    """It fills a tree with as many nodes as it is granted. Near the end of a text `Progress.max_levels` bounds the length
+    of its paths, and not the number of its nodes."""
+    is_lazy: bool = False
+    """It observes only sequences that it is to draft for: it learns nothing from the others."""
+    can_run_in_graph: bool = False
+    """The graph executor can draft by this method on a GPU."""
+    runners: "tuple[ModelRunner | EagleRunner, ...]" = ()
+    """Runners of the models that it drafts with, for warm-up and measurements."""
+    heads: "tuple[MedusaModel, ...]" = ()
+    """Models without a cache that it drafts with."""
+    q_model: "DecoderModel | None" = None
+    """The model whose distributions its sampled drafts are drawn from; None: its drafts are one-hot, or of several models."""
+
+
 class Proposer(Protocol):
-    """Guesses the next tokens. State per sequence is the proposer's own business and ends with `close`.
+    """Drafts the next tokens of sequences. It owns its state per sequence; `close` ends it.
 
-    A proposer may answer with fewer tokens than asked for, or none. Whatever it answers, the text stays the target's: it can
-    cost speed, never correctness, provided `DraftBatch.probs` are what its tokens were really drawn from.
-
-    A proposer that drafts from the target's hidden states says so in an attribute `wants`, a `HiddenRequest`. It then hears of
-    prompts too, chunk by chunk as they are computed, with depth 0.
-
-    One that fills a tree with as many nodes as it is granted says so in an attribute `forks`, which is true. A request's last
-    tokens bound how deep it drafts, `Progress.max_levels`, and not how many nodes it is granted.
-
-    One that has nothing to learn from a sequence which it is not asked to draft for says so in an attribute `hears_when_asked`,
-    which is true, and does not hear of it.
-
-    One with a cache of its own, which first reads what was written without it, adds that up in an attribute `reading`, a
-    `Reading`.
-
-    One that drafts across a network says in an attribute `network_seconds` how much of its last `collect` went by on the way.
+    A proposer may return fewer tokens than requested, or none. Its drafts can cost speed and never correctness, provided
+    that `DraftBatch.probs` are the distributions its tokens were drawn from.
     """
 
+    @property
+    def traits(self) -> ProposerTraits: ...
+
     def observe(self, batch: Seq[Progress]) -> None:
-        """Hear what was committed and what is wanted next; may start work, must not block on it."""
+        """Take in what was committed and the depth requested next. It may start work and must not wait for it."""
         ...
 
     def collect(self, sequence_ids: Seq[int], deadline: float) -> DraftBatch:
-        """Drafts for those of `sequence_ids` that are ready by `deadline` (seconds on the engine's clock)."""
+        """Drafts of those of `sequence_ids` that are ready by `deadline` (seconds on the engine's clock)."""
         ...
 
     def close(self, sequence_ids: Seq[int]) -> None:
-        """Forget these sequences and free what they held."""
+        """Forget these sequences and free what they hold."""
         ...
-
-
-def hidden_wanted(proposer: Proposer) -> HiddenRequest | None:
-    """What the proposer's `wants` says; most have none."""
-    wants: HiddenRequest | None = getattr(proposer, "wants", None)
-    return wants
-
-
-def forks(proposer: Proposer) -> bool:
-    """What the proposer's `forks` says; most draft chains."""
-    said: bool = getattr(proposer, "forks", False)
-    return said
-
-
-def hears_when_asked(proposer: Proposer) -> bool:
-    """What the proposer's `hears_when_asked` says; most hear everything."""
-    said: bool = getattr(proposer, "hears_when_asked", False)
-    return said
-
-
-def network_seconds(proposer: Proposer) -> float:
-    """What the proposer's `network_seconds` says; most have none."""
-    seconds: float = getattr(proposer, "network_seconds", 0.0)
-    return seconds

@@ -1,1 +1,1 @@
-"""Training of drafts: the target writes text, a draft learns to guess it, and a card says how well it does."""
+"""Training of drafts: the target generates text, a draft learns to predict it, and a card holds its scores."""

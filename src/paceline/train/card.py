@@ -1,4 +1,4 @@
-"""The card of a trained draft: what it learnt from, how, and how well it guesses. Also as training.json, for machines."""
+"""The card of a trained draft: training text, settings and scores, as card.md and training.json."""
 
 import json
 import platform
@@ -13,31 +13,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from paceline.core.errors import InvalidRequest, MissingDependency
-from paceline.train.data.text import TextFile
+from paceline.train.data.text_file import TextFile
 from paceline.train.evaluate import Evaluation, Score
 from paceline.train.plan import TrainPlan
-from paceline.train.plot import plot_curve
 from paceline.train.progress import Progress
 
 if TYPE_CHECKING:
     from paceline.train.trainer import Trainer
+
 
 RECORD, CARD, PLOT = "training.json", "card.md", "alpha.png"
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One category's line of a table."""
+    """One category of a table of scores."""
 
-    tokens_a_round: float
-    tree_tokens_a_round: float
+    tokens_per_round: float
+    tree_tokens_per_round: float
     alphas: tuple[float, ...]
     tokens: int
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Plain data: `training.json` is this and nothing else."""
+    """The content of `training.json`."""
 
     kind: str
     target: Mapping[str, str]
@@ -47,7 +47,7 @@ class Record:
     parameters: int
     draft_vocab: int
     coverage: float
-    """Share of the written text that the draft's vocabulary holds."""
+    """Share of the text's tokens that are in the draft's vocabulary."""
     text_tokens: int
     text_kinds: Mapping[str, int]
     text_prompts: tuple[str, ...]
@@ -56,13 +56,18 @@ class Record:
     seconds: float
     nodes: int
     held_out: Mapping[str, Row]
-    judged: Mapping[str, Row]
-    judged_prompts: str | None
+    evaluated: Mapping[str, Row]
+    evaluated_prompts: str | None
     curve: tuple[Mapping[str, Any], ...]
 
 
-def record_of(
-    trainer: "Trainer", plan: TrainPlan, text: TextFile, held_out: Evaluation, judged: Evaluation | None, command: str
+def make_record(
+    trainer: "Trainer",
+    plan: TrainPlan,
+    text: TextFile,
+    held_out: Evaluation,
+    evaluated: Evaluation | None,
+    command: str,
 ) -> Record:
     target = trainer.target
     return Record(
@@ -82,19 +87,19 @@ def record_of(
         seconds=round(trainer.seconds, 1),
         nodes=held_out.nodes,
         held_out=_rows(held_out),
-        judged={} if judged is None else _rows(judged),
-        judged_prompts=None if plan.evaluate is None else plan.evaluate.name,
+        evaluated={} if evaluated is None else _rows(evaluated),
+        evaluated_prompts=None if plan.evaluate is None else plan.evaluate.name,
         curve=tuple(asdict(point) | {"alphas": list(point.alphas)} for point in trainer.curve),
     )
 
 
 def write_card(folder: Path, record: Record, progress: Progress) -> None:
-    """training.json and card.md, and the plot where matplotlib is."""
+    """Write training.json and card.md, and the plot if matplotlib is installed."""
     (folder / RECORD).write_text(json.dumps(asdict(record), indent=1) + "\n", "utf-8")
     try:
         plot_curve(record.curve, f"{record.kind} for {record.target['name']}", folder / PLOT)
     except MissingDependency as error:
-        progress.note(f"no plot: {error}; then `python -m paceline.train card {folder}`")
+        progress.note(f"no plot: {error}")
     (folder / CARD).write_text(_card(record, (folder / PLOT).exists()), "utf-8")
 
 
@@ -103,7 +108,7 @@ def read_record(folder: Path) -> Record:
         content = json.loads((folder / RECORD).read_text("utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise InvalidRequest(f"{folder} has no readable {RECORD}: {error}", field="folder") from error
-    for name in ("held_out", "judged"):
+    for name in ("held_out", "evaluated"):
         content[name] = {kind: Row(**row | {"alphas": tuple(row["alphas"])}) for kind, row in content[name].items()}
     return Record(**content | {"text_prompts": tuple(content["text_prompts"]), "curve": tuple(content["curve"])})
 
@@ -111,13 +116,13 @@ def read_record(folder: Path) -> Record:
 def table(rows: Mapping[str, Row], nodes: int) -> str:
     depth = max(len(row.alphas) for row in rows.values())
     lines = [
-        f"| category | tokens a round, chain of {depth} | tree of {nodes} | alpha by position | tokens |",
+        f"| category | tokens per round, chain of {depth} | tree of {nodes} | alpha by position | tokens |",
         "|---|---|---|---|---|",
     ]
     for kind, row in rows.items():
         alphas = " ".join(f"{alpha:.2f}" for alpha in row.alphas)
         lines.append(
-            f"| {kind} | {row.tokens_a_round:.2f} | {row.tree_tokens_a_round:.2f} | {alphas} | {row.tokens:,} |"
+            f"| {kind} | {row.tokens_per_round:.2f} | {row.tree_tokens_per_round:.2f} | {alphas} | {row.tokens:,} |"
         )
     return "\n".join(lines)
 
@@ -129,21 +134,21 @@ def _rows(evaluation: Evaluation) -> dict[str, Row]:
 
 def _row(chain: Score, tree: Score) -> Row:
     alphas = tuple(round(alpha, 4) for alpha in chain.alphas)
-    return Row(round(chain.tokens_a_round, 4), round(tree.tokens_a_round, 4), alphas, chain.tokens)
+    return Row(round(chain.tokens_per_round, 4), round(tree.tokens_per_round, 4), alphas, chain.tokens)
 
 
 def _card(record: Record, has_plot: bool) -> str:
-    sources = ", ".join(record.text_prompts) or "none; every prompt is the target's own"
+    sources = ", ".join(record.text_prompts) or "none; the target generated every prompt"
     parts = [
         f"# {record.kind} draft for {record.target['name']}",
-        f"{record.parameters / 1e6:.2f} M parameters in bfloat16; embedding and head are the target's. It guesses "
-        f"{record.draft_vocab:,} tokens, which make up {record.coverage:.2%} of the text.",
+        f"{record.parameters / 1e6:.2f} M parameters in bfloat16; embedding and head are the target's. It drafts "
+        f"{record.draft_vocab:,} tokens, {record.coverage:.2%} of the text.",
         f"Vocabulary of the target (sha256): `{record.target['vocabulary']}`",
         "## Training",
         f"    {record.command}",
         _list(
             {
-                "text": f"{_count(record.text_tokens)} tokens written by the target itself",
+                "text": f"{_count(record.text_tokens)} tokens generated by the target",
                 "prompts from files": sources,
                 "rows by kind": ", ".join(f"{kind} {count:,}" for kind, count in record.text_kinds.items()),
                 "steps": f"{record.steps:,}, {_count(record.tokens)} tokens in {record.seconds:,.0f} s",
@@ -151,14 +156,14 @@ def _card(record: Record, has_plot: bool) -> str:
                 "versions": ", ".join(f"{name} {number}" for name, number in record.versions.items()),
             }
         ),
-        "## How well it guesses",
-        "Greedy text of the target. A chain of drafts, and the best fixed tree (chosen on the same text). "
-        "Alpha is the share accepted at a position, given that all before it were.",
+        "## Scores",
+        "Greedy text of the target; a chain of drafts, and the best fixed tree (chosen on the same text). "
+        "Alpha is the probability that a position is accepted, given that all before it were.",
     ]
-    if record.judged:
-        parts += [f"On {record.judged_prompts}, never trained on:", table(record.judged, record.nodes)]
-    parts += ["On held-out text of the kinds it was trained on:", table(record.held_out, record.nodes)]
-    parts += ["## What more training buys", _curve(record.curve)]
+    if record.evaluated:
+        parts += [f"On {record.evaluated_prompts}, never trained on:", table(record.evaluated, record.nodes)]
+    parts += ["On held-out text of the training kinds:", table(record.held_out, record.nodes)]
+    parts += ["## Scores during training", _curve(record.curve)]
     if has_plot:
         parts.append(f"![alpha against training tokens]({PLOT})")
     return "\n\n".join(parts) + "\n"
@@ -169,10 +174,10 @@ def _list(entries: Mapping[str, str]) -> str:
 
 
 def _curve(curve: Sequence[Mapping[str, Any]]) -> str:
-    lines = ["| training tokens | seconds | alpha 1 | tokens a round, chain | tree |", "|---|---|---|---|---|"]
+    lines = ["| training tokens | seconds | alpha 1 | tokens per round, chain | tree |", "|---|---|---|---|---|"]
     lines += [
-        f"| {_count(p['tokens'])} | {p['seconds']:.0f} | {(p['alphas'] or [0])[0]:.3f} | {p['tokens_a_round']:.2f} | "
-        f"{p['tree_tokens_a_round']:.2f} |"
+        f"| {_count(p['tokens'])} | {p['seconds']:.0f} | {(p['alphas'] or [0])[0]:.3f} | {p['tokens_per_round']:.2f} | "
+        f"{p['tree_tokens_per_round']:.2f} |"
         for p in curve
     ]
     return "\n".join(lines)
@@ -187,3 +192,38 @@ def _versions() -> dict[str, str]:
     with suppress(PackageNotFoundError):  # run from a checkout
         found["paceline"] = version("paceline")
     return found
+
+
+def plot_curve(curve: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:
+    """Plot alpha by position and tokens per round on held-out text against training tokens."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+        from matplotlib.ticker import EngFormatter, MaxNLocator
+    except ImportError:
+        raise MissingDependency("matplotlib", "plotting", "bench") from None
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 3.8), layout="constrained")
+    tokens = [point["tokens"] for point in curve]
+    for position in range(max((len(point["alphas"]) for point in curve), default=0)):
+        left.plot(
+            tokens, [point["alphas"][position] for point in curve], marker="o", markersize=3, label=f"{position + 1}"
+        )
+    left.set_ylim(bottom=0.0)
+    left.set_title("Alpha by position", fontsize=10, loc="left")
+    left.legend(frameon=False, fontsize=8, ncols=5, title="position", title_fontsize=8)
+    right.plot(tokens, [point["tokens_per_round"] for point in curve], marker="o", markersize=3, label="chain")
+    right.plot(tokens, [point["tree_tokens_per_round"] for point in curve], marker="o", markersize=3, label="tree")
+    right.set_ylim(bottom=1.0)
+    right.set_title("Tokens per round", fontsize=10, loc="left")
+    right.legend(frameon=False, fontsize=8)
+    for axes in (left, right):
+        axes.set_xlabel("training tokens")
+        axes.xaxis.set_major_formatter(EngFormatter())
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)

@@ -1,7 +1,7 @@
-"""How well a draft guesses, offline: alpha by position and tokens a round, greedily, on text the target wrote.
+"""Offline scores of a draft on greedy text of the target: alpha by position and tokens per round.
 
-A draft token counts only if all before it in its round were the target's own. So the guesses for every round, wherever
-it starts, come from one pass over the text itself, and rounds are walked through afterwards.
+A draft token counts only if all before it in its round were accepted. So one pass over the text gives the predictions of
+every possible round; the rounds are replayed afterwards.
 """
 
 import heapq
@@ -12,32 +12,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.train.data.text import Text
+from paceline.train.data.text_file import Text
 from paceline.train.drafts.draft import Draft
-from paceline.train.drafts.reduced_vocab import DraftVocabulary
 from paceline.train.drafts.target import Target
-from paceline.train.soft_loss import CHUNK_ELEMENTS
+from paceline.train.drafts.vocabulary import DraftVocabulary
+from paceline.train.loss import CHUNK_ELEMENTS
 
-NEVER = 1 << 20
-"""The rank of a token that a draft cannot guess."""
+NO_RANK = 1 << 20
+"""Rank of a token outside the draft's vocabulary."""
 WIDEST = 16
-"""Children of a tree node at the most."""
+"""Most children of a tree node."""
 
 Path = tuple[int, ...]
-"""A node of a tree by ranks: (0, 2) is the third guess after the first guess."""
+"""A tree node by ranks: (0, 2) is the third-best token after the best token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
+    """Counts over the rounds of some text."""
+
     tokens: int = 0
     rounds: int = 0
     accepted: tuple[int, ...] = ()
-    """Per position of a round: how often it was accepted."""
+    """Acceptances per position of a round."""
     tried: tuple[int, ...] = ()
-    """Per position: how often it was reached, all before it being accepted."""
+    """Trials per position: rounds in which all positions before it were accepted."""
 
     @property
-    def tokens_a_round(self) -> float:
+    def tokens_per_round(self) -> float:
         return self.tokens / self.rounds if self.rounds else 0.0
 
     @property
@@ -80,62 +82,62 @@ def evaluate(
     nodes: int = 32,
     rows: int = 8,
 ) -> Evaluation:
-    """`rows` rows of text are scored at a time. The tree is the best one for this very text, and fixed over it."""
+    """Score a draft, `rows` rows at a time. The tree is the best fixed one for this text."""
     head = vocabulary.head(target.head)
     was_training = draft.training
     draft.eval()
     parts = []
     for start in range(0, len(text), rows):
         ids, answer = text.ids[start : start + rows], text.answer[start : start + rows]
-        # What lies behind the last answer is not needed; rows without any are as long as a round
+        # Tokens after the last answer are not needed; rows without an answer have the length of a round.
         used = max([depth + 2, *(1 + answer.any(0).nonzero()[:, 0]).tolist()])
         found = round_ranks(token_ranks(draft, target, head, vocabulary, ids[:, :used], depth), draft, depth)
-        parts.append(F.pad(found, (0, ids.shape[1] - found.shape[2]), value=NEVER))
+        parts.append(F.pad(found, (0, ids.shape[1] - found.shape[2]), value=NO_RANK))
     ranks = torch.cat(parts, 1)  # [U, N, S]
     draft.train(was_training)
     paths = best_tree(rank_frequencies(ranks, text.answer), nodes)
     chain, tree = ({kind: Score() for kind in sorted(set(text.kinds))} for _ in range(2))
-    straight = {(0,) * d for d in range(1, len(ranks) + 1)}
+    chain_paths = {(0,) * d for d in range(1, len(ranks) + 1)}
     for row, kind in enumerate(text.kinds):
         of_row = ranks[:, row].tolist()
         for start, end in answers(text.answer[row]):
-            chain[kind] += walk(of_row, start, end, straight)
-            tree[kind] += walk(of_row, start, end, paths)
-    asked = [kind for kind, score in chain.items() if score.rounds]
-    return Evaluation({kind: chain[kind] for kind in asked}, {kind: tree[kind] for kind in asked}, nodes)
+            chain[kind] += replay(of_row, start, end, chain_paths)
+            tree[kind] += replay(of_row, start, end, paths)
+    scored = [kind for kind, score in chain.items() if score.rounds]
+    return Evaluation({kind: chain[kind] for kind in scored}, {kind: tree[kind] for kind in scored}, nodes)
 
 
 @torch.no_grad()
 def token_ranks(
     draft: Draft, target: Target, head: Tensor, vocabulary: DraftVocabulary, ids: Tensor, depth: int
 ) -> Tensor:
-    """[U, B, S]: row j, at depth u, ranks token j+1 as its guess number …, 0 being the best."""
+    """[U, B, S]: the rank of token j+1 in the prediction of row j at depth u; 0 is the best."""
     device = target.device
     ids = ids.to(device).long()
-    states = target.states(ids, draft.capture)
+    states = target.states(ids, draft.state_layers)
     with torch.autocast(device.type, torch.bfloat16, enabled=target.dtype == torch.bfloat16):
-        guesses = draft.guess(target, states, depth)
-    ranks = torch.full(guesses.hidden.shape[:3], NEVER, dtype=torch.int64, device=device)
+        predictions = draft.predict(target, states, depth)
+    ranks = torch.full(predictions.hidden.shape[:3], NO_RANK, dtype=torch.int64, device=device)
     following = ids[:, 1:]
     known, wanted = vocabulary.contains(following).flatten(), vocabulary.to_draft(following).flatten()
     rows = max(1, CHUNK_ELEMENTS // len(head))
-    for u, first in enumerate(guesses.first):
-        hidden = guesses.hidden[u, :, :-1].flatten(0, 1).to(head.dtype)
+    for u, first in enumerate(predictions.first):
+        hidden = predictions.hidden[u, :, :-1].flatten(0, 1).to(head.dtype)
         found = torch.empty_like(wanted)
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             logits = (hidden[part] @ head.T).float()
             found[part] = (logits > logits.gather(1, wanted[part, None])).sum(1)
-        found = found.masked_fill(~known, NEVER).view(following.shape)
+        found = found.masked_fill(~known, NO_RANK).view(following.shape)
         ranks[u, :, first:-1] = found[:, first:]
     return ranks.cpu()
 
 
 def round_ranks(ranks: Tensor, draft: Draft, depth: int) -> Tensor:
-    """[U, B, S] by row to [U, B, S] by round: entry p is the round whose last committed token is at p."""
-    if draft.same_at_every_depth:
+    """[U, B, S] by row to [U, B, S] by round: entry p is the round with the last committed token at p."""
+    if draft.is_same_at_every_depth:
         ranks = ranks.expand(depth, -1, -1)
-    by_round = torch.full_like(ranks, NEVER, memory_format=torch.contiguous_format)
+    by_round = torch.full_like(ranks, NO_RANK, memory_format=torch.contiguous_format)
     for u in range(len(ranks)):
         by_round[u, :, : ranks.shape[2] - u] = ranks[u, :, u:]
     return by_round
@@ -147,8 +149,8 @@ def answers(answer: Tensor) -> Iterator[tuple[int, int]]:
     yield from zip(edges[::2], edges[1::2], strict=True)
 
 
-def walk(ranks: Sequence[Sequence[int]], start: int, end: int, paths: set[Path]) -> Score:
-    """Round after round over the answer [start, end), whose first token the prompt's own pass gave. `ranks` [U][S]."""
+def replay(ranks: Sequence[Sequence[int]], start: int, end: int, paths: set[Path]) -> Score:
+    """Replay the rounds of the answer [start, end). The prefill gives its first token. `ranks` [U][S]."""
     depth = len(ranks)
     accepted, tried = [0] * depth, [0] * depth
     last, rounds = start, 0
@@ -167,7 +169,7 @@ def walk(ranks: Sequence[Sequence[int]], start: int, end: int, paths: set[Path])
 
 
 def rank_frequencies(ranks: Tensor, answer: Tensor) -> list[list[float]]:
-    """[U][WIDEST]: how often the right token has each rank, over all rounds that could start in an answer."""
+    """[U][WIDEST]: frequency of each rank of the target's token, over all rounds that can start in an answer."""
     started = answer & answer.roll(-1, 1)
     frequencies = []
     for at_depth in ranks:
@@ -178,7 +180,7 @@ def rank_frequencies(ranks: Tensor, answer: Tensor) -> list[list[float]]:
 
 
 def best_tree(frequencies: Sequence[Sequence[float]], nodes: int) -> set[Path]:
-    """The `nodes` paths most likely to be right, taking depths as independent. A prefix is as likely as what follows it,
+    """The `nodes` most likely paths, with depths taken as independent. A prefix is at least as likely as its continuations,
     so the set is a tree."""
     queue: list[tuple[float, Path]] = [(-1.0, ())]
     chosen: set[Path] = set()

@@ -1,27 +1,33 @@
-"""Where a training says how far it is."""
+"""Progress reports, and stopping a training with Ctrl-C."""
 
+import signal
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Protocol, TextIO
 
 from paceline.core.clock import Clock
 
 
 class Progress(Protocol):
+    """Receives progress reports."""
+
     def begin(self, stage: str) -> None:
-        """Another stage, from nothing done."""
+        """Start a stage."""
         ...
 
-    def show(self, done: float, words: str) -> None:
-        """`done` of the stage, 0 to 1, and what there is to say."""
+    def show(self, done: float, message: str) -> None:
+        """Report the share of the stage that is done, 0 to 1, and a message."""
         ...
 
-    def note(self, words: str) -> None:
-        """A line that stays."""
+    def note(self, message: str) -> None:
+        """Print a permanent line."""
         ...
 
 
 class PlainProgress:
-    """Lines on a stream, at most one every few seconds: for terminals without Rich, and for logs."""
+    """Progress as lines on a stream, at most one every few seconds."""
 
     def __init__(self, clock: Clock, stream: TextIO | None = None, seconds: float = 5.0) -> None:
         self._clock, self._stream, self._seconds = clock, stream or sys.stderr, seconds
@@ -30,14 +36,46 @@ class PlainProgress:
     def begin(self, stage: str) -> None:
         self._stage, self._shown = stage, -self._seconds
 
-    def show(self, done: float, words: str) -> None:
+    def show(self, done: float, message: str) -> None:
         now = self._clock.now() - self._started
         if now - self._shown >= self._seconds or done >= 1:
             self._shown = now
-            self._print(f"{self._stage} {done:4.0%}  {words}")
+            self._print(f"{self._stage} {done:4.0%}  {message}")
 
-    def note(self, words: str) -> None:
-        self._print(words)
+    def note(self, message: str) -> None:
+        self._print(message)
 
     def _print(self, line: str) -> None:
         print(f"[{self._clock.now() - self._started:6.1f} s] {line}", file=self._stream, flush=True)
+
+
+INTERRUPTED = 130
+"""Exit status of an interrupted training."""
+
+
+class Stopped(Exception):
+    """Raised to leave a stage that cannot be resumed from its middle."""
+
+
+@contextmanager
+def stop_on_interrupt(notify: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether to stop. The first SIGINT or SIGTERM requests it; a second one acts as usual."""
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in signals}
+    received: list[int] = []
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        restore()
+        notify("stopping after this step; the same command resumes the training")
+
+    for number in signals:
+        signal.signal(number, handle)
+    try:
+        yield lambda: bool(received)
+    finally:
+        restore()

@@ -1,4 +1,4 @@
-"""One training from end to end: text, draft, loop, folder, card."""
+"""One training: text, draft, training loop, saved folder and card."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,21 +8,19 @@ import torch
 from paceline.core.clock import Clock
 from paceline.core.errors import IncompatibleDraft, InvalidConfig
 from paceline.models.loading.load import open_checkpoint
-from paceline.train.card import Record, record_of, write_card
-from paceline.train.data.material import Material
+from paceline.train.card import Record, make_record, write_card
+from paceline.train.data.training_text import TrainingText
 from paceline.train.drafts.distilled import DistilledDraft
-from paceline.train.drafts.draft import Draft
+from paceline.train.drafts.draft import Draft, add_lora, merge_lora
 from paceline.train.drafts.eagle import EagleDraft, default_capture
-from paceline.train.drafts.lora import add_lora, merge_lora
 from paceline.train.drafts.medusa import MedusaDraft
-from paceline.train.drafts.reduced_vocab import DraftVocabulary, most_frequent
 from paceline.train.drafts.target import Target, identity, layer_shape
-from paceline.train.folder import WEIGHTS, load_draft, save_draft
-from paceline.train.interrupt import Stopped
+from paceline.train.drafts.vocabulary import DraftVocabulary, most_frequent
+from paceline.train.optimizer import Schedule
 from paceline.train.plan import TrainPlan
-from paceline.train.progress import Progress
-from paceline.train.schedule import Schedule
-from paceline.train.trainer import Look, Trainer
+from paceline.train.progress import Progress, Stopped
+from paceline.train.saved_draft import WEIGHTS, load_draft, save_draft
+from paceline.train.trainer import Trainer, TrainStatus
 
 CHECKPOINT = "checkpoint.pt"
 
@@ -30,13 +28,13 @@ CHECKPOINT = "checkpoint.pt"
 def train(
     plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop: Callable[[], bool] = lambda: False
 ) -> Record | None:
-    """None when `stop` said so before the end: the same plan goes on from there. `command` is for the card."""
+    """Train a draft; None if `stop` returned true before the end, and the same plan resumes. `command` is for the card."""
     plan.check()
     is_trained = (plan.out / WEIGHTS).exists() and not (plan.out / CHECKPOINT).exists()
-    goes_on = any(path is not None and path.resolve() == plan.out.resolve() for path in (plan.lora, plan.start))
-    if is_trained and not goes_on:
+    is_continued = any(path is not None and path.resolve() == plan.out.resolve() for path in (plan.lora, plan.start))
+    if is_trained and not is_continued:
         raise InvalidConfig(
-            f"{plan.out} holds a trained draft: name another folder, or train it on with --start {plan.out}"
+            f"{plan.out} holds a trained draft: give another folder, or continue it with --start {plan.out}"
         )
     try:
         return _train(plan, command, clock, progress, stop)
@@ -52,16 +50,16 @@ def _train(plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop
     target = Target(checkpoint, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     target.check_length(plan.length)
     plan.out.mkdir(parents=True, exist_ok=True)
-    whose = identity(target.name, tokenizer)
+    target_identity = identity(target.name, tokenizer)
 
-    material = Material(plan, target, tokenizer, clock, progress, stop)
-    text = material.text()
-    judged = material.judged()
+    source = TrainingText(plan, target, tokenizer, clock, progress, stop)
+    text = source.text()
+    evaluated = source.evaluated()
     compiled = plan.compile and _compiles(device, progress)
     if compiled:
         target.compile_for((plan.rows, plan.length))
     torch.manual_seed(plan.seed)
-    draft, vocabulary = _draft(plan, target, whose, text.train.ids)
+    draft, vocabulary = _draft(plan, target, target_identity, text.train.ids)
     trainer = Trainer(
         draft,
         target,
@@ -79,20 +77,20 @@ def _train(plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop
     progress.begin(f"training {plan.kind}")
     progress.note(f"{plan.kind}: {draft.num_parameters / 1e6:.2f} M parameters, {len(text.train):,} rows of text")
     if (plan.out / CHECKPOINT).exists():
-        progress.note(f"going on with the training that was interrupted in {plan.out}")
-    trainer.run(lambda look: _show(progress, look), stop)
+        progress.note(f"resuming the interrupted training in {plan.out}")
+    trainer.run(lambda status: _show(progress, status), stop)
     if not trainer.is_done:
         return None
     merge_lora(draft)
-    save_draft(plan.out, draft, vocabulary, target, whose)
-    # What is judged is what was saved: bfloat16, scales and additions folded in.
+    save_draft(plan.out, draft, vocabulary, target, target_identity)
+    # The evaluation uses the saved draft: bfloat16, with scales and low-rank terms folded in.
     trainer.draft = load_draft(plan.out).draft.to(device)
-    record = record_of(
+    record = make_record(
         trainer,
         plan,
         text,
         held_out=trainer.evaluate(text.held_out),
-        judged=None if judged is None else trainer.evaluate(judged),
+        evaluated=None if evaluated is None else trainer.evaluate(evaluated),
         command=command,
     )
     write_card(plan.out, record, progress)
@@ -100,15 +98,17 @@ def _train(plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop
     return record
 
 
-def _draft(plan: TrainPlan, target: Target, whose: dict[str, str], text: torch.Tensor) -> tuple[Draft, DraftVocabulary]:
-    known = plan.lora or plan.start
-    if known is not None:
-        saved = load_draft(known)
-        theirs = saved.config["target"]["vocabulary"]
-        if saved.draft.kind != plan.kind or theirs != whose["vocabulary"]:
+def _draft(
+    plan: TrainPlan, target: Target, target_identity: dict[str, str], text: torch.Tensor
+) -> tuple[Draft, DraftVocabulary]:
+    trained = plan.lora or plan.start
+    if trained is not None:
+        saved = load_draft(trained)
+        vocabulary_id = saved.config["target"]["vocabulary"]
+        if saved.draft.kind != plan.kind or vocabulary_id != target_identity["vocabulary"]:
             raise IncompatibleDraft(
-                f"{known} is {saved.draft.kind!r} for {saved.config['target']['name']} (vocabulary {theirs}), "
-                f"asked for is {plan.kind!r} for {whose['name']} ({whose['vocabulary']})"
+                f"{trained} is {saved.draft.kind!r} for {saved.config['target']['name']} (vocabulary {vocabulary_id}), "
+                f"not {plan.kind!r} for {target_identity['name']} ({target_identity['vocabulary']})"
             )
         if plan.lora is not None:
             add_lora(saved.draft, plan.lora_rank)
@@ -129,25 +129,27 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise InvalidConfig("--device cuda: torch sees no CUDA device here; give --device cpu")
+        raise InvalidConfig("--device cuda: torch finds no CUDA device; give --device cpu")
     return torch.device(name)
 
 
 def _compiles(device: torch.device, progress: Progress) -> bool:
     try:
         torch.compile(lambda x: x + 1)(torch.zeros(4, device=device))
-    except Exception as error:  # whatever its tools say is missing
+    except Exception as error:  # a missing compiler raises many types
         progress.note(f"not compiled: {str(error).splitlines()[0]}")
         return False
     return True
 
 
-def _show(progress: Progress, look: Look) -> None:
-    agreement = " ".join(f"{share:.3f}" for share in look.agreement)
-    progress.show(look.done, f"step {look.step}, {look.tokens:,} tokens, loss {look.loss:.3f}, agree {agreement}")
-    if look.point is not None:
-        alphas = " ".join(f"{alpha:.3f}" for alpha in look.point.alphas)
+def _show(progress: Progress, status: TrainStatus) -> None:
+    agreement = " ".join(f"{share:.3f}" for share in status.agreement)
+    progress.show(
+        status.done, f"step {status.step}, {status.tokens:,} tokens, loss {status.loss:.3f}, agreement {agreement}"
+    )
+    if status.point is not None:
+        alphas = " ".join(f"{alpha:.3f}" for alpha in status.point.alphas)
         progress.note(
-            f"held out after {look.tokens:,} tokens: alpha {alphas}, tokens a round "
-            f"{look.point.tokens_a_round:.3f} as a chain, {look.point.tree_tokens_a_round:.3f} as a tree"
+            f"held out after {status.tokens:,} tokens: alpha {alphas}, tokens per round "
+            f"{status.point.tokens_per_round:.3f} as a chain, {status.point.tree_tokens_per_round:.3f} as a tree"
         )

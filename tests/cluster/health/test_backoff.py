@@ -1,4 +1,4 @@
-from paceline.cluster.health.backoff import Backoff, BackoffRule
+from paceline.cluster.health.health import Backoff, BackoffRule
 
 
 def test_the_wait_doubles_up_to_a_bound() -> None:

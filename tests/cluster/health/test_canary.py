@@ -1,4 +1,4 @@
-from paceline.cluster.health.canary import CanaryJury
+from paceline.cluster.health.health import CanaryJury
 
 RIGHT, WRONG = (1, 2, 3), (1, 2, 4)
 

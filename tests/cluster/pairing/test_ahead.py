@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from paceline.cluster.pairing.ahead import EVERY, PROBE, WINDOW, Asked, DraftingAhead
+from paceline.cluster.pairing.ahead import PROBE_INTERVAL, PROBE_ROUNDS, WINDOW, AheadRound, DraftingAhead
 
 DEPTH = 5
-MISS = Asked(DEPTH, 0.0, 0.0)
-READY = Asked(DEPTH, DEPTH, 1.0)
+MISS = AheadRound(DEPTH, 0.0, 0.0)
+READY = AheadRound(DEPTH, DEPTH, 1.0)
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def run(place, foreseen, decide, rounds=4000, observe=lambda asked: None):
         rest = min(place.beside, (made + 1) * place.beside - verify) if is_busy else 0.0
         there = min(DEPTH, max(0, made - 1)) if rng.random() < foreseen else 0
         total += verify + rest + (DEPTH - there) * place.asked
-        observe(Asked(DEPTH, there, float(there == DEPTH), 0.5 * place.beside / place.asked if is_busy else 0.0))
+        observe(AheadRound(DEPTH, there, float(there == DEPTH), 0.5 * place.beside / place.asked if is_busy else 0.0))
     return total, num_ahead
 
 
@@ -64,7 +64,7 @@ def test_on_the_targets_device_it_stops(place, foreseen):
     assert decided < 1.05 * on_demand
     assert policy.resting is not None
     assert policy.resting < 0.03
-    assert num_ahead < WINDOW + 4000 * PROBE / EVERY
+    assert num_ahead < WINDOW + 4000 * PROBE_ROUNDS / PROBE_INTERVAL
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_what_never_hits_is_given_up_even_if_it_delays_nobody():
     policy = DraftingAhead()
     _, num_ahead = run(OWN_DEVICE, 0.0, policy.next_round, observe=policy.observe)
     assert policy.resting == 0.0
-    assert num_ahead < WINDOW + 4000 * PROBE / EVERY
+    assert num_ahead < WINDOW + 4000 * PROBE_ROUNDS / PROBE_INTERVAL
 
 
 def test_a_few_misses_are_not_enough():
@@ -114,17 +114,17 @@ def given_up():
 def test_at_rest_a_bounded_share_of_rounds_is_tried():
     policy = given_up()
     tried = []
-    for _ in range(10 * EVERY):
+    for _ in range(10 * PROBE_INTERVAL):
         tried.append(policy.next_round())
         if tried[-1]:
             policy.observe(MISS)
-    assert sum(tried) == 10 * PROBE
+    assert sum(tried) == 10 * PROBE_ROUNDS
 
 
 def test_a_probe_that_shows_nothing_ends():
     """No round of it followed on an answer: requests of one round each."""
     policy = given_up()
-    assert sum(policy.next_round() for _ in range(10 * EVERY)) == 10 * PROBE
+    assert sum(policy.next_round() for _ in range(10 * PROBE_INTERVAL)) == 10 * PROBE_ROUNDS
     assert policy.resting == 0.0
 
 
@@ -135,7 +135,7 @@ def test_it_is_taken_up_again_when_hits_return_and_given_up_again_when_they_end(
         rounds += 1
         if policy.next_round():
             policy.observe(READY)
-    assert rounds <= EVERY + 1
+    assert rounds <= PROBE_INTERVAL + 1
     for _ in range(1000):
         assert policy.next_round()
         policy.observe(READY)
@@ -150,5 +150,5 @@ def test_one_hiccup_does_not_decide():
     policy = DraftingAhead()
     for i in range(200):
         assert policy.next_round()
-        policy.observe(Asked(DEPTH, 3.0, 0.6, 1e6 if i % 40 == 20 else 0.5))
+        policy.observe(AheadRound(DEPTH, 3.0, 0.6, 1e6 if i % 40 == 20 else 0.5))
     assert policy.resting is None

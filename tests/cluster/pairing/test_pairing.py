@@ -18,14 +18,14 @@ def test_nobody_usable():
 
 
 def test_it_sticks_while_the_other_is_only_a_little_better():
-    pairing = Pairing(margin=0.25, least=0.0005, hold=2.0)
+    pairing = Pairing(margin=0.25, min_gain=0.0005, hold=2.0)
     pairing.choose([view("a", 0.004), view("b", 0.005)], 0.0)
     for now in range(100):
         assert pairing.choose([view("a", 0.004), view("b", 0.0035)], float(now)) == "a"
 
 
 def test_microseconds_are_not_worth_a_prefill():
-    pairing = Pairing(margin=0.25, least=0.0005, hold=2.0)
+    pairing = Pairing(margin=0.25, min_gain=0.0005, hold=2.0)
     pairing.choose([view("a", 0.0002), view("b", 0.01)], 0.0)
     for now in range(100):
         assert pairing.choose([view("a", 0.0002), view("b", 0.0001)], float(now)) == "a"
@@ -59,25 +59,25 @@ def test_a_lost_worker_is_left_at_once_and_found_again():
 def test_round_trips_that_nobody_watched_count_only_when_there_is_nothing_else():
     trip = RoundTrip()
     assert trip.seconds is None
-    trip.observe(0.020, watched=False)
+    trip.observe(0.020, was_waiting=False)
     assert trip.seconds == 0.020
-    trip.observe(0.004, watched=True)
-    trip.observe(0.001, watched=False)
+    trip.observe(0.004, was_waiting=True)
+    trip.observe(0.001, was_waiting=False)
     assert trip.seconds == 0.004
 
 
 def test_an_old_round_trip_is_forgotten():
     trip = RoundTrip()
-    trip.observe(0.001, watched=True)
+    trip.observe(0.001, was_waiting=True)
     for _ in range(16):
-        trip.observe(0.008, watched=True)
+        trip.observe(0.008, was_waiting=True)
     assert trip.seconds == 0.008
 
 
 def test_what_nobody_watched_is_a_bound_and_no_measurement():
     trip = RoundTrip()
-    trip.observe(0.6, watched=False)
-    assert (trip.seconds, trip.usual, trip.seen) == (0.6, 0.6, None)
+    trip.observe(0.6, was_waiting=False)
+    assert (trip.seconds, trip.usual, trip.measured) == (0.6, 0.6, None)
     for seconds in (0.002, 0.0004, 0.003):
-        trip.observe(seconds, watched=True)
-    assert (trip.seconds, trip.usual, trip.seen) == (0.0004, 0.002, 0.0004)
+        trip.observe(seconds, was_waiting=True)
+    assert (trip.seconds, trip.usual, trip.measured) == (0.0004, 0.002, 0.0004)

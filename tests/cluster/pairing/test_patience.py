@@ -1,4 +1,4 @@
-from paceline.cluster.pairing.patience import is_worth_waiting
+from paceline.cluster.pairing.pairing import is_worth_waiting
 
 
 def test_a_lone_sequence_waits_for_a_good_draft():

@@ -1,4 +1,4 @@
-from paceline.cluster.pairing.placement import together
+from paceline.cluster.pairing.pairing import colocated_pools
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.pool_config import Placement, PoolConfig
 
@@ -9,10 +9,10 @@ CONFIG = ClusterConfig((DRAFT, TARGET, ALONE))
 
 
 def test_pairs_are_together_the_host_first() -> None:
-    assert together(CONFIG, TARGET, 1) == [TARGET, DRAFT]
-    assert together(CONFIG, DRAFT, 1) == [TARGET, DRAFT]
+    assert colocated_pools(CONFIG, TARGET, 1) == [TARGET, DRAFT]
+    assert colocated_pools(CONFIG, DRAFT, 1) == [TARGET, DRAFT]
 
 
 def test_who_has_no_partner_is_alone() -> None:
-    assert together(CONFIG, ALONE, 0) == [ALONE]
-    assert together(CONFIG, DRAFT, 2) == [DRAFT]
+    assert colocated_pools(CONFIG, ALONE, 0) == [ALONE]
+    assert colocated_pools(CONFIG, DRAFT, 2) == [DRAFT]

@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.cluster.routing.crowding import HALF_LIFE, STALE, Crowding
+from paceline.cluster.routing.prefill_queue import HALF_LIFE, STALE, Crowding
 
 ROOM = 10_000
 

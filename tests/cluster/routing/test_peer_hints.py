@@ -1,7 +1,6 @@
 """Which peer a worker is told of."""
 
-from paceline.cluster.routing.kv_index import KvIndex
-from paceline.cluster.routing.peer_hints import LEAST_GAIN, PeerHint, find_peer
+from paceline.cluster.routing.kv_index import LEAST_GAIN, KvIndex, PeerHint, find_peer
 from paceline.cluster.routing.router import Prompt
 from paceline.core.kv_events import BlocksStored, Tier
 from paceline.kv.prefix_sums import PrefixSums

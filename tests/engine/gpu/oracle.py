@@ -7,7 +7,8 @@ import torch
 
 from paceline.core.sequence import Sequence as Running
 from paceline.engine.executors.graph.drafter import Drafts, DraftShape
-from paceline.engine.executors.graph.slots import DeviceSeats
+from paceline.engine.executors.graph.slots import DeviceSlots
+from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.trees.tree import depths
 from tests.fakes import FakeProposer
 
@@ -21,8 +22,8 @@ class OracleProposer(FakeProposer):
         super().__init__(lambda progress: ([], []))
         self.text, self.random = text, random.Random(seed)
 
-    def drafter(self, _: object, seats: DeviceSeats, vocab_size: int) -> "OracleDrafter":
-        """In place of `device_drafter`."""
+    def drafter(self, _: object, seats: DeviceSlots, vocab_size: int) -> "OracleDrafter":
+        """In place of `make_drafter`."""
         return OracleDrafter(self, seats, vocab_size)
 
     def tree(self, truth: Sequence[int], shape: DraftShape, vocab_size: int) -> tuple[list[int], list[int]]:
@@ -43,12 +44,12 @@ class OracleProposer(FakeProposer):
 
 
 class OracleDrafter:
-    capture: tuple[int, ...] = ()
+    state_layers: tuple[int, ...] = ()
     wants_states = False
     table_width, scratch_block = 1, 0
     state: tuple[torch.Tensor, ...] = ()
 
-    def __init__(self, proposer: OracleProposer, seats: DeviceSeats, vocab_size: int) -> None:
+    def __init__(self, proposer: OracleProposer, seats: DeviceSlots, vocab_size: int) -> None:
         self._proposer, self._seats, self._vocab_size = proposer, seats, vocab_size
         self._drafts: dict[DraftShape, Drafts] = {}
         self._sequences: Sequence[Running] = ()
@@ -58,8 +59,9 @@ class OracleDrafter:
     def shape(self, depth: int) -> DraftShape:
         return next(shape for shape in SHAPES if shape.nodes >= depth)
 
-    def board(self, sequences: Sequence[Running]) -> None:
+    def board(self, sequences: Sequence[Running]) -> DraftPrefill:
         self._sequences = sequences
+        return DraftPrefill()
 
     def has_room(self, sequence: Running) -> bool:
         return True

@@ -7,7 +7,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.executors.graph import tree_drafter
-from paceline.engine.executors.graph.slots import DeviceSeats, Seat
+from paceline.engine.executors.graph.slots import DeviceSlots, Slot
 from paceline.engine.executors.graph.tree_drafter import FRESH, ROOM, TreeDrafter
 from paceline.engine.executors.graph.tree_growth import SHAPES
 from paceline.kernels.gpu.speculation.accept_tree import path_buffers
@@ -49,7 +49,7 @@ class Case:
         self.host, self.lender = (eagle(model, reduced=reduced) for _ in range(2))
         self.host.looks_once = True
         self.ids = {n: [(5 * n + 3 * j) % TINY.vocab_size for j in range(length)] for n, length in enumerate(LENGTHS)}
-        self.seats = DeviceSeats(2, torch.device(DEVICE))
+        self.seats = DeviceSlots(2, torch.device(DEVICE))
         self.drafter = TreeDrafter(self.lender, self.seats)
         self.sequences = [SimpleNamespace(id=n, ids=ids, depth=nodes) for n, ids in self.ids.items()]
         self.tables = torch.zeros(2, self.drafter.table_width, dtype=torch.int32, device=DEVICE)
@@ -62,7 +62,7 @@ class Case:
             proposer.observe([progress(n, self.ids[n], self.nodes, self.params, part) for n, part in hidden.items()])
 
     def board(self) -> None:
-        self.seats.board([Seat(ids, self.params, 3, n) for n, ids in self.ids.items()])
+        self.seats.board([Slot(ids, self.params, 3, n) for n, ids in self.ids.items()])
         self.drafter.board(self.sequences)
 
     def host_drafts(self) -> list[tuple[list[int], list[int]]]:
@@ -169,6 +169,6 @@ def test_nothing_is_read_for_those_who_want_no_drafts(monkeypatch):
 
 @pytest.mark.parametrize(("depth", "nodes"), [(1, 7), (8, 7), (9, 15), (19, 31), (60, 31)])
 def test_shapes(monkeypatch, depth, nodes):
-    drafter = TreeDrafter(eagle(tiny_model(device=DEVICE)), DeviceSeats(1, torch.device(DEVICE)))
+    drafter = TreeDrafter(eagle(tiny_model(device=DEVICE)), DeviceSlots(1, torch.device(DEVICE)))
     assert drafter.shape(depth).nodes == nodes
     assert drafter.shape(depth).levels < FRESH <= ROOM

@@ -12,12 +12,12 @@ import torch
 from paceline.core.config import EngineConfig
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
+from paceline.core.worker_status import AuditCounts
 from paceline.engine import loop as loop_module
 from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
 from paceline.engine.hooks.self_audit import MAX_PENDING, MAX_TRIES, ROWS, SelfAudit, _Watched
 from paceline.engine.loop import EngineLoop
-from paceline.engine.stats.snapshot import AuditCounts
 from paceline.kv.block_tables import BlockTables
 from paceline.models.runner import ModelRunner
 from paceline.speculation.verification.distribution import log_distribution

@@ -8,10 +8,10 @@ import pytest
 from paceline.core.clock import VirtualClock
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
+from paceline.core.worker_status import BreakerState, EngineStatus
 from paceline.engine.engine import Engine
-from paceline.engine.stats.snapshot import EngineSnapshot
 from paceline.engine.stats.tally import BREAKER, DECLINED, NO_DRAFT, NO_ROOM
-from paceline.speculation.depth.breaker import Breaker, BreakerRule, BreakerState
+from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from tests.fakes import TINY, FakeProposer, draft_model, random_chain, request, tiny_engine, tiny_model
 
 MODEL = tiny_model()
@@ -21,19 +21,19 @@ def one(name: str = "r", category: str = "default", max_tokens: int = 24, **spec
     return replace(request(name, (5, 11, 2, 30, 7), speculation, seed=3, max_tokens=max_tokens), category=category)
 
 
-def finish(engine: Engine) -> EngineSnapshot:
+def finish(engine: Engine) -> EngineStatus:
     while engine.has_work:
         engine.step()
     return engine.snapshot()
 
 
-def fallbacks(snapshot: EngineSnapshot) -> dict[str, int]:
+def fallbacks(snapshot: EngineStatus) -> dict[str, int]:
     (report,) = snapshot.traffic
     return {reason: count for reason, count in report.fallbacks.items() if count}
 
 
 def test_an_engine_that_has_done_nothing() -> None:
-    assert tiny_engine(MODEL, random_chain(40), depth=3).snapshot() == EngineSnapshot(
+    assert tiny_engine(MODEL, random_chain(40), depth=3).snapshot() == EngineStatus(
         running=0,
         waiting=0,
         kv_used=0,
@@ -152,7 +152,7 @@ def test_not_wanting_drafts_is_no_fallback() -> None:
 def test_a_snapshot_may_be_taken_at_any_moment() -> None:
     engine = tiny_engine(MODEL, draft_model(tiny_model(perturb=0.2)), depth=3)
     done = threading.Event()
-    taken: list[EngineSnapshot] = []
+    taken: list[EngineStatus] = []
     failed: list[Exception] = []
 
     def watch() -> None:

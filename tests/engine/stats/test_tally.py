@@ -1,7 +1,7 @@
 import pytest
 
+from paceline.core.worker_status import BreakerState
 from paceline.engine.stats.tally import BREAKER, DECLINED, FALLBACKS, NO_DRAFT, Tally
-from paceline.speculation.depth.breaker import BreakerState
 
 
 def test_nothing_happened_yet() -> None:

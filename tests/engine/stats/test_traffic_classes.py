@@ -7,10 +7,10 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import SpeculationParams
-from paceline.engine.stats.snapshot import TrafficReport
+from paceline.core.worker_status import BreakerState, TrafficStatus
 from paceline.engine.stats.tally import BREAKER, DECLINED, NO_DRAFT, NO_ROOM
 from paceline.engine.stats.traffic_classes import TrafficClasses, traffic_class
-from paceline.speculation.depth.breaker import Breaker, BreakerRule, BreakerState
+from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.drift import Change
 from paceline.speculation.depth.policy import RoundObservation
 
@@ -23,7 +23,7 @@ def seen(traffic: TrafficClasses, name: str, drafted: int, accepted: int, sequen
     return traffic.observe([RoundObservation(sequence_id, name, drafted, accepted)], 1.0, advantage=0.5)
 
 
-def reports(traffic: TrafficClasses) -> dict[str, TrafficReport]:
+def reports(traffic: TrafficClasses) -> dict[str, TrafficStatus]:
     return {f"{report.method}/{report.category}": report for report in traffic.report()}
 
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from paceline.kernels.cpu import native
-from paceline.models.drafts.eagle import EagleConfig, EagleModel
+from paceline.models.drafts.eagle import EagleModel
+from paceline.models.drafts.eagle_weights import EagleConfig
 from paceline.models.gpu.eagle import gpu_eagle_forward, gpu_eagle_norm
-from paceline.models.runner import Span, lay_out
+from paceline.models.runner import Span, build_inputs
 from tests.fakes import tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors
 from tests.kernels.gpu.cases import DEVICE
@@ -31,7 +32,7 @@ def test_it_is_the_same_pass(monkeypatch: pytest.MonkeyPatch, normed: bool) -> N
     states = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
     cache = [torch.randn(4, 16, 2, 16, generator=torch.Generator().manual_seed(i)) for i in (2, 3)]
     model, device = head(torch.device("cpu"), normed), torch.device("cpu")
-    rows = lay_out(SPANS, device)
+    rows = build_inputs(SPANS, device)
     ours = [values.clone() for values in cache]
     with torch.inference_mode():
         expected = model.forward(states, rows.tokens, rows.positions, rows.layout, tuple(ours))
@@ -39,7 +40,7 @@ def test_it_is_the_same_pass(monkeypatch: pytest.MonkeyPatch, normed: bool) -> N
 
     if DEVICE.type == "cpu":
         monkeypatch.setattr(native, "library", lambda: None)  # dense weights, as on a GPU
-    model, rows = head(DEVICE, normed), lay_out(SPANS, DEVICE)
+    model, rows = head(DEVICE, normed), build_inputs(SPANS, DEVICE)
     theirs = [values.to(DEVICE, copy=True) for values in cache]
     with torch.inference_mode():
         out = gpu_eagle_forward(model, states.to(DEVICE), rows.tokens, rows.positions, rows.layout, tuple(theirs))

@@ -150,7 +150,7 @@ def test_a_disk_that_fails_costs_blocks_and_nothing_else(store: TierStore, monke
 
 def test_events_tell_of_both_tiers_and_of_all_that_leaves(store: TierStore) -> None:
     events: list[CacheEvent] = []
-    store.listener = events.append
+    store.listen(events.append)
     first, second = chain(4, first=1), chain(8, first=2)
     for block in (*first, *second):
         put(store, [block])

@@ -64,7 +64,7 @@ def test_ragged_batches_match_transformers(pair: tuple[PreTrainedModel, DecoderM
 def test_captured_hidden_states_match_transformers(pair: tuple[PreTrainedModel, DecoderModel]) -> None:
     reference, model = pair
     expected = reference(IDS[:1], output_hidden_states=True).hidden_states
-    out = PagedRunner(model).step({0: IDS[0].tolist()}, capture=(0, 1, 2, 3), last_hidden=True)
+    out = PagedRunner(model).step({0: IDS[0].tolist()}, state_layers=(0, 1, 2, 3), last_hidden=True)
     for layer in (0, 1, 2):
         assert relative_error(out.inner[layer], expected[layer][0]) < TOLERANCE
     assert out.last_hidden is not None

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from paceline.core.errors import UnsupportedModel
-from paceline.models.drafts.eagle import EagleConfig, EagleModel
-from paceline.models.drafts.eagle_runner import EagleRunner
+from paceline.models.drafts.eagle import EagleModel, EagleRunner
+from paceline.models.drafts.eagle_weights import EagleConfig
 from paceline.models.runner import Span
 from tests.fakes import tiny_model
 from tests.heads import TensorWeights, draft_config, draft_tensors
@@ -51,8 +51,8 @@ def test_a_chain_matches(reduced, normed):
     tensors = draft_tensors(ours, reduced=reduced)
     shape = EagleConfig.read(published(target, norm_before_residual=normed), target.config)
     runner = EagleRunner(EagleModel(shape, TensorWeights(tensors), target), num_blocks=2, num_lanes=1)
-    inner, _ = target_states(target, IDS, shape.capture)
-    features = torch.cat([inner[layer] for layer in shape.capture], 1)
+    inner, _ = target_states(target, IDS, shape.state_layers)
+    features = torch.cat([inner[layer] for layer in shape.state_layers], 1)
     model = runner.model
 
     def fused(rows):
@@ -75,7 +75,7 @@ def test_a_chain_matches(reduced, normed):
 
 def test_both_layouts_say_the_same():
     target = tiny_model()
-    ours = EagleConfig.read(draft_config(target, "eagle", capture=[0, 1, 2]), target.config)
+    ours = EagleConfig.read(draft_config(target, "eagle", state_layers=[0, 1, 2]), target.config)
     assert EagleConfig.read(published(target), target.config) == ours
 
 
@@ -83,7 +83,7 @@ def test_published_defaults_and_refusals():
     target = tiny_model()
     config = published(target)
     del config["eagle_aux_hidden_state_layer_ids"]
-    assert EagleConfig.read(config, target.config).capture == (2, 1, -1)  # a real target has more layers than two
+    assert EagleConfig.read(config, target.config).state_layers == (2, 1, -1)  # a real target has more layers than two
     with pytest.raises(UnsupportedModel, match="target has 2"):
         EagleModel(EagleConfig.read(config, target.config), TensorWeights({}), target)
     del config["norm_before_residual"]

@@ -59,7 +59,7 @@ def test_the_published_layout(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = torch.randn(24, 32)
     draft = load(save_draft(tmp_path / "head", published(target), tensors))
     assert isinstance(draft.model, EagleModel)
-    assert draft.model.config.capture == (0, 1, 2)
+    assert draft.model.config.state_layers == (0, 1, 2)
     assert isinstance(draft, LoadedHead)
     assert draft.kv_bytes_per_token() == 2 * 2 * 16 * 4
     folder = find_draft(tmp_path / "head")

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from paceline.models.architectures.config import ModelConfig
+from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.architectures.output import ForwardOutput
 from paceline.models.runner import Span
 from paceline.speculation.trees.tree import ancestors, depths
 from tests.fakes import TINY, RandomWeights

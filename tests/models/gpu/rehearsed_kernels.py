@@ -17,8 +17,7 @@ from paceline.kernels.gpu import attention_plan
 from paceline.kernels.layout import AttentionLayout
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.drafts.eagle import EagleModel
-from paceline.models.drafts.eagle_runner import EagleRunner
+from paceline.models.drafts.eagle import EagleModel, EagleRunner
 from paceline.models.gpu import decoder as gpu_decoder
 from paceline.models.gpu import eagle as gpu_eagle
 from paceline.models.gpu.decoder import gpu_forward
@@ -70,7 +69,7 @@ def missing(config: ModelConfig, max_num_seqs: int, has_trees: bool) -> tuple[in
     model = DecoderModel(config, RandomWeights(config, seed=0), torch.device("cpu"), torch.bfloat16)
     runner = GpuRunner(model, num_blocks=2 * LONGEST // 16)
     wanted.clear()
-    runner.rehearse(max_num_seqs, MAX_ROWS, LONGEST, [PassKind(is_tree) for is_tree in {False, has_trees}])
+    runner.warm_up(max_num_seqs, MAX_ROWS, LONGEST, [PassKind(is_tree) for is_tree in {False, has_trees}])
     rehearsed = set(wanted)
     draw = random.Random(0)
     for _ in range(150):
@@ -83,7 +82,7 @@ def missing_to_a_head(max_num_seqs: int, num_lanes: int) -> tuple[int, set[tuple
     target = DecoderModel(TARGET, RandomWeights(TARGET, seed=0), torch.device("cpu"), torch.bfloat16)
     runner = EagleRunner(tiny_eagle(target), 2 * LONGEST // 16, num_lanes)
     wanted.clear()
-    runner.rehearse(max_num_seqs, MAX_ROWS, LONGEST)
+    runner.warm_up(max_num_seqs, MAX_ROWS, LONGEST)
     rehearsed = set(wanted)
     draw = random.Random(0)
     for _ in range(150):

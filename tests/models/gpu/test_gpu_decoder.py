@@ -9,7 +9,7 @@ from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.gpu import decoder as gpu_decoder
 from paceline.models.gpu.decoder import gpu_forward
-from paceline.models.runner import ModelRunner, Rows, Span, lay_out
+from paceline.models.runner import BatchInputs, ModelRunner, Span, build_inputs
 from tests.kernels.gpu.cases import DEVICE
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 
@@ -23,17 +23,19 @@ FAMILIES = {
 }
 
 
-def check(config: ModelConfig, *passes: list[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> None:
+def check(
+    config: ModelConfig, *passes: list[Span], state_layers: tuple[int, ...] = (), last_hidden: bool = False
+) -> None:
     """Every pass by both, each over its own cache."""
     model, reference = models(config)
     ours, theirs = ModelRunner(model, 12), ModelRunner(reference, 12)
     with torch.inference_mode():
         for spans in passes:
-            rows: Rows = lay_out(spans, DEVICE)
+            rows: BatchInputs = build_inputs(spans, DEVICE)
             found = gpu_forward(
-                model, rows.tokens, rows.positions, rows.layout, ours.cache, rows.logit_rows, capture, last_hidden
+                model, rows.tokens, rows.positions, rows.layout, ours.cache, rows.logit_rows, state_layers, last_hidden
             )
-            same(found, theirs.forward(spans, capture, last_hidden))
+            same(found, theirs.forward(spans, state_layers, last_hidden))
     for mine, other in zip(ours.cache, theirs.cache, strict=True):
         for part in range(2):
             close(mine[part], other[part])
@@ -61,7 +63,7 @@ def test_a_tree_beside_a_chain() -> None:
 @pytest.mark.parametrize("count", [5, MAX_ROWS + 1])
 def test_hidden_states_on_request(count: int) -> None:
     span = Span([3, 9, 0, 11, 5], 0, tokens(count), 1)
-    check(SHALLOW, [span], capture=(0, 1), last_hidden=True)
+    check(SHALLOW, [span], state_layers=(0, 1), last_hidden=True)
 
 
 def test_no_logits_wanted() -> None:
@@ -72,7 +74,7 @@ def test_no_logits_wanted() -> None:
 def test_a_layer_is_told_of_when_its_keys_and_values_are_there() -> None:
     model, _ = models(SHAPE)
     runner, told = ModelRunner(model, 4), list[tuple[int, list[bool]]]()
-    rows = lay_out([Span([2], 0, tokens(4), 1)], DEVICE)
+    rows = build_inputs([Span([2], 0, tokens(4), 1)], DEVICE)
 
     def after_layer(layer: int) -> None:
         told.append((layer, [bool(keys[2].any()) for keys, _ in runner.cache]))

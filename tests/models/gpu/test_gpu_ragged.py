@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.models.architectures.output import ForwardOutput
+from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.gpu import runner as gpu_runner
 from paceline.models.gpu.forward_pass import PassKind
-from paceline.models.gpu.ragged import RaggedGraph
-from paceline.models.gpu.ragged_size import RaggedSize, ragged_sizes
+from paceline.models.gpu.ragged import RaggedGraph, RaggedSize, ragged_sizes
 from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import ModelRunner, Span
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
@@ -42,8 +41,8 @@ class Pair:
         model, reference = models(replace(SHAPE, max_position=256))
         self.ours, self.theirs = GpuRunner(model, BLOCKS), ModelRunner(reference, BLOCKS)
 
-    def check(self, spans: list[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> None:
-        same(self.ours.forward(spans, capture, last_hidden), self.theirs.forward(spans, capture, last_hidden))
+    def check(self, spans: list[Span], state_layers: tuple[int, ...] = (), last_hidden: bool = False) -> None:
+        same(self.ours.forward(spans, state_layers, last_hidden), self.theirs.forward(spans, state_layers, last_hidden))
         for mine, other in zip(self.ours.cache, self.theirs.cache, strict=True):
             for part in range(2):
                 close(mine[part][:BLOCKS], other[part])
@@ -51,7 +50,7 @@ class Pair:
 
 def test_a_prompt_beside_sequences_that_decode(used: list[RaggedSize]) -> None:
     pair = Pair()
-    pair.ours.record_ragged(3, 64)
+    pair.ours.capture_ragged(3, 64)
     pair.check([Span([9, 3], 0, tokens(20), 1), Span([0], 0, tokens(3), 1), Span([7], 0, tokens(1), 0)])
     pair.check([Span([9, 3], 20, tokens(1), 1), Span([7], 1, tokens(1), 1), Span([5, 6], 0, tokens(30), 0)])
     assert used == [RaggedSize(32, 128)] * 2
@@ -60,7 +59,7 @@ def test_a_prompt_beside_sequences_that_decode(used: list[RaggedSize]) -> None:
 def test_passes_of_other_sizes_leave_nothing_behind(used: list[RaggedSize]) -> None:
     """They share where they are told what to do."""
     pair, many = Pair(), [Span([s % BLOCKS], 4 * (s // BLOCKS), tokens(2, s), 1) for s in range(40)]
-    pair.ours.record_ragged(40, 192)
+    pair.ours.capture_ragged(40, 192)
     long = [Span(list(range(9)), 0, tokens(140), 1), Span([20], 0, tokens(2), 0)]
     for spans in (long, many, [Span([11], 0, tokens(3), 1), Span([2], 0, tokens(2), 2)], long):
         pair.check(spans)
@@ -68,8 +67,8 @@ def test_passes_of_other_sizes_leave_nothing_behind(used: list[RaggedSize]) -> N
 
 
 def test_trees_and_hidden_states(used: list[RaggedSize]) -> None:
-    pair, states = Pair(), {"capture": (0, 2), "last_hidden": True}
-    pair.ours.record_ragged(2, 64, [PassKind(is_tree, (0, 2), True) for is_tree in (False, True)])
+    pair, states = Pair(), {"state_layers": (0, 2), "last_hidden": True}
+    pair.ours.capture_ragged(2, 64, [PassKind(is_tree, (0, 2), True) for is_tree in (False, True)])
     pair.check([Span([4], 0, tokens(2), 1), Span([2], 0, tokens(2), 1)], **states)
     pair.check([tree([4], 2), Span([2], 2, tokens(3, 2), 3)], **states)
     pair.check([Span([4], 2, tokens(5, 2), 0), tree([2], 2)], **states)
@@ -77,8 +76,8 @@ def test_trees_and_hidden_states(used: list[RaggedSize]) -> None:
 
 
 def test_what_a_run_gave_stays_when_another_follows(used: list[RaggedSize]) -> None:
-    pair, states = Pair(), {"capture": (1,), "last_hidden": True}
-    pair.ours.record_ragged(2, 64, [PassKind(False, (1,), True)])
+    pair, states = Pair(), {"state_layers": (1,), "last_hidden": True}
+    pair.ours.capture_ragged(2, 64, [PassKind(False, (1,), True)])
     first = [Span([4], 0, tokens(4), 1), Span([5], 0, tokens(1), 1)]
     before = pair.ours.forward(first, **states)
     pair.ours.forward([Span([2], 0, tokens(6, 1), 2), Span([3], 0, tokens(1), 0)], **states)
@@ -97,8 +96,8 @@ def test_what_was_not_recorded_runs_without(used: list[RaggedSize]) -> None:
 def test_a_rehearsal_records_what_fits_no_rectangle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 8)
     pair = Pair()
-    pair.ours.rehearse(max_num_seqs=3, max_rows=24, longest=24)
+    pair.ours.warm_up(max_num_seqs=3, max_rows=24, longest=24)
     assert set(pair.ours._ragged) == {(size, PassKind()) for size in ragged_sizes(3, 24)}
     few = Pair().ours
-    few.rehearse(max_num_seqs=3, max_rows=3, longest=1)
+    few.warm_up(max_num_seqs=3, max_rows=3, longest=1)
     assert few._ragged == {}

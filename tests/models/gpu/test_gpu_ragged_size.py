@@ -1,7 +1,7 @@
 import pytest
 
 from paceline.models.cuda_graph import MAX_GRAPH_ROWS
-from paceline.models.gpu.ragged_size import MAX_RAGGED_ROWS, most_ragged_rows, ragged_size, ragged_sizes
+from paceline.models.gpu.ragged import MAX_RAGGED_ROWS, max_captured_rows, ragged_size, ragged_sizes
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 40, 300])
@@ -22,6 +22,6 @@ def test_little_of_a_large_pass_is_padding() -> None:
 
 
 def test_small_models_have_larger_passes_recorded() -> None:
-    assert most_ragged_rows(270_000_000) == MAX_RAGGED_ROWS
-    assert most_ragged_rows(16_000_000_000) == 500
-    assert most_ragged_rows(140_000_000_000) < 64
+    assert max_captured_rows(270_000_000) == MAX_RAGGED_ROWS
+    assert max_captured_rows(16_000_000_000) == 500
+    assert max_captured_rows(140_000_000_000) < 64

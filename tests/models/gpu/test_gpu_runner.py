@@ -6,12 +6,12 @@ import pytest
 
 from paceline.core.clock import VirtualClock
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
-from paceline.models.drafts.early_exit import early_exit
 from paceline.models.gpu import runner as gpu_runner
 from paceline.models.gpu.forward_pass import PassGraph, PassKind
 from paceline.models.gpu.ragged import RaggedGraph
-from paceline.models.gpu.runner import GpuRunner, bucket, recorded_passes
+from paceline.models.gpu.runner import GpuRunner, bucket, captured_passes
 from paceline.models.runner import ModelRunner, Span
+from paceline.models.runners import early_exit
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 
 BLOCKS = 12
@@ -24,8 +24,8 @@ class Pair:
         model, reference = models(SHAPE)
         self.ours, self.theirs = GpuRunner(model, BLOCKS), ModelRunner(reference, BLOCKS)
 
-    def check(self, spans: list[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> None:
-        same(self.ours.forward(spans, capture, last_hidden), self.theirs.forward(spans, capture, last_hidden))
+    def check(self, spans: list[Span], state_layers: tuple[int, ...] = (), last_hidden: bool = False) -> None:
+        same(self.ours.forward(spans, state_layers, last_hidden), self.theirs.forward(spans, state_layers, last_hidden))
 
     def check_cache(self) -> None:
         """All but the block where padding goes."""
@@ -66,12 +66,12 @@ def test_trees_beside_chains() -> None:
 def test_hidden_states_are_those_of_the_rows_asked_for() -> None:
     pair = Pair()
     spans = [Span([4], 0, tokens(3), 1), Span([2], 0, tokens(1), 1), Span([8], 0, tokens(2), 2)]
-    pair.check(spans, capture=(0, 2), last_hidden=True)
+    pair.check(spans, state_layers=(0, 2), last_hidden=True)
 
 
 def test_what_is_much_work_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 4)
-    monkeypatch.setattr(gpu_runner, "most_ragged_rows", lambda weight_bytes: 4)
+    monkeypatch.setattr(gpu_runner, "max_captured_rows", lambda weight_bytes: 4)
     pair = Pair()
     pair.check([Span([4], 0, tokens(5), 1)])
     assert pair.num_graphs == 0
@@ -110,7 +110,7 @@ def test_every_pass_that_has_a_graph_is_rehearsed(max_num_seqs: int, longest: in
         # a tree has a node at least and 64 rows at most; beside a prompt the pass may have more
         if not is_tree or (most > 1 and (most <= MAX_TREE_ROWS or count > 1))
     }
-    assert met == set(recorded_passes(max_num_seqs, longest, [PassKind(False), PassKind(True)]))
+    assert met == set(captured_passes(max_num_seqs, longest, [PassKind(False), PassKind(True)]))
 
 
 def test_padding_past_the_longest_context() -> None:
@@ -129,13 +129,13 @@ def test_padding_past_the_longest_context() -> None:
 def test_a_rehearsal_stays_in_the_models_window() -> None:
     """Past it there are no rotary angles."""
     runner = GpuRunner(models(replace(SHAPE, max_position=24))[0], BLOCKS)
-    runner.rehearse(max_num_seqs=1, max_rows=64, longest=64)
+    runner.warm_up(max_num_seqs=1, max_rows=64, longest=64)
 
 
 def test_after_a_rehearsal_nothing_is_recorded() -> None:
-    pair, states = Pair(), {"capture": (0, 2), "last_hidden": True}
+    pair, states = Pair(), {"state_layers": (0, 2), "last_hidden": True}
     kinds = PassKind(), PassKind(False, *states.values()), PassKind(True, *states.values())
-    pair.ours.rehearse(max_num_seqs=2, max_rows=16, longest=16, kinds=kinds)
+    pair.ours.warm_up(max_num_seqs=2, max_rows=16, longest=16, kinds=kinds)
     count = pair.num_graphs
     pair.check([Span([4], 0, tokens(3), 1), Span([2], 0, tokens(7), 2)])
     pair.check([Span([4], 3, tokens(2), 1)], **states)
@@ -146,9 +146,9 @@ def test_after_a_rehearsal_nothing_is_recorded() -> None:
 @pytest.mark.parametrize("count", [2, 40, 130])
 def test_a_pass_is_timed_whether_it_fits_a_graph_or_not(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 8)
-    monkeypatch.setattr(gpu_runner, "most_ragged_rows", lambda weight_bytes: 50)
+    monkeypatch.setattr(gpu_runner, "max_captured_rows", lambda weight_bytes: 50)
     runner = GpuRunner(models(SHAPE)[0], BLOCKS)
-    runner.record_ragged(64, 50)
+    runner.capture_ragged(64, 50)
     recorded = len(runner._ragged)
     spans = [Span([0], 0, tokens(1), 1)] * count
     assert 0.0 < runner.seconds(spans, VirtualClock()) < 60.0
@@ -158,21 +158,21 @@ def test_a_pass_is_timed_whether_it_fits_a_graph_or_not(monkeypatch: pytest.Monk
 
 def test_an_early_exit_shares_the_rooms() -> None:
     runner = GpuRunner(models(SHAPE)[0], BLOCKS)
-    assert early_exit(runner, 1).rooms is runner.rooms
+    assert early_exit(runner, 1).workspace is runner.workspace
 
 
 def test_graphs_share_the_memory_of_their_states() -> None:
     """What a run gave is good until the next, of whatever size: it is a copy."""
-    pair, states = Pair(), {"capture": (1,), "last_hidden": True}
+    pair, states = Pair(), {"state_layers": (1,), "last_hidden": True}
     first, second = [Span([4], 0, tokens(4), 1)], [Span([2], 0, tokens(2), 1)]
     before = pair.ours.forward(first, **states)
     pair.ours.forward(second, **states)
     same(before, pair.theirs.forward(first, **states))
-    assert pair.ours.rooms.states(2, 2).data_ptr() == pair.ours.rooms.states(2, 4).data_ptr()
+    assert pair.ours.workspace.states(2, 2).data_ptr() == pair.ours.workspace.states(2, 4).data_ptr()
 
 
 def test_graphs_share_the_memory_of_their_logits() -> None:
     """One graph after another: what each kept for itself would add up."""
     runner = GpuRunner(models(SHAPE)[0], BLOCKS)
     where = {runner.forward([Span([0, 1], 0, tokens(count), count)]).logits.data_ptr() for count in (8, 4, 2, 1)}
-    assert where == {runner.rooms.logits(1).data_ptr()}
+    assert where == {runner.workspace.logits(1).data_ptr()}

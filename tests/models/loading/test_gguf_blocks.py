@@ -7,7 +7,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from paceline.core.errors import UnsupportedModel
-from paceline.models.loading.gguf_blocks import num_bytes, unpack
+from paceline.models.loading.gguf_file import num_bytes, unpack
 
 ROWS, COLUMNS = 6, 512
 

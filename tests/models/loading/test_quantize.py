@@ -6,8 +6,8 @@ import torch
 from paceline.kernels.quantized import Quantization, QuantizedWeight, quantize
 from paceline.kernels.weights import Dense, Grouped
 from paceline.models.architectures.llama import DecoderModel
+from paceline.models.loading.checkpoint import QuantizedWeights
 from paceline.models.loading.load import open_checkpoint
-from paceline.models.loading.quantize import QuantizedWeights
 from paceline.models.loading.safetensors_folder import open_folder
 from paceline.models.runner import ModelRunner, Span
 from tests.fakes import TINY, RandomWeights, random_tree, request, run, tiny_engine, tiny_model

@@ -14,24 +14,30 @@ from paceline.kernels.packing import PackedForm, PackedWeight
 from paceline.kernels.quantized import Quantization
 from paceline.kernels.weights import Dense, Grouped
 from paceline.models.drafts.compatibility import fingerprint
-from paceline.models.drafts.early_exit import early_exit
-from paceline.models.loading.arriving import Arrivals, ArrivingModel
 from paceline.models.loading.load import LoadedModel, build_model, open_checkpoint
+from paceline.models.loading.streamed_weights import StreamedModel, StreamedWeights
 from paceline.models.loading.weight_manifest import (
+    ExportedWeights,
     Manifest,
     PartForm,
     assemble,
-    blank,
     config_from_json,
     config_to_json,
-    host_bytes,
-    part_sum,
+    empty_part,
+    part_checksum,
     piece_tensors,
+    tensor_bytes,
     weight_form,
 )
-from paceline.models.loading.weight_parts import Parts, StoredParts, part_of
-from paceline.models.loading.weight_stock import WeightStock, tokenizer_from_tensor, tokenizer_to_tensor
+from paceline.models.loading.weight_parts import (
+    CheckpointParts,
+    Parts,
+    part_of,
+    tokenizer_from_tensor,
+    tokenizer_to_tensor,
+)
 from paceline.models.runner import ModelRunner, Span
+from paceline.models.runners import early_exit
 from tests.engine.harness import letters
 from tests.models import tiny
 
@@ -59,18 +65,18 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32, quantization: Quant
     return LoadedModel(folder.name, model.config, model, letters())
 
 
-def stock_of(one: LoadedModel, quantization: Quantization | None = None) -> WeightStock:
-    return WeightStock(one, weight_form(CPU, one.model.dtype, quantization), "f" * 64)
+def stock_of(one: LoadedModel, quantization: Quantization | None = None) -> ExportedWeights:
+    return ExportedWeights(one, weight_form(CPU, one.model.dtype, quantization), "f" * 64)
 
 
-def carried(stock: WeightStock, manifest: Manifest) -> Arrivals:
-    """Every part through blank memory, as a courier would fill it."""
-    arrivals = Arrivals(Parts.of(config_from_json(manifest.config)))
+def carried(stock: ExportedWeights, manifest: Manifest) -> StreamedWeights:
+    """Every part through empty_part memory, as a courier would fill it."""
+    arrivals = StreamedWeights(Parts.of(config_from_json(manifest.config)))
     for i, part in enumerate(manifest.parts):
-        tensors = blank(part, pinned=False)
+        tensors = empty_part(part, pinned=False)
         for tensor, given in zip(tensors, stock.tensors(i), strict=True):
-            host_bytes(tensor)[:] = host_bytes(given)
-        assert part_sum(tensors) == part.sum
+            tensor_bytes(tensor)[:] = tensor_bytes(given)
+        assert part_checksum(tensors) == part.sum
         arrivals.put(i, assemble(part, tensors, CPU))
     return arrivals
 
@@ -89,11 +95,11 @@ def test_a_model_from_a_peer_has_the_same_bits(
     manifest.check()
     assert manifest.weight_bytes == one.model.weight_bytes
     arrivals = carried(stock, manifest)
-    other = ArrivingModel(config_from_json(manifest.config), CPU, dtype, arrivals, manifest.weight_bytes)
+    other = StreamedModel(config_from_json(manifest.config), CPU, dtype, arrivals, manifest.weight_bytes)
     assert other.is_complete
     assert other.config == one.config
     assert torch.equal(logits(other), logits(one.model))
-    again = WeightStock(LoadedModel("", other.config, other, letters()), stock.manifest.form, "f" * 64)
+    again = ExportedWeights(LoadedModel("", other.config, other, letters()), stock.manifest.form, "f" * 64)
     assert [part.sum for part in again.manifest.parts] == [part.sum for part in manifest.parts]
 
 
@@ -102,7 +108,7 @@ def test_parts_read_from_disk_are_those_of_the_whole_model(
     folder: Path, dtype: torch.dtype, quantization: Quantization | None
 ) -> None:
     model = loaded(folder, dtype, quantization).model
-    stored = StoredParts(open_checkpoint(folder), CPU, dtype, quantization)
+    stored = CheckpointParts(open_checkpoint(folder), CPU, dtype, quantization)
     parts = Parts.of(model.config)
     for part in range(1, parts.count):
         expected, found = part_of(model, part), stored.read(part)
@@ -116,11 +122,11 @@ def test_a_pass_waits_for_a_layer_when_it_gets_there_and_no_sooner(folder: Path)
     one = loaded(folder)
     whole = carried(stock_of(one), stock_of(one).manifest)
     parts = whole.parts
-    arrivals = Arrivals(parts)
+    arrivals = StreamedWeights(parts)
     order = [parts.layer(number) for number in range(parts.num_layers)]
     arrivals.put(parts.tokenizer, {})
     arrivals.put(parts.tables, whole.wait(parts.tables))
-    model = ArrivingModel(one.config, CPU, torch.float32, arrivals, one.model.weight_bytes)
+    model = StreamedModel(one.config, CPU, torch.float32, arrivals, one.model.weight_bytes)
     assert model.weight_bytes == one.model.weight_bytes  # known before they are there
     exit_early = early_exit(ModelRunner(model, 2), 1)
     computed: list[torch.Tensor] = []
@@ -142,9 +148,9 @@ def test_a_pass_waits_for_a_layer_when_it_gets_there_and_no_sooner(folder: Path)
 def test_whoever_waits_for_what_never_comes_is_told_why(folder: Path) -> None:
     one = loaded(folder)
     whole = carried(stock_of(one), stock_of(one).manifest)
-    arrivals = Arrivals(whole.parts)
+    arrivals = StreamedWeights(whole.parts)
     arrivals.put(whole.parts.tables, whole.wait(whole.parts.tables))
-    model = ArrivingModel(one.config, CPU, torch.float32, arrivals, 0)
+    model = StreamedModel(one.config, CPU, torch.float32, arrivals, 0)
     failed: list[Exception] = []
 
     def compute() -> None:

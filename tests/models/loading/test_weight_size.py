@@ -6,8 +6,7 @@ import torch
 
 from paceline.core.errors import OutOfMemory
 from paceline.models.loading import weight_size
-from paceline.models.loading.load import load_model, open_checkpoint
-from paceline.models.loading.weight_size import weight_bytes
+from paceline.models.loading.load import load_model, open_checkpoint, weight_bytes
 from tests.engine.test_build import save_checkpoint
 
 CPU = torch.device("cpu")

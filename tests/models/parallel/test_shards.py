@@ -43,7 +43,7 @@ def together(folder: Path, size: int, quantization: Quantization | None = None) 
     def run(rank: int) -> Tensor:
         shard = Shard(rank, size, lambda part: meeting.reduce(rank, part))
         model = build_model(checkpoint, torch.device("cpu"), torch.float32, quantization, shard)
-        return PagedRunner(model).step({0: IDS}, capture=(last,)).inner[last]
+        return PagedRunner(model).step({0: IDS}, state_layers=(last,)).inner[last]
 
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(run, range(size)))
@@ -53,7 +53,7 @@ def alone(folder: Path, quantization: Quantization | None = None) -> Tensor:
     checkpoint = open_checkpoint(folder)
     model = build_model(checkpoint, torch.device("cpu"), torch.float32, quantization)
     last = checkpoint.config.num_layers
-    return PagedRunner(model).step({0: IDS}, capture=(last,)).inner[last]
+    return PagedRunner(model).step({0: IDS}, state_layers=(last,)).inner[last]
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen2", "qwen3", "mistral-window"])

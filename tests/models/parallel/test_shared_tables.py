@@ -10,9 +10,9 @@ from paceline.models.architectures.inflate import inflate
 from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.load import find_draft, load_draft
+from paceline.models.drafts.vocabulary import embedding_for, head_for, inner_width
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.load import LoadedModel
-from paceline.models.parallel.shared_tables import embedding_for, head_for, inner_width
 from paceline.models.runner import ModelRunner, Span
 from tests.fakes import TINY, RandomWeights, tiny_model
 from tests.heads import draft_config, draft_tensors, save_draft
@@ -56,7 +56,7 @@ def test_first_columns_and_chosen_rows(large):
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa", "distilled"])
 def test_drafts_say_the_same_on_both(large, tmp_path, kind):
-    config = draft_config(tiny_model(), kind, capture=[0, 1, 2])
+    config = draft_config(tiny_model(), kind, state_layers=[0, 1, 2])
     folder = find_draft(save_draft(tmp_path, config, draft_tensors(config, reduced=24)))
     assert folder is not None
     said = []

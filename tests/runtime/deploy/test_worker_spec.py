@@ -1,4 +1,5 @@
 from pathlib import Path
+from shutil import copy
 
 import pytest
 
@@ -6,7 +7,7 @@ from paceline.core.cluster_config import cluster_config
 from paceline.core.errors import InvalidConfig
 from paceline.runtime.deploy.deployment import process_specs
 from paceline.runtime.deploy.worker_spec import WorkerSpec
-from paceline.runtime.wire.key_folder import KeyFolder
+from paceline.runtime.wire.keys import KeyFolder
 
 POOLS = [
     {"name": "target", "role": "target", "model": "big", "replicas": 2, "speculation": {"max_depth": 3}},
@@ -39,7 +40,7 @@ def test_targets_are_told_where_their_spans_go() -> None:
 
 
 def test_prefill_workers_have_the_key_of_targets_and_targets_know_when_there_are_some(tmp_path: Path) -> None:
-    keys = KeyFolder.make(tmp_path / "keys")
+    keys = KeyFolder.create(tmp_path / "keys")
     document = {"pools": [*POOLS, PREFILL], "keys": str(keys.path), "handoff_threshold": 100}
     specs = process_specs(cluster_config(document))
     assert [(s.role, s.handoff_threshold) for s in specs] == [
@@ -48,30 +49,30 @@ def test_prefill_workers_have_the_key_of_targets_and_targets_know_when_there_are
         ("draft", None),
         ("prefill", None),
     ]
-    assert specs[-1].member("tcp://127.0.0.1:9").key == keys.public("target")
+    assert specs[-1].member("tcp://127.0.0.1:9").key == keys.public_key("target")
     assert not specs[-1].engine.speculation.enabled
     assert [WorkerSpec.from_json(spec.to_json()) for spec in specs] == specs
     assert all(s.handoff_threshold is None for s in process_specs(cluster_config({"pools": POOLS})))
 
 
-def test_keys_are_one_a_party_and_doors_open_to_their_clients(tmp_path: Path) -> None:
-    keys = KeyFolder.make(tmp_path / "keys")
-    gateway, target, draft = (keys.public(party) for party in ("gateway", "target", "draft"))
-    assert keys.listener("target").allowed == {gateway, target}  # some targets prefill for others
-    assert keys.listener("draft").allowed == {target, gateway}
-    assert keys.own("draft").public == draft
-    second = KeyFolder.make(tmp_path / "second").public("gateway")
-    (tmp_path / "keys" / "allowed" / "second.pub").write_text(second)
-    assert keys.listener("target").allowed == {gateway, target, second}
+def test_key_folder_allows_the_client_roles_and_the_allowed_folder(tmp_path: Path) -> None:
+    keys = KeyFolder.create(tmp_path / "keys")
+    gateway, target, draft = (keys.public_key(role) for role in ("gateway", "target", "draft"))
+    assert keys.server_security("target").allowed == {gateway, target}  # some targets prefill for others
+    assert keys.server_security("draft").allowed == {target, gateway}
+    assert keys.key_pair("draft").public == draft
+    second = KeyFolder.create(tmp_path / "second").public_key("gateway")
+    copy(tmp_path / "second" / "gateway.key", tmp_path / "keys" / "allowed" / "second.key")
+    assert keys.server_security("target").allowed == {gateway, target, second}
     (spec, *_) = process_specs(cluster_config({"pools": POOLS, "keys": str(keys.path)}))
     assert spec.member("tcp://127.0.0.1:9").key == target
 
 
-def test_a_secret_that_others_can_read_is_refused(tmp_path: Path) -> None:
-    keys = KeyFolder.make(tmp_path)
-    (tmp_path / "target").chmod(0o644)
+def test_secret_key_readable_by_others_is_rejected(tmp_path: Path) -> None:
+    keys = KeyFolder.create(tmp_path)
+    (tmp_path / "target.key_secret").chmod(0o644)
     with pytest.raises(InvalidConfig, match="chmod 600"):
-        keys.listener("target")
+        keys.server_security("target")
 
 
 def test_targets_share_their_caches_where_the_router_knows_who_has_what() -> None:

@@ -9,7 +9,7 @@ from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.deploy.directory import Member
-from paceline.runtime.draft_pool.draft_side import PoolSide
+from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
@@ -36,11 +36,11 @@ class Target(Running):
     def __init__(self, steps: int | None = None) -> None:
         self.proposer = PoolProposer((), VOCABULARY, TINY.vocab_size, name="target-0")
         self.engine = tiny_engine(MODEL, Patient(self.proposer, 1.0), max_num_seqs=16)
-        self.engine.tokenizer = self.engine.intake._tokenizer = letters()
+        self.engine.tokenizer = self.engine.validator._tokenizer = letters()
         self.gate = None if steps is None else Gate(self.engine, steps)
         loop = EngineLoop(self.engine)
         self.listener = Listener("tcp://127.0.0.1:0", TO_TARGET_WORKER)  # type: ignore[assignment]
-        self.worker = TargetWorker("target-0", loop, self.listener, PoolSide(self.proposer, loop))
+        self.worker = TargetWorker("target-0", loop, self.listener, PoolControl(self.proposer, loop))
         self._start()
 
 

@@ -1,6 +1,5 @@
 """The pool proposer with a draft worker that works when the test says so."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.runtime.draft_pool import proposer as pool_proposer
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.wire.transport import wait_any
+from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress
 from tests.runtime.pools import ScriptedCore, lockstep
 
@@ -31,20 +31,20 @@ def test_a_wait_is_the_networks_up_to_a_round_trip(monkeypatch: pytest.MonkeyPat
 
         monkeypatch.setattr(pool_proposer, "wait_any", work_meanwhile)
 
-        def drafted(*ids: int) -> Sequence[int]:
-            batch = pool.collect([7], WallClock().now() + 5.0)
-            return batch.tokens.tolist()
+        def drafted() -> DraftBatch:
+            return pool.collect([7], WallClock().now() + 5.0)
 
         pool.observe([progress(1, 2)])
-        assert drafted() == [3, 4, 5]
+        assert drafted().tokens.tolist() == [3, 4, 5]
         trip = pool.snapshot().links[0].round_trip
         assert trip is not None
         before = pool.snapshot().wait_seconds
         pool.observe([progress(1, 2, 3, 9)])
-        assert drafted() == [10, 11, 12]
+        batch = drafted()
+        assert batch.tokens.tolist() == [10, 11, 12]
         waited = pool.snapshot().wait_seconds - before
-        assert 0.0 < pool.network_seconds <= waited
-        assert pool.network_seconds <= max(trip, pool.snapshot().links[0].round_trip or 0.0)
+        assert 0.0 < batch.cost.network_seconds <= waited
+        assert batch.cost.network_seconds <= max(trip, pool.snapshot().links[0].round_trip or 0.0)
 
 
 def test_what_was_there_when_it_was_wanted_cost_no_network() -> None:
@@ -53,9 +53,9 @@ def test_what_was_there_when_it_was_wanted_cost_no_network() -> None:
         for committed in range(3, 35, 4):
             proposer.observe([progress(*range(1, committed))])  # the worker drafts before this returns
             assert link.line.wait(5.0)  # for its first message; on a busy machine the draft may be the second
-            drafted = proposer.collect([7], 0.0).tokens.tolist()
-            assert drafted == [committed, committed + 1, committed + 2]
-            costs.append(proposer.inner.network_seconds)
+            batch = proposer.collect([7], 0.0)
+            assert batch.tokens.tolist() == [committed, committed + 1, committed + 2]
+            costs.append(batch.cost.network_seconds)
         assert min(costs) == 0.0
 
 

@@ -4,13 +4,13 @@ from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
+from paceline.runtime.draft_worker.packed_branches import pack
 
 from paceline.cluster.pairing.pairing import RoundTrip
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.draft_pool.connection import DraftLink, LinkCounts
+from paceline.runtime.draft_pool.connection import DraftConnection, DraftCounters
 from paceline.runtime.draft_pool.sequence import PoolRider
-from paceline.runtime.draft_worker.packed_branches import pack
-from paceline.runtime.wire.messages import Ahead, Drafted, Load
+from paceline.runtime.wire.messages import Load, RoundDraft, SequenceBranches
 from paceline.speculation.proposer import Progress
 
 OFFERED = [11, 12, 13]
@@ -20,7 +20,7 @@ OFFERED = [11, 12, 13]
 class FakeLink:
     version: int = 3
     epoch: int = 1
-    counts: LinkCounts = field(default_factory=LinkCounts)
+    counts: DraftCounters = field(default_factory=DraftCounters)
     round_trip: RoundTrip = field(default_factory=RoundTrip)
     load: Load = field(default_factory=Load)
     faults: list[str] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Seat:
         self.link = FakeLink(version)
         progress = Progress(7, self.ids, 3, SamplingParams(temperature=0.0), 1, 0, 1, "coupled")
         self.rider = PoolRider(progress, 1000)
-        self.rider.open_at(cast(DraftLink, self.link))
+        self.rider.open_at(cast(DraftConnection, self.link))
 
     def ask(self, *committed: int):
         self.ids += committed
@@ -49,7 +49,7 @@ class Seat:
         return self.rider.ask(3, 0.0)
 
     def answer(self, tokens=OFFERED, begun=()):
-        self.rider.take(Drafted(7, self.rider.round, list(tokens), b"", False, list(begun)), 0.0, True)
+        self.rider.take(RoundDraft(7, self.rider.round, list(tokens), b"", False, list(begun)), 0.0, True)
         self.offer()
 
     def offer(self):
@@ -115,7 +115,7 @@ def test_an_answer_that_came_late_says_what_is_drafted_all_the_same(committed, i
     seat = Seat()
     seat.ask()
     seat.rider.asked = 0
-    seat.rider.take(Drafted(7, 1, OFFERED, b"", False, [0, 50, 1, 51]), 0.0, True)
+    seat.rider.take(RoundDraft(7, 1, OFFERED, b"", False, [0, 50, 1, 51]), 0.0, True)
     step = seat.ask(*committed)
     assert (seat.rider.is_missed, step.held, step.kept, step.tokens) == (is_missed, held, 0, committed)
 
@@ -124,6 +124,6 @@ def test_branches_that_are_none_count_against_the_worker():
     seat = Seat()
     seat.ask()
     seat.answer()
-    seat.rider.take_ahead(Ahead(7, seat.rider.round, [], b"nonsense", 3))
+    seat.rider.take_ahead(SequenceBranches(7, seat.rider.round, [], b"nonsense", 3))
     assert len(seat.link.faults) == 1
     assert not seat.rider.branches

@@ -5,10 +5,10 @@ import torch
 from scipy import stats
 
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.draft_pool.drafts import Chain, batch_of
-from paceline.runtime.draft_worker import distributions as laws
-from paceline.runtime.draft_worker.distributions import TOTAL, WIDTH, Law
-from paceline.runtime.wire.codec import Malformed
+from paceline.runtime.draft_pool.drafts import DraftChain, to_draft_batch
+from paceline.runtime.draft_worker import distributions
+from paceline.runtime.draft_worker.distributions import MAX_TOKENS, TOTAL_WEIGHT, DraftDistribution
+from paceline.runtime.wire.codec import MalformedMessage
 from paceline.speculation.verification.rows import RowContext
 
 VOCAB = 1000
@@ -18,74 +18,78 @@ def rows(count, **sampling):
     return [RowContext(SamplingParams(**sampling), seed, 0, 5, [1, 2], 2) for seed in range(count)]
 
 
-def law(tokens, weights):
-    return Law(torch.tensor(tokens, dtype=torch.int64), torch.tensor(weights, dtype=torch.int64))
+def distribution(tokens, weights):
+    return DraftDistribution(torch.tensor(tokens, dtype=torch.int64), torch.tensor(weights, dtype=torch.int64))
 
 
-def test_a_law_is_a_distribution_and_its_token_comes_from_it():
+def test_sampled_token_has_weight_in_its_distribution():
     logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(0)) * 2
-    for token, drawn in laws.draw(logits, rows(8)):
-        assert int(drawn.weights.sum()) == TOTAL
-        assert int(drawn.weights.min()) > 0
-        assert len(drawn.tokens) <= WIDTH
-        assert token in drawn.tokens.tolist()
+    for token, q in distributions.sample(logits, rows(8)):
+        assert int(q.weights.sum()) == TOTAL_WEIGHT
+        assert int(q.weights.min()) > 0
+        assert len(q.tokens) <= MAX_TOKENS
+        assert token in q.tokens.tolist()
 
 
-def test_tokens_are_drawn_from_exactly_the_law():
+def test_tokens_follow_the_quantised_distribution():
     logits = torch.randn(1, 30, generator=torch.Generator().manual_seed(1)).mul(1.5).expand(8_000, 30)
-    drawn = laws.draw(logits, rows(8_000))
-    one = drawn[0][1]
-    counts = Counter(token for token, _ in drawn)
-    expected = one.weights.double() / TOTAL * len(drawn)
-    observed = [counts[token] for token in one.tokens.tolist()]
+    sampled = distributions.sample(logits, rows(8_000))
+    q = sampled[0][1]
+    counts = Counter(token for token, _ in sampled)
+    expected = q.weights.double() / TOTAL_WEIGHT * len(sampled)
+    observed = [counts[token] for token in q.tokens.tolist()]
     assert stats.chisquare(observed, expected.numpy()).pvalue > 1e-3
 
 
-def test_truncation_comes_first():
+def test_top_k_applies_before_quantisation():
     logits = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2))
-    for _, drawn in laws.draw(logits, rows(4, top_k=3)):
-        assert len(drawn.tokens) <= 3
+    for _, q in distributions.sample(logits, rows(4, top_k=3)):
+        assert len(q.tokens) <= 3
 
 
-def test_there_and_back_below_the_limit():
-    flat = torch.zeros(7, 128_000)  # the worst: every entry is used
-    drawn = laws.draw(flat, rows(7))
-    data = laws.encode([one for _, one in drawn])
+def test_encoded_distributions_are_small_and_decode_alike():
+    flat = torch.zeros(7, 128_000)  # the largest: every entry is used
+    sampled = distributions.sample(flat, rows(7))
+    data = distributions.encode([q for _, q in sampled])
     assert len(data) < 3500
-    back = laws.decode(data, [token for token, _ in drawn], 128_000)
-    for (_, sent), got in zip(drawn, back, strict=True):
-        assert torch.equal(sent.tokens, got.tokens)
-        assert torch.equal(sent.weights, got.weights)
+    back = distributions.decode(data, [token for token, _ in sampled], 128_000)
+    for (_, sent), received in zip(sampled, back, strict=True):
+        assert torch.equal(sent.tokens, received.tokens)
+        assert torch.equal(sent.weights, received.weights)
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
-        law([1, 2], [TOTAL - 1, 2]),
-        law([1, 1], [TOTAL - 1, 1]),
-        law([1, VOCAB], [TOTAL - 1, 1]),
-        law([1, 2], [TOTAL, 0]),
-        law([2, 3], [TOTAL - 1, 1]),
-        law([], []),
-        law(list(range(1, WIDTH + 2)), [TOTAL - WIDTH] + [1] * WIDTH),
+        distribution([1, 2], [TOTAL_WEIGHT - 1, 2]),
+        distribution([1, 1], [TOTAL_WEIGHT - 1, 1]),
+        distribution([1, VOCAB], [TOTAL_WEIGHT - 1, 1]),
+        distribution([1, 2], [TOTAL_WEIGHT, 0]),
+        distribution([2, 3], [TOTAL_WEIGHT - 1, 1]),
+        distribution([], []),
+        distribution(list(range(1, MAX_TOKENS + 2)), [TOTAL_WEIGHT - MAX_TOKENS] + [1] * MAX_TOKENS),
     ],
 )
-def test_what_is_no_law_of_that_token_is_refused(wrong):
-    with pytest.raises(Malformed):
-        laws.decode(laws.encode([wrong]), [1], VOCAB)
+def test_invalid_distribution_is_rejected(wrong):
+    with pytest.raises(MalformedMessage):
+        distributions.decode(distributions.encode([wrong]), [1], VOCAB)
 
 
-def test_bytes_that_do_not_fit_the_chain_are_refused():
-    good = laws.encode([law([1, 2], [TOTAL - 1, 1])])
-    assert len(laws.decode(good, [1], VOCAB)) == 1
+def test_bytes_of_a_wrong_length_are_rejected():
+    good = distributions.encode([distribution([1, 2], [TOTAL_WEIGHT - 1, 1])])
+    assert len(distributions.decode(good, [1], VOCAB)) == 1
     for data, tokens in ((good, [1, 2]), (good + b"x", [1]), (good[:-1], [1]), (b"", [1])):
-        with pytest.raises(Malformed):
-            laws.decode(data, tokens, VOCAB)
+        with pytest.raises(MalformedMessage):
+            distributions.decode(data, tokens, VOCAB)
 
 
-def test_chains_with_and_without_laws_share_a_batch():
-    batch = batch_of(
-        {7: Chain((3, 4), ()), 8: Chain((5,), (law([5, 6], [TOTAL // 4, 3 * TOTAL // 4]),)), 9: Chain((), ())}
+def test_chains_with_and_without_distributions_share_a_batch():
+    batch = to_draft_batch(
+        {
+            7: DraftChain((3, 4), ()),
+            8: DraftChain((5,), (distribution([5, 6], [TOTAL_WEIGHT // 4, 3 * TOTAL_WEIGHT // 4]),)),
+            9: DraftChain((), ()),
+        }
     )
     drafts = batch.split()
     assert list(drafts) == [7, 8]
@@ -95,4 +99,4 @@ def test_chains_with_and_without_laws_share_a_batch():
     assert coupled.argmax(1).tolist() == [3, 4]
     assert coupled.sum(1).tolist() == [1.0, 1.0]
     assert (rejection[0, 5].item(), rejection[0, 6].item()) == (0.25, 0.75)
-    assert batch_of({7: Chain((3,), ())}).probs is None
+    assert to_draft_batch({7: DraftChain((3,), ())}).probs is None

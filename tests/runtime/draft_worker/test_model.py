@@ -14,7 +14,7 @@ from paceline.models.loading.load import load_model
 from paceline.models.runner import ModelRunner, Span
 from paceline.runtime.deploy.worker_spec import WorkerSpec, worker_specs
 from paceline.runtime.draft_worker.model import load_draft_model
-from paceline.runtime.weights.manager import WeightSide
+from paceline.runtime.weights.manager import WeightManager
 from tests.engine.test_build import save_checkpoint
 from tests.heads import draft_config, draft_tensors, save_draft
 
@@ -45,7 +45,7 @@ def logits(runner: ModelRunner) -> torch.Tensor:
 def test_a_distilled_draft_is_the_one_beside_its_target(tmp_path: Path) -> None:
     config = settings(tmp_path, "distilled")
     spec = draft_spec(config)
-    side = WeightSide(None, None)
+    side = WeightManager(None, None)
     try:
         draft, tables = load_draft_model(spec, CPU, side)
     finally:
@@ -64,7 +64,7 @@ def test_a_distilled_draft_is_the_one_beside_its_target(tmp_path: Path) -> None:
 
 def test_a_distilled_draft_is_not_quantised(tmp_path: Path) -> None:
     spec = draft_spec(settings(tmp_path, "distilled"))
-    side = WeightSide(None, None)
+    side = WeightManager(None, None)
     try:
         with pytest.raises(InvalidConfig, match="leave out `quantization`"):
             load_draft_model(replace(spec, engine=replace(spec.engine, quantization="int8")), CPU, side)
@@ -74,7 +74,7 @@ def test_a_distilled_draft_is_not_quantised(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_a_head_belongs_to_the_target_pool(kind: str, tmp_path: Path) -> None:
-    side = WeightSide(None, None)
+    side = WeightManager(None, None)
     try:
         with pytest.raises(IncompatibleDraft, match="as `draft` of the target pool"):
             load_draft_model(draft_spec(settings(tmp_path, kind)), CPU, side)

@@ -1,45 +1,45 @@
-"""A draft model under rides that fork, are cut back and share: each must see its own text and no other."""
+"""A draft model with branches that fork, are truncated and share blocks: each must see its own text only."""
 
 import pytest
 
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.draft_worker.core import Facts, Ride
+from paceline.runtime.draft_worker.core import DraftBranch, SequenceParams
 from tests.fakes import tiny_model
 from tests.runtime.pools import model_core
 
 BLOCKS = 64
 
 
-def ride(number, ids, committed=None, **sampling):
-    facts = Facts(SamplingParams(**{"temperature": 1.0, **sampling}), 5, 0, 1, "coupled", "")
-    return Ride(number, facts, list(ids), len(ids) if committed is None else committed)
+def branch(number, ids, committed=None, **sampling):
+    params = SequenceParams(SamplingParams(**{"temperature": 1.0, **sampling}), 5, 0, 1, "coupled", "")
+    return DraftBranch(number, params, list(ids), len(ids) if committed is None else committed)
 
 
-def draft(core, *rides, count=4):
+def draft(core, *branches, count=4):
     for _ in range(count):
-        for one, drawn in zip(rides, core.step(rides), strict=True):
-            assert drawn is not None
-            one.ids.append(drawn.token)
-    return [one.ids[-count:] for one in rides]
+        for branch_, drafted in zip(branches, core.step(branches), strict=True):
+            assert drafted is not None
+            branch_.ids.append(drafted.token)
+    return [one.ids[-count:] for one in branches]
 
 
 def fresh(ids, count=4):
-    return draft(model_core(tiny_model(), BLOCKS), ride(0, ids), count=count)[0]
+    return draft(model_core(tiny_model(), BLOCKS), branch(0, ids), count=count)[0]
 
 
 @pytest.mark.parametrize("length", [3, 15, 16, 17, 30, 32, 33])
 @pytest.mark.parametrize("accepted", [0, 1, 3])
-def test_a_fork_sees_its_own_text(length, accepted):
-    """Wherever the fork falls in a block: parent and children draft as each would by itself, all in one batch."""
+def test_forks_draft_like_separate_sequences(length, accepted):
+    """Parent and children in one batch draft as each would alone, wherever the fork falls in a block."""
     core = model_core(tiny_model(), BLOCKS)
     prompt = [(7 * i) % 40 for i in range(length)]
-    main = ride(0, prompt)
+    main = branch(0, prompt)
     draft(core, main)
     children = []
     for number, token in ((1, 39), (2, 38)):
-        children.append(ride(number, [*prompt, *main.ids[length : length + accepted], token], length))
+        children.append(branch(number, [*prompt, *main.ids[length : length + accepted], token], length))
         core.fork(main, children[-1])
-        assert children[-1].num_cached >= length, "the text they share is not computed again"
+        assert children[-1].num_cached >= length, "the shared text is not computed again"
     before = [list(one.ids) for one in (main, *children)]
     assert draft(core, main, *children) == [fresh(ids) for ids in before]
     core.close([main, *children])
@@ -47,49 +47,49 @@ def test_a_fork_sees_its_own_text(length, accepted):
     assert core.num_free_blocks == BLOCKS
 
 
-@pytest.mark.parametrize("cut", [20, 21, 31, 32, 33])
-def test_a_ride_that_is_cut_back_forgets(cut):
+@pytest.mark.parametrize("length", [20, 21, 31, 32, 33])
+def test_truncated_branch_drafts_like_a_new_one(length):
     core = model_core(tiny_model(), BLOCKS)
-    main = ride(0, range(20))
+    main = branch(0, range(20))
     draft(core, main, count=20)
-    core.cut(main, cut)
+    core.truncate(main, length)
     main.ids.append(39)
     main.num_committed = len(main.ids)
     expected = fresh(list(main.ids))
     assert draft(core, main) == [expected]
 
 
-def test_guesses_are_never_shared_as_a_prefix():
-    """Only committed blocks are announced: another sequence of the same salt finds those and nothing else."""
+def test_drafted_tokens_are_not_in_the_prefix_cache():
+    """Only committed blocks are published: a sequence with the same salt finds those and no others."""
     core = model_core(tiny_model(), BLOCKS)
-    main = ride(0, range(20))
+    main = branch(0, range(20))
     draft(core, main, count=20)
-    other = ride(1, main.ids[:36])
+    other = branch(1, main.ids[:36])
     core.step([other])
     assert core._tables.pool.num_cached == 2, "one block of the first prompt, one more of the second"
-    salted = Ride(2, Facts(SamplingParams(), 5, 0, 1, "coupled", "another tenant"), list(range(20)), 20)
+    salted = DraftBranch(2, SequenceParams(SamplingParams(), 5, 0, 1, "coupled", "another tenant"), list(range(20)), 20)
     core.step([salted])
     assert core._tables.pool.num_cached == 3
 
 
-def test_long_prompts_come_in_chunks_beside_others():
+def test_long_prompts_are_computed_in_chunks():
     core = model_core(tiny_model(), BLOCKS, max_rows=16)
-    short, long = ride(0, [1, 2]), ride(1, [(3 * i) % 40 for i in range(50)])
+    short, long = branch(0, [1, 2]), branch(1, [(3 * i) % 40 for i in range(50)])
     for _ in range(3):
-        drawn = core.step([short, long])
-        assert drawn[0] is not None
-        assert drawn[1] is None
-        short.ids.append(drawn[0].token)
-    drawn = core.step([short, long])
-    assert drawn[1] is not None
-    assert drawn[1].token == fresh(list(long.ids), 1)[0]
+        drafted = core.step([short, long])
+        assert drafted[0] is not None
+        assert drafted[1] is None
+        short.ids.append(drafted[0].token)
+    drafted = core.step([short, long])
+    assert drafted[1] is not None
+    assert drafted[1].token == fresh(list(long.ids), 1)[0]
 
 
-def test_no_room_is_no_token_and_no_harm():
+def test_without_free_blocks_a_branch_gets_no_token():
     core = model_core(tiny_model(), num_blocks=2)
-    big, small = ride(0, range(30)), ride(1, range(20))
+    big, small = branch(0, range(30)), branch(1, range(20))
     assert core.step([big])[0] is not None
     assert core.step([small]) == [None]
     core.close([big])
     assert core.step([small])[0] is not None
-    assert core.step([ride(2, [1] * 600)]) == [None], "past the model's window"
+    assert core.step([branch(2, [1] * 600)]) == [None], "beyond the model's window"

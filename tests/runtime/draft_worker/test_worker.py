@@ -6,10 +6,10 @@ from contextlib import closing, contextmanager
 
 import msgspec
 import pytest
-
-from paceline.cluster.pairing.ahead import EVERY, PROBE, WINDOW
-from paceline.core.clock import VirtualClock
 from paceline.runtime.draft_worker.packed_branches import unpack
+
+from paceline.cluster.pairing.ahead import PROBE_INTERVAL, PROBE_ROUNDS, WINDOW
+from paceline.core.clock import VirtualClock
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.wire.messages import (
@@ -23,15 +23,15 @@ from paceline.runtime.wire.messages import (
     Close,
     Drafts,
     Error,
-    Fault,
+    ErrorCode,
     Goodbye,
     Hello,
     Open,
     Ping,
     Pong,
+    RoundRequest,
     Rule,
     Sampling,
-    Step,
 )
 from paceline.runtime.wire.transport import Connection, Listener
 from tests.runtime.pools import ScriptedCore
@@ -85,7 +85,7 @@ class Peer:
         self.say(Open(self.epoch, number, list(ids), 1, Sampling(), 1, **more))
 
     def advance(self, number, round_, base, *tokens, depth=3, ahead=False, held=0):
-        self.say(Advance(self.epoch, [Step(number, round_, base, list(tokens), depth, held)], ahead))
+        self.say(Advance(self.epoch, [RoundRequest(number, round_, base, list(tokens), depth, held)], ahead))
 
 
 @contextmanager
@@ -154,7 +154,7 @@ def test_under_rejection_nothing_is_sent_ahead_and_the_answer_is_ready_all_the_s
         peer.greet()
         peer.open(1, 5, 6, rule=Rule.REJECTION)
         peer.open(2, 5, 6)
-        peer.say(Advance(peer.epoch, [Step(1, 1, 2, [], 3), Step(2, 1, 2, [], 3)], True))
+        peer.say(Advance(peer.epoch, [RoundRequest(1, 1, 2, [], 3), RoundRequest(2, 1, 2, [], 3)], True))
         assert {one.sequence for one in peer.hear(Drafts).drafts} == {1, 2}
         for _ in range(30):
             worker.turn(0.0)
@@ -195,9 +195,9 @@ def test_what_was_kept_of_its_answer_need_not_be_sent_back(peer):
     peer.open(1, 5, 6)
     peer.advance(1, 1, 2)
     assert peer.hear(Drafts).drafts[0].tokens == [7, 8, 9]
-    peer.say(Advance(peer.epoch, [Step(1, 2, 2, [40], 3, kept=2)]))
+    peer.say(Advance(peer.epoch, [RoundRequest(1, 2, 2, [40], 3, kept=2)]))
     assert peer.hear(Drafts).drafts[0].tokens == [41, 42, 43]
-    peer.say(Advance(peer.epoch, [Step(1, 3, 5, [50], 3)]))  # 5 6 7 8 40
+    peer.say(Advance(peer.epoch, [RoundRequest(1, 3, 5, [50], 3)]))  # 5 6 7 8 40
     assert peer.hear(Drafts).drafts[0].tokens == [51, 52, 53]
 
 
@@ -205,21 +205,24 @@ def test_nobody_can_keep_more_than_was_offered(peer):
     peer.open(1, 5, 6)
     peer.advance(1, 1, 2)
     peer.hear(Drafts)
-    peer.say(Advance(peer.epoch, [Step(1, 2, 2, [40], 3, kept=4)]))
+    peer.say(Advance(peer.epoch, [RoundRequest(1, 2, 2, [40], 3, kept=4)]))
     error = peer.hear(Error)
-    assert (error.code, error.sequences) == (Fault.BASE, [1])
+    assert (error.code, error.sequences) == (ErrorCode.BASE, [1])
 
 
 @pytest.mark.parametrize(
     ("hello", "fault"),
-    [({"vocabulary": "other"}, Fault.VOCABULARY), ({"version": VERSION + 9, "oldest": VERSION + 1}, Fault.VERSION)],
+    [
+        ({"vocabulary": "other"}, ErrorCode.VOCABULARY),
+        ({"version": VERSION + 9, "oldest": VERSION + 1}, ErrorCode.VERSION),
+    ],
 )
 def test_who_does_not_fit_is_told_why(worker, hello, fault):
     with closing(Peer(worker)) as peer:
         error = peer.greet(**hello)
         assert (type(error), error.code) == (Error, fault)
         peer.open(1, 5)
-        assert peer.hear().code == Fault.STRANGER
+        assert peer.hear().code == ErrorCode.STRANGER
 
 
 def test_a_round_and_the_next(peer):
@@ -236,9 +239,9 @@ def test_a_round_and_the_next(peer):
 @pytest.mark.parametrize(
     ("step", "fault"),
     [
-        (Step(2, 1, 2, [], 3), Fault.UNKNOWN),
-        (Step(1, 1, 3, [], 3), Fault.BASE),
-        (Step(1, 1, 2, [VOCAB], 3), Fault.MALFORMED),
+        (RoundRequest(2, 1, 2, [], 3), ErrorCode.UNKNOWN),
+        (RoundRequest(1, 1, 3, [], 3), ErrorCode.BASE),
+        (RoundRequest(1, 1, 2, [VOCAB], 3), ErrorCode.MALFORMED),
     ],
 )
 def test_what_does_not_fit_must_be_opened_again(peer, step, fault):
@@ -254,7 +257,7 @@ def test_what_does_not_fit_must_be_opened_again(peer, step, fault):
 def test_another_epoch_is_fenced_off(peer):
     for message in (Open(1, 1, [5], 1, Sampling(), 1), Advance(1, []), Close(1, [1])):
         peer.say(message)
-        assert peer.hear().code == Fault.EPOCH
+        assert peer.hear().code == ErrorCode.EPOCH
 
 
 def test_a_round_that_was_overtaken_is_not_answered(peer):
@@ -278,7 +281,7 @@ def test_a_round_that_was_overtaken_is_not_answered(peer):
 )
 def test_a_sequence_that_makes_no_sense_is_refused(peer, message):
     peer.say(msgspec.structs.replace(message, epoch=peer.epoch))
-    assert peer.hear().code == Fault.MALFORMED
+    assert peer.hear().code == ErrorCode.MALFORMED
 
 
 def test_no_room_is_busy_and_room_again_after_closing():
@@ -325,7 +328,7 @@ def test_goodbye_and_silence_free_everything():
         worker.turn(0.0)
         assert (worker.snapshot().peers, worker.snapshot().sequences) == (0, 0)
         silent.advance(1, 2, 2)
-        assert silent.hear(Error).code == Fault.STRANGER
+        assert silent.hear(Error).code == ErrorCode.STRANGER
 
 
 def test_targets_share_a_batch_by_turns():
@@ -342,7 +345,7 @@ def test_targets_share_a_batch_by_turns():
             many.open(number, 5)
         few.open(1, 6)
         worker.turn(0.05)
-        many.say(Advance(many.epoch, [Step(number, 1, 1, [], 8) for number in range(40)]))
+        many.say(Advance(many.epoch, [RoundRequest(number, 1, 1, [], 8) for number in range(40)]))
         few.advance(1, 1, 1, depth=8)
         few.hear(Drafts)
         assert len(core.steps) <= 12, "it waits for its eight passes and not for the other's eighty"
@@ -365,8 +368,8 @@ def test_sequences_of_different_targets_ride_together():
             peer.open(1, 5)  # the same number: numbers are the target's own
         worker.turn(0.05)
         core.steps.clear()
-        one.say(Advance(one.epoch, [Step(1, 1, 1, [], 2)]))
-        two.say(Advance(two.epoch, [Step(1, 1, 1, [], 2)]))
+        one.say(Advance(one.epoch, [RoundRequest(1, 1, 1, [], 2)]))
+        two.say(Advance(two.epoch, [RoundRequest(1, 1, 1, [], 2)]))
         while worker.snapshot().waiting < 2:
             worker._hear(0.05)
         one.hear(Drafts)
@@ -386,7 +389,7 @@ def test_what_was_ready_does_not_wait_for_what_was_not():
             worker.turn(0.0)
         passes = len(core.steps)
         # 1 accepts all, as foreseen; 2 does something else
-        steps = [Step(1, 2, 2, [7, 8, 9, 10, 11], 4), Step(2, 2, 2, [500], 4)]
+        steps = [RoundRequest(1, 2, 2, [7, 8, 9, 10, 11], 4), RoundRequest(2, 2, 2, [500], 4)]
         sent = worker._listener.traffic.sent
         peer.say(Advance(peer.epoch, steps))
         while worker._listener.traffic.sent == sent:
@@ -427,13 +430,13 @@ def test_it_stops_drafting_ahead_where_nothing_hits_and_resumes_when_it_does():
         assert all(made[:-1])
         assert worker.snapshot().resting == 1
         made.clear()
-        for _ in range(EVERY):
+        for _ in range(PROBE_INTERVAL):
             first = (drafted.tokens[0] + 500) % VOCAB
             drafted, load = go_on(first)
             assert drafted.tokens == [(first + i) % VOCAB for i in (1, 2, 3)], "it answers on demand"
-        assert sum(passes > 0 for passes in made) == PROBE
+        assert sum(passes > 0 for passes in made) == PROBE_ROUNDS
         assert load.resting == 0
-        for _ in range(EVERY + 1):
+        for _ in range(PROBE_INTERVAL + 1):
             drafted, load = go_on(*drafted.tokens, (drafted.tokens[-1] + 1) % VOCAB)
         assert load.resting is None
         assert drafted.ready
@@ -477,7 +480,7 @@ def test_a_failing_pass_costs_its_sequences_and_nothing_else(worker, peer, caplo
     worker._core.step, good = fail, worker._core.step
     peer.advance(1, 1, 1)
     error = peer.hear(Error)
-    assert (error.code, error.sequences) == (Fault.UNKNOWN, [1])
+    assert (error.code, error.sequences) == (ErrorCode.UNKNOWN, [1])
     assert "the device is gone" in caplog.text
     worker._core.step = good
     peer.open(1, 5)
@@ -487,7 +490,7 @@ def test_a_failing_pass_costs_its_sequences_and_nothing_else(worker, peer, caplo
 
 def test_garbage_is_answered_and_counted(worker, peer):
     peer.line.socket.send(b"\xc1 not a message")
-    assert peer.hear(Error).code == Fault.MALFORMED
+    assert peer.hear(Error).code == ErrorCode.MALFORMED
     assert worker.snapshot().malformed == 1
     peer.open(1, 5)
     peer.advance(1, 1, 1)

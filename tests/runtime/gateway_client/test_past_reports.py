@@ -5,19 +5,18 @@ from dataclasses import replace
 import msgspec
 
 from paceline.core.speculation import SpeculationFlags
-from paceline.engine.stats.snapshot import EngineSnapshot, TrafficReport
+from paceline.core.worker_status import BreakerState, EngineStatus, TrafficStatus
 from paceline.runtime.gateway_client.past_reports import PastReports, counts_of
 from paceline.runtime.target_worker.reports import NoDrafts, engine_report, merged_snapshot
-from paceline.runtime.wire.report_messages import Report, TrafficRecord
-from paceline.speculation.depth.breaker import BreakerState
+from paceline.runtime.wire.stream_messages import StatusReport
 
-TRAFFIC = TrafficReport(
+TRAFFIC = TrafficStatus(
     "pool", "code", BreakerState.CLOSED, (0.8,), 3.0, {"declined": 2}, tested=10, kept=7, drifts=1, drift=(0.9, 0.7)
 )
 
 
-def report(name: str, epoch: int, preemptions: int, verify: float = 0.0) -> Report:
-    snapshot = EngineSnapshot(1, 0, 1, 10, preemptions, 0, SpeculationFlags(True, "pool", 4), (TRAFFIC,), 2.0)
+def report(name: str, epoch: int, preemptions: int, verify: float = 0.0) -> StatusReport:
+    snapshot = EngineStatus(1, 0, 1, 10, preemptions, 0, SpeculationFlags(True, "pool", 4), (TRAFFIC,), 2.0)
     return engine_report(name, epoch, replace(snapshot, seconds={"verify": verify}), NoDrafts())
 
 
@@ -25,7 +24,7 @@ class Cluster:
     def __init__(self) -> None:
         self._past = PastReports()
 
-    def snapshot(self, *reports: Report) -> EngineSnapshot:
+    def snapshot(self, *reports: StatusReport) -> EngineStatus:
         return merged_snapshot(reports, self._past.besides(reports))
 
 
@@ -59,5 +58,5 @@ def test_what_is_no_count_is_that_of_the_workers_there_are() -> None:
 def test_every_count_of_a_class_of_traffic_is_kept() -> None:
     """Whoever adds one to the message has to name it in `counts_of`, or a restart would undo it."""
     gauges = {"method", "category", "breaker", "alphas", "mean_depth", "drift"}
-    names = {field.name for field in msgspec.structs.fields(TrafficRecord)} - gauges
+    names = {field.name for field in msgspec.structs.fields(TrafficStatus)} - gauges
     assert {key[0] for key, _ in counts_of(report("a", 1, 1)) if len(key) > 2} == names

@@ -206,7 +206,7 @@ def test_flags_reach_every_worker_and_those_that_join_later() -> None:
 def test_a_worker_with_other_weights_is_found_out() -> None:
     """And gets nothing to do, while the right ones go on."""
     wrong = tiny_engine(tiny_model(seed=9))
-    wrong.tokenizer = wrong.intake._tokenizer = engine_of(tokenizer=True).tokenizer
+    wrong.tokenizer = wrong.validator._tokenizer = engine_of(tokenizer=True).tokenizer
     workers = [Running("a"), Running("b"), Running("c", wrong)]
     with pool_of(*workers, health=replace(PATIENT, canary=0.5)) as pool:
         until(lambda: pool.lines()["c"].state is WorkerState.UNHEALTHY)

@@ -1,4 +1,4 @@
-"""A draft worker's core on a GPU, or with a GPU's kernels interpreted: it drafts what the same model drafts on the CPU."""
+"""The draft core on a GPU, or with interpreted GPU kernels, drafts what the same model drafts on the CPU."""
 
 import threading
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import ModelRunner
-from paceline.runtime.draft_worker.core import Facts, Ride
+from paceline.runtime.draft_worker.core import DraftBranch, SequenceParams
 from paceline.runtime.draft_worker.model_core import ModelCore
 from tests.fakes import TINY, tiny_model
 
@@ -22,29 +22,29 @@ def core(runner_kind, device):
     return ModelCore(runner_kind(tiny_model(config=SMALL, device=device), 64), 64, size, size)
 
 
-def ride(number, ids, committed):
-    facts = Facts(SamplingParams(temperature=1.0), 5, 0, 1, "coupled", "")
-    return Ride(number, facts, list(ids), committed)
+def branch(number, ids, committed):
+    params = SequenceParams(SamplingParams(temperature=1.0), 5, 0, 1, "coupled", "")
+    return DraftBranch(number, params, list(ids), committed)
 
 
-def draft(one, rides, count):
+def draft(one, branches, count):
     for _ in range(count):
-        for each, drawn in zip(rides, one.step(rides), strict=True):
-            each.ids.append(drawn.token)
-    return [list(each.ids) for each in rides]
+        for each, drafted in zip(branches, one.step(branches), strict=True):
+            each.ids.append(drafted.token)
+    return [list(each.ids) for each in branches]
 
 
 def forked(one, length, count=3):
-    """A prompt, its draft, two branches of it, all drafted on together; then the first is cut back and goes on."""
+    """Draft a prompt, fork two branches, draft all three together, then truncate the first and continue it."""
     prompt = [(7 * i) % 40 for i in range(length)]
-    main = ride(0, prompt, length)
+    main = branch(0, prompt, length)
     texts = draft(one, [main], count)
-    children = [ride(n, [*prompt, *main.ids[length : length + 1], token], length) for n, token in ((1, 39), (2, 38))]
+    children = [branch(n, [*prompt, *main.ids[length : length + 1], token], length) for n, token in ((1, 39), (2, 38))]
     for child in children:
         one.fork(main, child)
     texts += draft(one, [main, *children], count)
     one.close(children)
-    one.cut(main, length + 1)
+    one.truncate(main, length + 1)
     main.ids += [37, 36]
     main.num_committed = len(main.ids)
     texts += draft(one, [main], count)
@@ -53,22 +53,22 @@ def forked(one, length, count=3):
 
 
 @pytest.mark.parametrize("length", [5, 15, 16])
-def test_forks_and_cuts(length):
+def test_fork_and_truncate(length):
     assert forked(core(GpuRunner, DEVICE), length) == forked(core(ModelRunner, "cpu"), length)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="nothing is compiled or recorded on a CPU")
-def test_after_a_rehearsal_nothing_is_recorded():
+@pytest.mark.skipif(DEVICE == "cpu", reason="graphs are captured on a GPU only")
+def test_no_graph_is_captured_after_warm_up():
     one = core(GpuRunner, DEVICE)
-    one.rehearse(max_num_seqs=3, window=64)
+    one.warm_up(max_num_seqs=3, window=64)
     count = len(one._runner._graphs)
     assert forked(one, 15) == forked(core(ModelRunner, "cpu"), 15)
     assert len(one._runner._graphs) == count > 0
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="streams are a GPU's")
-def test_two_cores_at_once():
-    """Each on its own stream, recording its own graphs while the other computes."""
+@pytest.mark.skipif(DEVICE == "cpu", reason="streams exist on a GPU only")
+def test_two_cores_run_concurrently():
+    """Each core captures graphs on its own stream while the other computes."""
     expected = [forked(core(ModelRunner, "cpu"), length, 8) for length in (5, 20)]
     found = [[], []]
 

@@ -21,10 +21,10 @@ from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillDesk
 from paceline.runtime.target_worker.worker import TargetWorker
-from paceline.runtime.transfer.pieces import checksum
-from paceline.runtime.transfer.server import Depot
+from paceline.runtime.transfer.server import TransferServer
+from paceline.runtime.transfer.transfer import checksum
 from paceline.runtime.wire.messages import Goodbye
-from paceline.runtime.wire.stream_messages import TO_GATEWAY, TO_TARGET_WORKER, Granted, Prefill
+from paceline.runtime.wire.stream_messages import TO_GATEWAY, TO_TARGET_WORKER, Prefill, PrefillStarted
 from paceline.runtime.wire.transport import Connection
 from tests.engine.harness import (
     GREEDY,
@@ -65,7 +65,7 @@ class Prefiller(Running):
         self.gate = None if steps is None else Gate(self.engine, steps)
         self.listener = Deaf(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
         loop = EngineLoop(self.engine)
-        self.desk = PrefillDesk(loop, Depot("127.0.0.1", None))
+        self.desk = PrefillDesk(loop, TransferServer("127.0.0.1", None))
         self.worker = TargetWorker(name, loop, self.listener, desk=self.desk)
         self._start()
 
@@ -226,7 +226,7 @@ def test_a_prefill_worker_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None
 def test_answers_that_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.cluster.routing.handoff.MOST_PATIENCE", 0.3)
     target, prefiller = Target("t"), Prefiller("p")
-    prefiller.listener.lose = lambda message: isinstance(message, Granted)  # type: ignore[method-assign]
+    prefiller.listener.lose = lambda message: isinstance(message, PrefillStarted)  # type: ignore[method-assign]
     with apart(target, prefiller) as pool:
         assert said(Heard(pool, *REQUESTS).all()) == EXPECTED
         assert (target.handoffs.record().done, target.handoffs.record().failed > 0) == (0, True)
@@ -257,7 +257,7 @@ def test_a_cache_that_cannot_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_model_is_never_taken_for_ours() -> None:
     other = tiny_engine(tiny_model(config=replace(MODEL.config, num_layers=MODEL.config.num_layers + 1)))
-    other.tokenizer = other.intake._tokenizer = engine_of(tokenizer=True).tokenizer
+    other.tokenizer = other.validator._tokenizer = engine_of(tokenizer=True).tokenizer
     target, prefiller = Target("t"), Prefiller("p", other)
     with apart(target, prefiller) as pool:
         assert said(Heard(pool, *REQUESTS).all()) == EXPECTED
@@ -340,7 +340,7 @@ def test_what_a_desk_refuses(change: dict[str, Any], why: str) -> None:
             state_rows=0,
         )
         answers = _answers(prefiller, [message, _changed(message, change)])
-        assert isinstance(answers[0], Granted)
+        assert isinstance(answers[0], PrefillStarted)
         assert re.search(why, answers[1].message)
         until(lambda: prefiller.desk.record().failed + prefiller.desk.record().done == 1)
         all_back(prefiller)
@@ -426,7 +426,7 @@ def test_nobody_is_sent_to_a_prefill_worker_to_be_generated() -> None:
 
 def test_a_prefill_worker_that_contradicts_the_others_is_asked_nothing() -> None:
     wrong = tiny_engine(tiny_model(perturb=0.5))
-    wrong.tokenizer = wrong.intake._tokenizer = engine_of(tokenizer=True).tokenizer
+    wrong.tokenizer = wrong.validator._tokenizer = engine_of(tokenizer=True).tokenizer
     a, b, prefiller = Target("a"), Target("b"), Prefiller("p", wrong)
     pool = TargetPool(cluster(health=replace(PATIENT, canary=0.05)), Members(a, b, prefiller))
     try:

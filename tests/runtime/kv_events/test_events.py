@@ -3,7 +3,7 @@ import pytest
 
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
 from paceline.runtime.kv_events.events import decode, encode, short
-from paceline.runtime.wire.codec import Malformed
+from paceline.runtime.wire.codec import MalformedMessage
 
 KEYS = [bytes([i]) * 32 for i in range(4)]
 
@@ -146,5 +146,5 @@ def test_what_no_prompt_of_ours_can_hit_is_left_out(changes: dict[str, object]) 
     ],
 )
 def test_what_is_no_batch_is_refused(data: bytes) -> None:
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         decode(data)

@@ -13,7 +13,7 @@ from paceline.runtime.kv_events import publisher as kv_publisher
 from paceline.runtime.kv_events.events import encode
 from paceline.runtime.kv_events.publisher import END, KvPublisher
 from paceline.runtime.kv_events.subscriber import REPLAY_SECONDS, RETRY_SECONDS, KvSubscriber
-from paceline.runtime.wire.keys import Security, generate
+from paceline.runtime.wire.keys import Security, generate_key_pair
 
 LOCAL = "tcp://127.0.0.1:0"
 
@@ -143,7 +143,7 @@ def test_a_new_life_is_noticed_by_who_was_only_told_of_the_old_one() -> None:
 
 
 def test_only_those_on_the_list_get_in() -> None:
-    server, friend, stranger = generate(), generate(), generate()
+    server, friend, stranger = generate_key_pair(), generate_key_pair(), generate_key_pair()
     publisher = KvPublisher(LOCAL, "w@1", Security(server, allowed=frozenset({friend.public})))
     addresses = publisher.address, publisher.replay_address
     publisher.put(block(0))

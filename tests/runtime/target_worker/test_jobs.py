@@ -6,7 +6,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
 from paceline.runtime.target_worker.jobs import MAX_REASON, GatewayJobs, Job
-from paceline.runtime.wire.stream_messages import MAX_OUTPUTS, Outputs, Refused
+from paceline.runtime.wire.stream_messages import MAX_OUTPUTS, Outputs, RequestFailed
 
 
 def job_of(gateway: GatewayJobs, attempt: int = 1, request: Request | None = None) -> Job:
@@ -20,8 +20,8 @@ def step(*tokens: int, choice: int = 0, end: bool = False) -> StepOutput:
     return StepOutput("r", choice, choice, tokens, (Origin.PLAIN,) * len(tokens), "", 0, 0, finish_reason=reason)
 
 
-def sent(gateway: GatewayJobs) -> list[Outputs | Refused]:
-    messages: list[Outputs | Refused] = []
+def sent(gateway: GatewayJobs) -> list[Outputs | RequestFailed]:
+    messages: list[Outputs | RequestFailed] = []
     gateway.flush(lambda message: messages.append(message) is None)
     return messages
 
@@ -60,7 +60,7 @@ def test_nothing_is_told_of_a_job_that_was_withdrawn_or_replaced() -> None:
 def test_an_error_ends_a_job_and_says_whose_fault_it_is() -> None:
     gateway = GatewayJobs()
     gateway.tell([(job_of(gateway, 1), PacelineError("broken")), (job_of(gateway, 2), InvalidRequest("no", field="n"))])
-    assert sent(gateway) == [Refused(1, False, "broken", None), Refused(2, True, "no", "n")]
+    assert sent(gateway) == [RequestFailed(1, False, "broken", None), RequestFailed(2, True, "no", "n")]
     assert gateway.jobs == {}
 
 
@@ -68,7 +68,7 @@ def test_a_reason_is_text_of_bounded_length_whatever_it_quotes() -> None:
     gateway = GatewayJobs()
     gateway.refuse(1, PacelineError("\ud800" * (MAX_REASON + 1)))
     (message,) = sent(gateway)
-    assert isinstance(message, Refused)
+    assert isinstance(message, RequestFailed)
     assert message.message == "?" * MAX_REASON
 
 

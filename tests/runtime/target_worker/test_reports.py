@@ -8,18 +8,24 @@ import pytest
 
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.speculation import SpeculationFlags
-from paceline.engine.stats.snapshot import AuditCounts, EngineSnapshot, TierReport, TrafficReport
+from paceline.core.worker_status import (
+    AuditCounts,
+    BreakerState,
+    DrafterStatus,
+    EngineStatus,
+    Symptom,
+    TierCounts,
+    TrafficStatus,
+)
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.deploy.status import worker_statuses
 from paceline.runtime.gateway_client.target_connection import TargetLine
 from paceline.runtime.target_worker.kv_pressure import KvPressure
 from paceline.runtime.target_worker.reports import NoDrafts, engine_report, merged_snapshot
-from paceline.runtime.wire.report_messages import DrafterRecord, SymptomRecord
-from paceline.runtime.wire.stream_messages import Pulse, Welcome
-from paceline.speculation.depth.breaker import BreakerState
+from paceline.runtime.wire.stream_messages import Heartbeat, Welcome
 
-TRAFFIC = TrafficReport("pool", "code", BreakerState.CLOSED, (0.8, 0.6), 3.0, {"declined": 2})
-SNAPSHOT = EngineSnapshot(3, 1, 10, 100, 2, 1, SpeculationFlags(True, "pool", 4), (TRAFFIC,))
+TRAFFIC = TrafficStatus("pool", "code", BreakerState.CLOSED, (0.8, 0.6), 3.0, {"declined": 2})
+SNAPSHOT = EngineStatus(3, 1, 10, 100, 2, 1, SpeculationFlags(True, "pool", 4), (TRAFFIC,))
 OTHER = replace(
     SNAPSHOT,
     running=5,
@@ -28,11 +34,11 @@ OTHER = replace(
 
 
 class SomeDrafts(NoDrafts):
-    def drafters(self) -> list[DrafterRecord]:
-        return [DrafterRecord("draft-0", "ready", 4, 0.002, 0.001, 10, 7, 1)]
+    def drafters(self) -> list[DrafterStatus]:
+        return [DrafterStatus("draft-0", "ready", 4, 0.002, 0.001, 10, 7, 1)]
 
-    def symptoms(self) -> list[SymptomRecord]:
-        return [SymptomRecord("slow_draft", 0.03, 0.01, "less depth")]
+    def symptoms(self) -> list[Symptom]:
+        return [Symptom("slow_draft", 0.03, 0.01, "less depth")]
 
 
 def test_a_snapshot_of_all() -> None:
@@ -45,12 +51,12 @@ def test_a_snapshot_of_all() -> None:
 
 
 def test_tiers_of_all_are_added_up() -> None:
-    first = replace(SNAPSHOT, tiers=TierReport(host_blocks=3, disk_hits=16, bad_blocks=1))
-    second = replace(OTHER, tiers=TierReport(host_blocks=4, disk_hits=32))
+    first = replace(SNAPSHOT, tiers=TierCounts(host_blocks=3, disk_hits=16, bad_blocks=1))
+    second = replace(OTHER, tiers=TierCounts(host_blocks=4, disk_hits=32))
     reports = [engine_report(n, 1, s, NoDrafts()) for n, s in (("a", first), ("b", second), ("c", SNAPSHOT))]
-    assert merged_snapshot(reports).tiers == TierReport(host_blocks=7, disk_hits=48, bad_blocks=1)
+    assert merged_snapshot(reports).tiers == TierCounts(host_blocks=7, disk_hits=48, bad_blocks=1)
     past = {("tiers", "disk_hits"): 100, ("tiers", "bad_blocks"): 2}
-    assert merged_snapshot(reports, past).tiers == TierReport(host_blocks=7, disk_hits=148, bad_blocks=3)
+    assert merged_snapshot(reports, past).tiers == TierCounts(host_blocks=7, disk_hits=148, bad_blocks=3)
     assert merged_snapshot(reports[2:]).tiers is None
 
 
@@ -79,12 +85,12 @@ def test_rows_of_the_table() -> None:
         starting = worker_statuses([target, draft], [line])
         assert [row.state for row in starting] == ["starting", "unseen"]
         line.beat(0.0)
-        line.heard(Pulse(1, 9, 5, True, 3, 1, 10, 100), 0.2)
+        line.heard(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.2)
         assert line.round_trip is None  # it had to connect first
         line.welcome = Welcome(2, 1, 9, "target-0", "v", 40, 256, 8, 4, ["pool"], "pool")
         line.report = engine_report("target-0", 9, SNAPSHOT, SomeDrafts())
         line.beat(1.0)
-        line.heard(Pulse(2, 9, 5, True, 3, 1, 10, 100), 1.004)
+        line.heard(Heartbeat(2, 9, 5, True, 3, 1, 10, 100), 1.004)
         line.beat(1.1)
         rows = worker_statuses([target, draft, unseen], [line])
     finally:
@@ -105,7 +111,7 @@ def test_a_draft_worker_rests_when_it_drafts_ahead_for_no_target(
     shares: list[float | None], shown: float | None
 ) -> None:
     draft = Member("draft-0", "draft", "draft", "tcp://127.0.0.1:2")
-    record = DrafterRecord("draft-0", "ready", 4, 0.002, 0.001, 10, 7, 1)
+    record = DrafterStatus("draft-0", "ready", 4, 0.002, 0.001, 10, 7, 1)
     lines = [
         SimpleNamespace(
             name=f"target-{i}",

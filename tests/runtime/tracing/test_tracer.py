@@ -12,12 +12,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from paceline.core.clock import WallClock
 from paceline.core.errors import EngineClosed, MissingDependency
-from paceline.core.output import StepOutput
+from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
-from paceline.engine.loop import EngineLoop, Event
+from paceline.engine.loop import EngineLoop
 from paceline.runtime.tracing.tracer import Tracing
-from paceline.runtime.wire.request import from_submit, to_submit
-from paceline.runtime.wire.stream_messages import Submit
+from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, Submit
 from tests.collector import collector
 from tests.engine.harness import GREEDY, PROMPT, engine_of, oracle, plain_tokens, request
 from tests.runtime.target_harness import Gate, Heard, Running, pool_of
@@ -43,12 +42,12 @@ class House:
         self.gate = None if steps is None else Gate(engine, steps)
         self.loop = EngineLoop(engine)
         self.loop.tracer = self.tracing
-        self.events: list[Event] = []
+        self.events: list[OutputEvent] = []
 
     def run(self, one: Request) -> list[StepOutput]:
         done, left = threading.Event(), one.sampling.n
 
-        def listen(event: Event) -> None:
+        def listen(event: OutputEvent) -> None:
             nonlocal left
             self.events.append(event)
             left -= isinstance(event, StepOutput) and event.finish_reason is not None
@@ -175,9 +174,9 @@ def test_an_engine_that_fails_is_seen() -> None:
 
 def test_the_context_travels() -> None:
     one = asked(seed=1)
-    message = to_submit(one, 1, 2)
+    message = TO_TARGET_WORKER.decode(TO_TARGET_WORKER.encode(Submit(2, 1, one)))
     assert isinstance(message, Submit)
-    assert from_submit(message, "r").trace == PARENT
+    assert message.request.trace == PARENT
 
 
 def test_rounds_of_a_target_worker_reach_the_collector() -> None:

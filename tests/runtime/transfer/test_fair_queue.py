@@ -1,89 +1,89 @@
-from paceline.runtime.transfer.fair_queue import MAX_WANTS, Turn, Turns
-from paceline.runtime.transfer.messages import Want
+from paceline.runtime.transfer.fair_queue import MAX_REQUESTS, FairQueue, QueuedRequest
+from paceline.runtime.transfer.messages import ChunkRequest
 
 A, B = b"a" * 16, b"b" * 16
 
 
-def want(index=0, piece=0, id=A):
-    return Want(id, index, piece)
+def queued(client, index=0, id=A):
+    return QueuedRequest(client, ChunkRequest(id, index, 0))
 
 
-def served(turns):
+def pop_all(queue):
     result = []
-    while (turn := turns.next()) is not None:
-        result.append((turn.taker, turn.want.index))
+    while (popped := queue.pop()) is not None:
+        result.append((popped.client, popped.request.index))
     return result
 
 
-def test_takers_alternate_however_much_one_wants():
-    turns = Turns()
+def test_clients_alternate_whatever_one_of_them_requests():
+    queue = FairQueue()
     for index in range(5):
-        turns.add(Turn(b"greedy", want(index)), True)
-    turns.add(Turn(b"modest", want(7)), True)
-    turns.add(Turn(b"third", want(8)), True)
-    assert served(turns) == [
-        (b"greedy", 0),
-        (b"modest", 7),
+        queue.add(queued(b"many", index), True)
+    queue.add(queued(b"one", 7), True)
+    queue.add(queued(b"third", 8), True)
+    assert pop_all(queue) == [
+        (b"many", 0),
+        (b"one", 7),
         (b"third", 8),
-        (b"greedy", 1),
-        (b"greedy", 2),
-        (b"greedy", 3),
-        (b"greedy", 4),
+        (b"many", 1),
+        (b"many", 2),
+        (b"many", 3),
+        (b"many", 4),
     ]
 
 
-def test_who_waits_for_a_part_gets_in_line_when_it_is_ready():
-    turns = Turns()
-    turns.add(Turn(b"x", want(1)), False)
-    turns.add(Turn(b"y", want(1)), False)
-    turns.add(Turn(b"y", want(2)), False)
-    assert turns.next() is None
-    assert turns.waiting() == {b"x", b"y"}
-    assert sorted(turns.waited_for(A)) == [1, 2]
-    assert turns.waited_for(B) == []
-    turns.ready(B, 1)
-    assert not turns.has_ready
-    turns.ready(A, 1)
-    assert turns.waiting() == {b"y"}
-    assert served(turns) == [(b"x", 1), (b"y", 1)]
+def test_a_waiting_request_becomes_ready_with_its_part():
+    queue = FairQueue()
+    queue.add(queued(b"x", 1), False)
+    queue.add(queued(b"y", 1), False)
+    queue.add(queued(b"y", 2), False)
+    assert queue.pop() is None
+    assert queue.waiting_clients() == {b"x", b"y"}
+    assert sorted(queue.awaited_parts(A)) == [1, 2]
+    assert queue.awaited_parts(B) == []
+    queue.mark_ready(B, 1)
+    assert not queue.has_ready
+    queue.mark_ready(A, 1)
+    assert queue.waiting_clients() == {b"y"}
+    assert pop_all(queue) == [(b"x", 1), (b"y", 1)]
 
 
-def test_a_withdrawn_parcel_leaves_the_others():
-    turns = Turns()
-    turns.add(Turn(b"x", want(1)), True)
-    turns.add(Turn(b"x", want(5, id=B)), True)
-    turns.add(Turn(b"y", want(2)), False)
-    turns.add(Turn(b"z", want(2, id=B)), False)
-    assert turns.withdraw(A) == {b"x", b"y"}
-    assert turns.withdraw(A) == set()
-    assert turns.waiting() == {b"z"}
-    assert served(turns) == [(b"x", 5)]
+def test_removing_a_transfer_keeps_requests_for_others():
+    queue = FairQueue()
+    queue.add(queued(b"x", 1), True)
+    queue.add(queued(b"x", 5, id=B), True)
+    queue.add(queued(b"y", 2), False)
+    queue.add(queued(b"z", 2, id=B), False)
+    assert queue.remove_transfer(A) == {b"x", b"y"}
+    assert queue.remove_transfer(A) == set()
+    assert queue.waiting_clients() == {b"z"}
+    assert pop_all(queue) == [(b"x", 5)]
 
 
-def test_a_taker_that_left_leaves_nothing_behind():
-    turns = Turns()
-    for index in range(MAX_WANTS):
-        turns.add(Turn(b"x", want(index)), is_ready=index % 2 == 0)
-    turns.add(Turn(b"y", want(1)), False)
-    assert not turns.has_room(b"x")
-    assert turns.has_room(b"y")
-    turns.drop(b"x")
-    turns.drop(b"x")
-    assert turns.has_room(b"x")
-    assert turns.next() is None
-    assert turns.waiting() == {b"y"}
-    turns.ready(A, 1)
-    assert served(turns) == [(b"y", 1)]
+def test_removing_a_client_removes_all_its_requests():
+    queue = FairQueue()
+    for index in range(MAX_REQUESTS):
+        queue.add(queued(b"x", index), is_ready=index % 2 == 0)
+    queue.add(queued(b"y", 1), False)
+    assert not queue.can_accept(b"x")
+    assert queue.can_accept(b"y")
+    queue.remove_client(b"x")
+    queue.remove_client(b"x")
+    assert queue.can_accept(b"x")
+    assert queue.pop() is None
+    assert queue.waiting_clients() == {b"y"}
+    queue.mark_ready(A, 1)
+    assert pop_all(queue) == [(b"y", 1)]
 
 
-def test_room_comes_back_as_wants_are_served_or_given_up():
-    turns = Turns()
-    for index in range(MAX_WANTS):
-        turns.add(Turn(b"x", want(index)), is_ready=index < 10)
-    turns.next()
-    assert turns.has_room(b"x")
-    turns.add(Turn(b"x", want(99)), True)
-    assert not turns.has_room(b"x")
-    assert turns.give_up(A, 20) == {b"x"}
-    assert turns.give_up(A, 20) == set()
-    assert turns.has_room(b"x")
+def test_served_and_removed_requests_no_longer_count():
+    queue = FairQueue()
+    for index in range(MAX_REQUESTS):
+        queue.add(queued(b"x", index), is_ready=index < 10)
+    queue.pop()
+    assert queue.can_accept(b"x")
+    queue.add(queued(b"x", 99), True)
+    assert not queue.can_accept(b"x")
+    assert queue.remove_part(A, 20) == {b"x"}
+    assert queue.remove_part(A, 20) == set()
+    assert queue.can_accept(b"x")

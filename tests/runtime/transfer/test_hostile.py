@@ -1,4 +1,4 @@
-"""Peers that do not keep to the rules cost themselves their transfer, and others nothing."""
+"""Clients and servers that violate the protocol lose their own transfer and harm no other."""
 
 import os
 import socket
@@ -9,45 +9,52 @@ import msgspec
 import pytest
 import zmq
 
-from paceline.runtime.transfer import fetch as fetch_module
+from paceline.runtime.transfer import client as client_module
 from paceline.runtime.transfer.channels import nixl_agent
-from paceline.runtime.transfer.channels.staging_buffer import NUM_SLOTS
-from paceline.runtime.transfer.channels.windows import HERE, SEALS, WINDOW_BYTES, path_of
-from paceline.runtime.transfer.client import Courier
-from paceline.runtime.transfer.errors import TransferFailed
-from paceline.runtime.transfer.fair_queue import MAX_WANTS
-from paceline.runtime.transfer.handle import Ticket
-from paceline.runtime.transfer.messages import TO_COURIER, TO_DEPOT, Meet, Met, Patience, Piece, Refused, Want
-from paceline.runtime.transfer.messages import Taken as TakenSlot
-from paceline.runtime.transfer.pieces import PIECE_BYTES, WINDOW_PIECES, checksum
-from paceline.runtime.transfer.server import Depot
-from paceline.runtime.transfer.transfer import Parcel
-from paceline.runtime.wire.keys import Security, generate
-from tests.runtime.transfer.parcels import Taken, filled, num_descriptors, num_windows, parts
+from paceline.runtime.transfer.channels.nixl_channel import NUM_SLOTS
+from paceline.runtime.transfer.channels.shared_memory import HELLO, SEALS, SEGMENT_BYTES, socket_path
+from paceline.runtime.transfer.client import TransferClient
+from paceline.runtime.transfer.fair_queue import MAX_REQUESTS
+from paceline.runtime.transfer.messages import (
+    TO_CLIENT,
+    TO_SERVER,
+    ChunkReply,
+    ChunkRequest,
+    KeepAlive,
+    Refused,
+    SlotReleased,
+    StagingReply,
+    StagingRequest,
+    TransferHandle,
+)
+from paceline.runtime.transfer.server import TransferServer
+from paceline.runtime.transfer.transfer import CHUNK_BYTES, MAX_INFLIGHT_CHUNKS, Transfer, TransferFailed, checksum
+from paceline.runtime.wire.keys import Security, generate_key_pair
+from tests.runtime.transfer.transfers import Destination, filled, num_descriptors, num_segments, random_parts
 
 
 @pytest.fixture
-def depot():
-    """Whatever was done to it, it serves the next taker."""
-    with closing(Depot("127.0.0.1", None)) as depot:
-        yield depot
-        ticket = depot.offer(filled(parts()))
-        for kind in ("memory", "socket"):
-            with closing(Courier(None, [kind])) as courier:
-                assert Taken(ticket).fetch(courier, ticket, timeout=30).places == parts()
+def server():
+    """A server that must serve the next client after each test."""
+    with closing(TransferServer("127.0.0.1", None)) as server:
+        yield server
+        handle = server.offer(filled(random_parts()))
+        for channel in ("memory", "socket"):
+            with closing(TransferClient(None, [channel])) as client:
+                assert Destination(handle).fetch(client, handle, timeout=30).buffers == random_parts()
 
 
 @contextmanager
-def raw(depot):
-    with zmq.Context() as context, context.socket(zmq.DEALER) as line:
-        line.linger = 0
-        line.connect(depot.addresses["socket"])
-        yield line
+def raw_client(server):
+    with zmq.Context() as context, context.socket(zmq.DEALER) as connection:
+        connection.linger = 0
+        connection.connect(server.addresses["socket"])
+        yield connection
 
 
-def answer(line):
-    assert line.poll(10_000)
-    return TO_COURIER.decode(line.recv_multipart()[0])
+def receive(connection):
+    assert connection.poll(10_000)
+    return TO_CLIENT.decode(connection.recv_multipart()[0])
 
 
 @pytest.mark.parametrize(
@@ -62,167 +69,169 @@ def answer(line):
         [msgspec.msgpack.encode([1, bytes(16), 2**31, 0])],
         [msgspec.msgpack.encode([1, bytes(16), 0, -1])],
         [msgspec.msgpack.encode([99])],
-        [TO_DEPOT.encode(TakenSlot(5))],
+        [TO_SERVER.encode(SlotReleased(5))],
     ],
 )
-def test_what_is_no_message_is_dropped(depot, frames):
-    with raw(depot) as line:
-        line.send_multipart(frames)
-        line.send(TO_DEPOT.encode(Want(bytes(16), 0, 0)))
+def test_an_invalid_message_is_dropped(server, frames):
+    with raw_client(server) as connection:
+        connection.send_multipart(frames)
+        connection.send(TO_SERVER.encode(ChunkRequest(bytes(16), 0, 0)))
         if len(frames[0]) <= 4096:
-            assert isinstance(answer(line), Refused)
+            assert isinstance(receive(connection), Refused)
 
 
-def test_what_is_too_long_ends_the_connection(depot):
-    with raw(depot) as line:
-        line.send(bytes(1 << 20))
-        line.send(TO_DEPOT.encode(Want(bytes(16), 0, 0)))
+def test_a_message_that_is_too_long_ends_the_connection(server):
+    with raw_client(server) as connection:
+        connection.send(bytes(1 << 20))
+        connection.send(TO_SERVER.encode(ChunkRequest(bytes(16), 0, 0)))
 
 
-@pytest.mark.parametrize(("index", "piece"), [(5, 0), (2**31 - 1, 0), (0, 1), (2, 3), (4, 2**31 - 1)])
-def test_there_is_nothing_outside_a_parcel(depot, index, piece):
-    ticket = depot.offer(filled(parts()))
-    with raw(depot) as line:
-        line.send(TO_DEPOT.encode(Want(ticket.id, index, piece)))
-        assert answer(line) == Refused("there is no such part")
+@pytest.mark.parametrize(("index", "chunk"), [(5, 0), (2**31 - 1, 0), (0, 1), (2, 3), (4, 2**31 - 1)])
+def test_a_part_that_does_not_exist_is_refused(server, index, chunk):
+    handle = server.offer(filled(random_parts()))
+    with raw_client(server) as connection:
+        connection.send(TO_SERVER.encode(ChunkRequest(handle.id, index, chunk)))
+        assert receive(connection) == Refused("there is no such part")
 
 
-def test_who_wants_too_much_at_once_is_refused(depot):
-    ticket = depot.offer(Parcel([4]))
-    with raw(depot) as line:
-        for _ in range(MAX_WANTS + 1):
-            line.send(TO_DEPOT.encode(Want(ticket.id, 0, 0)))
-        heard = answer(line)
-        while isinstance(heard, Patience):
-            heard = answer(line)
-        assert heard == Refused("too much is wanted at once")
+def test_too_many_open_requests_are_refused(server):
+    handle = server.offer(Transfer([4]))
+    with raw_client(server) as connection:
+        for _ in range(MAX_REQUESTS + 1):
+            connection.send(TO_SERVER.encode(ChunkRequest(handle.id, 0, 0)))
+        reply = receive(connection)
+        while isinstance(reply, KeepAlive):
+            reply = receive(connection)
+        assert reply == Refused("too many open requests")
 
 
-def test_who_asks_and_does_not_read_is_dropped(depot):
-    ticket = depot.offer(filled(parts([PIECE_BYTES])))
-    with raw(depot) as line:
-        line.rcvhwm = 1
-        for _ in range(40 * MAX_WANTS):
-            line.send(TO_DEPOT.encode(Want(ticket.id, 0, 0)))
-        with closing(Courier(None)) as courier:
-            assert Taken(ticket).fetch(courier, ticket, timeout=30).places == parts([PIECE_BYTES])
+def test_a_client_that_does_not_read_is_dropped(server):
+    handle = server.offer(filled(random_parts([CHUNK_BYTES])))
+    with raw_client(server) as connection:
+        connection.rcvhwm = 1
+        for _ in range(40 * MAX_REQUESTS):
+            connection.send(TO_SERVER.encode(ChunkRequest(handle.id, 0, 0)))
+        with closing(TransferClient(None)) as client:
+            assert Destination(handle).fetch(client, handle, timeout=30).buffers == random_parts([CHUNK_BYTES])
 
 
-def test_slots_of_windows_and_shelves_that_are_not_there(depot):
-    ticket = depot.offer(filled(parts()))
-    with raw(depot) as line:
-        line.send(TO_DEPOT.encode(Want(ticket.id, 1, 0, slot=3)))
-        assert answer(line) == Refused("there is no such place")
+def test_a_socket_client_has_no_slots(server):
+    handle = server.offer(filled(random_parts()))
+    with raw_client(server) as connection:
+        connection.send(TO_SERVER.encode(ChunkRequest(handle.id, 1, 0, slot=3)))
+        assert receive(connection) == Refused("there is no such slot")
 
 
-def test_nixl_where_it_is_not_offered():
-    with closing(Depot("127.0.0.1", None, ["socket"])) as depot, raw(depot) as line:
-        line.send(TO_DEPOT.encode(Meet()))
-        assert answer(line) == Refused("NIXL is not offered here")
+def test_nixl_on_a_server_without_it_is_refused():
+    with closing(TransferServer("127.0.0.1", None, ["socket"])) as server, raw_client(server) as connection:
+        connection.send(TO_SERVER.encode(StagingRequest()))
+        assert receive(connection) == Refused("NIXL is not enabled on this server")
 
 
-def test_who_meets_and_does_not_read_takes_no_more_than_its_share():
-    """Of the shelf that NIXL takers read from."""
+def test_a_nixl_client_that_does_not_read_gets_a_bounded_number_of_slots():
     if not nixl_agent.is_installed():
         pytest.skip("NIXL is not installed: pip install 'paceline[transfer]'")
-    with closing(Depot("127.0.0.1", None, ["nixl"])) as depot, raw(depot) as line:
+    with closing(TransferServer("127.0.0.1", None, ["nixl"])) as server, raw_client(server) as connection:
         for _ in range(NUM_SLOTS):
-            line.send(TO_DEPOT.encode(Meet()))
-        met = [answer(line) for _ in range(NUM_SLOTS)]
-        assert sum(isinstance(one, Met) for one in met) == WINDOW_PIECES
-        assert Refused("too many read from the shelf") in met
-        ticket = depot.offer(filled(parts()))
-        line.send(TO_DEPOT.encode(Want(ticket.id, 1, 0, slot=0)))  # waits for a slot, and keeps nobody else waiting
-        with closing(Courier(None, ["nixl"])) as courier:
-            assert Taken(ticket).fetch(courier, ticket, timeout=30).places == parts()
+            connection.send(TO_SERVER.encode(StagingRequest()))
+        replies = [receive(connection) for _ in range(NUM_SLOTS)]
+        assert sum(isinstance(one, StagingReply) for one in replies) == MAX_INFLIGHT_CHUNKS
+        assert Refused("the staging buffer is full: too many clients read from it") in replies
+        handle = server.offer(filled(random_parts()))
+        # This request waits for a slot and must not delay other clients
+        connection.send(TO_SERVER.encode(ChunkRequest(handle.id, 1, 0, slot=0)))
+        with closing(TransferClient(None, ["nixl"])) as client:
+            assert Destination(handle).fetch(client, handle, timeout=30).buffers == random_parts()
 
 
-def window(size=WINDOW_BYTES, seals=SEALS):
+def create_segment(size=SEGMENT_BYTES, seals=SEALS):
     import fcntl
 
-    descriptor = os.memfd_create("paceline-window", os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create("paceline-segment", os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, size)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
     return descriptor
 
 
-@pytest.mark.parametrize("what", ["nothing", "a pipe", "a file", "unsealed", "too small", "too large", "no greeting"])
-def test_what_is_no_window_is_not_taken(depot, what, tmp_path):
+@pytest.mark.parametrize("what", ["nothing", "a pipe", "a file", "unsealed", "too small", "too large", "wrong hello"])
+def test_an_invalid_segment_is_refused(server, what, tmp_path):
     (tmp_path / "file").touch()
-    os.truncate(tmp_path / "file", WINDOW_BYTES)  # as large as a window, and nothing is written
-    windows = num_windows()
-    given = {
+    os.truncate(tmp_path / "file", SEGMENT_BYTES)  # sparse, of the right size
+    num_before = num_segments()
+    descriptors = {
         "nothing": list,
         "a pipe": lambda: list(os.pipe())[1:],
         "a file": lambda: [os.open(tmp_path / "file", os.O_RDWR)],
-        "unsealed": lambda: [window(seals=0)],
-        "too small": lambda: [window(PIECE_BYTES)],
-        "too large": lambda: [window(2 * WINDOW_BYTES)],
-        "no greeting": lambda: [window()],
+        "unsealed": lambda: [create_segment(seals=0)],
+        "too small": lambda: [create_segment(CHUNK_BYTES)],
+        "too large": lambda: [create_segment(2 * SEGMENT_BYTES)],
+        "wrong hello": lambda: [create_segment()],
     }[what]()
     try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-            line.settimeout(10)
-            line.connect(path_of(depot.addresses["memory"]))
-            socket.send_fds(line, [b"what" if what == "no greeting" else HERE], given)
-            assert line.recv(10) == b""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.settimeout(10)
+            connection.connect(socket_path(server.addresses["memory"]))
+            socket.send_fds(connection, [b"what" if what == "wrong hello" else HELLO], descriptors)
+            assert connection.recv(10) == b""
     finally:
-        for descriptor in given:
+        for descriptor in descriptors:
             os.close(descriptor)
-    assert num_windows() == windows
+    assert num_segments() == num_before
 
 
-def test_a_window_has_as_many_slots_as_it_has(depot):
-    ticket = depot.offer(filled(parts()))
-    descriptor = window()
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-        line.settimeout(10)
-        line.connect(path_of(depot.addresses["memory"]))
-        socket.send_fds(line, [HERE], [descriptor])
+def test_a_slot_outside_the_segment_is_refused(server):
+    handle = server.offer(filled(random_parts()))
+    descriptor = create_segment()
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+        connection.settimeout(10)
+        connection.connect(socket_path(server.addresses["memory"]))
+        socket.send_fds(connection, [HELLO], [descriptor])
         os.close(descriptor)
-        assert line.recv(10) == HERE
-        for slot in (WINDOW_PIECES, 2**16 - 1):
-            line.send(TO_DEPOT.encode(Want(ticket.id, 1, 0, slot)))
-            assert TO_COURIER.decode(line.recv(4096)) == Refused("there is no such place")
-        line.send(b"\xc1")
-        line.send(TO_DEPOT.encode(Want(ticket.id, 1, 0, 7)))
-        assert TO_COURIER.decode(line.recv(4096)) == Piece(1, 0, checksum(memoryview(parts()[1])))
-        line.send(TO_DEPOT.encode(Want(ticket.id, 1, 0, -1)))  # a window's taker gets nothing any other way
-        assert line.recv(4096) == b""
+        assert connection.recv(10) == HELLO
+        for slot in (MAX_INFLIGHT_CHUNKS, 2**16 - 1):
+            connection.send(TO_SERVER.encode(ChunkRequest(handle.id, 1, 0, slot)))
+            assert TO_CLIENT.decode(connection.recv(4096)) == Refused("there is no such slot")
+        connection.send(b"\xc1")
+        connection.send(TO_SERVER.encode(ChunkRequest(handle.id, 1, 0, 7)))
+        assert TO_CLIENT.decode(connection.recv(4096)) == ChunkReply(1, 0, checksum(memoryview(random_parts()[1])))
+        connection.send(
+            TO_SERVER.encode(ChunkRequest(handle.id, 1, 0, -1))
+        )  # a local client cannot use the socket channel
+        assert connection.recv(4096) == b""
 
 
-def test_takers_that_only_knock_leave_nothing(depot):
+def test_clients_that_only_connect_leak_nothing(server):
     before = num_descriptors()
     for _ in range(50):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as line:
-            line.connect(path_of(depot.addresses["memory"]))
-    ticket = depot.offer(filled(parts()))
-    with closing(Courier(None, ["memory"])) as courier:
-        Taken(ticket).fetch(courier, ticket)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
+            connection.connect(socket_path(server.addresses["memory"]))
+    handle = server.offer(filled(random_parts()))
+    with closing(TransferClient(None, ["memory"])) as client:
+        Destination(handle).fetch(client, handle)
     assert num_descriptors() <= before + 8
 
 
 @contextmanager
-def false_depot(respond):
-    """`respond` to the first wants, as a taker sends them, with frames."""
-    wants = []
-    with zmq.Context() as context, context.socket(zmq.ROUTER) as line:
-        line.linger = 0
-        port = line.bind_to_random_port("tcp://127.0.0.1")
+def fake_server(respond):
+    """A server that sends the frames of `respond(requests)` after every request."""
+    requests = []
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as connection:
+        connection.linger = 0
+        port = connection.bind_to_random_port("tcp://127.0.0.1")
 
         def run():
-            while line.poll(5000):
-                peer, data = line.recv_multipart()
+            while connection.poll(5000):
+                peer, data = connection.recv_multipart()
                 if data == b"stop":
                     return
-                wants.append(TO_DEPOT.decode(data))
-                for frames in respond(wants):
-                    line.send_multipart([peer, *frames])
+                requests.append(TO_SERVER.decode(data))
+                for frames in respond(requests):
+                    connection.send_multipart([peer, *frames])
 
         thread = threading.Thread(target=run)
         thread.start()
         try:
-            yield Ticket(bytes(16), {"socket": f"tcp://127.0.0.1:{port}"}, [20 * PIECE_BYTES]), wants
+            yield TransferHandle(bytes(16), {"socket": f"tcp://127.0.0.1:{port}"}, [20 * CHUNK_BYTES]), requests
         finally:
             with context.socket(zmq.DEALER) as stop:
                 stop.connect(f"tcp://127.0.0.1:{port}")
@@ -230,65 +239,68 @@ def false_depot(respond):
                 thread.join(10)
 
 
-def piece(index=0, number=0, data=bytes(PIECE_BYTES), sum=None):
-    return [TO_COURIER.encode(Piece(index, number, checksum(memoryview(data)) if sum is None else sum)), data]
+def chunk_reply(index=0, chunk=0, data=bytes(CHUNK_BYTES), crc=None):
+    return [TO_CLIENT.encode(ChunkReply(index, chunk, checksum(memoryview(data)) if crc is None else crc)), data]
 
 
 @pytest.mark.parametrize(
     ("frames", "message"),
     [
-        (piece(sum=1), "corrupt"),
-        (piece(data=bytes(PIECE_BYTES - 1)), "corrupt"),
-        (piece(data=bytes(PIECE_BYTES + 1)), "corrupt"),
-        (piece(data=b""), "corrupt"),
-        (piece()[:1], "corrupt"),
-        (piece(index=1), "not asked for"),
-        (piece(number=19), "not asked for"),
+        (chunk_reply(crc=1), "corrupt"),
+        (chunk_reply(data=bytes(CHUNK_BYTES - 1)), "corrupt"),
+        (chunk_reply(data=bytes(CHUNK_BYTES + 1)), "corrupt"),
+        (chunk_reply(data=b""), "corrupt"),
+        (chunk_reply()[:1], "corrupt"),
+        (chunk_reply(index=1), "not requested"),
+        (chunk_reply(chunk=19), "not requested"),
         ([b"\xc1"], "does not speak"),
         ([os.urandom(100)], "does not speak"),
-        ([TO_COURIER.encode(Met(b"", 0, 0))], "not asked for"),
-        ([TO_COURIER.encode(Refused("because"))], "because"),
-        ([TO_COURIER.encode(Piece(0, 0, 0)), b"", b""], "corrupt"),
+        ([TO_CLIENT.encode(StagingReply(b"", 0, 0))], "not requested"),
+        ([TO_CLIENT.encode(Refused("because"))], "because"),
+        ([TO_CLIENT.encode(ChunkReply(0, 0, 0)), b"", b""], "corrupt"),
     ],
 )
-def test_a_depot_that_answers_wrongly(frames, message):
+def test_an_invalid_reply_fails_the_fetch(frames, message):
     with (
-        false_depot(lambda wants: [frames] if len(wants) == 1 else []) as (ticket, _),
-        closing(Courier(None, ["socket"])) as courier,
+        fake_server(lambda requests: [frames] if len(requests) == 1 else []) as (handle, _),
+        closing(TransferClient(None, ["socket"])) as client,
         pytest.raises(TransferFailed, match=message),
     ):
-        Taken(ticket).fetch(courier, ticket, timeout=30)
+        Destination(handle).fetch(client, handle, timeout=30)
 
 
-def test_a_piece_sent_twice_is_refused():
+def test_a_chunk_sent_twice_fails_the_fetch():
     with (
-        false_depot(lambda wants: [piece(), piece()] if len(wants) == 1 else []) as (ticket, _),
-        closing(Courier(None, ["socket"])) as courier,
-        pytest.raises(TransferFailed, match="not asked for"),
+        fake_server(lambda requests: [chunk_reply(), chunk_reply()] if len(requests) == 1 else []) as (handle, _),
+        closing(TransferClient(None, ["socket"])) as client,
+        pytest.raises(TransferFailed, match="not requested"),
     ):
-        Taken(ticket).fetch(courier, ticket, timeout=30)
+        Destination(handle).fetch(client, handle, timeout=30)
 
 
-def test_a_depot_that_says_nothing(monkeypatch):
-    monkeypatch.setattr(fetch_module, "SILENCE_SECONDS", 0.3)
-    with false_depot(lambda wants: []) as (ticket, wants):
-        with closing(Courier(None, ["socket"])) as courier, pytest.raises(TransferFailed, match="said nothing"):
-            Taken(ticket).fetch(courier, ticket, timeout=30)
-        assert len(wants) == WINDOW_PIECES  # no more is under way, however much is wanted
+def test_a_silent_server_fails_the_fetch(monkeypatch):
+    monkeypatch.setattr(client_module, "SILENCE_SECONDS", 0.3)
+    with fake_server(lambda requests: []) as (handle, requests):
+        with closing(TransferClient(None, ["socket"])) as client, pytest.raises(TransferFailed, match="sent nothing"):
+            Destination(handle).fetch(client, handle, timeout=30)
+        assert len(requests) == MAX_INFLIGHT_CHUNKS  # the limit of chunks in flight
 
 
 @pytest.mark.parametrize(
     "address", ["", "tcp://", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "tcp://[::", "ipc:///tmp/x", "x" * 256]
 )
-@pytest.mark.parametrize("kind", ["memory", "nixl", "socket"])
-def test_a_ticket_that_leads_nowhere(address, kind):
-    ticket = Ticket(bytes(16), {kind: address}, [1])
-    with closing(Courier(None)) as courier, pytest.raises(TransferFailed):
-        Taken(ticket).fetch(courier, ticket, timeout=5)
+@pytest.mark.parametrize("channel", ["memory", "nixl", "socket"])
+def test_a_handle_with_an_invalid_address_fails(address, channel):
+    handle = TransferHandle(bytes(16), {channel: address}, [1])
+    with closing(TransferClient(None)) as client, pytest.raises(TransferFailed):
+        Destination(handle).fetch(client, handle, timeout=5)
 
 
 @pytest.mark.parametrize("key", ["x", "x" * 39, "\x7f" * 40, "é" * 40])
-def test_a_ticket_with_a_key_that_is_none(key):
-    ticket = Ticket(bytes(16), {"socket": "tcp://127.0.0.1:9"}, [1], key)
-    with closing(Courier(Security(generate()))) as courier, pytest.raises(TransferFailed, match="no public key"):
-        Taken(ticket).fetch(courier, ticket, timeout=5)
+def test_a_handle_with_an_invalid_key_fails(key):
+    handle = TransferHandle(bytes(16), {"socket": "tcp://127.0.0.1:9"}, [1], key)
+    with (
+        closing(TransferClient(Security(generate_key_pair()))) as client,
+        pytest.raises(TransferFailed, match="no public key"),
+    ):
+        Destination(handle).fetch(client, handle, timeout=5)

@@ -1,4 +1,4 @@
-"""A worker that gives and takes is killed: those it gave to and took from hear of it, go on, and no shared memory is left."""
+"""A worker that serves and fetches transfers is killed: its peers notice, continue, and no shared memory is left."""
 
 import multiprocessing
 import threading
@@ -7,93 +7,95 @@ from contextlib import closing
 
 import pytest
 
-from paceline.runtime.transfer.channels.kinds import pick_kinds
-from paceline.runtime.transfer.client import Courier
-from paceline.runtime.transfer.errors import TransferFailed
-from paceline.runtime.transfer.server import Depot
-from paceline.runtime.transfer.transfer import Parcel
-from tests.runtime.transfer.parcels import Taken, filled, num_windows, parts
+from paceline.runtime.transfer.channels.channel_pool import pick_channels
+from paceline.runtime.transfer.client import TransferClient
+from paceline.runtime.transfer.server import TransferServer
+from paceline.runtime.transfer.transfer import Transfer, TransferFailed
+from tests.runtime.transfer.transfers import Destination, filled, num_segments, random_parts
 
 SIZES = (3_000_000, 7)
-KINDS = pick_kinds(None, None)
+CHANNELS = pick_channels(None, None)
 
 
 def half_filled():
-    parcel = Parcel(SIZES)
-    parcel.fill(0, memoryview(parts(SIZES)[0]))
-    return parcel
+    transfer = Transfer(SIZES)
+    transfer.fill(0, memoryview(random_parts(SIZES)[0]))
+    return transfer
 
 
-def live(line):
-    """Offers a parcel that is never complete, and waits for one that is not either, by every kind."""
-    depot = Depot("127.0.0.1", None)
-    line.send(depot.offer(half_filled()))
-    ticket = line.recv()
+def run_worker(pipe):
+    """Offer a transfer that is never complete, and fetch one that is never complete either, over every channel."""
+    server = TransferServer("127.0.0.1", None)
+    pipe.send(server.offer(half_filled()))
+    handle = pipe.recv()
 
-    def fetch(kind):
-        places = [bytearray(size) for size in SIZES]
-        with closing(Courier(None, [kind])) as courier:
-            courier.fetch(ticket, [0, 1], lambda i: memoryview(places[i]), lambda i: line.send((kind, i)))
+    def fetch(channel):
+        buffers = [bytearray(size) for size in SIZES]
+        with closing(TransferClient(None, [channel])) as client:
+            client.fetch(handle, [0, 1], lambda i: memoryview(buffers[i]), lambda i: pipe.send((channel, i)))
 
-    for kind in KINDS:
-        threading.Thread(target=fetch, args=(kind,), daemon=True).start()
-    line.recv()
+    for channel in CHANNELS:
+        threading.Thread(target=fetch, args=(channel,), daemon=True).start()
+    pipe.recv()
 
 
 @pytest.fixture
 def worker():
     context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=live, args=(there,), daemon=True)
+    ours, theirs = context.Pipe()
+    process = context.Process(target=run_worker, args=(theirs,), daemon=True)
     process.start()
-    yield process, here
+    yield process, ours
     process.kill()
     process.join(10)
-    here.close()
-    there.close()
+    ours.close()
+    theirs.close()
 
 
-def test_a_worker_is_killed(worker):
-    process, line = worker
-    windows = num_windows()
+def test_peers_of_a_killed_worker_continue(worker):
+    process, pipe = worker
+    num_before = num_segments()
     failures = {}
-    arrived = threading.Barrier(len(KINDS) + 1)
+    all_have_part_0 = threading.Barrier(len(CHANNELS) + 1)
 
-    def fetch(kind):
-        taken = Taken(theirs)
-        with closing(Courier(None, [kind])) as courier:
+    def fetch(channel):
+        destination = Destination(theirs)
+        with closing(TransferClient(None, [channel])) as client:
             try:
-                courier.fetch(
-                    theirs, [0, 1], lambda i: memoryview(taken.places[i]), lambda i: arrived.wait(60), timeout=90
+                client.fetch(
+                    theirs,
+                    [0, 1],
+                    lambda i: memoryview(destination.buffers[i]),
+                    lambda i: all_have_part_0.wait(60),
+                    timeout=90,
                 )
             except TransferFailed as failed:
-                failures[kind] = str(failed), bytes(taken.places[0])
+                failures[channel] = str(failed), bytes(destination.buffers[0])
 
-    with closing(Depot("127.0.0.1", None)) as depot:
-        theirs, ours = line.recv(), half_filled()
-        line.send(depot.offer(ours))
-        threads = [threading.Thread(target=fetch, args=(kind,)) for kind in KINDS]
+    with closing(TransferServer("127.0.0.1", None)) as server:
+        theirs, ours = pipe.recv(), half_filled()
+        pipe.send(server.offer(ours))
+        threads = [threading.Thread(target=fetch, args=(channel,)) for channel in CHANNELS]
         for thread in threads:
             thread.start()
-        arrived.wait(60)  # here everybody has the first part and waits for the second, and so over there:
-        assert {line.recv() for _ in KINDS} == {(kind, 0) for kind in KINDS}
-        assert num_windows() == windows + 2 * (
-            "memory" in KINDS
-        )  # the one given to the worker, and the one taken from it
+        all_have_part_0.wait(60)  # every fetch of both processes now waits for part 1
+        assert {pipe.recv() for _ in CHANNELS} == {(channel, 0) for channel in CHANNELS}
+        # one segment as a server and one as a client
+        assert num_segments() == num_before + 2 * ("memory" in CHANNELS)
 
         process.kill()
         killed = time.monotonic()
         for thread in threads:
             thread.join(30)
-        assert failures.keys() == set(KINDS)
-        assert all("gone" in why and first == parts(SIZES)[0] for why, first in failures.values())
-        while num_windows() > windows and time.monotonic() - killed < 10:
+        assert failures.keys() == set(CHANNELS)
+        assert all("gone" in why and first == random_parts(SIZES)[0] for why, first in failures.values())
+        while num_segments() > num_before and time.monotonic() - killed < 10:
             time.sleep(0.01)
-        assert num_windows() == windows
+        assert num_segments() == num_before
         assert time.monotonic() - killed < 10
 
-        ours.fill(1, memoryview(parts(SIZES)[1]))  # for takers that are no more
-        ticket = depot.offer(filled(parts()))
-        for kind in KINDS:
-            with closing(Courier(None, [kind])) as courier:
-                assert Taken(ticket).fetch(courier, ticket, timeout=30).places == parts()
+        ours.fill(1, memoryview(random_parts(SIZES)[1]))  # its client is dead
+        handle = server.offer(filled(random_parts()))
+        for channel in CHANNELS:
+            with closing(TransferClient(None, [channel])) as client:
+                assert Destination(handle).fetch(client, handle, timeout=30).buffers == random_parts()

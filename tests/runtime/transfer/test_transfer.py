@@ -1,4 +1,4 @@
-"""What every kind of transfer promises, between a depot and couriers of one process."""
+"""The guarantees of every channel, between a server and clients of one process."""
 
 import threading
 import time
@@ -8,297 +8,303 @@ from operator import le
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.runtime.transfer import fetch as fetch_module
+from paceline.runtime.transfer import client as client_module
 from paceline.runtime.transfer.channels import nixl_agent
-from paceline.runtime.transfer.channels.kinds import KINDS
-from paceline.runtime.transfer.client import Courier
-from paceline.runtime.transfer.errors import TransferCancelled, TransferFailed
-from paceline.runtime.transfer.handle import Ticket
-from paceline.runtime.transfer.pieces import PIECE_BYTES
-from paceline.runtime.transfer.server import Depot
-from paceline.runtime.transfer.transfer import Parcel
-from paceline.runtime.wire.keys import Security, generate
-from tests.runtime.transfer.parcels import Taken, filled, num_descriptors, num_windows, parts
+from paceline.runtime.transfer.channels.channel_pool import CHANNELS
+from paceline.runtime.transfer.client import TransferClient
+from paceline.runtime.transfer.messages import TransferHandle
+from paceline.runtime.transfer.server import TransferServer
+from paceline.runtime.transfer.transfer import CHUNK_BYTES, Transfer, TransferCancelled, TransferFailed
+from paceline.runtime.wire.keys import Security, generate_key_pair
+from tests.runtime.transfer.transfers import Destination, filled, num_descriptors, num_segments, random_parts
 
 
 @pytest.fixture
-def depot():
-    with closing(Depot("127.0.0.1", None)) as depot:
-        yield depot
+def server():
+    with closing(TransferServer("127.0.0.1", None)) as server:
+        yield server
 
 
-@pytest.fixture(params=KINDS)
-def courier(request):
-    """It takes by this kind and no other."""
+@pytest.fixture(params=CHANNELS)
+def client(request):
+    """A client with this channel only."""
     if request.param == "nixl" and not nixl_agent.is_installed():
         pytest.skip("NIXL is not installed: pip install 'paceline[transfer]'")
-    with closing(Courier(None, [request.param])) as courier:
-        yield courier
+    with closing(TransferClient(None, [request.param])) as client:
+        yield client
 
 
-def test_all_parts_arrive_whole(depot, courier):
-    data = parts()
-    ticket = depot.offer(filled(data))
+def test_all_parts_arrive(server, client):
+    data = random_parts()
+    handle = server.offer(filled(data))
     for _ in range(3):
-        taken = Taken(ticket).fetch(courier, ticket)
-        assert taken.order == [0, 1, 2, 3, 4]
-        assert taken.places == data
+        destination = Destination(handle).fetch(client, handle)
+        assert destination.order == [0, 1, 2, 3, 4]
+        assert destination.buffers == data
 
 
-def test_any_parts_in_any_order(depot, courier):
-    data = parts()
-    ticket = depot.offer(filled(data))
-    taken = Taken(ticket).fetch(courier, ticket, [4, 1])
-    assert taken.order == [4, 1]
-    assert [bytes(place) == part for place, part in zip(taken.places, data, strict=True)] == [
+def test_parts_arrive_in_the_requested_order(server, client):
+    data = random_parts()
+    handle = server.offer(filled(data))
+    destination = Destination(handle).fetch(client, handle, [4, 1])
+    assert destination.order == [4, 1]
+    assert [bytes(buffer) == part for buffer, part in zip(destination.buffers, data, strict=True)] == [
         True,
         True,
         False,
         False,
         True,
     ]
-    assert Taken(ticket).fetch(courier, ticket, []).order == []
+    assert Destination(handle).fetch(client, handle, []).order == []
     for wrong in ([5], [-1], [1, 1]):
-        with pytest.raises(ValueError, match="each once"):
-            Taken(ticket).fetch(courier, ticket, wrong)
+        with pytest.raises(ValueError, match="distinct parts"):
+            Destination(handle).fetch(client, handle, wrong)
 
 
-def test_parts_are_taken_as_they_become_ready(depot, courier):
-    data = parts((100, PIECE_BYTES + 1, 7))
-    parcel = Parcel([len(part) for part in data])
-    ticket = depot.offer(parcel)
-    taken = Taken(ticket)
+def test_parts_arrive_as_they_become_ready(server, client):
+    data = random_parts((100, CHUNK_BYTES + 1, 7))
+    transfer = Transfer([len(part) for part in data])
+    handle = server.offer(transfer)
+    destination = Destination(handle)
 
-    def arrived(index):
-        taken.order.append(index)
-        if index > 0:  # the next one is only made once this one is there: nothing waits for the whole
-            parcel.fill(index - 1, memoryview(data[index - 1]))
+    def on_part(index):
+        destination.order.append(index)
+        if index > 0:  # the next part is filled only after this one arrived
+            transfer.fill(index - 1, memoryview(data[index - 1]))
 
-    parcel.fill(2, memoryview(data[2]))
-    courier.fetch(ticket, range(3), lambda i: memoryview(taken.places[i]), arrived, timeout=30)
-    assert taken.order == [2, 1, 0]
-    assert taken.places == data
+    transfer.fill(2, memoryview(data[2]))
+    client.fetch(handle, range(3), lambda i: memoryview(destination.buffers[i]), on_part, timeout=30)
+    assert destination.order == [2, 1, 0]
+    assert destination.buffers == data
 
 
-def test_fetches_at_once_from_many_threads(depot, courier):
-    data = parts()
-    ticket = depot.offer(filled(data))
-    results = [Taken(ticket) for _ in range(6)]
-    threads = [threading.Thread(target=one.fetch, args=(courier, ticket)) for one in results]
+def test_concurrent_fetches_from_many_threads(server, client):
+    data = random_parts()
+    handle = server.offer(filled(data))
+    results = [Destination(handle) for _ in range(6)]
+    threads = [threading.Thread(target=one.fetch, args=(client, handle)) for one in results]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(30)
-    assert all(one.places == data for one in results)
+    assert all(one.buffers == data for one in results)
 
 
-def test_several_sources_of_one_thing(courier):
-    data = parts()
-    with closing(Depot("127.0.0.1", None)) as first, closing(Depot("127.0.0.1", None)) as second:
-        parcel = filled(data)
-        taken = Taken(ticket := first.offer(parcel))
-        taken.fetch(courier, ticket, [0, 2, 4]).fetch(courier, second.offer(parcel), [1, 3])
-        assert taken.places == data
+def test_parts_of_one_transfer_come_from_two_servers(client):
+    data = random_parts()
+    with closing(TransferServer("127.0.0.1", None)) as first, closing(TransferServer("127.0.0.1", None)) as second:
+        transfer = filled(data)
+        destination = Destination(handle := first.offer(transfer))
+        destination.fetch(client, handle, [0, 2, 4]).fetch(client, second.offer(transfer), [1, 3])
+        assert destination.buffers == data
 
 
-def test_a_withdrawn_parcel_is_gone(depot, courier):
-    ticket, other = depot.offer(filled(parts())), depot.offer(filled(parts()))
-    depot.withdraw(ticket)
-    depot.withdraw(ticket)
+def test_a_withdrawn_transfer_is_refused(server, client):
+    handle, other = server.offer(filled(random_parts())), server.offer(filled(random_parts()))
+    server.withdraw(handle)
+    server.withdraw(handle)
     with pytest.raises(TransferFailed, match="withdrawn"):
-        Taken(ticket).fetch(courier, ticket)
-    assert Taken(other).fetch(courier, other).places == parts()
+        Destination(handle).fetch(client, handle)
+    assert Destination(other).fetch(client, other).buffers == random_parts()
 
 
-@pytest.mark.parametrize("end", ["withdraw", "abandon", "close"])
-def test_those_who_wait_hear_of_the_end(courier, end):
-    with closing(Depot("127.0.0.1", None)) as depot:
-        parcel = Parcel([4, 4])
-        parcel.fill(0, memoryview(b"here"))
-        ticket = depot.offer(parcel)
-        taken = Taken(ticket)
+@pytest.mark.parametrize("end", ["withdraw", "abort", "close"])
+def test_a_waiting_fetch_fails_when_the_transfer_ends(client, end):
+    with closing(TransferServer("127.0.0.1", None)) as server:
+        transfer = Transfer([4, 4])
+        transfer.fill(0, memoryview(b"here"))
+        handle = server.offer(transfer)
+        destination = Destination(handle)
 
-        def arrived(index):
+        def on_part(index):
             {
-                "withdraw": lambda: depot.withdraw(ticket),
-                "abandon": lambda: parcel.abandon("out of memory"),
-                "close": depot.close,
+                "withdraw": lambda: server.withdraw(handle),
+                "abort": lambda: transfer.abort("out of memory"),
+                "close": server.close,
             }[end]()
 
-        message = {"withdraw": "withdrawn", "abandon": "out of memory", "close": "gone"}[end]
+        message = {"withdraw": "withdrawn", "abort": "out of memory", "close": "gone"}[end]
         with pytest.raises(TransferFailed, match=message):
-            courier.fetch(ticket, [0, 1], lambda i: memoryview(taken.places[i]), arrived, timeout=30)
+            client.fetch(handle, [0, 1], lambda i: memoryview(destination.buffers[i]), on_part, timeout=30)
 
 
-def test_a_fetch_can_be_cancelled(depot, courier):
-    ticket = depot.offer(Parcel([4]))
+def test_a_cancelled_fetch_ends(server, client):
+    handle = server.offer(Transfer([4]))
     cancelled = threading.Event()
     timer = threading.Timer(0.1, cancelled.set)
     timer.start()
     with pytest.raises(TransferCancelled):
-        Taken(ticket).fetch(courier, ticket, cancelled=cancelled, timeout=30)
+        Destination(handle).fetch(client, handle, cancelled=cancelled, timeout=30)
     cancelled.set()
-    full = depot.offer(filled(parts()))
+    full = server.offer(filled(random_parts()))
     with pytest.raises(TransferCancelled):
-        Taken(full).fetch(courier, full, cancelled=cancelled)
-    assert Taken(full).fetch(courier, full).places == parts()
+        Destination(full).fetch(client, full, cancelled=cancelled)
+    assert Destination(full).fetch(client, full).buffers == random_parts()
 
 
-def test_a_fetch_has_an_end(depot, courier):
-    ticket = depot.offer(Parcel([4]))
+def test_a_fetch_times_out(server, client):
+    handle = server.offer(Transfer([4]))
     with pytest.raises(TransferFailed, match=r"not arrived after 0\.1 s"):
-        Taken(ticket).fetch(courier, ticket, timeout=0.1)
+        Destination(handle).fetch(client, handle, timeout=0.1)
 
 
-@pytest.mark.parametrize("courier", ["socket"], indirect=True)
-def test_patience_is_not_silence(depot, courier, monkeypatch):
-    """A part that takes longer than a depot may be silent: it says that it is still there."""
-    monkeypatch.setattr(fetch_module, "SILENCE_SECONDS", 1.6)
-    parcel = Parcel([4])
-    ticket = depot.offer(parcel)
-    timer = threading.Timer(2.2, parcel.fill, (0, memoryview(b"late")))
+@pytest.mark.parametrize("client", ["socket"], indirect=True)
+def test_keep_alives_prevent_the_silence_timeout(server, client, monkeypatch):
+    """The part becomes ready after the silence timeout."""
+    monkeypatch.setattr(client_module, "SILENCE_SECONDS", 1.6)
+    transfer = Transfer([4])
+    handle = server.offer(transfer)
+    timer = threading.Timer(2.2, transfer.fill, (0, memoryview(b"late")))
     timer.start()
-    assert Taken(ticket).fetch(courier, ticket, timeout=30).places == [b"late"]
+    assert Destination(handle).fetch(client, handle, timeout=30).buffers == [b"late"]
     timer.join()
 
 
-def test_bytes_that_changed_are_not_taken(depot, courier):
-    data = [bytearray(part) for part in parts()]
-    ticket = depot.offer(filled(data))
-    data[2][PIECE_BYTES + 17] ^= 1
-    taken = Taken(ticket)
+def test_changed_bytes_fail_the_checksum(server, client):
+    data = [bytearray(part) for part in random_parts()]
+    handle = server.offer(filled(data))
+    data[2][CHUNK_BYTES + 17] ^= 1
+    destination = Destination(handle)
     with pytest.raises(TransferFailed, match="part 2 is corrupt"):
-        taken.fetch(courier, ticket)
-    assert 2 not in taken.order
+        destination.fetch(client, handle)
+    assert 2 not in destination.order
 
 
-def test_a_wrong_ticket_gets_nothing(depot, courier):
-    ticket = depot.offer(filled(parts()))
-    forged = Ticket(bytes(16), ticket.addresses, ticket.sizes)
+def test_a_forged_handle_is_refused(server, client):
+    handle = server.offer(filled(random_parts()))
+    forged = TransferHandle(bytes(16), handle.addresses, handle.sizes)
     with pytest.raises(TransferFailed, match="not here"):
-        Taken(forged).fetch(courier, forged)
-    longer = Ticket(ticket.id, ticket.addresses, [*ticket.sizes, 4])
+        Destination(forged).fetch(client, forged)
+    longer = TransferHandle(handle.id, handle.addresses, [*handle.sizes, 4])
     with pytest.raises(TransferFailed, match="no such part"):
-        Taken(longer).fetch(courier, longer, [5])
-    larger = Ticket(ticket.id, ticket.addresses, [4 * PIECE_BYTES] * 5)
+        Destination(longer).fetch(client, longer, [5])
+    larger = TransferHandle(handle.id, handle.addresses, [4 * CHUNK_BYTES] * 5)
     with pytest.raises(TransferFailed, match=r"corrupt|no such part"):
-        Taken(larger).fetch(courier, larger, [1])
+        Destination(larger).fetch(client, larger, [1])
 
 
-def test_a_place_that_does_not_fit_ends_the_fetch(depot, courier):
-    ticket = depot.offer(filled(parts()))
-    for place in (memoryview(bytes(5)), memoryview(bytearray(4)), memoryview(bytearray(10))[::2]):
+def test_an_unsuitable_buffer_ends_the_fetch(server, client):
+    handle = server.offer(filled(random_parts()))
+    for buffer in (memoryview(bytes(5)), memoryview(bytearray(4)), memoryview(bytearray(10))[::2]):
         with pytest.raises(ValueError, match="writable"):
-            courier.fetch(ticket, [1], lambda i, place=place: place, lambda i: None)
-    assert Taken(ticket).fetch(courier, ticket).places == parts()
+            client.fetch(handle, [1], lambda i, buffer=buffer: buffer, lambda i: None)
+    assert Destination(handle).fetch(client, handle).buffers == random_parts()
 
 
-def test_what_callbacks_raise_comes_through(depot, courier):
-    ticket = depot.offer(filled(parts()))
+def test_exceptions_of_callbacks_propagate(server, client):
+    handle = server.offer(filled(random_parts()))
 
-    def arrived(index):
+    def on_part(index):
         raise KeyError(index)
 
     with pytest.raises(KeyError):
-        courier.fetch(ticket, [1], lambda i: memoryview(bytearray(5)), arrived)
+        client.fetch(handle, [1], lambda i: memoryview(bytearray(5)), on_part)
 
 
-def test_nobody_there(courier):
-    with closing(Depot("127.0.0.1", None)) as depot:
-        ticket = depot.offer(filled(parts()))
+def test_a_closed_server_fails_the_fetch_at_once(client):
+    with closing(TransferServer("127.0.0.1", None)) as server:
+        handle = server.offer(filled(random_parts()))
     started = time.monotonic()
-    with pytest.raises(TransferFailed, match=r"gone|no such depot"):
-        Taken(ticket).fetch(courier, ticket)
+    with pytest.raises(TransferFailed, match=r"gone|no such server"):
+        Destination(handle).fetch(client, handle)
     assert time.monotonic() - started < 5
 
 
-def test_without_keys_only_this_machine():
+def test_without_keys_only_loopback_is_allowed():
     with pytest.raises(InvalidConfig, match="paceline keys"):
-        Depot("0.0.0.0", None)
+        TransferServer("0.0.0.0", None)
 
 
-@pytest.mark.parametrize("kind", ["memory", "socket"])
-def test_keys(kind):
-    """Workers of one role share a key; others may be on the list."""
-    own, friend = generate(), generate()
-    with closing(Depot("127.0.0.1", Security(own, allowed=frozenset([friend.public])))) as depot:
-        ticket = depot.offer(filled(parts()))
-        for pair in (own, friend):
-            with closing(Courier(Security(pair), [kind])) as courier:
-                assert Taken(ticket).fetch(courier, ticket).places == parts()
-        with closing(Courier(None, [kind])) as courier, pytest.raises(TransferFailed, match="keys to all"):
-            Taken(ticket).fetch(courier, ticket)
+@pytest.mark.parametrize("channel", ["memory", "socket"])
+def test_own_and_allowed_keys_are_accepted(channel):
+    """Workers of one role share a key; other keys may be allowed."""
+    own, other = generate_key_pair(), generate_key_pair()
+    with closing(TransferServer("127.0.0.1", Security(own, allowed=frozenset([other.public])))) as server:
+        handle = server.offer(filled(random_parts()))
+        for pair in (own, other):
+            with closing(TransferClient(Security(pair), [channel])) as client:
+                assert Destination(handle).fetch(client, handle).buffers == random_parts()
+        with closing(TransferClient(None, [channel])) as client, pytest.raises(TransferFailed, match="keys to all"):
+            Destination(handle).fetch(client, handle)
 
 
-def test_whose_key_is_not_on_the_list_gets_nothing_even_with_a_ticket():
-    own, stranger = generate(), generate()
-    with closing(Depot("127.0.0.1", Security(own))) as depot:
-        ticket = depot.offer(filled(parts()))
-        with closing(Courier(Security(stranger), ["socket"])) as courier, pytest.raises(TransferFailed, match="key"):
-            Taken(ticket).fetch(courier, ticket)
-        other = Ticket(ticket.id, ticket.addresses, ticket.sizes, stranger.public)
-        with closing(Courier(Security(own), ["socket"])) as courier, pytest.raises(TransferFailed):
-            Taken(other).fetch(courier, other, timeout=2)
+def test_a_key_that_is_not_allowed_is_refused_even_with_a_handle():
+    own, unknown = generate_key_pair(), generate_key_pair()
+    with closing(TransferServer("127.0.0.1", Security(own))) as server:
+        handle = server.offer(filled(random_parts()))
+        with (
+            closing(TransferClient(Security(unknown), ["socket"])) as client,
+            pytest.raises(TransferFailed, match="key"),
+        ):
+            Destination(handle).fetch(client, handle)
+        other = TransferHandle(handle.id, handle.addresses, handle.sizes, unknown.public)
+        with closing(TransferClient(Security(own), ["socket"])) as client, pytest.raises(TransferFailed):
+            Destination(other).fetch(client, other, timeout=2)
 
 
-def test_a_courier_with_keys_takes_nothing_in_the_clear(depot):
-    ticket = depot.offer(filled(parts()))
-    with closing(Courier(Security(generate()))) as courier, pytest.raises(TransferFailed, match="keys to all"):
-        Taken(ticket).fetch(courier, ticket)
+def test_a_client_with_keys_refuses_an_unencrypted_server(server):
+    handle = server.offer(filled(random_parts()))
+    with (
+        closing(TransferClient(Security(generate_key_pair()))) as client,
+        pytest.raises(TransferFailed, match="keys to all"),
+    ):
+        Destination(handle).fetch(client, handle)
 
 
-def test_a_small_wish_is_not_kept_waiting_by_a_large_one(depot, courier):
-    """While one taker is in the middle of much, with as much under way as may be, another gets what it wants."""
-    much, little = depot.offer(filled(parts([PIECE_BYTES] * 20))), depot.offer(filled(parts([100])))
+def test_a_small_fetch_does_not_wait_for_a_large_one(server, client):
+    """A second client completes its fetch while the first has as many chunks in flight as allowed."""
+    large, small = server.offer(filled(random_parts([CHUNK_BYTES] * 20))), server.offer(filled(random_parts([100])))
     served = []
 
-    def arrived(index):
+    def on_part(index):
         if index == 0:
-            with closing(Courier(None)) as other:
-                served.append(Taken(little).fetch(other, little, timeout=10).places)
+            with closing(TransferClient(None)) as other:
+                served.append(Destination(small).fetch(other, small, timeout=10).buffers)
 
-    places = [bytearray(PIECE_BYTES) for _ in range(20)]
-    courier.fetch(much, range(20), lambda i: memoryview(places[i]), arrived)
-    assert served == [parts([100])]
-    assert places == parts([PIECE_BYTES] * 20)
-
-
-def holdings():
-    return num_descriptors(), num_windows(), threading.active_count()
+    buffers = [bytearray(CHUNK_BYTES) for _ in range(20)]
+    client.fetch(large, range(20), lambda i: memoryview(buffers[i]), on_part)
+    assert served == [random_parts([100])]
+    assert buffers == random_parts([CHUNK_BYTES] * 20)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_stays_behind(kind):
-    """Fetches that are broken off, and ends of either side, leave no descriptor, window or thread."""
-    if kind == "nixl" and not nixl_agent.is_installed():
+def held_resources():
+    return num_descriptors(), num_segments(), threading.active_count()
+
+
+@pytest.mark.parametrize("channel", CHANNELS)
+def test_failed_fetches_and_closed_ends_leak_nothing(channel):
+    """No descriptor, segment or thread is left after failed fetches and after either side is closed."""
+    if channel == "nixl" and not nixl_agent.is_installed():
         pytest.skip("NIXL is not installed: pip install 'paceline[transfer]'")
 
-    def use(times):
-        with closing(Courier(None, [kind])) as courier, closing(Depot("127.0.0.1", None)) as depot:
-            ticket, unfilled = depot.offer(filled(parts())), depot.offer(Parcel([4]))
-            for _ in range(times):
-                Taken(ticket).fetch(courier, ticket)
+    def use(num_rounds):
+        with closing(TransferClient(None, [channel])) as client, closing(TransferServer("127.0.0.1", None)) as server:
+            handle, unfilled = server.offer(filled(random_parts())), server.offer(Transfer([4]))
+            for _ in range(num_rounds):
+                Destination(handle).fetch(client, handle)
                 with pytest.raises(TransferFailed):
-                    Taken(unfilled).fetch(courier, unfilled, timeout=0.01)
+                    Destination(unfilled).fetch(client, unfilled, timeout=0.01)
 
     use(1)
-    before = holdings()
+    before = held_resources()
     use(5)
     deadline = time.monotonic() + 10
-    while not all(map(le, holdings(), before)) and time.monotonic() < deadline:  # ZeroMQ closes in the background
+    while (
+        not all(map(le, held_resources(), before)) and time.monotonic() < deadline
+    ):  # ZeroMQ closes sockets in the background
         time.sleep(0.02)
-    assert all(map(le, holdings(), before))
+    assert all(map(le, held_resources(), before))
 
 
-def test_lines_to_depots_that_are_gone_are_not_kept(courier):
+def test_channels_to_closed_servers_are_not_kept(client):
     for _ in range(4):
-        with closing(Depot("127.0.0.1", None)) as depot:
-            ticket = depot.offer(filled(parts()))
-            Taken(ticket).fetch(courier, ticket)
-    with closing(Depot("127.0.0.1", None)) as depot:
-        ticket = depot.offer(filled(parts()))
+        with closing(TransferServer("127.0.0.1", None)) as server:
+            handle = server.offer(filled(random_parts()))
+            Destination(handle).fetch(client, handle)
+    with closing(TransferServer("127.0.0.1", None)) as server:
+        handle = server.offer(filled(random_parts()))
         deadline = time.monotonic() + 10
-        while courier.num_idle != 1 and time.monotonic() < deadline:  # a moment after the other end has closed
-            Taken(ticket).fetch(courier, ticket)
-        assert courier.num_idle == 1
-        assert Taken(ticket).fetch(courier, ticket).places == parts()
+        while client.num_idle_channels != 1 and time.monotonic() < deadline:  # noticed after a moment
+            Destination(handle).fetch(client, handle)
+        assert client.num_idle_channels == 1
+        assert Destination(handle).fetch(client, handle).buffers == random_parts()

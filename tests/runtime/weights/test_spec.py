@@ -8,9 +8,9 @@ from paceline.runtime.deploy.deployment import process_specs
 from paceline.runtime.deploy.worker_spec import WorkerSpec
 
 
-def specs(*pools: dict[str, Any], **more: Any) -> dict[str, WorkerSpec]:
+def specs(*pools: dict[str, Any], **settings: Any) -> dict[str, WorkerSpec]:
     made = process_specs(
-        cluster_config({"pools": [{"role": "target", "model": "big", **pool} for pool in pools], **more})
+        cluster_config({"pools": [{"role": "target", "model": "big", **pool} for pool in pools], **settings})
     )
     return {spec.name: spec for spec in made}
 
@@ -19,7 +19,7 @@ def peers(spec: WorkerSpec) -> list[str]:
     return [] if spec.weights is None else [peer.name for peer in spec.weights.peers]
 
 
-def test_workers_of_one_model_know_each_other() -> None:
+def test_workers_of_one_model_are_peers() -> None:
     found = specs(
         {"name": "a", "replicas": 2},
         {"name": "b"},
@@ -28,20 +28,20 @@ def test_workers_of_one_model_know_each_other() -> None:
     )
     assert peers(found["a-0"]) == ["a-1", "b-0"]
     assert peers(found["b-0"]) == ["a-0", "a-1"]
-    assert found["other-0"].weights is None  # nobody holds the same
+    assert found["other-0"].weights is None  # no other worker holds this format
     assert found["draft-0"].weights is None  # another key
-    doors = {spec.weights.address for spec in found.values() if spec.weights is not None}
-    assert len(doors) == 3
-    assert {peer.address for spec in found.values() if spec.weights for peer in spec.weights.peers} == doors
+    addresses = {spec.weights.address for spec in found.values() if spec.weights is not None}
+    assert len(addresses) == 3
+    assert {peer.address for spec in found.values() if spec.weights for peer in spec.weights.peers} == addresses
     assert WorkerSpec.from_json(found["a-0"].to_json()) == found["a-0"]
 
 
-def test_ranks_have_nothing_to_give() -> None:
+def test_tensor_parallel_workers_serve_no_weights() -> None:
     found = specs({"name": "a", "replicas": 2, "tensor_parallel_size": 2, "devices": ["cpu"]})
     assert found["a-0"].weights is None
 
 
-def test_it_can_be_switched_off_and_limited() -> None:
+def test_serving_weights_can_be_disabled_and_limited() -> None:
     off = specs({"name": "a", "replicas": 2}, weights={"from_peers": False})
     assert off["a-0"].weights is None
     weights = specs({"name": "a", "replicas": 2}, weights={"limit": 12.5})["a-0"].weights

@@ -4,65 +4,83 @@ import stat
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.runtime.wire.keys import generate, load, load_allowed, load_public, public_path, save
+from paceline.runtime.wire.keys import KEY_ROLES, KeyFolder, KeyPair, generate_key_pair
 
 
-def test_a_pair_is_saved_for_its_owner_alone_and_read_back(tmp_path):
-    pair, path = generate(), tmp_path / "keys" / "worker.key"
-    old = os.umask(0)  # the mode must not depend on it
+@pytest.fixture
+def folder(tmp_path):
+    return KeyFolder.create(tmp_path / "keys")
+
+
+def test_secret_keys_are_readable_by_the_owner_only(tmp_path):
+    previous = os.umask(0)  # the mode must not depend on it
     try:
-        save(pair, path)
+        folder = KeyFolder.create(tmp_path / "keys")
+        assert os.umask(0) == 0
     finally:
-        os.umask(old)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert load(path) == pair
-    assert load_public(public_path(path)) == pair.public
-    assert pair.secret not in public_path(path).read_text()
+        os.umask(previous)
+    for role in KEY_ROLES:
+        assert stat.S_IMODE((folder.path / f"{role}.key_secret").stat().st_mode) == 0o600
+        pair = folder.key_pair(role)
+        assert folder.public_key(role) == pair.public
+        assert pair.secret not in (folder.path / f"{role}.key").read_text()
+    assert len({folder.public_key(role) for role in KEY_ROLES}) == len(KEY_ROLES)
+
+
+def test_repr_hides_the_secret():
+    pair = generate_key_pair()
+    assert pair.public in repr(pair)
     assert pair.secret not in repr(pair)
 
 
-def test_a_secret_that_others_can_read_is_refused(tmp_path):
-    path = tmp_path / "k"
-    save(generate(), path)
-    path.chmod(0o640)
+@pytest.mark.parametrize("mode", [0o640, 0o604])
+def test_secret_key_readable_by_others_is_rejected(folder, mode):
+    (folder.path / "target.key_secret").chmod(mode)
     with pytest.raises(InvalidConfig, match="chmod 600"):
-        load(path)
+        folder.key_pair("target")
 
 
-def test_a_key_is_never_overwritten(tmp_path):
-    path = tmp_path / "k"
-    pair = generate()
-    save(pair, path)
+def test_keys_are_never_overwritten(folder):
+    before = {role: folder.key_pair(role) for role in KEY_ROLES}
+    (folder.path / "gateway.key_secret").unlink()
     with pytest.raises(InvalidConfig, match="exists"):
-        save(generate(), path)
-    assert load(path) == pair
+        KeyFolder.create(folder.path)
+    assert folder.key_pair("draft") == before["draft"]
+    assert not (folder.path / "gateway.key_secret").exists()
 
 
-@pytest.mark.parametrize("text", ["", "one", "a" * 40, "\u00e9" * 40])
-def test_what_is_no_key_file_is_refused(tmp_path, text):
-    path = tmp_path / "k"
-    path.write_text(text, "utf-8")
-    path.chmod(0o600)
-    with pytest.raises(InvalidConfig):
-        load(path)
+@pytest.mark.parametrize(
+    "text", ["", "one", 'public-key = "short"', f'public-key = "{chr(233) * 40}"', 'public-key = "~~~~~"']
+)
+def test_malformed_key_file_is_rejected(folder, text):
+    for name in ("gateway.key", "target.key_secret", "allowed/other.key"):
+        path = folder.path / name
+        path.write_text(text, "utf-8")
+        path.chmod(0o600)
+    for read in (folder.public_key, folder.server_security):
+        with pytest.raises(InvalidConfig, match="paceline keys"):
+            read("gateway")
     with pytest.raises(InvalidConfig, match="paceline keys"):
-        load(tmp_path / "missing")
+        folder.key_pair("target")
 
 
-def test_the_list_of_those_let_in(tmp_path):
-    one, two = generate().public, generate().public
-    path = tmp_path / "allowed"
-    path.write_text(f"# the targets\n{one} target-0\n\n{two}\n")
-    assert load_allowed(path) == {one, two}
-    path.write_text(f"{one}\nnot a key\n")
-    with pytest.raises(InvalidConfig, match="line 2"):
-        load_allowed(path)
+def test_missing_or_public_only_key_is_rejected(folder):
+    secret_file = folder.path / "draft.key_secret"
+    secret_file.write_text((folder.path / "draft.key").read_text())
+    with pytest.raises(InvalidConfig, match="no secret key"):
+        folder.key_pair("draft")
+    secret_file.unlink()
+    with pytest.raises(InvalidConfig, match="paceline keys"):
+        folder.key_pair("draft")
 
 
-def test_a_folder_of_public_keys(tmp_path):
-    pairs = [generate() for _ in range(3)]
-    for i, pair in enumerate(pairs):
-        save(pair, tmp_path / f"k{i}")
-    assert load_allowed(tmp_path) == {pair.public for pair in pairs}
-    with pytest.raises(InvalidConfig, match="3 public keys"):
-        load_public(tmp_path)
+def test_allowed_clients_of_each_role(folder, tmp_path):
+    gateway, target = folder.public_key("gateway"), folder.public_key("target")
+    assert folder.server_security("target").allowed == {gateway, target}
+    assert folder.server_security("draft").allowed == {gateway, target}
+    assert folder.server_security("gateway").allowed == set()
+    assert folder.peer_security("target").allowed == {target}
+    other = KeyFolder.create(tmp_path / "other")
+    (folder.path / "allowed" / "other.key").write_text((other.path / "gateway.key").read_text())
+    assert folder.server_security("draft").allowed == {gateway, target, other.public_key("gateway")}
+    assert isinstance(folder.server_security("draft").own, KeyPair)

@@ -3,7 +3,7 @@ import random
 import msgspec
 import pytest
 
-from paceline.runtime.wire.codec import Malformed
+from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.messages import (
     MAX_DEPTH,
     OLDEST,
@@ -12,20 +12,20 @@ from paceline.runtime.wire.messages import (
     VERSION,
     Advance,
     Branch,
-    Drafted,
     Drafts,
     Hello,
     Open,
+    RoundDraft,
+    RoundRequest,
     Rule,
     Sampling,
-    Step,
     common_version,
 )
 
 HELLO = Hello(VERSION, OLDEST, 5, "sum", "t", 0)
 OPEN = Open(5, 7, [1, 2, 3], 2, Sampling(0.7, 5, logit_bias={3: 1.5}), 2**62, 1, Rule.REJECTION, "salt")
-ADVANCE = Advance(5, [Step(7, 1, 3, [4, 70_000], 7)], True)
-DRAFTS = Drafts(5, [Drafted(7, 1, [9, 8], b"law", True)])
+ADVANCE = Advance(5, [RoundRequest(7, 1, 3, [4, 70_000], 7)], True)
+DRAFTS = Drafts(5, [RoundDraft(7, 1, [9, 8], b"law", True)])
 
 
 @pytest.mark.parametrize("message", [HELLO, OPEN, ADVANCE])
@@ -34,9 +34,9 @@ def test_what_is_sent_is_what_arrives(message):
 
 
 def test_directions_are_not_mixed():
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         TO_DRAFT_WORKER.decode(TO_TARGET.encode(DRAFTS))
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         TO_TARGET.decode(TO_DRAFT_WORKER.encode(ADVANCE))
 
 
@@ -48,11 +48,11 @@ def test_a_newer_peer_may_append_fields_everywhere():
 
 
 def test_an_older_peer_leaves_out_what_it_does_not_know():
-    """Version 2 has no `kept` in Step."""
+    """Version 2 has no `kept` in RoundRequest."""
     plain = msgspec.msgpack.decode(TO_DRAFT_WORKER.encode(ADVANCE))
     plain[2][0] = plain[2][0][:6]
     old = TO_DRAFT_WORKER.decode(msgspec.msgpack.encode(plain))
-    assert old == Advance(5, [Step(7, 1, 3, [4, 70_000], 7, held=0, kept=0)], ahead=True)
+    assert old == Advance(5, [RoundRequest(7, 1, 3, [4, 70_000], 7, held=0, kept=0)], ahead=True)
 
 
 @pytest.mark.parametrize(
@@ -66,10 +66,10 @@ def test_peers_one_version_apart_find_a_common_one(theirs, oldest, common):
 @pytest.mark.parametrize(
     "bad",
     [
-        Advance(5, [Step(7, 1, 3, [-1], 7)]),
-        Advance(5, [Step(7, 1, 3, [2**31], 7)]),
-        Advance(5, [Step(7, 1, 3, [1], MAX_DEPTH + 1)]),
-        Advance(5, [Step(7, 1, 3, [1], 1)] * 1025),
+        Advance(5, [RoundRequest(7, 1, 3, [-1], 7)]),
+        Advance(5, [RoundRequest(7, 1, 3, [2**31], 7)]),
+        Advance(5, [RoundRequest(7, 1, 3, [1], MAX_DEPTH + 1)]),
+        Advance(5, [RoundRequest(7, 1, 3, [1], 1)] * 1025),
         Advance(-1, []),
         Open(5, 7, [1], 1, Sampling(temperature=float("nan")), 1),
         Open(5, 7, [1], 1, Sampling(temperature=-0.1), 1),
@@ -81,17 +81,17 @@ def test_peers_one_version_apart_find_a_common_one(theirs, oldest, common):
     ],
 )
 def test_every_field_has_a_limit(bad):
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         TO_DRAFT_WORKER.decode(TO_DRAFT_WORKER.encode(bad))
 
 
 def test_a_chain_is_no_longer_than_the_deepest_round():
     for bad in (
-        Drafts(5, [Drafted(7, 1, [1] * (MAX_DEPTH + 1))]),
-        Drafts(5, [Drafted(7, 1, [1], b"x" * (MAX_DEPTH * 2048 + 1))]),
+        Drafts(5, [RoundDraft(7, 1, [1] * (MAX_DEPTH + 1))]),
+        Drafts(5, [RoundDraft(7, 1, [1], b"x" * (MAX_DEPTH * 2048 + 1))]),
         Branch(0, 1, [1]),
     ):
-        with pytest.raises(Malformed):
+        with pytest.raises(MalformedMessage):
             TO_TARGET.decode(TO_TARGET.encode(bad))
 
 
@@ -105,8 +105,8 @@ def test_noise_is_malformed_and_nothing_worse():
             data[rng.randrange(len(data))] = rng.randrange(256)
         try:
             TO_DRAFT_WORKER.decode(bytes(data[: rng.randint(0, len(data))]))
-        except Malformed:
+        except MalformedMessage:
             refused += 1
     assert refused > 3000
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         TO_DRAFT_WORKER.decode(b"\x91" * 100_000)  # nested beyond any stack

@@ -11,7 +11,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationParams
-from paceline.runtime.wire.codec import Malformed
+from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.request import check_fits, from_output, from_submit, to_output, to_submit
 from paceline.runtime.wire.stream_messages import TO_GATEWAY, TO_TARGET_WORKER, Outputs, Submit
 
@@ -92,7 +92,7 @@ def test_what_is_no_request_is_refused() -> None:
     bad = Submit(**{**_fields(submit), "sampling": _replaced(submit.sampling, json_schema="{")})
     with pytest.raises(InvalidRequest, match="no JSON"):
         from_submit(bad, "r")
-    with pytest.raises(Malformed):
+    with pytest.raises(MalformedMessage):
         over_the_wire(Submit(**{**_fields(submit), "prompt_ids": [-1]}), TO_TARGET_WORKER)
 
 

@@ -6,8 +6,8 @@ import pytest
 import zmq
 
 from paceline.core.errors import InvalidConfig
-from paceline.runtime.wire.codec import Malformed
-from paceline.runtime.wire.keys import Security, generate
+from paceline.runtime.wire.codec import MalformedMessage
+from paceline.runtime.wire.keys import Security, generate_key_pair
 from paceline.runtime.wire.messages import TO_DRAFT_WORKER, TO_TARGET, Goodbye, Ping, Pong
 from paceline.runtime.wire.transport import QUEUE_MESSAGES, AddressInUse, Connection, Listener, is_local, wait_any
 from tests.runtime.pools import securities
@@ -62,15 +62,15 @@ def test_curve_lets_in_the_list_and_tells_who_it_is():
 def test_curve_lets_nobody_else_in(kind):
     server, client = securities()
     strangers = {
-        "a stranger with the server's key": Security(generate(), server=server.own.public),
+        "a stranger with the server's key": Security(generate_key_pair(), server=server.own.public),
         "no key at all": None,
-        "the wrong server key": Security(client.own, server=generate().public),
+        "the wrong server key": Security(client.own, server=generate_key_pair().public),
     }
     with listen(server) as listener, connect(listener, strangers[kind]) as line, connect(listener, client) as known:
         line.send(Ping(66))
         exchange(listener, known)
         assert listener.receive(0.3) is None
-        assert listener.num_turned_away == (kind == "a stranger with the server's key")
+        assert listener.num_rejected == (kind == "a stranger with the server's key")
 
 
 def test_without_keys_only_this_machine():
@@ -86,7 +86,7 @@ def test_without_keys_only_this_machine():
 
 def test_a_client_must_know_whom_it_talks_to():
     with pytest.raises(InvalidConfig, match="public key"):
-        Connection("tcp://127.0.0.1:1", TO_TARGET, Security(generate()))
+        Connection("tcp://127.0.0.1:1", TO_TARGET, Security(generate_key_pair()))
 
 
 def test_an_address_is_taken_once():
@@ -100,7 +100,7 @@ def test_what_is_no_message_is_counted_and_the_next_one_heard(frames):
         line.socket.send_multipart(frames)
         received = listener.receive(10.0)
         assert received is not None
-        assert isinstance(received.message, Malformed)
+        assert isinstance(received.message, MalformedMessage)
         assert listener.traffic.malformed == 1
         exchange(listener, line)
 
@@ -153,5 +153,5 @@ def test_the_door_is_kept_from_the_start():
     with listen(Security(server.own)) as listener, connect(listener, client) as line:
         line.send(Ping(1))
         assert listener.receive(0.5) is None
-        assert listener.num_turned_away >= 1
+        assert listener.num_rejected >= 1
     assert zmq.has("curve")

@@ -166,10 +166,10 @@ def test_a_file_damaged_later_changes_nothing(file: KeyFile, caplog: pytest.LogC
 
 def test_a_file_that_is_none_is_said_at_the_start(file: KeyFile) -> None:
     with pytest.raises(InvalidConfig, match="paceline api-keys add"):
-        Access.of(ServerConfig(api_keys=str(file.path)), lambda: 0.0)
+        Access.from_config(ServerConfig(api_keys=str(file.path)), lambda: 0.0)
     file.add("ann", strict=True)
     with pytest.raises(InvalidConfig, match="'ann' is strict, which needs a trail"):
-        Access.of(ServerConfig(api_keys=str(file.path)), lambda: 0.0)
+        Access.from_config(ServerConfig(api_keys=str(file.path)), lambda: 0.0)
 
 
 # --- limits

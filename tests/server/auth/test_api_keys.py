@@ -41,7 +41,7 @@ def test_two_keys_share_nothing(tmp_path: Path) -> None:
     assert one != other
     assert not first.matches(other)
     assert len({first.salt, second.salt, first.cache_salt, second.cache_salt}) == 4
-    same = [ApiKey.of("the same text", name) for name in ("x", "y")]
+    same = [ApiKey.from_text("the same text", name) for name in ("x", "y")]
     assert same[0].digest != same[1].digest
 
 

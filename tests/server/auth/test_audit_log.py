@@ -11,14 +11,14 @@ import pytest
 
 from paceline.core.errors import InvalidConfig
 from paceline.server.auth import audit_log as trail_module
-from paceline.server.auth.audit_log import GENESIS, Trail, TrailBroken, TrailNotWritten, _canonical, _hash, verify
+from paceline.server.auth.audit_log import GENESIS, AuditLog, AuditLogBroken, AuditWriteError, _canonical, _hash, verify
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 def written(path: Path, count: int = 5) -> list[str]:
     """The heads, one a record."""
-    with Trail(path, lambda: NOON) as trail:
+    with AuditLog(path, lambda: NOON) as trail:
         return [trail.append("started", request=f"r{i}", text="Grüße") for i in range(count)]
 
 
@@ -45,14 +45,14 @@ def test_a_restart_goes_on_where_it_ended(tmp_path: Path) -> None:
 
 
 def test_an_empty_trail_is_whole(tmp_path: Path) -> None:
-    Trail(tmp_path / "trail.jsonl").close()
+    AuditLog(tmp_path / "trail.jsonl").close()
     assert verify(tmp_path / "trail.jsonl").head == GENESIS
     with pytest.raises(InvalidConfig, match="no trail at"):
         verify(tmp_path / "absent.jsonl")
 
 
 def test_an_end_is_found_for_what_was_started(tmp_path: Path) -> None:
-    with Trail(tmp_path / "trail.jsonl") as trail:
+    with AuditLog(tmp_path / "trail.jsonl") as trail:
         trail.append("started", request="a")
         trail.append("started", request="b")
         trail.append("finished", request="a")
@@ -90,7 +90,7 @@ def test_tampering_is_found_where_it_was_done(name: str, tmp_path: Path) -> None
     path = tmp_path / "trail.jsonl"
     written(path)
     path.write_bytes(b"".join(tamper(path.read_bytes().splitlines(keepends=True))))
-    with pytest.raises(TrailBroken) as error:
+    with pytest.raises(AuditLogBroken) as error:
         verify(path)
     assert error.value.line == line, str(error.value)
 
@@ -101,7 +101,7 @@ def test_every_single_byte_counts(tmp_path: Path) -> None:
     whole = path.read_bytes()
     for place in range(len(whole)):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(TrailBroken):
+        with pytest.raises(AuditLogBroken):
             verify(path)
 
 
@@ -111,7 +111,7 @@ def test_a_cut_end_shows_against_a_head_kept_elsewhere(tmp_path: Path) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
     assert verify(path).records == 3  # a chain alone does not say where it ends
     assert verify(path, head=heads[2]).records == 3
-    with pytest.raises(TrailBroken, match="cut off, or written anew"):
+    with pytest.raises(AuditLogBroken, match="cut off, or written anew"):
         verify(path, head=heads[4])
 
 
@@ -132,21 +132,21 @@ def test_a_tampered_end_is_not_continued(tmp_path: Path) -> None:
     written(path, 2)
     path.write_bytes(path.read_bytes().replace(b"r1", b"rX"))
     with pytest.raises(InvalidConfig, match="the last line of audit_trail"):
-        Trail(path)
+        AuditLog(path)
 
 
 def test_there_is_one_writer(tmp_path: Path) -> None:
     path = tmp_path / "trail.jsonl"
-    with Trail(path), pytest.raises(InvalidConfig, match="being written by another server"):
-        Trail(path)
-    Trail(path).close()
+    with AuditLog(path), pytest.raises(InvalidConfig, match="being written by another server"):
+        AuditLog(path)
+    AuditLog(path).close()
     with pytest.raises(InvalidConfig, match="cannot be written"):
-        Trail(tmp_path / "absent" / "trail.jsonl")
+        AuditLog(tmp_path / "absent" / "trail.jsonl")
 
 
 def test_a_record_is_on_the_disk_or_not_there_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "trail.jsonl"
-    with Trail(path) as trail:
+    with AuditLog(path) as trail:
         trail.append("started", request="a")
         synced: list[int] = []
         sync, write = os.fsync, os.write
@@ -155,7 +155,7 @@ def test_a_record_is_on_the_disk_or_not_there_at_all(tmp_path: Path, monkeypatch
             return write(file, data[:10])
 
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(TrailNotWritten, match="the disk is full"):
+        with pytest.raises(AuditWriteError, match="the disk is full"):
             trail.append("started", request="b")
         monkeypatch.setattr(os, "write", write)
         monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), sync(file))[1])
@@ -167,8 +167,8 @@ def test_a_record_is_on_the_disk_or_not_there_at_all(tmp_path: Path, monkeypatch
 def test_a_record_that_could_not_be_found_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trail_module, "TAIL", 1000)
     path = tmp_path / "trail.jsonl"
-    with Trail(path) as trail:
-        with pytest.raises(TrailNotWritten, match="takes no record of"):
+    with AuditLog(path) as trail:
+        with pytest.raises(AuditWriteError, match="takes no record of"):
             trail.append("note", text="x" * 1000)
         trail.append("note", text="x" * 500)
     assert verify(path).records == 1
@@ -176,7 +176,7 @@ def test_a_record_that_could_not_be_found_again_is_refused(tmp_path: Path, monke
 
 def test_many_threads_make_one_chain(tmp_path: Path) -> None:
     path = tmp_path / "trail.jsonl"
-    with Trail(path) as trail:
+    with AuditLog(path) as trail:
         threads = [
             threading.Thread(target=lambda i=i: [trail.append("started", request=f"{i}-{j}") for j in range(10)])
             for i in range(4)

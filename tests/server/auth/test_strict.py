@@ -12,7 +12,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason
 from paceline.server.auth.api_keys import KeyFile
-from paceline.server.auth.audit_log import TrailNotWritten, verify
+from paceline.server.auth.audit_log import AuditWriteError, verify
 from paceline.server.auth.strict import sampling_record, text_hash, token_hash
 from tests.server.fakes import Served, events, served
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_recorded_is_not_said(stream: bool, path: Path, monkeypat
 
     def full(kind: str, **fields: Any) -> str:
         if kind in fails:
-            raise TrailNotWritten("the disk is full")
+            raise AuditWriteError("the disk is full")
         return append(kind, **fields)
 
     monkeypatch.setattr(server.strict.trail, "append", full)

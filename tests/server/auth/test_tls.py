@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.models.loading.weights_sum import weights_sum
+from paceline.models.loading.checksums import weights_checksum
 from paceline.server.auth.api_keys import KeyFile
 from paceline.server.auth.audit_log import verify
 from paceline.server.auth.strict import text_hash
-from paceline.server.auth.tls import Tls
+from paceline.server.auth.tls import TlsFiles
 from tests.server.process import server_process
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
@@ -39,11 +39,11 @@ def test_files_that_do_not_fit_are_said_at_the_start(tmp_path: Path) -> None:
     certificate, key = make(tmp_path, "one")
     _, other = make(tmp_path, "other")
     _, locked = make(tmp_path, "locked", "-passout", "pass:secret")
-    assert Tls.of(None, None) is None
-    assert Tls.of(certificate, key) == Tls(certificate, key)
+    assert TlsFiles.from_paths(None, None) is None
+    assert TlsFiles.from_paths(certificate, key) == Tls(certificate, key)
     both = tmp_path / "both.pem"
     both.write_text(Path(certificate).read_text() + Path(key).read_text())
-    assert Tls.of(str(both), None) == Tls(str(both), None)
+    assert TlsFiles.from_paths(str(both), None) == Tls(str(both), None)
     for files, message in (
         ((None, key), "needs a tls_cert"),
         ((certificate, None), "no certificate and its key"),
@@ -53,7 +53,7 @@ def test_files_that_do_not_fit_are_said_at_the_start(tmp_path: Path) -> None:
         ((str(tmp_path / "absent"), None), "absent cannot be read"),
     ):
         with pytest.raises(InvalidConfig, match=message):
-            Tls.of(*files)
+            TlsFiles.from_paths(*files)
 
 
 def test_a_server_with_tls_keys_and_a_trail(tmp_path: Path) -> None:
@@ -78,6 +78,6 @@ def test_a_server_with_tls_keys_and_a_trail(tmp_path: Path) -> None:
     assert answer["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
     assert verify(trail).unfinished == ()
     opened, started, finished = (json.loads(line) for line in trail.read_text().splitlines())
-    assert opened["weights"] == started["weights"] == weights_sum("smollm2")
+    assert opened["weights"] == started["weights"] == weights_checksum("smollm2")
     assert (started["request"], started["key"]) == (answer["id"], "bank")
     assert finished["outputs"][0]["text_sha256"] == text_hash(answer["choices"][0]["message"]["content"])

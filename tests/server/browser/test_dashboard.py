@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import ClusterStatus, Symptom, WorkerStatus
-from paceline.engine.stats.snapshot import EngineSnapshot, TrafficReport
+from paceline.core.worker_status import BreakerState, ClusterStatus, EngineStatus, Symptom, TrafficStatus, WorkerStatus
 from paceline.server.auth.api_keys import KeyFile
-from paceline.speculation.depth.breaker import BreakerState
 from tests.server.fakes import Served, served
 
 pytest.importorskip("selenium")
@@ -22,16 +20,16 @@ ADMIN = "open-sesame"
 NONE = "\N{EN DASH}"
 
 TRAFFIC = (
-    TrafficReport("ngram", "code", BreakerState.CLOSED, (0.75, 0.5, 0.25), 2.5, {}),
-    TrafficReport("ngram", "prose", BreakerState.CLOSED, (0.5,), 1.0, {}),
+    TrafficStatus("ngram", "code", BreakerState.CLOSED, (0.75, 0.5, 0.25), 2.5, {}),
+    TrafficStatus("ngram", "prose", BreakerState.CLOSED, (0.5,), 1.0, {}),
 )
 
 
 def busy(server: Served, **changes: Any) -> None:
     """As if there had been traffic of two categories."""
     flags = SpeculationFlags(True, "ngram", 8)
-    snapshot = replace(EngineSnapshot(3, 2, 10, 40, 0, 0, flags, TRAFFIC), **changes)
-    server.llm.snapshot = lambda: snapshot  # type: ignore[method-assign]
+    snapshot = replace(EngineStatus(3, 2, 10, 40, 0, 0, flags, TRAFFIC), **changes)
+    server.llm.engine_status = lambda: snapshot  # type: ignore[method-assign]
 
 
 # --- the playground

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.core.errors import InvalidConfig, InvalidRequest
 from paceline.core.speculation import SpeculationFlags
-from paceline.server.config.flags import HISTORY, FlagsNotSaved, FlagStore
+from paceline.server.config.flags import MAX_HISTORY, FlagsNotSaved, FlagStore
 
 
 def no_draft_model(flags: SpeculationFlags) -> None:
@@ -89,9 +89,9 @@ def test_a_restart_remembers(tmp_path: Path) -> None:
 
 def test_the_history_is_bounded(tmp_path: Path) -> None:
     store = FlagStore()
-    for i in range(HISTORY + 5):
+    for i in range(MAX_HISTORY + 5):
         store.update({"max_depth": i % 7}, str(i))
-    assert [change.who for change in store.history] == [str(i) for i in range(5, HISTORY + 5)]
+    assert [change.who for change in store.history] == [str(i) for i in range(5, MAX_HISTORY + 5)]
 
 
 @pytest.mark.parametrize(

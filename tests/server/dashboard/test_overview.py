@@ -10,18 +10,23 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import ClusterStatus, WorkerStatus
-from paceline.engine.stats.snapshot import AuditCounts, EngineSnapshot, TrafficReport
+from paceline.core.worker_status import (
+    AuditCounts,
+    BreakerState,
+    ClusterStatus,
+    EngineStatus,
+    TrafficStatus,
+    WorkerStatus,
+)
 from paceline.server.dashboard import overview as module
 from paceline.server.dashboard.overview import KEPT, Overview
-from paceline.speculation.depth.breaker import BreakerState
 from tests.server.fakes import Served, served
 
-SNAPSHOT = EngineSnapshot(3, 2, 10, 40, 0, 0, SpeculationFlags(True, "ngram", 6), ())
+SNAPSHOT = EngineStatus(3, 2, 10, 40, 0, 0, SpeculationFlags(True, "ngram", 6), ())
 
 
-def traffic(category: str, method: str = "ngram", depth: float = 1.0) -> TrafficReport:
-    return TrafficReport(method, category, BreakerState.CLOSED, (0.5, 0.25), depth, {})
+def traffic(category: str, method: str = "ngram", depth: float = 1.0) -> TrafficStatus:
+    return TrafficStatus(method, category, BreakerState.CLOSED, (0.5, 0.25), depth, {})
 
 
 class Watched:
@@ -33,8 +38,8 @@ class Watched:
         self.overview = Overview(self.server.gateway, lambda: self.now)
         self.be(SNAPSHOT)
 
-    def be(self, snapshot: EngineSnapshot) -> None:
-        self.server.llm.snapshot = lambda: snapshot  # type: ignore[method-assign]
+    def be(self, snapshot: EngineStatus) -> None:
+        self.server.llm.engine_status = lambda: snapshot  # type: ignore[method-assign]
 
     def have(self, *workers: WorkerStatus) -> None:
         self.server.llm.cluster_status = lambda: ClusterStatus(workers, 0)  # type: ignore[method-assign]
@@ -192,14 +197,14 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch, capl
     watched = Watched()
     looks = 0
 
-    def snapshot() -> EngineSnapshot:
+    def snapshot() -> EngineStatus:
         nonlocal looks
         looks += 1
         if looks == 1:
             raise RuntimeError("no")
         return SNAPSHOT
 
-    watched.server.llm.snapshot = snapshot  # type: ignore[method-assign]
+    watched.server.llm.engine_status = snapshot  # type: ignore[method-assign]
 
     async def live() -> None:
         async with watched.overview.lifespan(None):

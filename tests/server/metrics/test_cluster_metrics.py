@@ -23,7 +23,7 @@ DRAFT = WorkerStatus("draft-0", "draft", "draft", "suspected", "tcp://127.0.0.1:
 
 def scraped(*workers: WorkerStatus) -> str:
     metrics = Metrics("m")
-    metrics.bind_cluster(lambda: ClusterStatus(workers, 5) if workers else None)
+    metrics.add_cluster(lambda: ClusterStatus(workers, 5) if workers else None)
     return metrics.render().decode()
 
 

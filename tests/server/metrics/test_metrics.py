@@ -12,14 +12,22 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import ClusterStatus, HandoffCounts, Symptom, WorkerStatus
-from paceline.engine.stats.snapshot import AuditCounts, EngineSnapshot, TierReport, TrafficReport
+from paceline.core.worker_status import (
+    AuditCounts,
+    BreakerState,
+    ClusterStatus,
+    EngineStatus,
+    HandoffCounts,
+    Symptom,
+    TierCounts,
+    TrafficStatus,
+    WorkerStatus,
+)
 from paceline.server.metrics.metrics import Metrics
-from paceline.speculation.depth.breaker import BreakerState
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
-SNAPSHOT = EngineSnapshot(
+SNAPSHOT = EngineStatus(
     running=3,
     waiting=2,
     kv_used=10,
@@ -28,15 +36,15 @@ SNAPSHOT = EngineSnapshot(
     invalid_drafts=5,
     flags=SpeculationFlags(True, "ngram", 6),
     traffic=(
-        TrafficReport(
+        TrafficStatus(
             "ngram", "code", BreakerState.OPEN, (0.75, 0.5), 1.5, {"declined": 7, "no_draft": 1}, 20, 13, 2, (0.8, 0.4)
         ),
-        TrafficReport("draft_model", "chat", BreakerState.CLOSED, (), 0.0, {}),
+        TrafficStatus("draft_model", "chat", BreakerState.CLOSED, (), 0.0, {}),
     ),
     advantage=1.75,
     seconds={"draft": 2.0, "verify": 3.0},
     audit=AuditCounts(audited=300, drifted=1, dropped=2),
-    tiers=TierReport(
+    tiers=TierCounts(
         host_blocks=6, disk_blocks=7, device_hits=16, host_hits=32, disk_hits=48, bytes_to_disk=9, bad_blocks=1
     ),
 )
@@ -176,7 +184,7 @@ def test_categories_are_bounded() -> None:
 def test_the_engines_figures_are_read_at_every_scrape() -> None:
     metrics = Metrics("m")
     shown = [SNAPSHOT]
-    metrics.bind(lambda: shown[-1])
+    metrics.add_engine(lambda: shown[-1])
     found = samples(metrics)
     expected = {
         ("paceline_sequences_running",): 3,
@@ -212,7 +220,7 @@ def test_the_engines_figures_are_read_at_every_scrape() -> None:
         ("paceline_step_seconds_total", "verify"): 3,
     }
     assert {key: found.get(key) for key in expected} == expected
-    shown.append(EngineSnapshot(0, 0, 0, 40, 4, 5, SpeculationFlags(False, "ngram", 0), ()))
+    shown.append(EngineStatus(0, 0, 0, 40, 4, 5, SpeculationFlags(False, "ngram", 0), ()))
     found = samples(metrics)
     assert (found["paceline_sequences_running",], found["paceline_speculation_enabled",]) == (0, 0)
     assert ("paceline_speculation_gain",) not in found
@@ -220,7 +228,7 @@ def test_the_engines_figures_are_read_at_every_scrape() -> None:
 
 def test_the_documentation_lists_exactly_what_there_is() -> None:
     metrics = Metrics("m")
-    metrics.bind(lambda: SNAPSHOT)
+    metrics.add_engine(lambda: SNAPSHOT)
     symptom = Symptom("slow_draft", 2.0, 1.0, "less depth")
     worker = WorkerStatus(
         "target-0",
@@ -240,7 +248,7 @@ def test_the_documentation_lists_exactly_what_there_is() -> None:
         symptoms=(symptom,),
     )
     draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://a:2", answers=1)
-    metrics.bind_cluster(lambda: ClusterStatus((worker, draft), 0))
+    metrics.add_cluster(lambda: ClusterStatus((worker, draft), 0))
     metrics.submitted(asked())
     metrics.output(asked(), output(2, drafted=1, accepted=1), 0.0)
     metrics.rejected("overloaded")

@@ -5,7 +5,7 @@ import pytest
 from paceline.core.clock import VirtualClock
 from paceline.core.sampling import SamplingParams
 from paceline.speculation.drafts import Draft, DraftBatch
-from paceline.speculation.proposer import HiddenRequest, Progress
+from paceline.speculation.proposer import HiddenRequest, Progress, ProposerTraits
 from paceline.speculation.proposers.choice import EXPLORE_EVERY
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
@@ -34,7 +34,7 @@ class Slow(FakeProposer):
     def __init__(self, inner: FakeProposer, clock: VirtualClock, seconds: float) -> None:
         super().__init__(inner.guess)
         self.clock, self.seconds, self.depths = clock, seconds, list[int]()
-        self.wants = HiddenRequest((3,), last=True)
+        self.traits = ProposerTraits(HiddenRequest((3,), last=True))
 
     def observe(self, batch: Sequence[Progress]) -> None:
         super().observe(batch)
@@ -124,10 +124,10 @@ def test_close_reaches_every_part() -> None:
 def test_it_wants_what_its_models_want() -> None:
     clock = VirtualClock()
     other = Slow(guesser(lambda at: 1), clock, 0.0)
-    other.wants = HiddenRequest((1, 3))
+    other.traits = ProposerTraits(HiddenRequest((1, 3)))
     models = {"one": Slow(guesser(lambda at: 1), clock, 0.0), "other": other, "none": guesser(lambda at: 1)}
-    assert CombinedProposer({}, models, clock).wants == HiddenRequest((1, 3), last=True)
-    assert CombinedProposer({"ngram": guesser(lambda at: 1)}, {}, clock).wants is None
+    assert CombinedProposer({}, models, clock).traits.hidden == HiddenRequest((1, 3), last=True)
+    assert CombinedProposer({"ngram": guesser(lambda at: 1)}, {}, clock).traits.hidden is None
 
 
 def test_picks_go_to_the_part_that_drafted_and_the_first_to_all() -> None:

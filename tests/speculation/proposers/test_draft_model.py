@@ -12,10 +12,9 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.drafts import Draft
+from paceline.speculation.drafts import Draft, DraftPrefill
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.reading import NO_READING, take_reading
 from paceline.speculation.verification.distribution import log_distribution, pick
 from paceline.speculation.verification.rows import RowContext
 from tests.exactness.suite import mixed_requests, next_logits, plain_text
@@ -34,9 +33,9 @@ class CountedRunner(ModelRunner):
         super().__init__(model, num_blocks)
         self.passes: list[list[tuple[int, int]]] = []
 
-    def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = ()) -> Any:
+    def forward(self, spans: Sequence[Span], state_layers: tuple[int, ...] = ()) -> Any:
         self.passes.append([(span.context_len, len(span.tokens)) for span in spans])
-        return super().forward(spans, capture)
+        return super().forward(spans, state_layers)
 
 
 def proposer(
@@ -170,16 +169,18 @@ def test_catching_up_may_take_several_passes() -> None:
     assert passes(part)[:4] == [[(0, 20)], [(20, 20)], [(40, 9), (0, 5)], [(49, 1), (5, 1)]]
 
 
-def test_what_is_read_is_told() -> None:
+def draft_prefill(part: DraftModelProposer, one: Progress) -> DraftPrefill:
+    part.observe([one])
+    return part.collect([one.sequence_id], deadline=0.0).cost.prefill
+
+
+def test_the_batch_reports_its_draft_prefill() -> None:
     part = proposer()
-    draft(part, progress(LONG, 2))
-    read = take_reading(part)
-    assert read.tokens == len(LONG) - 1
-    assert read.seconds > 0.0
-    draft(part, progress([*LONG, 3], 2))
-    assert take_reading(part) == NO_READING  # it drafts on
-    draft(part, progress(LONG, 2, 1))
-    assert take_reading(part).tokens == 48  # found in the cache
+    first = draft_prefill(part, progress(LONG, 2))
+    assert first.tokens == len(LONG) - 1
+    assert first.seconds > 0.0
+    assert draft_prefill(part, progress([*LONG, 3], 2)) == DraftPrefill()  # the cache is up to date
+    assert draft_prefill(part, progress(LONG, 2, 1)).tokens == 48  # found in the cache
 
 
 def test_prefixes_are_shared_under_one_salt() -> None:

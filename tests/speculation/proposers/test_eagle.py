@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.models.drafts.eagle import EagleConfig, EagleModel
-from paceline.models.drafts.eagle_runner import EagleRunner
+from paceline.models.drafts.eagle import EagleModel, EagleRunner
+from paceline.models.drafts.eagle_weights import EagleConfig
+from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.proposer import Hidden, Progress
 from paceline.speculation.proposers.eagle import BRANCHES, LEVELS, WIDTH, EagleProposer
-from paceline.speculation.reading import NO_READING, take_reading
 from paceline.speculation.trees.growth import Growth
 from paceline.speculation.trees.ranking import draft_row, rank
 from paceline.speculation.trees.tree import depths
@@ -120,20 +120,20 @@ def test_the_end_of_a_text_bounds_the_levels_of_each_tree():
     assert [max(depths(parents)) for _, parents in trees[:2]] == [1, 2]
 
 
-def test_what_is_read_is_told():
-    head = proposer()
-    drafted(head, progress(IDS, 4, end=30))
-    assert take_reading(head).tokens == 29
-    drafted(head, progress(IDS, 4, start=29, end=33))
-    assert take_reading(head) == NO_READING  # what a round has left
-    drafted(head, progress(IDS, 4, end=33, sequence_id=1))
-    assert take_reading(head).tokens >= 16  # found in its cache
+def draft_prefill(head, p):
+    head.observe([p])
+    return head.collect([p.sequence_id], 0.0).cost.prefill
 
 
-def test_what_the_target_had_without_computing_it_counts_as_read():
+def test_the_batch_reports_its_draft_prefill():
     head = proposer()
-    drafted(head, progress(IDS, 4, start=20, end=40))
-    assert take_reading(head).tokens == 39
+    assert draft_prefill(head, progress(IDS, 4, end=30)).tokens == 29
+    assert draft_prefill(head, progress(IDS, 4, start=29, end=33)) == DraftPrefill()  # tokens of one round
+    assert draft_prefill(head, progress(IDS, 4, end=33, sequence_id=1)).tokens >= 16  # found in its cache
+
+
+def test_tokens_that_the_target_found_in_its_cache_count_as_draft_prefill():
+    assert draft_prefill(proposer(), progress(IDS, 4, start=20, end=40)).tokens == 39
 
 
 def test_round_after_round_and_side_by_side():
@@ -249,7 +249,9 @@ def test_what_was_lent_goes_on_where_it_is_given_back():
     """Whoever borrows it may have cached more slots, and hands over the states after them."""
     head = proposer()
     head.observe([progress(IDS, 6, end=20)])
-    loan = head.lend([0, 7])[0]
+    loans, prefill = head.lend([0, 7])
+    loan = loans[0]
+    assert prefill.tokens == 19
     assert loan.num_cached == 18
     assert loan.state.start == 18
     assert head.blocks(0, 40) is not None
@@ -267,5 +269,5 @@ def test_nothing_is_lent_without_the_newest_state():
     head = proposer()
     head.observe([progress(IDS, 6, end=9)])
     head.observe([progress(IDS, 6, end=10, hidden=False)])
-    assert head.lend([0]) == {}
+    assert head.lend([0]) == ({}, DraftPrefill())
     head.take_back(5, 3, progress(IDS, 6, end=9).hidden)  # closed meanwhile

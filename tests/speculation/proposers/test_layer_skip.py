@@ -4,8 +4,8 @@ import torch
 from paceline.core.errors import InvalidConfig
 from paceline.core.sampling import SamplingParams
 from paceline.kv.block_tables import BlockTables
-from paceline.models.drafts.early_exit import early_exit
 from paceline.models.runner import ModelRunner, Span
+from paceline.models.runners import early_exit
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.layer_skip import LayerSkipProposer
 from tests.exactness.suite import check_identical, mixed_requests
@@ -39,7 +39,7 @@ def test_weights_and_cache_are_shared():
     assert early.cache[0][0].data_ptr() == runner.cache[0][0].data_ptr()
     assert len(early.cache) == 1
     assert runner.model.config.num_layers == 2  # untouched
-    out = runner.forward([Span([0, 1], 0, IDS, 0)], capture=(1,))
+    out = runner.forward([Span([0, 1], 0, IDS, 0)], state_layers=(1,))
     hidden = out.inner[1]
     normed = hidden / (hidden.pow(2).mean(-1, keepdim=True) + TINY.rms_eps).sqrt()
     logits = early.forward([Span([0, 1], len(IDS) - 1, IDS[-1:], 1)]).logits

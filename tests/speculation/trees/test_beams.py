@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.sampling import SamplingParams
-from paceline.models.drafts.eagle_runner import EagleRunner
+from paceline.models.drafts.eagle import EagleRunner
 from paceline.speculation.proposer import Progress
 from paceline.speculation.trees.beams import Beams, Level, Seat, choose
 from paceline.speculation.trees.ranking import RankRules, draft_row

@@ -32,7 +32,7 @@ def test_the_best_branch_is_the_pick(sampling, ids):
     logits = 3 * torch.randn(6, V if ids is None else len(ids), generator=torch.Generator().manual_seed(1))
     rows = [row(path, **sampling) for path in ((), (3,), (7,), (3, 3), (1, 2), (1, 2, 3))]
     branches = rank(logits, rows, [True] * 6, words, 4)
-    assert [best[0][0] for best in branches] == pick(words.spread(logits), rows).tolist()
+    assert [best[0][0] for best in branches] == pick(words.expand_logits(logits), rows).tolist()
     for best in branches:
         values = [value for _, value in best]
         assert values == sorted(values, reverse=True)

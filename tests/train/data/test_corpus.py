@@ -6,17 +6,16 @@ import pytest
 from paceline.core.errors import InvalidRequest
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.train.data.corpus import HELD_OUT_EVERY, Prompt, read_prompts, split
-from paceline.train.data.request_log import RequestLog
-from paceline.train.data.turns import turns_of
+from paceline.train.data.corpus import HELD_OUT_EVERY, Prompt, RequestLog, read_prompts, split
+from paceline.train.data.turn_tokens import turn_tokens
 
 
 @pytest.fixture(scope="module")
 def log(tokenizer: Tokenizer) -> RequestLog:
-    return RequestLog(tokenizer, turns_of(tokenizer))
+    return RequestLog(tokenizer, turn_tokens(tokenizer))
 
 
-def test_prompts_of_every_shape(log: RequestLog, tmp_path: Path) -> None:
+def test_prompts_of_every_format(log: RequestLog, tmp_path: Path) -> None:
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "d"}, {"role": "user", "content": "e"}]
     lines = [
         {"prompt": "a"},
@@ -30,7 +29,7 @@ def test_prompts_of_every_shape(log: RequestLog, tmp_path: Path) -> None:
     assert found == [Prompt("a", "log"), Prompt("b", "maths"), Prompt("c", "log"), Prompt("d", "log")]
 
 
-def test_the_log_of_a_server(tokenizer: Tokenizer, log: RequestLog, tmp_path: Path) -> None:
+def test_prompts_from_a_server_log(tokenizer: Tokenizer, log: RequestLog, tmp_path: Path) -> None:
     chat = ChatTemplate.of(tokenizer).render(
         [
             {"role": "user", "content": "why?"},
@@ -53,28 +52,28 @@ def test_the_log_of_a_server(tokenizer: Tokenizer, log: RequestLog, tmp_path: Pa
 
 
 @pytest.mark.parametrize("line", ["{", "[]", '{"answer": "x"}', '{"turns": []}', '{"prompt": 3}'])
-def test_a_bad_line_is_named(line: str, log: RequestLog, tmp_path: Path) -> None:
+def test_invalid_line_error_has_its_number(line: str, log: RequestLog, tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"prompt": "fine"}\n' + line)
     with pytest.raises(InvalidRequest, match=r"log\.jsonl:2"):
         read_prompts(path, log)
 
 
-def test_no_prompts_at_all(log: RequestLog, tmp_path: Path) -> None:
+def test_file_without_prompts(log: RequestLog, tmp_path: Path) -> None:
     (tmp_path / "empty").write_text("\n")
     for name in ("empty", "missing"):
         with pytest.raises(InvalidRequest):
             read_prompts(tmp_path / name, log)
 
 
-def test_the_split_is_whole_and_does_not_overlap() -> None:
+def test_split_is_complete_and_disjoint() -> None:
     prompts = [Prompt(str(i), "x") for i in range(100)]
     train, held = split(prompts)
     assert sorted(train + held, key=lambda p: int(p.text)) == prompts
     assert len(held) == 100 // HELD_OUT_EVERY
 
 
-def test_what_is_asked_again_is_not_on_both_sides() -> None:
+def test_duplicates_are_not_in_both_parts() -> None:
     train, held = split([Prompt(str(i % 20), "x") for i in range(200)])
     assert len(train) + len(held) == 20
     assert not {p.text for p in train} & {p.text for p in held}

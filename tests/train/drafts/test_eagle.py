@@ -9,7 +9,7 @@ from tests.train.tiny import some_states
 CAPTURE = (1, 2, 3)
 
 
-def fresh(target: Target) -> EagleDraft:
+def new_head(target: Target) -> EagleDraft:
     torch.manual_seed(1)
     draft = EagleDraft(layer_shape(target.config), CAPTURE)
     draft.calibrate(target, some_states(target, CAPTURE))
@@ -19,8 +19,8 @@ def fresh(target: Target) -> EagleDraft:
 
 
 def one_round(draft: EagleDraft, target: Target, states: States, last: int, depth: int) -> list[Tensor]:
-    """What an inference round does that starts after token `last`: a cache of slots, one slot at a time, written apart
-    from the batched code under test. Returns the hidden state of every guess. Row 0 of the batch only."""
+    """A reference inference round after token `last`, slot by slot with a cache. Returns the hidden state of every draft token.
+    Row 0 of the batch only."""
     weights, layer = draft.weights(), draft.layers[0]
     features = (states.inner[0] @ weights["fc.weight"].T)[:last]  # of tokens 0 .. last-1
     keys: list[Tensor] = []
@@ -34,8 +34,8 @@ def one_round(draft: EagleDraft, target: Target, states: States, last: int, dept
         x = torch.cat([layer.input_layernorm(embedding), layer.hidden_norm(feature)])
         attention = layer.self_attn
         q, k, v = (p(x).view(-1, attention.head_dim) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
-        turned = target.rotary.at(torch.tensor([slot]))
-        q, k = turned(q[:, None])[:, 0], turned(k[:, None])[:, 0]
+        rotary = target.rotary.at(torch.tensor([slot]))
+        q, k = rotary(q[:, None])[:, 0], rotary(k[:, None])[:, 0]
         keys.append(k)
         values.append(v)
         k_all, v_all = (torch.stack(part, 1).repeat_interleave(2, 0) for part in (keys, values))  # [H, slots, hd]
@@ -48,23 +48,23 @@ def one_round(draft: EagleDraft, target: Target, states: States, last: int, dept
     return found
 
 
-def test_every_depth_is_what_an_inference_round_computes(target: Target) -> None:
-    draft, states = fresh(target), some_states(target, CAPTURE)
-    guesses = draft.guess(target, states, 4)
-    assert guesses.first == (1, 2, 3, 4)
+def test_every_depth_matches_an_inference_round(target: Target) -> None:
+    draft, states = new_head(target), some_states(target, CAPTURE)
+    predictions = draft.predict(target, states, 4)
+    assert predictions.first == (1, 2, 3, 4)
     for last in (1, 2, 7, 19):
         for u, hidden in enumerate(one_round(draft, target, states, last, 4)):
-            torch.testing.assert_close(guesses.hidden[u, 0, last + u], hidden, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(predictions.hidden[u, 0, last + u], hidden, rtol=1e-4, atol=1e-4)
 
 
-def test_mask_shows_the_targets_slots_then_one_of_each_depth() -> None:
+def test_mask_has_target_slots_then_one_of_each_depth() -> None:
     mask = unrolled_mask(5, 2, torch.device("cpu")).view(5, 3, 5)
     assert mask[4].nonzero().tolist() == [[0, 0], [0, 1], [0, 2], [1, 3], [2, 4]]
     assert mask[0].nonzero().tolist() == [[2, 0]]
 
 
-def test_calibration_evens_out_the_channels_and_is_folded_in(target: Target) -> None:
-    draft, states = fresh(target), some_states(target, CAPTURE)
+def test_calibration_scales_channels_and_is_folded_in(target: Target) -> None:
+    draft, states = new_head(target), some_states(target, CAPTURE)
     scaled = states.inner[:, 1:] * draft.feature_scale
     torch.testing.assert_close(scaled.abs().mean((0, 1)), torch.ones(96))
     weights = draft.weights()

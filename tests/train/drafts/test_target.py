@@ -13,7 +13,7 @@ from tests.train.tiny import some_ids
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "llama3-rope", "qwen2", "qwen3"])
-def test_states_are_those_of_the_reference(family: str, tmp_path: Path) -> None:
+def test_states_match_transformers(family: str, tmp_path: Path) -> None:
     reference = build(family)
     reference.save_pretrained(tmp_path)
     config = ModelConfig.from_hf(reference.config.to_dict())
@@ -22,13 +22,13 @@ def test_states_are_those_of_the_reference(family: str, tmp_path: Path) -> None:
     ids = some_ids(2, 20) % 160
     with torch.no_grad():
         expected = reference(ids, output_hidden_states=True)
-    found = target.states(ids, capture=(0, 1, 2))
+    found = target.states(ids, state_layers=(0, 1, 2))
     assert found.inner is not None
     torch.testing.assert_close(found.inner, torch.cat(expected.hidden_states[:3], -1), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found.last @ target.head.T, expected.logits, rtol=1e-4, atol=1e-4)
 
 
-def test_steps_give_what_whole_rows_give(target: Target) -> None:
+def test_steps_match_whole_rows(target: Target) -> None:
     ids = some_ids(3, 140)  # over a cache step
     whole = target.states(ids).last @ target.head.T
     cache = target.new_cache(3, 140)
@@ -38,7 +38,7 @@ def test_steps_give_what_whole_rows_give(target: Target) -> None:
         torch.testing.assert_close(logits, whole[:, position], rtol=1e-4, atol=1e-4)
 
 
-def test_rows_longer_than_the_target_sees_are_refused(target: Target) -> None:
+def test_too_long_rows_are_rejected(target: Target) -> None:
     target.check_length(512)
     with pytest.raises(UnsupportedModel, match="--length 512"):
         target.check_length(513)

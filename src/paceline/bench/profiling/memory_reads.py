@@ -1,6 +1,6 @@
 """Which models run beside the target, what they keep in memory, and what a pass has to read of it."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,20 +27,10 @@ class DraftParts:
 def draft_parts(engine: "Engine", methods: Iterable[str] | None = None) -> DraftParts:
     """Of these methods, or of all; each part once."""
     proposers = engine.speculator.proposers
-    parts = [part for method in methods or proposers for part in _parts(proposers[method])]
-    runners = {
-        id(part): part
-        for part in parts
-        if hasattr(part, "forward") and hasattr(part, "model") and hasattr(part, "cache")
-    }
-    runners.pop(id(engine.runner), None)
-    known = {id(runner.model) for runner in (*runners.values(), engine.runner)}
-    heads = {
-        id(part): part
-        for part in parts
-        if hasattr(part, "weight_bytes") and hasattr(part, "vocabulary") and id(part) not in known
-    }
-    return DraftParts(tuple(runners.values()), tuple(heads.values()))
+    traits = [proposers[method].traits for method in methods or proposers]
+    runners = dict.fromkeys(runner for one in traits for runner in one.runners)
+    heads = dict.fromkeys(head for one in traits for head in one.heads)
+    return DraftParts(tuple(runners), tuple(heads))
 
 
 def footprint(engine: "Engine", method: str) -> Footprint:
@@ -80,16 +70,6 @@ def pass_bytes(runner: Any, spans: "Sequence[Span]") -> int:
     contexts = (span.context_len + len(span.tokens) for span in spans)
     tokens = sum(contexts if window is None else (min(context, window) for context in contexts))
     return weight_reads(runner.model) + tokens * kv_bytes_per_token(runner)
-
-
-def _parts(proposer: object) -> Iterator[Any]:
-    """Its attributes, and those of proposers that it asks in turn."""
-    for part in vars(proposer).values():
-        yield part
-        if isinstance(part, Mapping):
-            for inner in part.values():
-                if hasattr(inner, "collect"):
-                    yield from _parts(inner)
 
 
 def _layers(model: Any) -> Sequence[Any]:

@@ -1,27 +1,27 @@
-"""Listens in on an engine: what every step drafted, accepted, read from memory, and where its time went."""
+"""Records every step of an engine: what it drafted and accepted, what it read from memory, and where its time went."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from paceline.bench.profiling.memory_reads import draft_parts, kv_bytes_per_token, pass_bytes, weight_reads
+from paceline.bench.profiling.memory_reads import draft_parts, kv_bytes_per_token, weight_reads
 from paceline.bench.profiling.profile import RoundTimes
 from paceline.core.clock import Clock
+from paceline.engine.hooks.hook import StepHook
 
 if TYPE_CHECKING:
+    from paceline.core.sequence import Sequence
     from paceline.engine.engine import Engine
-    from paceline.engine.scheduler import Schedule
-    from paceline.engine.speculator import SpeculatedRound
-    from paceline.models.runner import ModelRunner, Span
+    from paceline.engine.executors.executor import StepResult
+    from paceline.engine.schedule import Schedule
+    from paceline.models.architectures.decoder import ForwardOutput
     from paceline.speculation.drafts import Draft
-    from paceline.speculation.verification.verify import Verdict
+    from paceline.speculation.verification.grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One sequence that was asked for drafts. `levels` is the longest path of the draft, `nodes` its tokens."""
+    """One sequence that the step drafted for. `levels` is the longest path of the draft, `nodes` its tokens."""
 
     asked: int
     levels: int
@@ -36,7 +36,7 @@ class RecordedRound:
     batch: int
     """Sequences that decoded."""
     rows: int
-    """Target rows of those, drafts included."""
+    """Rows of the target's pass that decode or verify."""
     prefill_rows: int
     outcomes: tuple[Outcome, ...]
 
@@ -46,199 +46,107 @@ class RecordedRound:
 
     @property
     def asked(self) -> int:
-        """The deepest draft asked for; 0: a plain step."""
+        """Depth of the deepest draft requested; 0: a plain step."""
         return max((outcome.asked for outcome in self.outcomes), default=0)
 
 
 @dataclass(slots=True)
 class _Step:
-    label: str | None
+    label: str
     started: float
-    draft: float = 0.0
-    forward: float = 0.0
-    verify: float = 0.0
-    bytes_read: int = 0
-    facts: tuple[int, int, int, tuple[Outcome, ...]] | None = None
+    committed: float
+    result: "StepResult"
+    bytes_read: int
+    draft: float
+    """Seconds of drafting: in the graph, or of proposing and of informing the proposers."""
 
 
-class Recorder:
-    """`with Recorder(engine, clock) as recorder:` around an idle engine; nothing is kept while `label` is None.
+class Recorder(StepHook):
+    """Give it to `LLM(hooks=[recorder])`; it keeps nothing while `label` is None.
 
-    A round lasts until the next begins, or until the engine runs dry. Rounds that run ahead on a GPU are timed by its events;
-    a pass that the host asks for is waited for, which costs a little.
+    A step lasts until the next one begins, or until the engine has no sequence left. Graph steps are timed by the device; the
+    recorder waits for a pass of the host, which costs a little.
     """
 
-    def __init__(self, engine: "Engine", clock: Clock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.label: str | None = None
         self.rounds: list[RecordedRound] = []
-        self._engine = engine
         self._clock = clock
-        self._stack = ExitStack()
+        self._engines: list[Engine] = []
+        self._started = 0.0
+        self._num_sequences = 0
         self._step: _Step | None = None
-        self._drafting = False
 
-    def __enter__(self) -> "Recorder":
-        engine, replace = self._engine, self._replace
-        replace(engine, "step", self._timed_step(engine.step))
-        replace(engine.speculator, "learn", self._learning(engine.speculator.learn))
-        replace(engine.speculator, "record", self._landing(engine.speculator.record))
-        replace(engine.runner, "forward", self._target_pass(engine.runner.forward))
-        parts = draft_parts(engine)
-        for runner in parts.runners:
-            replace(runner, "forward", self._draft_pass(runner, runner.forward))
-        for head in parts.heads:
-            replace(head, "logits", self._head_pass(head, head.logits))
-        for proposer in engine.speculator.proposers.values():
-            for name in ("observe", "collect"):
-                replace(proposer, name, self._drafted(getattr(proposer, name)))
-        return self
+    def attach(self, engine: "Engine") -> None:
+        self._engines = [engine]
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
+    def sequence_added(self, sequence: "Sequence", grammar: "Grammar | None") -> None:
+        self._num_sequences += 1
 
-    def _replace(self, thing: object, name: str, value: Callable[..., Any]) -> None:
-        if name in vars(thing):
-            self._stack.callback(setattr, thing, name, vars(thing)[name])
-        else:  # the new one hides the class's own until it is taken away
-            self._stack.callback(delattr, thing, name)
-        setattr(thing, name, value)
+    def sequence_finished(self, sequence: "Sequence") -> None:
+        self._num_sequences -= 1
 
-    def _timed_step(self, step: Callable[[], Any]) -> Callable[[], Any]:
-        def timed() -> Any:
-            now = self._clock.now()
+    def before_step(self) -> None:
+        now = self._clock.now()
+        self._close(now)
+        self._started = now
+
+    def after_pass(self, schedule: "Schedule", drafts: "Mapping[int, Draft]", output: "ForwardOutput") -> None:
+        (engine,) = self._engines
+        if engine.runner.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(engine.runner.device)
+
+    def verified(self, result: "StepResult") -> None:
+        if self.label is None:
+            return
+        draft = result.draft_seconds if result.draft_seconds is not None else result.times.drafted - result.times.began
+        self._step = _Step(self.label, self._started, 0.0, result, self._bytes(result), draft)
+
+    def committed(self, result: "StepResult") -> None:
+        if self._step is not None:
+            self._step.committed = self._clock.now()
+
+    def after_step(self) -> None:
+        now, step = self._clock.now(), self._step
+        if step is not None and step.result.draft_seconds is None:
+            step.draft += now - step.committed
+        if not self._num_sequences:
             self._close(now)
-            self._step = _Step(self.label, now)
-            outputs = step()
-            if not self._engine.has_work:
-                self._close(self._clock.now())
-            return outputs
 
-        return timed
-
-    def _learning(self, learn: Callable[..., None]) -> Callable[..., None]:
-        def learning(
-            plan: "Schedule",
-            drafts: "Mapping[int, Draft]",
-            verdicts: "Mapping[int, Verdict]",
-            verify_seconds: float,
-            *rest: Any,
-        ) -> None:
-            if self._step is not None:
-                self._step.verify = verify_seconds
-                self._step.facts = _facts(plan, drafts, verdicts)
-            learn(plan, drafts, verdicts, verify_seconds, *rest)
-
-        return learning
-
-    def _landing(self, record: Callable[..., None]) -> Callable[..., None]:
-        """A round that the device did alone, timed by its own events."""
-
-        def landing(rounds: "Sequence[SpeculatedRound]", **figures: Any) -> None:
-            ahead, step = self._engine.ahead, self._step
-            if step is not None and ahead is not None and ahead.last_landed is not None:
-                landed = ahead.last_landed
-                step.draft, step.forward = landed.draft_seconds, landed.verify_seconds
-                step.verify = landed.verify_seconds + landed.sample_seconds
-                outcomes = tuple(Outcome(r.asked, r.drafted, r.num_nodes or r.drafted, r.accepted) for r in rounds)
-                step.facts = figures["batch"], figures["rows"], 0, outcomes
-                step.bytes_read = self._round_bytes(rounds)
-            record(rounds, **figures)
-
-        return landing
-
-    def _round_bytes(self, rounds: "Sequence[SpeculatedRound]") -> int:
-        """The target's matrices and the contexts once, a draft's matrices once a level."""
-        engine = self._engine
-        tokens = sum(len(sequence.ids) for sequence in engine.scheduler.running)
+    def _bytes(self, result: "StepResult") -> int:
+        """Bytes read: the target's matrices and every context once; a draft's matrices and its contexts once a level. A draft
+        prefill is not counted."""
+        (engine,) = self._engines
+        window = engine.runner.model.config.sliding_window
+        contexts = [one.sequence.num_computed + one.num_tokens + one.num_nodes for one in result.sequences]
+        tokens = sum(contexts if window is None else [min(context, window) for context in contexts])
         total = weight_reads(engine.runner.model) + tokens * kv_bytes_per_token(engine.runner)
-        levels = max((round_.drafted for round_ in rounds), default=0)
-        if levels:
-            parts = draft_parts(engine, {round_.sequence.method for round_ in rounds})
-            models = (*(runner.model for runner in parts.runners), *parts.heads)
-            total += levels * sum(weight_reads(model) for model in models)
+        for method in {one.sequence.method for one in result.sequences if one.levels}:
+            drafted = [one for one in result.sequences if one.levels and one.sequence.method == method]
+            parts, levels = draft_parts(engine, [method]), max(one.levels for one in drafted)
+            total += levels * sum(weight_reads(model) for model in (*(r.model for r in parts.runners), *parts.heads))
+            # Level i reads the committed tokens and the i drafted before it
+            read = sum(one.levels * len(one.sequence.ids) + one.levels * (one.levels - 1) // 2 for one in drafted)
+            total += read * sum(map(kv_bytes_per_token, parts.runners))
         return total
-
-    def _drafted(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        def drafted(*arguments: Any) -> Any:
-            if self._drafting or self._step is None:  # one proposer may ask others: count the outermost
-                return work(*arguments)
-            self._drafting, before = True, self._clock.now()
-            try:
-                return work(*arguments)
-            finally:
-                self._drafting = False
-                self._step.draft += self._clock.now() - before
-
-        return drafted
-
-    def _target_pass(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        runner = self._engine.runner
-
-        def timed(spans: "Sequence[Span]", *rest: Any, **options: Any) -> Any:
-            before = self._clock.now()
-            output = forward(spans, *rest, **options)
-            _wait_for(runner)
-            if self._step is not None:
-                self._step.bytes_read += pass_bytes(runner, spans)
-                if not self._drafting:  # a draft may use the target's own layers
-                    self._step.forward += self._clock.now() - before
-            return output
-
-        return timed
-
-    def _draft_pass(self, runner: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(spans: "Sequence[Span]", *rest: Any, **options: Any) -> Any:
-            if self._step is not None:
-                self._step.bytes_read += pass_bytes(runner, spans)
-            return forward(spans, *rest, **options)
-
-        return counted
-
-    def _head_pass(self, head: Any, logits: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any) -> Any:
-            if self._step is not None:
-                self._step.bytes_read += weight_reads(head)
-            return logits(*arguments)
-
-        return counted
 
     def _close(self, now: float) -> None:
         step, self._step = self._step, None
-        if step is None or step.label is None or step.facts is None:
+        if step is None:
             return
-        total = now - step.started
+        result, total = step.result, now - step.started
         times = RoundTimes(
             draft=step.draft,
-            verify=step.forward,
-            sample=step.verify - step.forward,
-            gap=total - step.draft - step.verify,
+            verify=result.forward_seconds,
+            sample=result.verify_seconds - result.forward_seconds,
+            gap=total - step.draft - result.verify_seconds,
             total=total,
             bytes_read=step.bytes_read,
         )
-        self.rounds.append(RecordedRound(step.label, times, *step.facts))
-
-
-def _facts(
-    plan: "Schedule", drafts: "Mapping[int, Draft]", verdicts: "Mapping[int, Verdict]"
-) -> tuple[int, int, int, tuple[Outcome, ...]]:
-    from paceline.speculation.trees.tree import depths
-
-    outcomes = []
-    for item in plan.items:
-        if item.num_draft:
-            draft = drafts.get(item.sequence.id)
-            levels = max(depths(draft.parents)) if draft else 0
-            accepted = len(verdicts[item.sequence.id].path)
-            outcomes.append(Outcome(item.num_draft, levels, len(draft) if draft else 0, accepted))
-    rows = len(verdicts) + sum(len(draft) for draft in drafts.values())
-    prefill = sum(item.num_tokens for item in plan.items) - len(verdicts)
-    return len(verdicts), rows, prefill, tuple(outcomes)
-
-
-def _wait_for(runner: "ModelRunner") -> None:
-    if runner.device.type == "cuda":
-        import torch
-
-        torch.cuda.synchronize(runner.device)
+        batch = sum(one.verdict is not None for one in result.sequences)
+        outcomes = tuple(
+            Outcome(one.asked, one.levels, one.num_nodes, one.accepted) for one in result.sequences if one.asked
+        )
+        self.rounds.append(RecordedRound(step.label, times, batch, result.rows, result.num_tokens - batch, outcomes))

@@ -1,79 +1,135 @@
-"""Whether a worker may be trusted with streams. Pure: what was heard and when, in; a state, out."""
+"""Health of workers: whether a worker may serve streams, whether its canaries agree, and when it is restarted. Pure."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 from paceline.core.cluster_config import HealthConfig
 
-DOUBTS = 2
-"""Canaries in a row that must go wrong: one may have been a rounding's difference on busy hardware."""
+MAX_WRONG_CANARIES = 2
+"""Wrong canaries in a row that make a worker unhealthy. A single one may be a rounding difference under load."""
 
 
 class WorkerState(Enum):
     STARTING = "starting"
-    """Not heard of yet, or not since it was lost."""
+    """No heartbeat yet."""
     READY = "ready"
     SUSPECTED = "suspected"
-    """Silent or stuck: its streams are continued elsewhere. It may come back."""
+    """Silent or stalled. Its streams are continued on other workers; it may recover."""
     UNHEALTHY = "unhealthy"
-    """It answers, and says something else than its peers: it gets nothing but canaries until it agrees again."""
+    """Its canaries differ from those of the pool. It receives only canaries until they agree again."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pulse:
-    """A sign of life."""
+class Progress:
+    """The part of a heartbeat that health depends on."""
 
     epoch: int
-    """Of the worker's start: another one means that everything it held is gone."""
+    """Epoch of the worker. Another epoch means that the worker restarted and lost its state."""
     steps: int
-    """Engine steps since then."""
-    busy: bool
-    """Whether it has something to do."""
+    """Engine steps since the start."""
+    is_busy: bool
+    """Whether the engine has work."""
 
 
 class WorkerHealth:
-    """Follows one worker. Times are seconds on the caller's clock."""
+    """Health of one worker. Times are seconds on the caller's clock."""
 
     def __init__(self, config: HealthConfig) -> None:
         self._config = config
-        self._heard: float | None = None
-        self._pulse: Pulse | None = None
-        self._moved = 0.0
-        self._doubts = 0
-        self._is_cut = False
+        self._last_heartbeat: float | None = None
+        self._progress: Progress | None = None
+        self._last_step = 0.0
+        self._num_wrong_canaries = 0
+        self._is_disconnected = False
 
     @property
     def epoch(self) -> int | None:
-        return None if self._pulse is None else self._pulse.epoch
+        return None if self._progress is None else self._progress.epoch
 
     @property
-    def in_doubt(self) -> bool:
-        """Whether the last canary went wrong: better ask again soon."""
-        return self._doubts > 0
+    def is_in_doubt(self) -> bool:
+        """Whether the last canary was wrong."""
+        return self._num_wrong_canaries > 0
 
-    def heard(self, pulse: Pulse, now: float) -> bool:
-        """Returns whether the worker started anew since it was last heard: what it held is gone."""
-        last, self._pulse = self._pulse, pulse
-        self._heard, self._is_cut = now, False
-        restarted = last is not None and last.epoch != pulse.epoch
+    def heartbeat(self, progress: Progress, now: float) -> bool:
+        """Returns whether the worker has restarted since the last heartbeat."""
+        last, self._progress = self._progress, progress
+        self._last_heartbeat, self._is_disconnected = now, False
+        restarted = last is not None and last.epoch != progress.epoch
         if restarted:
-            self._doubts = 0
-        if last is None or restarted or not pulse.busy or not last.busy or pulse.steps != last.steps:
-            self._moved = now
+            self._num_wrong_canaries = 0
+        if last is None or restarted or not progress.is_busy or not last.is_busy or progress.steps != last.steps:
+            self._last_step = now
         return restarted
 
-    def cut(self) -> None:
-        """The connection broke: what was under way on it is lost, and until it is heard again so is the worker."""
-        self._is_cut = True
+    def disconnected(self) -> None:
+        """The connection broke. The worker is suspected until its next heartbeat."""
+        self._is_disconnected = True
 
     def canary(self, agrees: bool) -> None:
-        self._doubts = 0 if agrees else self._doubts + 1
+        self._num_wrong_canaries = 0 if agrees else self._num_wrong_canaries + 1
 
     def state(self, now: float) -> WorkerState:
-        if self._heard is None or self._pulse is None:
+        if self._last_heartbeat is None or self._progress is None:
             return WorkerState.STARTING
-        if self._is_cut or now - self._heard > self._config.heartbeat * self._config.misses:
+        if self._is_disconnected or now - self._last_heartbeat > self._config.heartbeat * self._config.misses:
             return WorkerState.SUSPECTED
-        if self._pulse.busy and now - self._moved > self._config.stall:
+        if self._progress.is_busy and now - self._last_step > self._config.stall:
             return WorkerState.SUSPECTED
-        return WorkerState.UNHEALTHY if self._doubts >= DOUBTS else WorkerState.READY
+        return WorkerState.UNHEALTHY if self._num_wrong_canaries >= MAX_WRONG_CANARIES else WorkerState.READY
+
+
+class CanaryVote:
+    """Compares the canary tokens of all workers of a pool.
+
+    Under coupled verification the tokens depend on the seed and the model only, so healthy workers generate the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: dict[str, tuple[int, ...]] = {}
+        self._majority: tuple[int, ...] | None = None
+
+    def add(self, worker: str, tokens: tuple[int, ...]) -> Mapping[str, bool]:
+        """Whether each worker with a result agrees with the majority.
+
+        In a tie the previous majority stays; without one, the first result counts.
+        """
+        self._tokens[worker] = tokens
+        votes = Counter(self._tokens.values())
+        most = max(votes.values())
+        candidates = [one for one, count in votes.items() if count == most]
+        if self._majority not in candidates:
+            self._majority = candidates[0]
+        return {name: one == self._majority for name, one in self._tokens.items()}
+
+    def forget(self, worker: str) -> None:
+        """Drop the result of a worker that left or restarted."""
+        self._tokens.pop(worker, None)
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffRule:
+    first: float = 0.5
+    """Delay after the first failure, seconds."""
+    max_delay: float = 30.0
+    reset_after: float = 60.0
+    """Uptime in seconds after which earlier failures no longer count."""
+
+
+class Backoff:
+    """Restart delay of a failed worker; it doubles with each failure in a row."""
+
+    def __init__(self, rule: BackoffRule | None = None) -> None:
+        self._rule = rule or BackoffRule()
+        self.num_failures = 0
+        """Failures in a row."""
+
+    def delay(self, uptime: float) -> float:
+        """Seconds to wait after a failure at `uptime` seconds."""
+        if uptime >= self._rule.reset_after:
+            self.num_failures = 0
+        seconds = min(self._rule.max_delay, self._rule.first * 2.0**self.num_failures)
+        self.num_failures += 1
+        return seconds

@@ -1,88 +1,88 @@
-"""Whether a draft worker drafts ahead: what that saves against what it is in the way of.
+"""Decides whether a draft worker drafts ahead: the passes saved against the passes delayed.
 
-Of a draft of K tokens `there` had been drafted when it was asked for: passes saved. A pass begun ahead has to end before what
-is asked for can start: `delay` passes lost, half a one on a device of its own, many where the target holds the device that
-the pass needs. Over recent rounds drafting ahead pays if
+Of a draft of K tokens, `num_ready` had been drafted when the target requested it: passes saved. A pass begun ahead must end
+before a requested one can start: `delay` passes lost. That is about half a pass on a device of its own, and many where the
+target occupies the device. Over recent rounds drafting ahead pays if
 
-    sum there  >=  max(sum delay, FLOOR sum K)
+    sum num_ready  >=  max(sum delay, MIN_READY_SHARE sum K)
 
-Where it does not, drafts are made on demand, and a few rounds now and then show whether that has changed.
+Otherwise the worker drafts on demand, and drafts ahead for a few rounds at an interval to measure again.
 """
 
 from dataclasses import dataclass
 
-FLOOR = 0.05
-"""Share of the asked tokens that must be there even if nothing seems delayed: passes take power, and slow a target on the same
-device, which nobody sees here."""
+MIN_READY_SHARE = 0.05
+"""Share of the requested tokens that must be ready even without delays. Passes take power and slow a target on the same device,
+which is not measured here."""
 WINDOW = 64.0
-"""Rounds that are remembered."""
-ENOUGH = 32.0
-"""Rounds, of those remembered, before drafting ahead is given up."""
-PROBE, EVERY = 4, 400
-"""At rest, so many rounds of so many are drafted ahead for."""
-WORST = 2.0
-"""A round counts no more delay than this many drafts on demand: one hiccup does not outweigh the window."""
+"""Rounds in the decaying sums."""
+MIN_ROUNDS = 32.0
+"""Rounds in the sums before drafting ahead may stop."""
+PROBE_ROUNDS, PROBE_INTERVAL = 4, 400
+"""While stopped, rounds drafted ahead out of each interval of rounds."""
+MAX_DELAY = 2.0
+"""Upper bound of a round's delay, in drafts on demand: one outlier does not outweigh the window."""
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A round that was drafted ahead for, as it was found when it was asked for; means over its sequences."""
+class AheadRound:
+    """A round that was drafted ahead, at the time the target requested it; means over its sequences."""
 
     depth: float
-    there: float
-    """Tokens of it that had been drafted ahead."""
-    ready: float
-    """Share of its drafts that were complete."""
+    num_ready: float
+    """Tokens drafted ahead."""
+    ready_share: float
+    """Share of drafts that were complete."""
     delay: float = 0.0
-    """Passes, each as long as one on demand, for which it waited behind one that was begun ahead."""
+    """Wait for a pass begun ahead, in passes on demand."""
 
 
 class DraftingAhead:
-    """For one target: `observe` each round that was drafted ahead for, then ask `next_round` about the one that follows."""
+    """The decision for one target: `observe` each round drafted ahead, then call `next_round`."""
 
-    __slots__ = ("_delay", "_depth", "_passed", "_ready", "_resting", "_rounds", "_there")
+    __slots__ = ("_delay", "_depth", "_num_ready", "_passed", "_ready_share", "_rounds", "_stopped_share")
 
     def __init__(self) -> None:
-        self._resting: float | None = None
+        self._stopped_share: float | None = None
         self._passed = 0
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        self._rounds = self._depth = self._there = self._ready = self._delay = 0.0
+    def _reset(self) -> None:
+        self._rounds = self._depth = self._num_ready = self._ready_share = self._delay = 0.0
 
     @property
     def resting(self) -> float | None:
-        """Share of drafts that were ready when last tried. None: it is not given up."""
-        return self._resting
+        """Share of drafts that were ready in the last measurement; None while it drafts ahead."""
+        return self._stopped_share
 
-    def observe(self, asked: Asked) -> None:
+    def observe(self, round_: AheadRound) -> None:
         keep = 1.0 - 1.0 / WINDOW
         self._rounds = self._rounds * keep + 1.0
-        self._depth = self._depth * keep + asked.depth
-        self._there = self._there * keep + asked.there
-        self._ready = self._ready * keep + asked.ready
-        self._delay = self._delay * keep + min(asked.delay, WORST * asked.depth)
+        self._depth = self._depth * keep + round_.depth
+        self._num_ready = self._num_ready * keep + round_.num_ready
+        self._ready_share = self._ready_share * keep + round_.ready_share
+        self._delay = self._delay * keep + min(round_.delay, MAX_DELAY * round_.depth)
 
     def next_round(self) -> bool:
-        """Whether to draft ahead for it."""
-        if self._resting is None:
-            if self._rounds < ENOUGH or self._pays:
+        """Whether to draft ahead for the next round."""
+        if self._stopped_share is None:
+            if self._rounds < MIN_ROUNDS or self._pays:
                 return True
-            self._rest()
-        elif self._passed == EVERY:
+            self._stop()
+        elif self._passed == PROBE_INTERVAL:
             if self._rounds and self._pays:
-                self._resting = None
+                self._stopped_share = None
                 return True
-            self._rest()
+            self._stop()
         self._passed += 1
-        return self._passed > EVERY - PROBE
+        return self._passed > PROBE_INTERVAL - PROBE_ROUNDS
 
     @property
     def _pays(self) -> bool:
-        return self._there >= max(self._delay, FLOOR * self._depth)
+        return self._num_ready >= max(self._delay, MIN_READY_SHARE * self._depth)
 
-    def _rest(self) -> None:
+    def _stop(self) -> None:
         if self._rounds:
-            self._resting = self._ready / self._rounds
+            self._stopped_share = self._ready_share / self._rounds
         self._passed = 0
-        self._forget()
+        self._reset()

@@ -1,12 +1,12 @@
-"""Which outcomes of a verification a draft worker prepares for while the target is still verifying.
+"""Chooses the verification outcomes that a draft worker prepares drafts for while the target verifies.
 
-An outcome is how many drafts are accepted and which token follows. With alpha_i the chance that draft i is accepted given
-those before it, S_j = prod_{i<=j} alpha_i:
+An outcome is the number of accepted drafts and the token that follows. With alpha_i the conditional acceptance of draft i and
+S_j = prod_{i<=j} alpha_i:
 
-    P(j accepted, then rival r) = S_j (1 - alpha_{j+1}) odds_r      for j below the depth
+    P(j accepted, then alternative r) = S_j (1 - alpha_{j+1}) odds_r      for j below the depth
     P(all K accepted, then the draft's own next token) = S_K alpha_{K+1}
 
-Branches are worth their probability and cost the same, so the likeliest are taken until the nodes are spent.
+All branches cost the same, so the most probable ones are chosen until the nodes are used up.
 """
 
 from collections.abc import Sequence
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 
 from paceline.core.errors import InvalidConfig
 
-FLOOR = 0.005
-"""An outcome less likely than this is not worth a row."""
+MIN_PROBABILITY = 0.005
+"""Outcomes below this are not drafted for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     accepted: int
     rival: int
-    """0 for the likeliest token that is not the draft's own, 1 for the next."""
+    """Rank of the following token among those that the draft did not choose: 0 for the most probable."""
     probability: float
 
 
 def fan_out(
     alphas: Sequence[float], odds: Sequence[float], offered: int, depth: int, nodes: int, continues: bool = True
 ) -> list[Outcome]:
-    """The outcomes to draft on from, likeliest first, beside the full acceptance that the draft's own chain continues.
+    """The outcomes to draft for, most probable first, besides full acceptance, which continues the draft's own chain.
 
-    `alphas` by position, at least one; the last holds for all after it. `odds[r]`: the chance that a token which is not the
-    draft's is rival r. Each branch costs `depth` of the `nodes`, and so does the continued chain, which comes first.
-    `continues=False`: the token after a full acceptance is drawn apart (rejection), so the chain says nothing about it.
+    `alphas` by position, at least one; the last applies to all later positions. `odds[r]`: probability that a token other than
+    the draft's is rival r. Each branch costs `depth` of the `nodes`, and so does the continued chain, which comes first.
+    `continues=False`: under rejection the token after full acceptance is an independent sample, so the chain does not continue.
     """
     branches = nodes // depth - 1 if depth else 0
     if branches <= 0:
@@ -44,12 +44,12 @@ def fan_out(
         ends = survival if accepted == offered and not continues else survival * (1.0 - alpha)
         outcomes += [Outcome(accepted, rival, ends * chance) for rival, chance in enumerate(odds)]
         survival *= alpha
-    likely = [outcome for outcome in outcomes if outcome.probability >= FLOOR]
+    likely = [outcome for outcome in outcomes if outcome.probability >= MIN_PROBABILITY]
     return sorted(likely, key=lambda outcome: -outcome.probability)[:branches]
 
 
 class RivalOdds:
-    """How often the token that took the place of a draft's was its rival 0, 1, …; learned from outcomes, slowly forgotten."""
+    """Probability that the token in place of a draft's is rival 0, 1, …; a decaying mean over outcomes."""
 
     PRIOR = (0.4, 0.15, 0.08, 0.05)
 
@@ -61,7 +61,7 @@ class RivalOdds:
         self._counts = [chance * self._total for chance in self.PRIOR]
 
     def observe(self, rival: int | None) -> None:
-        """None: it was none of them."""
+        """`rival`: rank of the token; None if it is not among the rivals."""
         self._total = self._total * self._keep + 1.0
         self._counts = [count * self._keep for count in self._counts]
         if rival is not None and rival < len(self._counts):

@@ -1,41 +1,44 @@
-"""Which draft worker a target opens its next sequence at: the one that answers soonest, and that one while it stays good."""
+"""Pairing of targets with draft workers, and of pools with nodes. Pure."""
 
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median_high
 
+from paceline.core.cluster_config import ClusterConfig
+from paceline.core.pool_config import PoolConfig
+
 SAMPLES = 16
 
 
 class RoundTrip:
-    """How long a worker takes to answer, at best and mostly: the least and the median of the last few samples.
+    """Minimum and median of a draft worker's recent response times.
 
-    A sample ends when somebody looks, and a target does not look while it verifies. So only those count that were waited for,
-    unless there are none: then the others say at least that it takes no longer.
+    A target does not read responses while it verifies, so a sample may end late. Only samples that the target waited for
+    count; without any, the others are an upper bound.
     """
 
     def __init__(self) -> None:
-        self._watched: deque[float] = deque(maxlen=SAMPLES)
+        self._waited: deque[float] = deque(maxlen=SAMPLES)
         self._others: deque[float] = deque(maxlen=SAMPLES)
 
-    def observe(self, seconds: float, watched: bool) -> None:
-        (self._watched if watched else self._others).append(seconds)
+    def observe(self, seconds: float, was_waiting: bool) -> None:
+        (self._waited if was_waiting else self._others).append(seconds)
 
     @property
     def seconds(self) -> float | None:
-        """At best: how far away it is."""
-        return min(self._watched or self._others, default=None)
+        """Minimum: the network distance."""
+        return min(self._waited or self._others, default=None)
 
     @property
-    def seen(self) -> float | None:
-        """The least that was really seen: None while nobody has waited for an answer."""
-        return min(self._watched, default=None)
+    def measured(self) -> float | None:
+        """Minimum of the samples that the target waited for; None without any."""
+        return min(self._waited, default=None)
 
     @property
     def usual(self) -> float | None:
-        """Mostly: what waiting for an answer costs, be it that the worker is far away or that it is kept from its work."""
-        samples = self._watched or self._others
+        """Median: the expected time of a response, including delays at the worker."""
+        samples = self._waited or self._others
         return median_high(samples) if samples else None
 
 
@@ -45,9 +48,9 @@ class DraftView:
 
     name: str
     round_trip: float | None
-    """Seconds; None before the first answer."""
+    """Seconds; None before the first response."""
     queue: float
-    """Seconds of drafting that wait there already."""
+    """Drafting time queued there, seconds."""
     is_usable: bool
 
     @property
@@ -56,29 +59,52 @@ class DraftView:
 
 
 class Pairing:
-    """Sticks to a worker until another has been better by a margin, and for a while: moving costs a prefill."""
+    """Chooses the draft worker with the least cost. It changes only for a lasting gain, because a change costs a draft
+    prefill."""
 
-    def __init__(self, margin: float = 0.25, least: float = 0.0005, hold: float = 2.0) -> None:
-        """Another worker must be cheaper by the share `margin` and by `least` seconds, throughout `hold` seconds."""
-        self._margin, self._least, self._hold = margin, least, hold
+    def __init__(self, margin: float = 0.25, min_gain: float = 0.0005, hold: float = 2.0) -> None:
+        """Another worker must cost less by the share `margin` and by `min_gain` seconds, for `hold` seconds."""
+        self._margin, self._min_gain, self._hold = margin, min_gain, hold
         self._current: str | None = None
-        self._rival: str | None = None
+        self._candidate: str | None = None
         self._since = 0.0
 
     def choose(self, views: Sequence[DraftView], now: float) -> str | None:
-        """Where to open now; None when there is no usable worker."""
+        """The worker for the next sequence; None if none is usable."""
         usable = {view.name: view for view in views if view.is_usable}
         if not usable:
-            self._current = self._rival = None
+            self._current = self._candidate = None
             return None
         best = min(usable.values(), key=lambda view: (view.cost, view.name))
         current = usable.get(self._current) if self._current is not None else None
         if current is None:
-            self._current, self._rival = best.name, None
-        elif best.cost > current.cost * (1.0 - self._margin) or current.cost - best.cost < self._least:
-            self._rival = None
-        elif self._rival != best.name:
-            self._rival, self._since = best.name, now
+            self._current, self._candidate = best.name, None
+        elif best.cost > current.cost * (1.0 - self._margin) or current.cost - best.cost < self._min_gain:
+            self._candidate = None
+        elif self._candidate != best.name:
+            self._candidate, self._since = best.name, now
         elif now - self._since >= self._hold:
-            self._current, self._rival = best.name, None
+            self._current, self._candidate = best.name, None
         return self._current
+
+
+def is_worth_waiting(ready: int, missing: int, gain: float, wait: float, step: float) -> bool:
+    """Whether a target extends its draft deadline by `wait` seconds for `missing` drafts, when `ready` have arrived.
+
+    `step`: seconds of a step; `gain`: tokens that a draft adds to a sequence's step. Waiting pays if
+
+        (ready + missing) (1 + gain) / (step + wait)  >  (ready (1 + gain) + missing) / step
+    """
+    drafted = 1.0 + gain
+    return (ready + missing) * drafted * step > (ready * drafted + missing) * (step + wait)
+
+
+def colocated_pools(config: ClusterConfig, pool: PoolConfig, worker: int) -> list[PoolConfig]:
+    """Pools whose worker number `worker` shares a node with that of `pool`; the pool that the others are placed beside first.
+
+    Only `pool` if no pool is placed beside it, or if the pool it is placed beside has fewer workers.
+    """
+    host = pool.placement.beside or pool.name
+    group = [one for one in config.pools if host in (one.name, one.placement.beside) and worker < one.replicas]
+    group.sort(key=lambda one: one.name != host)
+    return group if group and group[0].name == host else [pool]

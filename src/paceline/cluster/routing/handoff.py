@@ -1,56 +1,56 @@
-"""Whether a prompt is computed where it is decoded, or on a prefill worker that hands its cache over. Pure, injected time."""
+"""Decides whether a prompt is computed on its decode worker or on a prefill worker. Pure, with injected time."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.cluster.health.backoff import Backoff
-from paceline.cluster.routing.worker_rates import LEAST_TOKENS, Mean
+from paceline.cluster.health.health import Backoff
+from paceline.cluster.routing.worker_rates import MIN_TOKENS, DecayingMean
 from paceline.core.clock import Clock
 from paceline.core.cluster_config import HANDOFF_THRESHOLD
 
 FRESH_SECONDS = 60.0
-"""How long a measurement is believed: what is not used for so long is tried again by the threshold."""
-PATIENCE, LEAST_PATIENCE, MOST_PATIENCE = 4.0, 10.0, 120.0
-"""How long to wait for a hand-off: so many times what it should take, within these seconds."""
+"""Age up to which a measured rate is used. Older rates are measured again, by the threshold."""
+TIMEOUT_FACTOR, MIN_TIMEOUT, MAX_TIMEOUT = 4.0, 10.0, 120.0
+"""Timeout of a hand-off: this multiple of the expected time, within these bounds in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Here:
+class LocalPrompt:
     """A prompt at its decode worker."""
 
     uncached: int
-    """Tokens that are in no cache here."""
+    """Tokens that are not in the cache."""
     queued: int
-    """Tokens of other prompts that are to be computed here."""
+    """Tokens of other prompts that wait for prefill there."""
     running: int
-    """Streams that decode here: each is held up by a prompt that is computed beside it."""
+    """Decoding sequences there; a prefill delays each of them."""
     length: int = 0
-    """All tokens of the prompt."""
+    """Prompt tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillLoad:
-    """A prefill worker that may be asked."""
+    """Load of a prefill worker."""
 
     name: str
     queued: int
-    """Tokens of prompts that it has yet to compute."""
+    """Prompt tokens that wait for prefill."""
     round_trip: float = 0.0
     """Seconds."""
     window: int = 1 << 30
-    """Tokens of the longest prompt it takes, and one more."""
+    """Context length; a prompt must be shorter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Handoff:
     worker: str
-    patience: float
-    """Seconds after which it has failed."""
+    timeout: float
+    """Seconds."""
 
 
 @dataclass(slots=True)
 class _Rate:
-    mean: Mean = field(default_factory=Mean)
+    mean: DecayingMean = field(default_factory=DecayingMean)
     measured: float = 0.0
 
     def add(self, seconds: float, tokens: int, now: float) -> None:
@@ -58,7 +58,7 @@ class _Rate:
         self.measured = now
 
     def value(self, now: float) -> float | None:
-        """Seconds per token; None: not measured of late."""
+        """Seconds per token; None: no recent measurement."""
         return self.mean.value(0.0) if self.mean.units and now - self.measured < FRESH_SECONDS else None
 
 
@@ -66,73 +66,72 @@ class _Rate:
 class _Worker:
     rate: _Rate = field(default_factory=_Rate)
     backoff: Backoff = field(default_factory=Backoff)
-    away_until: float = 0.0
+    excluded_until: float = 0.0
 
 
 class HandoffPolicy:
-    """Compares the seconds that somebody waits: the request for its first token, and every running stream while a prompt is
-    computed beside it. With l seconds per token here, measured, and h there (computing or sending, whichever is slower, since
-    they overlap):
+    """Compares waiting times: that of the request for its first token, and that of every sequence that decodes beside a
+    prefill. With l seconds per token on the decode worker and h on the prefill worker (the slower of computing and sending,
+    which overlap):
 
-        here:   l (queued + uncached) + running * l * uncached
-        there:  h (queued there + uncached) + two round trips
+        local:   l (queued + uncached) + running * l * uncached
+        remote:  h (queued there + uncached) + two round trips
 
-    Until both are measured, prompts with more uncached tokens than the threshold are handed over.
+    Until both rates are measured, prompts with more uncached tokens than the threshold are handed off.
     """
 
     def __init__(self, clock: Clock, threshold: int = HANDOFF_THRESHOLD) -> None:
         self._clock = clock
         self._threshold = threshold
-        self._here = _Rate()
+        self._local = _Rate()
         self._workers: dict[str, _Worker] = {}
 
-    def choose(self, here: Here, workers: Sequence[PrefillLoad]) -> Handoff | None:
-        """None: compute it here."""
+    def choose(self, prompt: LocalPrompt, workers: Sequence[PrefillLoad]) -> Handoff | None:
+        """None: compute the prompt on the decode worker."""
         now = self._clock.now()
-        able = [w for w in workers if now >= self._worker(w.name).away_until and here.length < w.window]
-        if not able or here.uncached < min(LEAST_TOKENS, self._threshold):
+        usable = [w for w in workers if now >= self._worker(w.name).excluded_until and prompt.length < w.window]
+        if not usable or prompt.uncached < min(MIN_TOKENS, self._threshold):
             return None
-        # Who was never measured is taken to be as fast as the fastest: somebody has to measure it
-        rates = {worker.name: self._worker(worker.name).rate.value(now) for worker in able}
+        # A worker without measurements counts as the fastest, so that it is measured
+        rates = {worker.name: self._worker(worker.name).rate.value(now) for worker in usable}
         fastest = min((rate for rate in rates.values() if rate is not None), default=None)
-        best = min(able, key=lambda w: (self._there(here, w, rates[w.name] or fastest or 1.0), w.name))
-        there, local = rates[best.name], self._here.value(now)
-        if there is None or local is None:
-            worth = here.uncached > self._threshold
+        best = min(usable, key=lambda w: (_remote_seconds(prompt, w, rates[w.name] or fastest or 1.0), w.name))
+        remote, local = rates[best.name], self._local.value(now)
+        if remote is None or local is None:
+            is_worth = prompt.uncached > self._threshold
         else:
-            cost = local * (here.queued + here.uncached * (1 + here.running))
-            worth = self._there(here, best, there) < cost
-        if not worth:
+            cost = local * (prompt.queued + prompt.uncached * (1 + prompt.running))
+            is_worth = _remote_seconds(prompt, best, remote) < cost
+        if not is_worth:
             return None
-        expected = None if there is None else self._there(here, best, there)
-        patience = MOST_PATIENCE if expected is None else min(max(PATIENCE * expected, LEAST_PATIENCE), MOST_PATIENCE)
-        return Handoff(best.name, patience)
+        expected = MAX_TIMEOUT if remote is None else TIMEOUT_FACTOR * _remote_seconds(prompt, best, remote)
+        return Handoff(best.name, min(max(expected, MIN_TIMEOUT), MAX_TIMEOUT))
 
-    def seconds_here(self, tokens: int) -> float | None:
-        """To compute so many with nothing queued before them; None: not measured of late."""
-        rate = self._here.value(self._clock.now())
+    def local_seconds(self, tokens: int) -> float | None:
+        """Time to compute `tokens` on the decode worker without a queue; None: no recent measurement."""
+        rate = self._local.value(self._clock.now())
         return None if rate is None else rate * tokens
 
-    def computed_here(self, tokens: int, seconds: float) -> None:
-        """A prompt had its first token here, after so many tokens, those queued before it included."""
-        if tokens >= LEAST_TOKENS:
-            self._here.add(seconds, tokens, self._clock.now())
+    def add_local(self, tokens: int, seconds: float) -> None:
+        """A prompt got its first token on the decode worker, after `tokens` including those queued before it."""
+        if tokens >= MIN_TOKENS:
+            self._local.add(seconds, tokens, self._clock.now())
 
-    def handed_over(self, worker: str, tokens: int, seconds: float) -> None:
-        """As above, until the last byte had arrived."""
+    def add_handoff(self, worker: str, tokens: int, seconds: float) -> None:
+        """A hand-off took `seconds` until the last byte arrived."""
         one = self._worker(worker)
         one.rate.add(seconds, tokens, self._clock.now())
         one.backoff = Backoff()
 
-    def failed(self, worker: str) -> None:
-        """It is left alone for a while, and longer each time; what fails together with something else fails once."""
+    def add_failure(self, worker: str) -> None:
+        """Exclude the worker, longer after each failure. Failures while it is excluded do not count."""
         one, now = self._worker(worker), self._clock.now()
-        if now >= one.away_until:
-            one.away_until = now + one.backoff.delay(lived=0.0)
+        if now >= one.excluded_until:
+            one.excluded_until = now + one.backoff.delay(uptime=0.0)
 
     def _worker(self, name: str) -> _Worker:
         return self._workers.setdefault(name, _Worker())
 
-    @staticmethod
-    def _there(here: Here, worker: PrefillLoad, rate: float) -> float:
-        return rate * (worker.queued + here.uncached) + 2 * worker.round_trip
+
+def _remote_seconds(prompt: LocalPrompt, worker: PrefillLoad, rate: float) -> float:
+    return rate * (worker.queued + prompt.uncached) + 2 * worker.round_trip

@@ -1,73 +1,77 @@
-"""How long a prefix of a prompt each worker has, and in which tier, from what the workers say about their caches."""
+"""Index of cached prefixes by worker and tier, built from KV events."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paceline.cluster.routing.prefix_tree import KEY_MASK, NONE, PrefixTree, members
+from paceline.cluster.routing.router import Prompt
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
 
 BLOCK_SIZE = 16
 Sums = Callable[[Sequence[int], int], Sequence[int]]
-"""For tokens that begin at the given block of a prompt, one number for each full block; numbers add up along a prompt."""
+"""Function from tokens and the index of their first block to one number per full block. The numbers are cumulative."""
+MIN_PEER_TOKENS = 128
+"""Tokens that a peer must hold beyond the chosen worker to be worth a fetch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Who has how much of a prompt's beginning. Workers go by their numbers in the index."""
+    """Cached prefix of a prompt on each worker. Workers are identified by their index numbers."""
 
     groups: Sequence[tuple[int, Sequence[int]]]
-    """(tokens, the workers that have so many, in any tier), most first; a worker is in one group, or has nothing."""
+    """(tokens, workers that hold exactly these in any tier), most first. A worker is in at most one group."""
     lower: Mapping[int, tuple[int, ...]]
-    """Of workers that have some of it elsewhere than on the device: how many tokens in each of `TIERS`."""
+    """Tokens in each of `TIERS`, for workers that hold part of the prefix below the device."""
     chain: Sequence[int]
-    """A number for each of its prefixes, block by block."""
+    """Prefix numbers of the prompt, one per block."""
     root: int
-    """What its salt adds to them."""
+    """Offset that the salt adds to them."""
 
 
 @dataclass(slots=True)
 class _Worker:
     number: int
     blocks: tuple[dict[Hashable, tuple[int, ...]], ...] = field(default_factory=lambda: tuple({} for _ in TIERS))
-    """By tier and the worker's own key: the nodes that block is, one for each 16 of its tokens."""
-    slots: dict[int, int] = field(default_factory=dict)
-    """By tier, a holder of the tree: it has what is in that tier or a nearer one. The device's is the worker's number;
-    the others are there once something was stored in theirs."""
+    """Tree nodes of each block, by tier and the worker's own key; one node per 16 tokens."""
+    holders: dict[int, int] = field(default_factory=dict)
+    """Holder number in the tree, by tier: it holds the blocks of that tier and of all nearer ones. The device's is the
+    worker's number; others are created with the first block of their tier."""
 
 
 class KvIndex:
-    """Events of a worker must come in order. What was missed is not known, and blocks that follow it are left out, and counted
-    in `num_orphans`, until they are told again. Not thread-safe."""
+    """Events of a worker must arrive in order. Blocks whose parent is unknown are ignored and counted in `num_orphans`. Not
+    thread-safe."""
 
     def __init__(self, sums: Sums) -> None:
         self._sums = sums
         self._tree = PrefixTree()
         self._workers: dict[str, _Worker] = {}
-        self._slots: list[_Worker] = []
-        self._lower = 0
-        """Holders that stand for a tier below the device."""
+        self._holders: list[_Worker] = []
+        self._lower_tiers = 0
+        """Bits of the holders of tiers below the device."""
         self.num_orphans = 0
+        """Blocks ignored because their parent is unknown."""
 
     def __len__(self) -> int:
-        """Different blocks that anybody has."""
+        """Distinct blocks of all workers."""
         return len(self._tree)
 
     def number(self, worker: str) -> int:
-        """The worker's in every `Match`; it gets one here if it has none."""
+        """The worker's number in every `Match`; assigned on the first call."""
         return self._worker(worker).number
 
     def num_blocks(self, worker: str, tier: Tier | None = None) -> int:
-        """Of that worker, in that tier or in all."""
+        """Blocks of the worker in one tier, or in all."""
         known = self._workers.get(worker)
         if known is None:
             return 0
         return sum(map(len, known.blocks)) if tier is None else len(known.blocks[TIERS.index(tier)])
 
     def match(self, ids: Sequence[int], salt: str = "") -> Match:
-        """What there is for this prompt under this salt."""
+        """The cached prefix of this prompt on each worker, under this salt."""
         chain, root = self._sums(ids, 0), _root(salt)
         found = self._tree.match(chain, root)
-        if self._lower and any(holders & self._lower for _, holders in found):
+        if self._lower_tiers and any(holders & self._lower_tiers for _, holders in found):
             return Match(*self._tiered(found), chain, root)
         return Match([(blocks * BLOCK_SIZE, members(holders)) for blocks, holders in found], {}, chain, root)
 
@@ -81,26 +85,26 @@ class KvIndex:
                 self.clear(worker)
 
     def clear(self, worker: str) -> None:
-        """It has nothing, or nothing is known of what it has."""
+        """Remove all blocks of the worker."""
         known = self._workers.get(worker)
         if known is not None:
             for tier, blocks in enumerate(known.blocks):
-                self._remove(known, list(reversed(blocks)), tier)  # last first: nothing is broken off on the way
+                self._remove(known, list(reversed(blocks)), tier)  # last first, so that no block loses its parent
 
     def _tiered(
         self, found: list[tuple[int, int]]
     ) -> tuple[Sequence[tuple[int, Sequence[int]]], Mapping[int, tuple[int, ...]]]:
         """`groups` and `lower` of a `Match`."""
-        reach: dict[int, dict[int, int]] = {}
+        prefixes: dict[int, dict[int, int]] = {}
         for blocks, holders in found:
-            for slot in members(holders):
-                worker = self._slots[slot]
-                tier = next(tier for tier, own in worker.slots.items() if own == slot)
-                reach.setdefault(worker.number, {})[tier] = blocks * BLOCK_SIZE
+            for holder in members(holders):
+                worker = self._holders[holder]
+                tier = next(tier for tier, own in worker.holders.items() if own == holder)
+                prefixes.setdefault(worker.number, {})[tier] = blocks * BLOCK_SIZE
         groups: dict[int, list[int]] = {}
         lower = {}
-        for number, by_tier in reach.items():
-            # A tier's reach includes the nearer ones'
+        for number, by_tier in prefixes.items():
+            # A tier's prefix includes those of nearer tiers
             ends = [
                 max((by_tier.get(nearer, 0) for nearer in range(tier + 1)), default=0) for tier in range(len(TIERS))
             ]
@@ -113,13 +117,13 @@ class KvIndex:
         known = self._workers.get(name)
         if known is None:
             known = _Worker(NONE)
-            known.number = known.slots[0] = self._slot(known)
+            known.number = known.holders[0] = self._add_holder(known)
             self._workers[name] = known
         return known
 
-    def _slot(self, worker: _Worker) -> int:
-        self._slots.append(worker)
-        return len(self._slots) - 1
+    def _add_holder(self, worker: _Worker) -> int:
+        self._holders.append(worker)
+        return len(self._holders) - 1
 
     def _store(self, worker: _Worker, event: BlocksStored) -> None:
         span, rest = divmod(event.block_size, BLOCK_SIZE)
@@ -128,9 +132,9 @@ class KvIndex:
             self.num_orphans += len(event.keys)
             return
         tier = TIERS.index(event.tier)
-        if tier not in worker.slots:
-            self._open_tier(worker, tier)
-        holders = [1 << slot for level, slot in worker.slots.items() if level >= tier]
+        if tier not in worker.holders:
+            self._add_tier(worker, tier)
+        holders = [1 << holder for level, holder in worker.holders.items() if level >= tier]
         start, base = (0, _root(event.salt)) if parent == NONE else (self._tree.depth(parent), self._tree.key(parent))
         chain = [(base + number) & KEY_MASK for number in self._sums(event.tokens, start)]
         for i, key in enumerate(event.keys):
@@ -143,7 +147,7 @@ class KvIndex:
             worker.blocks[tier][key], parent = tuple(nodes), nodes[-1]
 
     def _is_free(self, worker: _Worker, key: Hashable, own: Sequence[int], holders: int) -> bool:
-        """A key stands for one chain, and a chain of a worker has one key: a second would outlive the nodes of the first."""
+        """Whether the key is new, or stands for the same chain. A second key for a chain would outlive the nodes of the first."""
         nodes = tuple(map(self._tree.find, own))
         for blocks in worker.blocks:
             if key in blocks:
@@ -152,7 +156,7 @@ class KvIndex:
 
     @staticmethod
     def _find(worker: _Worker, key: Hashable | None) -> int | None:
-        """The last node of a block that the worker has, NONE for the beginning of a prompt, None for one it does not have."""
+        """The last node of a block; NONE for the start of a prompt, None for an unknown block."""
         if key is None:
             return NONE
         return next((blocks[key][-1] for blocks in worker.blocks if key in blocks), None)
@@ -160,19 +164,46 @@ class KvIndex:
     def _remove(self, worker: _Worker, keys: Sequence[Hashable], tier: int) -> None:
         for key in keys:
             nodes = worker.blocks[tier].pop(key, ())
-            for level, slot in worker.slots.items():
+            for level, holder in worker.holders.items():
                 if level >= tier and not any(key in nearer for nearer in worker.blocks[: level + 1]):
                     for node in reversed(nodes):
-                        self._tree.drop(1 << slot, node)
+                        self._tree.drop(1 << holder, node)
 
-    def _open_tier(self, worker: _Worker, tier: int) -> None:
-        """What is in nearer tiers counts there too."""
-        slot = worker.slots[tier] = self._slot(worker)
-        self._lower |= 1 << slot
+    def _add_tier(self, worker: _Worker, tier: int) -> None:
+        """Create the holder of a tier, with the blocks of all nearer tiers."""
+        holder = worker.holders[tier] = self._add_holder(worker)
+        self._lower_tiers |= 1 << holder
         for blocks in worker.blocks[:tier]:
             for nodes in blocks.values():
-                self._tree.add(1 << slot, self._tree.parent(nodes[0]), map(self._tree.key, nodes))
+                self._tree.add(1 << holder, self._tree.parent(nodes[0]), map(self._tree.key, nodes))
 
 
 def _root(salt: str) -> int:
     return hash(("paceline/salt", salt)) & KEY_MASK
+
+
+@dataclass(frozen=True, slots=True)
+class PeerHint:
+    """A worker that holds more of a prompt than the worker that will serve it."""
+
+    worker: str
+    tokens: int
+    """Leading prompt tokens on its device."""
+
+
+def find_peer(index: KvIndex, prompt: Prompt, chosen: str, workers: Collection[str]) -> PeerHint | None:
+    """The other worker with the longest prefix, if it is `MIN_PEER_TOKENS` longer than that of `chosen`.
+
+    Only blocks on the peer's device count: loading and sending those of lower tiers is usually slower than computing them.
+    """
+    match = index.match(prompt.ids, prompt.salt)
+    names = {index.number(name): name for name in workers}
+    own, best = 0, PeerHint("", 0)
+    for tokens, numbers in match.groups:
+        for number in numbers:
+            name = names.get(number)
+            if name == chosen:
+                own = tokens  # any tier: the worker loads them itself
+            elif name is not None and (on_device := match.lower.get(number, (tokens,))[0]) > best.tokens:
+                best = PeerHint(name, on_device)
+    return best if best.tokens - own >= MIN_PEER_TOKENS else None

@@ -1,51 +1,80 @@
-"""What a router has sent to a worker and not seen a token of: how long until all of it is computed."""
+"""Per-worker state of the KV router: prompts waiting for prefill, and the cost of evicting cached blocks."""
 
-from paceline.cluster.routing.worker_rates import LEAST_TOKENS
+import math
+
+from paceline.cluster.routing.worker_rates import MIN_TOKENS
+
+EVICTION_HALF_LIFE = 300.0
+"""Seconds in which half of the computed prompts are assumed to be no longer in use."""
+STALE_SHARE = 0.25
+"""Share of the other cached tokens that is assumed to be in use."""
 
 
 class PrefillQueue:
-    """Prompts are taken to be computed one after the other, in the order they were sent. Kept as tokens, not as seconds: what
-    was learned about the worker since holds for those that wait too."""
+    """Prompts sent to a worker that have no token yet, computed in order. It holds tokens rather than seconds, so that a
+    better rate applies to all of them."""
 
-    __slots__ = ("_head", "_loading", "_since", "_tokens", "_waiting")
+    __slots__ = ("_first", "_loading", "_since", "_tokens", "_waiting")
 
     def __init__(self) -> None:
         self._waiting: dict[str, tuple[int, float]] = {}
-        """By request: tokens to be computed, and seconds to load others."""
+        """Tokens to compute and seconds of loading, by request."""
         self._tokens = 0
         self._loading = 0.0
-        self._head = (0, 0.0)
+        self._first = (0, 0.0)
+        """The request being computed."""
         self._since = 0.0
-        """When the first of them began."""
+        """Start of the first request."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, request_id: str, tokens: int, loading: float, now: float) -> None:
         if not self._waiting:
-            self._head, self._since = (tokens, loading), now
+            self._first, self._since = (tokens, loading), now
         self._waiting[request_id] = tokens, loading
         self._tokens += tokens
         self._loading += loading
 
     def remove(self, request_id: str, now: float) -> None:
-        """It has its first token, or will get none here."""
+        """The request has its first token, or left the worker."""
         if next(iter(self._waiting)) == request_id:
             self._since = now
         tokens, loading = self._waiting.pop(request_id)
         self._tokens -= tokens
         self._loading = self._loading - loading if self._waiting else 0.0
-        self._head = next(iter(self._waiting.values()), (0, 0.0))
+        self._first = next(iter(self._waiting.values()), (0, 0.0))
 
     def seconds(self, rate: float, now: float) -> float:
-        """At `rate` seconds a token. A first one that is late already is taken to need as long again."""
+        """Time until the queue is empty, at `rate` seconds per token. A first request that is late by t counts t more."""
         if not self._waiting:
             return 0.0
-        tokens, loading = self._head
+        tokens, loading = self._first
         first = rate * tokens + loading
         return rate * (self._tokens - tokens) + self._loading - loading + abs(first - (now - self._since))
 
-    def least_rate(self, now: float) -> float:
-        """Seconds a token that the first one has taken so far, if that says anything."""
-        tokens, _ = self._head
-        return (now - self._since) / tokens if tokens >= LEAST_TOKENS else 0.0
+    def min_rate(self, now: float) -> float:
+        """Seconds per token that the first request has taken so far; 0 if it is too short to measure."""
+        tokens, _ = self._first
+        return (now - self._since) / tokens if tokens >= MIN_TOKENS else 0.0
+
+
+class EvictionCost:
+    """Share of one worker's cache that is in use, and so lost if a new prompt evicts it."""
+
+    __slots__ = ("_since", "_tokens")
+
+    def __init__(self) -> None:
+        self._tokens = 0.0
+        self._since = 0.0
+
+    def add(self, tokens: int, now: float) -> None:
+        """`tokens` are computed and cached."""
+        self._tokens, self._since = self._recent(now) + tokens, now
+
+    def share(self, cached: int, capacity: int, now: float) -> float:
+        """Between 0 and 1 for a cache of `capacity` tokens that holds `cached`; 0 if the capacity is not known (0)."""
+        return min(1.0, (self._recent(now) + STALE_SHARE * cached) / capacity) if capacity else 0.0
+
+    def _recent(self, now: float) -> float:
+        return self._tokens * math.exp2((self._since - now) / EVICTION_HALF_LIFE)

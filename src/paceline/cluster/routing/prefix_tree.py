@@ -1,4 +1,4 @@
-"""Chains of blocks and who has them: for a prompt, how much of its beginning each holder has."""
+"""A prefix tree of cached blocks: returns for a prompt how many leading blocks each holder has."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -9,11 +9,11 @@ NONE = -1
 
 
 class PrefixTree:
-    """Nodes are blocks, numbered; a block's key stands for all tokens up to its end. Holders are bits of an int.
+    """Nodes are numbered blocks; the key of a block identifies all tokens up to its end. Holders are bits of an int.
 
-    A holder is counted at a node only while it has every block before it, since nothing else can be a hit. Hence holders only
-    become fewer along a chain, and a lookup may jump: it bisects instead of walking. Columns instead of node objects keep a
-    million blocks out of the garbage collector's way.
+    A holder counts at a node only while it has every block before it. So the set of holders shrinks along a chain, and a
+    lookup bisects the chain instead of walking it. Arrays instead of node objects keep a million blocks out of garbage
+    collection.
     """
 
     def __init__(self) -> None:
@@ -25,8 +25,8 @@ class PrefixTree:
         self._next = array("l")
         self._previous = array("l")
         self._holders: list[int] = []
-        self._broken: dict[int, int] = {}
-        """Holders that have a block, but not all before it."""
+        self._orphaned: dict[int, int] = {}
+        """Holders of a block that lack one of its predecessors, by node."""
         self._free: list[int] = []
 
     def __len__(self) -> int:
@@ -37,21 +37,21 @@ class PrefixTree:
         return self._node_of.get(key, NONE)
 
     def has(self, holders: int, node: int) -> bool:
-        """Whether any of them has that block, be it without those before it."""
-        return bool((self._holders[node] | self._broken.get(node, 0)) & holders)
+        """Whether any of them has the block, with or without its predecessors."""
+        return bool((self._holders[node] | self._orphaned.get(node, 0)) & holders)
 
     def key(self, node: int) -> int:
         return self._keys[node]
 
     def depth(self, node: int) -> int:
-        """Blocks up to and with this one."""
+        """Number of blocks up to and including this one."""
         return self._depths[node]
 
     def parent(self, node: int) -> int:
         return self._parents[node]
 
     def add(self, holder: int, parent: int, keys: Iterable[int]) -> list[int]:
-        """`holder` (one bit) has the blocks `keys` after node `parent`, NONE at the beginning; returns their nodes."""
+        """Add `holder` (one bit) to the blocks `keys` after `parent` (NONE: the start of a prompt); returns their nodes."""
         nodes = []
         for key in keys:
             node = self._node_of.get(key, NONE)
@@ -59,28 +59,27 @@ class PrefixTree:
                 node = self._new(parent, key)
             if parent == NONE or self._holders[parent] & holder:
                 self._holders[node] |= holder
-                if self._broken:
-                    self._rejoin(holder, node)
+                if self._orphaned:
+                    self._reattach(holder, node)
             else:
-                self._broken[node] = self._broken.get(node, 0) | holder
+                self._orphaned[node] = self._orphaned.get(node, 0) | holder
             nodes.append(node)
             parent = node
         return nodes
 
     def drop(self, holder: int, node: int) -> None:
-        """`holder`, which had that block, no longer does. What it has after it cannot be hit until the block is back."""
+        """Remove `holder` from the block. Its later blocks do not match until the block is added again."""
         if self._holders[node] & holder:
             self._detach(holder, node)
         else:
-            self._mend(holder, node)
+            self._remove_orphan(holder, node)
         self._prune(node)
 
     def match(self, sums: Sequence[int], root: int) -> list[tuple[int, int]]:
-        """Of the chain whose i-th key is `sums[i] + root`: (blocks, the holders that have exactly that many), most first.
-        Holders of none are not in it."""
+        """(blocks, holders that have exactly these leading blocks) of the chain with keys `sums[i] + root`, most first."""
         node_of, holders = self._node_of, self._holders
         low, high = 0, len(sums)
-        while low < high:  # how deep does anybody's chain reach?
+        while low < high:  # the deepest node of the chain
             middle = (low + high + 1) // 2
             if (sums[middle - 1] + root) & KEY_MASK in node_of:
                 low = middle
@@ -125,14 +124,14 @@ class PrefixTree:
             self._first[parent] = node
         return node
 
-    def _rejoin(self, holder: int, node: int) -> None:
-        """Whatever was broken off after `node` can be hit again."""
-        self._mend(holder, node)
+    def _reattach(self, holder: int, node: int) -> None:
+        """Restore the holder at the blocks after `node`."""
+        self._remove_orphan(holder, node)
         pending = [node]
         while pending:
             for child in self._children(pending.pop()):
-                if self._broken.get(child, 0) & holder:
-                    self._mend(holder, child)
+                if self._orphaned.get(child, 0) & holder:
+                    self._remove_orphan(holder, child)
                     self._holders[child] |= holder
                     pending.append(child)
 
@@ -143,15 +142,15 @@ class PrefixTree:
             for child in self._children(pending.pop()):
                 if self._holders[child] & holder:
                     self._holders[child] &= ~holder
-                    self._broken[child] = self._broken.get(child, 0) | holder
+                    self._orphaned[child] = self._orphaned.get(child, 0) | holder
                     pending.append(child)
 
-    def _mend(self, holder: int, node: int) -> None:
-        rest = self._broken.get(node, 0) & ~holder
+    def _remove_orphan(self, holder: int, node: int) -> None:
+        rest = self._orphaned.get(node, 0) & ~holder
         if rest:
-            self._broken[node] = rest
+            self._orphaned[node] = rest
         else:
-            self._broken.pop(node, None)
+            self._orphaned.pop(node, None)
 
     def _children(self, node: int) -> list[int]:
         children = []
@@ -162,8 +161,8 @@ class PrefixTree:
         return children
 
     def _prune(self, node: int) -> None:
-        """Forget nodes that nobody has and nothing follows."""
-        while node != NONE and not self._holders[node] and node not in self._broken and self._first[node] == NONE:
+        """Remove nodes without holders and children, upwards."""
+        while node != NONE and not self._holders[node] and node not in self._orphaned and self._first[node] == NONE:
             parent, before, after = self._parents[node], self._previous[node], self._next[node]
             if after != NONE:
                 self._previous[after] = before
@@ -179,6 +178,6 @@ class PrefixTree:
 
 @lru_cache(maxsize=4096)
 def members(holders: int) -> tuple[int, ...]:
-    """Numbers of the bits that are set."""
+    """Indices of the set bits."""
     digits = f"{holders:b}"
     return tuple(number for number, digit in enumerate(reversed(digits)) if digit == "1")

@@ -1,4 +1,4 @@
-"""What prompts that are under way will leave in a worker's cache: nobody should compute elsewhere what is about to be there."""
+"""Prefixes that requests in flight will leave in a worker's cache, so that no other worker computes them too."""
 
 from collections.abc import Sequence
 
@@ -6,18 +6,17 @@ from paceline.cluster.routing.kv_index import BLOCK_SIZE
 from paceline.cluster.routing.prefix_tree import KEY_MASK
 
 
-class Promises:
-    """Of the prompts that begin with the same block, the one last sent to each worker counts. Prompts come as in `Match`: the
-    numbers of their prefixes, block by block, and what their salt adds to them."""
+class Reservations:
+    """The last prompt sent to each worker, for every first block. Prompts are chains of prefix numbers, as in `Match`."""
 
     def __init__(self) -> None:
         self._by_first: dict[int, dict[int, tuple[str, Sequence[int]]]] = {}
-        """By the key of the first block and the worker: request and prompt."""
-        self._kept: dict[str, tuple[int, int]] = {}
-        """By request: where it is found above."""
+        """Request and chain, by the key of the first block and by worker."""
+        self._keys: dict[str, tuple[int, int]] = {}
+        """Keys into `_by_first`, by request."""
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return len(self._keys)
 
     def add(self, request_id: str, worker: int, chain: Sequence[int], root: int) -> None:
         if not len(chain):
@@ -26,30 +25,30 @@ class Promises:
         prompts = self._by_first.setdefault(first, {})
         before = prompts.get(worker)
         if before is not None:
-            del self._kept[before[0]]
+            del self._keys[before[0]]
         prompts[worker] = request_id, chain
-        self._kept[request_id] = first, worker
+        self._keys[request_id] = first, worker
 
-    def drop(self, request_id: str) -> None:
-        """It is over, wherever it was; what it left is known from the worker."""
-        kept = self._kept.pop(request_id, None)
-        if kept is not None:
-            first, worker = kept
+    def remove(self, request_id: str) -> None:
+        """The request ended. Its blocks are known from KV events."""
+        keys = self._keys.pop(request_id, None)
+        if keys is not None:
+            first, worker = keys
             prompts = self._by_first[first]
             del prompts[worker]
             if not prompts:
                 del self._by_first[first]
 
     def match(self, chain: Sequence[int], root: int) -> list[tuple[int, tuple[int]]]:
-        """(tokens, the worker that will have so many of this prompt's beginning), in any order."""
+        """(tokens of this prompt that the worker will hold, the worker), unordered."""
         if not len(chain):
             return []
         prompts = self._by_first.get((chain[0] + root) & KEY_MASK, {})
-        return [(_common(chain, other) * BLOCK_SIZE, (worker,)) for worker, (_, other) in prompts.items()]
+        return [(_num_common(chain, other) * BLOCK_SIZE, (worker,)) for worker, (_, other) in prompts.items()]
 
 
-def _common(chain: Sequence[int], other: Sequence[int]) -> int:
-    """Blocks that both begin with, at least one: a prefix's number is equal only if all of it is, so it is bisected."""
+def _num_common(chain: Sequence[int], other: Sequence[int]) -> int:
+    """Blocks in common, at least one. Prefix numbers are equal only if the whole prefix is, so bisection finds the last."""
     low, high = 1, min(len(chain), len(other))
     while low < high:
         middle = (low + high + 1) // 2

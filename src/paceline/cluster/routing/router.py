@@ -1,4 +1,4 @@
-"""Which target worker a request goes to. Pure: loads in, a name out."""
+"""Routers choose the target worker of a request. Pure: loads in, a name out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,46 +9,46 @@ from paceline.core.cluster_config import RouterPolicy
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What is known of a worker that may be chosen."""
+    """Load of a worker that may be chosen."""
 
     name: str
     assigned: int
-    """Sequences sent to it and not finished, those on the way included."""
-    seats: int
-    """Sequences it runs at once."""
+    """Unfinished sequences assigned to it, including those in transit."""
+    max_num_seqs: int
+    """Sequences that it runs at once."""
     kv_use: float = 0.0
-    """Used share of its cache, 0 to 1, as it last said."""
+    """Used share of its KV cache, 0 to 1, as of its last heartbeat."""
     kv_tokens: int = 0
-    """That its cache holds; 0: not known."""
+    """Capacity of its KV cache; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What is to be placed."""
+    """A prompt to be routed."""
 
     ids: Sequence[int]
     salt: str = ""
-    """The tenant's: cached prefixes of another salt do not count."""
+    """Salt of the tenant. Cached prefixes of another salt do not match."""
     request_id: str = ""
-    """Under which `started` and `ended` will be told; empty if they will not."""
+    """Id for `started` and `ended`; empty if neither will be called."""
 
 
 class Router(Protocol):
     def choose(self, prompt: Prompt, workers: Sequence[WorkerLoad]) -> str:
-        """The name of one of `workers`, of which there is at least one; they come in any order."""
+        """The name of one of `workers`. There is at least one, in any order."""
         ...
 
     def started(self, request_id: str, cached: int) -> None:
-        """Its first token came, and so many of its prompt's had been cached. May be said again."""
+        """The first token arrived; the prefix cache held `cached` tokens of the prompt. May be called again."""
         ...
 
     def ended(self, request_id: str) -> None:
-        """It left its worker: finished, cancelled, or to be placed anew."""
+        """The request left its worker: finished, cancelled, or to be routed again."""
         ...
 
 
 class LoadRouter:
-    """Goes by the loads it is given, and remembers no request."""
+    """Base of routers that use loads only and keep no state of requests."""
 
     def started(self, request_id: str, cached: int) -> None:
         pass
@@ -58,7 +58,7 @@ class LoadRouter:
 
 
 class RoundRobin(LoadRouter):
-    """One after the other, by name."""
+    """Chooses workers in turn, by name."""
 
     def __init__(self) -> None:
         self._last = ""
@@ -70,12 +70,12 @@ class RoundRobin(LoadRouter):
 
 
 class LeastLoaded(LoadRouter):
-    """The one with the smallest share of its seats taken; of equals the one with more cache left, then the first by name."""
+    """Chooses the smallest `assigned / max_num_seqs`; ties go to the freer KV cache, then to the first name."""
 
     def choose(self, prompt: Prompt, workers: Sequence[WorkerLoad]) -> str:
-        return min(workers, key=lambda worker: (worker.assigned / worker.seats, worker.kv_use, worker.name)).name
+        return min(workers, key=lambda worker: (worker.assigned / worker.max_num_seqs, worker.kv_use, worker.name)).name
 
 
 def make_router(policy: RouterPolicy) -> Router:
-    """Of the policies that know nothing but loads."""
+    """The router of a policy that uses loads only."""
     return RoundRobin() if policy == "round_robin" else LeastLoaded()

@@ -1,96 +1,134 @@
-"""How fast each worker is, from what its requests took. Pure: seconds come from outside."""
+"""Measured speed of each worker: prefill, request duration, cache loads and transfers. Pure: times are arguments."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from paceline.cluster.routing.kv_index import MIN_PEER_TOKENS
 from paceline.core.kv_events import TIERS, Tier
 
-MEMORY = 0.9
-"""Weight that what is known keeps when something new is measured."""
-LEAST_TOKENS = 64
-"""A prefill of fewer says more about the rest of the way than about the prefill."""
+DECAY = 0.9
+"""Weight of the old mean when a measurement is added."""
+MIN_TOKENS = 64
+"""Shorter prefills are not measured: fixed costs dominate them."""
 HALF_LIFE = 60.0
-"""Seconds in which half of what sets a worker apart is forgotten: one that was slow, and got nothing since, is tried again."""
+"""Seconds in which a worker's rate moves half-way back to the common rate, so that a slow worker is tried again."""
 SECONDS_PER_TOKEN = 2e-4
 SECONDS_PER_REQUEST = 1.0
 LOAD_SECONDS_PER_TOKEN: Mapping[Tier, float] = {"device": 0.0, "host": 5e-6, "disk": 5e-5}
-"""Assumed until the first measurement."""
+"""Rates before the first measurement."""
 
 
 @dataclass(slots=True)
-class Mean:
-    """Seconds per unit, old measurements fading."""
+class DecayingMean:
+    """Seconds per unit; older measurements count less."""
 
     seconds: float = 0.0
     units: float = 0.0
     measured: float = 0.0
-    """When last."""
+    """Time of the last measurement."""
 
     def add(self, seconds: float, units: float, now: float = 0.0) -> None:
-        self.seconds = MEMORY * self.seconds + seconds
-        self.units = MEMORY * self.units + units
+        self.seconds = DECAY * self.seconds + seconds
+        self.units = DECAY * self.units + units
         self.measured = now
 
-    def value(self, unknown: float) -> float:
-        return self.seconds / self.units if self.units else unknown
+    def value(self, default: float) -> float:
+        return self.seconds / self.units if self.units else default
 
 
 class WorkerRates:
-    """A worker that was never measured is taken to be like the others."""
+    """Rates by worker. A worker without measurements gets the common rate."""
 
     def __init__(self) -> None:
-        self._prefill: dict[str, Mean] = {}
-        self._stay: dict[str, Mean] = {}
-        self._all_prefill = Mean()
-        self._all_stay = Mean()
-        self._load = {tier: Mean() for tier in TIERS}
-        self._peer = Mean()
-        self._supposed = SECONDS_PER_TOKEN
+        self._prefill: dict[str, DecayingMean] = {}
+        self._duration: dict[str, DecayingMean] = {}
+        self._common_prefill = DecayingMean()
+        self._common_duration = DecayingMean()
+        self._load = {tier: DecayingMean() for tier in TIERS}
+        self._peer = DecayingMean()
+        self._default_prefill = SECONDS_PER_TOKEN
 
-    def suppose(self, seconds_per_token: float) -> None:
-        """A prefill under way has taken so long already: until one is done, nobody is thought to be faster."""
-        self._supposed = max(self._supposed, seconds_per_token)
+    def set_lower_bound(self, seconds_per_token: float) -> None:
+        """Raise the default prefill rate to that of a prefill still running, until one has finished."""
+        self._default_prefill = max(self._default_prefill, seconds_per_token)
 
-    def prefilled(self, worker: str, tokens: int, seconds: float, now: float) -> None:
-        """It took that long to compute so many tokens of a prompt."""
-        if tokens >= LEAST_TOKENS:
-            self._prefill.setdefault(worker, Mean()).add(seconds, tokens, now)
-            self._all_prefill.add(seconds, tokens)
+    def add_prefill(self, worker: str, tokens: int, seconds: float, now: float) -> None:
+        if tokens >= MIN_TOKENS:
+            self._prefill.setdefault(worker, DecayingMean()).add(seconds, tokens, now)
+            self._common_prefill.add(seconds, tokens)
 
-    def stayed(self, worker: str, seconds: float) -> None:
-        """A request kept its seat for so long."""
-        self._stay.setdefault(worker, Mean()).add(seconds, 1)
-        self._all_stay.add(seconds, 1)
+    def add_duration(self, worker: str, seconds: float) -> None:
+        """A request ran for `seconds`."""
+        self._duration.setdefault(worker, DecayingMean()).add(seconds, 1)
+        self._common_duration.add(seconds, 1)
 
-    def loaded(self, tier: Tier, tokens: int, seconds: float) -> None:
-        """So many tokens' blocks were brought to a device from `tier`."""
+    def add_load(self, tier: Tier, tokens: int, seconds: float) -> None:
+        """The blocks of `tokens` were loaded to a device from `tier`."""
         self._load[tier].add(seconds, tokens)
 
-    def fetched(self, tokens: int, seconds: float) -> None:
-        """A worker took so many tokens' blocks from another, or was to, and it took that long until they were there."""
+    def add_peer_fetch(self, tokens: int, seconds: float) -> None:
+        """A worker fetched the blocks of `tokens` from another, or computed them after a failed fetch."""
         self._peer.add(seconds, tokens)
 
     def forget(self, worker: str) -> None:
         self._prefill.pop(worker, None)
-        self._stay.pop(worker, None)
+        self._duration.pop(worker, None)
 
     def prefill(self, worker: str, now: float) -> float:
         """Seconds per token."""
-        common = self._all_prefill.value(self._supposed)
+        common = self._common_prefill.value(self._default_prefill)
         own = self._prefill.get(worker)
         if own is None:
             return common
         return common + (own.value(common) - common) * math.exp2((own.measured - now) / HALF_LIFE)
 
-    def stay(self, worker: str) -> float:
+    def duration(self, worker: str) -> float:
         """Seconds per request."""
-        return self._stay.get(worker, self._all_stay).value(SECONDS_PER_REQUEST)
+        return self._duration.get(worker, self._common_duration).value(SECONDS_PER_REQUEST)
 
     def peer(self) -> float | None:
-        """Seconds per token; None: no worker has taken anything from another yet."""
+        """Seconds per token fetched from another worker; None: not measured."""
         return self._peer.value(0.0) if self._peer.units else None
 
     def load(self, tier: Tier) -> float:
-        """Seconds per token."""
+        """Seconds per token loaded from `tier`."""
         return self._load[tier].value(LOAD_SECONDS_PER_TOKEN[tier])
+
+
+@dataclass(slots=True)
+class RoutedRequest:
+    """A request in flight at a worker, with the router's assumptions about its prompt."""
+
+    worker: str
+    num_tokens: int
+    """Prompt tokens."""
+    num_cached: int
+    """Prompt tokens expected in the worker's cache, including those being computed there."""
+    num_fetchable: int
+    """Further prompt tokens that another worker holds."""
+    by_tier: Sequence[int]
+    """`num_cached` by tier; empty if all are on the device."""
+    since: float
+    has_started: bool = False
+
+
+def measure(rates: WorkerRates, request: RoutedRequest, cached: int, seconds: float, now: float) -> None:
+    """Update `rates` from the first token of a request: it took `seconds`, with `cached` prompt tokens in the cache.
+
+    Time beyond computing is the time of loads and fetches. Without a single source for it, nothing is measured.
+    """
+    computed, surplus = max(0, request.num_tokens - cached), cached - request.num_cached
+    rate = rates.prefill(request.worker, now)
+    rest = max(0.0, seconds - rate * computed)
+    lower = [(tier, tokens) for tier, tokens in zip(TIERS[1:], request.by_tier[1:], strict=False) if tokens]
+    if lower:
+        if len(lower) == 1 and 0 <= surplus < MIN_TOKENS:
+            [(tier, tokens)] = lower
+            rates.add_load(tier, tokens, rest)
+    elif request.num_fetchable >= MIN_PEER_TOKENS and surplus >= MIN_TOKENS:
+        rates.add_peer_fetch(surplus, rest)
+    else:
+        rates.add_prefill(request.worker, computed, seconds, now)
+        if request.num_fetchable >= MIN_PEER_TOKENS and rates.peer() is not None:
+            rates.add_peer_fetch(request.num_fetchable, rate * request.num_fetchable)  # computed instead

@@ -1,6 +1,6 @@
 """Prompts that this engine computes for another: what is ready of them, layer by layer while the pass still runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from paceline.engine.hooks.handoff_plan import HandoffPlan
-from paceline.engine.scheduler import Schedule, Scheduled
+from paceline.engine.hooks.hook import AfterLayer, StepHook
+from paceline.engine.schedule import Schedule, Scheduled
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables
 from paceline.kv.prefix import chain_keys
-from paceline.models.architectures.output import ForwardOutput
-from paceline.models.cuda_graph import Stamp
+from paceline.models.architectures.decoder import ForwardOutput
+from paceline.models.cuda_graph import StreamEvent
 from paceline.models.runner import ModelRunner
 from paceline.speculation.drafts import Draft
 
@@ -21,11 +22,11 @@ from paceline.speculation.drafts import Draft
 class Sink(Protocol):
     """Hears what is ready. Called on the engine's thread, in the middle of a pass: hand it over and return."""
 
-    def blocks(self, layer: int, blocks: tuple[int, ...], ready: Stamp) -> None:
+    def blocks(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
         """`layer` of these blocks, the sequence's first ones, is what it will stay, once the device has come to `ready`."""
         ...
 
-    def states(self, start: int, states: Mapping[int, Tensor], ready: Stamp) -> None:
+    def states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:
         """By layer [n, D]: of the tokens from `start` on."""
         ...
 
@@ -42,7 +43,7 @@ class _Export:
     """Tokens up to where it has heard of states; after a preemption some are computed again."""
 
 
-class Exports:
+class Exports(StepHook):
     """Watches the passes of an engine. Its thread alone calls it, but for `begin` and `end` by way of `EngineLoop.call`."""
 
     def __init__(self, runner: ModelRunner, tables: BlockTables) -> None:
@@ -75,32 +76,34 @@ class Exports:
         if export is not None:
             self._tables.pool.release(export.held)
 
-    def layers(self, plan: Schedule) -> set[int]:
-        """Whose hidden states this pass has to keep."""
-        exports = (self._exports.get(item.sequence.request_id) for item in plan.items)
+    def hidden_layers(self, schedule: Schedule) -> Collection[int]:
+        if not self._exports:
+            return ()
+        exports = (self._exports.get(item.sequence.request_id) for item in schedule.items)
         return {layer for export in exports if export is not None for layer in export.plan.state_layers}
 
-    def before(self, plan: Schedule) -> None:
-        """A pass over `plan` is about to begin."""
+    def before_pass(self, schedule: Schedule) -> AfterLayer | None:
+        """Hold the blocks that the pass will fill, and report each layer of them as soon as it is computed."""
+        if not self._exports:
+            return None
         self._now = [
-            (export, item) for item in plan.items if (export := self._exports.get(item.sequence.request_id)) is not None
+            (export, item)
+            for item in schedule.items
+            if (export := self._exports.get(item.sequence.request_id)) is not None
         ]
-        if not self._now:
-            return
         for export, item in self._now:
             full = (item.sequence.num_computed + item.num_tokens) // BLOCK_SIZE
             fresh = self._tables.blocks(item.sequence.id)[len(export.held) : min(full, export.plan.end)]
             self._tables.pool.hold(fresh)
             export.held.extend(fresh)
-        self._runner.after_layer = self._after_layer
+        return self._after_layer if self._now else None
 
-    def after(self, plan: Schedule, drafts: Mapping[int, Draft], output: ForwardOutput) -> None:
-        """The pass is over, and not yet committed."""
+    def after_pass(self, schedule: Schedule, drafts: Mapping[int, Draft], output: ForwardOutput) -> None:
+        """Report the hidden states of the pass."""
         if not self._now:
             return
-        self._runner.after_layer = None
         first_rows, row = {}, 0
-        for item in plan.items:
+        for item in schedule.items:
             first_rows[item.sequence.id] = row
             row += item.num_tokens + len(drafts.get(item.sequence.id, ()))
         for export, item in self._now:
@@ -128,7 +131,7 @@ class Exports:
             export.sink.states(first, states, self._stamp())
             export.told_states = last
 
-    def _stamp(self) -> Stamp:
-        stamp = Stamp(self._runner.device)
+    def _stamp(self) -> StreamEvent:
+        stamp = StreamEvent(self._runner.device)
         stamp.record()
         return stamp

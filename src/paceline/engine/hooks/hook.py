@@ -1,27 +1,91 @@
-"""Who listens in on an engine, to check later what it did."""
+"""What listens to the steps of an engine."""
 
-from typing import Protocol
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:
+    from paceline.core.sequence import Sequence
+    from paceline.engine.engine import Engine
+    from paceline.engine.executors.executor import StepResult
+    from paceline.engine.schedule import Schedule
+    from paceline.models.architectures.decoder import ForwardOutput
+    from paceline.speculation.drafts import Draft
+    from paceline.speculation.verification.grammar import Grammar
 
-from paceline.core.sequence import Sequence
-from paceline.speculation.drafts import Draft
-from paceline.speculation.verification.grammar import Grammar
-from paceline.speculation.verification.verify import Verdict
+AfterLayer = Callable[[int], None]
+"""Called with the index of a layer as soon as the pass has computed it."""
 
 
-class Witness(Protocol):
-    """Called on the engine's thread; what it is given is to be read, not kept alive for long."""
+class StepHook:
+    """Base class: every method does nothing. The engine calls them on its own thread, in the order of its hooks.
 
-    def begin(self, sequence: Sequence, grammar: Grammar | None) -> None:
-        """A sequence was added."""
-        ...
+    What a hook receives belongs to the engine: it may read it during the call and must copy what it keeps.
+    """
 
-    def saw(self, sequence: Sequence, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        """A round, before it is committed, and the logits [1 + len(draft), V] that it was judged by. Rounds that ran ahead on
-        a device are not seen: they are coupled, and the text alone proves them."""
-        ...
+    needs_logits = False
+    """Whether `SequenceResult.logits` is set for every verified sequence."""
 
-    def finished(self, sequence: Sequence) -> None:
-        """It ended, or was cancelled."""
-        ...
+    def attach(self, engine: "Engine") -> None:
+        """The engine is complete; called once, before any other method."""
+
+    def sequence_added(self, sequence: "Sequence", grammar: "Grammar | None") -> None:
+        """The sequence waits for its first step."""
+
+    def before_step(self) -> None:
+        """A step begins."""
+
+    def scheduled(self, schedule: "Schedule") -> None:
+        """The host executor will compute this schedule."""
+
+    def hidden_layers(self, schedule: "Schedule") -> Collection[int]:
+        """Layers whose hidden states the pass must return."""
+        return ()
+
+    def before_pass(self, schedule: "Schedule") -> AfterLayer | None:
+        """The target's pass begins. Returns a function to call after each layer, or None."""
+        return None
+
+    def after_pass(self, schedule: "Schedule", drafts: "Mapping[int, Draft]", output: "ForwardOutput") -> None:
+        """The host has launched the pass; nothing is committed yet."""
+
+    def verified(self, result: "StepResult") -> None:
+        """The step is verified and not committed yet. Steps of both executors arrive here."""
+
+    def committed(self, result: "StepResult") -> None:
+        """The step is committed and learned from; proposers are informed next."""
+
+    def after_step(self) -> None:
+        """The step is over."""
+
+    def sequence_finished(self, sequence: "Sequence") -> None:
+        """The sequence ended or was cancelled."""
+
+    def request_cancelled(self, request_id: str) -> None:
+        """The request was cancelled; `sequence_finished` was called for its unfinished sequences."""
+
+    @property
+    def has_idle_work(self) -> bool:
+        """Whether `use_idle_time` has something to do."""
+        return False
+
+    def use_idle_time(self) -> None:
+        """Do a few milliseconds of background work; the engine has no requests."""
+
+    def close(self) -> None:
+        """The engine generates no more."""
+
+
+class StepHooks:
+    """The hooks of one engine. Iterating sees the hooks as of its start, so that `add` and `remove` are safe from any thread."""
+
+    def __init__(self, hooks: Iterable[StepHook]) -> None:
+        self._hooks = tuple(hooks)
+
+    def __iter__(self) -> Iterator[StepHook]:
+        return iter(self._hooks)
+
+    def add(self, hook: StepHook) -> None:
+        self._hooks = (*self._hooks, hook)
+
+    def remove(self, hook: StepHook) -> None:
+        self._hooks = tuple(other for other in self._hooks if other is not hook)

@@ -3,15 +3,18 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from paceline.engine.hooks.handoff_plan import BlockPart, CacheLayout, HandoffPlan, Part
-from paceline.engine.scheduler import Schedule, Scheduler
+from paceline.engine.hooks.hook import StepHook
+from paceline.engine.schedule import Schedule
+from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import blocks_for
-from paceline.models.cuda_graph import Stamp
+from paceline.models.cuda_graph import StreamEvent
 from paceline.models.kv_blocks import Bytes, write_layer
 from paceline.models.runner import ModelRunner
 from paceline.speculation.proposer import Hidden
@@ -29,7 +32,7 @@ class Arrival:
     """Of the whole prefix, those that were here before included."""
     table: int
     runner: ModelRunner
-    fence: Stamp
+    fence: StreamEvent
     """What the device may still write to these blocks, for whoever had them before, lies before it."""
     num_cached: int
     """Tokens that were here before."""
@@ -58,7 +61,7 @@ class Arrival:
         self.states.append(Hidden(part.start, dict(zip(layers, values, strict=True)), None))
 
 
-class Imports:
+class Imports(StepHook):
     """Reserves blocks for what is to arrive, and publishes them once it has. The engine's thread alone calls it.
 
     What has arrived is a prefix hit like any other: the sequence is scheduled as if its prompt had been asked for before, and
@@ -66,7 +69,6 @@ class Imports:
     """
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, speculator: Speculator, max_model_len: int) -> None:
-        self.layout = CacheLayout.of(runner)
         self._runner = runner
         self._scheduler = scheduler
         self._tables = scheduler.tables
@@ -77,6 +79,10 @@ class Imports:
         self._reserved = 0
         self._landed: dict[str, Arrival] = {}
         """By request: complete, and held until its sequence has a seat."""
+
+    @cached_property
+    def layout(self) -> CacheLayout:
+        return CacheLayout.of(self._runner)
 
     def cached(self, ids: Sequence[int], salt: str) -> int:
         """Tokens of the prompt that need not be computed, those in lower tiers included."""
@@ -99,19 +105,19 @@ class Imports:
         grown = self._tables.grow(table, end * BLOCK_SIZE)
         assert grown
         self._reserved += end
-        fence = Stamp(self._runner.device)
+        fence = StreamEvent(self._runner.device)
         fence.record()
         plan = HandoffPlan(self.layout, len(cached), end, state_layers, state_rows)
         blocks = tuple(self._tables.blocks(table))
         return Arrival(request_id, ids, plan, blocks, table, self._runner, fence, num_cached)
 
     def land(self, arrival: Arrival, num_blocks: int) -> None:
-        """The first `num_blocks` blocks are complete, and can be hit from now on. They stay until `admitted` or `forget`."""
+        """The first `num_blocks` blocks are complete, and can be hit from now on. They stay until `scheduled` or `request_cancelled`."""
         self._tables.publish(arrival.table, arrival.ids, num_blocks * BLOCK_SIZE)
         self._tables.shrink(arrival.table, num_blocks * BLOCK_SIZE)
         self._landed[arrival.request_id] = arrival
 
-    def forget(self, request_id: str) -> None:
+    def request_cancelled(self, request_id: str) -> None:
         """The request will not be scheduled. What has landed stays cached as long as there is room."""
         arrival = self._landed.pop(request_id, None)
         if arrival is not None:
@@ -122,11 +128,11 @@ class Imports:
         self._tables.close(arrival.table)
         self._reserved -= arrival.plan.end
 
-    def admitted(self, plan: Schedule) -> None:
+    def scheduled(self, schedule: Schedule) -> None:
         """Sequences in it that were waiting for an arrival hold its blocks now, and learn the hidden states that came along."""
         if not self._landed:
             return
-        for item in plan.items:
+        for item in schedule.items:
             arrival = self._landed.pop(item.sequence.request_id, None)
             if arrival is not None:
                 self.release(arrival)

@@ -11,13 +11,12 @@ import secrets
 from collections import deque
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
 from paceline.core.sequence import FinishReason, Sequence
-from paceline.engine.stats.snapshot import AuditCounts
+from paceline.core.worker_status import AuditCounts
+from paceline.engine.executors.executor import StepResult
+from paceline.engine.hooks.hook import StepHook
 from paceline.kv.block_tables import BlockTables
 from paceline.models.runner import ModelRunner
-from paceline.speculation.drafts import Draft
 from paceline.speculation.verification.distribution import log_distribution
 from paceline.speculation.verification.grammar import Grammar
 from paceline.speculation.verification.rescoring import (
@@ -28,7 +27,6 @@ from paceline.speculation.verification.rescoring import (
     differences,
     rounding,
 )
-from paceline.speculation.verification.verify import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -64,8 +62,8 @@ class _Work:
     wrong: list[str] = field(default_factory=list)
 
 
-class SelfAudit:
-    """A `Witness` that checks what it saw in idle moments."""
+class SelfAudit(StepHook):
+    """Checks finished texts in idle time."""
 
     def __init__(self, runner: ModelRunner, tables: BlockTables, fraction: float) -> None:
         """`fraction` of the sequences, spread evenly."""
@@ -81,20 +79,25 @@ class SelfAudit:
         """Safe from any thread."""
         return AuditCounts(self._audited, self._drifted, self._dropped)
 
-    def begin(self, sequence: Sequence, grammar: Grammar | None) -> None:
+    def sequence_added(self, sequence: Sequence, grammar: Grammar | None) -> None:
         """A sequence is about to run; whether it is audited is decided before anything of it is known."""
         self._seen += 1
         if (self._seen * GOLDEN) % 1.0 < self._fraction:
             is_coupled = sequence.verification == "coupled" or sequence.sampling.is_greedy
             self._watched[sequence.id] = _Watched(grammar, is_coupled, sequence.num_output)
 
-    def saw(self, sequence: Sequence, draft: Draft, verdict: Verdict, logits: Tensor) -> None:
-        watched = self._watched.get(sequence.id)
-        if watched is not None and not watched.is_coupled and verdict.law is not None:
+    def verified(self, result: StepResult) -> None:
+        """Rejection rounds of audited sequences: keep the probability of every committed token."""
+        if not self._watched:
+            return
+        for one in result.sequences:
+            watched, verdict = self._watched.get(one.sequence.id), one.verdict
+            if watched is None or watched.is_coupled or verdict is None or verdict.law is None:
+                continue
             rows = [0, *(1 + node for node in verdict.path)]
             watched.probs.extend(verdict.law[rows, list(verdict.tokens)].tolist())
 
-    def finished(self, sequence: Sequence) -> None:
+    def sequence_finished(self, sequence: Sequence) -> None:
         watched = self._watched.pop(sequence.id, None)
         if watched is None or sequence.finish_reason in (None, FinishReason.CANCELLED):
             return
@@ -108,10 +111,10 @@ class SelfAudit:
         self._pending.append(_Work(sequence.request_id, text, watched))
 
     @property
-    def has_work(self) -> bool:
+    def has_idle_work(self) -> bool:
         return self._current is not None or bool(self._pending)
 
-    def advance(self) -> None:
+    def use_idle_time(self) -> None:
         """One small pass, if there is something to check. Only while the engine has no work."""
         if self._current is None and not self._start():
             return
@@ -130,7 +133,7 @@ class SelfAudit:
             self._stop()
             self._count(work)
 
-    def pause(self) -> None:
+    def before_step(self) -> None:
         """Give back all that is held: somebody is to be served. What was begun begins again later."""
         work = self._current
         if work is None:

@@ -12,10 +12,9 @@ from paceline.engine.memory_fit import GIB
 from paceline.kv.block_tables import BlockTables, blocks_for
 from paceline.kv.tiers.disk_folder import DiskFolder
 from paceline.kv.tiers.store import TierStore
-from paceline.models.cache_fingerprint import cache_fingerprint
 from paceline.models.host_blocks import HostBlocks
-from paceline.models.kv_blocks import block_bytes
-from paceline.models.loading.weights_sum import weights_sum
+from paceline.models.kv_blocks import block_bytes, cache_fingerprint
+from paceline.models.loading.checksums import weights_checksum
 from paceline.models.runner import ModelRunner
 
 logger = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ def make_tiers(
 
 def _open_folder(config: EngineConfig, runner: ModelRunner, each: int) -> DiskFolder:
     assert config.kv_disk is not None
-    fingerprint = cache_fingerprint(runner, weights_sum(config.model), config.quantization)
+    fingerprint = cache_fingerprint(runner, weights_checksum(config.model), config.quantization)
     folder = DiskFolder(Path(config.kv_disk).expanduser(), fingerprint, each)
     if config.kv_disk_bytes < LEAST_SLOTS * folder.file_bytes:
         folder.close()

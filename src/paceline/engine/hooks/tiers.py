@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from paceline.core.clock import Clock
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheEvent
 from paceline.core.sequence import Sequence
-from paceline.engine.stats.snapshot import TierReport
+from paceline.core.worker_status import TierCounts
+from paceline.engine.executors.executor import StepResult
+from paceline.engine.hooks.hook import StepHook
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables
 from paceline.kv.prefix import chain_keys
@@ -25,6 +27,8 @@ MAX_TRIES = 3
 """How often a sequence waits: what came for it may be pushed out again before its turn."""
 SAVED_AT_ONCE = 8
 """Blocks copied in one turn of an idle engine: a request that comes meanwhile waits for so many."""
+IDLE_SECONDS = 0.005
+"""Longest wait for a slow disk in one call of `use_idle_time`."""
 CLOSE_SECONDS = 5.0
 """What is not on disk yet when the engine closes is written for so long."""
 
@@ -39,7 +43,7 @@ class _Visit:
     tries: int = 0
 
 
-class Tiers:
+class Tiers(StepHook):
     """Rescues blocks that the device is about to lose, and brings back those that a waiting sequence will need. The engine's
     thread alone calls it, and never waits here for a disk: a sequence whose blocks are on their way is passed over until they
     are there, or computing them would have been quicker.
@@ -59,18 +63,17 @@ class Tiers:
         """Of that, what may be in no other tier."""
         self._visits: dict[int, _Visit] = {}
         self._pass: tuple[int, float] = (0, 0.0)
-        self._report = TierReport()
+        self._report = TierCounts()
         self._listener: Callable[[CacheEvent], None] | None = None
-        tables.pool.listener = self._hear
-        tables.pool.rescue = self._rescue
+        tables.pool.listen(self._device_changed, self._before_eviction)
 
     def listen(self, listener: Callable[[CacheEvent], None]) -> None:
         """Tell `listener` of all tiers, from now on and what is there already. It must not wait, and may be called on any
         thread."""
-        self._listener = self._store.listener = listener
-        self._store.announce()
+        self._listener = listener
+        self._store.listen(listener)
 
-    def report(self) -> TierReport:
+    def report(self) -> TierCounts:
         """Safe from any thread."""
         host, disk = self._store.num_blocks
         traffic = self._store.traffic
@@ -143,10 +146,13 @@ class Tiers:
         if visit is not None and visit.fetch is not None:
             self._store.finish(visit.fetch)
 
-    def computed(self, rows: int, seconds: float, is_over: bool) -> None:
-        """A pass was launched that took `seconds` of the host; `is_over`: the device is through with it and all before."""
-        self._pass = self._pass[0] + rows, self._pass[1] + seconds
-        if is_over:
+    def verified(self, result: StepResult) -> None:
+        """Learn how fast the device computes tokens. Passes without logits do not wait for the device: they are added up until
+        one does."""
+        if result.is_graph:
+            return
+        self._pass = self._pass[0] + result.num_tokens, self._pass[1] + result.verify_seconds
+        if any(one.verdict is not None for one in result.sequences):
             self._store.rates.computed(*self._pass)
             self._pass = 0, 0.0
 
@@ -156,11 +162,18 @@ class Tiers:
             self._store.wait(seconds)
 
     @property
+    def has_idle_work(self) -> bool:
+        return self.has_unsaved
+
+    def use_idle_time(self) -> None:
+        self.save_some(IDLE_SECONDS)
+
+    @property
     def has_unsaved(self) -> bool:
         """Whether there is something that a restart would lose."""
         return self._store.has_disk and bool(self._unsaved)
 
-    def rest(self, seconds: float) -> None:
+    def save_some(self, seconds: float) -> None:
         """The engine has nothing else to do: save a little, or wait so long for a disk that is behind."""
         if not self.has_unsaved:
             return
@@ -175,7 +188,7 @@ class Tiers:
         """Save what a restart would lose, as far as that goes in `CLOSE_SECONDS`. Safe to call twice."""
         end = self._clock.now() + CLOSE_SECONDS
         while self.has_unsaved and self._clock.now() < end:
-            self.rest(0.05)
+            self.save_some(0.05)
         self._unsaved.clear()
         self._store.close(max(0.0, end - self._clock.now()))
 
@@ -203,7 +216,7 @@ class Tiers:
         visit.deadline = self._clock.now() + patience
         self._store.begin(visit.fetch)
 
-    def _hear(self, event: CacheEvent) -> None:
+    def _device_changed(self, event: CacheEvent) -> None:
         """What the device's cache says."""
         if isinstance(event, BlocksStored):
             block = TieredBlock.of(event)
@@ -217,7 +230,7 @@ class Tiers:
         if self._listener is not None:
             self._listener(event)
 
-    def _rescue(self, evicted: Seq[tuple[int, bytes]]) -> None:
+    def _before_eviction(self, evicted: Seq[tuple[int, bytes]]) -> None:
         self._copy({key: block for block, key in evicted})
 
     def _save(self, count: int) -> None:

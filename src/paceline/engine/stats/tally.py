@@ -2,9 +2,8 @@
 
 from collections import Counter
 
-from paceline.engine.stats.snapshot import TrafficReport
+from paceline.core.worker_status import BreakerState, TrafficStatus
 from paceline.speculation.depth.acceptance import known_positions
-from paceline.speculation.depth.breaker import BreakerState
 from paceline.speculation.depth.drift import Change
 
 DECLINED = "declined"
@@ -59,8 +58,8 @@ class Tally:
         self._drifts += 1
         self._drift = (change.before, change.after)
 
-    def report(self, method: str, category: str, breaker: BreakerState) -> TrafficReport:
-        return TrafficReport(
+    def report(self, method: str, category: str, breaker: BreakerState) -> TrafficStatus:
+        return TrafficStatus(
             method=method,
             category=category,
             breaker=breaker,

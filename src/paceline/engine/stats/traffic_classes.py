@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 
 from paceline.core.sequence import Sequence
-from paceline.engine.stats.snapshot import TrafficReport
+from paceline.core.worker_status import TrafficStatus
 from paceline.engine.stats.tally import BREAKER, DECLINED, NO_DRAFT, NO_ROOM, Tally
 from paceline.speculation.depth.breaker import Breaker
 from paceline.speculation.depth.drift import Change, DriftTest
@@ -61,7 +61,7 @@ class TrafficClasses:
         """So many wanted drafts, and no rows or blocks were left for them."""
         self._tallies[category].fallback(NO_ROOM, count)
 
-    def report(self) -> tuple[TrafficReport, ...]:
+    def report(self) -> tuple[TrafficStatus, ...]:
         reports = []
         for name, tally in self._tallies.items():
             method, _, category = name.partition("/")

@@ -30,8 +30,7 @@ class TierStore:
         self.memory = memory
         self.rates = LoadRates()
         self.traffic = Traffic()
-        self.listener: Callable[[CacheEvent], None] | None = None
-        """Hears of every tier here. Called on either thread: it must not wait."""
+        self._listener: Callable[[CacheEvent], None] | None = None
         self._clock = clock
         self._folder, self._disk_bytes = folder, disk_bytes
         self._changed = threading.Condition()  # guards everything below
@@ -65,8 +64,12 @@ class TierStore:
         with self._changed:
             return key in self._host or key in self._disk
 
-    def announce(self) -> None:
-        """Tell the listener what is here, from the beginning."""
+    def listen(self, listener: Callable[[CacheEvent], None]) -> None:
+        """Report the blocks of both tiers, and every change, to `listener`. It may run on either thread and must not block."""
+        self._listener = listener
+        self._announce()
+
+    def _announce(self) -> None:
         with self._changed:
             for block in parents_first(self._disk):
                 self._tell(block.stored("disk"))
@@ -312,5 +315,5 @@ class TierStore:
         )
 
     def _tell(self, event: CacheEvent) -> None:
-        if self.listener is not None:
-            self.listener(event)
+        if self._listener is not None:
+            self._listener(event)

@@ -9,9 +9,8 @@ from paceline.kernels.rms_norm import rms_norm
 from paceline.kernels.weights import Weight
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.drafts.vocabulary import DraftVocabulary
+from paceline.models.drafts.vocabulary import DraftVocabulary, embedding_for
 from paceline.models.loading.checkpoint import Weights
-from paceline.models.parallel.shared_tables import embedding_for
 
 
 class DistilledModel(DecoderModel):
@@ -37,11 +36,11 @@ class DistilledModel(DecoderModel):
         return rms_norm(super().embed(tokens), self.embed_norm, self.config.rms_eps)
 
     @property
-    def embeds_plainly(self) -> bool:
+    def has_plain_embedding(self) -> bool:
         return False
 
-    def spread(self, logits: Tensor) -> Tensor:
-        return self.vocabulary.spread(logits)
+    def expand_logits(self, logits: Tensor) -> Tensor:
+        return self.vocabulary.expand_logits(logits)
 
 
 class _Named:

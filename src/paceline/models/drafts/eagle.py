@@ -1,144 +1,45 @@
-"""EAGLE-3: one decoder layer over the target's hidden states and the embedding of the token that followed.
+"""EAGLE-3: one decoder layer over the target's hidden states and the embedding of the next token.
 
-Slot i joins the hidden state of token i with the embedding of token i + 1 and predicts token i + 2. For committed tokens the
-state is g = fc([h_l1; h_l2; h_l3]), three inner states of the target; for drafted ones it is the layer's own output one slot
-before. Inference only; call it under `torch.inference_mode`.
+Slot i joins the hidden state of token i with the embedding of token i + 1 and predicts token i + 2. The state of a committed
+token is g = fc([h_l1; h_l2; h_l3]), from three inner states of the target. The state of a drafted token is the layer's output
+in the previous slot. Inference only; call it under `torch.inference_mode`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from paceline.core.errors import UnsupportedModel
 from paceline.kernels.activation import silu_mul
 from paceline.kernels.attention import paged_attention
-from paceline.kernels.layout import AttentionLayout
-from paceline.kernels.linear import LinearWeight, embedding_rows, linear
+from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
+from paceline.kernels.linear import embedding_rows, linear
 from paceline.kernels.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
-from paceline.kernels.weights import concat
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.llama import DecoderModel
-from paceline.models.architectures.rope import RopeScaling, rope_from_hf, rotary_table
-from paceline.models.drafts.vocabulary import DraftVocabulary
-from paceline.models.loading.checkpoint import Weights
-from paceline.models.parallel.shared_tables import embedding_for, prepare_draft
+from paceline.models.drafts.eagle_weights import EagleWeights
+from paceline.models.runner import Span, build_inputs, warm_up_sizes
 
 if TYPE_CHECKING:
     from paceline.kernels.gpu.attention_plan import AttentionPlan
 
-
-@dataclass(frozen=True, slots=True)
-class EagleConfig:
-    capture: tuple[int, ...]
-    """The target's layers whose states enter `fc`, counted as layers passed."""
-    hidden_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    ffn_size: int
-    rms_eps: float
-    rope_theta: float
-    rope_scaling: RopeScaling | None
-    norm_before_residual: bool = False
-    """Whether the residual is the normed state."""
-
-    def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        return 2 * self.num_kv_heads * self.head_dim * bytes_per_value
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any], target: ModelConfig) -> "EagleConfig":
-        """From config.json, ours or as `speculators` publishes it."""
-        if "speculators_model_type" in config:
-            return cls._published(config, target)
-        return cls(
-            capture=tuple(config["capture"]),
-            hidden_size=config["hidden_size"],
-            num_heads=config["num_heads"],
-            num_kv_heads=config["num_kv_heads"],
-            head_dim=config["head_dim"],
-            ffn_size=config["ffn_size"],
-            rms_eps=config["rms_eps"],
-            rope_theta=config["rope_theta"],
-            rope_scaling=target.rope_scaling,
-        )
-
-    @classmethod
-    def _published(cls, config: Mapping[str, Any], target: ModelConfig) -> "EagleConfig":
-        if "norm_before_residual" not in config:
-            raise UnsupportedModel("config.json does not say norm_before_residual: both ways exist, add the right one")
-        layer = config["transformer_layer_config"]
-        if layer.get("num_hidden_layers", 1) != 1:
-            raise UnsupportedModel(f"an EAGLE head of {layer['num_hidden_layers']} layers; supported: 1")
-        shape = ModelConfig.from_hf({"model_type": "llama", **layer})
-        theta, scaling = rope_from_hf(layer)
-        depth = target.num_layers
-        return cls(
-            # The published default where a checkpoint names no layers
-            capture=tuple(config.get("eagle_aux_hidden_state_layer_ids") or (2, depth // 2, depth - 3)),
-            hidden_size=shape.hidden_size,
-            num_heads=shape.num_heads,
-            num_kv_heads=shape.num_kv_heads,
-            head_dim=shape.head_dim,
-            ffn_size=shape.ffn_size,
-            rms_eps=shape.rms_eps,
-            rope_theta=theta,
-            rope_scaling=scaling,
-            norm_before_residual=config["norm_before_residual"],
-        )
+LANE_BLOCKS = 2
+"""Blocks of a lane: the partly filled last block of a sequence, then up to `MAX_BRANCH` slots."""
+MAX_BRANCH = (LANE_BLOCKS - 1) * BLOCK_SIZE
+"""Most slots that a branch adds to its sequence."""
 
 
-class EagleModel:
-    """The head, on its target's device and in its dtype."""
-
-    def __init__(self, config: EagleConfig, weights: Weights, target: DecoderModel) -> None:
-        if not all(0 <= layer <= target.config.num_layers for layer in config.capture):
-            raise UnsupportedModel(
-                f"the head wants the states after layers {config.capture}; the target has {target.config.num_layers}"
-            )
-        self.config, self.device, self.dtype = config, target.device, target.dtype
-        self.vocabulary = DraftVocabulary.of(target, weights, config.hidden_size)
-        self._weights = weights
-
-        has_embedding = "embed_tokens.weight" in weights.names()
-        d, heads = config.hidden_size, config.num_heads * config.head_dim
-        shape = target.config.vocab_size, d
-        self.embedding = self._matrix(shape, "embed_tokens") if has_embedding else embedding_for(target, d)
-        self.fc = self._matrix((d, len(config.capture) * d), "fc")
-        attention, mlp = "layers.0.self_attn", "layers.0.mlp"
-        self.input_norm = self._vector("layers.0.input_layernorm")
-        self.hidden_norm = self._vector("layers.0.hidden_norm")
-        self.post_attention_norm = self._vector("layers.0.post_attention_layernorm")
-        self.final_norm = self._vector("norm")
-        shape = heads + 2 * config.num_kv_heads * config.head_dim, 2 * d
-        self.qkv = self._matrix(shape, *(f"{attention}.{part}" for part in ("q_proj", "k_proj", "v_proj")))
-        self.output = self._matrix((d, heads), f"{attention}.o_proj")
-        self.gate_up = self._matrix((2 * config.ffn_size, d), f"{mlp}.gate_proj", f"{mlp}.up_proj")
-        self.down = self._matrix((d, config.ffn_size), f"{mlp}.down_proj")
-        self.weight_bytes = sum(m.nbytes for m in (self.fc, self.qkv, self.output, self.gate_up, self.down))
-        self.weight_bytes += self.vocabulary.nbytes
-        self.weight_bytes += 0 if self.embedding is target.embedding else self.embedding.nbytes
-        cos, sin = rotary_table(config.head_dim, config.rope_theta, config.rope_scaling, target.config.max_position)
-        self.cos, self.sin = cos.to(self.device), sin.to(self.device)  # [max_position, hd / 2] float32
-
-    def fuse(self, inner: Mapping[int, Tensor]) -> Tensor:
-        """g [T, D] from the target's states, each [T, D] or, in a target that contains a narrower one, wider."""
-        width = self.config.hidden_size
-        return linear(torch.cat([inner[layer][:, :width] for layer in self.config.capture], 1), self.fc)
-
+class EagleModel(EagleWeights):
     def forward(
         self,
-        states: Tensor,  # [T, D]: g, or this layer's output one slot before
-        tokens: Tensor,  # [T] int64: the token that followed each state
+        states: Tensor,  # [T, D]: g, or this layer's output in the previous slot
+        tokens: Tensor,  # [T] int64: the token after each state
         positions: Tensor,  # [T] int64, of the states
         layout: AttentionLayout,
         cache: tuple[Tensor, Tensor],  # keys, values, each [num_blocks, 16, KV, hd]
         plan: "AttentionPlan | None" = None,
     ) -> Tensor:
-        """[T, D], the state of the next slot; `logits` makes a prediction of it. `plan`: of a pass of this size, if at hand."""
+        """[T, D]: the states of the next slots; `logits` turns them into predictions. `plan`: see `plan`; None: a new plan."""
         if self.device.type == "cuda":
             from paceline.models.gpu.eagle import gpu_eagle_forward
 
@@ -155,7 +56,7 @@ class EagleModel:
         return linear(silu_mul(linear(normed, self.gate_up)), self.down) + hidden
 
     def plan(self, rows: int, sequences: int) -> "AttentionPlan | None":
-        """What passes of so many rows have in common on a GPU."""
+        """Attention plan for passes of this size on a GPU; None on a CPU."""
         if self.device.type != "cuda":
             return None
         from paceline.models.gpu.eagle import plan_eagle
@@ -170,15 +71,53 @@ class EagleModel:
             return self.vocabulary.logits(gpu_eagle_norm(self, states))
         return self.vocabulary.logits(rms_norm(states, self.final_norm, self.config.rms_eps))
 
-    def _matrix(self, shape: tuple[int, int], *names: str) -> LinearWeight:
-        """One below the other, of `shape` together."""
-        parts = [self._weights.matrix(f"{name}.weight") for name in names]
-        if (sum(part.shape[0] for part in parts), *{part.shape[1] for part in parts}) != shape:
-            found = ", ".join(
-                f"{name} {part.shape[0]} x {part.shape[1]}" for name, part in zip(names, parts, strict=True)
-            )
-            raise UnsupportedModel(f"config.json makes {shape[0]} x {shape[1]} of what the weights have as {found}")
-        return prepare_draft(concat(parts), self.device, self.dtype)
 
-    def _vector(self, name: str) -> Tensor:
-        return self._weights.vector(f"{name}.weight").to(self.device, self.dtype)
+class EagleRunner:
+    """A head and its KV cache: `num_blocks` blocks for committed slots, followed by the lanes.
+
+    A drafted slot attends to its sequence and its own branch, not to other branches. So each growing branch has a lane: a
+    private copy of the slots after the last full block. Attention treats each branch as a sequence.
+    """
+
+    def __init__(self, model: EagleModel, num_blocks: int, num_lanes: int) -> None:
+        self.model = model
+        self.num_blocks = num_blocks
+        self.num_lanes = num_lanes
+        shape = (num_blocks + num_lanes * LANE_BLOCKS, BLOCK_SIZE, model.config.num_kv_heads, model.config.head_dim)
+        # Zeroed: a masked slot must not hold a NaN.
+        self.cache = (
+            torch.zeros(shape, dtype=model.dtype, device=model.device),
+            torch.zeros(shape, dtype=model.dtype, device=model.device),
+        )
+
+    def lane(self, number: int) -> list[int]:
+        """Blocks of a lane."""
+        first = self.num_blocks + number * LANE_BLOCKS
+        return list(range(first, first + LANE_BLOCKS))
+
+    @torch.inference_mode()
+    def forward(self, spans: Sequence[Span], states: Tensor) -> Tensor:
+        """[T, D] from states [T, D], in span order. The tokens of a span are those after its states."""
+        inputs = build_inputs(spans, self.model.device)
+        return self.model.forward(states, inputs.tokens, inputs.positions, inputs.layout, self.cache)
+
+    @torch.inference_mode()
+    def warm_up(self, max_num_seqs: int, max_rows: int, longest: int) -> None:
+        """Compile the GPU kernels of passes within these limits and of passes over all lanes. `longest`: rows of one sequence.
+        The passes write to a lane, whose slots are always written before they are read."""
+        scratch = self.lane(0)[:1]
+        longest = min(longest, len(self.model.cos))
+        sizes = {*warm_up_sizes(max_num_seqs, max_rows, longest), *warm_up_sizes(self.num_lanes, self.num_lanes, 1)}
+        for count, rows in sorted(sizes):
+            padding = Span(scratch * -(-rows // BLOCK_SIZE), 0, [0] * rows, 0)
+            states = self.model.hidden_norm.new_zeros(count * rows, self.model.config.hidden_size)
+            self.model.logits(self.forward([padding] * count, states)[:count])
+
+    @torch.inference_mode()
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks; all are read before any is written."""
+        if not sources:
+            return
+        source, target = (torch.tensor(blocks, device=self.model.device) for blocks in (sources, targets))
+        for values in self.cache:
+            values[target] = values[source]

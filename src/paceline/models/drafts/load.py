@@ -8,12 +8,13 @@ import torch
 from paceline.kernels.cpu import native
 from paceline.models.architectures.inflation import PREFIX
 from paceline.models.drafts.distilled import DistilledModel
-from paceline.models.drafts.eagle import EagleConfig, EagleModel
+from paceline.models.drafts.eagle import EagleModel
+from paceline.models.drafts.eagle_weights import EagleConfig
 from paceline.models.drafts.folder import DraftFolder, open_draft_folder
 from paceline.models.drafts.medusa import MedusaModel
+from paceline.models.drafts.vocabulary import inner_width
 from paceline.models.loading.hub import find_model
 from paceline.models.loading.load import LoadedModel, build_model, open_checkpoint
-from paceline.models.parallel.shared_tables import inner_width
 
 
 @dataclass(frozen=True, slots=True, eq=False)

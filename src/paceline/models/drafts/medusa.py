@@ -9,9 +9,8 @@ from torch.nn.functional import silu
 
 from paceline.kernels.linear import linear
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.drafts.vocabulary import DraftVocabulary
+from paceline.models.drafts.vocabulary import DraftVocabulary, prepare_draft
 from paceline.models.loading.checkpoint import Weights
-from paceline.models.parallel.shared_tables import prepare_draft
 
 
 class MedusaModel:

@@ -1,6 +1,7 @@
-"""The tokens a draft may propose and the head that scores them: the target's own, or fewer of its rows.
+"""Embedding, head and vocabulary of a draft, mostly taken from its target.
 
-The head is most of what a small draft costs, and a few thousand tokens are nearly all of what is ever written.
+A reduced vocabulary makes a small draft cheaper: its head is most of its cost, and a few thousand tokens cover most text. A
+draft made for a small model also fits an inflated target, whose hidden states and tables start with those of the small model.
 """
 
 from dataclasses import dataclass
@@ -8,33 +9,35 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.kernels.linear import LinearWeight, linear
+from paceline.kernels.cpu import native
+from paceline.kernels.linear import LinearWeight, embedding_rows, linear, prepare
+from paceline.kernels.quantized import QuantizedWeight, quantize
+from paceline.kernels.weights import GROUPS, Dense, Weight
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.checkpoint import Weights
-from paceline.models.parallel.shared_tables import head_for, prepare_draft
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftVocabulary:
-    """Column i of the draft's logits is the target's token `ids[i]`; `ids=None`: they are the same."""
+    """Tokens that a draft may propose. Column i of its logits is the target's token `ids[i]`; None: token i."""
 
     vocab_size: int
-    """The target's."""
+    """Vocabulary size of the target."""
     head: LinearWeight  # [V', D]
     ids: Tensor | None = None  # [V'] int64
     nbytes: int = 0
-    """Memory besides the target's own."""
+    """Bytes that are not shared with the target."""
 
     def logits(self, normed: Tensor) -> Tensor:
         """[R, V'] float32 from normed hidden states [R, D]."""
         return linear(normed, self.head).float()
 
     def tokens(self, columns: Tensor) -> Tensor:
-        """The target's ids of these columns, same shape."""
+        """Token ids of these columns, in the same shape."""
         return columns if self.ids is None else self.ids[columns]
 
-    def spread(self, logits: Tensor) -> Tensor:
-        """[R, V'] -> [R, V]: tokens that the draft does not have are impossible."""
+    def expand_logits(self, logits: Tensor) -> Tensor:
+        """[R, V'] -> [R, V]; -inf for tokens outside the draft's vocabulary."""
         if self.ids is None:
             return logits
         whole = logits.new_full((len(logits), self.vocab_size), -torch.inf)
@@ -43,7 +46,8 @@ class DraftVocabulary:
 
     @classmethod
     def of(cls, target: DecoderModel, weights: Weights, hidden_size: int) -> "DraftVocabulary":
-        """As a draft's checkpoint says: `d2t` [V'] holds the offset of each draft id to the target's; a head it may bring."""
+        """Vocabulary of a draft's checkpoint. Its `d2t` [V'] holds the offset from each draft id to the target's id. A checkpoint
+        may have its own head."""
         names, vocab_size = weights.names(), target.config.vocab_size
         ids = None
         if "d2t" in names:
@@ -56,3 +60,53 @@ class DraftVocabulary:
         if ids is None and head.shape[0] != vocab_size:
             ids = torch.arange(head.shape[0], device=target.device)
         return cls(vocab_size, head, ids, 0 if head is target.head else head.nbytes)
+
+
+def inner_width(target: DecoderModel, hidden_size: int) -> int:
+    """`hidden_size` if the target is inflated from a model of that width, otherwise the target's hidden size.
+
+    In an inflated target the other columns of the embedding are zero.
+    """
+    width = target.config.hidden_size
+    if not 0 < hidden_size < width:
+        return width
+    rest = _rows(target.embedding, torch.arange(target.config.vocab_size, device=target.device))[:, hidden_size:]
+    return width if bool(rest.any()) else hidden_size
+
+
+def embedding_for(target: DecoderModel, hidden_size: int) -> LinearWeight:
+    """[V, hidden_size]: the target's embedding, or its first columns."""
+    if hidden_size == target.config.hidden_size:
+        return target.embedding
+    rows = _rows(target.embedding, torch.arange(target.config.vocab_size, device=target.device))[:, :hidden_size]
+    return prepare(Dense(rows.to(torch.bfloat16).contiguous()), target.device, target.dtype)
+
+
+def head_for(target: DecoderModel, hidden_size: int, ids: Tensor | None) -> LinearWeight:
+    """[V, hidden_size]: the target's head; with `ids`, only these rows."""
+    if hidden_size == target.config.hidden_size:
+        if ids is None:
+            return target.head
+        if isinstance(target.head, QuantizedWeight):
+            return QuantizedWeight(target.head.values[ids], target.head.scales[ids])
+    rows = torch.arange(target.config.vocab_size, device=target.device) if ids is None else ids
+    return _copy(target.head, rows, hidden_size, target)
+
+
+def _copy(weight: LinearWeight, ids: Tensor, hidden_size: int, target: DecoderModel) -> LinearWeight:
+    return prepare_draft(Dense(_rows(weight, ids)[:, :hidden_size].contiguous()), target.device, target.dtype)
+
+
+def prepare_draft(weight: Weight, device: torch.device, dtype: torch.dtype) -> LinearWeight:
+    """As `prepare`, but in 8 bits for the native kernels, whose time is proportional to the bytes read. A draft may be less
+    precise."""
+    is_native = device.type == "cpu" and dtype == torch.float32 and native.available()
+    if is_native and isinstance(weight, Dense) and weight.shape[1] % GROUPS[-1] == 0:
+        weight = quantize(weight.values.float(), "int8")
+    return prepare(weight, device, dtype)
+
+
+def _rows(weight: LinearWeight, ids: Tensor) -> Tensor:
+    if isinstance(weight, QuantizedWeight):
+        return QuantizedWeight(weight.values[ids], weight.scales[ids]).dequantize()
+    return embedding_rows(weight, ids)

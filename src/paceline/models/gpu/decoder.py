@@ -1,11 +1,10 @@
-"""A pass of `DecoderModel` on a GPU. Few rows: five fused kernels a layer. Many rows: the vendor's matrix products.
+"""Forward pass of `DecoderModel` on a GPU. Few rows: five fused kernels per layer. Many rows: the vendor's matrix products.
 
-Nothing here waits for the device or decides by what is on it, so a CUDA graph can hold a whole pass.
+No function here waits for the device or branches on device values, so a whole pass can be captured as a CUDA graph.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,67 +18,76 @@ from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.gpu.rotary import rotate_and_store
 from paceline.kernels.layout import AttentionLayout
 from paceline.kernels.linear import DenseWeight, LinearWeight
-from paceline.models.architectures.output import ForwardOutput
-
-if TYPE_CHECKING:
-    from paceline.models.architectures.llama import AfterLayer, DecoderModel
+from paceline.models.architectures.decoder import AfterLayer, DecoderWeights, ForwardOutput
 
 
 def plan_pass(
-    model: "DecoderModel", rows: int, sequences: int, max_rows: int, scratch: AttentionScratch | None = None
+    model: DecoderWeights, rows: int, sequences: int, max_rows: int, scratch: AttentionScratch | None = None
 ) -> AttentionPlan:
-    """How attention is cut up for passes of this size; make it once for each size that recurs."""
+    """Attention plan of passes of this size; create it once for each size."""
     c = model.config
     heads = c.num_heads, c.num_kv_heads, c.head_dim
     return attention_plan(rows, sequences, max_rows, *heads, model.device, scratch=scratch)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Pass:
-    """What `gpu_forward` was asked for."""
+class _PassInputs:
+    """Arguments of `gpu_forward`."""
 
     tokens: Tensor
     positions: Tensor
     layout: AttentionLayout
     cache: Sequence[tuple[Tensor, Tensor]]
     logit_rows: Tensor | None
-    capture: tuple[int, ...]
+    state_layers: tuple[int, ...]
     last_hidden: bool
     plan: AttentionPlan
-    after_layer: "AfterLayer | None"
-    room: Tensor | None
-    attended: Tensor | None
+    after_layer: AfterLayer | None
+    logits_out: Tensor | None
+    attention_out: Tensor | None
 
 
 def gpu_forward(
-    model: "DecoderModel",
+    model: DecoderWeights,
     tokens: Tensor,  # [T] int64
     positions: Tensor,  # [T] int64
     layout: AttentionLayout,
     cache: Sequence[tuple[Tensor, Tensor]],
     logit_rows: Tensor | None,  # [R] int64
-    capture: tuple[int, ...] = (),
+    state_layers: tuple[int, ...] = (),
     last_hidden: bool = False,
     plan: AttentionPlan | None = None,
-    after_layer: "AfterLayer | None" = None,
-    room: Tensor | None = None,  # [R, V] float32
-    attended: Tensor | None = None,  # [T, H * hd]
+    after_layer: AfterLayer | None = None,
+    logits_out: Tensor | None = None,  # [R, V] float32
+    attention_out: Tensor | None = None,  # [T, H * hd]
 ) -> ForwardOutput:
-    """As `DecoderModel.forward`, which calls it. `plan` None: made for this pass alone. `room`: where logits are written;
-    `attended`: where every layer's attention is, which leaves rows of no sequence as they are."""
+    """As `DecoderModel.forward`, which calls it. `plan` None: a new plan. `logits_out` and `attention_out`: buffers of the
+    logits and of every layer's attention. Attention does not write rows that belong to no sequence."""
     plan = plan or plan_pass(model, len(tokens), len(layout.context_lens), len(tokens))
     is_fused = len(tokens) <= MAX_ROWS and not model.config.qk_norm and model.layers[0].reduce is None
-    asked = _Pass(tokens, positions, layout, cache, logit_rows, capture, last_hidden, plan, after_layer, room, attended)
-    return _few_rows(model, asked) if is_fused else _many_rows(model, asked)
+    inputs = _PassInputs(
+        tokens,
+        positions,
+        layout,
+        cache,
+        logit_rows,
+        state_layers,
+        last_hidden,
+        plan,
+        after_layer,
+        logits_out,
+        attention_out,
+    )
+    return _few_rows(model, inputs) if is_fused else _many_rows(model, inputs)
 
 
-def _few_rows(model: "DecoderModel", asked: _Pass) -> ForwardOutput:
+def _few_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
     config, inner = model.config, {}
-    hidden, normed = _enter(model, asked.tokens)
+    hidden, normed = _embed(model, inputs.tokens)
     for i, (layer, next_norm, (keys, values)) in enumerate(
-        zip(model.layers, model.norms_after, asked.cache, strict=True)
+        zip(model.layers, model.norms_after, inputs.cache, strict=True)
     ):
-        if i in asked.capture:
+        if i in inputs.state_layers:
             inner[i] = hidden
         q = qkv_rotary_store(
             normed,
@@ -87,92 +95,91 @@ def _few_rows(model: "DecoderModel", asked: _Pass) -> ForwardOutput:
             layer.qkv_bias,
             model.cos,
             model.sin,
-            asked.positions,
-            asked.layout.slots,
+            inputs.positions,
+            inputs.layout.slots,
             keys,
             values,
             config.num_heads,
         )
-        attended = _attend(model, q, keys, values, asked)
+        attended = _attend(model, q, keys, values, inputs)
         hidden, normed = add_linear(attended, layer.output, hidden, layer.post_attention_norm, config.rms_eps)
         gated = gate_up(normed, layer.gate_up)
         hidden, normed = add_linear(gated, layer.down, hidden, next_norm, config.rms_eps)
-        if asked.after_layer is not None:
-            asked.after_layer(i)
-    if config.num_layers in asked.capture:
+        if inputs.after_layer is not None:
+            inputs.after_layer(i)
+    if config.num_layers in inputs.state_layers:
         inner[config.num_layers] = hidden
-    last = _finish(normed) if asked.last_hidden else None
-    logits, wanted = None, asked.logit_rows
-    if wanted is not None and len(wanted):
-        if len(wanted) < len(asked.tokens):
-            normed = Normed(normed.scaled[wanted], normed.squares[wanted], normed.eps)
-        logits = model.spread(linear(normed, model.head, out_dtype=torch.float32, out=asked.room))
+    last = _apply_norm(normed) if inputs.last_hidden else None
+    logits, logit_rows = None, inputs.logit_rows
+    if logit_rows is not None and len(logit_rows):
+        if len(logit_rows) < len(inputs.tokens):
+            normed = Normed(normed.scaled[logit_rows], normed.squares[logit_rows], normed.eps)
+        logits = model.expand_logits(linear(normed, model.head, out_dtype=torch.float32, out=inputs.logits_out))
     return ForwardOutput(logits, last, inner)
 
 
-def _many_rows(model: "DecoderModel", asked: _Pass) -> ForwardOutput:
+def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
     eps, inner = model.config.rms_eps, {}
-    where = asked.layout.starts, asked.layout.context_lens, asked.layout.block_tables
-    hidden = model.embed(asked.tokens)
+    where = inputs.layout.starts, inputs.layout.context_lens, inputs.layout.block_tables
+    hidden = model.embed(inputs.tokens)
     normed = rms_norm(hidden, model.layers[0].input_norm, eps)
     for i, (layer, next_norm, (keys, values)) in enumerate(
-        zip(model.layers, model.norms_after, asked.cache, strict=True)
+        zip(model.layers, model.norms_after, inputs.cache, strict=True)
     ):
-        if i in asked.capture:
+        if i in inputs.state_layers:
             inner[i] = hidden
         qkv = _product(normed, layer.qkv, layer.qkv_bias)
         if model.config.qk_norm:
             layer.norm_heads(qkv)
-        q = rotate_and_store(qkv, asked.positions, model.cos, model.sin, keys, values, *where)
-        attended = _product(_attend(model, q, keys, values, asked), layer.output)
-        normed, hidden = add_rms_norm(layer.whole(attended), hidden, layer.post_attention_norm, eps)
+        q = rotate_and_store(qkv, inputs.positions, model.cos, model.sin, keys, values, *where)
+        attended = _product(_attend(model, q, keys, values, inputs), layer.output)
+        normed, hidden = add_rms_norm(layer.sum_over_ranks(attended), hidden, layer.post_attention_norm, eps)
         fed = _product(silu_mul(_product(normed, layer.gate_up)), layer.down)
-        normed, hidden = add_rms_norm(layer.whole(fed), hidden, next_norm, eps)
-        if asked.after_layer is not None:
-            asked.after_layer(i)
-    if model.config.num_layers in asked.capture:
+        normed, hidden = add_rms_norm(layer.sum_over_ranks(fed), hidden, next_norm, eps)
+        if inputs.after_layer is not None:
+            inputs.after_layer(i)
+    if model.config.num_layers in inputs.state_layers:
         inner[model.config.num_layers] = hidden
-    logits, wanted = None, asked.logit_rows
-    if wanted is not None and len(wanted):
-        rows = normed if len(wanted) == len(asked.tokens) else normed[wanted]
-        logits = head_logits(model, rows, asked.room)
-    return ForwardOutput(logits, normed if asked.last_hidden else None, inner)
+    logits, logit_rows = None, inputs.logit_rows
+    if logit_rows is not None and len(logit_rows):
+        rows = normed if len(logit_rows) == len(inputs.tokens) else normed[logit_rows]
+        logits = head_logits(model, rows, inputs.logits_out)
+    return ForwardOutput(logits, normed if inputs.last_hidden else None, inner)
 
 
-def _attend(model: "DecoderModel", q: Tensor, keys: Tensor, values: Tensor, asked: _Pass) -> Tensor:
+def _attend(model: DecoderWeights, q: Tensor, keys: Tensor, values: Tensor, inputs: _PassInputs) -> Tensor:
     """[T, H * hd]"""
-    config, layout = model.config, asked.layout
+    config, layout = model.config, inputs.layout
     return paged_attention(
-        q, keys, values, layout.starts, layout.context_lens, layout.block_tables, asked.plan,
-        config.head_dim**-0.5, layout.ancestors, config.sliding_window, asked.attended,
+        q, keys, values, layout.starts, layout.context_lens, layout.block_tables, inputs.plan,
+        config.head_dim**-0.5, layout.ancestors, config.sliding_window, inputs.attention_out,
     )  # fmt: skip
 
 
-def _enter(model: "DecoderModel", tokens: Tensor) -> tuple[Tensor, Normed]:
-    """The rows that enter layer 0, and the same on their way through its norm."""
+def _embed(model: DecoderWeights, tokens: Tensor) -> tuple[Tensor, Normed]:
+    """Input rows of layer 0, and the same rows with the norm of layer 0 partly applied."""
     norm, eps = model.layers[0].input_norm, model.config.rms_eps
-    if model.embeds_plainly and isinstance(model.embedding, DenseWeight):
+    if model.has_plain_embedding and isinstance(model.embedding, DenseWeight):
         return embed(tokens, model.embedding.values, norm, eps)
     rows = model.embed(tokens)
     return embed(torch.arange(len(rows), device=rows.device), rows, norm, eps)
 
 
-def _finish(normed: Normed) -> Tensor:
+def _apply_norm(normed: Normed) -> Tensor:
     """[T, D] after the norm."""
     mean = normed.squares.sum(1, keepdim=True) / normed.scaled.shape[1]
     return (normed.scaled.float() * torch.rsqrt(mean + normed.eps)).to(normed.scaled.dtype)
 
 
-def head_logits(model: "DecoderModel", rows: Tensor, room: Tensor | None = None) -> Tensor:
-    """[R, V] float32 from [R, D] after the final norm, never rounded to fewer bits on the way: tokens that tie after rounding
-    did not tie before."""
+def head_logits(model: DecoderWeights, rows: Tensor, out: Tensor | None = None) -> Tensor:
+    """[R, V] float32 from [R, D] after the final norm. Logits are never rounded to fewer bits, which would create ties."""
     head = model.head
     if len(rows) > MAX_ROWS and rows.is_cuda and rows.dtype is not torch.float32 and isinstance(head, DenseWeight):
         weight = head.values.t()
-        if room is None:
-            return model.spread(torch.mm(rows, weight, out_dtype=torch.float32))
-        return model.spread(torch.mm(rows, weight, out_dtype=torch.float32, out=room))
-    return model.spread(linear(rows, head, out_dtype=torch.float32, out=room))
+        if out is None:
+            return model.expand_logits(torch.mm(rows, weight, out_dtype=torch.float32))
+        return model.expand_logits(torch.mm(rows, weight, out_dtype=torch.float32, out=out))
+    return model.expand_logits(linear(rows, head, out_dtype=torch.float32, out=out))
 
 
 def _product(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:

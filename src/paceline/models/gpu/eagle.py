@@ -1,7 +1,5 @@
-"""A pass of an EAGLE head on a GPU: seven kernels where rows are few. Nothing here waits for the device or decides by what is
-on it."""
-
-from typing import TYPE_CHECKING
+"""Forward pass of an EAGLE head on a GPU: seven kernels if rows are few. No function here waits for the device or branches on
+device values."""
 
 import torch
 from torch import Tensor
@@ -16,22 +14,20 @@ from paceline.kernels.gpu.rotary import rotate_and_store
 from paceline.kernels.gpu.speculation.join_norms import join_norms
 from paceline.kernels.layout import AttentionLayout
 from paceline.kernels.linear import DenseWeight, LinearWeight
-
-if TYPE_CHECKING:
-    from paceline.models.drafts.eagle import EagleModel
+from paceline.models.drafts.eagle_weights import EagleWeights
 
 
 def plan_eagle(
-    model: "EagleModel", rows: int, sequences: int, scratch: AttentionScratch | None = None
+    model: EagleWeights, rows: int, sequences: int, scratch: AttentionScratch | None = None
 ) -> AttentionPlan:
-    """How attention is cut up for passes of `rows` rows over so many sequences."""
+    """Attention plan for passes of this size."""
     c = model.config
     heads = c.num_heads, c.num_kv_heads, c.head_dim
     return attention_plan(rows, sequences, -(-rows // sequences), *heads, model.device, scratch=scratch)
 
 
 def gpu_eagle_forward(
-    model: "EagleModel",
+    model: EagleWeights,
     states: Tensor,  # [T, D]
     tokens: Tensor,  # [T] int64
     positions: Tensor,  # [T] int64
@@ -39,14 +35,14 @@ def gpu_eagle_forward(
     cache: tuple[Tensor, Tensor],
     plan: AttentionPlan | None = None,
 ) -> Tensor:
-    """As `EagleModel.forward`, which calls it. `plan` None: made for this pass alone."""
+    """As `EagleModel.forward`, which calls it. `plan` None: a new plan."""
     return gpu_eagle_pass(model, states, None, tokens, positions, layout, cache, plan)[0]
 
 
 def gpu_eagle_pass(
-    model: "EagleModel",
+    model: EagleWeights,
     states: Tensor,  # [R, D]
-    rows: Tensor | None,  # [T] int64, whose states go before `tokens`; None: all of them, in order
+    rows: Tensor | None,  # [T] int64: rows of `states` that precede `tokens`; None: all, in order
     tokens: Tensor,  # [T] int64
     positions: Tensor,  # [T] int64
     layout: AttentionLayout,
@@ -54,8 +50,8 @@ def gpu_eagle_pass(
     plan: AttentionPlan | None = None,
     first_row: int = 0,
 ) -> tuple[Tensor, Normed]:
-    """(states [T, D], the same on their way through the final norm). `first_row`: rows of each sequence's tree that passes
-    before this one have cached."""
+    """(states [T, D], the same states with the final norm partly applied). `first_row`: rows of each sequence's tree that
+    earlier passes have cached."""
     c, eps = model.config, model.config.rms_eps
     assert isinstance(model.embedding, DenseWeight)  # on a GPU
     plan = plan or plan_eagle(model, len(tokens), len(layout.context_lens))
@@ -71,16 +67,16 @@ def gpu_eagle_pass(
         return add_linear(gate_up(normed, model.gate_up), model.down, hidden, model.final_norm, eps)
     dense, hidden = add_rms_norm(product(attended, model.output), residual, model.post_attention_norm, eps)
     out = product(silu_mul(product(dense, model.gate_up)), model.down) + hidden
-    return out, _whole(gpu_eagle_norm(model, out))
+    return out, _as_normed(gpu_eagle_norm(model, out))
 
 
-def gpu_eagle_norm(model: "EagleModel", states: Tensor) -> Tensor:
-    """[R, D], what the head turns into logits."""
+def gpu_eagle_norm(model: EagleWeights, states: Tensor) -> Tensor:
+    """[R, D]: states after the final norm."""
     return rms_norm(states, model.final_norm, model.config.rms_eps)
 
 
-def gpu_eagle_logits(model: "EagleModel", normed: Normed, rows: Tensor | None = None) -> Tensor:
-    """[R, V'] of `rows`, or of all."""
+def gpu_eagle_logits(model: EagleWeights, normed: Normed, rows: Tensor | None = None) -> Tensor:
+    """[R, V'] float32: logits of `rows`; None: of all rows."""
     if rows is not None:
         normed = Normed(normed.scaled[rows], normed.squares[rows], normed.eps)
     if len(normed.scaled) <= MAX_ROWS:
@@ -96,6 +92,6 @@ def product(x: Tensor, weight: LinearWeight) -> Tensor:
     return linear(x, weight)
 
 
-def _whole(normed: Tensor) -> Normed:
-    """Its factor is 1."""
+def _as_normed(normed: Tensor) -> Normed:
+    """A `Normed` whose remaining factor is 1."""
     return Normed(normed, torch.full((len(normed), 1), normed.shape[1], dtype=torch.float32, device=normed.device), 0.0)

@@ -1,42 +1,39 @@
-"""A pass of one size on a GPU, whose inputs stay where they are, so that a CUDA graph can hold it."""
+"""A pass of one size on a GPU, with inputs at fixed addresses, captured as a CUDA graph."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
-from paceline.models.architectures.output import ForwardOutput
-from paceline.models.cuda_graph import Graph, Stamp, staging
+from paceline.models.architectures.decoder import ForwardOutput
+from paceline.models.cuda_graph import Graph, StreamEvent, staging_tensor
 from paceline.models.gpu.decoder import gpu_forward
+from paceline.models.gpu.workspace import PassContext
 from paceline.models.runner import Span
-
-if TYPE_CHECKING:
-    from paceline.models.gpu.runner import GpuRunner
 
 
 @dataclass(frozen=True, slots=True)
 class PassKind:
-    """What passes of one size differ in."""
+    """Properties in which passes of one size differ."""
 
     is_tree: bool = False
-    capture: tuple[int, ...] = ()
+    state_layers: tuple[int, ...] = ()
     last_hidden: bool = False
 
 
 class PaddedPass:
-    """A pass over `batch` sequences of `rows` rows each, whose inputs stay where they are; at first all of it is padding."""
+    """A pass over `batch` sequences of `rows` rows each, with inputs at fixed addresses; at first all rows are padding."""
 
-    def __init__(self, runner: "GpuRunner", batch: int, rows: int, is_tree: bool) -> None:
-        self._runner, device = runner, runner.device
-        # tokens, rotary positions, slots, ancestors; then for each sequence its context and its blocks
+    def __init__(self, context: PassContext, batch: int, rows: int, is_tree: bool) -> None:
+        self._context, device = context, context.device
+        # longs: tokens, rotary positions, slots, ancestors; ints: context length and blocks of each sequence
         self.longs = torch.zeros(4, batch * rows, dtype=torch.int64, device=device)
-        self.ints = torch.zeros(batch, 1 + runner.table_width, dtype=torch.int32, device=device)
-        self.longs[2] = runner.scratch_block * BLOCK_SIZE
+        self.ints = torch.zeros(batch, 1 + context.table_width, dtype=torch.int32, device=device)
+        self.longs[2] = context.scratch_block * BLOCK_SIZE
         self.longs[3] = -1
-        self.ints[:, 1:] = runner.scratch_block
+        self.ints[:, 1:] = context.scratch_block
         self._contexts = torch.empty(batch, dtype=torch.int32, device=device)
         self._layout = AttentionLayout(
             slots=self.longs[2],
@@ -46,82 +43,82 @@ class PaddedPass:
             ancestors=self.longs[3] if is_tree else None,
         )
         self._every_row = torch.arange(batch * rows, device=device)
-        self._plan = runner.plan(batch * rows, batch, rows)
-        self._room = runner.rooms.logits(batch * rows)
+        self._plan = context.plan(batch * rows, batch, rows)
+        self._logits_out = context.workspace.logits(batch * rows)
 
-    def forward(self, capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
+    def forward(self, state_layers: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
         self._contexts.copy_(self.ints[:, 0])
         return gpu_forward(
-            self._runner.model,
+            self._context.model,
             self.longs[0],
             self.longs[1],
             self._layout,
-            self._runner.cache,
+            self._context.cache,
             self._every_row,
-            capture,
+            state_layers,
             last_hidden,
             self._plan,
-            room=self._room,
+            logits_out=self._logits_out,
         )
 
 
 class PassGraph:
-    """A padded pass, recorded once. Shorter spans and empty seats are padding."""
+    """A captured `PaddedPass`. Shorter spans and unused slots are padded."""
 
-    def __init__(self, runner: "GpuRunner", batch: int, rows: int, kind: PassKind) -> None:
-        self.runner, self.rows = runner, rows
-        self._pass = one = PaddedPass(runner, batch, rows, kind.is_tree)
-        self._host_longs = staging(*one.longs.shape, dtype=torch.int64, device=runner.device)
-        self._host_ints = staging(*one.ints.shape, dtype=torch.int32, device=runner.device)
-        room = runner.rooms.states(len(kind.capture) + kind.last_hidden, batch * rows)
+    def __init__(self, context: PassContext, batch: int, rows: int, kind: PassKind) -> None:
+        self._context, self._rows = context, rows
+        self._pass = padded = PaddedPass(context, batch, rows, kind.is_tree)
+        self._host_longs = staging_tensor(*padded.longs.shape, dtype=torch.int64, device=context.device)
+        self._host_ints = staging_tensor(*padded.ints.shape, dtype=torch.int32, device=context.device)
+        states_out = context.workspace.states(len(kind.state_layers) + kind.last_hidden, batch * rows)
 
         def compute() -> ForwardOutput:
-            output = one.forward(kind.capture, kind.last_hidden)
-            places = zip(kind.capture, room[: len(kind.capture)], strict=True)
-            inner = {layer: place.copy_(output.inner[layer]) for layer, place in places}
-            last = None if output.last_hidden is None else room[-1].copy_(output.last_hidden)
+            output = padded.forward(kind.state_layers, kind.last_hidden)
+            outs = zip(kind.state_layers, states_out[: len(kind.state_layers)], strict=True)
+            inner = {layer: out.copy_(output.inner[layer]) for layer, out in outs}
+            last = None if output.last_hidden is None else states_out[-1].copy_(output.last_hidden)
             return ForwardOutput(output.logits, last, inner)
 
-        self._graph = Graph(compute, runner.device, runner.memory_pool)
-        self._done = Stamp(runner.device)
+        self._graph = Graph(compute, context.device, context.workspace.graph_pool)
+        self._done = StreamEvent(context.device)
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:
-        """Logits as `ModelRunner.forward` gives them. They and hidden states are good until the next run."""
-        chosen = self._fill(spans)
+        """As `ModelRunner.forward`. Logits and hidden states are valid until the next run."""
+        logit_rows = self._fill(spans)
         self._pass.longs.copy_(self._host_longs, non_blocking=True)
         self._pass.ints.copy_(self._host_ints, non_blocking=True)
         output = self._graph.replay()
         self._done.record()
         logits = output.logits
         assert logits is not None
-        if len(chosen) < len(logits):
-            logits = logits[chosen] if len(chosen) else None
-        own = torch.tensor([s * self.rows + i for s, span in enumerate(spans) for i in range(len(span.tokens))])
-        own = own.to(self.runner.device, non_blocking=True)
+        if len(logit_rows) < len(logits):
+            logits = logits[logit_rows] if len(logit_rows) else None
+        unpadded = torch.tensor([s * self._rows + i for s, span in enumerate(spans) for i in range(len(span.tokens))])
+        unpadded = unpadded.to(self._context.device, non_blocking=True)
         return ForwardOutput(
             logits,
-            None if output.last_hidden is None else output.last_hidden[own],
-            {layer: states[own] for layer, states in output.inner.items()},
+            None if output.last_hidden is None else output.last_hidden[unpadded],
+            {layer: states[unpadded] for layer, states in output.inner.items()},
         )
 
     def replay(self) -> None:
-        """Run it again as it was."""
+        """Run the pass again with the same inputs."""
         self._graph.replay()
 
     def _fill(self, spans: Sequence[Span]) -> Tensor:
-        """Write the inputs to host memory; the rows whose logits are wanted."""
-        self._done.wait()  # the last run may still be reading
-        scratch = self.runner.scratch_block
+        """Write the inputs to host memory. Returns the rows whose logits are requested."""
+        self._done.wait()  # the previous run may still be copying from it
+        scratch = self._context.scratch_block
         longs, ints = self._host_longs.numpy(), self._host_ints.numpy()
         longs[:] = 0
         longs[2] = scratch * BLOCK_SIZE
         longs[3] = -1
         ints[:, 0] = 0
         ints[:, 1:] = scratch
-        chosen: list[int] = []
+        logit_rows: list[int] = []
         for s, span in enumerate(spans):
             count, first, blocks = len(span.tokens), span.context_len, span.blocks
-            row = s * self.rows
+            row = s * self._rows
             longs[0, row : row + count] = span.tokens
             longs[1, row : row + count] = range(first, first + count) if span.positions is None else span.positions
             longs[2, row : row + count] = [
@@ -132,5 +129,5 @@ class PassGraph:
             ints[s, 0] = first
             held = min(len(blocks), ints.shape[1] - 1)
             ints[s, 1 : 1 + held] = blocks[:held]
-            chosen.extend(range(row + count - span.num_logits, row + count))
-        return torch.tensor(chosen, dtype=torch.int64, device=self.runner.device)
+            logit_rows.extend(range(row + count - span.num_logits, row + count))
+        return torch.tensor(logit_rows, dtype=torch.int64, device=self._context.device)

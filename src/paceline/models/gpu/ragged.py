@@ -1,38 +1,74 @@
-"""A pass over spans of any lengths on a GPU, recorded: prompts, alone or beside sequences that decode. A small model computes
-one in less time than the host takes to launch its kernels."""
+"""Captured passes over spans of different lengths: prompts, alone or in a batch with sequences that decode.
+
+A small model computes such a pass in less time than the host needs to launch its kernels. Passes are padded to a few sizes.
+"""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from paceline.kernels.gpu.attention_plan import power_of_two, search_width
+from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import AttentionLayout
-from paceline.models.architectures.output import ForwardOutput
-from paceline.models.cuda_graph import Graph, Stamp, staging
+from paceline.models.architectures.decoder import ForwardOutput
+from paceline.models.cuda_graph import MAX_GRAPH_ROWS, Graph, StreamEvent, staging_tensor
 from paceline.models.gpu.decoder import gpu_forward, head_logits
 from paceline.models.gpu.forward_pass import PassKind
-from paceline.models.gpu.ragged_size import MAX_RAGGED_ROWS, MAX_RAGGED_SEQUENCES, RaggedSize
+from paceline.models.gpu.workspace import PassContext
 from paceline.models.runner import Span
 
-if TYPE_CHECKING:
-    from paceline.models.gpu.runner import GpuRunner
-
+MAX_RAGGED_ROWS = 2048
+MAX_RAGGED_SEQUENCES = 256
+_MAX_WORK = 8 * 10**12
+"""Weight bytes times rows above which launches overlap with the work (512 rows of 8 billion weights in bf16)."""
 _ALIGNED = 4
-"""Numbers of 32 bits between places that kernels take for aligned."""
+"""Alignment, in 32-bit numbers, that kernels expect of their inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class RaggedSize:
+    """Size that a pass is padded to. Padding rows belong to no sequence: they are neither attended to nor stored."""
+
+    sequences: int
+    rows: int
+
+
+def ragged_size(sequences: int, rows: int) -> RaggedSize:
+    """Padded size of a pass. With many rows, at most an eighth of them is padding."""
+    step = max(64, power_of_two(rows) // 16)
+    return RaggedSize(search_width(sequences), max(2 * MAX_ROWS, -(-rows // step) * step))
+
+
+def max_captured_rows(weight_bytes: int) -> int:
+    """Rows of the largest ragged pass that is captured, for a model of this size."""
+    return min(MAX_RAGGED_ROWS, _MAX_WORK // weight_bytes)
+
+
+def ragged_sizes(max_num_seqs: int, max_rows: int) -> list[RaggedSize]:
+    """Padded sizes of all passes within these limits, the largest first. `PassGraph` covers the small passes of one sequence."""
+    counts = {search_width(count) for count in range(1, min(max_num_seqs, MAX_RAGGED_SEQUENCES) + 1)}
+    totals = {ragged_size(1, rows).rows for rows in range(1, max_rows + 1)}
+    return [
+        RaggedSize(count, rows)
+        for rows in sorted(totals, reverse=True)
+        for count in sorted(counts, reverse=True)
+        if count > 1 or rows > MAX_GRAPH_ROWS
+    ]
 
 
 class RaggedInputs:
-    """Where all ragged passes of a runner find what they are told: they follow one another."""
+    """Input buffers of all ragged passes of a runner, which run one after another."""
 
     def __init__(self, device: torch.device, table_width: int) -> None:
         self._width = table_width
         longs, ints = 3 * MAX_RAGGED_ROWS, MAX_RAGGED_SEQUENCES * (2 + table_width) + 3 * _ALIGNED
         self._longs = torch.zeros(longs, dtype=torch.int64, device=device)
         self._ints = torch.zeros(ints, dtype=torch.int32, device=device)
-        self._host_longs = staging(longs, dtype=torch.int64, device=device)
-        self._host_ints = staging(ints, dtype=torch.int32, device=device)
-        self._done = Stamp(device)
+        self._host_longs = staging_tensor(longs, dtype=torch.int64, device=device)
+        self._host_ints = staging_tensor(ints, dtype=torch.int32, device=device)
+        self._done = StreamEvent(device)
 
     def on_device(self, size: RaggedSize) -> "_Views":
         return _Views(self._longs, self._ints, size, self._width)
@@ -41,16 +77,16 @@ class RaggedInputs:
         return _Views(self._host_longs, self._host_ints, size, self._width)
 
     def wait(self) -> None:
-        """Until the last pass was told everything: then the host's may be written to."""
+        """Block until the last copy from host memory is done. Then the host buffers may be written."""
         self._done.wait()
 
-    def told(self) -> None:
-        """The device was given all there is to copy."""
+    def mark_copied(self) -> None:
+        """Record that all copies of this pass were submitted."""
         self._done.record()
 
 
 class _Views:
-    """Inputs of one size, which lie together: one copy takes them all over."""
+    """Views of the inputs of one size. They are adjacent, so that two copies transfer all of them."""
 
     def __init__(self, longs: Tensor, ints: Tensor, size: RaggedSize, table_width: int) -> None:
         starts, contexts = _aligned(size.sequences + 1), _aligned(size.sequences)
@@ -62,32 +98,34 @@ class _Views:
         self.tables = self.ints[starts + contexts :].view(size.sequences, table_width)
 
     def copy(self, other: "_Views", sequences: int) -> None:
-        """Tables are the most of it: those of the first so many."""
+        """Copy from `other`, with the block tables of the first `sequences` sequences only: they are most of the data."""
         used = len(self.ints) - (len(self.tables) - sequences) * self.tables.shape[1]
         self.longs.copy_(other.longs, non_blocking=True)
         self.ints[:used].copy_(other.ints[:used], non_blocking=True)
 
     def write(self, spans: Sequence[Span]) -> tuple[int, list[int]]:
-        """On the host. How many rows there are, and which of them want logits."""
+        """Write `spans` to host memory. Returns the number of rows, and the rows whose logits are requested."""
         parts = self.tokens, self.positions, self.ancestors, self.starts, self.contexts, self.tables
         tokens, positions, ancestors, starts, contexts, tables = (part.numpy() for part in parts)
-        ids, places, firsts, wanted = list[int](), list[int](), list[int](), list[int]()
+        ids, row_positions, first_rows, logit_rows = list[int](), list[int](), list[int](), list[int]()
         for s, span in enumerate(spans):
             row, first = len(ids), span.context_len
             ids.extend(span.tokens)
             end = len(ids)
-            places.extend(range(first, first + end - row) if span.positions is None else span.positions)
+            row_positions.extend(range(first, first + end - row) if span.positions is None else span.positions)
             ancestors[row:end] = -1 if span.ancestors is None else span.ancestors
-            firsts.append(row)
+            first_rows.append(row)
             held = min(len(span.blocks), tables.shape[1])
             tables[s, :held] = span.blocks[:held]
-            wanted.extend(range(end - span.num_logits, end))
+            logit_rows.extend(range(end - span.num_logits, end))
         rows = len(ids)
-        tokens[:rows], positions[:rows] = ids, places
-        starts[: len(spans)], contexts[: len(spans)] = firsts, [span.context_len for span in spans]
-        starts[len(spans) :] = rows  # the others have none
-        tokens[rows:] = 0  # HAZARD: embedded all the same, and a pass of another size may have left anything here
-        return rows, wanted
+        tokens[:rows], positions[:rows] = ids, row_positions
+        starts[: len(spans)], contexts[: len(spans)] = first_rows, [span.context_len for span in spans]
+        starts[len(spans) :] = rows  # unused sequences have no rows
+        tokens[rows:] = (
+            0  # HAZARD: padding rows are embedded too, and a pass of another size may have left any value here
+        )
+        return rows, logit_rows
 
 
 def _aligned(count: int) -> int:
@@ -95,54 +133,55 @@ def _aligned(count: int) -> int:
 
 
 class RaggedGraph:
-    """As `PassGraph`, but only logits that are wanted are computed, after it: of a prompt's rows hardly any are."""
+    """As `PassGraph`, but requested logits are computed after the graph: few rows of a prompt need them."""
 
-    def __init__(self, runner: "GpuRunner", inputs: RaggedInputs, size: RaggedSize, kind: PassKind) -> None:
+    def __init__(self, context: PassContext, inputs: RaggedInputs, size: RaggedSize, kind: PassKind) -> None:
         self.size = size
-        self._runner, self._inputs, self._kind = runner, inputs, kind
-        self._told, self._host = told, host = inputs.on_device(size), inputs.on_host(size)
+        self._context, self._inputs, self._kind = context, inputs, kind
+        self._device, self._host = device, host = inputs.on_device(size), inputs.on_host(size)
         inputs.wait()
         host.write([])
-        told.copy(host, size.sequences)
+        device.copy(host, size.sequences)
         layout = AttentionLayout(
-            slots=told.tokens,  # found in the tables where there are so many rows
-            starts=told.starts,
-            context_lens=told.contexts,
-            block_tables=told.tables,
-            ancestors=told.ancestors if kind.is_tree else None,
+            slots=device.tokens,  # unused: passes of many rows look slots up in the block tables
+            starts=device.starts,
+            context_lens=device.contexts,
+            block_tables=device.tables,
+            ancestors=device.ancestors if kind.is_tree else None,
         )
-        plan = runner.plan(size.rows, size.sequences, size.rows)
-        room = runner.rooms.states(len(kind.capture) + 1, size.rows)
-        attended = runner.rooms.attended(size.rows)
-        model, cache, capture = runner.model, runner.cache, kind.capture
+        plan = context.plan(size.rows, size.sequences, size.rows)
+        states_out = context.workspace.states(len(kind.state_layers) + 1, size.rows)
+        attention_out = context.workspace.attention_output(size.rows)
+        model, cache, state_layers = context.model, context.cache, kind.state_layers
 
         def compute() -> ForwardOutput:
             output = gpu_forward(
                 model,
-                told.tokens,
-                told.positions,
+                device.tokens,
+                device.positions,
                 layout,
                 cache,
                 None,
-                capture,
+                state_layers,
                 last_hidden=True,
                 plan=plan,
-                attended=attended,
+                attention_out=attention_out,
             )
             assert output.last_hidden is not None
-            inner = {layer: place.copy_(output.inner[layer]) for layer, place in zip(capture, room[:-1], strict=True)}
-            return ForwardOutput(None, room[-1].copy_(output.last_hidden), inner)
+            outs = zip(state_layers, states_out[:-1], strict=True)
+            inner = {layer: out.copy_(output.inner[layer]) for layer, out in outs}
+            return ForwardOutput(None, states_out[-1].copy_(output.last_hidden), inner)
 
-        self._graph = Graph(compute, runner.device, runner.memory_pool)
-        self._wanted = torch.empty(0, dtype=torch.int64)
+        self._graph = Graph(compute, context.device, context.workspace.graph_pool)
+        self._logit_rows = torch.empty(0, dtype=torch.int64)
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:
         """As `ModelRunner.forward`."""
         self._inputs.wait()
-        count, wanted = self._host.write(spans)
-        self._told.copy(self._host, len(spans))
-        self._inputs.told()
-        self._wanted = torch.tensor(wanted, dtype=torch.int64).to(self._runner.device, non_blocking=True)
+        count, logit_rows = self._host.write(spans)
+        self._device.copy(self._host, len(spans))
+        self._inputs.mark_copied()
+        self._logit_rows = torch.tensor(logit_rows, dtype=torch.int64).to(self._context.device, non_blocking=True)
         output = self.replay()
         states = output.last_hidden
         return ForwardOutput(
@@ -152,8 +191,9 @@ class RaggedGraph:
         )
 
     def replay(self) -> ForwardOutput:
-        """Run it again as it was. States are good until the next run, of all rows."""
+        """Run the pass again with the same inputs. Hidden states of all rows, valid until the next run."""
         output = self._graph.replay()
         assert output.last_hidden is not None
-        logits = head_logits(self._runner.model, output.last_hidden[self._wanted]) if len(self._wanted) else None
+        rows = self._logit_rows
+        logits = head_logits(self._context.model, output.last_hidden[rows]) if len(rows) else None
         return ForwardOutput(logits, output.last_hidden, output.inner)

@@ -1,5 +1,5 @@
-"""`ModelRunner` on a GPU: passes that recur are CUDA graphs, recorded when rehearsed or, small ones, first met; what fits none
-runs eagerly."""
+"""`ModelRunner` on a GPU. Passes run as CUDA graphs, captured by `warm_up` or, if they are small, at first use. A pass that fits
+no graph runs eagerly."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -11,42 +11,46 @@ from paceline.core.clock import Clock
 from paceline.kernels.gpu.attention_plan import AttentionPlan, power_of_two
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
+from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.architectures.output import ForwardOutput
-from paceline.models.cuda_graph import MAX_GRAPH_ROWS, GraphPool, Stopwatch
-from paceline.models.gpu.decoder import plan_pass
+from paceline.models.cuda_graph import MAX_GRAPH_ROWS, GraphPool, StreamTimer
 from paceline.models.gpu.forward_pass import PaddedPass, PassGraph, PassKind
-from paceline.models.gpu.ragged import RaggedGraph, RaggedInputs
-from paceline.models.gpu.ragged_size import RaggedSize, most_ragged_rows, ragged_size, ragged_sizes
-from paceline.models.gpu.workspace import Rooms
-from paceline.models.pass_sizes import around_16s, pass_sizes
-from paceline.models.runner import ModelRunner, Span
+from paceline.models.gpu.ragged import (
+    RaggedGraph,
+    RaggedInputs,
+    RaggedSize,
+    max_captured_rows,
+    ragged_size,
+    ragged_sizes,
+)
+from paceline.models.gpu.workspace import PassContext, Workspace
+from paceline.models.runner import ModelRunner, Span, around_16s, warm_up_sizes
 
 
 def bucket(count: int) -> int:
-    """The batch size a batch of `count` is padded to."""
+    """Batch size that a batch of `count` is padded to."""
     return power_of_two(count) if count <= 64 else -(-count // 64) * 64
 
 
 def buckets(most: int) -> list[int]:
-    """The sizes that batches of up to `most` are padded to."""
+    """Batch sizes that batches of up to `most` are padded to."""
     return sorted({bucket(count) for count in range(1, most + 1)})
 
 
-def recorded_passes(max_num_seqs: int, longest: int, kinds: Collection[PassKind]) -> list[tuple[int, int, PassKind]]:
-    """(batch, rows, kind) of every pass that has a graph, the largest first."""
+def captured_passes(max_num_seqs: int, longest: int, kinds: Collection[PassKind]) -> list[tuple[int, int, PassKind]]:
+    """(batch, rows, kind) of every padded pass that has a graph, the largest first."""
     return [
         (batch, rows, kind)
         for batch in reversed(buckets(max_num_seqs))
         for rows in reversed(buckets(min(MAX_GRAPH_ROWS // batch, longest)))
         for kind in kinds
-        # A tree has few rows; one of several may lie beside a prompt
+        # A tree has few rows; in a batch with a prompt it is padded to more
         if not kind.is_tree or 1 < rows <= MAX_TREE_ROWS or (rows > 1 and batch > 1)
     ]
 
 
 class GpuRunner(ModelRunner):
-    """One block more than the books know of: padding writes there, and nobody reads it."""
+    """A `ModelRunner` with CUDA graphs. Its cache has one more block, unknown to the block pool, for the padding to write to."""
 
     def __init__(
         self,
@@ -54,43 +58,49 @@ class GpuRunner(ModelRunner):
         num_blocks: int,
         kv_dtype: torch.dtype | None = None,
         cache: Sequence[tuple[Tensor, Tensor]] | None = None,
+        workspace: Workspace | None = None,
     ) -> None:
         super().__init__(model, num_blocks + 1, kv_dtype, cache)
         self.num_blocks = num_blocks
         self.scratch_block = num_blocks
-        # HAZARD: as wide as the longest context and the padding after it, which kernels look up too
+        # HAZARD: wide enough for the longest context and the padding after it, which kernels look up too
         longest = min(num_blocks, -(-model.config.max_position // BLOCK_SIZE))
         self.table_width = longest + MAX_GRAPH_ROWS // BLOCK_SIZE + 1
         self._graphs: dict[tuple[int, int, PassKind], PassGraph] = {}
         self._ragged: dict[tuple[RaggedSize, PassKind], RaggedGraph] = {}
         self._inputs = RaggedInputs(model.device, self.table_width)
-        self.memory_pool = GraphPool(model.device)
-        self.rooms = Rooms(model)
+        self.workspace = workspace or Workspace(model)
+        self._context = PassContext(model, self.cache, self.workspace, self.table_width, self.scratch_block)
 
     @torch.inference_mode()
-    def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
-        graph = self._graph_of(spans, capture, last_hidden)
-        return super().forward(spans, capture, last_hidden) if graph is None else graph.run(spans)
+    def forward(
+        self,
+        spans: Sequence[Span],
+        state_layers: tuple[int, ...] = (),
+        last_hidden: bool = False,
+        after_layer: AfterLayer | None = None,
+    ) -> ForwardOutput:
+        # A graph cannot stop after a layer
+        graph = self._graph_of(spans, state_layers, last_hidden) if after_layer is None else None
+        return super().forward(spans, state_layers, last_hidden, after_layer) if graph is None else graph.run(spans)
 
     @torch.inference_mode()
-    def seconds(self, spans: Sequence[Span], clock: Clock) -> float:
-        """Of the device alone: rounds that run ahead do not wait for the host."""
+    def measure_seconds(self, spans: Sequence[Span], clock: Clock) -> float:
+        """Device time of one pass over `spans`, without the time of the host."""
         graph = self._graph_of(spans)
-        self.forward(spans)  # the device has work while the next is prepared, for the most part
-        watch = Stopwatch(self.device)
+        self.forward(spans)  # keeps the device busy while the host prepares the next pass
+        timer = StreamTimer(self.device)
         if graph is None:
             super().forward(spans)
         else:
             graph.replay()
-        return watch.seconds()
+        return timer.seconds()
 
     def _graph_of(
-        self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False
+        self, spans: Sequence[Span], state_layers: tuple[int, ...] = (), last_hidden: bool = False
     ) -> PassGraph | RaggedGraph | None:
-        """None: the pass fits no graph."""
-        if self.after_layer is not None:  # a graph has no layers to stop at
-            return None
-        kind = PassKind(any(span.ancestors is not None for span in spans), capture, last_hidden)
+        """Graph for this pass; None: it fits no graph."""
+        kind = PassKind(any(span.ancestors is not None for span in spans), state_layers, last_hidden)
         batch, rows = bucket(len(spans)), bucket(max(len(span.tokens) for span in spans))
         if batch * rows <= MAX_GRAPH_ROWS:
             return self._graph(batch, rows, kind)
@@ -100,52 +110,56 @@ class GpuRunner(ModelRunner):
     def _graph(self, batch: int, rows: int, kind: PassKind) -> PassGraph:
         key = batch, rows, kind
         if key not in self._graphs:
-            self._graphs[key] = PassGraph(self, batch, rows, kind)
+            self._graphs[key] = PassGraph(self._context, batch, rows, kind)
         return self._graphs[key]
 
-    def record_ragged(self, max_num_seqs: int, max_rows: int, kinds: Collection[PassKind] = (PassKind(),)) -> None:
-        """Passes of these kinds over spans of any lengths, as far as they are worth recording. There are too many to do it
-        while somebody waits for one."""
-        for kind in sorted(kinds, key=lambda kind: -len(kind.capture)):
-            for size in ragged_sizes(max_num_seqs, min(max_rows, most_ragged_rows(self.model.weight_bytes))):
+    def capture_ragged(self, max_num_seqs: int, max_rows: int, kinds: Collection[PassKind] = (PassKind(),)) -> None:
+        """Capture ragged passes of these kinds up to `max_captured_rows`. They are too many to capture at first use."""
+        for kind in sorted(kinds, key=lambda kind: -len(kind.state_layers)):
+            for size in ragged_sizes(max_num_seqs, min(max_rows, max_captured_rows(self.model.weight_bytes))):
                 if (size, kind) not in self._ragged:
-                    self._ragged[size, kind] = RaggedGraph(self, self._inputs, size, kind)
+                    self._ragged[size, kind] = RaggedGraph(self._context, self._inputs, size, kind)
 
     def plan(self, rows: int, sequences: int, max_rows: int) -> AttentionPlan:
-        """As `plan_pass`. Passes with plans of one runner follow one another: they share their scratch too."""
-        return plan_pass(self.model, rows, sequences, max_rows, self.rooms.attention)
+        """Attention plan for passes of this size, with scratch memory that all passes of this runner share."""
+        return self._context.plan(rows, sequences, max_rows)
 
     @torch.inference_mode()
-    def rehearse(
+    def warm_up(
         self, max_num_seqs: int, max_rows: int, longest: int, kinds: Collection[PassKind] = (PassKind(),)
     ) -> None:
-        """Passes of these kinds, over up to so many sequences, rows, and rows of a sequence: their kernels are compiled and
-        their graphs recorded now, not when somebody waits for them. All of it is padding."""
-        longest = min(longest, self.model.config.max_position)  # a draft's window may be shorter than its target's
+        """Compile the kernels and capture the graphs of passes of these kinds within these limits, over padding rows.
+        `longest`: rows of one sequence."""
+        longest = min(
+            longest, self.model.config.max_position
+        )  # the context window of a draft may be shorter than the target's
         has_trees = any(kind.is_tree for kind in kinds)
-        recorded = recorded_passes(max_num_seqs, longest, kinds)
-        # Kernels first, then graphs: in turns, a start was seen to take longer; why was not looked into
-        for batch, rows, is_tree in dict.fromkeys((batch, rows, kind.is_tree) for batch, rows, kind in recorded):
-            PaddedPass(self, batch, rows, is_tree).forward()
-        for count, rows in pass_sizes(max_num_seqs, max_rows, longest):
+        captured = captured_passes(max_num_seqs, longest, kinds)
+        # Kernels first, then graphs: alternating between them was measured to take longer
+        for batch, rows, is_tree in dict.fromkeys((batch, rows, kind.is_tree) for batch, rows, kind in captured):
+            PaddedPass(self._context, batch, rows, is_tree).forward()
+        for count, rows in warm_up_sizes(max_num_seqs, max_rows, longest):
             super().forward([self._padding(rows)] * count)
-            # Two: one of them a tree, the other a prompt, whose rows have masks then
+            # A batch of two may hold a tree and a prompt, whose rows then have masks too
             if has_trees and rows > 1 and (rows <= MAX_TREE_ROWS or count == 2):
                 super().forward([replace(self._padding(rows), ancestors=[-1] * rows)] * count)
-        # The head's has as many rows as there are drafts, in passes of few rows and of many
+        # The head computes as many rows as there are drafts, after passes of few rows and of many
         most = min(max_rows, longest)
-        for wanted in around_16s(min(most, MAX_GRAPH_ROWS)):
-            for rows in sorted({wanted, min(most, wanted + MAX_ROWS)}):
-                super().forward([self._padding(rows, wanted)])
+        for num_logits in around_16s(min(most, MAX_GRAPH_ROWS)):
+            for rows in sorted({num_logits, min(most, num_logits + MAX_ROWS)}):
+                super().forward([self._padding(rows, num_logits)])
         if bucket(max_num_seqs) * bucket(longest) > MAX_GRAPH_ROWS:
-            self.record_ragged(max_num_seqs, max_rows, kinds)
-        for size in recorded:
+            self.capture_ragged(max_num_seqs, max_rows, kinds)
+        for size in captured:
             self._graph(*size)
 
     def _padding(self, rows: int, num_logits: int = 1) -> Span:
         return Span([self.scratch_block] * -(-rows // BLOCK_SIZE), 0, [0] * rows, num_logits)
 
-    def sharing(self, model: DecoderModel) -> "GpuRunner":
-        runner = GpuRunner(model, self.num_blocks, cache=self.cache[: model.config.num_layers])
-        runner.rooms, runner.memory_pool = self.rooms, self.memory_pool
-        return runner
+    def share_cache(self, model: DecoderModel) -> "GpuRunner":
+        return GpuRunner(model, self.num_blocks, None, self.cache[: model.config.num_layers], self.workspace)
+
+    @property
+    def graph_pool(self) -> GraphPool:
+        """Memory of all graphs of this runner."""
+        return self.workspace.graph_pool

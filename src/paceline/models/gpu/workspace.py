@@ -1,23 +1,28 @@
-"""Memory of passes that follow one another. A graph that kept its own would keep it for good, and there are many graphs."""
+"""Memory that the passes of a runner share. Passes run one after another, and a graph that owned its memory would keep it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu.attention_plan import AttentionScratch, power_of_two
+from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, power_of_two
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.cuda_graph import MAX_GRAPH_ROWS
+from paceline.models.cuda_graph import MAX_GRAPH_ROWS, GraphPool
+from paceline.models.gpu.decoder import plan_pass
 
 
-class Rooms:
-    """For all passes of one model, or of one and its early exits. What outgrew its room gets another: ask for the largest
-    first."""
+class Workspace:
+    """Buffers for all passes of a model and of its early exits. A buffer that is too small is replaced by a new one, so
+    request the largest size first."""
 
     def __init__(self, model: DecoderModel) -> None:
         self._model = model
         self._logits: Tensor | None = None
         self._states: Tensor | None = None
-        self._attended: Tensor | None = None
-        self.attention = AttentionScratch(model.device)
+        self._attention_output: Tensor | None = None
+        self.attention_scratch = AttentionScratch(model.device)
+        self.graph_pool = GraphPool(model.device)
 
     def logits(self, rows: int) -> Tensor:
         """[rows, V] float32"""
@@ -28,15 +33,37 @@ class Rooms:
 
     def states(self, count: int, rows: int) -> Tensor:
         """[count, rows, D]"""
-        width, held = self._model.config.hidden_size, self._states
-        if held is None or len(held) < count * rows:
-            held = self._states = torch.empty(count * rows, width, dtype=self._model.dtype, device=self._model.device)
-        return held[: count * rows].view(count, rows, width)
+        width, states = self._model.config.hidden_size, self._states
+        if states is None or len(states) < count * rows:
+            states = torch.empty(count * rows, width, dtype=self._model.dtype, device=self._model.device)
+            self._states = states
+        return states[: count * rows].view(count, rows, width)
 
-    def attended(self, rows: int) -> Tensor:
-        """[rows, H * hd], zeros at first: what nobody writes is finite."""
+    def attention_output(self, rows: int) -> Tensor:
+        """[rows, H * hd]. Zeros at first, so that rows which attention never writes are finite."""
         config = self._model.config
-        if self._attended is None or len(self._attended) < rows:
+        if self._attention_output is None or len(self._attention_output) < rows:
             shape = rows, config.num_heads * config.head_dim
-            self._attended = torch.zeros(shape, dtype=self._model.dtype, device=self._model.device)
-        return self._attended[:rows]
+            self._attention_output = torch.zeros(shape, dtype=self._model.dtype, device=self._model.device)
+        return self._attention_output[:rows]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassContext:
+    """Model, cache and buffers of the captured passes of one runner."""
+
+    model: DecoderModel
+    cache: Sequence[tuple[Tensor, Tensor]]
+    workspace: Workspace
+    table_width: int
+    """Blocks per sequence in a block table."""
+    scratch_block: int
+    """Block that padding rows write to; no pass reads it."""
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def plan(self, rows: int, sequences: int, max_rows: int) -> AttentionPlan:
+        """As `plan_pass`, with the scratch memory that all passes share."""
+        return plan_pass(self.model, rows, sequences, max_rows, self.workspace.attention_scratch)

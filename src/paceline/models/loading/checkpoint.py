@@ -1,16 +1,18 @@
-"""A checkpoint in neutral form: what a safetensors folder and a GGUF file have in common.
+"""A checkpoint, independent of its file format.
 
-Weights go by their Hugging Face names (`model.layers.0.self_attn.q_proj.weight`) and row order, whatever the file calls
-them, and are read when asked for, so that a model is never in memory twice.
+Weights have their Hugging Face names (`model.layers.0.self_attn.q_proj.weight`) and row order in every format. They are read on
+demand, so that a model is never in memory twice.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from paceline.kernels.weights import Weight
+from paceline.kernels.quantized import Quantization, quantize
+from paceline.kernels.weights import Dense, Grouped, Weight
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
@@ -21,7 +23,7 @@ class Weights(Protocol):
     def names(self) -> frozenset[str]: ...
 
     def matrix(self, name: str) -> Weight:
-        """[N, K] as stored, quantised weights included."""
+        """[N, K] as stored, possibly quantised."""
         ...
 
     def vector(self, name: str) -> Tensor:
@@ -35,4 +37,31 @@ class Checkpoint:
     config: ModelConfig
     weights: Weights
     read_tokenizer: Callable[[], Tokenizer]
-    """Reading a vocabulary costs about a second: only on demand."""
+    """Reads the tokenizer, which takes about a second."""
+
+
+class QuantizedWeights:
+    """`Weights` whose layer matrices are quantised on `device`, with one scale per output. Embedding and head are kept: the
+    embedding is a lookup, and rounding the head changes every logit.
+
+    Quantised matrices are kept, unless the device would unpack them: only a CPU keeps 4-bit codes.
+    """
+
+    def __init__(self, weights: Weights, kind: Quantization, device: torch.device) -> None:
+        self._weights, self._kind, self._device = weights, kind, device
+
+    def names(self) -> frozenset[str]:
+        return self._weights.names()
+
+    def vector(self, name: str) -> Tensor:
+        return self._weights.vector(name)
+
+    def matrix(self, name: str) -> Weight:
+        weight = self._weights.matrix(name)
+        if not name.startswith("model.layers.") or not self._is_unpacked(weight):
+            return weight
+        values = weight.values.to(self._device) if isinstance(weight, Dense) else weight.dequantize().to(self._device)
+        return quantize(values, self._kind)
+
+    def _is_unpacked(self, weight: Weight) -> bool:
+        return isinstance(weight, Dense) or (isinstance(weight, Grouped) and self._device.type != "cpu")

@@ -1,26 +1,30 @@
-"""The way in: a name or a path becomes a model and its tokenizer."""
+"""Loads a model and its tokenizer by name or path, if they fit in memory."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from paceline.core.errors import UnsupportedModel
+from paceline.core.errors import OutOfMemory, UnsupportedModel
+from paceline.core.machine import available_memory
 from paceline.kernels.cpu import native
 from paceline.kernels.quantized import Quantization
 from paceline.models.architectures.config import ModelConfig
+from paceline.models.architectures.decoder import Loader
 from paceline.models.architectures.inflate import inflate
 from paceline.models.architectures.inflation import PREFIX, Inflation
-from paceline.models.architectures.llama import DecoderModel, Loader
+from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.folder import open_draft_folder
-from paceline.models.loading.checkpoint import Checkpoint, Weights
+from paceline.models.loading.checkpoint import Checkpoint, QuantizedWeights, Weights
 from paceline.models.loading.gguf_file import open_gguf
-from paceline.models.loading.hub import find_checkpoint
-from paceline.models.loading.quantize import QuantizedWeights
-from paceline.models.loading.safetensors_folder import open_folder
-from paceline.models.loading.weight_size import check_room
+from paceline.models.loading.hub import find_checkpoint, find_model
+from paceline.models.loading.prequantized import SCALES
+from paceline.models.loading.safetensors_folder import FolderWeights, open_folder
 from paceline.models.parallel.shards import Shard, ShardedWeights, check_split, shard_config
 from paceline.models.tokenizer.tokenizer import Tokenizer
+
+_GGUF_GROWTH = 4 / 3
+"""Upper bound of loaded bytes per byte of a GGUF file: half-precision scales become single precision."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,19 +38,19 @@ class LoadedModel:
 def open_checkpoint(
     name_or_path: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
 ) -> Checkpoint:
-    """Config and names of a checkpoint, without reading its weights or vocabulary.
+    """Configuration and weight names of a checkpoint; weights and vocabulary are not read.
 
-    `device` and `dtype` are where and what the weights of an inflated model are made; others come as they are stored.
+    `device` and `dtype` apply to the weights of an inflated model, which are generated. Other weights are read as stored.
     """
     if str(name_or_path).startswith(PREFIX):
-        what = Inflation.parse(str(name_or_path))
-        return inflate(open_checkpoint(what.base), what, device, dtype)
+        inflation = Inflation.parse(str(name_or_path))
+        return inflate(open_checkpoint(inflation.base), inflation, device, dtype)
     path = find_checkpoint(name_or_path)
     if path.is_file():
         return open_gguf(path)
     draft = open_draft_folder(path)
     if draft is not None:
-        raise UnsupportedModel(f"{path} holds a draft ({draft.kind}), not a whole model: give it as `draft`")
+        raise UnsupportedModel(f"{path} holds a draft ({draft.kind}), not a whole model: pass it as `draft`")
     return open_folder(path)
 
 
@@ -57,11 +61,13 @@ def load_model(
     quantization: Quantization | None = None,
     shard: Shard | None = None,
 ) -> LoadedModel:
-    """`quantization` rounds the matrices of the layers to 8 bits as they are loaded. With a `shard`, model and config are
-    those of one rank's share."""
+    """The model and its tokenizer. `quantization` rounds the matrices of the layers to 8 bits. With a `shard`, model and config
+    are those of one rank."""
     checkpoint = open_checkpoint(name_or_path, device, dtype)
     is_quantized = quantization is not None
-    check_room(name_or_path, checkpoint, torch.device(device), dtype, is_quantized, 1 if shard is None else shard.size)
+    check_memory(
+        name_or_path, checkpoint, torch.device(device), dtype, is_quantized, 1 if shard is None else shard.size
+    )
     model = build_model(checkpoint, torch.device(device), dtype, quantization, shard)
     return LoadedModel(checkpoint.name, model.config, model, checkpoint.read_tokenizer())
 
@@ -73,31 +79,66 @@ def build_model(
     quantization: Quantization | None = None,
     shard: Shard | None = None,
 ) -> DecoderModel:
-    config, weights = checkpoint.config, stored_weights(checkpoint, device, quantization)
-    # Unpacking is thousands of small operations: on a busy machine threads wait milliseconds for each other.
+    config, weights = checkpoint.config, checkpoint_weights(checkpoint, device, quantization)
+    # Unpacking is thousands of small operations; on a busy machine torch threads would wait for each other.
     with native.quiet_torch():
         if shard is None:
             model = DecoderModel(config, weights, device, dtype)
         else:
-            model = _share(config, weights, device, dtype, shard)
+            model = _build_shard(config, weights, device, dtype, shard)
     if device.type == "cuda":
-        torch.cuda.empty_cache()  # what it took to make them: the caches want it next
+        torch.cuda.empty_cache()  # returns temporary memory, which the KV cache needs next
     return model
 
 
-def stored_weights(checkpoint: Checkpoint, device: torch.device, quantization: Quantization | None) -> Weights:
+def checkpoint_weights(checkpoint: Checkpoint, device: torch.device, quantization: Quantization | None) -> Weights:
     if quantization is None:
         return checkpoint.weights
-    # Before it is cut: every number of ranks computes with the same values
+    # Quantised before sharding, so that any number of ranks computes with the same values
     return QuantizedWeights(checkpoint.weights, quantization, device)
 
 
-def _share(
+def _build_shard(
     config: ModelConfig, weights: Weights, device: torch.device, dtype: torch.dtype, shard: Shard
 ) -> DecoderModel:
     check_split(config, shard.size)
     own, tables = ShardedWeights(weights, config, shard), None
-    if shard.rank > 0:  # these compute no logits: the embedding stands in for the head
+    if shard.rank > 0:  # only rank 0 computes logits: the others need no head
         embedding = Loader(own, device, dtype).matrix("model.embed_tokens")
         tables = (embedding, embedding)
     return DecoderModel(shard_config(config, shard.size), own, device, dtype, tables, shard.reduce)
+
+
+def weight_bytes(
+    name: str | Path, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, quantize: bool
+) -> int:
+    """Estimated bytes of the loaded weights. The native CPU kernels and quantised checkpoints keep the size of the file. Other
+    weights take `dtype`, or 8 bits in the layers with `quantize`."""
+    config, is_inflated = checkpoint.config, str(name).startswith(PREFIX)
+    is_native = device.type == "cpu" and dtype == torch.float32 and native.available()
+    has_scales = any(weight.endswith(SCALES) for weight in checkpoint.weights.names())
+    if is_inflated or quantize or not (is_native or has_scales):
+        tables = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
+        layers = config.num_parameters - tables
+        return tables * dtype.itemsize + layers * (1 if quantize else dtype.itemsize)
+    if isinstance(checkpoint.weights, FolderWeights):
+        return checkpoint.weights.file_bytes
+    path = find_model(name)
+    file = path if path.is_file() else next(path.glob("*.gguf"))
+    return int(_GGUF_GROWTH * file.stat().st_size)
+
+
+def check_memory(
+    name: str | Path, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, quantize: bool, ranks: int
+) -> None:
+    """Raise `OutOfMemory` if the weights exceed the free memory of the device of each of `ranks`."""
+    free = available_memory() if device.type == "cpu" else int(torch.cuda.mem_get_info(device)[0])
+    needed = weight_bytes(name, checkpoint, device, dtype, quantize)
+    if device.type != "cpu":  # the ranks of a CPU share its memory
+        needed //= ranks
+    if free is not None and needed > free:
+        smaller = "a smaller model" if quantize else "a smaller model, or quantization int8 or fp8"
+        raise OutOfMemory(
+            f"{checkpoint.name} does not fit: its weights take about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
+            f"{device.type} memory are free. Use {smaller}, or a device with more memory."
+        )

@@ -1,13 +1,14 @@
-"""What a worker says of the weights it holds: shapes, types and a checksum of every part, and the model they make.
+"""Manifest of the weights that a worker exports: the model's configuration, and shapes, types and a checksum of every part.
 
-Weights travel as they are held: fused, packed for the kernels, quantised. `form` says how that is, and two workers whose forms
-are the same word can use each other's bytes.
+Weights are transferred as they are in memory: fused, packed for the kernels, quantised. Two workers with the same `form` can use
+each other's bytes.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -20,7 +21,8 @@ from paceline.kernels.packing import PackedForm, PackedWeight
 from paceline.kernels.quantized import Quantization, QuantizedWeight
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.rope import FrequencyFactors, LinearScaling, Llama3Scaling
-from paceline.models.loading.weight_parts import MATRICES, Parts, Piece
+from paceline.models.loading.load import LoadedModel
+from paceline.models.loading.weight_parts import MATRICES, Parts, Piece, part_of, tokenizer_to_tensor
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -30,7 +32,7 @@ DTYPES = {
 }  # fmt: skip
 MAX_PART_BYTES = 1 << 36
 _NEEDED = {0: ("tokenizer",), 1: ("embedding", "final_norm")}
-"""Of the parts that are no layers."""
+"""Required pieces of the parts other than layers."""
 _SCALINGS = {kind.__name__: kind for kind in (LinearScaling, Llama3Scaling, FrequencyFactors)}
 
 
@@ -61,7 +63,7 @@ class PieceForm:
 class PartForm:
     pieces: tuple[PieceForm, ...]
     sum: str
-    """sha256 over the bytes of all its tensors, one after the other."""
+    """sha256 of the bytes of all its tensors, in order."""
 
     @property
     def tensors(self) -> list[TensorForm]:
@@ -75,39 +77,78 @@ class PartForm:
 @dataclass(frozen=True, slots=True)
 class Manifest:
     name: str
-    """Of the model, for people."""
+    """Name of the model, for messages."""
     form: str
+    """Memory format of the weights: `weight_form`."""
     fingerprint: str
-    """Of the checkpoint they were read from: `checkpoint_sum`."""
+    """Checksum of the checkpoint: `quick_checksum`."""
     config: str
-    """`config_to_json`."""
+    """Configuration of the model: `config_to_json`."""
     parts: tuple[PartForm, ...]
-    """In the order of `Parts`."""
+    """Parts in the order of `Parts`."""
 
     def check(self) -> None:
-        """Raise for what would not be a model, whoever wrote it."""
+        """Raise `UnsupportedModel` unless the manifest describes a model. It may come from any peer."""
         parts = Parts.of(config_from_json(self.config))
         if len(self.parts) != parts.count:
-            raise UnsupportedModel(f"{len(self.parts)} parts are listed, and the model has {parts.count}")
+            raise UnsupportedModel(f"the manifest lists {len(self.parts)} parts, and the model has {parts.count}")
         for i, part in enumerate(self.parts):
             shapes = [size for tensor in part.tensors for size in tensor.shape]
             if any(tensor.dtype not in DTYPES for tensor in part.tensors) or min(shapes, default=0) < 0:
-                raise UnsupportedModel(f"the {parts.name(i)} is listed with types or shapes that there are not")
+                raise UnsupportedModel(f"the manifest lists the {parts.name(i)} with invalid types or shapes")
             missing = set(_NEEDED.get(i, MATRICES)) - {piece.name for piece in part.pieces}
             if missing:
-                raise UnsupportedModel(f"the {parts.name(i)} is listed without {', '.join(sorted(missing))}")
+                raise UnsupportedModel(f"the manifest lists the {parts.name(i)} without {', '.join(sorted(missing))}")
             if part.nbytes > MAX_PART_BYTES:
-                raise UnsupportedModel(f"the {parts.name(i)} is listed with {part.nbytes} bytes")
+                raise UnsupportedModel(
+                    f"the manifest lists the {parts.name(i)} with {part.nbytes} bytes, more than {MAX_PART_BYTES}"
+                )
 
     @property
     def weight_bytes(self) -> int:
-        """Of all matrices: `DecoderModel.weight_bytes`."""
+        """Bytes of all matrices, as `DecoderModel.weight_bytes`."""
         pieces = (piece for part in self.parts for piece in part.pieces if piece.kind != "vector")
         return sum(tensor.nbytes for piece in pieces for tensor in piece.tensors)
 
 
+class ExportedWeights:
+    """Weights of a complete model, for other workers to copy. Read-only."""
+
+    def __init__(self, loaded: LoadedModel, form: str, fingerprint: str, manifest: Manifest | None = None) -> None:
+        """`manifest`: the one that the model was loaded with, if its checksums matched; None: computed on demand."""
+        assert loaded.model.is_complete
+        self._loaded, self._form, self._fingerprint = loaded, form, fingerprint
+        self._loaded_manifest = manifest
+        self._parts = Parts.of(loaded.config)
+
+    def tensors(self, part: int) -> list[Tensor]:
+        """Tensors of a part in the order of the manifest, on the device of the model."""
+        return [tensor for piece in self._pieces(part).values() for tensor in piece_tensors(piece)]
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """Manifest of all parts. The first call reads all weights, which takes about a second per 1.5 GB."""
+        if self._loaded_manifest is not None:
+            return self._loaded_manifest
+        loaded = self._loaded
+        parts = tuple(self._part(part) for part in range(self._parts.count))
+        return Manifest(loaded.name, self._form, self._fingerprint, config_to_json(loaded.config), parts)
+
+    def _part(self, part: int) -> PartForm:
+        pieces = self._pieces(part)
+        forms = tuple(piece_form(name, piece) for name, piece in pieces.items())
+        return PartForm(forms, part_checksum(self.tensors(part)))
+
+    def _pieces(self, part: int) -> dict[str, Piece]:
+        return self._tokenizer if part == self._parts.tokenizer else part_of(self._loaded.model, part)
+
+    @cached_property
+    def _tokenizer(self) -> dict[str, Piece]:
+        return {"tokenizer": tokenizer_to_tensor(self._loaded.tokenizer)}
+
+
 def weight_form(device: torch.device, dtype: torch.dtype, quantization: Quantization | None) -> str:
-    """How a model loaded like this holds its weights."""
+    """Memory format of the weights of a model loaded with these options."""
     packed = device.type == "cpu" and dtype is torch.float32 and native.available()
     return f"{'packed' if packed else 'plain'} {str(dtype).removeprefix('torch.')} {quantization or 'as stored'}"
 
@@ -129,8 +170,8 @@ def piece_tensors(piece: Piece) -> tuple[Tensor, ...]:
     return (piece if isinstance(piece, Tensor) else piece.values,)
 
 
-def blank(part: PartForm, pinned: bool) -> list[Tensor]:
-    """Memory for a part on its way. `pinned`: a GPU will copy it."""
+def empty_part(part: PartForm, pinned: bool) -> list[Tensor]:
+    """Host memory to receive a part. `pinned`: a GPU copies from it."""
     return [
         torch.empty(tensor.shape, dtype=DTYPES[tensor.dtype], pin_memory=pinned and tensor.nbytes > 0)
         for tensor in part.tensors
@@ -138,7 +179,7 @@ def blank(part: PartForm, pinned: bool) -> list[Tensor]:
 
 
 def assemble(part: PartForm, tensors: Sequence[Tensor], device: torch.device) -> dict[str, Piece]:
-    """The weights that were blank memory. Raises ValueError where shapes do not go together."""
+    """The weights in `tensors`, by name. Raises ValueError if types and shapes are inconsistent."""
     pieces: dict[str, Piece] = {}
     rest = iter([tensor.to(device) for tensor in tensors])
     for form in part.pieces:
@@ -152,21 +193,22 @@ def assemble(part: PartForm, tensors: Sequence[Tensor], device: torch.device) ->
         elif form.kind == "vector" and len(own) == 1:
             pieces[form.name] = own[0]
         else:
-            raise ValueError(f"{form} is no weight")
+            raise ValueError(f"{form} does not describe a weight")
     return pieces
 
 
-def host_bytes(tensor: Tensor) -> memoryview:
-    """All bytes of a contiguous tensor on the host, without a copy."""
+def tensor_bytes(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor in host memory, without a copy."""
     if not tensor.numel():
         return memoryview(bytearray())
     return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]  # it is a buffer
 
 
-def part_sum(tensors: Sequence[Tensor]) -> str:
+def part_checksum(tensors: Sequence[Tensor]) -> str:
+    """See `PartForm.sum`."""
     digest = hashlib.sha256()
     for tensor in tensors:
-        digest.update(host_bytes(tensor.cpu()))
+        digest.update(tensor_bytes(tensor.cpu()))
     return digest.hexdigest()
 
 
@@ -187,4 +229,4 @@ def config_from_json(text: str) -> ModelConfig:
         values["eos_ids"] = tuple(values["eos_ids"])
         return ModelConfig(**values)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UnsupportedModel(f"no shape of a model: {error!r}") from None
+        raise UnsupportedModel(f"the model configuration cannot be read: {error!r}") from None

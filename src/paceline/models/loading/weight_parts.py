@@ -1,31 +1,36 @@
-"""A model's weights in the parts they travel and load in: what is needed first, then layer by layer.
+"""The parts in which a model's weights are loaded and transferred, in the order in which a pass needs them.
 
 0        the tokenizer
-1        `tables`: embedding and head, which drafts may borrow, and every norm and bias, which are small
+1        `tables`: embedding, head, and all norms and biases
 2, 3, …  the matrices of layer 0, 1, …
 """
 
+import json
 from dataclasses import dataclass
 
+import tokenizers
 import torch
 from torch import Tensor
 
+from paceline.core.errors import UnsupportedModel
 from paceline.kernels.linear import LinearWeight
 from paceline.kernels.quantized import Quantization
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.llama import DecoderModel, Loader, layer_matrices, layer_vectors
+from paceline.models.architectures.decoder import Loader, layer_matrices, layer_vectors
+from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.checkpoint import Checkpoint
-from paceline.models.loading.load import stored_weights
+from paceline.models.loading.load import checkpoint_weights
+from paceline.models.tokenizer.tokenizer import Tokenizer
 
 Piece = LinearWeight | Tensor
 MATRICES = ("qkv", "output", "gate_up", "down")
 VECTORS = ("input_norm", "post_attention_norm", "qkv_bias", "q_norm", "k_norm")
-"""Of a layer; the last three where its family has them."""
+"""Vectors of a layer; some architectures lack the last three."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Which part is which."""
+    """Numbers and names of the parts of a model."""
 
     num_layers: int
     tokenizer: int = 0
@@ -50,7 +55,7 @@ class Parts:
 
 
 def part_of(model: DecoderModel, part: int) -> dict[str, Piece]:
-    """What a model holds of a part other than the tokenizer."""
+    """Weights of a part other than the tokenizer, by name."""
     parts = Parts.of(model.config)
     if parts.is_layer(part):
         layer = model.layers[part - parts.layer(0)]
@@ -61,8 +66,8 @@ def part_of(model: DecoderModel, part: int) -> dict[str, Piece]:
     return {**tables, "final_norm": model.norms_after[-1], **_vectors(model)}
 
 
-class StoredParts:
-    """The same parts made from a checkpoint, as `load_model` would make them."""
+class CheckpointParts:
+    """Reads the same parts from a checkpoint, prepared as `load_model` prepares them."""
 
     def __init__(
         self,
@@ -72,7 +77,7 @@ class StoredParts:
         quantization: Quantization | None,
     ) -> None:
         self._config, self._parts = checkpoint.config, Parts.of(checkpoint.config)
-        self._load = Loader(stored_weights(checkpoint, device, quantization), device, dtype)
+        self._load = Loader(checkpoint_weights(checkpoint, device, quantization), device, dtype)
 
     def read(self, part: int) -> dict[str, Piece]:
         if self._parts.is_layer(part):
@@ -90,3 +95,25 @@ class StoredParts:
 def _vectors(model: DecoderModel) -> dict[str, Piece]:
     found = {(i, name): getattr(layer, name, None) for i, layer in enumerate(model.layers) for name in VECTORS}
     return {f"layers.{i}.{name}": vector for (i, name), vector in found.items() if vector is not None}
+
+
+def tokenizer_to_tensor(tokenizer: Tokenizer) -> Tensor:
+    """[n] uint8: JSON, equal for equal tokenizers."""
+    values = {
+        "tokenizer": tokenizer.to_json(),
+        "bos_id": tokenizer.bos_id,
+        "eos_ids": sorted(tokenizer.eos_ids),
+        "special_tokens": tokenizer.special_tokens,
+        "chat_template": tokenizer.chat_template,
+    }
+    return torch.frombuffer(bytearray(json.dumps(values, sort_keys=True).encode()), dtype=torch.uint8)
+
+
+def tokenizer_from_tensor(data: Tensor) -> Tokenizer:
+    """The tokenizer in `tokenizer_to_tensor` format. Raises `UnsupportedModel` if it cannot be read."""
+    try:
+        values = json.loads(bytes(data.cpu().numpy()))
+        backend = tokenizers.Tokenizer.from_str(values.pop("tokenizer"))
+        return Tokenizer(backend, **values)
+    except Exception as error:  # the library may reject a text that another version wrote
+        raise UnsupportedModel(f"the tokenizer cannot be read: {error!r}") from None

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
 from paceline.kernels.cpu import native
-from paceline.models.drafts.early_exit import early_exit
 from paceline.models.loading.load import build_model, open_checkpoint
 from paceline.models.parallel.ranks import (
     HOST,
@@ -27,7 +26,8 @@ from paceline.models.parallel.ranks import (
     share_cores,
 )
 from paceline.models.parallel.shards import Shard
-from paceline.models.runner import ModelRunner, lay_out
+from paceline.models.runner import ModelRunner, build_inputs
+from paceline.models.runners import early_exit
 
 
 def main(fd: int) -> int:
@@ -75,7 +75,7 @@ def serve(connection: Connection) -> None:
             runner = runners.get(order.num_layers)
             if runner is None:
                 runner = runners[order.num_layers] = early_exit(runners[whole], order.num_layers)
-            rows = lay_out(order.spans, device)
+            rows = build_inputs(order.spans, device)
             runner.model(rows.tokens, rows.positions, rows.layout, runner.cache)  # no logits: rank 0 has the head
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.architectures.output import ForwardOutput
 from paceline.models.loading.load import LoadedModel, load_model, open_checkpoint
 from paceline.models.parallel.ranks import Allocate, Forward, Move, Ranks, RankSpec, all_reduce
 from paceline.models.parallel.shards import Shard, check_split
@@ -43,12 +43,18 @@ class ParallelRunner(ModelRunner):
             ranks.tell(Allocate(num_blocks, kv_dtype))
         super().__init__(model, num_blocks, kv_dtype, cache)
 
-    def forward(self, spans: Sequence[Span], capture: tuple[int, ...] = (), last_hidden: bool = False) -> ForwardOutput:
+    def forward(
+        self,
+        spans: Sequence[Span],
+        state_layers: tuple[int, ...] = (),
+        last_hidden: bool = False,
+        after_layer: AfterLayer | None = None,
+    ) -> ForwardOutput:
         self._ranks.tell(Forward(tuple(spans), self.model.config.num_layers))
         with self._ranks.watched():
-            return super().forward(spans, capture, last_hidden)
+            return super().forward(spans, state_layers, last_hidden, after_layer)
 
-    def sharing(self, model: DecoderModel) -> ModelRunner:
+    def share_cache(self, model: DecoderModel) -> ModelRunner:
         cache = self.cache[: model.config.num_layers]
         return ParallelRunner(model, self.num_blocks, self._ranks, cache=cache)
 

@@ -18,9 +18,8 @@ from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.deploy.supervisor import Supervisor
 from paceline.runtime.deploy.worker_spec import WorkerSpec, worker_specs
 from paceline.runtime.gateway_client.target_pool import TargetPool
-from paceline.runtime.weights.spec import door_name
-from paceline.runtime.wire.key_folder import KeyFolder
-from paceline.runtime.wire.keys import KeyPair
+from paceline.runtime.weights.spec import weight_server_name
+from paceline.runtime.wire.keys import KeyFolder, KeyPair
 
 STOP_SECONDS = 30.0
 UP = b"up"
@@ -28,7 +27,7 @@ UP = b"up"
 
 
 def gateway_key(config: ClusterConfig) -> KeyPair | None:
-    return None if config.keys is None else KeyFolder(Path(config.keys)).own("gateway")
+    return None if config.keys is None else KeyFolder(Path(config.keys)).key_pair("gateway")
 
 
 def process_specs(config: ClusterConfig) -> list[WorkerSpec]:
@@ -138,7 +137,7 @@ def down(config: ClusterConfig) -> bool:
 def _addresses(config: ClusterConfig) -> Mapping[str, str]:
     """A free port each, and one for the door where it gives its weights; all are held until all are found."""
     workers = [name for pool in config.pools for name in pool.worker_names]
-    names = [*workers, *map(door_name, workers)]
+    names = [*workers, *map(weight_server_name, workers)]
     host = "127.0.0.1" if config.host == "auto" else config.host
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     held = [socket.socket(family) for _ in names]

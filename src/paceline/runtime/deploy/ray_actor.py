@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from paceline.core.garbage import keep_loaded
-from paceline.core.json_log import log_as
+from paceline.core.machine import freeze_loaded_objects
 from paceline.runtime.deploy.worker import Worker, make_worker
 from paceline.runtime.deploy.worker_spec import WorkerSpec
+from paceline.runtime.json_log import log_as
 from paceline.runtime.weights.spec import PeerAddress
 
 logger = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class WorkerActor:
                 self._spec, weights=replace(own.weights, address=door, peers=_running(own.weights.peers))
             )
         self._worker: Worker = make_worker(self._spec)
-        keep_loaded()
+        freeze_loaded_objects()
         self._thread = threading.Thread(target=self._run, name=own.name, daemon=True)
         self._thread.start()
         logger.info("%s listens on %s", own.name, self._worker.address)

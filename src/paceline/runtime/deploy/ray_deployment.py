@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from paceline.cluster.pairing.placement import together
+from paceline.cluster.pairing.pairing import colocated_pools
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import MissingDependency, PacelineError
 from paceline.core.pool_config import PoolConfig
@@ -104,7 +104,7 @@ class RayDeployment:
         """One node for all that are placed together; whoever is alone goes where there is room."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        party = together(config, pool, worker)
+        party = colocated_pools(config, pool, worker)
         if len(party) == 1:
             return "SPREAD"
         group = self._group(f"{config.name}-{party[0].name}-{worker}", party)

@@ -12,10 +12,10 @@ import threading
 from pathlib import Path
 
 from paceline.core.errors import PacelineError
-from paceline.core.json_log import log_as
 from paceline.runtime.deploy.cluster_file import load_cluster
 from paceline.runtime.deploy.deployment import UP, running_processes
 from paceline.runtime.deploy.state import StateFolder
+from paceline.runtime.json_log import log_as
 
 logger = logging.getLogger(__name__)
 

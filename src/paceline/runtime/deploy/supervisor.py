@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from paceline.cluster.health.backoff import Backoff
+from paceline.cluster.health.health import Backoff
 from paceline.core.clock import Clock, WallClock
 from paceline.runtime.deploy.worker_spec import WorkerSpec
 

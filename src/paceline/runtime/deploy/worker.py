@@ -15,8 +15,7 @@ import torch
 
 from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
-from paceline.core.garbage import keep_loaded
-from paceline.core.json_log import log_as
+from paceline.core.machine import freeze_loaded_objects
 from paceline.engine.build import (
     build_engine,
     calibrate,
@@ -28,11 +27,11 @@ from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop
 from paceline.kernels.cpu import native
 from paceline.models.drafts.compatibility import fingerprint
+from paceline.models.loading.checksums import quick_checksum
 from paceline.models.loading.load import LoadedModel
-from paceline.models.loading.weights_sum import checkpoint_sum
-from paceline.models.runner import make_runner
+from paceline.models.runners import make_runner
 from paceline.runtime.deploy.worker_spec import WorkerSpec
-from paceline.runtime.draft_pool.draft_side import PoolSide
+from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.model import load_draft_model
 from paceline.runtime.draft_worker.model_core import ModelCore
@@ -40,13 +39,13 @@ from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillDesk
+from paceline.runtime.json_log import log_as
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.worker import TargetWorker
-from paceline.runtime.transfer.channels.kinds import kinds_of
-from paceline.runtime.transfer.server import Depot
-from paceline.runtime.weights.manager import WeightSide
-from paceline.runtime.wire.key_folder import PARTY_OF, KeyFolder
-from paceline.runtime.wire.keys import Security
+from paceline.runtime.transfer.channels.channel_pool import channels_for
+from paceline.runtime.transfer.server import TransferServer
+from paceline.runtime.weights.manager import WeightManager
+from paceline.runtime.wire.keys import KEY_ROLE_OF, KeyFolder, Security
 from paceline.runtime.wire.messages import TO_DRAFT_WORKER
 from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER
 from paceline.runtime.wire.transport import Listener
@@ -77,9 +76,9 @@ def make_worker(spec: WorkerSpec) -> Worker:
         torch.set_num_threads(spec.threads)
         native.set_num_threads(spec.threads)
     keys = None if spec.keys is None else KeyFolder(Path(spec.keys))
-    security = None if keys is None else keys.listener(PARTY_OF[spec.role])
-    kinds = kinds_of(spec.transfer)
-    weights = WeightSide(spec.weights, None if keys is None else keys.among(PARTY_OF[spec.role]), kinds)
+    security = None if keys is None else keys.server_security(KEY_ROLE_OF[spec.role])
+    kinds = channels_for(spec.transfer)
+    weights = WeightManager(spec.weights, None if keys is None else keys.peer_security(KEY_ROLE_OF[spec.role]), kinds)
     try:
         return _draft(spec, security, weights) if spec.role == "draft" else _target(spec, security, weights, kinds)
     except BaseException:
@@ -88,7 +87,7 @@ def make_worker(spec: WorkerSpec) -> Worker:
 
 
 def _target(
-    spec: WorkerSpec, security: Security | None, weights: WeightSide, kinds: Sequence[str] | None
+    spec: WorkerSpec, security: Security | None, weights: WeightManager, kinds: Sequence[str] | None
 ) -> TargetWorker:
     proposers: list[PoolProposer] = []
 
@@ -101,10 +100,10 @@ def _target(
     if (
         spec.role == "prefill" or spec.handoff_threshold is not None
     ):  # blocks of a model that was replaced must not be used
-        engine.runner.identity = f"{checkpoint_sum(spec.engine.model)[:32]}/{spec.engine.quantization}"
+        engine.runner.identity = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}"
     loop = EngineLoop(engine)
     own = None if security is None else security.own
-    drafts = PoolSide(proposers[0], loop, own) if proposers else None
+    drafts = PoolControl(proposers[0], loop, own) if proposers else None
     listener = Listener(spec.address, TO_TARGET_WORKER, security)
     publisher = None
     if spec.publishes:
@@ -113,9 +112,9 @@ def _target(
     handoffs = None if spec.handoff_threshold is None else Handoffs(loop, own, spec.handoff_threshold, kinds)
     desk = None
     if spec.role == "prefill" or spec.gives:
-        depot = Depot(urlsplit(listener.address).hostname or "", security, kinds)
-        desk = PrefillDesk(loop, depot, computes=spec.role == "prefill")
-    weights.follow(lambda: loop.run(lambda: _warm_up(engine, spec.engine)), lambda: engine.has_work)
+        server = TransferServer(urlsplit(listener.address).hostname or "", security, kinds)
+        desk = PrefillDesk(loop, server, computes=spec.role == "prefill")
+    weights.start(lambda: loop.run(lambda: _warm_up(engine, spec.engine)), lambda: engine.has_work)
     tracing = None
     if spec.trace_endpoint is not None:
         from paceline.runtime.tracing.tracer import Tracing
@@ -126,11 +125,11 @@ def _target(
 
 def _warm_up(engine: Engine, config: EngineConfig) -> None:
     """All layers are there, and passes can be run for nobody."""
-    engine.rehearse()
+    engine.warm_up()
     calibrate(engine, config)
 
 
-def _draft(spec: WorkerSpec, security: Security | None, weights: WeightSide) -> Worker:
+def _draft(spec: WorkerSpec, security: Security | None, weights: WeightManager) -> Worker:
     """Its cache is allocated here and now, for as many sequences as it will ever let in: targets that begin to speculate
     later find `Busy` where there is no room, never a worker that runs out of memory."""
     config = spec.engine
@@ -141,18 +140,18 @@ def _draft(spec: WorkerSpec, security: Security | None, weights: WeightSide) -> 
     size = loaded.config.vocab_size
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
     core = ModelCore(make_runner(loaded.model, fit.num_blocks, kv_dtype), config.max_batched_tokens, size, size)
-    core.rehearse(config.max_num_seqs, window)
+    core.warm_up(config.max_num_seqs, window)
     limits = DraftLimits(max_sequences=config.max_num_seqs, max_tokens=fit.kv_tokens)
     listener = Listener(spec.address, TO_DRAFT_WORKER, security)
     worker = DraftWorker(spec.name, core, listener, fingerprint(loaded.tokenizer).vocabulary, size, limits)
-    weights.follow(lambda: None, lambda: worker.snapshot().sequences > 0)
+    weights.start(lambda: None, lambda: worker.status().sequences > 0)
     return _GivingWeights(worker, weights)
 
 
 class _GivingWeights:
     """A draft worker beside the door where it gives its weights."""
 
-    def __init__(self, worker: DraftWorker, weights: WeightSide) -> None:
+    def __init__(self, worker: DraftWorker, weights: WeightManager) -> None:
         self._worker, self._weights = worker, weights
 
     @property
@@ -193,7 +192,7 @@ def main(text: str) -> int:
         logger.info("listening on %s", worker[0].address)
         if stopped.is_set():
             worker[0].stop()
-        keep_loaded()
+        freeze_loaded_objects()
         worker[0].run()
     except PacelineError as error:
         logger.error("%s", error)

@@ -6,12 +6,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.cluster_config import ClusterConfig, Transfer
+from paceline.core.cluster_config import ClusterConfig, TransferSetting
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.pool_config import Role
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.weights.spec import WeightSpec, weight_specs
-from paceline.runtime.wire.key_folder import PARTY_OF, KeyFolder
+from paceline.runtime.wire.keys import KEY_ROLE_OF, KeyFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class WorkerSpec:
     """Whether a target gives others what it has cached."""
     weights: WeightSpec | None = None
     """None: the model is read from disk, and given to nobody."""
-    transfer: Transfer = "auto"
+    transfer: TransferSetting = "auto"
     """How KV and weights go from and to others."""
     trace_endpoint: str | None = None
     """Of a target: where its spans go."""
@@ -54,7 +54,7 @@ class WorkerSpec:
 
     def member(self, address: str) -> Member:
         """As others reach it once it listens on `address`."""
-        key = "" if self.keys is None else KeyFolder(Path(self.keys)).public(PARTY_OF[self.role])
+        key = "" if self.keys is None else KeyFolder(Path(self.keys)).public_key(KEY_ROLE_OF[self.role])
         return Member(self.name, self.pool, self.role, address, key)
 
 

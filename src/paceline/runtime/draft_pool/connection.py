@@ -1,4 +1,4 @@
-"""A target's line to one draft worker: greeting, health, and what is known of its speed."""
+"""A target's connection to one draft worker: handshake, health, round-trip time and load."""
 
 import logging
 import secrets
@@ -7,51 +7,51 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paceline.cluster.pairing.pairing import DraftView, RoundTrip
-from paceline.runtime.wire.codec import Malformed
+from paceline.core.worker_status import DrafterStatus
+from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.keys import Security
 from paceline.runtime.wire.messages import (
-    OLDEST,
     TO_TARGET,
     VERSION,
     Busy,
     Drafts,
-    Fault,
+    ErrorCode,
     FromDraft,
     Hello,
     Load,
     Message,
     Ping,
     Pong,
-    common_version,
 )
 from paceline.runtime.wire.transport import Connection
 
 logger = logging.getLogger(__name__)
 
 PROCESS_EPOCH = secrets.randbits(48)
-GREET_AGAIN = 1.0
-PING_EVERY = 0.5
-WATCH_EVERY = 2.0
-"""Seconds after which a ping is waited for, so that its time can be believed."""
-SILENT = 0.1
-"""Seconds without a word after a ping: it is not waited for any longer."""
-HUNG = 1.0
-"""And after so many it is hung, or cut off."""
-FAULTS = 3
-"""Wrong answers, not made good by a hundred right ones each, after which a worker is left alone for a while."""
-PENANCE, MAX_PENANCE = 5.0, 60.0
+HELLO_SECONDS = 1.0
+"""Time between two attempts of the handshake."""
+PING_SECONDS = 0.5
+AWAITED_PING_SECONDS = 2.0
+"""Time after which a pong is waited for, so that its round trip is exact."""
+SILENT_SECONDS = 0.1
+"""Time without an answer to a ping after which no draft is waited for."""
+HUNG_SECONDS = 1.0
+"""Time without an answer to a ping after which the worker counts as lost."""
+MAX_FAULTS = 3
+"""Wrong answers after which a worker is not used for a while. A hundred right answers cancel a wrong one."""
+RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 60.0
 
 
-class State(Enum):
-    GREETING = "greeting"
-    UP = "up"
-    AWAY = "away"
-    """Lost, refused or not trusted: it is greeted again after a while."""
+class ConnectionState(Enum):
+    CONNECTING = "starting"
+    READY = "ready"
+    LOST = "suspected"
+    """Lost, rejected or faulty. The handshake is repeated after a pause."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftAddress:
-    """Where a draft worker listens, and the key it must prove to own."""
+    """Address of a draft worker, and the key that it must prove to own."""
 
     name: str
     address: str
@@ -59,168 +59,204 @@ class DraftAddress:
 
 
 @dataclass(slots=True)
-class LinkCounts:
+class DraftCounters:
+    """Counts of one connection since its start."""
+
     rounds: int = 0
     ready: int = 0
-    """Answered from what had been drafted ahead, or sent before it was asked for."""
+    """Rounds drafted before they were requested, or whose draft was sent ahead."""
     late: int = 0
-    """Answers that came after their round was over."""
+    """Drafts received after their round was over."""
     faults: int = 0
     losses: int = 0
     busy: int = 0
 
 
-class DraftLink:
-    """All its methods return at once. `on_lost` hears when whatever was open there is open no more."""
+class DraftConnection:
+    """Connection to one draft worker. No method blocks. `on_lost` is called when its sequences are no longer open there."""
 
-    def __init__(self, where: DraftAddress, vocabulary: str, name: str, on_lost: Callable[["DraftLink"], None]) -> None:
+    def __init__(
+        self, where: DraftAddress, vocabulary: str, name: str, on_lost: Callable[["DraftConnection"], None]
+    ) -> None:
         self.where = where
-        self.state = State.GREETING
-        self.counts = LinkCounts()
+        self.state = ConnectionState.CONNECTING
+        self.counters = DraftCounters()
         self.load = Load()
         self.epoch = 0
-        self.version = 0
         self.round_trip = RoundTrip()
         self._vocabulary, self._name, self._on_lost = vocabulary, name, on_lost
-        self._line: Connection[FromDraft] = self._connect()
-        self._greet_at = self._ping_at = self._busy_until = 0.0
-        self._asked_at: float | None = None
-        self._watched_at = 0.0
-        self._pinged: tuple[int, float] = (0, 0.0)
-        self._distrust, self._fault = 0.0, ""
-        self._penance = PENANCE
+        self._transport: Connection[FromDraft] = self._connect()
+        self._next_hello = self._next_ping = self._busy_until = 0.0
+        self._unanswered_since: float | None = None
+        """Time of the first ping without an answer."""
+        self._awaited_at = 0.0
+        """Time of the last answer that was waited for."""
+        self._last_ping: tuple[int, float] = (0, 0.0)
+        self._fault_score, self._last_fault = 0.0, ""
+        self._retry_seconds = RETRY_SECONDS
 
     @property
-    def is_up(self) -> bool:
-        return self.state is State.UP
+    def is_ready(self) -> bool:
+        return self.state is ConnectionState.READY
 
     @property
-    def line(self) -> Connection[FromDraft]:
-        return self._line
+    def transport(self) -> Connection[FromDraft]:
+        return self._transport
 
     @property
-    def trip(self) -> float:
-        """Seconds of a round trip, 0 while unknown."""
+    def trip_seconds(self) -> float:
+        """Round-trip time; 0: not known."""
         return self.round_trip.seconds or 0.0
 
+    @property
+    def pass_seconds(self) -> float:
+        """Recent time of one pass over the worker's model; 0: not known."""
+        return self.load.pass_us * 1e-6
+
     def view(self, now: float) -> DraftView:
-        queue = self.load.waiting * self.load.pass_us * 1e-6
-        usable = self.is_up and now >= self._busy_until
-        return DraftView(self.where.name, self.round_trip.seconds, queue, usable)
+        is_usable = self.is_ready and now >= self._busy_until
+        return DraftView(self.where.name, self.round_trip.seconds, self._queue_seconds, is_usable)
+
+    def status(self, sequences: int) -> DrafterStatus:
+        """`sequences`: number of this target's sequences that are open at the worker."""
+        percent = self.load.paused_hit_percent
+        return DrafterStatus(
+            name=self.where.name,
+            state=self.state.value,
+            sequences=sequences,
+            queue_seconds=self._queue_seconds,
+            round_trip=self.round_trip.measured or 0.0,
+            answers=self.counters.rounds,
+            hits=self.counters.ready,
+            late=self.counters.late,
+            pass_seconds=self.pass_seconds,
+            resting=None if percent is None else percent / 100,
+        )
 
     def send(self, message: Message, now: float) -> None:
-        if not self._line.send(message):
-            self.lose(now, "it reads nothing that is sent")
+        if not self._transport.send(message):
+            self.lose(now, "its queue is full")
 
-    def receive(self, now: float, watched: bool) -> FromDraft | None:
-        """The next message that is not the link's own business, if one has come. `watched`: somebody was waiting for it."""
-        while (message := self._line.receive()) is not None:
-            self._asked_at = None
-            if isinstance(message, Malformed):
-                self.fault(f"sent what is no message ({message})")
+    def receive(self, now: float, was_awaited: bool) -> FromDraft | None:
+        """The next message for the proposer, if one has arrived. `was_awaited`: the caller has waited for it."""
+        while (message := self._transport.receive()) is not None:
+            self._unanswered_since = None
+            if isinstance(message, MalformedMessage):
+                self.record_fault(f"sent a malformed message ({message})")
             elif isinstance(message, Hello):
-                self._greeted(message, now)
+                self._handle_hello(message, now)
             elif isinstance(message, Pong):
                 self.load = message.load
-                if message.nonce == self._pinged[0]:
-                    self.timed(now - self._pinged[1], now, watched)
+                if message.nonce == self._last_ping[0]:
+                    self.observe_round_trip(now - self._last_ping[1], now, was_awaited)
             elif isinstance(message, Drafts | Busy) and message.epoch != self.epoch:
-                continue  # from before its last start
+                continue  # from an earlier process
             else:
                 if isinstance(message, Drafts | Busy):
                     self.load = message.load
                 return message
         return None
 
-    def timed(self, seconds: float, now: float, watched: bool) -> None:
-        """An answer that took its sender no time took this long."""
-        self.round_trip.observe(seconds, watched)
-        if watched:
-            self._watched_at = now
+    def observe_round_trip(self, seconds: float, now: float, was_awaited: bool) -> None:
+        """An answer that took the worker no time took `seconds`."""
+        self.round_trip.observe(seconds, was_awaited)
+        if was_awaited:
+            self._awaited_at = now
 
-    def suspect(self, now: float) -> None:
-        """A draft did not come in time: ask whether it is there at all."""
-        self._ping_at = min(self._ping_at, now)
+    def check_alive(self, now: float) -> None:
+        """Send the next ping now: a draft did not arrive in time."""
+        self._next_ping = min(self._next_ping, now)
 
     def is_silent(self, now: float) -> bool:
-        """A ping has gone unanswered for so long that nothing else will be answered soon."""
-        return self._asked_at is not None and now - self._asked_at > max(SILENT, 4.0 * self.trip)
+        """Whether a ping is unanswered for so long that no other answer is expected soon."""
+        unanswered = self._unanswered_since
+        return unanswered is not None and now - unanswered > max(SILENT_SECONDS, 4.0 * self.trip_seconds)
 
-    def is_unwatched(self, now: float) -> bool:
-        """A ping is under way, and it has been long since anybody saw an answer come in."""
-        return self.is_up and self._asked_at is not None and now - self._watched_at > WATCH_EVERY
+    def needs_awaited_ping(self, now: float) -> bool:
+        """Whether a ping is in flight and the last answer that was waited for is long ago."""
+        return self.is_ready and self._unanswered_since is not None and now - self._awaited_at > AWAITED_PING_SECONDS
 
-    def tend(self, now: float) -> None:
-        """Whatever is due: a greeting, a ping, a verdict on its silence. Call it after all that came was received."""
-        if self._line.was_cut() and self.is_up:
+    def maintain(self, now: float) -> None:
+        """Send a due `Hello` or `Ping`, and detect a loss. Call it after all messages were received."""
+        if self._transport.was_disconnected() and self.is_ready:
             self.lose(now, "the connection broke")
-        if self._asked_at is not None and now - self._asked_at > HUNG:
-            self.lose(now, f"it has said nothing for {now - self._asked_at:.1f} s")
-        if self._distrust >= FAULTS:
-            self._distrust = 0.0
-            self.lose(now, f"it {self._fault}", self._penance)
-            self._penance = min(2.0 * self._penance, MAX_PENANCE)
-        if self.state is not State.UP:
-            if now >= self._greet_at:
-                self.state, self._greet_at = State.GREETING, now + GREET_AGAIN
-                self._line.send(Hello(VERSION, OLDEST, PROCESS_EPOCH, self._vocabulary, self._name))
-        elif now >= self._ping_at:
-            self._ping_at = now + PING_EVERY
-            self._pinged = (self._pinged[0] + 1, now)
-            # Of all questions only this one is always answered: a sequence may be closed before its draft is made
-            self._asked_at = now if self._asked_at is None else self._asked_at
-            self.send(Ping(self._pinged[0]), now)
+        if self._unanswered_since is not None and now - self._unanswered_since > HUNG_SECONDS:
+            self.lose(now, f"no answer for {now - self._unanswered_since:.1f} s")
+        if self._fault_score >= MAX_FAULTS:
+            self._fault_score = 0.0
+            self.lose(now, f"it {self._last_fault}", self._retry_seconds)
+            self._retry_seconds = min(2.0 * self._retry_seconds, MAX_RETRY_SECONDS)
+        if not self.is_ready:
+            if now >= self._next_hello:
+                self.state, self._next_hello = ConnectionState.CONNECTING, now + HELLO_SECONDS
+                self._transport.send(Hello(VERSION, PROCESS_EPOCH, self._vocabulary, self._name))
+        elif now >= self._next_ping:
+            self._next_ping = now + PING_SECONDS
+            self._last_ping = (self._last_ping[0] + 1, now)
+            # Only a ping is always answered: a sequence may be closed before its draft is complete
+            self._unanswered_since = now if self._unanswered_since is None else self._unanswered_since
+            self.send(Ping(self._last_ping[0]), now)
 
-    def greet_again(self, now: float) -> None:
-        """It does not know us any more."""
-        self.state, self._greet_at, self._asked_at = State.GREETING, now, None
+    def repeat_hello(self, now: float) -> None:
+        """The worker does not know this target any more."""
+        self.state, self._next_hello, self._unanswered_since = ConnectionState.CONNECTING, now, None
         self._on_lost(self)
 
-    def busy(self, until: float) -> None:
-        self.counts.busy += 1
+    def mark_busy(self, until: float) -> None:
+        self.counters.busy += 1
         self._busy_until = until
 
-    def good(self) -> None:
-        """An answer that was as it should be."""
-        self._distrust = max(0.0, self._distrust - 0.01)
-        self._penance = max(PENANCE, self._penance * 0.99)
+    def record_success(self) -> None:
+        """A valid answer arrived."""
+        self._fault_score = max(0.0, self._fault_score - 0.01)
+        self._retry_seconds = max(RETRY_SECONDS, self._retry_seconds * 0.99)
 
-    def fault(self, what: str) -> None:
-        """It answered wrongly. That costs a draft; done often, it costs the worker its place."""
-        self.counts.faults += 1
-        self._distrust += 1.0
-        self._fault = what
+    def record_fault(self, what: str) -> None:
+        """An invalid answer arrived. `maintain` stops using the worker after `MAX_FAULTS`."""
+        self.counters.faults += 1
+        self._fault_score += 1.0
+        self._last_fault = what
 
-    def refused(self, now: float, fault: Fault, text: str) -> None:
-        self.lose(now, f"it refuses ({fault.name.lower()}): {text}", MAX_PENANCE)
+    def reject(self, now: float, code: ErrorCode, text: str) -> None:
+        """Target and worker do not fit together."""
+        self.lose(now, f"{code.name.lower()}: {text}", MAX_RETRY_SECONDS)
 
-    def lose(self, now: float, why: str, pause: float = GREET_AGAIN) -> None:
-        if self.state is State.AWAY:
+    def lose(self, now: float, reason: str, pause: float = HELLO_SECONDS) -> None:
+        """Stop using the worker, and repeat the handshake after `pause` seconds."""
+        if self.state is ConnectionState.LOST:
             return
         logger.warning(
-            "draft worker %s (%s): %s; asking again in %.0f s", self.where.name, self.where.address, why, pause
+            "draft worker %s (%s) is lost: %s; next attempt in %.0f s",
+            self.where.name,
+            self.where.address,
+            reason,
+            pause,
         )
-        self.counts.losses += 1
-        self.state, self._greet_at, self._asked_at = State.AWAY, now + pause, None
-        # A new line: what was queued on the old one is of no use to anybody
-        self._line.close()
-        self._line = self._connect()
+        self.counters.losses += 1
+        self.state, self._next_hello, self._unanswered_since = ConnectionState.LOST, now + pause, None
+        # A new socket: the messages queued on the old one are obsolete
+        self._transport.close()
+        self._transport = self._connect()
         self._on_lost(self)
 
     def close(self) -> None:
-        self._line.close()
+        self._transport.close()
+
+    @property
+    def _queue_seconds(self) -> float:
+        return self.load.waiting * self.pass_seconds
 
     def _connect(self) -> Connection[FromDraft]:
         return Connection(self.where.address, TO_TARGET, self.where.security)
 
-    def _greeted(self, hello: Hello, now: float) -> None:
-        version = common_version(hello)
-        if version is None:
-            self.refused(now, Fault.VERSION, f"it speaks {hello.oldest} to {hello.version}, this is {VERSION}")
+    def _handle_hello(self, hello: Hello, now: float) -> None:
+        if hello.version != VERSION:
+            text = f"the worker has protocol version {hello.version}, this target {VERSION}: upgrade the older one"
+            self.reject(now, ErrorCode.VERSION, text)
         elif hello.vocabulary != self._vocabulary:
-            self.refused(now, Fault.VOCABULARY, f"its vocabulary is {hello.vocabulary[:16]}")
-        elif self.state is not State.AWAY:
+            self.reject(now, ErrorCode.VOCABULARY, f"the worker has vocabulary {hello.vocabulary[:16]}")
+        elif self.state is not ConnectionState.LOST:
             if self.epoch and hello.epoch != self.epoch:
                 logger.info("draft worker %s has restarted", self.where.name)
-            self.state, self.epoch, self.version = State.UP, hello.epoch, version
-            self._ping_at = now
+            self.state, self.epoch = ConnectionState.READY, hello.epoch
+            self._next_ping = now

@@ -1,16 +1,16 @@
-"""The proposer `pool`: drafts come from draft workers across a network. Everything that can go wrong there costs speed only."""
+"""The proposer `pool`: drafts come from draft workers over the network. A failure there costs speed, never correctness."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
-from paceline.cluster.pairing.pairing import Pairing
-from paceline.cluster.pairing.patience import is_worth_waiting
+from paceline.cluster.pairing.pairing import Pairing, is_worth_waiting
 from paceline.core.clock import Clock, WallClock
-from paceline.runtime.draft_pool.connection import DraftAddress, DraftLink
-from paceline.runtime.draft_pool.drafts import Chain, batch_of
-from paceline.runtime.draft_pool.sequence import PoolRider
-from paceline.runtime.draft_pool.snapshot import LinkSnapshot, PoolSnapshot
-from paceline.runtime.draft_pool.vitals import PoolVitals
+from paceline.core.worker_status import DrafterStatus, Symptom
+from paceline.runtime.draft_pool.connection import DraftAddress, DraftConnection
+from paceline.runtime.draft_pool.drafts import DraftChain, to_draft_batch
+from paceline.runtime.draft_pool.sequence import PoolSequence
+from paceline.runtime.draft_pool.statistics import PoolStatistics
 from paceline.runtime.wire.messages import (
     MAX_BATCH,
     Advance,
@@ -19,24 +19,38 @@ from paceline.runtime.wire.messages import (
     Close,
     Drafts,
     Error,
-    Fault,
+    ErrorCode,
     FromDraft,
     Goodbye,
-    Step,
+    RoundRequest,
 )
 from paceline.runtime.wire.transport import wait_any
-from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.drafts import DraftBatch, DraftCost
+from paceline.speculation.proposer import Progress, Proposer, ProposerTraits
 
-IDLE_LOOK = 0.01
-"""Seconds that an idle target waits for the answer to a ping, every two seconds or so."""
+IDLE_WAIT_SECONDS = 0.01
+"""Time that an idle target waits for the answer to a ping, about every two seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatus:
+    drafters: tuple[DrafterStatus, ...]
+    symptoms: tuple[Symptom, ...]
+    steps: int
+    waited_steps: int
+    """Steps that waited for drafts."""
+    wait_seconds: float
+    undrafted: int
+    """Rounds whose draft did not arrive in time."""
 
 
 class PoolProposer:
-    """Opens sequences at the draft worker that answers soonest, and elsewhere when it is lost. `fallback` drafts meanwhile.
+    """Opens every sequence at the draft worker that answers soonest, and at another one after a loss.
 
-    One thread, the engine's, calls everything but `snapshot`.
+    `fallback` drafts for sequences that are open nowhere. All methods but `status` belong to one thread, the engine's.
     """
+
+    traits = ProposerTraits()
 
     def __init__(
         self,
@@ -47,232 +61,225 @@ class PoolProposer:
         fallback: Proposer | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`workers`: those known so far; `set_workers` says who there is later."""
+        """`workers`: those known now; `set_workers` replaces them."""
         self._vocabulary, self._vocab_size, self._name = vocabulary, vocab_size, name
         self._fallback, self._clock = fallback, clock or WallClock()
-        self._links: dict[str, DraftLink] = {}
-        self._riders: dict[int, PoolRider] = {}
+        self._connections: dict[str, DraftConnection] = {}
+        self._sequences: dict[int, PoolSequence] = {}
         self._pairing = Pairing()
-        self._vitals = PoolVitals()
+        self._statistics = PoolStatistics()
         self._steps = self._waited_steps = self._undrafted = 0
         self._wait_seconds = 0.0
-        self.network_seconds = 0.0
-        """Of the last `collect`: what it waited for the round trip, drafting left out."""
         self.set_workers(workers)
 
+    @property
+    def connections(self) -> tuple[DraftConnection, ...]:
+        return tuple(self._connections.values())
+
     def set_workers(self, workers: Iterable[DraftAddress]) -> None:
-        """Use these and no others; lines to those that stay are kept."""
+        """Use these workers and no others; connections to workers that stay are kept."""
         wanted = {where.name: where for where in workers}
-        kept = {name: link for name, link in self._links.items() if wanted.get(name) == link.where}
-        for name, link in self._links.items():
+        kept = {name: one for name, one in self._connections.items() if wanted.get(name) == one.where}
+        for name, connection in self._connections.items():
             if name not in kept:
-                self._unassign(link)
-                if link.is_up:
-                    link.line.send(Goodbye("no longer in the cluster"))
-                link.close()
+                self._unassign(connection)
+                if connection.is_ready:
+                    connection.transport.send(Goodbye("no longer in the cluster"))
+                connection.close()
         for name, where in wanted.items():
             if name not in kept:
-                kept[name] = DraftLink(where, self._vocabulary, self._name, self._unassign)
-        self._links = kept
-        self.tend()
+                kept[name] = DraftConnection(where, self._vocabulary, self._name, self._unassign)
+        self._connections = kept
+        self.maintain()
 
-    def tend(self) -> None:
-        """Keep the lines alive while nobody generates, and now and then see how far away the workers are."""
-        now = self._tend()
-        unwatched = [link.line for link in self._links.values() if link.is_unwatched(now)]
-        if unwatched:
-            wait_any(unwatched, IDLE_LOOK)
-            self._hear(watched=True)
+    def maintain(self) -> None:
+        """Keep the connections alive while the engine is idle, and measure round trips now and then."""
+        now = self._maintain()
+        awaited = [one.transport for one in self.connections if one.needs_awaited_ping(now)]
+        if awaited:
+            wait_any(awaited, IDLE_WAIT_SECONDS)
+            self._receive(was_awaited=True)
 
     def observe(self, batch: Sequence[Progress]) -> None:
-        now = self._tend()
-        steps: defaultdict[DraftLink, list[Step]] = defaultdict(list)
-        caps: dict[DraftLink, int] = {}
+        now = self._maintain()
+        requests: defaultdict[DraftConnection, list[RoundRequest]] = defaultdict(list)
+        max_depths: dict[DraftConnection, int] = {}
         for progress in batch:
-            rider = self._riders.get(progress.sequence_id)
-            if rider is None:
-                rider = self._riders[progress.sequence_id] = PoolRider(progress, self._vocab_size)
-            rider.progress = progress
-            rider.asked, rider.chain = 0, None
+            sequence = self._sequences.get(progress.sequence_id)
+            if sequence is None:
+                sequence = self._sequences[progress.sequence_id] = PoolSequence(progress, self._vocab_size)
+            sequence.progress = progress
+            sequence.requested, sequence.chain = 0, None
             if progress.depth == 0:
-                rider.offered = ()
-            elif (link := rider.link or self._assign(rider, now)) is not None:
-                if rider.offered and (committed := len(progress.ids) - rider.known):
-                    self._vitals.verified(len(rider.offered), committed - 1)
-                if link not in caps:
-                    caps[link] = self._vitals.depth_cap(link)
-                steps[link].append(rider.ask(min(progress.depth, caps[link]), now))
-        for link, asked in steps.items():
-            ahead = self._vitals.wants_ahead(link)
-            for start in range(0, len(asked), MAX_BATCH):
-                link.send(Advance(link.epoch, asked[start : start + MAX_BATCH], ahead), now)
-        if batch:  # of plain steps too: while the breaker is open, whatever opened it stays seen
-            self._vitals.look(self._links.values(), now)
+                sequence.offered = ()
+            elif (connection := sequence.connection or self._assign(sequence, now)) is not None:
+                if sequence.offered and (committed := len(progress.ids) - sequence.num_sent):
+                    self._statistics.observe_round(len(sequence.offered), committed - 1)
+                if connection not in max_depths:
+                    max_depths[connection] = self._statistics.max_depth(connection)
+                requests[connection].append(sequence.start_round(min(progress.depth, max_depths[connection]), now))
+        for connection, rounds in requests.items():
+            send_ahead = self._statistics.wants_branches(connection)
+            for start in range(0, len(rounds), MAX_BATCH):
+                connection.send(Advance(connection.epoch, rounds[start : start + MAX_BATCH], send_ahead), now)
+        if batch:  # also for plain steps: a symptom stays visible while the circuit breaker is open
+            self._statistics.check(self.connections, now)
         if self._fallback is not None:
-            self._fallback.observe([p for p in batch if self._riders[p.sequence_id].link is None])
+            self._fallback.observe([p for p in batch if self._sequences[p.sequence_id].connection is None])
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
-        started = self._hear()
+        started = self._receive()
         if deadline > started:
-            self._vitals.timed(deadline - started)
-        riders = [rider for i in sequence_ids if (rider := self._riders.get(i)) is not None]
-        asked = [rider for rider in riders if rider.asked]
-        trip = max((rider.link.trip for rider in asked if rider.chain is None and rider.link is not None), default=0.0)
-        self._wait(asked, deadline)
+            self._statistics.observe_step(deadline - started)
+        sequences = [sequence for i in sequence_ids if (sequence := self._sequences.get(i)) is not None]
+        requested = [sequence for sequence in sequences if sequence.requested]
+        trip = max(
+            (one.connection.trip_seconds for one in requested if one.chain is None and one.connection is not None),
+            default=0.0,
+        )
+        self._wait(requested, deadline)
         waited = self._clock.now() - started
         self._steps += 1
         self._wait_seconds += waited
-        self.network_seconds = min(trip, waited)
-        chains: dict[int, Chain] = {}
-        for rider in riders:
-            if rider.chain is not None and rider.chain.tokens:
-                chains[rider.progress.sequence_id] = rider.chain
-                rider.offered = rider.chain.tokens
-                rider.asked, rider.chain = 0, None
-            elif rider.asked:
+        cost = DraftCost(network_seconds=min(trip, waited))  # the wait for the round trip, without drafting
+        chains: dict[int, DraftChain] = {}
+        for sequence in sequences:
+            if sequence.chain is not None and sequence.chain.tokens:
+                chains[sequence.progress.sequence_id] = sequence.chain
+                sequence.offered = sequence.chain.tokens
+                sequence.requested, sequence.chain = 0, None
+            elif sequence.requested:
                 self._undrafted += 1
-                rider.asked = 0
-                if rider.link is not None:
-                    rider.link.suspect(started)
-        return self._with_fallback(chains, [r for r in riders if r.link is None], deadline)
+                sequence.requested = 0
+                if sequence.connection is not None:
+                    sequence.connection.check_alive(started)
+        self._draft_with_fallback(chains, [one for one in sequences if one.connection is None], deadline)
+        return replace(to_draft_batch(chains), cost=cost)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
-        closed: defaultdict[DraftLink, list[int]] = defaultdict(list)
+        closed: defaultdict[DraftConnection, list[int]] = defaultdict(list)
         for sequence_id in sequence_ids:
-            rider = self._riders.pop(sequence_id, None)
-            if rider is not None and rider.link is not None and rider.link.is_up:
-                closed[rider.link].append(sequence_id)
-        for link, numbers in closed.items():
-            for start in range(0, len(numbers), MAX_BATCH):
-                link.send(Close(link.epoch, numbers[start : start + MAX_BATCH]), self._clock.now())
+            sequence = self._sequences.pop(sequence_id, None)
+            if sequence is not None and (connection := sequence.connection) is not None and connection.is_ready:
+                closed[connection].append(sequence_id)
+        for connection, ids in closed.items():
+            for start in range(0, len(ids), MAX_BATCH):
+                connection.send(Close(connection.epoch, ids[start : start + MAX_BATCH]), self._clock.now())
         if self._fallback is not None:
             self._fallback.close(sequence_ids)
 
     def shut_down(self) -> None:
-        """Say goodbye and close the lines."""
-        for link in self._links.values():
-            if link.is_up:
-                link.line.send(Goodbye("target stops"))
-            link.close()
+        """Send `Goodbye` and close the connections."""
+        for connection in self.connections:
+            if connection.is_ready:
+                connection.transport.send(Goodbye("target stops"))
+            connection.close()
 
-    def snapshot(self) -> PoolSnapshot:
-        """Safe from any thread: figures as of the last step."""
-        now = self._clock.now()
-        at = [rider.link for rider in list(self._riders.values())]
-        return PoolSnapshot(
-            links=tuple(
-                LinkSnapshot(
-                    view.name,
-                    link.where.address,
-                    link.state,
-                    link.epoch,
-                    link.round_trip.seen,
-                    view.queue,
-                    at.count(link),
-                    link.counts,
-                    link.load.pass_us * 1e-6,
-                    None if link.load.resting is None else link.load.resting / 100,
-                )
-                for link in self._links.values()
-                for view in (link.view(now),)
-            ),
-            symptoms=self._vitals.symptoms(now),
-            waited_steps=self._waited_steps,
+    def status(self) -> PoolStatus:
+        """Figures of the last step. Any thread may call it."""
+        assigned = [sequence.connection for sequence in list(self._sequences.values())]
+        return PoolStatus(
+            drafters=tuple(connection.status(assigned.count(connection)) for connection in self.connections),
+            symptoms=self._statistics.symptoms(self._clock.now()),
             steps=self._steps,
+            waited_steps=self._waited_steps,
             wait_seconds=self._wait_seconds,
             undrafted=self._undrafted,
         )
 
-    def _assign(self, rider: PoolRider, now: float) -> DraftLink | None:
-        """Open the sequence wherever is best, if there is anywhere."""
-        name = self._pairing.choose([link.view(now) for link in self._links.values()], now)
+    def _assign(self, sequence: PoolSequence, now: float) -> DraftConnection | None:
+        """Open the sequence at the best worker, if any is usable."""
+        name = self._pairing.choose([connection.view(now) for connection in self.connections], now)
         if name is None:
             return None
-        link = self._links[name]
-        link.send(rider.open_at(link), now)
-        return rider.link  # none, if the worker was lost in sending
+        connection = self._connections[name]
+        connection.send(sequence.open_at(connection), now)
+        return sequence.connection  # None if sending failed
 
-    def _unassign(self, link: DraftLink, sequences: Iterable[int] | None = None) -> None:
-        """Open there no more: they are opened again, wherever is best, when they next want a draft."""
-        for sequence_id in list(self._riders) if sequences is None else sequences:
-            rider = self._riders.get(sequence_id)
-            if rider is not None and rider.link is link:
-                rider.leave()
+    def _unassign(self, connection: DraftConnection, sequence_ids: Iterable[int] | None = None) -> None:
+        """These sequences, or all, are not open there any more. Their next draft request opens them again."""
+        for sequence_id in list(self._sequences) if sequence_ids is None else sequence_ids:
+            sequence = self._sequences.get(sequence_id)
+            if sequence is not None and sequence.connection is connection:
+                sequence.unassign()
 
-    def _wait(self, asked: list[PoolRider], deadline: float) -> None:
-        """Until every draft is there, or the rest is not worth it."""
-        waited = False
+    def _wait(self, requested: list[PoolSequence], deadline: float) -> None:
+        """Wait until every draft has arrived, or the missing ones are not worth the wait."""
+        has_waited = False
         while True:
             now = self._clock.now()
-            missing = [rider for rider in asked if rider.chain is None and rider.asked]
-            until = self._patience(len(asked) - len(missing), missing, now, deadline)
-            lines = {rider.link.line for rider in missing if rider.link is not None}
-            if until <= now:  # of no use for the drafts, but once in a while for knowing how far away they are
-                lines = {link.line for link in self._links.values() if asked and link.is_unwatched(now)}
-            if now >= deadline or not lines:
+            missing = [sequence for sequence in requested if sequence.chain is None and sequence.requested]
+            until = self._wait_until(len(requested) - len(missing), missing, now, deadline)
+            waiting = {one.connection.transport for one in missing if one.connection is not None}
+            if until <= now:  # not for the drafts, but now and then to measure round trips
+                waiting = {one.transport for one in self.connections if requested and one.needs_awaited_ping(now)}
+            if now >= deadline or not waiting:
                 break
-            waited = True
-            wait_any(list(lines), (until if until > now else deadline) - now)
-            self._hear(watched=True)
-        self._waited_steps += waited
+            has_waited = True
+            wait_any(list(waiting), (until if until > now else deadline) - now)
+            self._receive(was_awaited=True)
+        self._waited_steps += has_waited
 
-    def _patience(self, ready: int, missing: list[PoolRider], now: float, deadline: float) -> float:
-        """When to look again; not after `now`: waiting for those that are missing is not worth it."""
-        due = [at for rider in missing if (at := rider.due(now, deadline)) > now]
-        if not due:
+    def _wait_until(self, num_ready: int, missing: list[PoolSequence], now: float, deadline: float) -> float:
+        """Time until which to wait for the missing drafts; not after `now`: they are not worth the wait."""
+        expected = [at for sequence in missing if (at := sequence.expected_at(now, deadline)) > now]
+        if not expected:
             return now
-        soonest = min(due)
-        together = sum(at <= soonest + 0.001 for at in due)
-        step = self._vitals.step
-        if step is None or is_worth_waiting(ready, together, self._vitals.gain, soonest - now, step):
+        soonest = min(expected)
+        num_soonest = sum(at <= soonest + 0.001 for at in expected)
+        step = self._statistics.step_seconds
+        if step is None or is_worth_waiting(num_ready, num_soonest, self._statistics.gain, soonest - now, step):
             return min(soonest, deadline)
         return now
 
-    def _tend(self) -> float:
-        """Hear what has come and see to the lines; returns the time."""
-        now = self._hear()
-        for link in self._links.values():
-            link.tend(now)
+    def _maintain(self) -> float:
+        """Receive messages and maintain the connections; returns the time."""
+        now = self._receive()
+        for connection in self.connections:
+            connection.maintain(now)
         return now
 
-    def _hear(self, watched: bool = False) -> float:
-        """Take in all that has come; returns the time. `watched`: it was waited for."""
+    def _receive(self, was_awaited: bool = False) -> float:
+        """Handle all messages that have arrived; returns the time. `was_awaited`: the caller has waited for them."""
         now = self._clock.now()
-        for link in self._links.values():
-            while (message := link.receive(now, watched)) is not None:
-                self._take(link, message, now, watched)
+        for connection in self.connections:
+            while (message := connection.receive(now, was_awaited)) is not None:
+                self._handle(connection, message, now, was_awaited)
         return now
 
-    def _take(self, link: DraftLink, message: FromDraft, now: float, watched: bool) -> None:
+    def _handle(self, connection: DraftConnection, message: FromDraft, now: float, was_awaited: bool) -> None:
         if isinstance(message, Drafts):
-            for drafted in message.drafts:
-                rider = self._riders.get(drafted.sequence)
-                if rider is not None and rider.link is link:
-                    rider.take(drafted, now, watched)
+            for draft in message.drafts:
+                sequence = self._sequences.get(draft.sequence)
+                if sequence is not None and sequence.connection is connection:
+                    sequence.receive_draft(draft, now, was_awaited)
                 else:
-                    link.counts.late += 1
+                    connection.counters.late += 1
         elif isinstance(message, Branches):
-            for ahead in message.sequences if message.epoch == link.epoch else ():
-                rider = self._riders.get(ahead.sequence)
-                if rider is not None and rider.link is link:
-                    rider.take_ahead(ahead)
+            for record in message.sequences if message.epoch == connection.epoch else ():
+                sequence = self._sequences.get(record.sequence)
+                if sequence is not None and sequence.connection is connection:
+                    sequence.receive_branches(record)
         elif isinstance(message, Busy):
-            link.busy(now + message.retry_ms * 1e-3)
-            self._unassign(link, message.sequences)
+            connection.mark_busy(now + message.retry_ms * 1e-3)
+            self._unassign(connection, message.sequences)
         elif isinstance(message, Goodbye):
-            link.lose(now, "it is leaving")
+            connection.lose(now, "it is stopping")
         elif isinstance(message, Error):
-            if message.code in (Fault.STRANGER, Fault.EPOCH):
-                link.greet_again(now)
-            elif message.code in (Fault.VERSION, Fault.VOCABULARY):
-                link.refused(now, message.code, message.message)
+            if message.code in (ErrorCode.NO_HELLO, ErrorCode.EPOCH):
+                connection.repeat_hello(now)
+            elif message.code in (ErrorCode.VERSION, ErrorCode.VOCABULARY):
+                connection.reject(now, message.code, message.message)
             else:
-                self._unassign(link, message.sequences)
+                self._unassign(connection, message.sequences)
 
-    def _with_fallback(self, chains: dict[int, Chain], homeless: list[PoolRider], deadline: float) -> DraftBatch:
-        if self._fallback is not None and homeless:
-            wanting = [rider.progress.sequence_id for rider in homeless if rider.progress.depth > 0]
-            for sequence_id, draft in self._fallback.collect(wanting, deadline).split().items():
-                if draft.is_chain and draft.probs is None:
-                    chains.setdefault(sequence_id, Chain(draft.tokens, ()))
-        return batch_of(chains)
+    def _draft_with_fallback(
+        self, chains: dict[int, DraftChain], unassigned: list[PoolSequence], deadline: float
+    ) -> None:
+        """Add to `chains` the fallback's drafts for the `unassigned` sequences."""
+        if self._fallback is None or not unassigned:
+            return
+        ids = [sequence.progress.sequence_id for sequence in unassigned if sequence.progress.depth > 0]
+        for sequence_id, draft in self._fallback.collect(ids, deadline).split().items():
+            if draft.is_chain and draft.probs is None:
+                chains.setdefault(sequence_id, DraftChain(draft.tokens, ()))

@@ -1,4 +1,4 @@
-"""What a draft worker asks of whatever drafts for it: the next token of many rides, one pass at a time."""
+"""Interface between a draft worker and the model that drafts for it: one pass computes the next token of many branches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,12 +6,12 @@ from typing import Protocol
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
-from paceline.runtime.draft_worker.distributions import Law
+from paceline.runtime.draft_worker.distributions import DraftDistribution
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What a target said of a sequence when it opened it."""
+class SequenceParams:
+    """Parameters of a sequence that stay the same while it is open."""
 
     sampling: SamplingParams
     seed: int
@@ -21,48 +21,59 @@ class Facts:
     salt: str
 
     @property
-    def wants_law(self) -> bool:
+    def needs_distribution(self) -> bool:
+        """Whether verification needs the distribution `q` of every drafted token."""
         return self.rule == "rejection" and not self.sampling.is_greedy
 
 
+@dataclass(frozen=True, slots=True)
+class DraftedToken:
+    token: int
+    alternatives: tuple[int, ...] = ()
+    """Tokens that the target may choose instead, most likely first. Under rejection `token` may be among them."""
+    distribution: DraftDistribution | None = None
+
+
 @dataclass(slots=True, eq=False)
-class Ride:
-    """A text that is being drafted: committed tokens, then guessed ones."""
+class DraftBranch:
+    """A text that is being drafted: committed tokens, then drafted tokens."""
 
     id: int
-    facts: Facts
+    params: SequenceParams
     ids: list[int]
     num_committed: int
-    """Of `ids`; the rest may yet be taken back."""
+    """Committed tokens, the first of `ids`. The others may be rolled back."""
     num_cached: int = field(default=0, init=False)
-    """The core's: of `ids`, those it has computed."""
+    """Tokens of `ids` whose KV is in the draft's cache. The core sets it."""
+    chain: list[DraftedToken] = field(default_factory=list, init=False)
+    """Drafted tokens after the committed ones; for a branch, after the outcome that it assumes."""
+    num_idle_passes: int = field(default=0, init=False)
+    """Passes since the last drafted token."""
 
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """One drafted token."""
-
-    token: int
-    rivals: tuple[int, ...] = ()
-    """Tokens that the target may choose there instead, likeliest first; under rejection `token` may be among them."""
-    law: Law | None = None
+    def append(self, drafted: DraftedToken | None) -> None:
+        if drafted is None:
+            self.num_idle_passes += 1
+            return
+        self.num_idle_passes = 0
+        self.chain.append(drafted)
+        self.ids.append(drafted.token)
 
 
 class DraftCore(Protocol):
-    """One pass computes a token for each of many rides. Nothing is computed for a ride until it is stepped."""
+    """Computes drafted tokens. It computes nothing for a branch before the first `step` with it."""
 
-    def step(self, rides: Sequence[Ride]) -> list[Drawn | None]:
-        """The token after each ride's `ids`. None: its prompt is still being computed, or there is no room for it now."""
+    def step(self, branches: Sequence[DraftBranch]) -> list[DraftedToken | None]:
+        """The token after each branch's `ids`. None: its prompt is not computed yet, or the cache has no free block."""
         ...
 
-    def fork(self, ride: Ride, child: Ride) -> None:
-        """Let `child` start from what `ride` has computed of the text they share."""
+    def fork(self, branch: DraftBranch, child: DraftBranch) -> None:
+        """Share with `child` the cache of the tokens that both have in common."""
         ...
 
-    def cut(self, ride: Ride, length: int) -> None:
-        """Take back all of `ride` past `length`. Its children must be closed first."""
+    def truncate(self, branch: DraftBranch, length: int) -> None:
+        """Drop all tokens of `branch` after `length`. Close its children first."""
         ...
 
-    def close(self, rides: Sequence[Ride]) -> None:
-        """Free what these hold."""
+    def close(self, branches: Sequence[DraftBranch]) -> None:
+        """Free the blocks of these branches."""
         ...

@@ -1,7 +1,7 @@
-"""What drafted tokens were drawn from, small enough to send: the likeliest tokens with integer weights.
+"""Draft distributions `q`, small enough to send: the most likely tokens with integer weights.
 
-A law is quantised first and the token drawn from exactly that, so rejection stays exact: q(x) = weight(x) / 2^14, a float32
-without rounding. On the wire a law is a count (16 bits), then five bytes an entry: token (24) and weight (16), little-endian.
+`q` is quantised first and the token sampled from the quantised `q`, so rejection stays exact: q(x) = weight(x) / 2^14, a float32
+without rounding. Encoded: a count (16 bits), then five bytes per entry, token (24 bits) and weight (16 bits), little-endian.
 """
 
 from collections.abc import Sequence
@@ -11,76 +11,81 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.runtime.wire.codec import Malformed
+from paceline.runtime.wire.codec import MalformedMessage
 from paceline.speculation.verification.distribution import log_distribution
 from paceline.speculation.verification.noise import Purpose, gumbel_at
 from paceline.speculation.verification.rows import RowContext
 
-WIDTH = 96
-"""Tokens of a law at most: 7 laws stay below 3.4 KB."""
-TOTAL = 1 << 14
+MAX_TOKENS = 96
+"""Tokens per distribution; seven distributions stay below 3.4 KB."""
+TOTAL_WEIGHT = 1 << 14
 MAX_VOCABULARY = 1 << 24
 
 _COUNT = np.dtype("<u2")
 _ENTRY = np.dtype([("low", "<u2"), ("high", "u1"), ("weight", "<u2")])
 
 
-class Law(NamedTuple):
-    tokens: Tensor  # [M] int64, M <= WIDTH, likeliest first
-    weights: Tensor  # [M] int64, positive, summing to TOTAL
+class DraftDistribution(NamedTuple):
+    tokens: Tensor  # [M] int64, M <= MAX_TOKENS, most likely first
+    weights: Tensor  # [M] int64, positive, sum TOTAL_WEIGHT
 
 
-def draw(logits: Tensor, rows: Sequence[RowContext]) -> list[tuple[int, Law]]:
-    """A token for each row of logits [R, V], and the law it was drawn from."""
+def sample(logits: Tensor, rows: Sequence[RowContext]) -> list[tuple[int, DraftDistribution]]:
+    """A token for each row of logits [R, V], and the distribution that it was sampled from."""
     q = log_distribution(logits, rows).exp_()
-    best = q.topk(min(WIDTH, q.shape[1]), dim=1)
+    best = q.topk(min(MAX_TOKENS, q.shape[1]), dim=1)
     weights = _quantise(best.values)  # [R, M]
     noise = gumbel_at([row.key for row in rows], Purpose.DRAFT, best.indices)
     chosen = noise.add_(weights.to(torch.float32).log_()).argmax(1, keepdim=True)
     tokens: list[int] = best.indices.gather(1, chosen).squeeze(1).tolist()
-    counts: list[int] = (weights > 0).sum(1).tolist()  # best first: what has any weight is a prefix
+    counts: list[int] = (weights > 0).sum(1).tolist()  # sorted: the positive weights are a prefix
     entries = zip(tokens, best.indices.cpu(), weights.cpu(), counts, strict=True)
-    return [(token, Law(ids[:count], kept[:count])) for token, ids, kept, count in entries]
+    return [(token, DraftDistribution(ids[:count], kept[:count])) for token, ids, kept, count in entries]
 
 
 def _quantise(probabilities: Tensor) -> Tensor:
-    """[R, M] int64 weights that sum to TOTAL. Rounded down, the likeliest token takes what is left over."""
+    """[R, M] int64 weights of sum TOTAL_WEIGHT: rounded down, the remainder added to the most likely token."""
     shares = probabilities.to(torch.float64)
-    weights = (shares / shares.sum(1, keepdim=True) * TOTAL).floor().to(torch.int64)
-    weights[:, 0] += TOTAL - weights.sum(1)
+    weights = (shares / shares.sum(1, keepdim=True) * TOTAL_WEIGHT).floor().to(torch.int64)
+    weights[:, 0] += TOTAL_WEIGHT - weights.sum(1)
     return weights
 
 
-def encode(laws: Sequence[Law]) -> bytes:
+def encode(distributions: Sequence[DraftDistribution]) -> bytes:
     parts = []
-    for law in laws:
-        entries = np.empty(len(law.tokens), _ENTRY)
-        ids = law.tokens.numpy()
-        entries["low"], entries["high"], entries["weight"] = ids & 0xFFFF, ids >> 16, law.weights.numpy()
+    for distribution in distributions:
+        entries = np.empty(len(distribution.tokens), _ENTRY)
+        ids = distribution.tokens.numpy()
+        entries["low"], entries["high"], entries["weight"] = ids & 0xFFFF, ids >> 16, distribution.weights.numpy()
         parts += [np.array(len(entries), _COUNT).tobytes(), entries.tobytes()]
     return b"".join(parts)
 
 
-def decode(data: bytes, tokens: Sequence[int], vocab_size: int) -> list[Law]:
-    """The laws of a chain. `Malformed` unless each is a distribution over the vocabulary that its token can come from."""
-    laws: list[Law] = []
+def decode(data: bytes, tokens: Sequence[int], vocab_size: int) -> list[DraftDistribution]:
+    """The distributions of the chain `tokens`.
+
+    Raises `MalformedMessage` unless each is a distribution over the vocabulary with a positive weight for its token.
+    """
+    distributions: list[DraftDistribution] = []
     start = 0
     for token in tokens:
         if start + _COUNT.itemsize > len(data):
-            raise Malformed(f"{len(laws)} laws for a chain of {len(tokens)}")
+            raise MalformedMessage(f"{len(distributions)} distributions for a chain of {len(tokens)} tokens")
         count = int(np.frombuffer(data, _COUNT, 1, start)[0])
         start += _COUNT.itemsize
-        if not 0 < count <= WIDTH or start + count * _ENTRY.itemsize > len(data):
-            raise Malformed(f"a law of {count} tokens in {len(data) - start} bytes")
+        if not 0 < count <= MAX_TOKENS or start + count * _ENTRY.itemsize > len(data):
+            raise MalformedMessage(f"a distribution of {count} tokens in {len(data) - start} bytes")
         entries = np.frombuffer(data, _ENTRY, count, start)
         start += count * _ENTRY.itemsize
         ids = entries["low"].astype(np.int64) | entries["high"].astype(np.int64) << 16
         weights = entries["weight"].astype(np.int64)
-        if len(np.unique(ids)) != count or ids.max() >= vocab_size or weights.min() == 0 or weights.sum() != TOTAL:
-            raise Malformed("a law that is no distribution over the vocabulary")
+        if len(np.unique(ids)) != count or ids.max() >= vocab_size:
+            raise MalformedMessage("a distribution with repeated tokens, or tokens outside the vocabulary")
+        if weights.min() == 0 or weights.sum() != TOTAL_WEIGHT:
+            raise MalformedMessage(f"a distribution with zero weights, or weights that do not sum to {TOTAL_WEIGHT}")
         if token not in ids:
-            raise Malformed(f"token {token} cannot come from its law")
-        laws.append(Law(torch.from_numpy(ids), torch.from_numpy(weights)))
+            raise MalformedMessage(f"token {token} has no weight in its distribution")
+        distributions.append(DraftDistribution(torch.from_numpy(ids), torch.from_numpy(weights)))
     if start != len(data):
-        raise Malformed(f"{len(data) - start} bytes after the last law")
-    return laws
+        raise MalformedMessage(f"{len(data) - start} bytes after the last distribution")
+    return distributions

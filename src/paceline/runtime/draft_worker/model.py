@@ -8,11 +8,11 @@ from paceline.models.drafts.folder import DraftFolder
 from paceline.models.drafts.load import find_draft, load_draft, load_tables
 from paceline.models.loading.load import LoadedModel
 from paceline.runtime.deploy.worker_spec import WorkerSpec
-from paceline.runtime.weights.manager import WeightSide
+from paceline.runtime.weights.manager import WeightManager
 
 
 def load_draft_model(
-    spec: WorkerSpec, device: torch.device, weights: WeightSide
+    spec: WorkerSpec, device: torch.device, weights: WeightManager
 ) -> tuple[LoadedModel, LoadedModel | None]:
     """All of it, and the tables it borrows. A whole model may come from a peer; a trained draft, a few megabytes, is read from
     disk by everybody."""

@@ -1,4 +1,4 @@
-"""A draft model as the core of a draft worker: one pass over rides of many targets, prompts in chunks beside them."""
+"""A draft model as the core of a draft worker: one pass over branches of many targets, prompts in chunks beside them."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.models.runner import ModelRunner, Span
-from paceline.runtime.draft_worker import distributions as laws
+from paceline.runtime.draft_worker import distributions
 from paceline.runtime.draft_worker.branch_tables import ForkingTables
-from paceline.runtime.draft_worker.core import Drawn, Facts, Ride
+from paceline.runtime.draft_worker.core import DraftBranch, DraftedToken, SequenceParams
 from paceline.speculation.verification.distribution import pick
 from paceline.speculation.verification.noise import Purpose, gumbel_at
 from paceline.speculation.verification.rows import RowContext
@@ -43,61 +43,61 @@ class ModelCore:
     def num_free_blocks(self) -> int:
         return self._tables.pool.num_free
 
-    def rehearse(self, max_num_seqs: int, window: int) -> None:
-        """On a GPU: compile and record what rides will want, before there are any."""
+    def warm_up(self, max_num_seqs: int, window: int) -> None:
+        """On a GPU: compile and record what branches will want, before there are any."""
         if self._stream is None:
             return
         from paceline.models.gpu.runner import GpuRunner
 
         assert isinstance(self._runner, GpuRunner)
         with self._on_stream():
-            self._runner.rehearse(max_num_seqs, self._max_rows, window)
+            self._runner.warm_up(max_num_seqs, self._max_rows, window)
 
-    def step(self, rides: Sequence[Ride]) -> list[Drawn | None]:
+    def step(self, branches: Sequence[DraftBranch]) -> list[DraftedToken | None]:
         spans, stepped, budget = [], [], self._max_rows
-        for i, ride in enumerate(rides):
-            if budget == 0 or not self._has_room(ride):
+        for i, branch in enumerate(branches):
+            if budget == 0 or not self._has_room(branch):
                 continue
-            tokens = ride.ids[ride.num_cached : ride.num_cached + budget]
+            tokens = branch.ids[branch.num_cached : branch.num_cached + budget]
             budget -= len(tokens)
-            is_last = ride.num_cached + len(tokens) == len(ride.ids)
-            spans.append(Span(self._tables.blocks(ride.id), ride.num_cached, self._known(tokens), int(is_last)))
-            ride.num_cached += len(tokens)
+            is_last = branch.num_cached + len(tokens) == len(branch.ids)
+            spans.append(Span(self._tables.blocks(branch.id), branch.num_cached, self._known(tokens), int(is_last)))
+            branch.num_cached += len(tokens)
             if is_last:
                 stepped.append(i)
-        drawn: list[Drawn | None] = [None] * len(rides)
+        drawn: list[DraftedToken | None] = [None] * len(branches)
         if not spans:
             return drawn
         with self._on_stream():
             logits = self._runner.forward(spans).logits
-            for ride in rides:
-                if ride.id in self._tables:
-                    self._tables.publish(ride.id, ride.ids, min(ride.num_cached, ride.num_committed))
+            for branch in branches:
+                if branch.id in self._tables:
+                    self._tables.publish(branch.id, branch.ids, min(branch.num_cached, branch.num_committed))
             if logits is not None and stepped:
-                for i, token in zip(stepped, self._draw(logits, [rides[i] for i in stepped]), strict=True):
+                for i, token in zip(stepped, self._draw(logits, [branches[i] for i in stepped]), strict=True):
                     drawn[i] = token
         return drawn
 
-    def fork(self, ride: Ride, child: Ride) -> None:
-        shared = min(ride.num_cached, len(child.ids) - 1)
-        if ride.id not in self._tables or shared < ride.num_committed:
+    def fork(self, branch: DraftBranch, child: DraftBranch) -> None:
+        shared = min(branch.num_cached, len(child.ids) - 1)
+        if branch.id not in self._tables or shared < branch.num_committed:
             return  # nothing computed worth sharing: the child starts by itself
-        copies = self._tables.fork(ride.id, child.id, shared)
+        copies = self._tables.fork(branch.id, child.id, shared)
         if copies is not None:
             with self._on_stream():
                 self._runner.move(*copies)
             child.num_cached = shared
 
-    def cut(self, ride: Ride, length: int) -> None:
-        del ride.ids[length:]
-        ride.num_cached = min(ride.num_cached, length)
-        if ride.id in self._tables:
-            self._tables.shrink(ride.id, ride.num_cached)
+    def truncate(self, branch: DraftBranch, length: int) -> None:
+        del branch.ids[length:]
+        branch.num_cached = min(branch.num_cached, length)
+        if branch.id in self._tables:
+            self._tables.shrink(branch.id, branch.num_cached)
 
-    def close(self, rides: Sequence[Ride]) -> None:
-        for ride in rides:
-            self._tables.close(ride.id)
-            ride.num_cached = 0
+    def close(self, branches: Sequence[DraftBranch]) -> None:
+        for branch in branches:
+            self._tables.close(branch.id)
+            branch.num_cached = 0
 
     @contextmanager
     def _on_stream(self) -> Iterator[None]:
@@ -107,40 +107,42 @@ class ModelCore:
             with torch.cuda.stream(self._stream):
                 yield
 
-    def _has_room(self, ride: Ride) -> bool:
-        if len(ride.ids) > self._runner.model.config.max_position:
+    def _has_room(self, branch: DraftBranch) -> bool:
+        if len(branch.ids) > self._runner.model.config.max_position:
             return False
-        if ride.id not in self._tables:
-            ride.num_cached = self._tables.open(ride.id, ride.ids[: ride.num_committed], ride.facts.salt)
+        if branch.id not in self._tables:
+            branch.num_cached = self._tables.open(branch.id, branch.ids[: branch.num_committed], branch.params.salt)
         # The newest token is computed again at the least: its logits are wanted
-        ride.num_cached = min(ride.num_cached, len(ride.ids) - 1)
-        return self._tables.grow(ride.id, len(ride.ids))
+        branch.num_cached = min(branch.num_cached, len(branch.ids) - 1)
+        return self._tables.grow(branch.id, len(branch.ids))
 
     def _known(self, tokens: Sequence[int]) -> list[int]:
         """A committed token may lie past the draft's embeddings. Any other stands in for it: a draft is a guess."""
         return [token if token < self._num_proposable else 0 for token in tokens]
 
-    def _draw(self, logits: Tensor, rides: Sequence[Ride]) -> list[Drawn]:
+    def _draw(self, logits: Tensor, branches: Sequence[DraftBranch]) -> list[DraftedToken]:
         logits = logits[:, : self._num_proposable]
         missing = self._vocab_size - self._num_proposable
         if missing:
             logits = pad(logits, (0, missing), value=-torch.inf)
-        rows = [_row(ride.facts, ride.ids) for ride in rides]
-        rivals = rank(logits, rows, [ride.facts for ride in rides])
-        drawn: list[Drawn | None] = [None] * len(rides)
-        by_law = [i for i, ride in enumerate(rides) if ride.facts.wants_law]
-        by_pick = [i for i, ride in enumerate(rides) if not ride.facts.wants_law]
+        rows = [_row(branch.params, branch.ids) for branch in branches]
+        rivals = rank(logits, rows, [branch.params for branch in branches])
+        drawn: list[DraftedToken | None] = [None] * len(branches)
+        by_law = [i for i, branch in enumerate(branches) if branch.params.needs_distribution]
+        by_pick = [i for i, branch in enumerate(branches) if not branch.params.needs_distribution]
         if by_law:
-            for i, (token, law) in zip(by_law, laws.draw(logits[by_law], [rows[i] for i in by_law]), strict=True):
-                drawn[i] = Drawn(token, tuple(rivals[i]), law)
+            for i, (token, law) in zip(
+                by_law, distributions.sample(logits[by_law], [rows[i] for i in by_law]), strict=True
+            ):
+                drawn[i] = DraftedToken(token, tuple(rivals[i]), law)
         if by_pick:
             picks = pick(logits[by_pick], [rows[i] for i in by_pick]).tolist()
             for i, token in zip(by_pick, picks, strict=True):
-                drawn[i] = Drawn(token, tuple(rival for rival in rivals[i] if rival != token))
+                drawn[i] = DraftedToken(token, tuple(rival for rival in rivals[i] if rival != token))
         return [one for one in drawn if one is not None]
 
 
-def rank(logits: Tensor, rows: Sequence[RowContext], facts: Sequence[Facts]) -> list[list[int]]:
+def rank(logits: Tensor, rows: Sequence[RowContext], params: Sequence[SequenceParams]) -> list[list[int]]:
     """The tokens a target is likeliest to choose where the draft has logits [R, V]: its own noise on the draft's opinion.
 
     Only which outcomes are prepared for follows from this, never a drafted token; so under rejection too the noise of
@@ -153,7 +155,7 @@ def rank(logits: Tensor, rows: Sequence[RowContext], facts: Sequence[Facts]) -> 
         chosen = [
             i
             for i, row in enumerate(rows)
-            if not row.params.is_greedy and facts[i].wants_law == (purpose is Purpose.RECOVER)
+            if not row.params.is_greedy and params[i].needs_distribution == (purpose is Purpose.RECOVER)
         ]
         if chosen:
             scores[chosen] += gumbel_at([rows[i].key for i in chosen], purpose, best.indices[chosen])
@@ -162,5 +164,5 @@ def rank(logits: Tensor, rows: Sequence[RowContext], facts: Sequence[Facts]) -> 
     return ranked
 
 
-def _row(facts: Facts, ids: list[int]) -> RowContext:
-    return RowContext(facts.sampling, facts.seed, facts.choice, len(ids), ids, facts.num_prompt)
+def _row(params: SequenceParams, ids: list[int]) -> RowContext:
+    return RowContext(params.sampling, params.seed, params.choice, len(ids), ids, params.num_prompt)

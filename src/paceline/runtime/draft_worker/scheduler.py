@@ -1,224 +1,214 @@
-"""The sequences of every target at a draft worker: who is let in, and who rides in the next pass."""
+"""Sequences of all targets at a draft worker: admission, and the branches of the next pass."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from paceline.cluster.pairing.ahead import Asked, DraftingAhead
+from paceline.cluster.pairing.ahead import AheadRound, DraftingAhead
 from paceline.cluster.pairing.fanout import Outcome, RivalOdds, fan_out
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import Verification
-from paceline.runtime.draft_worker.core import DraftCore, Facts, Ride
-from paceline.runtime.draft_worker.state import Lesson, Line, Rolling
-from paceline.runtime.wire.messages import Fault, Load, Open, Rule, Sampling, Step
+from paceline.runtime.draft_worker.core import DraftBranch, DraftCore, SequenceParams
+from paceline.runtime.draft_worker.state import DraftState, VerifyOutcome
+from paceline.runtime.wire.messages import ErrorCode, Load, Open, RoundRequest
 from paceline.runtime.wire.transport import Peer
 from paceline.speculation.depth.acceptance import Acceptance
-
-_RULES: Mapping[Rule, Verification] = {Rule.COUPLED: "coupled", Rule.REJECTION: "rejection"}
 
 
 @dataclass(frozen=True, slots=True)
 class DraftLimits:
-    """What a worker takes on. Beyond it a target is told `Busy`."""
+    """Limits of a draft worker. Beyond them it answers `Busy`."""
 
     max_sequences: int = 256
     max_tokens: int = 1 << 20
-    """Of all sequences together: what the core has room for."""
+    """Tokens of all sequences together; the capacity of the core's cache."""
     max_batch: int = 64
-    """Rides of one pass."""
+    """Branches of one pass."""
     ahead_nodes: int = 32
-    """Tokens drafted ahead for one sequence and round; 0 waits to be asked."""
+    """Tokens drafted ahead per sequence and round; 0 turns drafting ahead off."""
     max_peers: int = 256
     silence: float = 30.0
-    """Seconds after which a target that says nothing is gone."""
+    """Seconds without a message after which a target is dropped."""
 
 
 @dataclass(slots=True, eq=False)
-class Target:
-    version: int
+class TargetSession:
+    """State of one connected target."""
+
     name: str
-    heard: float
-    wants_ahead: bool = False
-    """Drafts sent before it asks."""
+    last_message: float
+    wants_branches: bool = False
+    """Whether the target requests drafts before it asks for them."""
     ahead: DraftingAhead = field(default_factory=DraftingAhead)
     is_ahead: bool = True
-    """Its next round is drafted ahead for."""
-    sequences: dict[int, Rolling] = field(default_factory=dict)
+    """Whether its next round is drafted ahead."""
+    sequences: dict[int, DraftState] = field(default_factory=dict)
 
 
-class Roster:
-    """One writer: the worker's thread."""
+class DraftScheduler:
+    """Used by one thread, the worker's."""
 
     def __init__(self, core: DraftCore, vocab_size: int, limits: DraftLimits) -> None:
-        self.targets: dict[Peer, Target] = {}
+        self.targets: dict[Peer, TargetSession] = {}
         self.acceptance = Acceptance(max_depth=16)
         self.num_rounds = self.num_ready = 0
         self.num_urgent = 0
-        """Rides of the last pass that were waited for."""
+        """Branches of the last pass that a target waited for."""
         self._core, self._vocab_size, self._limits = core, vocab_size, limits
         self._odds = RivalOdds()
         self._ids = itertools.count()
         self._num_tokens = 0
-        self._turn = 0
-        self._lessons: list[Lesson] = []
-        """Learned when the next pass is chosen: until then somebody waits for an answer."""
+        self._num_passes = 0
+        self._outcomes: list[VerifyOutcome] = []
+        """Outcomes to learn from when the next pass is scheduled, after the targets have their answers."""
         self._plans: dict[tuple[int, int, bool], list[Outcome]] = {}
-        """Of this turn: what was learned since may change the next."""
+        """Plans of this pass, by their arguments."""
 
     def has_room(self, message: Open) -> bool:
         limits = self._limits
         num_sequences = sum(len(target.sequences) for target in self.targets.values())
         return num_sequences < limits.max_sequences and self._num_tokens + len(message.ids) <= limits.max_tokens
 
-    def open(self, target: Target, message: Open) -> str | None:
-        """What is wrong with it, if anything."""
-        if not message.ids or not self._is_known(message.ids):
-            return "ids are missing, or outside the vocabulary"
+    def open(self, target: TargetSession, message: Open) -> str | None:
+        """Open a sequence; returns what is wrong with the message, if anything."""
+        if not message.ids or not self._is_in_vocabulary(message.ids):
+            return "ids are empty, or outside the vocabulary"
         if not 0 < message.num_prompt <= len(message.ids):
-            return f"a prompt of {message.num_prompt} tokens among {len(message.ids)}"
-        if not self._is_known(message.sampling.logit_bias):
-            return "logit_bias lies outside the vocabulary"
-        sampling, rule = _sampling(message.sampling), _RULES[message.rule]
-        facts = Facts(sampling, message.seed, message.choice, message.num_prompt, rule, message.salt)
-        ride = Ride(next(self._ids), facts, list(message.ids), len(message.ids))
-        target.sequences[message.sequence] = Rolling(ride, self._core, self._ids.__next__)
+            return f"num_prompt is {message.num_prompt}, and there are {len(message.ids)} ids"
+        if not self._is_in_vocabulary(bias := message.sampling.logit_bias) or min(bias, default=0) < 0:
+            return "logit_bias is outside the vocabulary"
+        params = SequenceParams(
+            message.sampling, message.seed, message.choice, message.num_prompt, message.rule, message.salt
+        )
+        branch = DraftBranch(next(self._ids), params, list(message.ids), len(message.ids))
+        target.sequences[message.sequence] = DraftState(branch, self._core, self._ids.__next__)
         self._num_tokens += len(message.ids)
         return None
 
-    def step(self, target: Target, step: Step) -> Fault | None:
-        rolling = target.sequences.get(step.sequence)
-        if rolling is None:
-            return Fault.UNKNOWN
-        if step.round <= rolling.round:
-            return None  # overtaken: its sender has moved on
-        if step.base != rolling.length:
-            return Fault.BASE
-        if not self._is_known(step.tokens):
-            return Fault.MALFORMED
-        if step.kept > rolling.offered:
-            return Fault.BASE
-        tokens = [*rolling.offer[: step.kept], *step.tokens] if step.kept else step.tokens
-        lesson = rolling.advance(step.round, tokens, step.depth)
-        if lesson is not None:
-            self._lessons.append(lesson)
+    def start_round(self, target: TargetSession, request: RoundRequest) -> ErrorCode | None:
+        """Commit the tokens of `request` and start its round; returns what is wrong with it, if anything."""
+        state = target.sequences.get(request.sequence)
+        if state is None:
+            return ErrorCode.UNKNOWN_SEQUENCE
+        if request.round <= state.round:
+            return None  # stale: the target has sent a later round
+        if request.base != state.length or request.num_kept > state.num_offered:
+            return ErrorCode.LENGTH
+        if not self._is_in_vocabulary(request.tokens):
+            return ErrorCode.MALFORMED
+        tokens = [*state.offered_tokens[: request.num_kept], *request.tokens] if request.num_kept else request.tokens
+        outcome = state.advance(request.round, tokens, request.depth)
+        if outcome is not None:
+            self._outcomes.append(outcome)
         self._num_tokens += len(tokens)
-        if step.depth:
+        if request.depth:
             self.num_rounds += 1
-            self.num_ready += rolling.was_ready
-        if rolling.was_ready and step.held >= step.depth:
-            rolling.answered()
+            self.num_ready += state.was_ready
+        if state.was_ready and request.num_held >= request.depth:
+            state.mark_answered()
         return None
 
-    def settle(self, target: Target, steps: Iterable[Step], delay: float) -> None:
-        """`steps` were taken, `delay` passes after they came: decide whether what may follow is drafted ahead."""
+    def decide_ahead(self, target: TargetSession, requests: Iterable[RoundRequest], delay: float) -> None:
+        """Decide whether the next round of `target` is drafted ahead. `delay`: passes that `requests` waited for a pass
+        begun ahead."""
         if not self._limits.ahead_nodes:
             return
         if target.is_ahead:
             found = [
-                # What the target has already it does not wait for
-                (step.depth, rolling.there, rolling.was_ready, 0.0 if step.held >= step.depth else delay)
-                for step in steps
-                if step.depth and (rolling := target.sequences.get(step.sequence)) is not None
-                if rolling.round == step.round and rolling.there is not None
+                # The target does not wait for drafts that it already has
+                (request.depth, state.num_ready, state.was_ready, 0.0 if request.num_held >= request.depth else delay)
+                for request in requests
+                if request.depth and (state := target.sequences.get(request.sequence)) is not None
+                if state.round == request.round and state.num_ready is not None
             ]
             if found:
-                target.ahead.observe(Asked(*(sum(column) / len(found) for column in zip(*found, strict=True))))
+                target.ahead.observe(AheadRound(*(sum(column) / len(found) for column in zip(*found, strict=True))))
         target.is_ahead = target.ahead.next_round()
 
-    def end(self, target: Target, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            rolling = target.sequences.pop(number, None)
-            if rolling is not None:
-                self._num_tokens -= rolling.length
-                self._core.close(rolling.rides)
+    def close(self, target: TargetSession, sequences: Iterable[int]) -> None:
+        for sequence in sequences:
+            state = target.sequences.pop(sequence, None)
+            if state is not None:
+                self._num_tokens -= state.length
+                self._core.close(state.branches)
 
     def drop(self, peer: Peer) -> None:
+        """Forget a target and close its sequences."""
         target = self.targets.pop(peer, None)
         if target is not None:
-            self.end(target, list(target.sequences))
+            self.close(target, list(target.sequences))
 
-    def choose(self) -> list[Line]:
-        """The rides of the next pass: what is waited for, then what may be, each by turns of the targets."""
+    def schedule(self) -> list[DraftBranch]:
+        """Branches of the next pass: those that targets wait for, then those drafted ahead; round-robin over targets."""
         self._learn()
         targets = list(self.targets.values())
-        self._turn += 1
+        self._num_passes += 1
         self._plans.clear()
-        if targets:  # another one is first every time
-            shift = self._turn % len(targets)
+        if targets:  # each pass starts with another target
+            shift = self._num_passes % len(targets)
             targets = targets[shift:] + targets[:shift]
-        urgent = ([line for r in target.sequences.values() if (line := r.urgent)] for target in targets)
-        lines = list(itertools.islice(_by_turns(urgent), self._limits.max_batch))
-        self.num_urgent = len(lines)
+        urgent = (
+            [branch for state in target.sequences.values() if (branch := state.urgent_branch)] for target in targets
+        )
+        branches = list(itertools.islice(_round_robin(urgent), self._limits.max_batch))
+        self.num_urgent = len(branches)
         if self._limits.ahead_nodes:
-            rollings = [rolling for target in targets if target.is_ahead for rolling in target.sequences.values()]
-            ahead = _by_turns(rolling.ahead(self.plan) for rolling in rollings)
-            lines += itertools.islice(ahead, self._limits.max_batch - len(lines))
-        return lines
+            states = [state for target in targets if target.is_ahead for state in target.sequences.values()]
+            ahead = _round_robin(state.branches_ahead(self.plan) for state in states)
+            branches += itertools.islice(ahead, self._limits.max_batch - len(branches))
+        return branches
 
-    def make_room(self, idle: Iterable[Line]) -> None:
-        """A ride that got no token may lack room: what is drafted ahead gives way to what is waited for."""
-        stuck = {id(line) for line in idle}
-        if any(rolling.urgent is not None and id(rolling.urgent) in stuck for rolling in self._rollings):
-            for rolling in self._rollings:
-                rolling.shed()
+    def free_blocks(self, idle: Iterable[DraftBranch]) -> None:
+        """Drop what is drafted ahead if one of the `idle` branches, which got no token, is urgent: it may lack a block."""
+        idle_ids = {branch.id for branch in idle}
+        if any((branch := state.urgent_branch) is not None and branch.id in idle_ids for state in self._states):
+            for state in self._states:
+                state.drop_ahead()
 
-    def riders(self, target: Target, lines: Iterable[Line]) -> list[int]:
-        """Sequences of a target that any of `lines` belongs to."""
-        ids = {line.ride.id for line in lines}
-        return [number for number, rolling in target.sequences.items() if ids & {ride.id for ride in rolling.rides}]
+    def sequences_of(self, target: TargetSession, branches: Iterable[DraftBranch]) -> list[int]:
+        """Sequences of a target that any of `branches` belongs to."""
+        ids = {branch.id for branch in branches}
+        return [
+            sequence for sequence, state in target.sequences.items() if ids & {branch.id for branch in state.branches}
+        ]
 
-    def load(self, pass_seconds: float, target: Target | None = None) -> Load:
-        """As `target` is told of it."""
-        rollings = self._rollings
-        waiting = sum(not rolling.is_answered for rolling in rollings)
+    def load(self, pass_seconds: float, target: TargetSession | None = None) -> Load:
+        """Load of the worker, as reported to `target`."""
+        states = self._states
+        waiting = sum(not state.is_answered for state in states)
         share = None if target is None else target.ahead.resting
-        return Load(len(rollings), waiting, int(pass_seconds * 1e6), None if share is None else round(100 * share))
+        return Load(len(states), waiting, int(pass_seconds * 1e6), None if share is None else round(100 * share))
 
-    @property
-    def _rollings(self) -> list[Rolling]:
-        return [rolling for target in list(self.targets.values()) for rolling in list(target.sequences.values())]
-
-    def _learn(self) -> None:
-        for lesson in self._lessons:
-            self.acceptance.observe("", lesson.known, lesson.accepted)
-            if lesson.was_wrong:
-                self._odds.observe(lesson.rival)
-        self._lessons.clear()
-
-    def plan(self, offered: int, depth: int, continues: bool) -> list[Outcome]:
-        """Which outcomes of a round are worth preparing for."""
-        plan = self._plans.get((offered, depth, continues))
+    def plan(self, num_offered: int, depth: int, continues: bool) -> list[Outcome]:
+        """Outcomes of a round to prepare."""
+        plan = self._plans.get((num_offered, depth, continues))
         if plan is None:
             alphas, odds = self.acceptance.alphas(""), self._odds.odds
-            plan = fan_out(alphas, odds, offered, depth, self._limits.ahead_nodes, continues)
-            self._plans[offered, depth, continues] = plan
+            plan = fan_out(alphas, odds, num_offered, depth, self._limits.ahead_nodes, continues)
+            self._plans[num_offered, depth, continues] = plan
         return plan
 
-    def _is_known(self, tokens: Iterable[int]) -> bool:
+    @property
+    def _states(self) -> list[DraftState]:
+        return [state for target in list(self.targets.values()) for state in list(target.sequences.values())]
+
+    def _learn(self) -> None:
+        for outcome in self._outcomes:
+            self.acceptance.observe("", outcome.known, outcome.accepted)
+            if outcome.was_wrong:
+                self._odds.observe(outcome.alternative)
+        self._outcomes.clear()
+
+    def _is_in_vocabulary(self, tokens: Iterable[int]) -> bool:
         return max(tokens, default=0) < self._vocab_size
 
 
-def _sampling(sent: Sampling) -> SamplingParams:
-    return SamplingParams(
-        temperature=sent.temperature,
-        top_k=sent.top_k,
-        top_p=sent.top_p,
-        min_p=sent.min_p,
-        repetition_penalty=sent.repetition_penalty,
-        presence_penalty=sent.presence_penalty,
-        frequency_penalty=sent.frequency_penalty,
-        logit_bias=sent.logit_bias,
-    )
-
-
-def _by_turns(groups: Iterable[Iterable[Line]]) -> Iterator[Line]:
-    """The first of every group, then the second of each, and so on."""
-    waiting = [iter(group) for group in groups]
-    while waiting:
-        still = []
-        for group in waiting:
-            line = next(group, None)
-            if line is not None:
-                yield line
-                still.append(group)
-        waiting = still
+def _round_robin(groups: Iterable[Iterable[DraftBranch]]) -> Iterator[DraftBranch]:
+    """The first branch of every group, then the second of each, and so on."""
+    remaining = [iter(group) for group in groups]
+    while remaining:
+        unfinished = []
+        for group in remaining:
+            branch = next(group, None)
+            if branch is not None:
+                yield branch
+                unfinished.append(group)
+        remaining = unfinished

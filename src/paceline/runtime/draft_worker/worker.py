@@ -1,8 +1,8 @@
-"""Drafts for many targets at once: one thread, one socket, one batch.
+"""A draft worker: drafts for many targets with one thread, one socket and one batch.
 
-Every turn of the loop hears all that has come, answers what is ready, and makes one pass of the core over what is wanted:
-first what targets wait for, by turns of the targets, then what they may ask for next. So a round that has to be drafted
-afresh starts with the next pass and keeps no other waiting, and a target with many sequences does not crowd out another.
+Each iteration receives all messages, answers complete rounds, and runs one pass of the core: first over the branches that targets
+wait for, round-robin over targets, then over branches drafted ahead. A round that is drafted on demand starts with the next
+pass, and a target with many sequences does not delay the others.
 """
 
 import logging
@@ -12,26 +12,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.core.clock import Clock, WallClock
-from paceline.runtime.draft_worker import distributions as laws
-from paceline.runtime.draft_worker.core import DraftCore
-from paceline.runtime.draft_worker.packed_branches import pack
-from paceline.runtime.draft_worker.scheduler import DraftLimits, Roster, Target
-from paceline.runtime.draft_worker.state import Key, Line, Rolling
-from paceline.runtime.wire.codec import Malformed
+from paceline.runtime.draft_worker import distributions
+from paceline.runtime.draft_worker.branches import BranchKey, pack
+from paceline.runtime.draft_worker.core import DraftBranch, DraftCore
+from paceline.runtime.draft_worker.scheduler import DraftLimits, DraftScheduler, TargetSession
+from paceline.runtime.draft_worker.state import DraftState
+from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.messages import (
     MAX_DEPTH,
-    OLDEST,
+    MAX_NAME,
     VERSION,
     Advance,
-    Ahead,
-    Branch,
     Branches,
     Busy,
     Close,
-    Drafted,
     Drafts,
     Error,
-    Fault,
+    ErrorCode,
     FromTarget,
     Goodbye,
     Hello,
@@ -39,22 +36,21 @@ from paceline.runtime.wire.messages import (
     Open,
     Ping,
     Pong,
-    common_version,
+    RoundDraft,
+    SequenceBranches,
 )
 from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)
 
-MESSAGES_A_TURN = 256
+MESSAGES_PER_ITERATION = 256
 BUSY_MS = 250
-ANNOUNCED_SECONDS = 0.002
-"""A draft that is made sooner is not announced first: it is there before anybody could decide to wait for it."""
+ANNOUNCE_SECONDS = 0.002
+"""Shortest drafting time for which branches are announced. A faster draft arrives before a target could decide to wait."""
 
 
 @dataclass(frozen=True, slots=True)
-class DraftSnapshot:
-    """What a draft worker says about itself."""
-
+class DraftWorkerStatus:
     name: str
     epoch: int
     peers: int
@@ -63,16 +59,17 @@ class DraftSnapshot:
     pass_seconds: float
     rounds: int
     ready_rounds: int
-    """Answered from what had been drafted ahead."""
+    """Rounds whose draft was complete when it was requested."""
     alphas: tuple[float, ...]
     malformed: int
-    turned_away: int
-    resting: int
-    """Targets for which it has stopped drafting ahead."""
+    rejected: int
+    """Connection attempts with a key that is not allowed."""
+    paused: int
+    """Targets for which drafting ahead is paused."""
 
 
 class DraftWorker:
-    """Constructed listening; `run` serves until `stop`, which any thread may call. Nothing a peer sends ends it."""
+    """Listens from its construction on; `run` serves until `stop`, which any thread may call. No message ends it."""
 
     def __init__(
         self,
@@ -84,18 +81,19 @@ class DraftWorker:
         limits: DraftLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`vocabulary`: its checksum. Targets of another one are turned away."""
+        """`vocabulary`: its checksum. The worker rejects targets with another vocabulary."""
         self.name = name
-        self.epoch = secrets.randbits(32)  # it is in every message: five bytes, not nine
+        self.epoch = secrets.randbits(32)  # part of every message: five bytes instead of nine
         self._limits = limits or DraftLimits()
         self._core, self._listener, self._clock = core, listener, clock or WallClock()
         self._vocabulary = vocabulary
-        self._roster = Roster(core, vocab_size, self._limits)
+        self._scheduler = DraftScheduler(core, vocab_size, self._limits)
         self._pass_seconds = 0.0
-        self._asked_seconds = 0.0
-        """Of a pass that is waited for, of late."""
-        self._behind = 0.0
-        """Seconds of the pass that has just ended, if it was ahead: what is heard next may have waited for its end."""
+        """Recent time of a pass."""
+        self._urgent_pass_seconds = 0.0
+        """Recent time of a pass that a target waits for."""
+        self._ahead_seconds = 0.0
+        """Time of the last pass if all of it was ahead. The messages received next may have waited for its end."""
         self._is_stopping = False
 
     @property
@@ -106,190 +104,192 @@ class DraftWorker:
         try:
             has_work = False
             while not self._is_stopping:
-                has_work = self.turn(0.0 if has_work else 0.5)
+                has_work = self.run_once(0.0 if has_work else 0.5)
         finally:
-            for peer in list(self._roster.targets):
+            for peer in list(self._scheduler.targets):
                 self._listener.send(peer, Goodbye("stopping"))
-                self._roster.drop(peer)
+                self._scheduler.drop(peer)
             self._listener.close()
 
     def stop(self) -> None:
         self._is_stopping = True
         self._listener.wake()
 
-    def turn(self, seconds: float) -> bool:
-        """Hear, answer, draft one token; waits up to `seconds` for something to hear. True: there is more to draft."""
-        self._hear(seconds)
+    def run_once(self, seconds: float) -> bool:
+        """Receive, answer, run one pass. Waits up to `seconds` for a message. Returns whether there is more to draft."""
+        self._receive(seconds)
         self._answer_all()
-        lines, self._behind = self._roster.choose(), 0.0
-        if not lines:
+        branches, self._ahead_seconds = self._scheduler.schedule(), 0.0
+        if not branches:
             return False
         started = self._clock.now()
         try:
-            drawn = self._core.step([line.ride for line in lines])
-        except Exception:  # whatever it was, the other rides and the peers are not to suffer for it
-            logger.exception("a pass failed; its sequences are dropped")
-            self._fail(lines)
+            drafted = self._core.step(branches)
+        except Exception:  # other sequences and targets must not suffer
+            logger.exception("a pass failed; its sequences are closed")
+            self._fail(branches)
             return True
-        took = self._clock.now() - started
-        self._pass_seconds = _followed(self._pass_seconds, took)
-        if self._roster.num_urgent:
-            self._asked_seconds = _followed(self._asked_seconds, took)
+        seconds = self._clock.now() - started
+        self._pass_seconds = _moving_average(self._pass_seconds, seconds)
+        if self._scheduler.num_urgent:
+            self._urgent_pass_seconds = _moving_average(self._urgent_pass_seconds, seconds)
         else:
-            self._behind = took
-        for line, token in zip(lines, drawn, strict=True):
-            line.append(token)
-        if None in drawn:
-            self._roster.make_room(line for line, token in zip(lines, drawn, strict=True) if token is None)
+            self._ahead_seconds = seconds
+        for branch, token in zip(branches, drafted, strict=True):
+            branch.append(token)
+        if None in drafted:
+            self._scheduler.free_blocks(
+                branch for branch, token in zip(branches, drafted, strict=True) if token is None
+            )
         self._answer_all()
-        self._send_ahead()
+        self._send_branches()
         return True
 
-    def snapshot(self) -> DraftSnapshot:
-        """Safe from any thread: figures as of the last turn."""
-        load, roster = self._load(), self._roster
-        return DraftSnapshot(
+    def status(self) -> DraftWorkerStatus:
+        """Figures of the last iteration. Any thread may call it."""
+        load, scheduler = self._load(), self._scheduler
+        return DraftWorkerStatus(
             name=self.name,
             epoch=self.epoch,
-            peers=len(roster.targets),
+            peers=len(scheduler.targets),
             sequences=load.sequences,
             waiting=load.waiting,
             pass_seconds=self._pass_seconds,
-            rounds=roster.num_rounds,
-            ready_rounds=roster.num_ready,
-            alphas=roster.acceptance.alphas(""),
+            rounds=scheduler.num_rounds,
+            ready_rounds=scheduler.num_ready,
+            alphas=scheduler.acceptance.alphas(""),
             malformed=self._listener.traffic.malformed,
-            turned_away=self._listener.num_turned_away,
-            resting=sum(target.ahead.resting is not None for target in list(roster.targets.values())),
+            rejected=self._listener.num_rejected,
+            paused=sum(target.ahead.resting is not None for target in list(scheduler.targets.values())),
         )
 
-    def _hear(self, seconds: float) -> None:
-        for _ in range(MESSAGES_A_TURN):
+    def _receive(self, seconds: float) -> None:
+        for _ in range(MESSAGES_PER_ITERATION):
             received = self._listener.receive(seconds)
             if received is None:
                 break
             seconds = 0.0
             peer, message = received.peer, received.message
-            if isinstance(message, Malformed):
-                self._refuse(peer, Fault.MALFORMED, str(message))
+            if isinstance(message, MalformedMessage):
+                self._send_error(peer, ErrorCode.MALFORMED, str(message))
             elif isinstance(message, Hello):
                 self._hello(peer, message)
-            elif (target := self._roster.targets.get(peer)) is None:
+            elif (target := self._scheduler.targets.get(peer)) is None:
                 if not isinstance(message, Goodbye):
-                    self._refuse(peer, Fault.STRANGER, "say Hello first")
+                    self._send_error(peer, ErrorCode.NO_HELLO, "send Hello first")
             else:
-                target.heard = self._clock.now()
+                target.last_message = self._clock.now()
                 self._handle(peer, target, message)
         oldest = self._clock.now() - self._limits.silence
-        for peer in [peer for peer, target in self._roster.targets.items() if target.heard < oldest]:
-            self._roster.drop(peer)
+        for peer in [peer for peer, target in self._scheduler.targets.items() if target.last_message < oldest]:
+            self._scheduler.drop(peer)
 
-    def _handle(self, peer: Peer, target: Target, message: FromTarget) -> None:
+    def _handle(self, peer: Peer, target: TargetSession, message: FromTarget) -> None:
         if isinstance(message, Open | Advance | Close) and message.epoch != self.epoch:
-            self._refuse(peer, Fault.EPOCH, f"that was for epoch {message.epoch}, this is {self.epoch}")
+            text = f"the message is for epoch {message.epoch}, this is {self.epoch}"
+            self._send_error(peer, ErrorCode.EPOCH, text)
         elif isinstance(message, Advance):
             self._advance(peer, target, message)
         elif isinstance(message, Open):
             self._open(peer, target, message)
         elif isinstance(message, Close):
-            self._roster.end(target, message.sequences)
+            self._scheduler.close(target, message.sequences)
         elif isinstance(message, Ping):
             self._listener.send(peer, Pong(self.epoch, message.nonce, self._load(target)))
         elif isinstance(message, Goodbye):
-            self._roster.drop(peer)
+            self._scheduler.drop(peer)
 
     def _hello(self, peer: Peer, hello: Hello) -> None:
-        version = common_version(hello)
-        targets = self._roster.targets
-        if version is None:
-            text = f"you speak {hello.oldest} to {hello.version}, I {OLDEST} to {VERSION}: upgrade the older one"
-            self._refuse(peer, Fault.VERSION, text)
+        targets = self._scheduler.targets
+        if hello.version != VERSION:
+            text = f"the target has protocol version {hello.version}, this worker {VERSION}: upgrade the older one"
+            self._send_error(peer, ErrorCode.VERSION, text)
         elif hello.vocabulary != self._vocabulary:
-            text = f"your vocabulary is {hello.vocabulary[:16]}, mine {self._vocabulary[:16]}"
-            self._refuse(peer, Fault.VOCABULARY, text)
+            text = f"the target has vocabulary {hello.vocabulary[:16]}, this worker {self._vocabulary[:16]}"
+            self._send_error(peer, ErrorCode.VOCABULARY, text)
         elif len(targets) >= self._limits.max_peers and peer not in targets:
             self._listener.send(peer, Busy(self.epoch, [], BUSY_MS, self._load()))
         else:
-            self._roster.drop(peer)
-            targets[peer] = Target(version, hello.name, self._clock.now())
-            room = self._limits.max_sequences
-            self._listener.send(peer, Hello(VERSION, OLDEST, self.epoch, self._vocabulary, self.name, room, MAX_DEPTH))
+            self._scheduler.drop(peer)
+            targets[peer] = TargetSession(hello.name, self._clock.now())
+            max_sequences = self._limits.max_sequences
+            self._listener.send(peer, Hello(VERSION, self.epoch, self._vocabulary, self.name, max_sequences, MAX_DEPTH))
 
-    def _open(self, peer: Peer, target: Target, message: Open) -> None:
-        self._roster.end(target, [message.sequence])
-        if not self._roster.has_room(message):
+    def _open(self, peer: Peer, target: TargetSession, message: Open) -> None:
+        self._scheduler.close(target, [message.sequence])
+        if not self._scheduler.has_room(message):
             self._listener.send(peer, Busy(self.epoch, [message.sequence], BUSY_MS, self._load(target)))
-        elif wrong := self._roster.open(target, message):
-            self._refuse(peer, Fault.MALFORMED, wrong, [message.sequence])
+        elif error := self._scheduler.open(target, message):
+            self._send_error(peer, ErrorCode.MALFORMED, error, [message.sequence])
 
-    def _advance(self, peer: Peer, target: Target, message: Advance) -> None:
-        target.wants_ahead = message.ahead
-        wrong: defaultdict[Fault, list[int]] = defaultdict(list)
-        for step in message.steps:
-            fault = self._roster.step(target, step)
-            if fault is not None:
-                wrong[fault].append(step.sequence)
-        for fault, sequences in wrong.items():
-            self._roster.end(target, sequences)
-            self._refuse(peer, fault, "open these again", sequences)
-        # It came at any moment of the pass that was under way: half of it on average
-        delay = 0.5 * self._behind / self._asked_seconds if self._asked_seconds else 0.0
-        self._roster.settle(target, message.steps, delay)
+    def _advance(self, peer: Peer, target: TargetSession, message: Advance) -> None:
+        target.wants_branches = message.send_ahead
+        failed: defaultdict[ErrorCode, list[int]] = defaultdict(list)
+        for request in message.rounds:
+            code = self._scheduler.start_round(target, request)
+            if code is not None:
+                failed[code].append(request.sequence)
+        for code, sequences in failed.items():
+            self._scheduler.close(target, sequences)
+            self._send_error(peer, code, "open these again", sequences)
+        # The message arrived at any moment of the pass ahead: on average it waited for half of it
+        delay = 0.5 * self._ahead_seconds / self._urgent_pass_seconds if self._urgent_pass_seconds else 0.0
+        self._scheduler.decide_ahead(target, message.rounds, delay)
         self._answer(peer, target)
 
     def _answer_all(self) -> None:
-        for peer, target in self._roster.targets.items():
+        for peer, target in self._scheduler.targets.items():
             self._answer(peer, target)
 
-    def _answer(self, peer: Peer, target: Target) -> None:
-        """Every round that is complete, in one message."""
+    def _answer(self, peer: Peer, target: TargetSession) -> None:
+        """Send the drafts of all rounds that are due, in one message."""
         drafts = []
-        for number, rolling in target.sequences.items():
-            if rolling.is_due:
-                rolling.answered()
-                is_told = target.wants_ahead and target.is_ahead and target.version >= 3 and self._announces(rolling)
-                drafts.append(_drafted(number, rolling, rolling.begun(self._roster.plan) if is_told else ()))
+        for sequence, state in target.sequences.items():
+            if state.is_due:
+                state.mark_answered()
+                announces = target.wants_branches and target.is_ahead and self._announces(state)
+                started = state.start_branches(self._scheduler.plan) if announces else ()
+                drafts.append(_round_draft(sequence, state, started))
         if drafts:
             self._listener.send(peer, Drafts(self.epoch, drafts, self._load(target)))
 
-    def _send_ahead(self) -> None:
-        for peer, target in self._roster.targets.items():
-            if not target.wants_ahead or not target.is_ahead:
+    def _send_branches(self) -> None:
+        for peer, target in self._scheduler.targets.items():
+            if not target.wants_branches or not target.is_ahead:
                 continue
-            ahead: list[Ahead] = []
-            for number, rolling in target.sequences.items():
-                prepared = rolling.prepared(self._announces(rolling))
-                told = [(key, [one.token for one in drawn]) for key, drawn in prepared]
-                if target.version >= 3:
-                    ahead += pack(number, rolling.round, told)
-                elif told:
-                    ahead.append(Ahead(number, rolling.round, [Branch(*key, tokens) for key, tokens in told]))
-            if ahead:
-                self._listener.send(peer, Branches(self.epoch, ahead))
+            records: list[SequenceBranches] = []
+            for sequence, state in target.sequences.items():
+                unsent = state.unsent_branches(self._announces(state))
+                branches = [(key, [one.token for one in drafted]) for key, drafted in unsent]
+                records += pack(sequence, state.round, branches)
+            if records:
+                self._listener.send(peer, Branches(self.epoch, records))
 
-    def _announces(self, rolling: Rolling) -> bool:
-        return self._limits.ahead_nodes > 0 and self._pass_seconds * rolling.depth >= ANNOUNCED_SECONDS
+    def _announces(self, state: DraftState) -> bool:
+        return self._limits.ahead_nodes > 0 and self._pass_seconds * state.depth >= ANNOUNCE_SECONDS
 
-    def _fail(self, lines: list[Line]) -> None:
-        for peer, target in self._roster.targets.items():
-            sequences = self._roster.riders(target, lines)
+    def _fail(self, branches: list[DraftBranch]) -> None:
+        for peer, target in self._scheduler.targets.items():
+            sequences = self._scheduler.sequences_of(target, branches)
             if sequences:
-                self._roster.end(target, sequences)
-                self._refuse(peer, Fault.UNKNOWN, "drafting failed: open these elsewhere", sequences)
+                self._scheduler.close(target, sequences)
+                text = "drafting failed: open these at another worker"
+                self._send_error(peer, ErrorCode.UNKNOWN_SEQUENCE, text, sequences)
 
-    def _refuse(self, peer: Peer, fault: Fault, text: str, sequences: Iterable[int] = ()) -> None:
-        self._listener.send(peer, Error(fault, text[:256], list(sequences)))
+    def _send_error(self, peer: Peer, code: ErrorCode, text: str, sequences: Iterable[int] = ()) -> None:
+        self._listener.send(peer, Error(code, text[:MAX_NAME], list(sequences)))
 
-    def _load(self, target: Target | None = None) -> Load:
-        return self._roster.load(self._pass_seconds, target)
-
-
-def _followed(average: float, seconds: float) -> float:
-    return average + 0.1 * (seconds - average) if average else seconds
+    def _load(self, target: TargetSession | None = None) -> Load:
+        return self._scheduler.load(self._pass_seconds, target)
 
 
-def _drafted(number: int, rolling: Rolling, begun: Iterable[Key]) -> Drafted:
-    draft = rolling.draft
-    data = laws.encode([one.law for one in draft if one.law is not None]) if rolling.facts.wants_law else b""
-    told = [part for key in begun for part in key]
-    return Drafted(number, rolling.round, [one.token for one in draft], data, rolling.was_ready, told)
+def _moving_average(average: float, value: float) -> float:
+    return average + 0.1 * (value - average) if average else value
+
+
+def _round_draft(sequence: int, state: DraftState, started: Iterable[BranchKey]) -> RoundDraft:
+    draft, data = state.draft, b""
+    if state.params.needs_distribution:
+        data = distributions.encode([one.distribution for one in draft if one.distribution is not None])
+    keys = [part for key in started for part in key]
+    return RoundDraft(sequence, state.round, [one.token for one in draft], data, state.was_ready, keys)

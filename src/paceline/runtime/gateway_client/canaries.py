@@ -1,64 +1,66 @@
-"""Canary generations: every target worker says the same few tokens now and then."""
+"""Canary requests: every target worker regularly generates the same few tokens, and the results are compared."""
 
 import logging
 from collections.abc import Callable, Mapping
 
-from paceline.cluster.health.canary import CanaryJury
-from paceline.cluster.health.health import WorkerState
-from paceline.core.output import StepOutput
+from paceline.cluster.health.health import CanaryVote, WorkerState
+from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.gateway_client.stream import Event, Stream
-from paceline.runtime.gateway_client.target_connection import TargetLine
+from paceline.runtime.gateway_client.stream import Stream
+from paceline.runtime.gateway_client.target_connection import TargetConnection
 
 logger = logging.getLogger(__name__)
 
 SAMPLING = SamplingParams(max_tokens=8, temperature=1.0, seed=20261115, ignore_eos=True)
 PROMPT = tuple(range(1, 9))
 CATEGORY = "canary"
+DOUBT_FACTOR = 10
+"""A worker whose last canary was wrong is checked this many times as often."""
 
 
 class Canaries:
-    """Decides when a worker is asked and tells its health what the answer was worth."""
+    """Submits a canary to each worker at an interval and reports the result to the worker's health."""
 
-    def __init__(self, seconds: float, lines: Mapping[str, TargetLine], start: Callable[[Stream], None]) -> None:
-        """`start` sends a stream to the worker it is pinned to. `seconds` 0: never ask."""
+    def __init__(
+        self, seconds: float, targets: Mapping[str, TargetConnection], submit: Callable[[Stream], None]
+    ) -> None:
+        """`submit` sends a stream to the worker it is pinned to. `seconds`: the interval; 0 turns canaries off."""
         self._seconds = seconds
-        self._lines = lines
-        self._start = start
-        self._jury = CanaryJury()
+        self._targets = targets
+        self._submit = submit
+        self._vote = CanaryVote()
         self._count = 0
 
-    def ask(self, line: TargetLine, now: float) -> None:
-        """Ask this worker if it is its time."""
-        alive = line.welcome is not None and line.state in (WorkerState.READY, WorkerState.UNHEALTHY)
-        if not self._seconds or not alive or line.is_loading or now < line.next_canary:
+    def submit_if_due(self, target: TargetConnection, now: float) -> None:
+        is_alive = target.welcome is not None and target.state in (WorkerState.READY, WorkerState.UNHEALTHY)
+        if not self._seconds or not is_alive or target.is_loading or now < target.next_canary:
             return
-        line.next_canary = now + (self._seconds / 10 if line.health.in_doubt else self._seconds)
+        target.next_canary = now + (self._seconds / DOUBT_FACTOR if target.health.is_in_doubt else self._seconds)
         self._count += 1
-        name, tokens = line.name, list[int]()
+        name, tokens = target.name, list[int]()
 
-        def listen(event: Event) -> None:
+        def listen(event: OutputEvent) -> None:
             if isinstance(event, StepOutput):
                 tokens.extend(event.tokens)
                 if event.finish_reason is not None:
-                    self._judge(name, tuple(tokens))
+                    self._compare(name, tuple(tokens))
 
         request = Request(f"canary-{self._count}", PROMPT, SAMPLING, category=CATEGORY)
-        self._start(Stream(request, listen, pinned=name))
+        self._submit(Stream(request, listen, pinned=name))
 
     def forget(self, worker: str) -> None:
-        """It left or started anew: what it said counts no more."""
-        self._jury.forget(worker)
+        """Drop the last result of a worker that left or restarted."""
+        self._vote.forget(worker)
 
-    def _judge(self, name: str, answer: tuple[int, ...]) -> None:
-        for worker, agrees in self._jury.hear(name, answer).items():
-            line = self._lines.get(worker)
-            if line is None:
+    def _compare(self, name: str, tokens: tuple[int, ...]) -> None:
+        for worker, agrees in self._vote.add(name, tokens).items():
+            target = self._targets.get(worker)
+            if target is None:
                 continue
             if worker == name:
-                line.health.canary(agrees)
+                target.health.canary(agrees)
                 if not agrees:
-                    logger.error("target worker %s says something else than its pool: %s", worker, answer)
+                    logger.error("target worker %s generated other canary tokens than its pool: %s", worker, tokens)
             elif not agrees:
-                line.next_canary = 0.0  # the others outvote it now: hear it again before it is condemned
+                target.next_canary = 0.0  # this result outvoted it: check it again before it is marked unhealthy

@@ -1,11 +1,9 @@
-"""The target workers of a cluster behind the interface of one engine: requests are routed, watched, and continued elsewhere
-when their worker is lost."""
+"""The gateway's connections to all target workers: routes requests, watches workers, and continues streams of lost ones."""
 
 import logging
 import secrets
 import threading
 from collections.abc import Mapping
-from dataclasses import replace
 
 from paceline.cluster.health.health import WorkerState
 from paceline.cluster.routing.kv_router import KvRouter
@@ -13,41 +11,42 @@ from paceline.cluster.routing.router import Router, make_router
 from paceline.core.clock import Clock, WallClock
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import EngineClosed
-from paceline.core.request import Request
+from paceline.core.output import OutputListener
+from paceline.core.request import Request, ValidatedRequest
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import WorkerStatus
-from paceline.engine.validator import draw_seed
 from paceline.runtime.deploy.directory import Directory, Member
-from paceline.runtime.deploy.status import worker_statuses
 from paceline.runtime.gateway_client.canaries import Canaries
-from paceline.runtime.gateway_client.stream import Stream, StreamListener
-from paceline.runtime.gateway_client.streams import Streams
-from paceline.runtime.gateway_client.target_connection import TargetLine
+from paceline.runtime.gateway_client.stream import Stream
+from paceline.runtime.gateway_client.stream_table import StreamTable
+from paceline.runtime.gateway_client.target_connection import TargetConnection
+from paceline.runtime.gateway_client.worker_statuses import worker_statuses
 from paceline.runtime.kv_events.follower import CacheFollower
-from paceline.runtime.wire.codec import Malformed
+from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.keys import KeyPair
-from paceline.runtime.wire.mailbox import Mailbox
-from paceline.runtime.wire.messages import OLDEST, VERSION, Goodbye
-from paceline.runtime.wire.report_messages import Report
-from paceline.runtime.wire.request import check_fits
+from paceline.runtime.wire.messages import VERSION, Goodbye
 from paceline.runtime.wire.stream_messages import (
-    Change,
-    DrafterAddress,
-    Drafters,
     FromTargetWorker,
+    Heartbeat,
     Outputs,
-    Pulse,
-    Refused,
+    RequestFailed,
+    SetFlags,
+    StatusReport,
     Welcome,
+    WorkerAddress,
+    WorkerList,
+    check_size,
 )
+from paceline.runtime.wire.wakeup import CommandQueue
 
 logger = logging.getLogger(__name__)
 
-MEMBERS_SECONDS = 1.0
+DIRECTORY_SECONDS = 1.0
+"""Interval of directory look-ups."""
 
 
 class TargetPool:
-    """Submits to whichever worker the router chooses. Callers may be on any thread; listeners are called on the pool's."""
+    """Submits each request to the worker that the router chooses. Thread-safe; listeners are called on the pool's thread."""
 
     def __init__(
         self, config: ClusterConfig, directory: Directory, own: KeyPair | None = None, clock: Clock | None = None
@@ -62,206 +61,203 @@ class TargetPool:
         )
         router: Router = self._kv_router or make_router(config.router)
         self._epoch = secrets.randbits(62)
-        self._lines: dict[str, TargetLine] = {}
-        self._streams = Streams(self._lines, router, self._caches.index if config.shares_caches else None)
-        self._canaries = Canaries(config.health.canary, self._lines, self._streams.send)
-        self._seats = 1
-        self._drafters = Drafters([])
+        self._targets: dict[str, TargetConnection] = {}
+        self._streams = StreamTable(self._targets, router, self._caches.index if config.shares_caches else None)
+        self._canaries = Canaries(config.health.canary, self._targets, self._streams.submit)
+        self._max_num_seqs = 1
+        self._worker_list = WorkerList([])
         self._flags: SpeculationFlags | None = None
         self._members: tuple[Member, ...] = ()
-        self._mailbox = Mailbox()
-        self._lock = threading.Lock()  # guards `_closed`
-        self._closed = False
+        self._commands = CommandQueue()
+        self._lock = threading.Lock()  # guards `_is_closed`
+        self._is_closed = False
         self._ready = threading.Event()
-        self._over = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="paceline-members", daemon=True)
+        self._stop = threading.Event()
+        self._directory_thread = threading.Thread(target=self._watch_directory, name="paceline-members", daemon=True)
         self._thread = threading.Thread(target=self._run, name="paceline-pool", daemon=True)
-        self._watcher.start()
+        self._directory_thread.start()
         self._thread.start()
 
     @property
     def is_running(self) -> bool:
-        return not self._closed
+        return not self._is_closed
 
     @property
-    def continued(self) -> int:
-        """Streams that went on elsewhere."""
-        return self._streams.continued
+    def num_continued(self) -> int:
+        """Streams continued on another worker."""
+        return self._streams.num_continued
 
     @property
-    def seats(self) -> int:
-        """Sequences that all usable workers run at once; with none in sight, as many as there last were."""
-        self._seats = sum(line.load.seats for line in list(self._lines.values()) if line.takes_streams) or self._seats
-        return self._seats
+    def max_num_seqs(self) -> int:
+        """Sequences that all usable workers run at once. Without a usable worker, the last value."""
+        targets = [target for target in list(self._targets.values()) if target.takes_streams]
+        self._max_num_seqs = sum(target.load.max_num_seqs for target in targets) or self._max_num_seqs
+        return self._max_num_seqs
 
     def wait_ready(self, seconds: float) -> Welcome | None:
-        """What a usable worker offers, as soon as there is one; None when the time is up."""
+        """The `Welcome` of the first ready worker; None after `seconds`."""
         if not self._ready.wait(seconds):
             return None
-        targets = [line for line in list(self._lines.values()) if line.member.role == "target"]
-        return next((line.welcome for line in targets if line.welcome is not None), None)
+        targets = [target for target in list(self._targets.values()) if target.member.role == "target"]
+        return next((target.welcome for target in targets if target.welcome is not None), None)
 
-    def lines(self) -> Mapping[str, TargetLine]:
-        """For whoever reports on them: look, and change nothing."""
-        return dict(self._lines)
+    def targets(self) -> Mapping[str, TargetConnection]:
+        """The connections, for reading only."""
+        return dict(self._targets)
 
     def workers(self) -> list[WorkerStatus]:
-        """Everybody who belongs to the cluster, those included that nobody has found yet, and how they are."""
+        """The status of every worker in the configuration or the directory, also of those not seen yet."""
         pools = self._config.pools
         named = [Member(name, pool.name, pool.role, "") for pool in pools for name in pool.worker_names]
         members = {member.name: member for member in (*named, *self._members)}
-        return worker_statuses(members.values(), list(self._lines.values()), self._kv_router)
+        return worker_statuses(members.values(), list(self._targets.values()), self._kv_router)
 
-    def reports(self) -> list[Report]:
-        """What the workers last said about themselves."""
-        return [line.report for line in list(self._lines.values()) if line.report is not None and line.takes_streams]
+    def reports(self) -> list[StatusReport]:
+        """The last report of each usable target."""
+        targets = list(self._targets.values())
+        return [target.report for target in targets if target.report is not None and target.takes_streams]
 
-    def submit(self, request: Request, listener: StreamListener) -> None:
-        """Start a request that was validated. With no worker in sight it waits for one."""
-        if request.sampling.seed is None:
-            request = replace(request, sampling=replace(request.sampling, seed=draw_seed()))
-        check_fits(request)
+    def submit(self, request: Request, listener: OutputListener) -> None:
+        """Start a validated request. Without a usable worker it waits for one."""
+        request = ValidatedRequest.of(request)
+        check_size(request)
         with self._lock:
-            self._check_open()
+            if self._is_closed:
+                raise EngineClosed("the gateway was shut down")
             self._streams.reserve(request.id)
         stream = Stream(request, listener)
-        self._mailbox.put(lambda: self._streams.begin(stream))
+        self._commands.put(lambda: self._streams.add(stream))
 
     def cancel(self, request_id: str) -> None:
-        """Stop a request; its listener hears nothing more. What is finished or unknown is no error."""
+        """Stop a request; its listener receives nothing more. An unknown or finished request is not an error."""
         if self.is_running:
-            self._mailbox.put(lambda: self._streams.end(request_id))
+            self._commands.put(lambda: self._streams.cancel(request_id))
 
     def set_flags(self, flags: SpeculationFlags) -> None:
-        """Tell every worker, those that join later included."""
-        self._mailbox.put(lambda: self._change(flags))
+        """Send the flags to every worker, including workers that join later."""
+        self._commands.put(lambda: self._send_flags(flags))
 
     def close(self) -> None:
-        """Give up what is running and hang up. The workers stay."""
+        """Fail running requests and disconnect. The workers keep running."""
         with self._lock:
-            if self._closed:
+            if self._is_closed:
                 return
-            self._closed = True
-        self._over.set()
-        self._mailbox.put(lambda: None)
-        for thread in (self._thread, self._watcher):
+            self._is_closed = True
+        self._stop.set()
+        self._commands.put(lambda: None)
+        for thread in (self._thread, self._directory_thread):
             if threading.current_thread() is not thread:
                 thread.join()
-        self._mailbox.close()
+        self._commands.close()
 
-    def _check_open(self) -> None:
-        if self._closed:
-            raise EngineClosed("the gateway was shut down")
-
-    def _watch(self) -> None:
-        """Ask who belongs to the cluster, now and then: workers that return may do so at another address."""
-        while not self._over.is_set():
+    def _watch_directory(self) -> None:
+        """Read the directory at an interval: a worker may return at another address."""
+        while not self._stop.is_set():
             try:
                 members = tuple(self._directory.members())
-            except Exception as error:  # whatever a directory asks may be away for a while
-                logger.warning("the members of the cluster cannot be read: %s", error)
+            except Exception as error:  # the directory's own backend may be unavailable for a while
+                logger.warning("the cluster's directory cannot be read: %s", error)
             else:
-                self._mailbox.put(lambda members=members: self._meet(members))  # type: ignore[misc]
-            self._over.wait(MEMBERS_SECONDS)
+                self._commands.put(lambda members=members: self._set_members(members))  # type: ignore[misc]
+            self._stop.wait(DIRECTORY_SECONDS)
 
     def _run(self) -> None:
         tick = min(0.05, self._config.health.heartbeat / 2)
-        while not self._over.is_set():
-            self._mailbox.wait(
-                [s for line in self._lines.values() for s in (line.connection.socket, line.monitor)], tick
-            )
-            self._mailbox.run_all()
-            for line in list(self._lines.values()):
-                while (message := line.connection.receive()) is not None:
-                    self._hear(line, message)
+        while not self._stop.is_set():
+            self._commands.wait([target.socket for target in self._targets.values()], tick)
+            self._commands.run_all()
+            for target in list(self._targets.values()):
+                while (message := target.receive()) is not None:
+                    self._handle(target, message)
             self._caches.receive()
-            self._beat()
-            self._streams.place()
+            self._poll()
+            self._streams.assign()
         self._streams.fail_all(EngineClosed("the gateway was shut down while the request was running"))
-        for line in self._lines.values():
-            line.connection.send(Goodbye("the gateway is stopping"))
-            line.close()
+        for target in self._targets.values():
+            target.send(Goodbye("the gateway is stopping"))
+            target.close()
         self._caches.close()
 
-    def _meet(self, members: tuple[Member, ...]) -> None:
-        """Connect to who is new, or moved; let go of who left."""
+    def _set_members(self, members: tuple[Member, ...]) -> None:
+        """Connect to workers that are new or moved, and disconnect from those that left."""
         self._members = members
-        targets = {member.name: member for member in members if member.role != "draft"}
-        for name, line in list(self._lines.items()):
-            if targets.get(name) != line.member:
-                del self._lines[name]
+        current = {member.name: member for member in members if member.role != "draft"}
+        for name, target in list(self._targets.items()):
+            if current.get(name) != target.member:
+                del self._targets[name]
                 self._caches.forget(name)
-                self._streams.lose(line, "left the cluster")
-                line.close()
-        for name, member in targets.items():
-            if name not in self._lines:
-                self._lines[name] = TargetLine(member, self._config.health, self._own, self._epoch)
-        self._introduce()
+                self._streams.release(target, "left the cluster")
+                target.close()
+        for name, member in current.items():
+            if name not in self._targets:
+                self._targets[name] = TargetConnection(member, self._config.health, self._own, self._epoch)
+        self._send_worker_list()
 
-    def _introduce(self) -> None:
-        """Tell the targets of draft and prefill workers and of each other, but for those that say something else than their
-        pool."""
-        ill = {line.name for line in self._lines.values() if line.state is WorkerState.UNHEALTHY}
+    def _send_worker_list(self) -> None:
+        """Send targets the addresses of draft workers, prefill workers and other targets, without unhealthy ones."""
+        unhealthy = {target.name for target in self._targets.values() if target.state is WorkerState.UNHEALTHY}
         drafts, prefills, targets = (
-            [DrafterAddress(m.name, m.address, m.key) for m in self._members if m.role == role and m.name not in ill]
+            [
+                WorkerAddress(member.name, member.address, member.key)
+                for member in self._members
+                if member.role == role and member.name not in unhealthy
+            ]
             for role in ("draft", "prefill", "target")
         )
-        drafters = Drafters(drafts, prefills, targets if self._config.shares_caches else [])
-        if drafters != self._drafters or ill:  # a gateway that does not know better may have said otherwise
-            self._drafters = drafters
-            for line in self._lines.values():
-                line.connection.send(drafters)
+        worker_list = WorkerList(drafts, prefills, targets if self._config.shares_caches else [])
+        if worker_list != self._worker_list or unhealthy:  # another gateway may have sent the unhealthy ones
+            self._worker_list = worker_list
+            for target in self._targets.values():
+                target.send(worker_list)
 
-    def _hear(self, line: TargetLine, message: FromTargetWorker | Malformed) -> None:
-        now = self._clock.now()
+    def _handle(self, target: TargetConnection, message: FromTargetWorker | MalformedMessage) -> None:
         match message:
             case Outputs():
                 for output in message.outputs:
-                    self._streams.take(line, output)
-            case Pulse():
-                if line.heard(message, now):
-                    self._canaries.forget(line.name)
-                    self._streams.lose(line, "started anew")
-            case Refused():
-                self._streams.refused(line, message)
+                    self._streams.take_output(target, output)
+            case Heartbeat():
+                if target.take_heartbeat(message, self._clock.now()):
+                    self._canaries.forget(target.name)
+                    self._streams.release(target, "restarted")
+            case RequestFailed():
+                self._streams.take_failure(target, message)
             case Welcome():
-                self._welcome(line, message)
-            case Report():
-                line.report = message
+                self._handle_welcome(target, message)
+            case StatusReport():
+                target.report = message
             case Goodbye():
-                self._streams.lose(line, "is stopping")
-                line.welcome = None
-            case Malformed():
-                logger.warning("%s said something that is no message: %s", line.name, message)
+                self._streams.release(target, "is stopping")
+                target.welcome = None
+            case MalformedMessage():
+                logger.warning("%s sent a malformed message: %s", target.name, message)
 
-    def _welcome(self, line: TargetLine, message: Welcome) -> None:
-        if min(VERSION, message.version) < max(OLDEST, message.oldest):
-            logger.error(
-                "%s speaks versions %d to %d, we %d to %d", line.name, message.oldest, message.version, OLDEST, VERSION
-            )
+    def _handle_welcome(self, target: TargetConnection, message: Welcome) -> None:
+        if message.version != VERSION:
+            text = "%s has protocol version %d, this gateway has %d: upgrade the older one"
+            logger.error(text, target.name, message.version, VERSION)
             return
-        line.welcome = message
+        target.welcome = message
         if self._config.router == "kv_aware":
-            self._caches.follow(line.member, message)
-        line.connection.send(self._drafters)
+            self._caches.follow(target.member, message)
+        target.send(self._worker_list)
         if self._flags is not None:
-            line.connection.send(Change(self._flags.enabled, self._flags.method, self._flags.max_depth))
+            target.send(SetFlags(self._flags))
 
-    def _change(self, flags: SpeculationFlags) -> None:
+    def _send_flags(self, flags: SpeculationFlags) -> None:
         self._flags = flags
-        for line in self._lines.values():
-            line.connection.send(Change(flags.enabled, flags.method, flags.max_depth))
+        for target in self._targets.values():
+            target.send(SetFlags(flags))
 
-    def _beat(self) -> None:
+    def _poll(self) -> None:
         now = self._clock.now()
-        for line in self._lines.values():
-            before = line.state
-            line.beat(now)
-            if line.state is not before:
-                logger.info("target worker %s is %s", line.name, line.state.value)
-                if line.state in (WorkerState.SUSPECTED, WorkerState.UNHEALTHY):
-                    self._streams.lose(line, f"is {line.state.value}")
-                self._introduce()
-            if line.takes_streams and not line.is_loading:
+        for target in self._targets.values():
+            before = target.state
+            target.poll(now)
+            if target.state is not before:
+                logger.info("target worker %s is %s", target.name, target.state.value)
+                if target.state in (WorkerState.SUSPECTED, WorkerState.UNHEALTHY):
+                    self._streams.release(target, f"is {target.state.value}")
+                self._send_worker_list()
+            if target.takes_streams and not target.is_loading:
                 self._ready.set()
-            self._canaries.ask(line, now)
+            self._canaries.submit_if_due(target, now)

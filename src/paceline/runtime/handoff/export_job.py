@@ -1,4 +1,4 @@
-"""One prompt that a prefill worker gives away: from blocks of its cache to parts of a parcel."""
+"""One prompt that a prefill worker gives away: from blocks of its cache to parts of a transfer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from paceline.engine.hooks.handoff_plan import BlockPart, HandoffPlan, StatePart
-from paceline.models.cuda_graph import Stamp, host_bytes
+from paceline.models.cuda_graph import StreamEvent, staging_bytes
 from paceline.models.kv_blocks import read_layer
 from paceline.models.runner import ModelRunner
-from paceline.runtime.transfer.handle import Ticket
-from paceline.runtime.transfer.transfer import Parcel
+from paceline.runtime.transfer.messages import TransferHandle
+from paceline.runtime.transfer.transfer import Transfer
 from paceline.runtime.wire.transport import Peer
 
 
@@ -35,8 +35,8 @@ class ExportJob:
         self.request_id = request_id
         self.plan = plan
         self.parts = plan.parts()
-        self.parcel = Parcel([plan.size(part) for part in self.parts])
-        self.ticket: Ticket | None = None
+        self.transfer = Transfer([plan.size(part) for part in self.parts])
+        self.handle: TransferHandle | None = None
         self.is_over = False
         """Nobody wants it any more: nothing further is read."""
         self.num_missing = len(self.parts)
@@ -54,15 +54,15 @@ class ExportJob:
 
     @property
     def num_bytes(self) -> int:
-        return sum(self.parcel.sizes)
+        return sum(self.transfer.sizes)
 
-    def blocks(self, layer: int, blocks: tuple[int, ...], ready: Stamp) -> None:
+    def blocks(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
         self._later(self, lambda: self._fill_layer(layer, blocks, ready))
 
-    def states(self, start: int, states: Mapping[int, Tensor], ready: Stamp) -> None:
+    def states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:
         self._later(self, lambda: self._fill_states(start, states, ready))
 
-    def _fill_layer(self, layer: int, blocks: tuple[int, ...], ready: Stamp) -> None:
+    def _fill_layer(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
         ready.wait()
         mine = self._of_layer[layer]
         while self._filled[layer] < len(mine):
@@ -70,13 +70,13 @@ class ExportJob:
             part = self.parts[index]
             if part.stop > len(blocks):
                 return
-            out = host_bytes(self.parcel.sizes[index], self._runner.device)
+            out = staging_bytes(self.transfer.sizes[index], self._runner.device)
             read_layer(self._runner, layer, blocks[part.start : part.stop], out)
             self._fill(index, out)
             self._filled[layer] += 1
 
     @torch.inference_mode()
-    def _fill_states(self, start: int, states: Mapping[int, Tensor], ready: Stamp) -> None:
+    def _fill_states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:
         ready.wait()
         stacked = torch.stack([states[layer] for layer in self.plan.state_layers]).cpu()  # [layers, n, D]
         end = start + stacked.shape[1]
@@ -96,7 +96,7 @@ class ExportJob:
 
     def _fill(self, index: int, data: memoryview) -> None:
         self.num_missing -= 1  # first: whoever has the last part may say so at once
-        self.parcel.fill(index, data)
+        self.transfer.fill(index, data)
 
 
 Later = Callable[[ExportJob, Callable[[], None]], None]

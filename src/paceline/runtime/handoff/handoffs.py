@@ -7,25 +7,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from msgspec import structs
-
-from paceline.cluster.routing.handoff import HandoffPolicy, Here, PrefillLoad
-from paceline.cluster.routing.peer_hints import PeerHint
-from paceline.cluster.routing.worker_rates import LEAST_TOKENS
+from paceline.cluster.routing.handoff import HandoffPolicy, LocalPrompt, PrefillLoad
+from paceline.cluster.routing.kv_index import PeerHint
+from paceline.cluster.routing.worker_rates import MIN_TOKENS
 from paceline.core.clock import Clock, WallClock
 from paceline.core.cluster_config import HANDOFF_THRESHOLD, HealthConfig
 from paceline.core.errors import EngineClosed, PacelineError
-from paceline.core.output import StepOutput
+from paceline.core.output import OutputEvent, OutputListener, StepOutput
 from paceline.core.request import Request
-from paceline.engine.hooks.imports import Imports
-from paceline.engine.loop import EngineLoop, Event, Listener
+from paceline.core.worker_status import HandoffCounts
+from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.handoff.pending_prompt import PendingPrompt
 from paceline.runtime.handoff.prefill_connections import MAX_PROMPTS, PrefillLines
 from paceline.runtime.wire.keys import KeyPair
-from paceline.runtime.wire.report_messages import HandoffRecord
-from paceline.runtime.wire.stream_messages import DrafterAddress
-from paceline.speculation.proposer import hidden_wanted
+from paceline.runtime.wire.stream_messages import WorkerAddress
 from paceline.speculation.proposers.pending import SEQUENCE_ROWS
 
 logger = logging.getLogger(__name__)
@@ -49,19 +45,17 @@ class Handoffs:
         engine = loop.engine
         self._loop = loop
         self._engine = engine
-        self._imports = engine.imports = Imports(
-            engine.runner, engine.scheduler, engine.speculator, engine.intake.limits.max_model_len
-        )
-        self._shortest = min(threshold, LEAST_TOKENS)
+        self._imports = engine.imports
+        self._shortest = min(threshold, MIN_TOKENS)
         self._clock = clock or WallClock()
         self._lock = threading.Lock()  # guards what follows
         self._policy = HandoffPolicy(self._clock, threshold)
         self._pending: dict[str, PendingPrompt] = {}
         """Requests that are not in the engine yet."""
-        self._record = HandoffRecord()
+        self._record = HandoffCounts()
         self._lines = PrefillLines(self._over, own, kinds, health or HealthConfig(), self._clock)
 
-    def submit(self, request: Request, listener: Listener, peer: PeerHint | None = None) -> None:
+    def submit(self, request: Request, listener: OutputListener, peer: PeerHint | None = None) -> None:
         """Start a request, its prompt computed here or elsewhere, or taken from `peer`. What is wrong with it is raised here
         and now."""
         self._engine.validate(request)
@@ -84,11 +78,11 @@ class Handoffs:
             pending.fail("")
             self._lines.wake()
 
-    def set_workers(self, workers: Sequence[DrafterAddress], peers: Sequence[DrafterAddress] = ()) -> None:
+    def set_workers(self, workers: Sequence[WorkerAddress], peers: Sequence[WorkerAddress] = ()) -> None:
         """Use these prefill workers and no others; `peers` are asked for what they have cached."""
         self._lines.set_workers(workers, peers)
 
-    def record(self) -> HandoffRecord:
+    def record(self) -> HandoffCounts:
         with self._lock:
             return self._record
 
@@ -111,8 +105,8 @@ class Handoffs:
         with self._lock:
             num_under_way = sum(one.arrival is not None for one in self._pending.values())
             # Those who decode here wait for nobody: a peer's blocks come by themselves
-            chosen = self._policy.choose(Here(uncached, 0, 0), [load]) if num_under_way < MAX_PROMPTS else None
-            seconds = self._policy.seconds_here(uncached)
+            chosen = self._policy.choose(LocalPrompt(uncached, 0, 0), [load]) if num_under_way < MAX_PROMPTS else None
+            seconds = self._policy.local_seconds(uncached)
         if chosen is None:
             return False
         pending.arrival = self._imports.reserve(request.id, ids, request.cache_salt)
@@ -129,7 +123,7 @@ class Handoffs:
             return
         request, scheduler = pending.request, self._engine.scheduler
         uncached = len(pending.ids) - self._imports.cached(pending.ids, request.cache_salt)
-        here = Here(
+        here = LocalPrompt(
             uncached,
             scheduler.num_prompt_tokens,
             sum(s.num_uncomputed == 1 for s in scheduler.running),
@@ -149,7 +143,7 @@ class Handoffs:
         pending.worker = chosen.worker
         pending.tokens = uncached + next(load.queued for load in loads if load.name == chosen.worker)
         pending.asked = self._clock.now()
-        pending.deadline = pending.asked + chosen.patience
+        pending.deadline = pending.asked + chosen.timeout
         self._lines.ask(pending)
 
     def _over(self, pending: PendingPrompt, num_blocks: int) -> None:
@@ -159,9 +153,9 @@ class Handoffs:
         with self._lock:
             old = self._record
             if num_blocks == plan.end:
-                self._policy.handed_over(pending.worker, pending.tokens, seconds)
+                self._policy.add_handoff(pending.worker, pending.tokens, seconds)
                 tokens = (plan.end - plan.first) * BLOCK_SIZE
-                self._record = HandoffRecord(
+                self._record = HandoffCounts(
                     done=old.done + 1,
                     failed=old.failed,
                     tokens=old.tokens + tokens,
@@ -171,8 +165,8 @@ class Handoffs:
                 )
             elif pending.reason:
                 logger.warning("%s handed no prompt over: %s; it is computed here", pending.worker, pending.reason)
-                self._policy.failed(pending.worker)
-                self._record = structs.replace(old, failed=old.failed + 1)
+                self._policy.add_failure(pending.worker)
+                self._record = replace(old, failed=old.failed + 1)
         with suppress(EngineClosed):
             self._loop.call(lambda: self._land(pending, num_blocks))
 
@@ -185,7 +179,7 @@ class Handoffs:
             self._go_on(pending, listener)
             return
 
-        def listen(event: Event) -> None:
+        def listen(event: OutputEvent) -> None:
             """What was handed over had not been cached here."""
             if isinstance(event, StepOutput):
                 event = replace(event, num_cached=min(event.num_cached, num_cached))
@@ -193,7 +187,7 @@ class Handoffs:
 
         self._go_on(pending, listen)
 
-    def _go_on(self, pending: PendingPrompt, listener: Listener) -> None:
+    def _go_on(self, pending: PendingPrompt, listener: OutputListener) -> None:
         """To the engine, unless it was cancelled. On the engine's thread."""
         request = pending.request
         try:
@@ -205,24 +199,24 @@ class Handoffs:
             is_wanted = False
             pending.listener(error)
         if not is_wanted:
-            self._imports.forget(request.id)
+            self._imports.request_cancelled(request.id)
 
-    def _timed(self, listener: Listener, tokens: int) -> Listener:
+    def _timed(self, listener: OutputListener, tokens: int) -> OutputListener:
         """Learns how long it takes here until `tokens` are computed."""
         since, first = self._clock.now(), iter((True,))
 
-        def listen(event: Event) -> None:
+        def listen(event: OutputEvent) -> None:
             if isinstance(event, StepOutput) and next(first, False):
                 with self._lock:
-                    self._policy.computed_here(tokens, self._clock.now() - since)
+                    self._policy.add_local(tokens, self._clock.now() - since)
             listener(event)
 
         return listen
 
     def _state_layers(self, request: Request) -> tuple[int, ...]:
         """The hidden states of its prompt that its draft will want."""
-        speculator, method = self._engine.speculator, self._engine.intake.method(request.speculation)
-        wants = hidden_wanted(speculator.proposers[method])
+        speculator, method = self._engine.speculator, self._engine.validator.method(request.speculation)
+        wants = speculator.proposers[method].traits.hidden
         is_drafted = speculator.enabled and request.speculation.enabled
         return wants.layers if wants is not None and not wants.last and is_drafted else ()
 

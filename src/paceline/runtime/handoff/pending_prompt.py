@@ -4,16 +4,16 @@ import logging
 import threading
 from dataclasses import dataclass, field
 
-from paceline.cluster.routing.peer_hints import PeerHint
+from paceline.cluster.routing.kv_index import PeerHint
+from paceline.core.output import OutputListener
 from paceline.core.request import Request
 from paceline.engine.hooks.handoff_plan import BlockPart
 from paceline.engine.hooks.imports import Arrival
-from paceline.engine.loop import Listener
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.cuda_graph import host_bytes
-from paceline.runtime.transfer.client import Courier
-from paceline.runtime.transfer.errors import TransferCancelled, TransferFailed
-from paceline.runtime.transfer.handle import Ticket
+from paceline.models.cuda_graph import staging_bytes
+from paceline.runtime.transfer.client import TransferClient
+from paceline.runtime.transfer.messages import TransferHandle
+from paceline.runtime.transfer.transfer import TransferCancelled, TransferFailed
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ class PendingPrompt:
     """Not in the engine yet. `stop` ends it at any point; `reason` says why, if it was not its caller."""
 
     request: Request
-    listener: Listener
+    listener: OutputListener
     ids: tuple[int, ...]
     peer: PeerHint | None = None
     """Another target that has some of it cached."""
@@ -48,7 +48,7 @@ class PendingPrompt:
         self.reason = self.reason or reason
         self.stop.set()
 
-    def fetch(self, courier: Courier, ticket: Ticket, seconds: float) -> int:
+    def fetch(self, client: TransferClient, handle: TransferHandle, seconds: float) -> int:
         """Blocks of the prefix that are complete here afterwards: all of them, or as many as came before it was stopped or
         failed, which `reason` tells. Blocks while the prompt is computed."""
         assert self.arrival is not None
@@ -57,7 +57,7 @@ class PendingPrompt:
         missing = set(range(len(parts)))
 
         def into(index: int) -> memoryview:
-            places[index] = host_bytes(ticket.sizes[index], arrival.runner.device)
+            places[index] = staging_bytes(handle.sizes[index], arrival.runner.device)
             return places[index]
 
         def arrived(index: int) -> None:
@@ -65,9 +65,9 @@ class PendingPrompt:
             missing.discard(index)
 
         try:
-            if ticket.sizes != [plan.size(part) for part in parts]:
+            if handle.sizes != [plan.size(part) for part in parts]:
                 raise TransferFailed("what is offered has another size than what was asked for")
-            courier.fetch(ticket, range(len(parts)), into, arrived, self.stop, seconds)
+            client.fetch(handle, range(len(parts)), into, arrived, self.stop, seconds)
         except TransferCancelled:
             pass
         except TransferFailed as error:

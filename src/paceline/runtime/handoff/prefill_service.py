@@ -14,14 +14,13 @@ from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
-from paceline.engine.hooks.exports import Exports
+from paceline.core.worker_status import HandoffCounts
 from paceline.engine.hooks.handoff_plan import CacheLayout, HandoffPlan
 from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.handoff.export_job import ExportJob
-from paceline.runtime.transfer.server import Depot
-from paceline.runtime.wire.report_messages import HandoffRecord
-from paceline.runtime.wire.stream_messages import Granted, Prefill
+from paceline.runtime.transfer.server import TransferServer
+from paceline.runtime.wire.stream_messages import Prefill, PrefillStarted
 from paceline.runtime.wire.transport import Peer
 
 logger = logging.getLogger(__name__)
@@ -39,16 +38,18 @@ class Busy(PacelineError):
 class PrefillDesk:
     """One thread, the worker's, calls everything; the engine computes on its own, and a third thread copies what is ready."""
 
-    def __init__(self, loop: EngineLoop, depot: Depot, clock: Clock | None = None, computes: bool = True) -> None:
+    def __init__(
+        self, loop: EngineLoop, server: TransferServer, clock: Clock | None = None, computes: bool = True
+    ) -> None:
         """Unless it `computes`, nothing is given but what is cached: a target's desk, for other targets."""
         engine = loop.engine
         self._loop = loop
         self._engine = engine
-        self._depot = depot
+        self._server = server
         self._computes = computes
         self._clock = clock or WallClock()
         self._layout = CacheLayout.of(engine.runner)
-        self._exports = engine.exports = Exports(engine.runner, engine.scheduler.tables)
+        self._exports = engine.exports
         self._jobs: dict[tuple[Peer, int], ExportJob] = {}
         self._since: dict[tuple[Peer, int], float] = {}
         self._numbers = itertools.count()
@@ -58,7 +59,7 @@ class PrefillDesk:
         self._thread = threading.Thread(target=self._copy, name="paceline-exports", daemon=True)
         self._thread.start()
 
-    def ask(self, peer: Peer, message: Prefill) -> Granted:
+    def ask(self, peer: Peer, message: Prefill) -> PrefillStarted:
         """Begin to compute. Raises `Busy`, or `InvalidRequest` for what will never be computed here."""
         plan = self._plan(message)
         engine, pool = self._engine, self._engine.scheduler.tables.pool
@@ -79,11 +80,11 @@ class PrefillDesk:
         engine.validate(request)
         self.withdraw(peer, message.attempt)
         job = ExportJob(peer, message.attempt, request.id, plan, engine.runner, self._later)
-        job.ticket = self._depot.offer(job.parcel)
+        job.handle = self._server.offer(job.transfer)
         self._jobs[peer, message.attempt] = job
         self._since[peer, message.attempt] = self._clock.now()
         self._loop.call(lambda: self._begin(job, request))
-        return Granted(message.attempt, job.ticket)
+        return PrefillStarted(message.attempt, job.handle)
 
     def withdraw(self, peer: Peer, attempt: int) -> None:
         """Whoever asked has it, or no longer wants it. What is unknown is no error."""
@@ -105,14 +106,14 @@ class PrefillDesk:
         for key in [key for key in self._jobs if key[0] == peer]:
             self.withdraw(*key)
 
-    def record(self) -> HandoffRecord:
-        return HandoffRecord(self._done, self._failed, self._tokens, self._bytes, self._seconds)
+    def record(self) -> HandoffCounts:
+        return HandoffCounts(self._done, self._failed, self._tokens, self._bytes, self._seconds)
 
     def close(self) -> None:
         """After the engine has stopped."""
         self._work.put(None)
         self._thread.join()
-        self._depot.close()
+        self._server.close()
 
     def _plan(self, message: Prefill) -> HandoffPlan:
         if message.layout != self._layout.name:
@@ -133,19 +134,19 @@ class PrefillDesk:
             return
         if not self._computes:
             if not self._exports.give(request.id, job.plan, job, request.prompt_ids, request.cache_salt):
-                job.parcel.abandon("it is not cached any more")
+                job.transfer.abort("it is not cached any more")
             return
         self._exports.begin(request.id, job.plan, job)
         try:
             self._engine.add(request)
         except PacelineError as error:
             self._exports.end(request.id)
-            job.parcel.abandon(str(error))
+            job.transfer.abort(str(error))
 
     def _end(self, job: ExportJob) -> None:
         job.is_over = True
-        assert job.ticket is not None
-        self._depot.withdraw(job.ticket)
+        assert job.handle is not None
+        self._server.withdraw(job.handle)
         self._call(lambda: self._engine.cancel(job.request_id))
         self._work.put((job, lambda: None))
 
@@ -164,7 +165,7 @@ class PrefillDesk:
                         work()
                 except Exception as error:
                     logger.exception("a prompt could not be handed over")
-                    job.parcel.abandon(f"it could not be read from the cache: {error!r}")
+                    job.transfer.abort(f"it could not be read from the cache: {error!r}")
                     job.is_over = True
                 if job.is_over or not job.num_missing:
                     self._call(lambda id=job.request_id: self._exports.end(id))  # type: ignore[misc]

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
-from paceline.runtime.wire.codec import Malformed
+from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.messages import Token
 
 Hash = int | bytes
@@ -81,12 +81,12 @@ def encode(events: Iterable[CacheEvent], now: float | None = None) -> bytes:
 
 
 def decode(data: bytes) -> list[CacheEvent]:
-    """What of a batch can be routed by. Raises `Malformed`."""
+    """What of a batch can be routed by. Raises `MalformedMessage`."""
     try:
         batch: EventBatch = _BATCH_ARRAY.decode(data) if _is_array(data) else _BATCH_MAP.decode(data)
         decoded = [(_EVENT_ARRAY if _is_array(raw) else _EVENT_MAP).decode(raw) for raw in map(bytes, batch.events)]
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-        raise Malformed(str(error)[:200]) from None
+        raise MalformedMessage(str(error)[:200]) from None
     return [event for wire in decoded if (event := _from_wire(wire)) is not None]
 
 

@@ -10,10 +10,9 @@ from paceline.core.errors import InvalidConfig
 from paceline.core.kv_events import CacheCleared, CacheEvent
 from paceline.runtime.kv_events.catalog import KvCatalog
 from paceline.runtime.kv_events.events import encode
+from paceline.runtime.wire.curve import Authenticator, encrypt_server
 from paceline.runtime.wire.keys import Security
-from paceline.runtime.wire.socket_options import serve_encrypted
 from paceline.runtime.wire.transport import AddressInUse, is_local
-from paceline.runtime.wire.zap import Gatekeeper
 
 GATHER_MS = 10
 """Events of so long go out as one batch."""
@@ -45,9 +44,9 @@ class KvPublisher:
         self._next = 0
         self._over = threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._gatekeeper = None
+        self._authenticator = None
         if security is not None:
-            self._gatekeeper = Gatekeeper(self._context, security.allowed.__contains__)
+            self._authenticator = Authenticator(self._context, security.allowed)
         self._pub = self._socket(zmq.PUB, security)
         self._replay = self._socket(zmq.ROUTER, security)
         try:
@@ -121,14 +120,14 @@ class KvPublisher:
         socket.setsockopt(zmq.SNDHWM, QUEUE_BATCHES)
         socket.setsockopt(zmq.LINGER, 200)
         if security is not None:
-            serve_encrypted(socket, security.own)
+            encrypt_server(socket, security.own)
         return socket
 
     def _hang_up(self) -> None:
         self._pub.close()
         self._replay.close()
-        if self._gatekeeper is not None:
-            self._gatekeeper.close()
+        if self._authenticator is not None:
+            self._authenticator.close()
         self._context.term()
 
 

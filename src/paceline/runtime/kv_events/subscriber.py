@@ -11,9 +11,9 @@ from paceline.core.clock import Clock
 from paceline.core.kv_events import CacheCleared, CacheEvent
 from paceline.runtime.kv_events.events import decode
 from paceline.runtime.kv_events.publisher import END
-from paceline.runtime.wire.codec import Malformed
+from paceline.runtime.wire.codec import MalformedMessage
+from paceline.runtime.wire.curve import encrypt_client
 from paceline.runtime.wire.keys import Security
-from paceline.runtime.wire.socket_options import connect_encrypted
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class KvSubscriber:
         self._expected = number + 1
         try:
             events = decode(batch)
-        except Malformed as malformed:
+        except MalformedMessage as malformed:
             logger.warning(
                 "a batch of cache events cannot be read, and all known of that cache is dropped: %s", malformed
             )
@@ -191,6 +191,6 @@ def _connect(kind: int, address: str, security: Security | None) -> "zmq.Socket[
     socket.setsockopt(zmq.LINGER, 0)
     if security is not None:
         assert security.server is not None
-        connect_encrypted(socket, security.own, security.server)
+        encrypt_client(socket, security.own, security.server)
     socket.connect(address)
     return socket

@@ -5,11 +5,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from paceline.core.errors import InvalidRequest, PacelineError
-from paceline.core.output import StepOutput
+from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
-from paceline.engine.loop import Event
-from paceline.runtime.wire.request import to_output
-from paceline.runtime.wire.stream_messages import MAX_OUTPUTS, Output, Outputs, Refused
+from paceline.runtime.wire.stream_messages import MAX_OUTPUTS, Output, Outputs, RequestFailed
 from paceline.runtime.wire.transport import Peer
 
 MAX_REASON = 2000
@@ -37,10 +35,10 @@ class GatewayJobs:
     """When the gateway last gave a sign of life."""
     jobs: dict[int, Job] = field(default_factory=dict)
     """By attempt."""
-    outbox: deque[Outputs | Refused] = field(default_factory=deque)
+    outbox: deque[Outputs | RequestFailed] = field(default_factory=deque)
     """What its queue did not take yet: no more than the tokens of what it was admitted with."""
 
-    def tell(self, news: Iterable[tuple[Job, Event]]) -> None:
+    def tell(self, news: Iterable[tuple[Job, OutputEvent]]) -> None:
         """What the engine said of jobs; nothing is told of those that ended or were withdrawn meanwhile."""
         outputs = []
         for job, event in news:
@@ -58,9 +56,9 @@ class GatewayJobs:
         """That attempt ended without its last token."""
         field = error.field if isinstance(error, InvalidRequest) else None
         text = str(error)[:MAX_REASON].encode(errors="replace").decode()  # it may quote what is no text
-        self.outbox.append(Refused(attempt, isinstance(error, InvalidRequest), text, field))
+        self.outbox.append(RequestFailed(attempt, isinstance(error, InvalidRequest), text, field))
 
-    def flush(self, send: Callable[[Outputs | Refused], bool]) -> None:
+    def flush(self, send: Callable[[Outputs | RequestFailed], bool]) -> None:
         """As much as `send` takes, in order."""
         while self.outbox and send(self.outbox[0]):
             self.outbox.popleft()
@@ -71,4 +69,4 @@ class GatewayJobs:
         job.unfinished -= event.finish_reason is not None
         if job.unfinished == 0:
             del self.jobs[job.attempt]
-        return to_output(event, job.attempt, start)
+        return Output.of(event, job.attempt, start)

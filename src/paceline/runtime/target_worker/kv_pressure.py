@@ -3,9 +3,9 @@
 import logging
 from dataclasses import replace
 
-from paceline.cluster.cost.symptoms import Symptom, SymptomWatch, Vitals
+from paceline.cluster.cost.symptoms import SymptomWatch, Vitals
 from paceline.core.speculation import SpeculationFlags
-from paceline.engine.stats.snapshot import EngineSnapshot
+from paceline.core.worker_status import EngineStatus, Symptom
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class KvPressure:
     def active(self) -> tuple[Symptom, ...]:
         return self._watch.active
 
-    def observe(self, snapshot: EngineSnapshot, steps: int) -> bool:
+    def observe(self, snapshot: EngineStatus, steps: int) -> bool:
         """Returns whether the pressure set in or ended."""
         before, now = self._last, (snapshot.preemptions, steps)
         self._last = now

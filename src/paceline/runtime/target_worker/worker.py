@@ -5,38 +5,38 @@ import secrets
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
-from paceline.cluster.routing.peer_hints import PeerHint
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.core.output import OutputEvent
 from paceline.core.speculation import SpeculationFlags
-from paceline.engine.loop import EngineLoop, Event
+from paceline.engine.loop import EngineLoop
 from paceline.models.drafts.compatibility import fingerprint
+from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillDesk
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.jobs import GatewayJobs, Job
 from paceline.runtime.target_worker.kv_pressure import KvPressure
-from paceline.runtime.target_worker.reports import DraftSide, NoDrafts, engine_report
-from paceline.runtime.weights.manager import WeightSide
-from paceline.runtime.wire.codec import Malformed
-from paceline.runtime.wire.messages import OLDEST, VERSION, Goodbye, Hello
-from paceline.runtime.wire.report_messages import Report
-from paceline.runtime.wire.request import from_submit
+from paceline.runtime.weights.manager import WeightManager
+from paceline.runtime.wire.codec import MalformedMessage
+from paceline.runtime.wire.messages import VERSION, Goodbye, Hello
 from paceline.runtime.wire.stream_messages import (
-    Ask,
-    Beat,
-    Change,
-    Drafters,
+    Cancel,
     FromGateway,
-    Loading,
+    Heartbeat,
+    HeartbeatRequest,
     Prefill,
-    Pulse,
+    SetFlags,
+    StatusReport,
+    StatusRequest,
     Submit,
     Welcome,
-    Withdraw,
+    WorkerList,
+    check_limits,
 )
 from paceline.runtime.wire.transport import Listener, Peer
 
@@ -65,9 +65,9 @@ class TargetWorker:
         name: str,
         loop: EngineLoop,
         listener: Listener[FromGateway],
-        drafts: DraftSide | None = None,
+        drafts: PoolControl | None = None,
         publisher: KvPublisher | None = None,
-        weights: WeightSide | None = None,
+        weights: WeightManager | None = None,
         handoffs: Handoffs | None = None,
         desk: PrefillDesk | None = None,
         tracing: Closing | None = None,
@@ -80,7 +80,7 @@ class TargetWorker:
         self._loop = loop
         self._engine = loop.engine
         self._listener = listener
-        self._drafts = drafts or NoDrafts()
+        self._drafts = drafts
         self._handoffs = handoffs
         self._requests: Handoffs | EngineLoop = handoffs or loop
         self._desk = desk
@@ -95,7 +95,7 @@ class TargetWorker:
         self._stop = threading.Event()
         self._numbers = iter(range(2**62))
         self._gateways: dict[Peer, GatewayJobs] = {}
-        self._news: deque[tuple[Job, Event]] = deque()
+        self._news: deque[tuple[Job, OutputEvent]] = deque()
 
     @property
     def address(self) -> str:
@@ -130,7 +130,8 @@ class TargetWorker:
             self._loop.close()
             if self._desk is not None:
                 self._desk.close()
-            self._drafts.close()
+            if self._drafts is not None:
+                self._drafts.close()
             if self._tracing is not None:
                 self._tracing.close()
             if self._publisher is not None:
@@ -141,32 +142,34 @@ class TargetWorker:
         self._stop.set()
         self._listener.wake()
 
-    def _hear(self, peer: Peer, message: FromGateway | Malformed) -> None:
-        if isinstance(message, Malformed):  # counted by the listener; whoever it was is not taken for alive
+    def _hear(self, peer: Peer, message: FromGateway | MalformedMessage) -> None:
+        if isinstance(message, MalformedMessage):  # counted by the listener; whoever it was is not taken for alive
             return
         gateway = self._gateways.setdefault(peer, GatewayJobs())
         gateway.heard = self._clock.now()
         match message:
             case Submit():
                 self._submit(peer, gateway, message)
-            case Withdraw():
+            case Cancel():
                 for attempt in message.attempts:
                     self._withdraw(gateway, attempt)
                     if self._desk is not None:
                         self._desk.withdraw(peer, attempt)
-            case Beat():
-                self._drafts.tend()
+            case HeartbeatRequest():
+                if self._drafts is not None:
+                    self._drafts.maintain()
                 self._listener.send(peer, self._pulse(message.nonce))
             case Hello():
                 self._listener.send(peer, self._welcome())
-            case Change():
+            case SetFlags():
                 self._change(message)
-            case Drafters():
-                self._drafts.set_workers(message.workers)
+            case WorkerList():
+                if self._drafts is not None:
+                    self._drafts.set_workers(message.drafts)
                 if self._handoffs is not None:
                     others = [one for one in message.peers if one.name != self.name]
                     self._handoffs.set_workers(message.prefillers, others)
-            case Ask():
+            case StatusRequest():
                 self._listener.send(peer, self._report())
             case Prefill():
                 self._prefill(peer, gateway, message)
@@ -182,14 +185,14 @@ class TargetWorker:
             return
         job = Job(peer, message.attempt, f"{next(self._numbers)}")
         try:
-            request = from_submit(message, job.request_id)
+            check_limits(message.request)
+            request = replace(message.request, id=job.request_id)
             job.begin(request)
             gateway.jobs[job.attempt] = job
             if self._handoffs is None:
                 self._loop.submit(request, self._listen(job))
             else:
-                hint = PeerHint(message.peer, message.peer_tokens) if message.peer else None
-                self._handoffs.submit(request, self._listen(job), hint)
+                self._handoffs.submit(request, self._listen(job), message.peer)
         except PacelineError as error:
             gateway.jobs.pop(job.attempt, None)
             gateway.refuse(message.attempt, error)
@@ -212,8 +215,8 @@ class TargetWorker:
             logger.exception("a prompt could not be taken")
             gateway.refuse(message.attempt, PacelineError(f"it cannot be computed here: {error!r}"))
 
-    def _listen(self, job: Job) -> Callable[[Event], None]:
-        def listen(event: Event) -> None:  # on the engine's thread
+    def _listen(self, job: Job) -> Callable[[OutputEvent], None]:
+        def listen(event: OutputEvent) -> None:  # on the engine's thread
             self._news.append((job, event))
             self._listener.wake()
 
@@ -221,7 +224,7 @@ class TargetWorker:
 
     def _tell(self) -> None:
         """Send what the engine said, one message a gateway."""
-        news: defaultdict[Peer, list[tuple[Job, Event]]] = defaultdict(list)
+        news: defaultdict[Peer, list[tuple[Job, OutputEvent]]] = defaultdict(list)
         while self._news:
             job, event = self._news.popleft()
             news[job.peer].append((job, event))
@@ -247,11 +250,10 @@ class TargetWorker:
         for attempt in list(gateway.jobs):
             self._withdraw(gateway, attempt)
 
-    def _change(self, message: Change) -> None:
+    def _change(self, message: SetFlags) -> None:
         try:
-            flags = SpeculationFlags(message.enabled, message.method, message.max_depth)
-            self._engine.validate_flags(flags)
-            self._flags = flags
+            self._engine.validate_flags(message.flags)
+            self._flags = message.flags
             self._set_flags()
         except PacelineError as error:  # the gateway checked them: it runs another version, or was told wrong
             logger.warning("flags were not taken over: %s", error)
@@ -260,44 +262,53 @@ class TargetWorker:
         flags = self._pressure.limit(self._flags)
         self._loop.call(lambda: self._engine.set_flags(flags))
 
-    def _report(self) -> Report:
+    def _report(self) -> StatusReport:
         snapshot = self._engine.snapshot()
         if self._pressure.observe(snapshot, self._engine.num_steps) and self._loop.is_running:
             self._set_flags()
         handed = self._handoffs or self._desk
-        record = None if handed is None else handed.record()
-        return engine_report(self.name, self.epoch, snapshot, self._drafts, self._pressure.active, record)
+        drafts = self._drafts
+        status = replace(
+            snapshot,
+            drafters=() if drafts is None else tuple(drafts.drafters()),
+            symptoms=(
+                *(() if drafts is None else drafts.symptoms()),
+                *self._pressure.active,
+                *snapshot.audit.symptoms,
+            ),
+            handoffs=None if handed is None else handed.record(),
+        )
+        return StatusReport(self.epoch, self.name, status)
 
-    def _pulse(self, nonce: int) -> Pulse:
+    def _pulse(self, nonce: int) -> Heartbeat:
         snapshot = self._engine.snapshot()
         loading = None if self._weights is None else self._weights.progress
-        return Pulse(
+        return Heartbeat(
             nonce=nonce,
             epoch=self.epoch,
             steps=self._engine.num_steps,
-            busy=self._engine.has_work and loading is None,  # waiting for a layer is no stall
+            is_busy=self._engine.has_work and loading is None,  # waiting for a layer is no stall
             running=snapshot.running,
             waiting=snapshot.waiting,
             kv_used=snapshot.kv_used,
             kv_total=snapshot.kv_total,
             prompt_tokens=self._engine.scheduler.num_prompt_tokens,
-            loading=None if loading is None else Loading(loading.layers, loading.total, loading.peers),
+            loading=loading,
         )
 
     def _welcome(self) -> Welcome:
-        intake = self._engine.intake
+        validator = self._engine.validator
         assert self._engine.tokenizer is not None
         flags = self._engine.snapshot().flags
         return Welcome(
             version=VERSION,
-            oldest=OLDEST,
             epoch=self.epoch,
             name=self.name,
             vocabulary=fingerprint(self._engine.tokenizer).vocabulary,
-            vocab_size=intake.limits.vocab_size,
-            max_model_len=intake.limits.max_model_len,
+            vocab_size=validator.limits.vocab_size,
+            max_model_len=validator.limits.max_model_len,
             max_num_seqs=self._engine.scheduler.max_num_seqs,
-            max_depth=intake.offered_depth,
+            max_depth=validator.offered_depth,
             methods=sorted(self._engine.speculator.proposers),
             default_method=flags.method or "",
             events_port=self._publisher.port if self._publisher else 0,

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from paceline.core.clock import Clock, WallClock
+from paceline.core.cluster_config import trace_url
 from paceline.core.errors import MissingDependency
 from paceline.core.request import Request
-from paceline.core.trace_endpoint import trace_url
 
 try:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

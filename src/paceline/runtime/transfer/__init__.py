@@ -1,1 +1,1 @@
-"""Bytes from worker to worker: KV, cache blocks and weights. See docs/transfer.md."""
+"""Transfers of bytes between workers: KV, cache blocks and weights. See docs/transfer.md."""

@@ -1,119 +1,122 @@
-"""Who is served next: takers in turn, a piece at a time, so that one who wants much does not keep the others waiting."""
+"""Chunk requests of all clients, served round-robin so that a large fetch does not delay small ones."""
 
 from collections import deque
 from typing import NamedTuple, TypeAlias
 
-from paceline.runtime.transfer.messages import Want
+from paceline.runtime.transfer.messages import ChunkRequest
 from paceline.runtime.wire.transport import Peer
 
-Taker: TypeAlias = Peer | str
-"""By ZeroMQ, or by a window."""
+ClientId: TypeAlias = Peer | str
+"""Routing id of a ZeroMQ client, or name of a shared memory client."""
 
-MAX_WANTS = 64
-"""A taker's, open at once."""
+MAX_REQUESTS = 64
+"""Open requests of one client."""
 MAX_WAITING = 1 << 16
-"""Of all takers together."""
+"""Requests of all clients that wait for a part to become ready."""
 
 
-class Turn(NamedTuple):
-    taker: Taker
-    want: Want
+class QueuedRequest(NamedTuple):
+    client: ClientId
+    request: ChunkRequest
 
 
-class Turns:
-    """Wants whose part is ready, in turn by taker; and those that wait for theirs, by part."""
+class FairQueue:
+    """Requests whose part is ready, round-robin by client, and requests that wait for their part."""
 
     def __init__(self) -> None:
-        self._ready: dict[Taker, deque[Want]] = {}
-        """In the order of turns: who was served goes to the end."""
-        self._waiting: dict[bytes, dict[int, list[Turn]]] = {}
-        self._counts: dict[Taker, int] = {}
+        self._ready: dict[ClientId, deque[ChunkRequest]] = {}
+        """Ready requests in round-robin order: a served client moves to the end."""
+        self._waiting: dict[bytes, dict[int, list[QueuedRequest]]] = {}
+        """Waiting requests by transfer and part."""
+        self._counts: dict[ClientId, int] = {}
         self._num_waiting = 0
 
     @property
     def has_ready(self) -> bool:
         return bool(self._ready)
 
-    def has_room(self, taker: Taker) -> bool:
-        return self._counts.get(taker, 0) < MAX_WANTS and self._num_waiting < MAX_WAITING
+    def can_accept(self, client: ClientId) -> bool:
+        return self._counts.get(client, 0) < MAX_REQUESTS and self._num_waiting < MAX_WAITING
 
-    def add(self, turn: Turn, is_ready: bool) -> None:
-        self._counts[turn.taker] = self._counts.get(turn.taker, 0) + 1
+    def add(self, queued: QueuedRequest, is_ready: bool) -> None:
+        """Append a request; with `is_ready` it can be served at once."""
+        self._counts[queued.client] = self._counts.get(queued.client, 0) + 1
         if is_ready:
-            self._ready.setdefault(turn.taker, deque()).append(turn.want)
+            self._ready.setdefault(queued.client, deque()).append(queued.request)
         else:
-            self._waiting.setdefault(turn.want.id, {}).setdefault(turn.want.index, []).append(turn)
+            self._waiting.setdefault(queued.request.id, {}).setdefault(queued.request.index, []).append(queued)
             self._num_waiting += 1
 
-    def ready(self, id: bytes, index: int) -> None:
-        """Whoever waited for this part gets in line."""
-        for taker, want in self._stop_waiting(id, index):
-            self._ready.setdefault(taker, deque()).append(want)
+    def mark_ready(self, id: bytes, index: int) -> None:
+        """Move the requests that wait for this part to the ready queue."""
+        for client, request in self._remove_waiting(id, index):
+            self._ready.setdefault(client, deque()).append(request)
 
-    def next(self) -> Turn | None:
-        taker = next(iter(self._ready), None)
-        if taker is None:
+    def pop(self) -> QueuedRequest | None:
+        """The next ready request, or None."""
+        client = next(iter(self._ready), None)
+        if client is None:
             return None
-        wants = self._ready.pop(taker)
-        want = wants.popleft()
-        if wants:
-            self._ready[taker] = wants
-        self._forget(taker, 1)
-        return Turn(taker, want)
+        requests = self._ready.pop(client)
+        request = requests.popleft()
+        if requests:
+            self._ready[client] = requests
+        self._decrement(client, 1)
+        return QueuedRequest(client, request)
 
-    def waited_for(self, id: bytes) -> list[int]:
-        """The parts of a parcel that somebody waits for."""
+    def awaited_parts(self, id: bytes) -> list[int]:
+        """The parts of a transfer that requests wait for."""
         return list(self._waiting.get(id, ()))
 
-    def give_up(self, id: bytes, index: int) -> set[Taker]:
-        """The part will not come. Those who waited for it."""
-        turns = self._stop_waiting(id, index)
-        for taker, _ in turns:
-            self._forget(taker, 1)
-        return {taker for taker, _ in turns}
+    def remove_part(self, id: bytes, index: int) -> set[ClientId]:
+        """Remove the requests that wait for this part and return their clients."""
+        removed = self._remove_waiting(id, index)
+        for client, _ in removed:
+            self._decrement(client, 1)
+        return {client for client, _ in removed}
 
-    def withdraw(self, id: bytes) -> set[Taker]:
-        """Nothing of this parcel is given any more. Those who still wanted some."""
-        hit: set[Taker] = set()
-        for index in self.waited_for(id):
-            hit |= self.give_up(id, index)
-        for taker, wants in list(self._ready.items()):
-            kept = deque(want for want in wants if want.id != id)
-            if len(kept) < len(wants):
-                hit.add(taker)
-                self._forget(taker, len(wants) - len(kept))
-                self._ready[taker] = kept
+    def remove_transfer(self, id: bytes) -> set[ClientId]:
+        """Remove all requests for this transfer and return their clients."""
+        clients: set[ClientId] = set()
+        for index in self.awaited_parts(id):
+            clients |= self.remove_part(id, index)
+        for client, requests in list(self._ready.items()):
+            kept = deque(request for request in requests if request.id != id)
+            if len(kept) < len(requests):
+                clients.add(client)
+                self._decrement(client, len(requests) - len(kept))
+                self._ready[client] = kept
                 if not kept:
-                    del self._ready[taker]
-        return hit
+                    del self._ready[client]
+        return clients
 
-    def waiting(self) -> set[Taker]:
-        return {taker for parts in self._waiting.values() for turns in parts.values() for taker, _ in turns}
+    def waiting_clients(self) -> set[ClientId]:
+        return {client for parts in self._waiting.values() for queued in parts.values() for client, _ in queued}
 
-    def drop(self, taker: Taker) -> None:
-        """The taker is gone."""
-        self._ready.pop(taker, None)
+    def remove_client(self, client: ClientId) -> None:
+        """Remove all requests of a disconnected client."""
+        self._ready.pop(client, None)
         for id, parts in list(self._waiting.items()):
-            for index, turns in list(parts.items()):
-                kept = [turn for turn in turns if turn.taker != taker]
-                if len(kept) < len(turns):
-                    self._stop_waiting(id, index)
-                    for turn in kept:
-                        self._waiting.setdefault(id, {}).setdefault(index, []).append(turn)
+            for index, queued in list(parts.items()):
+                kept = [one for one in queued if one.client != client]
+                if len(kept) < len(queued):
+                    self._remove_waiting(id, index)
+                    for one in kept:
+                        self._waiting.setdefault(id, {}).setdefault(index, []).append(one)
                     self._num_waiting += len(kept)
-        self._counts.pop(taker, None)
+        self._counts.pop(client, None)
 
-    def _stop_waiting(self, id: bytes, index: int) -> list[Turn]:
+    def _remove_waiting(self, id: bytes, index: int) -> list[QueuedRequest]:
         parts = self._waiting.get(id, {})
-        turns = parts.pop(index, [])
+        queued = parts.pop(index, [])
         if not parts:
             self._waiting.pop(id, None)
-        self._num_waiting -= len(turns)
-        return turns
+        self._num_waiting -= len(queued)
+        return queued
 
-    def _forget(self, taker: Taker, count: int) -> None:
-        left = self._counts[taker] - count
+    def _decrement(self, client: ClientId, count: int) -> None:
+        left = self._counts[client] - count
         if left:
-            self._counts[taker] = left
+            self._counts[client] = left
         else:
-            del self._counts[taker]
+            del self._counts[client]

@@ -1,4 +1,4 @@
-"""Between memory and files: many ranges of a file at once, by NIXL or by plain reads and writes."""
+"""Reads and writes of many ranges of a file at once, by NIXL or by system calls."""
 
 import os
 import time
@@ -8,39 +8,41 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from paceline.runtime.transfer.channels import nixl_agent
-from paceline.runtime.transfer.errors import KindUnavailable
+from paceline.runtime.transfer.transfer import ChannelUnavailable
 
-GLANCE_SECONDS = 50e-6
+POLL_SECONDS = 50e-6
 
 
 class Range(NamedTuple):
     offset: int
-    """In the file."""
+    """Offset in the file."""
     data: memoryview
-    """In memory: contiguous bytes, writable ones to read into."""
+    """Contiguous bytes in memory; writable for a read."""
 
 
 class Files(Protocol):
-    """Used by one thread at a time. Both return when all is done, and raise OSError otherwise: then any of it may be."""
+    """Used by one thread at a time. Both methods return when all ranges are done. After an OSError any of them may be done."""
 
     def read(self, file: int, ranges: Sequence[Range]) -> None:
-        """From an open file's descriptor. A range that reaches past its end is an error, and nothing is read."""
+        """Read from an open descriptor. A range past the end of the file raises OSError before anything is read."""
 
     def write(self, file: int, ranges: Sequence[Range]) -> None:
-        """To an open file's descriptor. Not yet on the disk: that takes an `os.fsync`."""
+        """Write to an open descriptor. Durable only after `os.fsync`."""
 
 
 def open_files() -> Files:
-    """By NIXL where it is installed and works, otherwise plainly."""
+    """`NixlFiles` if NIXL is installed and works, otherwise `PlainFiles`."""
     if nixl_agent.is_installed():
         try:
             return NixlFiles()
-        except KindUnavailable:
+        except ChannelUnavailable:
             pass
     return PlainFiles()
 
 
 class PlainFiles:
+    """System calls, one range after the other."""
+
     def read(self, file: int, ranges: Sequence[Range]) -> None:
         _check_end(file, ranges)
         for offset, data in ranges:
@@ -48,7 +50,7 @@ class PlainFiles:
             while done < data.nbytes:
                 count = os.preadv(file, [data[done:]], offset + done)
                 if not count:
-                    raise OSError(f"the file ends at {offset + done}, within what was to be read")
+                    raise OSError(f"the file ends at {offset + done}, inside a range to read")
                 done += count
 
     def write(self, file: int, ranges: Sequence[Range]) -> None:
@@ -59,43 +61,43 @@ class PlainFiles:
 
 
 class NixlFiles:
-    """NIXL's POSIX backend: all ranges are under way at once."""
+    """NIXL's POSIX backend: all ranges in flight at once."""
 
     def __init__(self) -> None:
-        """Raises MissingDependency without NIXL, KindUnavailable where it does not work."""
+        """Raises MissingDependency without NIXL, ChannelUnavailable if it does not work."""
         self._agent = nixl_agent.start_agent("files", "POSIX")
 
     def read(self, file: int, ranges: Sequence[Range]) -> None:
         _check_end(file, ranges)
-        self._move("READ", file, ranges)
+        self._run("READ", file, ranges)
 
     def write(self, file: int, ranges: Sequence[Range]) -> None:
-        self._move("WRITE", file, ranges)
+        self._run("WRITE", file, ranges)
 
-    def _move(self, operation: str, file: int, ranges: Sequence[Range]) -> None:
-        held = [(offset, np.frombuffer(data, np.uint8)) for offset, data in ranges if data.nbytes]
-        if not held:
+    def _run(self, operation: str, file: int, ranges: Sequence[Range]) -> None:
+        arrays = [(offset, np.frombuffer(data, np.uint8)) for offset, data in ranges if data.nbytes]
+        if not arrays:
             return
-        agent, only = self._agent, ["POSIX"]
-        memory = [(array.ctypes.data, array.nbytes, 0) for _, array in held]
-        places = [(offset, array.nbytes, file) for offset, array in held]
-        end = max(offset + size for offset, size, _ in places)
+        agent, backends = self._agent, ["POSIX"]
+        memory = [(array.ctypes.data, array.nbytes, 0) for _, array in arrays]
+        extents = [(offset, array.nbytes, file) for offset, array in arrays]
+        end = max(offset + size for offset, size, _ in extents)
         try:
-            registered = agent.register_memory([(*one, "") for one in memory], "DRAM", only)
-            opened = agent.register_memory([(0, end, file, "")], "FILE", only)
-            here, there = agent.get_xfer_descs(memory, "DRAM"), agent.get_xfer_descs(places, "FILE")
-            handle = agent.initialize_xfer(operation, here, there, agent.name, b"", only)
+            memory_handle = agent.register_memory([(*one, "") for one in memory], "DRAM", backends)
+            file_handle = agent.register_memory([(0, end, file, "")], "FILE", backends)
+            local, remote = agent.get_xfer_descs(memory, "DRAM"), agent.get_xfer_descs(extents, "FILE")
+            handle = agent.initialize_xfer(operation, local, remote, agent.name, b"", backends)
             state = agent.transfer(handle)
             while state == "PROC":
-                time.sleep(GLANCE_SECONDS)
+                time.sleep(POLL_SECONDS)
                 state = agent.check_xfer_state(handle)
             handle.release()
-            agent.deregister_memory(opened, only)
-            agent.deregister_memory(registered, only)
-        except Exception as error:  # its bindings raise classes of their own, without a common base
+            agent.deregister_memory(file_handle, backends)
+            agent.deregister_memory(memory_handle, backends)
+        except Exception as error:  # the bindings' exceptions have no common base class
             raise OSError(f"NIXL could not {operation.lower()}: {error}") from None
         if state != "DONE":
-            raise OSError(f"NIXL could not {operation.lower()} {len(held)} ranges")
+            raise OSError(f"NIXL could not {operation.lower()} {len(arrays)} ranges")
 
 
 def _check_end(file: int, ranges: Sequence[Range]) -> None:

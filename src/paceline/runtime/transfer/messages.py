@@ -1,72 +1,95 @@
-"""What couriers and depots say to each other. A message is one frame; the bytes of a piece may follow as a second one."""
+"""Handle and messages of the transfer protocol. A message is one frame; the bytes of a chunk may follow as a second frame."""
 
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
-from paceline.runtime.transfer.handle import ID_BYTES
 from paceline.runtime.wire.codec import Codec
 
-Id = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+ID_BYTES = 16
+MAX_PARTS = 1 << 16
+MAX_PART_BYTES = 1 << 40
+
+TransferId = Annotated[bytes, Meta(min_length=ID_BYTES, max_length=ID_BYTES)]
+PartBytes = Annotated[int, Meta(ge=0, le=MAX_PART_BYTES)]
+ChannelName = Annotated[str, Meta(max_length=16)]
+Address = Annotated[str, Meta(max_length=256)]
 Index = Annotated[int, Meta(ge=0, lt=2**31)]
 Slot = Annotated[int, Meta(ge=-1, lt=2**16)]
-Sum = Annotated[int, Meta(ge=0, lt=2**32)]
+Checksum = Annotated[int, Meta(ge=0, lt=2**32)]
 
 
-class Want(msgspec.Struct, array_like=True, frozen=True, tag=1):
-    """A piece, when its part is ready."""
+class TransferHandle(msgspec.Struct, array_like=True, frozen=True):
+    """All that a client needs to fetch a transfer. It grants access: keep it as secret as the data."""
 
-    id: Id
+    id: TransferId
+    addresses: Annotated[dict[ChannelName, Address], Meta(min_length=1, max_length=8)]
+    """Addresses of the server by channel. Clients ignore channels that they do not know."""
+    sizes: Annotated[list[PartBytes], Meta(min_length=1, max_length=MAX_PARTS)]
+    """Bytes of each part."""
+    key: Annotated[str, Meta(max_length=40)] = ""
+    """Public key of the server; empty without CURVE."""
+
+    def __repr__(self) -> str:
+        return f"TransferHandle({len(self.sizes)} parts, {sum(self.sizes)} bytes, {'/'.join(self.addresses)})"
+
+
+class ChunkRequest(msgspec.Struct, array_like=True, frozen=True, tag=1):
+    """Request for one chunk. The server replies when the part is ready."""
+
+    id: TransferId
     index: Index
-    piece: Index
+    """Part of the transfer."""
+    chunk: Index
+    """Chunk of the part."""
     slot: Slot = -1
-    """Where in the taker's window it goes. Of one that has none, 0: it will read the piece from the giver's shelf; -1: it comes
-    along with the answer."""
+    """Destination. Shared memory: slot of the client's segment. NIXL: 0, the server picks a staging slot. Sockets: -1, the
+    bytes follow the reply."""
 
 
-class Meet(msgspec.Struct, array_like=True, frozen=True, tag=2):
-    """Before the first want by NIXL: where is your shelf?"""
+class StagingRequest(msgspec.Struct, array_like=True, frozen=True, tag=2):
+    """First message of a NIXL channel: request for the location of the staging buffer."""
 
 
-class Taken(msgspec.Struct, array_like=True, frozen=True, tag=3):
-    """The piece in this slot of the shelf has been read."""
+class SlotReleased(msgspec.Struct, array_like=True, frozen=True, tag=3):
+    """The client has read this slot of the staging buffer."""
 
     slot: Index
 
 
-class Piece(msgspec.Struct, array_like=True, frozen=True, tag=65):
-    """Here it is: in the frame behind this one, in the slot of the window, or on the shelf."""
+class ChunkReply(msgspec.Struct, array_like=True, frozen=True, tag=65):
+    """One chunk: in the frame that follows, in the requested slot of shared memory, or in the staging buffer."""
 
     index: Index
-    piece: Index
-    checksum: Sum
+    chunk: Index
+    checksum: Checksum
     slot: Slot = -1
-    """On the shelf; -1: not there."""
+    """Slot of the staging buffer; -1 on other channels."""
 
 
-class Patience(msgspec.Struct, array_like=True, frozen=True, tag=66):
-    """Still here: what you wait for is not ready yet."""
+class KeepAlive(msgspec.Struct, array_like=True, frozen=True, tag=66):
+    """The server is alive and the requested part is not ready yet."""
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True, tag=67):
-    """There is nothing, or nothing more, to be had."""
+    """The request fails. The client gives up the fetch."""
 
     reason: Annotated[str, Meta(max_length=512)]
 
 
-class Met(msgspec.Struct, array_like=True, frozen=True, tag=68):
-    """The shelf: how NIXL reaches it, and where it begins in the giver's memory."""
+class StagingReply(msgspec.Struct, array_like=True, frozen=True, tag=68):
+    """Location of the staging buffer: NIXL metadata of the server and the buffer's address in its memory."""
 
     metadata: Annotated[bytes, Meta(max_length=1 << 16)]
     address: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     slot: Index
-    """Where a greeting lies: who can read it can read the rest."""
+    """Slot with the probe bytes. A client that can read them can read every slot."""
 
 
-ToDepot: TypeAlias = Want | Meet | Taken
-Answer: TypeAlias = Piece | Patience | Met
-ToCourier: TypeAlias = Answer | Refused
+ToServer: TypeAlias = ChunkRequest | StagingRequest | SlotReleased
+Reply: TypeAlias = ChunkReply | KeepAlive | StagingReply
+ToClient: TypeAlias = Reply | Refused
 
-TO_DEPOT: Codec[ToDepot] = Codec(ToDepot)
-TO_COURIER: Codec[ToCourier] = Codec(ToCourier)
+TO_SERVER: Codec[ToServer] = Codec(ToServer)
+TO_CLIENT: Codec[ToClient] = Codec(ToClient)

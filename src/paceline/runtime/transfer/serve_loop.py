@@ -1,202 +1,208 @@
-"""Serves a depot's takers: reads what they want and gives it to them, in turn."""
+"""The loop of a transfer server: reads chunk requests and serves them round-robin."""
 
-import logging
 import time
 
 import zmq
 
-from paceline.runtime.transfer.channels.sockets import Socket
-from paceline.runtime.transfer.channels.staging_buffer import Shelf
-from paceline.runtime.transfer.channels.windows import Windows
-from paceline.runtime.transfer.errors import KindUnavailable, TransferFailed
-from paceline.runtime.transfer.fair_queue import Taker, Turn, Turns
+from paceline.runtime.transfer.channels.nixl_channel import StagingBuffer
+from paceline.runtime.transfer.channels.shared_memory import SharedMemoryListener
+from paceline.runtime.transfer.channels.socket_channel import Socket
+from paceline.runtime.transfer.fair_queue import ClientId, FairQueue, QueuedRequest
 from paceline.runtime.transfer.messages import (
-    TO_COURIER,
-    TO_DEPOT,
-    Meet,
-    Patience,
-    Piece,
+    TO_CLIENT,
+    TO_SERVER,
+    ChunkReply,
+    ChunkRequest,
+    KeepAlive,
     Refused,
-    ToCourier,
-    Want,
+    StagingRequest,
+    ToClient,
 )
-from paceline.runtime.transfer.pieces import num_pieces, piece_range
-from paceline.runtime.transfer.registry import Stock
-from paceline.runtime.wire.codec import Malformed
+from paceline.runtime.transfer.registry import Registry
+from paceline.runtime.transfer.transfer import ChannelUnavailable, TransferFailed, chunk_range, num_chunks
+from paceline.runtime.wire.codec import MalformedMessage
 
-PATIENCE_SECONDS = 1.0
-"""How often those who wait are told that they are not forgotten."""
+KEEP_ALIVE_SECONDS = 1.0
+"""Interval of keep-alive messages to clients that wait."""
 PROGRESS_MS = 1
-"""How often NIXL is driven while somebody may be reading: without hardware for it, reads move only then."""
-READ_AT_ONCE, SERVED_AT_ONCE = 256, 4
-GONE = "the parcel is not here: it was withdrawn, or never offered"
-
-logger = logging.getLogger(__name__)
+"""Interval of NIXL progress calls while clients may be reading. Without RDMA hardware reads move only in these calls."""
+MAX_MESSAGES_PER_STEP, MAX_CHUNKS_PER_STEP = 256, 4
+NOT_FOUND = "the transfer is not here: it was withdrawn, or never offered"
 
 
-class Clerk:
-    """Belongs to the depot's thread. Takers that leave, do not read or want what there is not cost the others nothing."""
+class ServeLoop:
+    """Used by the server's thread only. A client that disconnects, does not read or sends invalid requests loses its own
+    fetch and delays no other client."""
 
-    def __init__(self, socket: Socket, stock: Stock, windows: Windows | None, has_nixl: bool) -> None:
+    def __init__(
+        self, socket: Socket, registry: Registry, shared_memory: SharedMemoryListener | None, has_nixl: bool
+    ) -> None:
         self._socket = socket
-        self._stock = stock
-        self._windows = windows
-        self._no_shelf = None if has_nixl else "NIXL is not offered here"
-        self._shelf: Shelf | None = None
-        """From the first taker by NIXL on: it takes a moment to set up."""
-        self._turns = Turns()
-        self._is_stuck = False
-        """Whether those whose turn it is all wait for room on the shelf."""
-        self._reminded = time.monotonic()
+        self._registry = registry
+        self._shared_memory = shared_memory
+        self._nixl_error = None if has_nixl else "NIXL is not enabled on this server"
+        """Reason why there is no staging buffer, once known."""
+        self._staging: StagingBuffer | None = None
+        """Staging buffer, created for the first NIXL client because it takes a moment."""
+        self._queue = FairQueue()
+        self._is_blocked = False
+        """Whether all ready requests wait for a slot of the staging buffer."""
+        self._last_keep_alive = time.monotonic()
 
     @property
-    def pause_ms(self) -> int:
-        """How long it may be left alone when nothing happens."""
-        if self._turns.has_ready and not self._is_stuck:
+    def poll_timeout_ms(self) -> int:
+        """Longest time to wait for messages before the next `step`."""
+        if self._queue.has_ready and not self._is_blocked:
             return 0
-        return PROGRESS_MS if self._shelf is not None and self._shelf.is_read else int(PATIENCE_SECONDS * 1e3)
+        has_readers = self._staging is not None and self._staging.has_readers
+        return PROGRESS_MS if has_readers else int(KEEP_ALIVE_SECONDS * 1e3)
 
-    def work(self) -> None:
-        """A little of everything."""
-        self._look_at_changes()
-        self._read()
-        self._is_stuck = sum(self._serve() for _ in range(SERVED_AT_ONCE)) == 0
-        if self._shelf is not None and self._shelf.is_read:
-            self._shelf.progress()
+    def step(self) -> None:
+        """Process changed transfers and a bounded number of messages, and serve a few chunks."""
+        self._process_changes()
+        self._receive()
+        self._is_blocked = sum(self._serve() for _ in range(MAX_CHUNKS_PER_STEP)) == 0
+        if self._staging is not None and self._staging.has_readers:
+            self._staging.progress()
         now = time.monotonic()
-        if now - self._reminded >= PATIENCE_SECONDS:
-            self._reminded = now
-            self._remind(now)
+        if now - self._last_keep_alive >= KEEP_ALIVE_SECONDS:
+            self._last_keep_alive = now
+            self._send_keep_alives(now)
 
-    def _look_at_changes(self) -> None:
-        for id in self._stock.changes():
-            parcel = self._stock.get(id)
-            if parcel is None:
-                self._refuse(self._turns.withdraw(id), GONE)
-                continue
-            for index in self._turns.waited_for(id):
-                try:
-                    if parcel.part(index) is not None:
-                        self._turns.ready(id, index)
-                except TransferFailed as failed:
-                    self._refuse(self._turns.give_up(id, index), str(failed))
-
-    def attend(self, windows: Windows) -> None:
-        for taker, message in windows.attend():
+    def receive_local(self, shared_memory: SharedMemoryListener) -> None:
+        """Process messages of shared memory clients."""
+        for client, message in shared_memory.receive():
             if message is None:
-                self._drop(taker)
+                self._remove_client(client)
             else:
-                self._hear(taker, message)
+                self._process(client, message)
 
-    def _read(self) -> None:
-        for _ in range(READ_AT_ONCE):
+    def _process_changes(self) -> None:
+        for id in self._registry.pop_changed():
+            transfer = self._registry.get(id)
+            if transfer is None:
+                self._refuse(self._queue.remove_transfer(id), NOT_FOUND)
+                continue
+            for index in self._queue.awaited_parts(id):
+                try:
+                    if transfer.part(index) is not None:
+                        self._queue.mark_ready(id, index)
+                except TransferFailed as failed:
+                    self._refuse(self._queue.remove_part(id, index), str(failed))
+
+    def _receive(self) -> None:
+        for _ in range(MAX_MESSAGES_PER_STEP):
             try:
-                taker, *frames = self._socket.recv_multipart(zmq.DONTWAIT)
+                client, *frames = self._socket.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 return
-            self._hear(taker, frames[0] if len(frames) == 1 else b"")
+            self._process(client, frames[0] if len(frames) == 1 else b"")
 
-    def _hear(self, taker: Taker, data: bytes) -> None:
+    def _process(self, client: ClientId, data: bytes) -> None:
         try:
-            message = TO_DEPOT.decode(data)
-        except Malformed:
+            message = TO_SERVER.decode(data)
+        except MalformedMessage:
             return
-        if isinstance(message, Want):
-            self._want(taker, message)
-        elif isinstance(message, Meet):
-            self._meet(taker)
-        elif self._shelf is not None:
-            self._shelf.taken(taker, message.slot)
+        if isinstance(message, ChunkRequest):
+            self._enqueue(client, message)
+        elif isinstance(message, StagingRequest):
+            self._describe_staging(client)
+        elif self._staging is not None:
+            self._staging.release(client, message.slot)
 
-    def _want(self, taker: Taker, want: Want) -> None:
-        parcel = self._stock.get(want.id)
-        if parcel is None:
-            return self._refuse({taker}, GONE)
-        if want.index >= len(parcel.sizes) or want.piece >= num_pieces(parcel.sizes[want.index]):
-            return self._refuse({taker}, "there is no such part")
-        if not self._turns.has_room(taker):
-            return self._refuse({taker}, "too much is wanted at once")
+    def _enqueue(self, client: ClientId, request: ChunkRequest) -> None:
+        transfer = self._registry.get(request.id)
+        if transfer is None:
+            return self._refuse({client}, NOT_FOUND)
+        if request.index >= len(transfer.sizes) or request.chunk >= num_chunks(transfer.sizes[request.index]):
+            return self._refuse({client}, "there is no such part")
+        if not self._queue.can_accept(client):
+            return self._refuse({client}, "too many open requests")
         try:
-            self._turns.add(Turn(taker, want), parcel.part(want.index) is not None)
+            self._queue.add(QueuedRequest(client, request), transfer.part(request.index) is not None)
         except TransferFailed as failed:
-            self._refuse({taker}, str(failed))
+            self._refuse({client}, str(failed))
 
-    def _meet(self, taker: Taker) -> None:
+    def _describe_staging(self, client: ClientId) -> None:
         try:
-            shelf = self._set_up_shelf()
-            self._send(taker, shelf.meet(taker, time.monotonic()))
-        except KindUnavailable as unavailable:
-            self._refuse({taker}, str(unavailable))
+            staging = self._get_staging()
+            self._send(client, staging.describe(client, time.monotonic()))
+        except ChannelUnavailable as unavailable:
+            self._refuse({client}, str(unavailable))
 
-    def _set_up_shelf(self) -> Shelf:
-        if self._shelf is None:
-            if self._no_shelf is not None:
-                raise KindUnavailable(self._no_shelf)
+    def _get_staging(self) -> StagingBuffer:
+        if self._staging is None:
+            if self._nixl_error is not None:
+                raise ChannelUnavailable(self._nixl_error)
             try:
-                self._shelf = Shelf()
-            except Exception as error:  # whatever is wrong with NIXL, the other kinds go on
-                self._no_shelf = str(error)
-                raise KindUnavailable(self._no_shelf) from None
-        return self._shelf
+                self._staging = StagingBuffer()
+            except Exception as error:  # any error of NIXL: the other channels still work
+                self._nixl_error = str(error)
+                raise ChannelUnavailable(self._nixl_error) from None
+        return self._staging
 
     def _serve(self) -> bool:
-        """Whether somebody was."""
-        turn = self._turns.next()
-        if turn is None:
+        """Serve one ready request. False if there is none, or it has to wait for a staging slot."""
+        queued = self._queue.pop()
+        if queued is None:
             return False
-        taker, want = turn
-        parcel = self._stock.get(want.id)
-        part = None if parcel is None else parcel.part(want.index)
+        client, request = queued
+        transfer = self._registry.get(request.id)
+        part = None if transfer is None else transfer.part(request.index)
         if part is None:
-            self._refuse({taker}, GONE)
+            self._refuse({client}, NOT_FOUND)
             return True
-        start, end = piece_range(part.data.nbytes, want.piece)
-        data, sum = part.data[start:end], part.checksums[want.piece]
-        if want.slot < 0:
-            self._send(taker, Piece(want.index, want.piece, sum), data)
-        elif isinstance(taker, str) and self._windows is not None and self._windows.place(taker, want.slot, data):
-            self._send(taker, Piece(want.index, want.piece, sum))
-        elif isinstance(taker, str) or self._shelf is None:
-            self._refuse({taker}, "there is no such place")
-        elif self._shelf.has_room(taker):
-            self._send(taker, Piece(want.index, want.piece, sum, self._shelf.lay(taker, data, time.monotonic())))
+        start, end = chunk_range(part.data.nbytes, request.chunk)
+        data, crc = part.data[start:end], part.checksums[request.chunk]
+        if request.slot < 0:
+            self._send(client, ChunkReply(request.index, request.chunk, crc), data)
+        elif isinstance(client, str):
+            if self._shared_memory is not None and self._shared_memory.write(client, request.slot, data):
+                self._send(client, ChunkReply(request.index, request.chunk, crc))
+            else:
+                self._refuse({client}, "there is no such slot")
+        elif self._staging is None:
+            self._refuse({client}, "there is no such slot")
+        elif self._staging.can_stage(client):
+            slot = self._staging.stage(client, data, time.monotonic())
+            self._send(client, ChunkReply(request.index, request.chunk, crc, slot))
         else:
-            self._turns.add(turn, True)
+            self._queue.add(queued, True)
             return False
         return True
 
-    def _remind(self, now: float) -> None:
-        waiting = self._turns.waiting()
-        if self._shelf is not None:
-            for taker in self._shelf.overdue(now):
-                self._refuse({taker}, "a piece was not read in time")
-                self._drop(taker)
-            waiting |= self._shelf.takers()
-        for taker in waiting:
-            self._send(taker, Patience())
+    def _send_keep_alives(self, now: float) -> None:
+        waiting = self._queue.waiting_clients()
+        if self._staging is not None:
+            for client in self._staging.stalled_clients(now):
+                self._refuse({client}, "a chunk was not read in time")
+                self._remove_client(client)
+            waiting |= self._staging.clients()
+        for client in waiting:
+            self._send(client, KeepAlive())
 
-    def _refuse(self, takers: set[Taker], reason: str) -> None:
-        for taker in takers:
-            self._send(taker, Refused(reason[:512]))
+    def _refuse(self, clients: set[ClientId], reason: str) -> None:
+        for client in clients:
+            self._send(client, Refused(reason[:512]))
 
-    def _send(self, taker: Taker, message: ToCourier, data: memoryview | None = None) -> None:
-        encoded = TO_COURIER.encode(message)
-        if isinstance(taker, str):
-            if data is not None or self._windows is None or not self._windows.send(taker, encoded):
-                self._drop(taker)
+    def _send(self, client: ClientId, message: ToClient, data: memoryview | None = None) -> None:
+        encoded = TO_CLIENT.encode(message)
+        if isinstance(client, str):
+            if data is not None or self._shared_memory is None or not self._shared_memory.send(client, encoded):
+                self._remove_client(client)
             return
         try:
-            self._socket.send_multipart([taker, encoded], zmq.DONTWAIT | (0 if data is None else zmq.SNDMORE))
+            self._socket.send_multipart([client, encoded], zmq.DONTWAIT | (0 if data is None else zmq.SNDMORE))
             if data is not None:
                 self._socket.send(data, zmq.DONTWAIT, copy=False)
-        except zmq.ZMQError as error:  # EHOSTUNREACH: a taker that left; EAGAIN: one that does not read
+        except zmq.ZMQError as error:  # EHOSTUNREACH: the client disconnected; EAGAIN: it does not read
             if error.errno not in (zmq.EAGAIN, zmq.EHOSTUNREACH):
                 raise
-            self._drop(taker)
+            self._remove_client(client)
 
-    def _drop(self, taker: Taker) -> None:
-        self._turns.drop(taker)
-        if isinstance(taker, str) and self._windows is not None:
-            self._windows.leave(taker)
-        if self._shelf is not None:
-            self._shelf.drop(taker)
+    def _remove_client(self, client: ClientId) -> None:
+        self._queue.remove_client(client)
+        if isinstance(client, str) and self._shared_memory is not None:
+            self._shared_memory.disconnect(client)
+        if self._staging is not None:
+            self._staging.release_all(client)

@@ -1,4 +1,4 @@
-"""The giving side of a worker."""
+"""The server side of transfers in a worker."""
 
 import logging
 import threading
@@ -6,94 +6,94 @@ from collections.abc import Sequence
 
 import zmq
 
-from paceline.runtime.transfer.channels.kinds import pick_kinds
-from paceline.runtime.transfer.channels.sockets import giving_socket
-from paceline.runtime.transfer.channels.windows import Windows
-from paceline.runtime.transfer.handle import Ticket
-from paceline.runtime.transfer.registry import Stock
-from paceline.runtime.transfer.serve_loop import Clerk
-from paceline.runtime.transfer.transfer import Parcel
+from paceline.runtime.transfer.channels.channel_pool import pick_channels
+from paceline.runtime.transfer.channels.shared_memory import SharedMemoryListener
+from paceline.runtime.transfer.channels.socket_channel import bind_server_socket
+from paceline.runtime.transfer.messages import TransferHandle
+from paceline.runtime.transfer.registry import Registry
+from paceline.runtime.transfer.serve_loop import ServeLoop
+from paceline.runtime.transfer.transfer import Transfer
+from paceline.runtime.wire.curve import Authenticator
 from paceline.runtime.wire.keys import Security
-from paceline.runtime.wire.wakeup import Bell
-from paceline.runtime.wire.zap import Gatekeeper
+from paceline.runtime.wire.wakeup import Wakeup
 
 logger = logging.getLogger(__name__)
 
 
-class Depot:
-    """Gives parcels to whoever shows their ticket, many takers in turn, from a thread of its own."""
+class TransferServer:
+    """Serves transfers to every client that presents their handle, from its own thread."""
 
-    def __init__(self, host: str, security: Security | None, kinds: Sequence[str] | None = None) -> None:
-        """`host`: the address of this machine to bind, which others reach it by; without `security` one that they cannot.
-        Let in are the keys on the list, and this depot's own: workers of one role share theirs.
-        `kinds` of transfer to offer beside sockets, which are how takers ask for anything; None: see `pick_kinds`.
+    def __init__(self, host: str, security: Security | None, channels: Sequence[str] | None = None) -> None:
+        """`host`: address to bind, reachable by clients; without `security` it must be a loopback address.
+        The server accepts the allowed keys and its own: workers of one role share a key.
+        `channels` to offer beside sockets, which every client uses for its requests; None: see `pick_channels`.
         """
-        kinds = pick_kinds(kinds, security)
+        channels = pick_channels(channels, security)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._gatekeeper = None
+        self._authenticator = None
         if security is not None:
             allowed = security.allowed | {security.own.public}
-            self._gatekeeper = Gatekeeper(self._context, allowed.__contains__)
-        self._windows = Windows() if "memory" in kinds else None
+            self._authenticator = Authenticator(self._context, allowed)
+        self._shared_memory = SharedMemoryListener() if "memory" in channels else None
         try:
-            self._socket = giving_socket(self._context, host, security)
+            self._socket = bind_server_socket(self._context, host, security)
         except BaseException:
-            self._hang_up()
+            self._close_context()
             raise
         self.addresses = {"socket": self._socket.get_string(zmq.LAST_ENDPOINT).rstrip("\0")}
-        if self._windows is not None:
-            self.addresses["memory"] = self._windows.address
-        if "nixl" in kinds:
+        if self._shared_memory is not None:
+            self.addresses["memory"] = self._shared_memory.address
+        if "nixl" in channels:
             self.addresses["nixl"] = "UCX"
         self._key = "" if security is None else security.own.public
-        self._bell = Bell()
-        self._stock = Stock(self._bell)
-        self._is_over = False
-        self._thread = threading.Thread(target=self._run, name="paceline-depot", daemon=True)
+        self._wakeup = Wakeup()
+        self._registry = Registry(self._wakeup)
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="paceline-transfer-server", daemon=True)
         self._thread.start()
 
-    def offer(self, parcel: Parcel) -> Ticket:
-        """The ticket is good until it is withdrawn, for any number of takers."""
-        return Ticket(self._stock.put(parcel), self.addresses, list(parcel.sizes), self._key)
+    def offer(self, transfer: Transfer) -> TransferHandle:
+        """The handle is valid until `withdraw`, for any number of clients."""
+        return TransferHandle(self._registry.add(transfer), self.addresses, list(transfer.sizes), self._key)
 
-    def withdraw(self, ticket: Ticket) -> None:
-        """Nothing of it is given any more, and who still wanted some hears so. Its bytes may now change: what is under way
-        arrives as corrupt then, and is refused. A ticket withdrawn twice is no error."""
-        self._stock.remove(ticket.id)
+    def withdraw(self, handle: TransferHandle) -> None:
+        """Stop serving a transfer; open requests for it are refused. Its bytes may change from now on: a chunk that is still
+        being sent then fails its checksum. A second call is no error."""
+        self._registry.remove(handle.id)
 
     def close(self) -> None:
-        """Everything is withdrawn."""
-        if not self._is_over:
-            self._is_over = True
-            self._bell.ring()
+        """Withdraw every transfer and stop. Safe to call twice."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._wakeup.notify()
             self._thread.join()
-            self._stock.clear()
+            self._registry.clear()
 
     def _run(self) -> None:
-        clerk = Clerk(self._socket, self._stock, self._windows, "nixl" in self.addresses)
+        loop = ServeLoop(self._socket, self._registry, self._shared_memory, "nixl" in self.addresses)
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        poller.register(self._bell.descriptor, zmq.POLLIN)
-        if self._windows is not None:
-            poller.register(self._windows.descriptor, zmq.POLLIN)
+        poller.register(self._wakeup.fd, zmq.POLLIN)
+        if self._shared_memory is not None:
+            poller.register(self._shared_memory.descriptor, zmq.POLLIN)
         try:
-            while not self._is_over:
-                ready = dict(poller.poll(clerk.pause_ms))
-                if self._bell.descriptor in ready:
-                    self._bell.quiet()
-                if self._windows is not None and self._windows.descriptor in ready:
-                    clerk.attend(self._windows)
-                clerk.work()
+            while not self._is_closed:
+                ready = dict(poller.poll(loop.poll_timeout_ms))
+                if self._wakeup.fd in ready:
+                    self._wakeup.clear()
+                if self._shared_memory is not None and self._shared_memory.descriptor in ready:
+                    loop.receive_local(self._shared_memory)
+                loop.step()
         except Exception:
-            logger.exception("the depot stopped: what it offered cannot be taken any more")
+            logger.exception("the transfer server stopped: its transfers can no longer be fetched; restart the worker")
         finally:
             self._socket.close(0)
-            self._bell.close()
-            self._hang_up()
+            self._wakeup.close()
+            self._close_context()
 
-    def _hang_up(self) -> None:
-        if self._windows is not None:
-            self._windows.close()
-        if self._gatekeeper:
-            self._gatekeeper.close()
+    def _close_context(self) -> None:
+        if self._shared_memory is not None:
+            self._shared_memory.close()
+        if self._authenticator:
+            self._authenticator.close()
         self._context.term()

@@ -1,1 +1,1 @@
-"""Weights streamed from workers that already have them."""
+"""Loading of weights from other workers, and serving of weights to them."""

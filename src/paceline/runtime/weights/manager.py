@@ -1,4 +1,4 @@
-"""A worker's weights: how they reach it, and how it gives them to the next."""
+"""A worker's weights: loading them, and serving them to other workers."""
 
 import logging
 import threading
@@ -9,89 +9,96 @@ import torch
 from paceline.core.errors import EngineClosed
 from paceline.kernels.quantized import Quantization
 from paceline.models.loading.load import LoadedModel
-from paceline.runtime.weights.loader import LoadProgress, WeightLoader
-from paceline.runtime.weights.server import WeightDoor
+from paceline.runtime.weights.loader import WeightLoader
+from paceline.runtime.weights.server import WeightServer
 from paceline.runtime.weights.spec import WeightSpec
 from paceline.runtime.wire.keys import Security
+from paceline.runtime.wire.stream_messages import LoadProgress
 
 logger = logging.getLogger(__name__)
 
 
-class WeightSide:
-    """Made before the model, closed before the engine. `load` once, then `follow`."""
+class WeightManager:
+    """Created before the model and closed before the engine. Call `load` once, then `start`."""
 
-    def __init__(self, spec: WeightSpec | None, security: Security | None, kinds: Sequence[str] | None = None) -> None:
-        """`spec` None: from disk, and given to nobody. `security`: of workers of one role among themselves."""
-        self._loader = WeightLoader(() if spec is None else spec.peers, security, kinds)
-        self._door = None if spec is None else WeightDoor(spec.address, security, spec.bytes_per_second, kinds)
+    def __init__(
+        self, spec: WeightSpec | None, security: Security | None, channels: Sequence[str] | None = None
+    ) -> None:
+        """`spec` None: load from disk and serve nothing. `security`: keys of workers of one role among themselves."""
+        self._loader = WeightLoader(() if spec is None else spec.peers, security, channels)
+        self._server = None if spec is None else WeightServer(spec.address, security, spec.bytes_per_second, channels)
         self._loaded: LoadedModel | None = None
         self._thread: threading.Thread | None = None
-        self._is_settled = False
+        self._is_ready = False
 
     @property
     def address(self) -> str:
-        """Of the door; empty without one."""
-        return "" if self._door is None else self._door.address
+        """Address of the weight server; empty without one."""
+        return "" if self._server is None else self._server.address
+
+    @property
+    def is_serving(self) -> bool:
+        """Whether other workers can load from this one."""
+        return self._server is not None and self._server.is_open
 
     @property
     def progress(self) -> LoadProgress | None:
-        """None when the worker is all there."""
+        """Progress of loading; None when the worker is ready."""
         progress = self._loader.progress
-        if progress is None and self._loaded is not None and not self._is_settled:
+        if progress is None and self._loaded is not None and not self._is_ready:
             layers = self._loaded.config.num_layers
             return LoadProgress(layers, layers, 0)
         return progress
 
     @property
     def error(self) -> Exception | None:
-        """Why the rest of the model will never come: the worker is of no use."""
+        """The error that ended loading; the worker cannot serve then."""
         return self._loader.error
 
     def load(
         self, name: str, device: torch.device, dtype: torch.dtype, quantization: Quantization | None
     ) -> LoadedModel:
-        """As `build_engine` wants it."""
+        """The model, as `build_engine` expects it. Layers may still be loading."""
         self._loaded = self._loader.load(name, device, dtype, quantization)
         return self._loaded
 
     def wait(self) -> None:
-        """Until all weights are there. Raises when they never will be."""
+        """Wait until all weights are loaded. Raises if loading failed."""
         assert self._loaded is not None
-        self._loader.stock(self._loaded)
+        self._loader.wait(self._loaded)
 
-    def follow(self, complete: Callable[[], None], is_busy: Callable[[], bool]) -> None:
-        """Call `complete`, on another thread, when all weights are there; from then on they are given away, slower while
-        `is_busy`."""
-        if self._loaded is None:  # by ranks, which have loaded all of theirs
-            self._is_settled = True
+    def start(self, on_loaded: Callable[[], None], is_busy: Callable[[], bool]) -> None:
+        """Call `on_loaded`, on another thread, when all weights are loaded; then serve them, slower while `is_busy`."""
+        if self._loaded is None:  # tensor-parallel ranks load their weights themselves
+            self._is_ready = True
             return
-        if self._door is not None:
-            self._door.is_busy = is_busy
-        self._thread = threading.Thread(target=self._finish, args=(complete,), name="paceline-weights", daemon=True)
+        self._thread = threading.Thread(
+            target=self._finish, args=(on_loaded, is_busy), name="paceline-weights", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
-        """Stop loading and giving. A pass that waits for a layer fails."""
+        """Stop loading and serving. A step that waits for a layer fails."""
         self._loader.close()
-        if self._door is not None:
-            self._door.close()
+        if self._server is not None:
+            self._server.close()
         if self._thread is not None:
             self._thread.join()
 
-    def _finish(self, complete: Callable[[], None]) -> None:
+    def _finish(self, on_loaded: Callable[[], None], is_busy: Callable[[], bool]) -> None:
         assert self._loaded is not None
         try:
-            stock = self._loader.stock(self._loaded)
-        except Exception:  # `error` says so to whoever watches over the worker
+            stock = self._loader.wait(self._loaded)
+        except Exception:  # reported by `error`
             return
-        logger.info("all %d layers are there", self._loaded.config.num_layers)
+        logger.info("all %d layers are loaded", self._loaded.config.num_layers)
         try:
-            complete()
-            if self._door is not None:
-                self._door.open(stock)
-        except EngineClosed:  # stopped meanwhile
+            on_loaded()
+            if self._server is not None:
+                self._server.open(stock, is_busy)
+        except EngineClosed:  # the worker stopped meanwhile
             pass
         except Exception:
-            logger.exception("the weights are there and are not given to others")
+            logger.exception("the weights are loaded, but other workers cannot load them from here")
         finally:
-            self._is_settled = True
+            self._is_ready = True

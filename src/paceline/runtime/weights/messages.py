@@ -1,54 +1,57 @@
-"""What a worker that starts and one that has the model already say to each other. The weights themselves go by transfer."""
+"""Messages between a worker that loads a model and a worker that has it. The weights themselves are transfers."""
 
+from collections.abc import Sequence
 from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from paceline.core.errors import UnsupportedModel
-from paceline.models.loading.weight_manifest import Manifest
-from paceline.runtime.transfer.handle import Ticket
-from paceline.runtime.wire.codec import Codec, Malformed
-from paceline.runtime.wire.messages import Count, Goodbye, Message, Text
+from paceline.models.loading.weight_manifest import Manifest, TensorForm
+from paceline.runtime.transfer.messages import TransferHandle
+from paceline.runtime.wire.codec import Codec, MalformedMessage
+from paceline.runtime.wire.messages import Count, Goodbye, Message, Name
 
 Reason = Annotated[str, Meta(max_length=512)]
+CHUNK_BYTES = 4 << 20
+"""Largest chunk of a tensor: the unit in which a server limits its rate. Server and client must agree."""
 
 
-class AskWeights(Message, frozen=True, tag=60):
-    """May I have your weights? Answered by `Weights` or `NoWeights`."""
+class WeightsRequest(Message, frozen=True, tag=60):
+    """Request for the manifest. Answered by `WeightsReply` or `WeightsRefused`."""
 
-    form: Text
-    """How the asking worker would hold them."""
-    fingerprint: Text
-    """Of its own copy of the checkpoint; empty without one."""
+    form: Name
+    """Format in which the client holds weights: device type, dtype and quantization."""
+    fingerprint: Name
+    """Fingerprint of the client's copy of the checkpoint; empty without one."""
 
 
-class AskPart(Message, frozen=True, tag=61):
-    """Answered by `PartTicket` or `NoWeights`. The part asked for before is withdrawn."""
+class PartRequest(Message, frozen=True, tag=61):
+    """Request for one part. Answered by `PartReply` or `WeightsRefused`. It withdraws the part requested before."""
 
     part: Count
 
 
-class Weights(Message, frozen=True, tag=70):
+class WeightsReply(Message, frozen=True, tag=70):
     manifest: Annotated[bytes, Meta(max_length=6 << 20)]
     """msgpack of `Manifest`."""
 
 
-class PartTicket(Message, frozen=True, tag=71):
+class PartReply(Message, frozen=True, tag=71):
     part: Count
-    ticket: Ticket
-    """Of chunks that become ready as fast as the worker gives its weights away."""
+    handle: TransferHandle
+    """Transfer of the part's chunks, which become ready at the server's rate limit."""
 
 
-class NoWeights(Message, frozen=True, tag=72):
+class WeightsRefused(Message, frozen=True, tag=72):
     reason: Reason
 
 
-FromTaker: TypeAlias = AskWeights | AskPart | Goodbye
-FromGiver: TypeAlias = Weights | PartTicket | NoWeights | Goodbye
+FromWeightClient: TypeAlias = WeightsRequest | PartRequest | Goodbye
+FromWeightServer: TypeAlias = WeightsReply | PartReply | WeightsRefused | Goodbye
 
-TO_GIVER: Codec[FromTaker] = Codec(FromTaker)
-TO_TAKER: Codec[FromGiver] = Codec(FromGiver)
+TO_WEIGHT_SERVER: Codec[FromWeightClient] = Codec(FromWeightClient)
+TO_WEIGHT_CLIENT: Codec[FromWeightServer] = Codec(FromWeightServer)
 
 _DECODER = msgspec.msgpack.Decoder(Manifest)
 
@@ -58,10 +61,19 @@ def encode_manifest(manifest: Manifest) -> bytes:
 
 
 def decode_manifest(data: bytes) -> Manifest:
-    """Checked: a model could be put together by it."""
+    """A manifest from which a model can be built. Raises MalformedMessage for any other."""
     try:
         manifest = _DECODER.decode(data)
         manifest.check()
     except (msgspec.MsgspecError, ValueError, UnsupportedModel) as error:
-        raise Malformed(f"no manifest: {error}") from None
+        raise MalformedMessage(f"invalid manifest: {error}") from None
     return manifest
+
+
+def chunk_ranges(tensors: Sequence[TensorForm]) -> list[tuple[int, int, int]]:
+    """(tensor, start, end) of each chunk, in bytes. Tensors are divided separately, in order."""
+    return [
+        (i, start, min(start + CHUNK_BYTES, tensor.nbytes))
+        for i, tensor in enumerate(tensors)
+        for start in range(0, tensor.nbytes, CHUNK_BYTES)
+    ]

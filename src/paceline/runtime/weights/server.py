@@ -1,4 +1,4 @@
-"""The door at which a worker gives its weights to workers that start."""
+"""The server of a worker's weights for workers that start."""
 
 import logging
 import threading
@@ -8,97 +8,104 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+import torch
 from torch import Tensor
 
 from paceline.cluster.cost.weight_rate import Pace
 from paceline.core.clock import Clock, WallClock
-from paceline.models.loading.weight_stock import WeightStock
-from paceline.runtime.transfer.handle import Ticket
-from paceline.runtime.transfer.server import Depot
-from paceline.runtime.transfer.transfer import Parcel, Part
-from paceline.runtime.weights.chunks import chunk_bytes, chunk_ranges
+from paceline.models.loading.weight_manifest import ExportedWeights, tensor_bytes
+from paceline.runtime.transfer.messages import TransferHandle
+from paceline.runtime.transfer.server import TransferServer
+from paceline.runtime.transfer.transfer import Part, Transfer
 from paceline.runtime.weights.messages import (
-    TO_GIVER,
-    AskPart,
-    AskWeights,
-    FromTaker,
-    NoWeights,
-    PartTicket,
-    Weights,
+    TO_WEIGHT_SERVER,
+    FromWeightClient,
+    PartReply,
+    PartRequest,
+    WeightsRefused,
+    WeightsReply,
+    WeightsRequest,
+    chunk_ranges,
     encode_manifest,
 )
-from paceline.runtime.wire.codec import Malformed
+from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.keys import Security
 from paceline.runtime.wire.messages import Goodbye
 from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)
 
-MAX_TAKERS = 32
-"""Lines on which something is under way."""
-KEEP_SECONDS = 60.0
-"""A part that is all ready and of which nothing was taken for so long is withdrawn: its taker is gone."""
-IDLE_WAIT = 0.25
+MAX_CLIENTS = 32
+"""Clients with a part in transfer."""
+UNUSED_SECONDS = 60.0
+"""Time after which a part that is ready and not read is withdrawn: its client is gone."""
+IDLE_SECONDS = 0.25
 
 
-class _Parcel(Parcel):
-    """Notes when somebody last took of it."""
+class _WatchedTransfer(Transfer):
+    """A transfer that records when it was last read."""
 
     def __init__(self, sizes: Sequence[int], clock: Clock) -> None:
         super().__init__(sizes)
         self._clock = clock
-        self.touched = clock.now()
+        self.last_read = clock.now()
 
     def part(self, index: int) -> Part | None:
-        self.touched = self._clock.now()
+        self.last_read = self._clock.now()
         return super().part(index)
 
 
 @dataclass(slots=True, eq=False)
-class _Giving:
-    """A part on its way to one taker."""
+class _PartTransfer:
+    """A part in transfer to one client."""
 
-    ticket: Ticket
-    parcel: _Parcel
+    handle: TransferHandle
+    transfer: _WatchedTransfer
     tensors: list[Tensor]
-    rest: Iterator[tuple[int, tuple[int, int, int]]]
-    """Chunks to be made ready."""
+    remaining: Iterator[tuple[int, tuple[int, int, int]]]
+    """Chunks that are not ready yet: index and (tensor, start, end)."""
 
 
-class WeightDoor:
-    """Open from the start, so that those who ask too early hear so; gives once it has something. Chunk by chunk, takers in
-    turn, no faster than its pace."""
+class WeightServer:
+    """Listens from its construction and refuses requests until `open`. Then it serves chunks, round-robin by client, within its
+    rate limit."""
 
     def __init__(
         self,
         address: str,
         security: Security | None,
         bytes_per_second: float = 0.0,
-        kinds: Sequence[str] | None = None,
-        is_busy: Callable[[], bool] = lambda: False,
+        channels: Sequence[str] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        self._listener: Listener[FromTaker] = Listener(address, TO_GIVER, security)
+        self._listener: Listener[FromWeightClient] = Listener(address, TO_WEIGHT_SERVER, security)
         self.address = self._listener.address
-        self._depot = Depot(urlsplit(self.address).hostname or "", security, kinds)
+        self._transfer_server = TransferServer(urlsplit(self.address).hostname or "", security, channels)
         self._pace = Pace(bytes_per_second)
         self._clock = clock or WallClock()
-        self.is_busy = is_busy
-        self._stock: WeightStock | None = None
-        self._givings: dict[Peer, _Giving] = {}
-        self._filling: deque[Peer] = deque()
-        self.bytes_given = 0
+        self._is_busy: Callable[[], bool] = lambda: False
+        self._stock: ExportedWeights | None = None
+        self._parts: dict[Peer, _PartTransfer] = {}
+        self._unfinished: deque[Peer] = deque()
+        """Clients whose part has chunks that are not ready, in round-robin order."""
+        self.num_bytes = 0
+        """Bytes made ready for clients."""
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="paceline-weight-door", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="paceline-weight-server", daemon=True)
         self._thread.start()
 
-    def open(self, stock: WeightStock) -> None:
-        """Give this from now on. Takes checksums of all of it first, on the calling thread."""
+    @property
+    def is_open(self) -> bool:
+        return self._stock is not None
+
+    def open(self, stock: ExportedWeights, is_busy: Callable[[], bool] = lambda: False) -> None:
+        """Serve these weights from now on, slower while `is_busy`. First computes their checksums on the calling thread."""
         _ = stock.manifest
+        self._is_busy = is_busy
         self._stock = stock
 
     def close(self) -> None:
-        """Those who are being given something hear that there is no more. Safe to call twice."""
+        """Clients with a part in transfer get a goodbye. Safe to call twice."""
         self._stop.set()
         self._listener.wake()
         if threading.current_thread() is not self._thread:
@@ -107,76 +114,84 @@ class WeightDoor:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                wait = self._pace.wait(self._clock.now()) if self._filling else IDLE_WAIT
-                received = self._listener.receive(min(wait, IDLE_WAIT))
+                wait = self._pace.wait(self._clock.now()) if self._unfinished else IDLE_SECONDS
+                received = self._listener.receive(min(wait, IDLE_SECONDS))
                 if received is not None:
-                    self._hear(received.peer, received.message)
-                elif self._filling and self._pace.wait(self._clock.now()) <= 0.0:
-                    self._fill()
-                self._expire()
+                    self._process(received.peer, received.message)
+                elif self._unfinished and self._pace.wait(self._clock.now()) <= 0.0:
+                    self._fill_chunk()
+                self._withdraw_unused()
         except Exception:
-            logger.exception("the weight door broke; this worker serves on, and gives its weights to nobody")
+            logger.exception(
+                "the weight server stopped: this worker keeps serving requests, but peers cannot load from it"
+            )
         finally:
-            for peer in self._givings:
+            for peer in self._parts:
                 self._listener.send(peer, Goodbye("stopping"))
-            self._depot.close()
+            self._transfer_server.close()
             self._listener.close()
 
-    def _hear(self, peer: Peer, message: FromTaker | Malformed) -> None:
+    def _process(self, peer: Peer, message: FromWeightClient | MalformedMessage) -> None:
         match message:
-            case AskWeights():
-                self._listener.send(peer, self._offer(message))
-            case AskPart():
-                self._listener.send(peer, self._give(peer, message.part))
+            case WeightsRequest():
+                self._listener.send(peer, self._describe(message))
+            case PartRequest():
+                self._listener.send(peer, self._offer(peer, message.part))
             case Goodbye():
-                self._drop(peer)
+                self._withdraw(peer)
 
-    def _offer(self, message: AskWeights) -> Weights | NoWeights:
+    def _describe(self, request: WeightsRequest) -> WeightsReply | WeightsRefused:
         if self._stock is None:
-            return NoWeights("it is still loading")
+            return WeightsRefused("it is still loading")
         manifest = self._stock.manifest
-        if manifest.form != message.form:
-            return NoWeights(f"it holds its weights as {manifest.form!r}, and {message.form!r} was asked for"[:512])
-        if message.fingerprint and manifest.fingerprint != message.fingerprint:
-            return NoWeights(f"it holds another checkpoint, of the sum {manifest.fingerprint}")
-        return Weights(encode_manifest(manifest))
+        if manifest.form != request.form:
+            return WeightsRefused(f"it holds weights as {manifest.form!r}, requested was {request.form!r}"[:512])
+        if request.fingerprint and manifest.fingerprint != request.fingerprint:
+            return WeightsRefused(f"it holds another checkpoint, with fingerprint {manifest.fingerprint}")
+        return WeightsReply(encode_manifest(manifest))
 
-    def _give(self, peer: Peer, part: int) -> PartTicket | NoWeights:
-        self._drop(peer)
+    def _offer(self, peer: Peer, part: int) -> PartReply | WeightsRefused:
+        self._withdraw(peer)
         if self._stock is None or part >= len(self._stock.manifest.parts):
-            return NoWeights("there is no such part")
-        if len(self._givings) >= MAX_TAKERS:
-            return NoWeights(f"it gives to {MAX_TAKERS} others already")
+            return WeightsRefused("there is no such part")
+        if len(self._parts) >= MAX_CLIENTS:
+            return WeightsRefused(f"it serves {MAX_CLIENTS} clients already")
         chunks = chunk_ranges(self._stock.manifest.parts[part].tensors)
-        parcel = _Parcel([end - start for _, start, end in chunks], self._clock)
-        ticket = self._depot.offer(parcel)
-        self._givings[peer] = _Giving(ticket, parcel, self._stock.tensors(part), iter(enumerate(chunks)))
-        self._filling.append(peer)
-        return PartTicket(part, ticket)
+        transfer = _WatchedTransfer([end - start for _, start, end in chunks], self._clock)
+        handle = self._transfer_server.offer(transfer)
+        self._parts[peer] = _PartTransfer(handle, transfer, self._stock.tensors(part), iter(enumerate(chunks)))
+        self._unfinished.append(peer)
+        return PartReply(part, handle)
 
-    def _fill(self) -> None:
-        """One chunk of whoever's turn it is."""
-        giving = self._givings[self._filling[0]]
-        chunk = next(giving.rest, None)
+    def _fill_chunk(self) -> None:
+        """Make one chunk ready, for the next client."""
+        part = self._parts[self._unfinished[0]]
+        chunk = next(part.remaining, None)
         if chunk is None:
-            giving.parcel.touched = self._clock.now()
-            self._filling.popleft()
+            part.transfer.last_read = self._clock.now()
+            self._unfinished.popleft()
             return
         index, (tensor, start, end) = chunk
-        began = self._clock.now()
-        self.bytes_given += end - start  # first: who waits for the last chunk may look as soon as it is filled
-        giving.parcel.fill(index, chunk_bytes(giving.tensors[tensor], start, end))
-        self._pace.gave(end - start, began, self._clock.now(), self.is_busy())
-        self._filling.rotate(-1)
+        started = self._clock.now()
+        self.num_bytes += end - start  # before `fill`: the client may have all chunks at once afterwards
+        part.transfer.fill(index, _host_chunk(part.tensors[tensor], start, end))
+        self._pace.gave(end - start, started, self._clock.now(), self._is_busy())
+        self._unfinished.rotate(-1)
 
-    def _drop(self, peer: Peer) -> None:
-        giving = self._givings.pop(peer, None)
-        if giving is not None:
-            self._depot.withdraw(giving.ticket)
+    def _withdraw(self, peer: Peer) -> None:
+        part = self._parts.pop(peer, None)
+        if part is not None:
+            self._transfer_server.withdraw(part.handle)
             with suppress(ValueError):
-                self._filling.remove(peer)
+                self._unfinished.remove(peer)
 
-    def _expire(self) -> None:
-        late = self._clock.now() - KEEP_SECONDS
-        for peer in [p for p, one in self._givings.items() if one.parcel.touched < late and p not in self._filling]:
-            self._drop(peer)
+    def _withdraw_unused(self) -> None:
+        limit = self._clock.now() - UNUSED_SECONDS
+        unused = [p for p, one in self._parts.items() if one.transfer.last_read < limit and p not in self._unfinished]
+        for peer in unused:
+            self._withdraw(peer)
+
+
+def _host_chunk(tensor: Tensor, start: int, end: int) -> memoryview:
+    """Bytes of a tensor: a view of host memory, or a copy of device memory."""
+    return tensor_bytes(tensor.detach().reshape(-1).view(torch.uint8)[start:end].cpu())

@@ -1,24 +1,28 @@
-"""Sources that bring the parts of a model, side by side, each as fast as it can; one that fails is dropped."""
+"""Sources that load parts of a model in parallel, and the queue that assigns parts to them. A source that fails is dropped."""
 
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
+from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import PacelineError, UnsupportedModel
 from paceline.kernels.cpu import native
 from paceline.kernels.quantized import Quantization
-from paceline.models.loading.arriving import Arrivals
 from paceline.models.loading.checkpoint import Checkpoint
-from paceline.models.loading.weight_manifest import Manifest, part_sum, piece_tensors
-from paceline.models.loading.weight_parts import Parts, Piece, StoredParts
-from paceline.models.loading.weight_stock import tokenizer_to_tensor
-from paceline.runtime.transfer.errors import TransferCancelled
-from paceline.runtime.weights.queue import PartQueue
+from paceline.models.loading.streamed_weights import StreamedWeights
+from paceline.models.loading.weight_manifest import Manifest, part_checksum, piece_tensors
+from paceline.models.loading.weight_parts import CheckpointParts, Parts, Piece, tokenizer_to_tensor
+from paceline.runtime.transfer.transfer import TransferCancelled
 
 logger = logging.getLogger(__name__)
+
+OVERDUE_SECONDS = 2.0
+"""Shortest time after which a part is overdue. One that also took three times the mean is assigned to a second source."""
+OVERDUE_POLL_SECONDS = 0.2
 
 
 class Source(Protocol):
@@ -27,15 +31,15 @@ class Source(Protocol):
     name: str
     is_peer: bool
 
-    def bring(self, part: int, cancelled: threading.Event) -> Mapping[str, Piece]:
-        """Whatever it raises but `TransferCancelled` means that nothing more is to be had here."""
+    def load(self, part: int, cancelled: threading.Event) -> Mapping[str, Piece]:
+        """The weights of a part. Any exception but `TransferCancelled` means that the source has failed."""
         ...
 
     def close(self) -> None: ...
 
 
 class DiskSource:
-    """A checkpoint of this machine."""
+    """A checkpoint on this machine."""
 
     name, is_peer = "disk", False
 
@@ -47,22 +51,22 @@ class DiskSource:
         quantization: Quantization | None,
         manifest: Manifest | None = None,
     ) -> None:
-        """`manifest`: of the parts that came from elsewhere, with which those from here must make one model."""
+        """`manifest`: checksums of the peers that sent other parts; parts from disk must match them."""
         self._checkpoint, self._manifest = checkpoint, manifest
         self._parts = Parts.of(checkpoint.config)
-        self._stored = StoredParts(checkpoint, device, dtype, quantization)
+        self._stored = CheckpointParts(checkpoint, device, dtype, quantization)
 
-    def bring(self, part: int, cancelled: threading.Event) -> Mapping[str, Piece]:
+    def load(self, part: int, cancelled: threading.Event) -> Mapping[str, Piece]:
         if part == self._parts.tokenizer:
             return {"tokenizer": tokenizer_to_tensor(self._checkpoint.read_tokenizer())}
         with native.quiet_torch():  # as in `build_model`
             pieces = self._stored.read(part)
         if self._manifest is not None:
             tensors = [tensor for piece in pieces.values() for tensor in piece_tensors(piece)]
-            if part_sum(tensors) != self._manifest.parts[part].sum:
+            if part_checksum(tensors) != self._manifest.parts[part].sum:
                 raise UnsupportedModel(
-                    f"the {self._parts.name(part)} on disk is not the one that the peers have: the checkpoint was changed "
-                    "since they were started; start them anew, or restore it"
+                    f"the {self._parts.name(part)} on disk differs from the peers': the checkpoint was changed after they "
+                    "were started; restart them, or restore it"
                 )
         return pieces
 
@@ -70,35 +74,118 @@ class DiskSource:
         pass
 
 
-class Supply:
-    """Threads of sources between a queue and the arrivals. When the last source is lost, `fallback` makes another; what it
-    raises is what those who wait for a layer hear."""
+@dataclass(slots=True, eq=False)
+class Assignment:
+    """A part that a source loads."""
 
-    def __init__(self, arrivals: Arrivals, queue: PartQueue, fallback: Callable[[], Source] | None = None) -> None:
+    part: int
+    source: str
+    started: float
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    """Set when another source has loaded the part, or the queue is closed."""
+
+
+class PartQueue:
+    """Parts in order, each loaded once. Sources call it from their threads."""
+
+    def __init__(self, parts: list[int], clock: Clock | None = None) -> None:
+        self._waiting = sorted(parts)
+        self._assigned: list[Assignment] = []
+        self._missing = set(parts)
+        self._clock = clock or WallClock()
+        self._mean_seconds = 0.0
+        self._is_closed = False
+        self._changed = threading.Condition()
+
+    def take(self, source: str) -> Assignment | None:
+        """The next part to load. Waits while other sources may still fail; None when all parts are loaded."""
+        with self._changed:
+            while True:
+                if self._is_closed or not self._missing:
+                    return None
+                part = self._next(source)
+                if part is not None:
+                    assignment = Assignment(part, source, self._clock.now())
+                    self._assigned.append(assignment)
+                    return assignment
+                self._changed.wait(OVERDUE_POLL_SECONDS)
+
+    def complete(self, assignment: Assignment) -> bool:
+        """Whether this source is the first to load the part."""
+        with self._changed:
+            self._assigned.remove(assignment)
+            if assignment.part not in self._missing:
+                return False
+            self._missing.discard(assignment.part)
+            seconds = self._clock.now() - assignment.started
+            self._mean_seconds = seconds if not self._mean_seconds else 0.7 * self._mean_seconds + 0.3 * seconds
+            for other in self._assigned:
+                if other.part == assignment.part:
+                    other.cancelled.set()
+            self._changed.notify_all()
+            return True
+
+    def fail(self, assignment: Assignment) -> None:
+        """Return the part to the queue, unless another source loads it too."""
+        with self._changed:
+            self._assigned.remove(assignment)
+            if assignment.part in self._missing and not any(one.part == assignment.part for one in self._assigned):
+                self._waiting = sorted([*self._waiting, assignment.part])
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Cancel all assignments."""
+        with self._changed:
+            self._is_closed = True
+            for assignment in self._assigned:
+                assignment.cancelled.set()
+            self._changed.notify_all()
+
+    def _next(self, source: str) -> int | None:
+        if self._waiting:
+            return self._waiting.pop(0)
+        limit = self._clock.now() - max(OVERDUE_SECONDS, 3.0 * self._mean_seconds)
+        by_part: dict[int, list[Assignment]] = {}
+        for assignment in self._assigned:
+            by_part.setdefault(assignment.part, []).append(assignment)
+        overdue = (
+            part for part, (first, *others) in sorted(by_part.items()) if not others and first.started < limit
+        )  # fmt: skip
+        return next((part for part in overdue if by_part[part][0].source != source), None)
+
+
+class WeightSources:
+    """A thread for each source, which loads parts of `queue` into `arrivals`. When the last source fails, `fallback` creates
+    another; if that raises, steps that wait for a layer get its exception."""
+
+    def __init__(
+        self, arrivals: StreamedWeights, queue: PartQueue, fallback: Callable[[], Source] | None = None
+    ) -> None:
         self._arrivals, self._queue, self._fallback = arrivals, queue, fallback
         self._lock = threading.Lock()
-        self._working: set[Source] = set()
+        self._active: set[Source] = set()
         self._threads: list[threading.Thread] = []
         self._is_closed = False
 
     @property
     def num_peers(self) -> int:
+        """Peers that still send parts."""
         with self._lock:
-            return len({source.name for source in self._working if source.is_peer})
+            return len({source.name for source in self._active if source.is_peer})
 
     def add(self, *sources: Source) -> None:
-        """All of them at once: none is taken for the last one before the others have begun."""
+        """Start the sources. One call starts all, so that none is taken for the last one too early."""
         with self._lock:
             if self._is_closed:
                 return
-            self._working.update(sources)
+            self._active.update(sources)
             for source in sources:
                 name = f"paceline-weights-{source.name}"
                 self._threads.append(threading.Thread(target=self._run, args=(source,), name=name, daemon=True))
                 self._threads[-1].start()
 
     def close(self, error: PacelineError) -> None:
-        """Stop. Whoever still waits for a part gets `error`."""
+        """Stop. Steps that still wait for a part get `error`."""
         with self._lock:
             self._is_closed = True
             threads = list(self._threads)
@@ -112,29 +199,29 @@ class Supply:
     def _run(self, source: Source) -> None:
         failure: Exception | None = None
         try:
-            while failure is None and (errand := self._queue.take(source.name)) is not None:
+            while failure is None and (assignment := self._queue.take(source.name)) is not None:
                 try:
-                    pieces = source.bring(errand.part, errand.cancelled)
+                    pieces = source.load(assignment.part, assignment.cancelled)
                 except TransferCancelled:
-                    self._queue.failed(errand)
+                    self._queue.fail(assignment)
                 except Exception as error:
-                    self._queue.failed(errand)
+                    self._queue.fail(assignment)
                     failure = error
                 else:
-                    if self._queue.brought(errand):
-                        self._arrivals.put(errand.part, pieces)
+                    if self._queue.complete(assignment):
+                        self._arrivals.put(assignment.part, pieces)
         finally:
             source.close()
-            self._lost(source, failure)
+            self._remove(source, failure)
 
-    def _lost(self, source: Source, failure: Exception | None) -> None:
+    def _remove(self, source: Source, failure: Exception | None) -> None:
         with self._lock:
-            self._working.discard(source)
-            is_last = not self._working and not self._is_closed
+            self._active.discard(source)
+            is_last = not self._active and not self._is_closed
         if failure is None:
             return
-        part = "the rest comes from elsewhere" if not is_last or self._fallback else "and it was the last one"
-        logger.warning("no more weights from %s: %s; %s", source.name, failure, part)
+        consequence = "the rest is loaded from elsewhere" if not is_last or self._fallback else "it was the last source"
+        logger.warning("cannot load more weights from %s: %s; %s", source.name, failure, consequence)
         if not is_last or self._arrivals.is_complete:
             return
         if self._fallback is None:

@@ -1,28 +1,28 @@
-"""Where a worker may get its weights, and how it gives them away: a part of what it is started from."""
+"""The part of a worker's spec that says where it loads weights from and how it serves them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.cluster_config import ClusterConfig
-from paceline.runtime.wire.key_folder import PARTY_OF
+from paceline.runtime.wire.keys import KEY_ROLE_OF
 
 
 @dataclass(frozen=True, slots=True)
 class PeerAddress:
     name: str
     address: str = ""
-    """Of its weight door; port 0 where it is only known once the peer runs."""
+    """Address of its weight server; port 0 if it is known only once the peer runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSpec:
     address: str
-    """Of the worker's own weight door, to bind: tcp://host:port, port 0 for a free one."""
+    """Address of the worker's own weight server to bind: tcp://host:port, port 0 for a free one."""
     peers: tuple[PeerAddress, ...] = ()
     """Other workers of the same model."""
     bytes_per_second: float = 0.0
-    """That it gives away at the most; 0: no limit."""
+    """Rate limit of the weight server; 0 means no limit."""
 
     @staticmethod
     def from_mapping(values: Mapping[str, Any]) -> "WeightSpec":
@@ -31,27 +31,29 @@ class WeightSpec:
 
 
 def weight_specs(config: ClusterConfig, addresses: Mapping[str, str]) -> dict[str, WeightSpec]:
-    """By name, for the workers that have others of the same key and model beside them; `addresses` to bind, under
-    `door_name`. A model that is divided over ranks is not given: each of them holds another share of it."""
+    """Specs by worker name, for workers that share key and model with at least one other. `addresses` has the addresses to bind
+    under `weight_server_name`. Tensor-parallel workers have none: every rank holds a different shard.
+    """
     if not config.weights.from_peers:
         return {}
-    alike: dict[tuple[str, ...], list[str]] = {}
+    groups: dict[tuple[str, ...], list[str]] = {}
     for pool in config.pools:
         if pool.tensor_parallel_size == 1:
-            kind = (PARTY_OF[pool.role], pool.model, pool.dtype, pool.quantization)
-            alike.setdefault(kind, []).extend(pool.worker_names)
+            group = (KEY_ROLE_OF[pool.role], pool.model, pool.dtype, pool.quantization)
+            groups.setdefault(group, []).extend(pool.worker_names)
     limit = config.weights.limit * 1e6
     return {
-        name: WeightSpec(addresses[door_name(name)], _others(names, name, addresses), limit)
-        for names in alike.values()
+        name: WeightSpec(addresses[weight_server_name(name)], _peers(names, name, addresses), limit)
+        for names in groups.values()
         if len(names) > 1
         for name in names
     }
 
 
-def door_name(worker: str) -> str:
+def weight_server_name(worker: str) -> str:
+    """Key of the worker's weight server in a mapping of addresses."""
     return f"{worker}/weights"
 
 
-def _others(names: Sequence[str], own: str, addresses: Mapping[str, str]) -> tuple[PeerAddress, ...]:
-    return tuple(PeerAddress(name, addresses[door_name(name)]) for name in names if name != own)
+def _peers(names: Sequence[str], own: str, addresses: Mapping[str, str]) -> tuple[PeerAddress, ...]:
+    return tuple(PeerAddress(name, addresses[weight_server_name(name)]) for name in names if name != own)

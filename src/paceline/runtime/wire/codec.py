@@ -1,4 +1,4 @@
-"""Messages to bytes and back. What does not decode is refused with a reason, never half understood."""
+"""Encoding of messages as msgpack bytes, and strict decoding."""
 
 from typing import Any, Generic, TypeVar
 
@@ -9,12 +9,12 @@ from paceline.core.errors import PacelineError
 M = TypeVar("M")
 
 
-class Malformed(PacelineError):
-    """Bytes that are no message of the protocol: not msgpack, an unknown tag, a field of a wrong type or beyond its limit."""
+class MalformedMessage(PacelineError):
+    """The bytes are not a message of the protocol: no msgpack, an unknown tag, or a field of a wrong type or out of range."""
 
 
 class Codec(Generic[M]):
-    """One direction of a protocol: encodes any struct, decodes only the message types it was made for."""
+    """One direction of a protocol: encodes any message, decodes only the message types given to it."""
 
     def __init__(self, messages: Any) -> None:
         """`messages`: a union of tagged `msgspec.Struct` types."""
@@ -25,8 +25,10 @@ class Codec(Generic[M]):
         return self._encoder.encode(message)
 
     def decode(self, data: bytes | memoryview) -> M:
+        """The message; raises `MalformedMessage`."""
         try:
             return self._decoder.decode(data)
-        # A hostile nesting depth ends in RecursionError; bad text in UnicodeDecodeError, which is a ValueError
-        except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
-            raise Malformed(str(error)[:200]) from None
+        # Core dataclasses validate themselves with PacelineError. Deep nesting raises RecursionError.
+        # UnicodeDecodeError is a ValueError.
+        except (msgspec.MsgspecError, PacelineError, ValueError, TypeError, RecursionError, OverflowError) as error:
+            raise MalformedMessage(str(error)[:200]) from None

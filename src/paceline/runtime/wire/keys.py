@@ -1,32 +1,48 @@
-"""Who a worker is and whom it lets in: CURVE key files. A secret key is readable by its owner alone."""
+"""CURVE keys of a cluster: pyzmq certificates, one pair each for gateways, targets and drafts."""
 
 import os
 import stat
+import struct
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from paceline.core.errors import InvalidConfig, MissingDependency
+from paceline.core.pool_config import Role
 
-KEY_LENGTH = 40
-"""Characters of a key of 32 bytes in Z85."""
+KeyRole = Literal["gateway", "target", "draft"]
+KEY_ROLES: tuple[KeyRole, ...] = ("gateway", "target", "draft")
+KEY_ROLE_OF: dict[Role, KeyRole] = {"target": "target", "prefill": "target", "draft": "draft"}
+"""Key role of each worker role. Prefill workers hold the prompts of targets and share their key."""
+CLIENT_ROLES: dict[KeyRole, tuple[KeyRole, ...]] = {
+    "gateway": (),
+    "target": ("gateway", "target"),
+    "draft": ("target", "gateway"),
+}
+"""Roles that may connect to a server of each role."""
+ALLOWED_FOLDER = "allowed"
+"""Subfolder with public certificates of further clients, such as a second gateway with its own key."""
+KEY_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
+    """A CURVE key pair in Z85."""
+
     public: str
     secret: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """`own` identifies this side. A server lets in only `allowed` public keys; a client knows the `server`'s."""
+    """Keys of one endpoint. A server accepts the public keys in `allowed`; a client requires the public key `server`."""
 
     own: KeyPair
     server: str | None = None
     allowed: frozenset[str] = frozenset()
 
 
-def generate() -> KeyPair:
+def generate_key_pair() -> KeyPair:
     try:
         import zmq
     except ImportError:
@@ -35,63 +51,74 @@ def generate() -> KeyPair:
     return KeyPair(public.decode(), secret.decode())
 
 
-def save(pair: KeyPair, path: Path) -> None:
-    """`path` gets the secret (mode 0600), `path`.pub the public key. An existing secret is never overwritten."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+@dataclass(frozen=True, slots=True)
+class KeyFolder:
+    """`ROLE.key` (public) and `ROLE.key_secret` for each key role, and the folder `allowed`.
+
+    Files are read on use: a machine needs the secret keys of the roles that it runs, and all public keys.
+    """
+
+    path: Path
+
+    @staticmethod
+    def create(path: Path) -> "KeyFolder":
+        """New keys for all roles. Raises `InvalidConfig` if a key exists; no key is overwritten."""
+        try:
+            from zmq.auth import create_certificates
+        except ImportError:
+            raise MissingDependency("pyzmq", "generating keys", "pool") from None
+        folder = KeyFolder(path)
+        for role in KEY_ROLES:
+            if folder._secret_file(role).exists():
+                raise InvalidConfig(f"{folder._secret_file(role)} exists: delete it first if no worker uses this key")
+        (path / ALLOWED_FOLDER).mkdir(parents=True, exist_ok=True)
+        umask = os.umask(0o077)
+        try:
+            for role in KEY_ROLES:
+                public_file, _ = create_certificates(path, role)
+                os.chmod(public_file, 0o644)
+        finally:
+            os.umask(umask)
+        return folder
+
+    def key_pair(self, role: KeyRole) -> KeyPair:
+        """The key pair of `role`; raises `InvalidConfig` if other users can read the secret key."""
+        path = self._secret_file(role)
+        public, secret = _load_certificate(path)
+        if secret is None:
+            raise InvalidConfig(f"{path} holds no secret key; create keys with `paceline keys`")
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise InvalidConfig(f"other users can read the secret key {path}: chmod 600 {path}")
+        return KeyPair(public, secret)
+
+    def public_key(self, role: KeyRole) -> str:
+        return _load_certificate(self.path / f"{role}.key")[0]
+
+    def server_security(self, role: KeyRole) -> Security:
+        """Keys of a server of `role`: clients of `CLIENT_ROLES` and of the folder `allowed` may connect."""
+        allowed = {self.public_key(client) for client in CLIENT_ROLES[role]}
+        allowed |= {_load_certificate(file)[0] for file in sorted((self.path / ALLOWED_FOLDER).glob("*.key"))}
+        return Security(self.key_pair(role), allowed=frozenset(allowed))
+
+    def peer_security(self, role: KeyRole) -> Security:
+        """Keys for connections between workers of one role: they share a key and accept only that key."""
+        own = self.key_pair(role)
+        return Security(own, allowed=frozenset({own.public}))
+
+    def _secret_file(self, role: KeyRole) -> Path:
+        return self.path / f"{role}.key_secret"
+
+
+def _load_certificate(path: Path) -> tuple[str, str | None]:
+    """(public key, secret key or None) of a certificate file."""
+    from zmq.auth import load_certificate
+    from zmq.utils import z85
+
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise InvalidConfig(f"{path} exists: delete it first if this key is no longer trusted anywhere") from None
-    with os.fdopen(descriptor, "w", encoding="ascii") as file:
-        file.write(f"{pair.public}\n{pair.secret}\n")
-    public_path(path).write_text(pair.public + "\n", "ascii")
-
-
-def load(path: Path) -> KeyPair:
-    """A pair that `save` wrote. Refused if anybody but its owner can read it."""
-    try:
-        mode, text = path.stat().st_mode, path.read_text("ascii")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"cannot read the key {path}: {error}; make one with `paceline keys`") from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise InvalidConfig(f"others can read the secret key {path}: chmod 600 {path}")
-    lines = text.split()
-    if len(lines) != 2 or any(not _is_key(line) for line in lines):
-        raise InvalidConfig(f"{path} is no key file: it holds a public and a secret key, a line each")
-    return KeyPair(*lines)
-
-
-def load_public(path: Path) -> str:
-    """The one key of a `.pub` file."""
-    keys = load_allowed(path)
-    if len(keys) != 1:
-        raise InvalidConfig(f"{path} holds {len(keys)} public keys, and one was wanted")
-    return next(iter(keys))
-
-
-def load_allowed(path: Path) -> frozenset[str]:
-    """Public keys, one a line; anything after the key, and lines beginning with #, are for people. A folder: its .pub files."""
-    if path.is_dir():
-        return frozenset(key for file in sorted(path.glob("*.pub")) for key in load_allowed(file))
-    try:
-        lines = path.read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidConfig(f"cannot read the public keys in {path}: {error}") from None
-    keys = set()
-    for number, line in enumerate(lines, start=1):
-        words = line.split()
-        if not words or (words[0].startswith("#") and not _is_key(words[0])):
-            continue
-        if not _is_key(words[0]):
-            raise InvalidConfig(f"{path}, line {number}: not a public key of {KEY_LENGTH} characters")
-        keys.add(words[0])
-    return frozenset(keys)
-
-
-def public_path(path: Path) -> Path:
-    return path.with_name(path.name + ".pub")
-
-
-def _is_key(text: str) -> bool:
-    alphabet = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
-    return len(text) == KEY_LENGTH and set(text) <= set(alphabet)
+        keys = load_certificate(path)
+        if any(key is not None and len(z85.decode(key)) != KEY_BYTES for key in keys):
+            raise ValueError(f"a key is not {KEY_BYTES} bytes in Z85")
+        public, secret = keys
+        return public.decode(), None if secret is None else secret.decode()
+    except (OSError, ValueError, KeyError, OverflowError, struct.error) as error:
+        raise InvalidConfig(f"cannot read the key {path}: {error}; create keys with `paceline keys`") from None

@@ -1,7 +1,6 @@
-"""What a target and a draft worker say to each other. docs/protocol.md is the same in words.
+"""Messages between target workers and draft workers, and the parts that all protocols share. See docs/protocol.md.
 
-Every message is a msgpack array: an integer tag, then the fields in order. A peer one version newer may append fields; an
-older one leaves them out, and they take their defaults. Fields are never removed, reordered or given another meaning.
+A message is a msgpack array: an integer tag, then the fields in order. Core dataclasses inside a message are msgpack maps.
 """
 
 from enum import IntEnum
@@ -10,31 +9,33 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import Verification
 from paceline.runtime.wire.codec import Codec
 
-VERSION = 3
-OLDEST = 2
-"""The oldest version spoken here. 2 knows no `Step.kept`, `Drafted.begun` and packed branches: such a peer is sent none."""
+VERSION = 4
+"""Protocol version. Two processes of different versions do not work together."""
 
 MAX_DEPTH = 64
 MAX_BATCH = 1024
 MAX_CONTEXT = 1 << 20
 MAX_MESSAGE_BYTES = 8 << 20
+MAX_NAME = 256
+MAX_SALT = 4096
 
 Count = Annotated[int, Meta(ge=0, lt=2**31)]
 Large = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Token = Annotated[int, Meta(ge=0, lt=2**31)]
 Percent = Annotated[int, Meta(ge=0, le=100)]
 Depth = Annotated[int, Meta(ge=0, le=MAX_DEPTH)]
-Share = Annotated[float, Meta(ge=0.0)]
-Text = Annotated[str, Meta(max_length=256)]
-Name = Annotated[str, Meta(max_length=256)]
-Words = Annotated[str, Meta(max_length=65536)]
-Salt = Annotated[str, Meta(max_length=4096)]
+NonNegative = Annotated[float, Meta(ge=0.0)]
+Name = Annotated[str, Meta(max_length=MAX_NAME)]
+LongText = Annotated[str, Meta(max_length=65536)]
+Salt = Annotated[str, Meta(max_length=MAX_SALT)]
 Tokens = Annotated[list[Token], Meta(max_length=MAX_CONTEXT)]
 Chain = Annotated[list[Token], Meta(max_length=MAX_DEPTH)]
 Sequences = Annotated[list[Large], Meta(max_length=MAX_BATCH)]
-LawBytes = Annotated[bytes, Meta(max_length=MAX_DEPTH * 2048)]
+DistributionBytes = Annotated[bytes, Meta(max_length=MAX_DEPTH * 2048)]
 BranchBytes = Annotated[bytes, Meta(max_length=1 << 16)]
 
 
@@ -47,85 +48,62 @@ class Message(msgspec.Struct, array_like=True, frozen=True, tag=0):
 
 
 class Hello(Message, frozen=True, tag=1):
-    """First from either side. The version spoken is the smaller `version`, if it is not below the larger `oldest`."""
+    """First message of either side."""
 
     version: Count
-    oldest: Count
     epoch: Large
-    """New at every start of a process: what was said in another epoch is void."""
-    vocabulary: Text
-    """sha256 of the vocabulary; peers that differ have nothing to say to each other."""
-    name: Text = ""
+    """Random number of the process. A receiver ignores messages of another epoch."""
+    vocabulary: Name
+    """sha256 of the vocabulary. Both sides must have the same one; empty from a gateway."""
+    name: Name = ""
     max_sequences: Count = 0
-    """A worker's: how many sequences it holds for all its peers together."""
+    """Draft worker: sequences that it holds for all targets together."""
     max_depth: Depth = MAX_DEPTH
 
 
-class Sampling(Record, frozen=True):
-    """Of `SamplingParams`, what shapes a distribution."""
-
-    temperature: Annotated[float, Meta(ge=0.0, le=10.0)] = 1.0
-    top_k: Count = 0
-    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] = 1.0
-    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] = 0.0
-    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] = 1.0
-    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] = 0.0
-    logit_bias: Annotated[dict[Token, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=4096)] = (
-        msgspec.field(default_factory=dict)
-    )
-
-
-class Rule(IntEnum):
-    """How drafts will be verified: it decides how they are drawn."""
-
-    COUPLED = 0
-    REJECTION = 1
-
-
 class Open(Message, frozen=True, tag=2):
-    """A sequence and everything committed so far. Opening what is open starts it afresh. No answer, or `Busy`."""
+    """A sequence and all its committed tokens. An open sequence starts again. Answered by nothing, or by `Busy`."""
 
     epoch: Large
-    """The worker's, from its `Hello`; so in every message to it."""
+    """Epoch of the draft worker, from its `Hello`; the same in every message to it."""
     sequence: Large
     ids: Tokens
     num_prompt: Count
-    sampling: Sampling
+    sampling: SamplingParams
     seed: Large
     choice: Count = 0
-    rule: Rule = Rule.COUPLED
+    rule: Verification = "coupled"
     salt: Salt = ""
 
 
-class Step(Record, frozen=True):
-    """One sequence's turn."""
+class RoundRequest(Record, frozen=True):
+    """Request for the next draft of one sequence."""
 
     sequence: Large
     round: Count
-    """Grows with every turn of the sequence; the answer repeats it."""
+    """Number of the round, higher than all before it; the answer repeats it."""
     base: Count
-    """Length of the sequence before `tokens`: it must be what the worker has."""
+    """Length of the sequence before the newly committed tokens. It must equal the worker's length."""
     tokens: Tokens
-    """Committed since the last turn, after those in `kept`."""
+    """Tokens committed since the last round, after the first `num_kept` tokens of its draft."""
     depth: Depth
-    held: Depth = 0
-    """Tokens of this round's draft that the sender has already, from `Branches`: the worker answers only what is missing."""
-    kept: Depth = 0
-    """So many tokens of the answer to the last round were committed first; the worker has them."""
+    num_held: Depth = 0
+    """Tokens of this round's draft that the target already has, from `Branches`. The worker sends the draft only if longer."""
+    num_kept: Depth = 0
+    """Tokens of the answer to the last round that were committed first. The worker has them."""
 
 
 class Advance(Message, frozen=True, tag=3):
-    """All sequences of one target step. Each is answered by an item of some `Drafts`, in any order."""
+    """All rounds of one target step. Each is answered by an item of a `Drafts`, in any order."""
 
     epoch: Large
-    steps: Annotated[list[Step], Meta(max_length=MAX_BATCH)]
-    ahead: bool = False
-    """Send `Branches` as well: the network is slow enough for it to pay."""
+    rounds: Annotated[list[RoundRequest], Meta(max_length=MAX_BATCH)]
+    send_ahead: bool = False
+    """Request for `Branches`: the round trip is long enough."""
 
 
 class Close(Message, frozen=True, tag=4):
-    """Forget these sequences. No answer; closing what is not open is no error."""
+    """Drop these sequences. No answer; unknown sequences are ignored."""
 
     epoch: Large
     sequences: Sequences
@@ -138,79 +116,66 @@ class Ping(Message, frozen=True, tag=5):
 
 
 class Goodbye(Message, frozen=True, tag=6):
-    """From a target: drop all I opened. From a worker: I am leaving, open elsewhere."""
+    """The sender leaves. From a target: drop its sequences. From a worker: open them at another worker."""
 
-    reason: Text = ""
+    reason: Name = ""
 
 
-class Drafted(Record, frozen=True):
-    """A chain of drafted tokens that follows the committed ones of its round."""
+class RoundDraft(Record, frozen=True):
+    """A chain of drafted tokens that follows the committed tokens of its round."""
 
     sequence: Large
     round: Count
     tokens: Chain
-    laws: LawBytes = b""
-    """Under rejection: what each token was drawn from, see `runtime/draft_worker/distributions.py`. Empty: one-hot."""
-    ready: bool = False
-    """It had been drafted before it was asked for."""
-    begun: Annotated[list[Token], Meta(max_length=2 * MAX_BATCH)] = msgspec.field(default_factory=list)
-    """Outcomes that are being drafted for next: accepted, the token that follows, accepted, token, …"""
+    distributions: DistributionBytes = b""
+    """Rejection: the distribution of each token, see `runtime/draft_worker/distributions.py`. Empty: one-hot."""
+    was_ready: bool = False
+    """Whether the worker had drafted it before the request."""
+    started: Annotated[list[Token], Meta(max_length=2 * MAX_BATCH)] = msgspec.field(default_factory=list)
+    """Outcomes for which the worker drafts next: accepted, following token, accepted, following token, …"""
 
 
 class Load(Record, frozen=True):
-    """How busy a worker is."""
+    """Load of a draft worker."""
 
     sequences: Count = 0
     waiting: Count = 0
     """Rounds that are being drafted."""
     pass_us: Count = 0
-    """Microseconds that one pass over its model takes of late."""
-    resting: Percent | None = None
-    """It has stopped drafting ahead for this target, since so few of its drafts were ready. None: it drafts ahead."""
+    """Recent time of one pass over its model, microseconds."""
+    paused_hit_percent: Percent | None = None
+    """Percentage of drafts that were ready when it paused drafting ahead for this target; None: it drafts ahead."""
 
 
 class Drafts(Message, frozen=True, tag=7):
-    """Whatever became ready together."""
+    """Drafts that are complete."""
 
     epoch: Large
-    """The worker's."""
-    drafts: Annotated[list[Drafted], Meta(max_length=MAX_BATCH)]
+    """Epoch of the draft worker."""
+    drafts: Annotated[list[RoundDraft], Meta(max_length=MAX_BATCH)]
     load: Load = Load()
 
 
-class Branch(Record, frozen=True):
-    """The draft for one outcome of a verification that is still under way."""
-
-    accepted: Depth
-    token: Token
-    """What follows the accepted ones."""
-    tokens: Chain
-    """Empty: it is being drafted, and worth waiting for."""
-    laws: LawBytes = b""
-
-
-class Ahead(Record, frozen=True):
+class SequenceBranches(Record, frozen=True):
     """Branches of one sequence, for the verification of the draft of `round`."""
 
     sequence: Large
     round: Count
-    branches: Annotated[list[Branch], Meta(max_length=MAX_BATCH)]
-    """To a peer of version 2; empty where they are packed."""
-    packed: BranchBytes = b""
-    """Branches of `length` tokens each, see `runtime/draft_worker/packed_branches.py`."""
-    length: Depth = 0
+    packed: BranchBytes
+    """Branches of `length` tokens each, see `runtime/draft_worker/branches.py`."""
+    length: Depth
     is_wide: bool = False
 
 
 class Branches(Message, frozen=True, tag=8):
-    """Drafts sent before they are asked for. The outcome that comes true is used, at most once; the rest is dropped."""
+    """Drafts sent before they are requested. The target uses the branch of the actual outcome, at most once."""
 
     epoch: Large
-    sequences: Annotated[list[Ahead], Meta(max_length=MAX_BATCH)]
+    sequences: Annotated[list[SequenceBranches], Meta(max_length=MAX_BATCH)]
 
 
 class Busy(Message, frozen=True, tag=9):
-    """These were not let in: no room. Open them elsewhere, or here after a while."""
+    """These sequences were not opened: no room. Open them at another worker, or here after `retry_ms`."""
 
     epoch: Large
     sequences: Sequences
@@ -218,26 +183,26 @@ class Busy(Message, frozen=True, tag=9):
     load: Load = Load()
 
 
-class Fault(IntEnum):
+class ErrorCode(IntEnum):
     MALFORMED = 1
-    """That was no message."""
+    """The bytes were not a message."""
     VERSION = 2
-    """No version in common."""
+    """The protocol versions differ."""
     VOCABULARY = 3
-    """Another vocabulary."""
-    STRANGER = 4
-    """Say `Hello` first: the worker restarted, or dropped a peer that had been silent for too long."""
+    """The vocabularies differ."""
+    NO_HELLO = 4
+    """`Hello` is missing: the worker restarted, or dropped a target that was silent for too long."""
     EPOCH = 5
-    """That was for another epoch: say `Hello` again."""
-    UNKNOWN = 6
+    """The message was for another epoch: send `Hello` again."""
+    UNKNOWN_SEQUENCE = 6
     """These sequences are not open here: `Open` them."""
-    BASE = 7
-    """These sequences are of another length here: `Open` them again."""
+    LENGTH = 7
+    """These sequences have another length here: `Open` them again."""
 
 
 class Error(Message, frozen=True, tag=10):
-    code: Fault
-    message: Text
+    code: ErrorCode
+    message: Name
     sequences: Sequences = msgspec.field(default_factory=list)
 
 
@@ -252,9 +217,3 @@ FromDraft: TypeAlias = Hello | Drafts | Branches | Busy | Error | Pong | Goodbye
 
 TO_DRAFT_WORKER: Codec[FromTarget] = Codec(FromTarget)
 TO_TARGET: Codec[FromDraft] = Codec(FromDraft)
-
-
-def common_version(theirs: Hello, version: int = VERSION, oldest: int = OLDEST) -> int | None:
-    """The version both speak, the newest; None if there is none."""
-    newest = min(version, theirs.version)
-    return newest if newest >= max(oldest, theirs.oldest) else None

@@ -1,8 +1,7 @@
-"""What a gateway and a target worker say to each other: the same framing and `Hello` as between targets and drafts.
+"""Messages between gateways and target workers, and between targets and prefill workers.
 
-A gateway may lose a worker, and a worker a gateway, at any word. Every submission has a number of its own (`attempt`) and every
-output says where it begins (`start`): what is stale is dropped, what is missing is noticed, and either way the gateway goes on
-from the token ids it has.
+A connection can break at any message. Every submission has a number (`attempt`) and every output its first position (`start`):
+the gateway ignores stale outputs, detects missing ones, and continues from the token ids that it has.
 """
 
 from typing import Annotated, TypeAlias
@@ -10,145 +9,137 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from paceline.runtime.transfer.handle import Ticket
-from paceline.runtime.wire.codec import Codec
+from paceline.cluster.routing.kv_index import PeerHint
+from paceline.core.errors import InvalidRequest
+from paceline.core.output import StepOutput, TokenLogprobs
+from paceline.core.request import Request
+from paceline.core.sequence import FinishReason, Origin
+from paceline.core.speculation import SpeculationFlags
+from paceline.core.worker_status import EngineStatus
+from paceline.runtime.transfer.messages import TransferHandle
+from paceline.runtime.wire.codec import Codec, MalformedMessage
 from paceline.runtime.wire.messages import (
+    MAX_CONTEXT,
+    MAX_MESSAGE_BYTES,
+    MAX_NAME,
+    MAX_SALT,
     Count,
     Goodbye,
     Hello,
     Large,
+    LongText,
     Message,
     Name,
+    NonNegative,
     Record,
     Salt,
-    Share,
     Token,
     Tokens,
-    Words,
 )
-from paceline.runtime.wire.report_messages import Report
 
 MAX_OUTPUTS = 4096
 MAX_WORKERS = 4096
 
 
-class WireSampling(Record, frozen=True):
-    """All of `SamplingParams`."""
-
-    max_tokens: Count
-    temperature: float
-    top_k: Count
-    top_p: float
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
-    logit_bias: Annotated[dict[Token, float], Meta(max_length=4096)]
-    seed: Large
-    n: Annotated[int, Meta(ge=1, le=128)]
-    stop: Annotated[list[Words], Meta(max_length=64)]
-    stop_token_ids: Annotated[list[Token], Meta(max_length=4096)]
-    ignore_eos: bool
-    logprobs: Count | None
-    json_schema: Annotated[str, Meta(max_length=1 << 20)] | None
-    """JSON."""
-
-
-class WireSpeculation(Record, frozen=True):
-    """All of `SpeculationParams`."""
-
-    enabled: bool
-    method: Name | None
-    max_depth: Count | None
-    verification: Name | None
-
-
 class Submit(Message, frozen=True, tag=20):
-    """Generate. Answered by `Outputs` until every choice is finished, or by `Refused`."""
+    """Generate. Answered by `Outputs` until every choice is finished, or by `RequestFailed`."""
 
     epoch: Large
-    """The worker's, from its `Welcome`."""
+    """Epoch of the worker, from its `Welcome`."""
     attempt: Large
-    prompt_ids: Tokens
-    sampling: WireSampling
-    speculation: WireSpeculation
-    category: Name
-    priority: Annotated[int, Meta(ge=-(2**31), lt=2**31)]
-    salt: Salt
-    committed: Annotated[list[Tokens | None], Meta(max_length=128)]
-    """See `Request.committed`."""
-    trace: Annotated[str, Meta(max_length=64)] = ""
-    """W3C `traceparent`; empty: it is not traced."""
-    peer: Name = ""
-    """Another target that has the first `peer_tokens` of the prompt in its cache; a worker of an earlier version does not read
-    so far."""
-    peer_tokens: Count = 0
+    """Number of this submission. The gateway ignores outputs of other attempts."""
+    request: Request
+    peer: PeerHint | None = None
+    """Another target that holds the beginning of the prompt in its cache."""
 
 
-class Withdraw(Message, frozen=True, tag=21):
-    """Stop these and free what they hold. No answer."""
+def check_limits(request: Request) -> None:
+    """Raise `InvalidRequest` if a field is longer than other messages of the protocol can carry."""
+    for name, text, limit in (
+        ("category", request.category, MAX_NAME),
+        ("cache_salt", request.cache_salt, MAX_SALT),
+        ("trace", request.trace, MAX_NAME),
+    ):
+        if len(text) > limit:
+            raise InvalidRequest(f"{name} must have at most {limit} characters, got {len(text)}", field=name)
+
+
+def check_size(request: Request) -> None:
+    """Raise `InvalidRequest` if a worker could not decode the request."""
+    check_limits(request)
+    try:
+        data = TO_TARGET_WORKER.encode(Submit(0, 0, request))
+        # The other half is for the generated tokens, in case another worker continues the request
+        if len(data) > MAX_MESSAGE_BYTES // 2:
+            raise InvalidRequest(f"the request has {len(data)} bytes; a cluster takes up to {MAX_MESSAGE_BYTES // 2}")
+        TO_TARGET_WORKER.decode(data)
+    except (MalformedMessage, UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"the request cannot be sent to a worker: {error}") from None
+
+
+class Cancel(Message, frozen=True, tag=21):
+    """Stop these submissions and free their blocks. No answer."""
 
     attempts: Annotated[list[Large], Meta(max_length=MAX_OUTPUTS)]
 
 
-class Beat(Message, frozen=True, tag=22):
-    """Answered by a `Pulse`. A gateway that stays silent is taken for dead, and its streams are dropped."""
+class HeartbeatRequest(Message, frozen=True, tag=22):
+    """Answered by a `Heartbeat`. A worker drops the streams of a gateway that stays silent."""
 
     nonce: Large
 
 
-class Change(Message, frozen=True, tag=23):
-    """Speculate like this from now on: `SpeculationFlags`."""
+class SetFlags(Message, frozen=True, tag=23):
+    """Run-time settings of speculation, in effect from the next step."""
 
-    enabled: bool | None
-    method: Name | None
-    max_depth: Count | None
+    flags: SpeculationFlags
 
 
-class Drafters(Message, frozen=True, tag=24):
-    """These are the draft workers there are."""
-
-    workers: Annotated[list["DrafterAddress"], Meta(max_length=MAX_WORKERS)]
-    prefillers: Annotated[list["DrafterAddress"], Meta(max_length=MAX_WORKERS)] = msgspec.field(default_factory=list)
-    """The prefill workers there are; a target of an earlier version does not read so far, and computes prompts itself."""
-    peers: Annotated[list["DrafterAddress"], Meta(max_length=MAX_WORKERS)] = msgspec.field(default_factory=list)
-    """The target workers there are, where they give each other what they have cached."""
-
-
-class DrafterAddress(Record, frozen=True):
+class WorkerAddress(Record, frozen=True):
     name: Name
     address: Name
     key: Name = ""
-    """Its public key; empty without encryption."""
+    """Public key; empty without encryption."""
 
 
-class Ask(Message, frozen=True, tag=25):
-    """Answered by a `Report`."""
+class WorkerList(Message, frozen=True, tag=24):
+    """All workers that a target may connect to."""
+
+    drafts: Annotated[list[WorkerAddress], Meta(max_length=MAX_WORKERS)]
+    prefillers: Annotated[list[WorkerAddress], Meta(max_length=MAX_WORKERS)] = msgspec.field(default_factory=list)
+    peers: Annotated[list[WorkerAddress], Meta(max_length=MAX_WORKERS)] = msgspec.field(default_factory=list)
+    """Other targets; empty where targets do not share cached blocks."""
+
+
+class StatusRequest(Message, frozen=True, tag=25):
+    """Answered by a `StatusReport`."""
 
 
 class Prefill(Message, frozen=True, tag=26):
-    """From a target to a prefill worker: compute these tokens and hand over what comes of them, from block `first` on, and the
-    hidden states of the last `state_rows` tokens. Answered by `Granted` or `Refused`; ended by `Withdraw`, or when the one who
-    asked is silent."""
+    """From a target to a prefill worker: compute these tokens and offer the KV blocks from block `first` on.
+
+    Answered by `PrefillStarted` or `RequestFailed`; ended by `Cancel`, or when the target stays silent.
+    """
 
     epoch: Large
-    """The prefill worker's, from its `Welcome`."""
+    """Epoch of the prefill worker, from its `Welcome`."""
     attempt: Large
     ids: Tokens
-    """Whole blocks."""
+    """Tokens of whole blocks."""
     salt: Salt
     first: Count
     layout: Name
-    """How the asker's cache is laid out: another one's bytes would mean something else."""
+    """Layout of the target's KV cache. The worker rejects another layout than its own."""
     state_layers: Annotated[list[Count], Meta(max_length=64)]
+    """Layers whose hidden states are sent too."""
     state_rows: Count
+    """Number of last tokens whose hidden states are sent."""
 
 
 class Welcome(Message, frozen=True, tag=40):
-    """Answers `Hello`: what this worker offers."""
+    """Answer to `Hello`: what the worker offers."""
 
     version: Count
-    oldest: Count
     epoch: Large
     name: Name
     vocabulary: Name
@@ -159,86 +150,128 @@ class Welcome(Message, frozen=True, tag=40):
     methods: Annotated[list[Name], Meta(max_length=64)]
     default_method: Name
     events_port: Count = 0
-    """Where it publishes what is in its cache (`kv_publisher.py`), on the host it was found at; 0: it does not."""
+    """Port of the KV events, on the worker's host; 0: no KV events."""
     replay_port: Count = 0
 
 
-class WireLogprobs(Record, frozen=True):
-    token: Token
-    logprob: float
-    top: list[tuple[Token, float]]
-
-
 class Output(Record, frozen=True):
-    """One `StepOutput`."""
+    """A `StepOutput` of one submission."""
 
     attempt: Large
     choice: Count
     start: Count
-    """Output tokens of the choice before these."""
-    tokens: Tokens
-    origins: Annotated[list[Count], Meta(max_length=4096)]
-    """Indices into `Origin`, in the order it lists them."""
-    text: Words
+    """Number of output tokens of the choice before these."""
+    tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_CONTEXT)]
+    origins: Annotated[tuple[Origin, ...], Meta(max_length=MAX_CONTEXT)]
+    text: LongText
     drafted: Count
     accepted: Count
     num_cached: Count
-    logprobs: list[WireLogprobs] | None
-    finish_reason: Name | None
+    logprobs: tuple[TokenLogprobs, ...] | None
+    finish_reason: FinishReason | None
     method: Name = ""
-    waited: Share = 0.0
-    """Seconds from its arrival until it had a seat."""
+    waited: NonNegative = 0.0
+
+    @staticmethod
+    def of(step: StepOutput, attempt: int, start: int) -> "Output":
+        return Output(
+            attempt=attempt,
+            choice=step.choice,
+            start=start,
+            tokens=step.tokens,
+            origins=step.origins,
+            text=step.text,
+            drafted=step.drafted,
+            accepted=step.accepted,
+            num_cached=step.num_cached,
+            logprobs=step.logprobs,
+            finish_reason=step.finish_reason,
+            method=step.method,
+            waited=step.waited,
+        )
+
+    def to_step_output(self, request_id: str) -> StepOutput:
+        """Raises `ValueError` if `origins` and `tokens` differ in length."""
+        if len(self.origins) != len(self.tokens):
+            raise ValueError(f"{len(self.origins)} origins for {len(self.tokens)} tokens")
+        return StepOutput(
+            request_id=request_id,
+            sequence_id=self.choice,
+            choice=self.choice,
+            tokens=self.tokens,
+            origins=self.origins,
+            text=self.text,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            num_cached=self.num_cached,
+            logprobs=self.logprobs,
+            finish_reason=self.finish_reason,
+            method=self.method,
+            waited=self.waited,
+        )
 
 
 class Outputs(Message, frozen=True, tag=41):
-    """What became ready together."""
+    """Outputs of one or more steps."""
 
     outputs: Annotated[list[Output], Meta(max_length=MAX_OUTPUTS)]
 
 
-class Refused(Message, frozen=True, tag=42):
-    """This submission ended without its last token."""
+class RequestFailed(Message, frozen=True, tag=42):
+    """The submission ended without its last token."""
 
     attempt: Large
-    invalid: bool
-    """Whether the request itself is at fault; otherwise another worker may well serve it."""
-    message: Words
+    is_invalid: bool
+    """Whether the request is invalid. Otherwise another worker may serve it."""
+    message: LongText
     field: Name | None
 
 
-class Loading(Record, frozen=True):
-    """How much of a worker's model is there."""
+class LoadProgress(Record, frozen=True):
+    """Loaded part of a worker's model."""
 
     layers: Count
     total: Count
     peers: Count
-    """That they come from; 0: from disk."""
+    """Source peers; 0 means local disk."""
 
 
-class Pulse(Message, frozen=True, tag=43):
+class Heartbeat(Message, frozen=True, tag=43):
+    """Load of a target worker."""
+
     nonce: Large
     epoch: Large
     steps: Large
-    busy: bool
+    is_busy: bool
     running: Count
     waiting: Count
     kv_used: Count
     kv_total: Count
     prompt_tokens: Count = 0
-    """Of prompts, yet to be computed."""
-    loading: Loading | None = None
-    """None: all of it is there. Until then requests are taken, and wait for the layers they get to."""
+    """Prompt tokens that are not computed yet."""
+    loading: LoadProgress | None = None
+    """Load progress; None: the model is loaded. Requests received earlier wait for the layers that they need."""
 
 
-class Granted(Message, frozen=True, tag=45):
-    """Answers `Prefill`. The parts are those of `engine/hooks/handoff_plan.py`, and become ready as they are computed."""
+class StatusReport(Message, frozen=True, tag=44):
+    """Answers `StatusRequest`: the worker's status, encoded as it is."""
+
+    epoch: Large
+    name: Name
+    status: EngineStatus
+
+
+class PrefillStarted(Message, frozen=True, tag=45):
+    """Answer to `Prefill`. The parts (`engine/hooks/handoff_plan.py`) become ready as they are computed."""
 
     attempt: Large
-    ticket: Ticket
+    handle: TransferHandle
 
 
-FromGateway: TypeAlias = Hello | Submit | Withdraw | Beat | Change | Drafters | Ask | Prefill | Goodbye
-FromTargetWorker: TypeAlias = Welcome | Outputs | Refused | Pulse | Report | Granted | Goodbye
+FromGateway: TypeAlias = (
+    Hello | Submit | Cancel | HeartbeatRequest | SetFlags | WorkerList | StatusRequest | Prefill | Goodbye
+)
+FromTargetWorker: TypeAlias = Welcome | Outputs | RequestFailed | Heartbeat | StatusReport | PrefillStarted | Goodbye
 
 TO_TARGET_WORKER: Codec[FromGateway] = Codec(FromGateway)
 TO_GATEWAY: Codec[FromTargetWorker] = Codec(FromTargetWorker)

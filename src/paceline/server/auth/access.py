@@ -1,4 +1,4 @@
-"""Who may do what: keys become callers, and paths ask for scopes."""
+"""Authentication by API key, and the scope that each path needs."""
 
 import logging
 import os
@@ -12,21 +12,21 @@ from paceline.server.openai.errors import Forbidden, Unauthorised
 logger = logging.getLogger(__name__)
 
 RELOAD_SECONDS = 1.0
-"""How often the file of keys is looked at: a revoked key is good for that long."""
-ADMIN = "admin"
-"""The name under which the configured `admin_key` is known."""
+"""Interval at which the key file is checked; a revoked key stays valid that long."""
+ADMIN_NAME = "admin"
+"""Name of the key in the setting `admin_key`."""
 
-ANYONE = ApiKey("anyone", id="", cache_salt="", scopes=("generate", "metrics"))
-"""Who calls a server without keys."""
+ANONYMOUS = ApiKey("anyone", id="", cache_salt="", scopes=("generate", "metrics"))
+"""Key of every request to a server without keys."""
 
-OPEN = ("/health", "/ready", "/docs", "/redoc", "/openapi.json", "/dashboard")
-"""Anybody's: probes that say no more than a status, the API's description, and the page that asks for a key."""
-SCOPED = {"/admin": "admin", "/metrics": "metrics", "/v1/paceline": "metrics"}
-"""What asks for another scope than `generate`."""
+OPEN_PATHS = ("/health", "/ready", "/docs", "/redoc", "/openapi.json", "/dashboard")
+"""Paths without a key: health checks, the API description and the dashboard page, which prompts for a key."""
+PATH_SCOPES = {"/admin": "admin", "/metrics": "metrics", "/v1/paceline": "metrics"}
+"""Path prefixes that need another scope than `generate`."""
 
 
 class Access:
-    """The keys in force. Where no file of keys is configured the API is anybody's, and only `/admin` asks for a key."""
+    """The valid API keys. Without a key file only `/admin` needs a key."""
 
     def __init__(
         self,
@@ -37,48 +37,50 @@ class Access:
         open_metrics: bool = False,
     ) -> None:
         self._file, self._clock, self._open_metrics = keys, clock, open_metrics
-        self._admin = None if admin_key is None else ApiKey.of(admin_key, ADMIN, id=ADMIN, scopes=("admin",))
+        self._admin = (
+            None if admin_key is None else ApiKey.from_text(admin_key, ADMIN_NAME, id=ADMIN_NAME, scopes=("admin",))
+        )
         self._keys: dict[str, ApiKey] = {}
-        self._looked, self._stamp = clock(), self._stat()
+        self._checked, self._file_stat = clock(), self._stat()
         if keys is not None:
             self._keys = {key.id: key for key in keys.read()}
 
     @classmethod
-    def of(cls, config: ServerConfig, clock: Callable[[], float]) -> "Access":
-        """Raises `InvalidConfig` for a file of keys that is none, or that needs what is not configured."""
+    def from_config(cls, config: ServerConfig, clock: Callable[[], float]) -> "Access":
+        """Raises `InvalidConfig` if the key file is invalid, or if it has strict keys and no audit log is configured."""
         keys = None if config.api_keys is None else KeyFile(config.api_keys)
         access = cls(keys, clock, admin_key=config.admin_key, open_metrics=config.open_metrics)
         strict = [key.name for key in access._keys.values() if key.strict and key.revoked is None]
         if strict and config.audit_trail is None:
-            raise InvalidConfig(f"the key {strict[0]!r} is strict, which needs a trail: set `audit_trail` to a file")
+            raise InvalidConfig(f"the key {strict[0]!r} is strict and needs an audit log: set `audit_trail` to a file")
         return access
 
     @property
-    def has_admins(self) -> bool:
-        """Whether anybody could ever administer this server."""
+    def has_admin_routes(self) -> bool:
+        """Whether the server has keys that may open `/admin`."""
         return self._file is not None or self._admin is not None
 
-    def admit(self, path: str, authorization: str) -> ApiKey:
-        """Who calls `path` with this header. Raises `Unauthorised` or `Forbidden`."""
+    def authenticate(self, path: str, authorization: str) -> ApiKey:
+        """The key in the Authorization header. Raises `Unauthorised`, or `Forbidden` if the key lacks the scope of `path`."""
         scope = self._scope(path)
         if scope is None or (self._file is None and (scope != "admin" or self._admin is None)):
-            return ANYONE
+            return ANONYMOUS
         key = self._find(authorization)
         if key is None:
             raise Unauthorised(
-                "no valid API key: send one as `Authorization: Bearer …`",
+                "no valid API key: send the header `Authorization: Bearer KEY`",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        if not key.allows(scope):
+        if not key.has_scope(scope):
             raise Forbidden(f"the key {key.name!r} does not have the scope {scope!r}", code="missing_scope")
         return key
 
     def _scope(self, path: str) -> str | None:
-        """None: anybody may."""
-        if path == "/" or _under(path, OPEN) or (self._open_metrics and path == "/metrics"):
+        """The scope that `path` needs; None if it needs no key."""
+        if path == "/" or _is_under(path, OPEN_PATHS) or (self._open_metrics and path == "/metrics"):
             return None
-        return next((scope for prefix, scope in SCOPED.items() if _under(path, (prefix,))), "generate")
+        return next((scope for prefix, scope in PATH_SCOPES.items() if _is_under(path, (prefix,))), "generate")
 
     def _find(self, authorization: str) -> ApiKey | None:
         scheme, _, text = authorization.strip().partition(" ")
@@ -90,27 +92,27 @@ class Access:
         return key if key is not None and key.matches(text) else None
 
     def _reload(self) -> None:
-        """A file that cannot be read changes nothing: those who have keys go on until somebody has repaired it."""
-        if self._file is None or self._clock() < self._looked + RELOAD_SECONDS:
+        """Reads the key file again if it changed. An invalid file changes nothing: the current keys stay valid."""
+        if self._file is None or self._clock() < self._checked + RELOAD_SECONDS:
             return
-        self._looked, stamp = self._clock(), self._stat()
-        if stamp == self._stamp:
+        self._checked, file_stat = self._clock(), self._stat()
+        if file_stat == self._file_stat:
             return
-        self._stamp = stamp
+        self._file_stat = file_stat
         try:
             self._keys = {key.id: key for key in self._file.read()}
         except InvalidConfig as error:
-            logger.error("the API keys stay as they were: %s", error)
+            logger.error("the key file is invalid, so the current keys stay valid: %s", error)
 
     def _stat(self) -> tuple[int, int, int] | None:
         if self._file is None:
             return None
         try:
-            found = os.stat(self._file.path)
+            stat = os.stat(self._file.path)
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_size, found.st_ino
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
-def _under(path: str, prefixes: tuple[str, ...]) -> bool:
+def _is_under(path: str, prefixes: tuple[str, ...]) -> bool:
     return any(path == prefix or path.startswith(f"{prefix}/") for prefix in prefixes)

@@ -1,18 +1,26 @@
-"""The first to see a request: refuses whoever has no key for it, before a byte of the body is read."""
+"""ASGI middleware that rejects a request before its route runs: foreign origins, missing keys, bad bodies."""
+
+import json
+import re
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from paceline.core.errors import InvalidConfig
 from paceline.server.auth.access import Access
 from paceline.server.auth.api_keys import ApiKey
 from paceline.server.metrics.metrics import Metrics
-from paceline.server.openai.errors import ApiError
+from paceline.server.openai.errors import ApiError, BadRequest, BodyTooLarge, Forbidden
+
+ANY_ORIGIN = "*"
+ORIGIN = re.compile(r"https?://([\w.-]+|\[[0-9a-f:]+\])(:\d+)?")
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-class Guard:
-    """Routes find who called with `caller_of`."""
+class AuthMiddleware:
+    """Rejects requests without a valid key before it reads the body. Routes read the key with `request_key`."""
 
     def __init__(self, app: ASGIApp, access: Access, metrics: Metrics) -> None:
         self._app, self._access, self._metrics = app, access, metrics
@@ -21,21 +29,124 @@ class Guard:
         if scope["type"] == "http":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             try:
-                key = self._access.admit(path, Headers(scope=scope).get("authorization", ""))
+                key = self._access.authenticate(path, Headers(scope=scope).get("authorization", ""))
             except ApiError as error:
-                self._metrics.rejected("unauthorised" if error.status == 401 else "forbidden")
-                await refuse(error, scope, receive, send)
+                self._metrics.record_rejection("unauthorised" if error.status == 401 else "forbidden")
+                await reject(error, scope, receive, send)
                 return
-            scope.setdefault("state", {})["caller"] = key
+            scope.setdefault("state", {})["key"] = key
         await self._app(scope, receive, send)
 
 
-def caller_of(http: Request) -> ApiKey:
-    caller: ApiKey = http.state.caller
-    return caller
+def request_key(http: Request) -> ApiKey:
+    """The key of an authenticated request."""
+    key: ApiKey = http.state.key
+    return key
 
 
-async def refuse(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
-    """What was not read stays in the connection, which therefore cannot serve another request."""
+async def reject(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
+    """Sends the error and closes the connection: its unread body would be read as the next request."""
     headers = {**error.headers, "connection": "close"}
     await JSONResponse(error.body(), error.status, headers)(scope, receive, send)
+
+
+def parse_origins(text: str | None) -> tuple[str, ...]:
+    """The origins of the setting `cors_origins`. Raises `InvalidConfig`."""
+    origins = tuple(one.strip().lower() for one in (text or "").split(",") if one.strip())
+    for origin in origins:
+        if origin != ANY_ORIGIN and not ORIGIN.fullmatch(origin):
+            raise InvalidConfig(
+                f"cors_origins: {origin!r} is not an origin; write https://app.example.com, or {ANY_ORIGIN}"
+            )
+    return origins
+
+
+class OriginMiddleware:
+    """Rejects requests of web pages from other origins, except those in `cors_origins`.
+
+    A request without an `Origin` header passes. CORS alone only hides the response: the request would still run.
+    """
+
+    def __init__(self, app: ASGIApp, origins: tuple[str, ...], metrics: Metrics) -> None:
+        self._app, self._origins, self._metrics = app, frozenset(origins), metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = Headers(scope=scope)
+            origin = headers.get("origin")
+            if origin is not None and not self._is_allowed(origin.lower(), headers.get("host", "").lower()):
+                self._metrics.record_rejection("foreign_origin")
+                error = Forbidden(
+                    f"pages from {origin[:200]} may not call this server: add it to `cors_origins`",
+                    code="foreign_origin",
+                )
+                await reject(error, scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _is_allowed(self, origin: str, host: str) -> bool:
+        """Compares the host only: a TLS proxy forwards `Host` but not the scheme."""
+        is_own = bool(host) and origin in (f"http://{host}", f"https://{host}")
+        return is_own or origin in self._origins or ANY_ORIGIN in self._origins
+
+
+class BodyMiddleware:
+    """Rejects bodies that are too large or contain half a surrogate pair."""
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        self._app, self._limit = app, limit
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            length = dict(scope["headers"]).get(b"content-length", b"0")
+            if length.isdigit() and int(length) > self._limit:
+                raise BodyTooLarge(self._limit)
+            body = await self._read(receive)
+            _check_characters(body)
+        except ApiError as error:
+            await reject(error, scope, receive, send)
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+    async def _read(self, receive: Receive) -> bytes:
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            chunks.append(message.get("body", b""))
+            size += len(chunks[-1])
+            if size > self._limit:
+                raise BodyTooLarge(self._limit)
+            if not message.get("more_body"):  # the end of the body, or a disconnect
+                return b"".join(chunks)
+
+
+def _check_characters(body: bytes) -> None:
+    """Rejects half a surrogate pair: JSON can contain it, tokenizers cannot encode it."""
+    if not SURROGATE.search(body):
+        return
+    try:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+    except (ValueError, RecursionError):  # not JSON: the route reports that
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(
+            "the body contains half a surrogate pair (\\ud800 to \\udfff): send complete characters",
+            code="invalid_json",
+        ) from None
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that returns the whole body first."""
+    first: Message | None = {"type": "http.request", "body": body, "more_body": False}
+
+    async def receive_again() -> Message:
+        nonlocal first
+        message, first = first, None
+        return message or await receive()
+
+    return receive_again

@@ -1,8 +1,8 @@
-"""What one key may use: requests and tokens a minute, and choices at once. Time comes from the caller.
+"""Rate limits of API keys: requests per minute, tokens per minute, and concurrent choices.
 
-Allowances fill up continuously, to a minute's worth. Prompts are paid for on the way in and outputs as they are generated,
-so that nobody pays for tokens they only might have used; an allowance may go below zero by what was in flight, and the next
-request then waits for longer.
+An allowance refills continuously up to one minute's amount. A prompt is charged on admission and output tokens as they are
+generated, so a request never pays for `max_tokens`. Running requests may push an allowance below zero; the next request then
+waits longer. The caller passes the time.
 """
 
 import math
@@ -14,50 +14,52 @@ from paceline.server.openai.errors import BadRequest, RateLimited
 
 
 class Allowance:
+    """A token bucket."""
+
     def __init__(self, per_minute: int, now: float) -> None:
         self.per_minute = per_minute
-        self._level, self._at = float(per_minute), now
+        self._level, self._updated = float(per_minute), now
 
-    def wait(self, amount: int, now: float) -> float:
-        """Seconds until `amount` may be taken; 0: now."""
-        self._fill(now)
+    def wait_seconds(self, amount: int, now: float) -> float:
+        """Seconds until `amount` is available; 0 if it is now."""
+        self._refill(now)
         return max(0.0, (amount - self._level) * 60.0 / self.per_minute)
 
     def take(self, amount: int, now: float) -> None:
-        self._fill(now)
+        self._refill(now)
         self._level -= amount
 
-    def _fill(self, now: float) -> None:
-        self._level = min(self.per_minute, self._level + (now - self._at) * self.per_minute / 60.0)
-        self._at = now
+    def _refill(self, now: float) -> None:
+        self._level = min(self.per_minute, self._level + (now - self._updated) * self.per_minute / 60.0)
+        self._updated = now
 
 
 class Account:
-    """What a key has left."""
+    """The remaining allowances of one key."""
 
     def __init__(self, limits: KeyLimits, now: float) -> None:
-        self.running = 0
-        self.grant(limits, now)
+        self.num_running = 0
+        self.set_limits(limits, now)
 
-    def grant(self, limits: KeyLimits, now: float) -> None:
-        """Full allowances; what is running goes on counting."""
+    def set_limits(self, limits: KeyLimits, now: float) -> None:
+        """Sets new limits with full allowances. Running choices still count."""
         self.limits = limits
         self.requests = _allowance(limits.requests_per_minute, now)
         self.tokens = _allowance(limits.tokens_per_minute, now)
 
     def check(self, requests: int, choices: int, tokens: int, now: float) -> None:
         limits = self.limits
-        _possible("requests", requests, limits.requests_per_minute, "requests a minute")
-        _possible("choices", choices, limits.max_concurrent, "choices at once")
-        _possible("prompt tokens", tokens, limits.tokens_per_minute, "tokens a minute")
-        if limits.max_concurrent is not None and self.running + choices > limits.max_concurrent:
-            raise RateLimited(f"this key may have {limits.max_concurrent} choices at once, and has them", 1)
+        _check_possible("requests", requests, limits.requests_per_minute, "requests per minute")
+        _check_possible("choices", choices, limits.max_concurrent, "choices at once")
+        _check_possible("prompt tokens", tokens, limits.tokens_per_minute, "tokens per minute")
+        if limits.max_concurrent is not None and self.num_running + choices > limits.max_concurrent:
+            raise RateLimited(f"this key may run {limits.max_concurrent} choices at once", 1)
         for allowance, amount, unit in ((self.requests, requests, "requests"), (self.tokens, max(1, tokens), "tokens")):
             if allowance is None:
                 continue
-            seconds = allowance.wait(amount, now)
+            seconds = allowance.wait_seconds(amount, now)
             if seconds > 0:
-                raise RateLimited(f"this key may use {allowance.per_minute} {unit} a minute", math.ceil(seconds))
+                raise RateLimited(f"this key may use {allowance.per_minute} {unit} per minute", math.ceil(seconds))
 
     def spend(self, tokens: int, now: float) -> None:
         if self.tokens is not None:
@@ -65,31 +67,31 @@ class Account:
 
 
 class RateLimits:
-    """An account for every key that has come by. Lives on one thread, the event loop's."""
+    """One account per key. All calls must come from the event loop's thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._accounts: dict[str, Account] = {}
 
     def check(self, key: ApiKey, requests: int, choices: int, tokens: int = 0) -> None:
-        """Raise `RateLimited` with when to come back, or `BadRequest` for what the key may never have."""
+        """Raises `RateLimited`, or `BadRequest` if the request exceeds a limit as a whole."""
         if key.limits != KeyLimits():
             self._account(key).check(requests, choices, tokens, self._clock())
 
     @contextmanager
-    def enter(self, key: ApiKey, requests: int, choices: int, tokens: int) -> Iterator[Account]:
-        """`check`, and take it. Inside the block the choices are running."""
+    def take(self, key: ApiKey, requests: int, choices: int, tokens: int) -> Iterator[Account]:
+        """Checks the limits and takes the amounts. Inside the block the choices count as running."""
         account = self._account(key)
         now = self._clock()
         account.check(requests, choices, tokens, now)
         if account.requests is not None:
             account.requests.take(requests, now)
         account.spend(tokens, now)
-        account.running += choices
+        account.num_running += choices
         try:
             yield account
         finally:
-            account.running -= choices
+            account.num_running -= choices
 
     def spend(self, account: Account, tokens: int) -> None:
         account.spend(tokens, self._clock())
@@ -98,8 +100,8 @@ class RateLimits:
         account = self._accounts.get(key.id)
         if account is None:
             account = self._accounts[key.id] = Account(key.limits, self._clock())
-        elif account.limits != key.limits:  # the file was changed
-            account.grant(key.limits, self._clock())
+        elif account.limits != key.limits:  # the key file has new limits
+            account.set_limits(key.limits, self._clock())
         return account
 
 
@@ -107,9 +109,9 @@ def _allowance(per_minute: int | None, now: float) -> Allowance | None:
     return None if per_minute is None else Allowance(per_minute, now)
 
 
-def _possible(what: str, amount: int, limit: int | None, unit: str) -> None:
+def _check_possible(what: str, amount: int, limit: int | None, unit: str) -> None:
     if limit is not None and amount > limit:
         raise BadRequest(
-            f"{amount} {what} are more than this key is ever allowed ({limit} {unit}): ask for fewer",
+            f"{amount} {what} exceed the limit of this key ({limit} {unit}): send fewer",
             code="over_key_limit",
         )

@@ -1,8 +1,8 @@
-"""Strict mode: the target alone generates, and a trail says what was generated, by which model and for whom.
+"""Strict mode: generation without drafts, recorded in the audit log.
 
-A request leaves two records: `started` before anybody sees a token of it, `finished` before its last byte is sent. Unless the
-trail is told to keep texts, neither has a word of it, only hashes: of token ids (sha256 over them as little-endian 64-bit
-integers) and of text (over its UTF-8).
+A request has two records: `started` before its first token is sent, and `finished` before its last byte is sent. The records
+hold hashes of token ids (sha256 over little-endian 64-bit integers) and of text (sha256 over UTF-8). They hold text only if
+`audit_trail_text` is set.
 """
 
 import asyncio
@@ -21,40 +21,47 @@ from paceline.core.config import EngineConfig
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
-from paceline.server.auth.audit_log import Trail, TrailNotWritten
+from paceline.server.auth.audit_log import AuditLog, AuditWriteError
 from paceline.server.openai.errors import Unavailable
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Output:
+class _ChoiceOutput:
+    """Output of one choice, as far as it is generated."""
+
     tokens: "array[int]" = field(default_factory=lambda: array("q"))
     text: list[str] = field(default_factory=list)
-    finish: str | None = None
+    finish_reason: str | None = None
 
 
 class StrictMode:
-    """Keeps the trail of one served model."""
+    """Writes the audit log of one served model."""
 
-    def __init__(self, trail: Trail, model: str, weights: str, engine: EngineConfig) -> None:
-        """`weights` is their checksum. The first record of every start says what is served."""
-        self.trail, self.model, self.weights = trail, model, weights
-        self.decode: Callable[[Sequence[int]], str] | None = None
-        """Set where texts are kept beside their hashes: how a prompt's token ids are read."""
-        made = {name: getattr(engine, name) for name in ("dtype", "quantization", "kv_dtype")}
-        trail.append("opened", model=model, weights=weights, version=version("paceline"), **made)
+    def __init__(self, log: AuditLog, model: str, weights: str, engine: EngineConfig) -> None:
+        """`weights` is the checksum of the weights. Writes the record `opened`, which describes the model."""
+        self.log, self.model, self.weights = log, model, weights
+        numerics = {name: getattr(engine, name) for name in ("dtype", "quantization", "kv_dtype")}
+        log.append("opened", model=model, weights=weights, version=version("paceline"), **numerics)
 
     @asynccontextmanager
-    async def record(self, request_id: str, key: str, requests: Sequence[Request]) -> AsyncIterator["StrictRecord"]:
-        """Of one response. Raises `Unavailable`, before anything was sent, when it cannot be kept."""
-        record = StrictRecord(self, request_id, requests)
+    async def record(
+        self,
+        request_id: str,
+        key: str,
+        requests: Sequence[Request],
+        decode: Callable[[Sequence[int]], str] | None = None,
+    ) -> AsyncIterator["AuditEntry"]:
+        """Writes `started` before the block and `finished` after it. `decode`, if given, adds the texts. Raises `Unavailable`
+        if the log cannot be written."""
+        entry = AuditEntry(self, request_id, requests, with_text=decode is not None)
         prompts: list[dict[str, Any]] = [
             {"tokens": len(one.prompt_ids), "token_sha256": token_hash(one.prompt_ids)} for one in requests
         ]
-        if self.decode is not None:
+        if decode is not None:
             for prompt, one in zip(prompts, requests, strict=True):
-                prompt["text"] = self.decode(one.prompt_ids)
+                prompt["text"] = decode(one.prompt_ids)
         await self.append(
             "started",
             request=request_id,
@@ -65,36 +72,36 @@ class StrictMode:
             sampling=sampling_record(requests[0].sampling),
         )
         try:
-            yield record
+            yield entry
         finally:
-            await record.finish()
+            await entry.finish()
 
     async def append(self, kind: str, **fields: Any) -> None:
-        """Aside: the disk may take its time."""
+        """Writes a record on another thread. Raises `Unavailable` if that fails."""
         try:
-            await asyncio.shield(asyncio.to_thread(self.trail.append, kind, **fields))
-        except TrailNotWritten as error:
+            await asyncio.shield(asyncio.to_thread(self.log.append, kind, **fields))
+        except AuditWriteError as error:
             logger.error("%s", error)
-            raise Unavailable("the trail of strict mode cannot be written: the server's log says why") from None
+            raise Unavailable("cannot write the audit log of strict mode: see the server's log") from None
 
 
-class StrictRecord:
-    """What is generated for one response, hashed as it comes."""
+class AuditEntry:
+    """Outputs of one response, for its record `finished`."""
 
-    def __init__(self, strict: StrictMode, request_id: str, requests: Sequence[Request]) -> None:
-        self._strict, self._id = strict, request_id
-        self._outputs = {(one.id, choice): _Output() for one in requests for choice in range(one.sampling.n)}
+    def __init__(self, strict: StrictMode, request_id: str, requests: Sequence[Request], with_text: bool) -> None:
+        self._strict, self._id, self._with_text = strict, request_id, with_text
+        self._outputs = {(one.id, choice): _ChoiceOutput() for one in requests for choice in range(one.sampling.n)}
         self._is_finished = False
 
     def add(self, outputs: Iterable[StepOutput]) -> None:
         for output in outputs:
-            seen = self._outputs[output.request_id, output.choice]
-            seen.tokens.extend(output.tokens)
-            seen.text.append(output.text)
-            seen.finish = output.finish_reason.value if output.finish_reason else None
+            choice = self._outputs[output.request_id, output.choice]
+            choice.tokens.extend(output.tokens)
+            choice.text.append(output.text)
+            choice.finish_reason = output.finish_reason.value if output.finish_reason else None
 
     async def finish(self) -> None:
-        """Once: later calls do nothing. Choices that were given up have no `finish`."""
+        """Writes the record once; later calls do nothing. `finish` is null for cancelled choices."""
         if self._is_finished:
             return
         self._is_finished = True
@@ -103,8 +110,8 @@ class StrictRecord:
                 "tokens": len(one.tokens),
                 "token_sha256": token_hash(one.tokens),
                 "text_sha256": text_hash("".join(one.text)),
-                "finish": one.finish,
-                **({} if self._strict.decode is None else {"text": "".join(one.text)}),
+                "finish": one.finish_reason,
+                **({"text": "".join(one.text)} if self._with_text else {}),
             }
             for one in self._outputs.values()
         ]
@@ -112,7 +119,7 @@ class StrictRecord:
 
 
 def sampling_record(sampling: SamplingParams) -> dict[str, Any]:
-    """Numbers as they are; what may hold words, or be long, as a hash."""
+    """Sampling parameters for a record: numbers as they are, texts and schemas as hashes."""
     record = asdict(sampling)
     for name in ("stop", "logit_bias", "json_schema"):
         value = record.pop(name)

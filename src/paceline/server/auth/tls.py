@@ -1,4 +1,4 @@
-"""TLS from certificate files."""
+"""TLS certificate files."""
 
 import ssl
 from dataclasses import dataclass
@@ -7,30 +7,32 @@ from paceline.core.errors import InvalidConfig
 
 
 @dataclass(frozen=True, slots=True)
-class Tls:
+class TlsFiles:
+    """Paths of a certificate chain and its private key, checked to fit together."""
+
     certificate: str
     key: str | None
-    """None: it is in the certificate's file."""
+    """Private key file; None if `certificate` contains the key."""
 
     @classmethod
-    def of(cls, certificate: str | None, key: str | None) -> "Tls | None":
-        """None without a certificate. Raises `InvalidConfig` for files that do not fit together, before anybody connects."""
+    def from_paths(cls, certificate: str | None, key: str | None) -> "TlsFiles | None":
+        """None without a certificate. Raises `InvalidConfig` if the files are unreadable or do not fit together."""
         if certificate is None:
             if key is not None:
-                raise InvalidConfig("tls_key needs a tls_cert: name the certificate's file too")
+                raise InvalidConfig("tls_key needs tls_cert: set the certificate file too")
             return None
         try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_no_password)
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_reject_password)
         except ssl.SSLError as error:
             raise InvalidConfig(
-                f"tls_cert {certificate} and tls_key {key or certificate} are no certificate and its key in PEM: "
+                f"tls_cert {certificate} and tls_key {key or certificate} are not a certificate and its key in PEM: "
                 f"{error.reason or error}"
             ) from None
         except OSError as error:
             files = f"tls_cert {certificate}" + (f" or tls_key {key}" if key else "")
-            raise InvalidConfig(f"{files} cannot be read: {error.strerror}") from None
+            raise InvalidConfig(f"cannot read {files}: {error.strerror}") from None
         return cls(certificate, key)
 
 
-def _no_password() -> str:
-    raise InvalidConfig("tls_key is encrypted: a server that starts by itself needs one without a password")
+def _reject_password() -> str:
+    raise InvalidConfig("tls_key is encrypted: use a key without a password")

@@ -1,1 +1,1 @@
-"""Settings of the server: file, environment, command line, run-time flags."""
+"""Configuration of the server: file, environment, command line and run-time flags."""

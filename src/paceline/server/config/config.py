@@ -1,104 +1,104 @@
-"""Configuration of a server: defaults, then a file, then the environment, then the command line; the last one wins."""
+"""The server's configuration, from defaults, a file, the environment and the command line; later ones take precedence."""
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from paceline.core.cluster_config import ClusterConfig, trace_url
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import InvalidConfig, InvalidRequest
 from paceline.core.sampling import SamplingParams
-from paceline.core.trace_endpoint import trace_url
-from paceline.server.config.config_file import read_file
-from paceline.server.config.settings import PREFIX, Setting, nearest, settings_of
-from paceline.server.request_log import Detail
+from paceline.runtime.deploy.cluster_file import is_cluster_file, load_cluster
+from paceline.server.config.settings import PREFIX, Setting, read_file, read_settings, suggest
 
 LogLevel = Literal["debug", "info", "warning", "error"]
+LogDetail = Literal["none", "ids", "text"]
 
 OTHER_VARIABLES = frozenset({"PACELINE_CONFIG", "PACELINE_NATIVE"})
-"""Variables of ours that are no settings: the file's own path, and the switch of the CPU kernels."""
+"""Variables with our prefix that are not settings: the path of the file, and the switch of the CPU kernels."""
 SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)|_PORT=\w+://")
-"""Kubernetes describes a service called `paceline` to every pod in variables that start like ours."""
+"""Variables that Kubernetes sets in every pod for a service named `paceline`; they have our prefix."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What a request gets that does not say; see `SamplingParams`."""
+    """Sampling parameters of requests that do not set them; see `SamplingParams`."""
 
     max_tokens: int | None = None
-    """Output tokens; None: as many as the model's window has left, and 16 for /v1/completions, as OpenAI has it."""
+    """Output tokens; none: the rest of the context window, and 16 for /v1/completions, as OpenAI does."""
     temperature: float = 1.0
-    """0 is greedy."""
+    """Sampling temperature; 0 is greedy."""
     top_k: int = 0
-    """0: off."""
+    """Candidates per token; 0 means no limit."""
     top_p: float = 1.0
-    """1: off."""
+    """Probability mass of the candidates; 1 means no limit."""
     min_p: float = 0.0
-    """0: off."""
+    """Least probability relative to the best candidate; 0 means no limit."""
     repetition_penalty: float = 1.0
-    """1: off."""
+    """Divisor of repeated tokens' logits; 1 means no penalty."""
     presence_penalty: float = 0.0
-    """0: off."""
+    """Penalty of tokens that occurred; 0 means no penalty."""
     frequency_penalty: float = 0.0
-    """0: off."""
+    """Penalty of tokens per occurrence; 0 means no penalty."""
 
     def __post_init__(self) -> None:
-        given = {name: value for name, value in asdict(self).items() if value is not None}
+        values = {name: value for name, value in asdict(self).items() if value is not None}
         try:
-            SamplingParams(**given)
+            SamplingParams(**values)
         except InvalidRequest as error:
             raise InvalidConfig(f"sampling.{error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """Everything a server is built from. `engine` has no section of its own in the file: its keys stand beside these."""
+    """The configuration of a server. In the file the keys of `engine` are at the top level."""
 
     host: str = "127.0.0.1"
     """Address to listen on; 0.0.0.0 for every interface."""
     port: int = 8000
     """Port to listen on; 0 picks a free one."""
     served_model_name: str | None = None
-    """What clients call the model; None: the value of `model`."""
+    """Name of the model in the API; none: the value of `model`."""
     max_waiting: int | None = None
-    """Requests that may wait for a seat; further ones are answered with 429. None: a quarter of the seats, so that
-    whoever is let in waits little longer than on an empty server."""
+    """Choices that may wait for a place in the batch; the server rejects further ones with 429. None: a quarter of
+    `max_num_seqs`, which keeps the wait short."""
     request_timeout: float = 600.0
-    """Seconds a request may take, waiting included; a request may ask for less."""
+    """Time limit of a request in seconds, including the wait; a request may set a shorter one."""
     drain_timeout: float = 30.0
-    """Seconds that running requests get to finish after SIGTERM."""
+    """Seconds for running requests to finish after SIGTERM."""
     max_body_bytes: int = 8 * 2**20
-    """Largest request body that is read."""
+    """Largest request body."""
     api_keys: str | None = None
-    """File of API keys, made by `paceline api-keys`; None: the API is open to whoever can reach it. See docs/access.md."""
+    """Key file, created by `paceline api-keys`; none: the API needs no key. See docs/access.md."""
     admin_key: str | None = field(default=None, repr=False)
-    """One more key with the scope `admin`; with neither this nor `api_keys` there are no admin routes. Better in the
-    environment than on the command line."""
+    """Additional key with the scope `admin`. Without this and `api_keys` the server has no admin routes. Set it in the
+    environment, not on the command line."""
     open_metrics: bool = False
-    """Whether /metrics asks for no key where `api_keys` are configured."""
+    """Whether /metrics needs no key although `api_keys` is set."""
     cors_origins: str | None = None
-    """Origins whose pages may call the API, separated by commas, or `*`; None: only pages of this server itself."""
+    """Origins whose pages may call the API, separated by commas, or `*`; none: only this server's own pages."""
     tls_cert: str | None = None
-    """Certificate chain in PEM; None: plain HTTP."""
+    """Certificate chain in PEM; none: plain HTTP."""
     tls_key: str | None = None
-    """Its private key; None: in the same file."""
+    """Private key in PEM; none: `tls_cert` contains it."""
     audit_trail: str | None = None
-    """File that records what is generated in strict mode, and changes of flags; None: there is no strict mode."""
+    """Audit log file for strict mode and flag changes; none: the server has no strict mode."""
     audit_trail_text: bool = False
-    """Whether that file holds the prompts and outputs themselves, beside their hashes."""
+    """Whether the audit log contains prompts and outputs in addition to their hashes."""
     flags_file: str | None = None
-    """Where run-time flags are kept; None: a restart forgets them."""
+    """File that stores run-time flags; none: a restart resets them."""
     log_level: LogLevel = "info"
-    """How much is logged, as JSON lines on standard error."""
-    log_requests: Detail = "ids"
-    """Whether every generation has a line at level `info` when it is over: `ids` has who, how much and how long, `text` also
+    """Level of the log, which is JSON lines on standard error."""
+    log_requests: LogDetail = "ids"
+    """Log line of every finished generation, at level `info`: `ids` has the key, token counts and times, `text` also has
     the prompt and the answer."""
     trace_endpoint: str | None = None
-    """Where OpenTelemetry spans are sent, an OTLP collector's URL such as http://127.0.0.1:4318; None: there are none. See
+    """URL of the OTLP collector for OpenTelemetry spans, such as http://127.0.0.1:4318; none: no tracing. See
     docs/tracing.md."""
     trace_ratio: float = 0.01
-    """Share of the requests without a `traceparent` that are traced; one that has it decides itself."""
+    """Share of requests without a `traceparent` header that are traced; the header decides for the others."""
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -110,7 +110,7 @@ class ServerConfig:
             ("drain_timeout", self.drain_timeout >= 0, "0 seconds or more"),
             ("max_body_bytes", self.max_body_bytes >= 1024, "at least 1024"),
             ("log_level", self.log_level in get_args(LogLevel), f"one of {', '.join(get_args(LogLevel))}"),
-            ("log_requests", self.log_requests in get_args(Detail), f"one of {', '.join(get_args(Detail))}"),
+            ("log_requests", self.log_requests in get_args(LogDetail), f"one of {', '.join(get_args(LogDetail))}"),
             ("trace_ratio", 0.0 <= self.trace_ratio <= 1.0, "in [0, 1]"),
         )
         for name, good, allowed in checks:
@@ -119,15 +119,23 @@ class ServerConfig:
         if self.trace_endpoint is not None:
             trace_url(self.trace_endpoint)
         if self.admin_key is not None and len(self.admin_key) < 8:
-            raise InvalidConfig("admin_key must have at least 8 characters: it guards the server")
+            raise InvalidConfig("admin_key must have at least 8 characters")
 
     @property
     def model_name(self) -> str:
         return self.served_model_name or self.engine.model
 
 
-SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in settings_of(ServerConfig, flat="engine")}
-"""By name, in the order of the documentation."""
+SETTINGS: Mapping[str, Setting] = {setting.name: setting for setting in read_settings(ServerConfig, flat="engine")}
+"""All settings by name, in the order of the documentation."""
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """A server in front of a cluster."""
+
+    server: ServerConfig
+    cluster: ClusterConfig
 
 
 def load_config(
@@ -136,16 +144,37 @@ def load_config(
     overrides: Mapping[str, Any] | None = None,
     section: str | None = None,
 ) -> ServerConfig:
-    """`section` names the part of the file that is meant; None: all of it. `overrides` are the command line's: setting names,
-    or those with dots and dashes for underscores, and values, parsed or not. Raises `InvalidConfig` that says where a bad
-    value came from."""
-    said: dict[str, tuple[Any, str]] = {} if path is None else read_file(path, SETTINGS, section)
-    said |= _from_environment(environ or {})
-    said |= _from_options(overrides or {})
+    """Reads the file at `path`, or only its `section`, then `environ`, then `overrides`.
+
+    `overrides` are command line options: setting names, or option names with dots or dashes, and values as text or parsed.
+    Raises `InvalidConfig` with the source of the bad value.
+    """
+    given: dict[str, tuple[Any, str]] = {} if path is None else read_file(path, SETTINGS, section)
+    given |= _from_environment(environ or {})
+    given |= _from_options(overrides or {})
     try:
-        return _build({name: value for name, (value, _) in said.items()})
+        return _build({name: value for name, (value, _) in given.items()})
     except InvalidConfig as error:
-        raise InvalidConfig(f"{error}{_origins(str(error), said)}") from None
+        raise InvalidConfig(f"{error}{_sources(str(error), given)}") from None
+
+
+def load_gateway_config(
+    path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any]
+) -> ServerConfig | GatewayConfig:
+    """`GatewayConfig` if the file has `pools`, with the server's settings in its section `gateway`. Otherwise
+    `ServerConfig`."""
+    if path is None or not is_cluster_file(path):
+        return load_config(path, environ, overrides)
+    cluster = load_cluster(path)
+    server = load_config(path, environ, overrides, section="gateway")
+    if server.engine != EngineConfig():
+        raise InvalidConfig(
+            f"{path} has pools, which hold the settings of models and engines: remove those settings from `gateway`, the "
+            "environment and the command line"
+        )
+    target = cluster.engines()[f"{cluster.targets[0].name}-0"]
+    endpoint = server.trace_endpoint or cluster.trace_endpoint
+    return GatewayConfig(replace(server, engine=target, trace_endpoint=endpoint), cluster)
 
 
 def _build(values: Mapping[str, Any]) -> ServerConfig:
@@ -153,9 +182,9 @@ def _build(values: Mapping[str, Any]) -> ServerConfig:
     for name, value in values.items():
         section, _, key = name.rpartition(".")
         sections[section][key] = value
-    own = {setting for setting in SETTINGS if setting in ServerConfig.__dataclass_fields__}
-    engine = {key: value for key, value in sections[""].items() if key not in own}
-    server = {key: value for key, value in sections[""].items() if key in own}
+    server_names = {setting for setting in SETTINGS if setting in ServerConfig.__dataclass_fields__}
+    engine = {key: value for key, value in sections[""].items() if key not in server_names}
+    server = {key: value for key, value in sections[""].items() if key in server_names}
     return from_mapping(
         ServerConfig,
         {
@@ -173,8 +202,8 @@ def _from_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, tuple[A
             continue
         setting = by_variable.get(variable)
         if setting is None:
-            raise InvalidConfig(f"unknown environment variable {variable!r}; {nearest(variable, by_variable)}")
-        yield setting.name, (_parsed(setting, text, variable), variable)
+            raise InvalidConfig(f"unknown environment variable {variable!r}; {suggest(variable, by_variable)}")
+        yield setting.name, (_parse(setting, text, variable), variable)
 
 
 def _from_options(overrides: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any, str]]]:
@@ -182,28 +211,28 @@ def _from_options(overrides: Mapping[str, Any]) -> Iterator[tuple[str, tuple[Any
     for name, value in overrides.items():
         setting = by_identifier.get(_identifier(name))
         if setting is None:
-            raise InvalidConfig(f"unknown option {name!r}; {nearest(name, SETTINGS)}")
-        yield setting.name, (_parsed(setting, value, setting.option), setting.option)
+            raise InvalidConfig(f"unknown option {name!r}; {suggest(name, SETTINGS)}")
+        yield setting.name, (_parse(setting, value, setting.option), setting.option)
 
 
-def _parsed(setting: Setting, value: Any, origin: str) -> Any:
+def _parse(setting: Setting, value: Any, source: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
         return setting.parse(value)
     except InvalidConfig as error:
-        raise InvalidConfig(f"{error} ({origin})") from None
+        raise InvalidConfig(f"{error} ({source})") from None
 
 
 def _identifier(name: str) -> str:
     return name.removeprefix("--").replace(".", "_").replace("-", "_")
 
 
-def _origins(message: str, said: Mapping[str, tuple[Any, str]]) -> str:
-    """Where the settings that an error names were given."""
-    found = [
-        f"{name} comes from {origin}"
-        for name, (_, origin) in said.items()
+def _sources(message: str, given: Mapping[str, tuple[Any, str]]) -> str:
+    """The sources of the settings that an error message names."""
+    sources = [
+        f"{name} comes from {source}"
+        for name, (_, source) in given.items()
         if re.search(rf"(?<![\w.]){re.escape(name)}(?![\w.])", message)
     ]
-    return f" ({'; '.join(found)})" if found else ""
+    return f" ({'; '.join(sources)})" if sources else ""

@@ -1,7 +1,6 @@
-"""Run-time flags: one store, kept in a file so that a restart remembers them.
+"""Run-time flags, stored in a file so that they survive a restart.
 
-The file is JSON: the flags, and the last changes with who made them and when. It is replaced, never rewritten in place, so
-that it is whole at any moment.
+The JSON file holds the flags and the last changes, with their author and time. Every change replaces the file atomically.
 """
 
 import json
@@ -16,39 +15,41 @@ from typing import Any
 
 from paceline.core.errors import InvalidConfig, InvalidRequest, PacelineError
 from paceline.core.speculation import SpeculationFlags
-from paceline.server.config.settings import nearest
+from paceline.server.config.settings import suggest
 
-HISTORY = 100
-"""Changes that are remembered."""
+MAX_HISTORY = 100
+"""Changes in the history."""
 
-Listener = Callable[[SpeculationFlags], None]
+FlagListener = Callable[[SpeculationFlags], None]
 
 
 class FlagsNotSaved(PacelineError):
-    """A change could not be written down, and was not made."""
+    """The file could not be written, so the flags did not change."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FlagChange:
+    """One change in the history."""
+
     who: str
     when: str
-    """UTC, ISO 8601."""
+    """Time in UTC, ISO 8601."""
     changes: Mapping[str, Any]
 
 
 class FlagStore:
-    """The flags in force. Safe from any thread; changes are made one at a time, and listeners hear of them in order."""
+    """The current flags. Thread-safe: changes happen one at a time, and listeners receive them in order."""
 
     def __init__(
         self, path: Path | str | None = None, check: Callable[[SpeculationFlags], None] = lambda flags: None
     ) -> None:
-        """`check` raises `InvalidRequest` for flags that this server cannot follow; it is asked before any are taken."""
+        """`check` raises `InvalidRequest` for flags that the server does not support; it runs before every change."""
         self._path = None if path is None else Path(path)
         self._check = check
         self._lock = threading.RLock()
-        self._listeners: list[Listener] = []
+        self._listeners: list[FlagListener] = []
         self._flags = SpeculationFlags()
-        self._history: tuple[Change, ...] = ()
+        self._history: tuple[FlagChange, ...] = ()
         if self._path is not None:
             self._flags, self._history = self._load(self._path)
 
@@ -56,21 +57,21 @@ class FlagStore:
         return self._flags
 
     @property
-    def history(self) -> tuple[Change, ...]:
+    def history(self) -> tuple[FlagChange, ...]:
         """The last changes, oldest first."""
         return self._history
 
     def update(self, changes: Mapping[str, Any], who: str) -> SpeculationFlags:
-        """Change some flags; `None` gives a choice back to the configuration. Raises `InvalidRequest` that names the field."""
+        """Changes some flags; None returns a flag to the configuration. Raises `InvalidRequest` with the flag's name."""
         known = {field.name for field in fields(SpeculationFlags)}
         for name in changes:
             if name not in known:
-                raise InvalidRequest(f"unknown flag {name!r}; {nearest(name, known)}", field=name)
+                raise InvalidRequest(f"unknown flag {name!r}; {suggest(name, known)}", field=name)
         with self._lock:
             flags = replace(self._flags, **changes)
             self._check(flags)
-            change = Change(who, datetime.now(UTC).isoformat(timespec="seconds"), dict(changes))
-            history = (*self._history, change)[-HISTORY:]
+            change = FlagChange(who, datetime.now(UTC).isoformat(timespec="seconds"), dict(changes))
+            history = (*self._history, change)[-MAX_HISTORY:]
             if self._path is not None:
                 self._save(self._path, flags, history)
             self._flags, self._history = flags, history
@@ -78,29 +79,29 @@ class FlagStore:
                 listener(flags)
         return flags
 
-    def subscribe(self, listener: Listener) -> None:
-        """`listener` hears the flags now and after every change, on the thread that made it."""
+    def subscribe(self, listener: FlagListener) -> None:
+        """Calls `listener` with the flags now and after every change, on the thread that makes the change."""
         with self._lock:
             self._listeners.append(listener)
             listener(self._flags)
 
-    def _load(self, path: Path) -> tuple[SpeculationFlags, tuple[Change, ...]]:
+    def _load(self, path: Path) -> tuple[SpeculationFlags, tuple[FlagChange, ...]]:
         if not path.parent.is_dir():
-            raise InvalidConfig(f"flags_file {path}: the folder {path.parent} does not exist; make it first")
+            raise InvalidConfig(f"flags_file {path}: the folder {path.parent} does not exist: create it")
         try:
             text = path.read_text("utf-8")
         except FileNotFoundError:
             return SpeculationFlags(), ()
         except OSError as error:
-            raise InvalidConfig(f"flags_file {path} cannot be read: {error.strerror}") from None
+            raise InvalidConfig(f"cannot read flags_file {path}: {error.strerror}") from None
         except UnicodeDecodeError as error:
-            raise self._set_aside(path, error) from None
+            raise self._move_corrupt(path, error) from None
         try:
             document = json.loads(text)
             flags = SpeculationFlags(**document["flags"])
-            history = tuple(Change(**change) for change in document["history"])
+            history = tuple(FlagChange(**change) for change in document["history"])
         except (ValueError, KeyError, TypeError, InvalidRequest) as error:
-            raise self._set_aside(path, error) from None
+            raise self._move_corrupt(path, error) from None
         try:
             self._check(flags)
         except InvalidRequest as error:
@@ -108,16 +109,16 @@ class FlagStore:
         return flags, history
 
     @staticmethod
-    def _set_aside(path: Path, error: Exception) -> InvalidConfig:
-        aside = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
-        path.rename(aside)
+    def _move_corrupt(path: Path, error: Exception) -> InvalidConfig:
+        moved = path.with_name(f"{path.name}.corrupt-{datetime.now(UTC):%Y%m%dT%H%M%S}")
+        path.rename(moved)
         return InvalidConfig(
-            f"flags_file {path} is damaged ({error}). It was moved to {aside}: repair it and move it back, or start again "
-            "without it, with the flags as configured"
+            f"flags_file {path} is damaged ({error}) and was moved to {moved}: repair it and move it back, or start again "
+            "without it, which resets the flags"
         )
 
     @staticmethod
-    def _save(path: Path, flags: SpeculationFlags, history: tuple[Change, ...]) -> None:
+    def _save(path: Path, flags: SpeculationFlags, history: tuple[FlagChange, ...]) -> None:
         document = {"flags": asdict(flags), "history": [asdict(change) for change in history]}
         temporary = None
         try:
@@ -132,4 +133,4 @@ class FlagStore:
         except OSError as error:
             if temporary is not None:
                 temporary.unlink(missing_ok=True)
-            raise FlagsNotSaved(f"the flags were not changed: {path} cannot be written: {error.strerror}") from None
+            raise FlagsNotSaved(f"the flags did not change: cannot write {path}: {error.strerror}") from None

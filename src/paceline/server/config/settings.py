@@ -1,28 +1,45 @@
-"""The one table of settings: a field of the configuration is a key of the file, a variable and an option of that name.
+"""Settings: every field of the configuration is a file key, an environment variable and a command line option.
 
 `speculation.max_depth` in the file is `PACELINE_SPECULATION_MAX_DEPTH` in the environment and `--speculation-max-depth`
-on the command line.
+on the command line. `read_file` reads the YAML file.
 """
 
 import ast
 import difflib
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from pathlib import Path
 from types import NoneType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from paceline.core.errors import InvalidConfig
+from paceline.core.errors import InvalidConfig, MissingDependency
 
 PREFIX = "PACELINE_"
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-NOTHING = ("none", "null")
+NONE = ("none", "null")
+ALIASES = {
+    "speculative_model": "draft",
+    "num_speculative_tokens": "speculation.max_depth",
+    "draft_acceptance_threshold": "speculation.acceptance_threshold",
+    "enable_prefix_caching": "prefix_caching",
+    "gpu_memory_utilization": "memory_fraction",
+    "orchestration.adaptive_draft": "speculation.depth",
+    "orchestration.min_draft_length": "speculation.min_depth",
+    "orchestration.max_draft_length": "speculation.max_depth",
+    "orchestration.fallback_after_low_acceptance": "speculation.breaker_rounds",
+}
+"""Names of other servers' configuration files, and the settings they mean."""
+OVERRIDES = {"orchestration.max_draft_length": "num_speculative_tokens"}
+"""Aliases that replace another alias if a file has both."""
+ADAPTIVE = {True: "additive", False: "fixed"}
+"""Depth rules for the values of `adaptive_draft`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """`name` is the key in the file, its sections joined by dots."""
+    """One setting. `name` is the key in the file, with sections joined by dots."""
 
     name: str
     hint: Any
@@ -43,7 +60,7 @@ class Setting:
 
     @property
     def kind(self) -> type:
-        """`bool`, `int`, `float` or `str`; whether it may be none is `is_optional`."""
+        """`bool`, `int`, `float` or `str`, without None."""
         if self.choices:
             return str
         kinds = [kind for kind in get_args(self.hint) or (self.hint,) if kind is not NoneType]
@@ -54,9 +71,9 @@ class Setting:
         return NoneType in get_args(self.hint)
 
     def parse(self, text: str) -> Any:
-        """The value that `text`, of a variable or an option, stands for."""
+        """The value of `text` from a variable or an option. Raises `InvalidConfig`."""
         word = text.strip().lower()
-        if self.is_optional and word in NOTHING:
+        if self.is_optional and word in NONE:
             return None
         if self.kind is bool:
             if word in TRUE or word in FALSE:
@@ -65,23 +82,23 @@ class Setting:
         try:
             return self.kind(text)
         except ValueError:
-            raise InvalidConfig(f"{self.name} must be {_noun(self)}, got {text!r}") from None
+            raise InvalidConfig(f"{self.name} must be {_type_name(self)}, got {text!r}") from None
 
 
-def settings_of(kind: type, flat: str = "", section: str = "") -> Iterator[Setting]:
-    """Every field of the dataclass `kind`, those of the field named `flat` beside its own, others in their section."""
+def read_settings(kind: type, flat: str = "", section: str = "") -> Iterator[Setting]:
+    """The settings of a dataclass. A nested dataclass is a section, except the field `flat`, whose settings have no section."""
     hints, helps = get_type_hints(kind), field_docs(kind)
     for field in fields(kind):
         hint = hints[field.name]
         if is_dataclass(hint):
             assert isinstance(hint, type)
-            yield from settings_of(hint, flat, section if field.name == flat else f"{section}{field.name}.")
+            yield from read_settings(hint, flat, section if field.name == flat else f"{section}{field.name}.")
         else:
             yield Setting(section + field.name, hint, _default(field), helps.get(field.name, ""))
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """The string under each field of a dataclass, in one line."""
+    """The string under each field of a dataclass, as one line."""
     (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(body, ast.ClassDef)
     docs: dict[str, str] = {}
@@ -96,15 +113,62 @@ def field_docs(kind: type) -> dict[str, str]:
     return docs
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """What to say after `unknown key …`."""
+def suggest(name: str, known: Iterable[str]) -> str:
+    """A hint for the message about an unknown name."""
     close = difflib.get_close_matches(name, list(known), n=1)
-    return f"did you mean {close[0]!r}?" if close else "see docs/configuration.md for all there are"
+    return f"did you mean {close[0]!r}?" if close else "see docs/configuration.md for all settings"
 
 
 def _default(field: "Field[Any]") -> Any:
     return field.default if field.default is not MISSING else None
 
 
-def _noun(setting: Setting) -> str:
+def _type_name(setting: Setting) -> str:
     return {int: "a whole number", float: "a number"}[setting.kind] + (" or none" if setting.is_optional else "")
+
+
+def read_file(path: Path, settings: Mapping[str, Setting], section: str | None = None) -> dict[str, tuple[Any, str]]:
+    """{setting: (value, its source for messages)}. With `section` it reads only that section of the file."""
+    values: dict[str, tuple[Any, str]] = {}
+    document = _load(path)
+    given = dict(_flatten(document if section is None else document.get(section) or {}, path))
+    for key, value in given.items():
+        name = ALIASES.get(key, key)
+        if value is None and any(one.startswith(f"{key}.") for one in settings):
+            continue  # an empty section
+        if name not in settings:
+            raise InvalidConfig(f"unknown key {key!r} in {path}; {suggest(key, [*settings, *ALIASES])}")
+        if key in OVERRIDES.values() and any(other in given for other, weaker in OVERRIDES.items() if weaker == key):
+            continue
+        if name in values:
+            raise InvalidConfig(f"{values[name][1]} and {key!r} in {path} are the same setting: remove one")
+        if key == "orchestration.adaptive_draft":
+            if not isinstance(value, bool):
+                raise InvalidConfig(f"{key} must be true or false, got {value!r} (in {path})")
+            value = ADAPTIVE[value]
+        values[name] = value, f"{key!r} in {path}"
+    return values
+
+
+def _load(path: Path) -> Any:
+    try:
+        import yaml
+    except ImportError:
+        raise MissingDependency("pyyaml", "a configuration file", "server") from None
+    try:
+        return yaml.safe_load(path.read_text("utf-8")) or {}
+    except OSError as error:
+        raise InvalidConfig(f"cannot read the configuration file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidConfig(f"{path} is not YAML: {error}") from None
+
+
+def _flatten(document: Any, path: Path) -> Iterator[tuple[str, Any]]:
+    """Keys and values, with the section as a prefix of the key. Sections do not nest."""
+    if not isinstance(document, Mapping):
+        raise InvalidConfig(f"{path} must be a mapping of settings, got {document!r}")
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{inner}", one) for inner, one in value.items())
+        else:
+            yield str(key), value

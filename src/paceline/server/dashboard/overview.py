@@ -1,74 +1,111 @@
-"""The last minutes of a server, a sample a second, for whoever looks at its dashboard."""
+"""Data of the dashboard: the current state, and one sample per second of the last five minutes."""
 
 import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from prometheus_client import Counter
 
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import WorkerStatus
-from paceline.engine.stats.snapshot import AuditCounts, EngineSnapshot, TrafficReport
-from paceline.server.dashboard.drift_notes import DriftNote, DriftNotes
-from paceline.server.dashboard.recent_values import RecentValues
+from paceline.core.worker_status import AuditCounts, EngineStatus, TrafficStatus, WorkerStatus
 from paceline.server.gateway.gateway import Gateway
+from paceline.server.metrics.recent import RecentValues
 
 logger = logging.getLogger(__name__)
 
 INTERVAL = 1.0
-"""Seconds from one sample to the next."""
-KEPT = 300
-"""Samples."""
+"""Seconds between samples."""
+MAX_SAMPLES = 300
+MAX_DRIFTS = 20
 RATE_WINDOW = 5.0
-"""Seconds over which rates are taken."""
+"""Seconds over which rates are computed."""
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 CANARY = "canary"
-"""The category in which a cluster checks its own workers; nobody's traffic."""
+"""Category of the gateway's own checks of its workers, which the dashboard leaves out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a chart shows for one moment."""
+    """One point of every chart."""
 
     time: float
     """Seconds since 1970."""
     tokens_per_second: Mapping[str, float]
-    """By category."""
+    """Tokens per second by category."""
     depth: Mapping[str, float]
-    """Recent mean by `category · method`."""
+    """Recent mean depth by `category · method`."""
     ttft: Mapping[str, float] | None
-    """Seconds, p50, p90 and p99 over the last minute."""
+    """Time to first token over the last minute, seconds: p50, p90, p99."""
     tpot: Mapping[str, float] | None
+    """Time per output token over the last minute, seconds: p50, p90, p99."""
     running: int
     waiting: int
     kv_use: float
-    """Used share of the cache, 0 to 1."""
+    """Used share of the KV cache, 0 to 1."""
     speculating: bool
     prespeculation_hits: float | None
-    """Of the rounds that draft workers answered lately, the share drafted before it was asked for; None: there were none."""
+    """Share of recent remote rounds that were drafted before the request; None without such rounds."""
     late_drafts: float | None
+    """Share of recent remote rounds whose draft was late; None without such rounds."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriftEvent:
+    """A change in the acceptance of first drafts of one traffic class. The depth rule then learns acceptance again."""
+
+    time: float
+    """Seconds since 1970."""
+    category: str
+    method: str
+    before: float
+    """Acceptance before the change."""
+    after: float
+
+
+class DriftDetector:
+    """Finds changes in the engine's drift counts. The time of an event is the time of the sample that shows it."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str], int] | None = None
+        self._events: deque[DriftEvent] = deque(maxlen=MAX_DRIFTS)
+
+    @property
+    def events(self) -> tuple[DriftEvent, ...]:
+        """Oldest first."""
+        return tuple(self._events)
+
+    def update(self, traffic: Iterable[TrafficStatus], now: float) -> None:
+        """Compares with the previous call. The first call adds no events: their time is unknown."""
+        current = {(one.category, one.method): one for one in traffic}
+        if self._counts is not None:
+            for key, one in current.items():
+                if one.drift is not None and one.drifts > self._counts.get(key, 0):
+                    self._events.append(DriftEvent(now, one.category, one.method, *one.drift))
+        self._counts = (self._counts or {}) | {key: one.drifts for key, one in current.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
+    """The state of the server now, and its samples."""
+
     model: str
     time: float
     speculation: SpeculationFlags
-    """As in force at the last step."""
+    """Flags in effect at the last step."""
     methods: tuple[str, ...]
-    """What the flag `method` may be set to."""
+    """Values of the flag `method`."""
     max_depth: int
-    """What the flag `max_depth` is bounded by."""
-    traffic: tuple[TrafficReport, ...]
+    """Upper bound of the flag `max_depth`."""
+    traffic: tuple[TrafficStatus, ...]
     workers: tuple[WorkerStatus, ...]
     audit: AuditCounts
-    """What the engines found when they checked their own texts."""
-    drifts: tuple[DriftNote, ...]
-    """The last changes of acceptance, oldest first."""
+    """Results of the engines' checks of their own output."""
+    drifts: tuple[DriftEvent, ...]
+    """Recent changes of acceptance, oldest first."""
     samples: tuple[Sample, ...]
     """Oldest first."""
 
@@ -83,54 +120,54 @@ class _Totals:
 
 
 class Overview:
-    """Lives on the event loop."""
+    """Samples the server once per `INTERVAL`. All calls must come from the event loop's thread."""
 
     def __init__(self, gateway: Gateway, clock: Callable[[], float] = time.time) -> None:
         self._gateway, self._clock = gateway, clock
-        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._totals: deque[_Totals] = deque()
-        self._drifts = DriftNotes()
+        self._drifts = DriftDetector()
 
     def sample(self) -> None:
-        """Look at the server once."""
-        snapshot, metrics, now = self._gateway.llm.snapshot(), self._gateway.metrics, self._clock()
+        """Adds a sample of the current state."""
+        status, metrics, now = self._gateway.target.engine_status(), self._gateway.metrics, self._clock()
         before, totals = self._advance(now)
-        self._drifts.look(_served(snapshot), now)
+        self._drifts.update(_client_traffic(status), now)
         self._samples.append(
             Sample(
                 time=now,
                 tokens_per_second=_rates(before, totals),
-                depth={f"{one.category} · {one.method}": one.mean_depth for one in _served(snapshot)},
+                depth={f"{one.category} · {one.method}": one.mean_depth for one in _client_traffic(status)},
                 ttft=_percentiles(metrics.recent_first_token, metrics.clock()),
                 tpot=_percentiles(metrics.recent_per_token, metrics.clock()),
-                running=snapshot.running,
-                waiting=snapshot.waiting,
-                kv_use=snapshot.kv_used / snapshot.kv_total if snapshot.kv_total else 0.0,
-                speculating=bool(snapshot.flags.enabled),
-                prespeculation_hits=_share(totals.hits - before.hits, totals.answers - before.answers),
-                late_drafts=_share(totals.late - before.late, totals.answers - before.answers),
+                running=status.running,
+                waiting=status.waiting,
+                kv_use=status.kv_used / status.kv_total if status.kv_total else 0.0,
+                speculating=bool(status.flags.enabled),
+                prespeculation_hits=_ratio(totals.hits - before.hits, totals.answers - before.answers),
+                late_drafts=_ratio(totals.late - before.late, totals.answers - before.answers),
             )
         )
 
     def report(self, since: float = 0.0) -> Report:
-        """Everything as of now, and the samples later than `since`."""
-        snapshot = self._gateway.llm.snapshot()
+        """The current state, and the samples after `since`, seconds since 1970."""
+        status = self._gateway.target.engine_status()
         return Report(
             model=self._gateway.config.model_name,
             time=self._clock(),
-            speculation=snapshot.flags,
-            methods=self._gateway.llm.methods,
-            max_depth=self._gateway.llm.config.speculation.max_depth,
-            traffic=_served(snapshot),
-            workers=self._workers() or (_this_process(snapshot, self._gateway.is_ready),),
-            audit=snapshot.audit,
-            drifts=self._drifts.notes,
+            speculation=status.flags,
+            methods=self._gateway.target.methods,
+            max_depth=self._gateway.target.config.speculation.max_depth,
+            traffic=_client_traffic(status),
+            workers=self._workers() or (_local_worker(status, self._gateway.is_ready),),
+            audit=status.audit,
+            drifts=self._drifts.events,
             samples=tuple(sample for sample in self._samples if sample.time > since),
         )
 
     @asynccontextmanager
     async def lifespan(self, app: object) -> AsyncIterator[None]:
-        """Inside the block there is a sample every `INTERVAL`."""
+        """Takes samples inside the block."""
         task = asyncio.create_task(self._run())
         try:
             yield
@@ -144,11 +181,11 @@ class Overview:
             try:
                 self.sample()
             except Exception:
-                logger.exception("the dashboard lacks a sample")
+                logger.exception("cannot take a dashboard sample")
             await asyncio.sleep(INTERVAL)
 
     def _advance(self, now: float) -> tuple[_Totals, _Totals]:
-        """The totals `RATE_WINDOW` ago, or the first ones, and those of now."""
+        """The totals `RATE_WINDOW` ago, or the oldest ones, and the current totals."""
         drafts = [worker for worker in self._workers() if worker.role == "draft"]
         totals = _Totals(
             now,
@@ -163,12 +200,12 @@ class Overview:
         return self._totals[0], totals
 
     def _workers(self) -> tuple[WorkerStatus, ...]:
-        status = self._gateway.llm.cluster_status()
-        return () if status is None else status.workers
+        cluster = self._gateway.target.cluster_status()
+        return () if cluster is None else cluster.workers
 
 
-def _served(snapshot: EngineSnapshot) -> tuple[TrafficReport, ...]:
-    return tuple(report for report in snapshot.traffic if report.category != CANARY)
+def _client_traffic(status: EngineStatus) -> tuple[TrafficStatus, ...]:
+    return tuple(report for report in status.traffic if report.category != CANARY)
 
 
 def _by_category(counter: Counter) -> dict[str, float]:
@@ -189,17 +226,17 @@ def _rates(before: _Totals, now: _Totals) -> dict[str, float]:
 
 
 def _percentiles(values: RecentValues, now: float) -> dict[str, float] | None:
-    found = values.percentiles(tuple(PERCENTILES.values()), now)
-    return None if found is None else dict(zip(PERCENTILES, found, strict=True))
+    percentiles = values.percentiles(tuple(PERCENTILES.values()), now)
+    return None if percentiles is None else dict(zip(PERCENTILES, percentiles, strict=True))
 
 
-def _share(part: int, whole: int) -> float | None:
-    """None when nothing was counted; workers that restart count from 0 again, and that says nothing either."""
+def _ratio(part: int, whole: int) -> float | None:
+    """None without counts. A worker that restarts counts from 0, which would make a negative difference."""
     return part / whole if 0 <= part <= whole and whole > 0 else None
 
 
-def _this_process(snapshot: EngineSnapshot, is_ready: bool) -> WorkerStatus:
-    traffic = _served(snapshot)
+def _local_worker(status: EngineStatus, is_ready: bool) -> WorkerStatus:
+    traffic = _client_traffic(status)
     alphas = [alpha for report in traffic for alpha in report.alphas]
     return WorkerStatus(
         name="engine",
@@ -207,10 +244,10 @@ def _this_process(snapshot: EngineSnapshot, is_ready: bool) -> WorkerStatus:
         role="target",
         state="ready" if is_ready else "unhealthy",
         address="",
-        running=snapshot.running,
-        waiting=snapshot.waiting,
-        kv_use=snapshot.kv_used / snapshot.kv_total if snapshot.kv_total else None,
+        running=status.running,
+        waiting=status.waiting,
+        kv_use=status.kv_used / status.kv_total if status.kv_total else None,
         depth=sum(report.mean_depth for report in traffic) / len(traffic) if traffic else None,
         alpha=sum(alphas) / len(alphas) if alphas else None,
-        symptoms=snapshot.audit.symptoms,
+        symptoms=status.audit.symptoms,
     )

@@ -1,84 +1,142 @@
-"""Between HTTP and the engine: who is let in, how long they may take, and what happens when they leave.
+"""The gateway between HTTP and the target: admission, deadlines, cancellation and draining.
 
-Lives on one event loop. The engine's thread only ever appends to the inbox and, at most once a burst, wakes the loop.
+All methods run on one event loop. The target's thread only appends to the inbox and wakes the loop once per burst.
 """
 
 import asyncio
+import hashlib
 import itertools
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import astuple
+
+from starlette.requests import Request as HttpRequest
 
 from paceline.core.errors import PacelineError
-from paceline.core.output import StepOutput
-from paceline.core.request import Request
-from paceline.engine.loop import Event
+from paceline.core.output import OutputEvent, StepOutput
+from paceline.core.request import Request, ValidatedRequest
+from paceline.models.drafts.compatibility import fingerprint
+from paceline.runtime.gateway_client.target_client import TargetClient
+from paceline.server.auth.middleware import request_key
+from paceline.server.auth.rate_limit import RateLimits
+from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
-from paceline.server.gateway.backend import Backend
-from paceline.server.gateway.output_stream import Ticket
+from paceline.server.gateway.session import OutputStream, RequestSession
 from paceline.server.metrics.metrics import Metrics
-from paceline.server.openai.errors import BadRequest, ClientGone, Overloaded, TimedOut, Unavailable
+from paceline.server.openai.errors import (
+    BadRequest,
+    ClientDisconnected,
+    NotFound,
+    Overloaded,
+    RequestTimeout,
+    Unavailable,
+)
+from paceline.server.openai.schemas.body import GenerationBody
 
 MAX_RETRY_AFTER = 60
-REMEMBERED_FINISHES = 64
+"""Seconds; largest value of the Retry-After header."""
+NUM_FINISH_TIMES = 64
+"""Finish times that estimate Retry-After."""
 
 
 class Gateway:
-    """Admits requests to the engine and hands out tickets for them."""
+    """Opens a session for every HTTP request, admits its requests to the target and delivers their outputs."""
 
-    def __init__(self, llm: Backend, config: ServerConfig, metrics: Metrics, flags: FlagStore) -> None:
-        self.llm = llm
-        self.config = config
-        self.metrics = metrics
-        self.flags = flags
-        self.draining = False
-        self._numbers = itertools.count()
-        self._tickets: set[Ticket] = set()
-        self._by_request: dict[str, Ticket] = {}
-        self._taken = 0  # choices admitted and not finished
-        self._finishes: deque[float] = deque(maxlen=REMEMBERED_FINISHES)
-        self._inbox: deque[tuple[str, Event]] = deque()
-        self._awake = False
+    def __init__(
+        self,
+        target: TargetClient,
+        config: ServerConfig,
+        metrics: Metrics,
+        flags: FlagStore,
+        strict: StrictMode | None = None,
+    ) -> None:
+        """`strict`: the strict mode of this server; None if it has no audit log."""
+        self.target, self.config, self.metrics, self.flags, self.strict = target, config, metrics, flags, strict
+        self.model, self.tokenizer = config.model_name, target.tokenizer
+        self.limits = RateLimits(metrics.clock)
+        parts = (target.config.model, target.config.dtype, *astuple(fingerprint(target.tokenizer)))
+        self.fingerprint = "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
+        """Identifier of model, dtype and tokenizer, for `system_fingerprint`."""
+        self.is_draining = False
+        self._next_number = itertools.count()
+        self._streams: set[OutputStream] = set()
+        self._by_request: dict[str, OutputStream] = {}
+        self._num_admitted = 0  # choices that are admitted and not finished
+        self._finish_times: deque[float] = deque(maxlen=NUM_FINISH_TIMES)
+        self._inbox: deque[tuple[str, OutputEvent]] = deque()
+        self._is_awake = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def num_waiting(self) -> int:
-        """Choices admitted beyond the engine's seats."""
-        return max(0, self._taken - self.llm.seats)
+        """Admitted choices beyond the target's batch."""
+        return max(0, self._num_admitted - self.target.max_num_seqs)
 
     @property
     def is_ready(self) -> bool:
-        return self.llm.is_ready and not self.draining
+        return self.target.is_ready and not self.is_draining
 
-    def request_id(self) -> str:
-        return f"http-{next(self._numbers)}"
+    def next_request_id(self) -> str:
+        return f"http-{next(self._next_number)}"
+
+    def check_model(self, name: str | None) -> None:
+        """Raises `NotFound` unless `name` is the served model or None."""
+        if name is not None and name != self.model:
+            raise NotFound(
+                f"this server does not serve the model {name!r}: use {self.model!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def open_session(self, http: HttpRequest, body: GenerationBody | None = None) -> RequestSession:
+        """The session of an authenticated request. It is strict if the key is strict or the body requests it."""
+        key = request_key(http)
+        is_strict = key.strict or (body is not None and body.speculation is not None and body.speculation.strict)
+        if is_strict and self.strict is None:
+            raise BadRequest(
+                "strict mode needs an audit log and this server has none: set `audit_trail`",
+                param="speculation.strict",
+                code="strict_unavailable",
+            )
+        return RequestSession(self, key, is_strict)
+
+    async def validate(self, request: Request) -> ValidatedRequest:
+        """The request with its seed. Raises `InvalidRequest`. A JSON schema compiles to a grammar, on another thread."""
+        if request.sampling.json_schema is not None:
+            await asyncio.to_thread(self.target.validate, request)
+        else:
+            self.target.validate(request)
+        return ValidatedRequest.of(request)
 
     @asynccontextmanager
-    async def submit(self, requests: Sequence[Request], timeout: float | None = None) -> AsyncIterator[Ticket]:
-        """Start `requests` together, or raise: refused ones, when full, when draining. Leaving the block gives up what
-        is unfinished, within a step."""
+    async def submit(
+        self, requests: Sequence[ValidatedRequest], timeout: float | None = None
+    ) -> AsyncIterator[OutputStream]:
+        """Submits validated requests together, or raises if the server is full or draining. Leaving the block cancels the
+        unfinished ones within a step."""
         self._loop = asyncio.get_running_loop()
         seconds = self.config.request_timeout if timeout is None else min(timeout, self.config.request_timeout)
-        self.check_room(sum(request.sampling.n for request in requests))
-        ticket = Ticket(requests)
-        self._open(ticket)
-        alarm = self._loop.call_later(seconds, ticket.fail, TimedOut(seconds))
+        self.check_capacity(sum(request.sampling.n for request in requests))
+        stream = OutputStream(requests)
+        self._add(stream)
+        deadline = self._loop.call_later(seconds, stream.fail, RequestTimeout(seconds))
         try:
             for request in requests:
-                await self._start(ticket, request)
-            yield ticket
+                self._start(stream, request)
+            yield stream
         finally:
-            alarm.cancel()
-            self._close(ticket)
+            deadline.cancel()
+            self._remove(stream)
 
     async def drain(self) -> bool:
-        """Let nobody in any more and wait for those inside, `drain_timeout` at the most; then give them up.
-        Returns whether all could finish."""
-        self.draining = True
+        """Rejects new requests and waits up to `drain_timeout` for running ones, then aborts them. Returns whether all
+        finished."""
+        self.is_draining = True
         try:
             await asyncio.wait_for(self._idle.wait(), self.config.drain_timeout)
         except TimeoutError:
@@ -87,100 +145,95 @@ class Gateway:
         return True
 
     def abort(self) -> None:
-        """Give up everything now; every caller is told."""
-        self.draining = True
-        for ticket in self._tickets:
-            ticket.fail(Unavailable("the server was shut down before the request was finished"))
+        """Ends every running request with an error."""
+        self.is_draining = True
+        for stream in self._streams:
+            stream.fail(Unavailable("the server stopped before the request finished"))
 
-    def check_room(self, choices: int) -> None:
-        """Raise what `submit` would for so many choices, before any work was put into them."""
-        if not self.llm.is_running:
-            raise Unavailable("the engine has stopped; the server's log says why")
-        if self.draining:
-            self.metrics.rejected("draining")
-            raise Unavailable("the server is shutting down: send this elsewhere")
-        seats = self.llm.seats
-        waiting = seats // 4 if self.config.max_waiting is None else self.config.max_waiting
-        capacity = seats + waiting
-        if choices > capacity:
+    def check_capacity(self, num_choices: int) -> None:
+        """Raises the error that `submit` would raise for this number of choices."""
+        if not self.target.is_running:
+            raise Unavailable("the engine has stopped: see the server's log")
+        if self.is_draining:
+            self.metrics.record_rejection("draining")
+            raise Unavailable("the server is shutting down: send the request to another server")
+        max_running = self.target.max_num_seqs
+        max_waiting = max_running // 4 if self.config.max_waiting is None else self.config.max_waiting
+        capacity = max_running + max_waiting
+        if num_choices > capacity:
             raise BadRequest(
-                f"{choices} choices at once are more than this server ever holds ({capacity}): ask for fewer",
+                f"{num_choices} choices exceed the capacity of this server ({capacity}): request fewer",
                 param="n",
                 code="invalid_value",
             )
-        if self._taken + choices > capacity:
-            self.metrics.rejected("overloaded")
+        if self._num_admitted + num_choices > capacity:
+            self.metrics.record_rejection("overloaded")
             raise Overloaded(self._retry_after())
 
     def _retry_after(self) -> int:
-        """Seconds until the queue will have emptied, at the rate at which choices have been finishing."""
-        if len(self._finishes) < 2:
+        """Seconds until the queue is empty, at the recent rate of finished choices."""
+        if len(self._finish_times) < 2:
             return 1
-        seconds = (self._finishes[-1] - self._finishes[0]) / (len(self._finishes) - 1)
+        seconds = (self._finish_times[-1] - self._finish_times[0]) / (len(self._finish_times) - 1)
         return max(1, min(MAX_RETRY_AFTER, math.ceil(seconds * self.num_waiting)))
 
-    async def _start(self, ticket: Ticket, request: Request) -> None:
-        """Submitting checks the request. Compiling a grammar may take a while, so that is done aside, and then found ready."""
+    def _start(self, stream: OutputStream, request: ValidatedRequest) -> None:
         request_id = request.id
 
-        def listen(event: Event) -> None:  # on the engine's thread
+        def receive(event: OutputEvent) -> None:  # runs on the target's thread
             self._inbox.append((request_id, event))
-            if not self._awake:
-                self._awake = True
+            if not self._is_awake:
+                self._is_awake = True
                 assert self._loop is not None
                 self._loop.call_soon_threadsafe(self._read_inbox)
 
-        if request.sampling.json_schema is not None:
-            await asyncio.to_thread(self.llm.validate, request)
-        self.llm.submit(request, listen)
-        self._by_request[request.id] = ticket
-        self.metrics.submitted(request)
+        self.target.submit(request, receive)
+        self._by_request[request.id] = stream
+        self.metrics.record_submit(request)
 
     def _read_inbox(self) -> None:
-        self._awake = False  # before reading: what is appended from here on wakes the loop again
+        self._is_awake = False  # before reading: an event that arrives from here on wakes the loop again
         assert self._loop is not None
         now = self._loop.time()
         while self._inbox:
             request_id, event = self._inbox.popleft()
-            ticket = self._by_request.get(request_id)
-            if ticket is None:  # given up a moment ago
+            stream = self._by_request.get(request_id)
+            if stream is None:  # cancelled since
                 continue
             if isinstance(event, PacelineError):
-                ticket.fail(event)
+                stream.fail(event)
                 continue
-            self._count(ticket, event, now)
-            ticket.put(event)
+            self._count(stream, event, now)
+            stream.put(event)
 
-    def _count(self, ticket: Ticket, output: StepOutput, now: float) -> None:
-        request = ticket.requests[output.request_id]
-        self.metrics.output(request, output, now)
+    def _count(self, stream: OutputStream, output: StepOutput, now: float) -> None:
+        request = stream.requests[output.request_id]
+        self.metrics.record_output(request, output, now)
         if output.finish_reason is None:
             return
-        self._release(1)
-        self._finishes.append(now)
-        ticket.unfinished[request.id] -= 1
-        if ticket.unfinished[request.id] == 0:
-            del ticket.unfinished[request.id], self._by_request[request.id]
-            self.metrics.finished(request, output.finish_reason.value, now)
+        self._num_admitted -= 1
+        self._finish_times.append(now)
+        stream.unfinished[request.id] -= 1
+        if stream.unfinished[request.id] == 0:
+            del stream.unfinished[request.id], self._by_request[request.id]
+            self.metrics.record_finish(request, output.finish_reason.value, now)
 
-    def _open(self, ticket: Ticket) -> None:
-        self._tickets.add(ticket)
-        self._taken += ticket.num_unfinished
+    def _add(self, stream: OutputStream) -> None:
+        self._streams.add(stream)
+        self._num_admitted += stream.num_unfinished
         self._idle.clear()
 
-    def _close(self, ticket: Ticket) -> None:
+    def _remove(self, stream: OutputStream) -> None:
         assert self._loop is not None
-        reason = "cancelled" if ticket.error is None or isinstance(ticket.error, ClientGone) else "error"
-        for request_id in ticket.unfinished:
-            if self._by_request.pop(request_id, None) is not None:  # otherwise it was refused
-                self.llm.cancel(request_id)
-                self.metrics.finished(ticket.requests[request_id], reason, self._loop.time())
-        self._release(ticket.num_unfinished)
-        ticket.unfinished.clear()
-        self._tickets.discard(ticket)
-        if not self._tickets:
+        is_cancelled = stream.error is None or isinstance(stream.error, ClientDisconnected)
+        for request_id in stream.unfinished:
+            if self._by_request.pop(request_id, None) is not None:  # None: it was not submitted
+                self.target.cancel(request_id)
+                reason = "cancelled" if is_cancelled else "error"
+                self.metrics.record_finish(stream.requests[request_id], reason, self._loop.time())
+        self._num_admitted -= stream.num_unfinished
+        stream.unfinished.clear()
+        self._streams.discard(stream)
+        if not self._streams:
             self._idle.set()
-            self._finishes.clear()  # the pause that begins here says nothing about the next rush
-
-    def _release(self, choices: int) -> None:
-        self._taken -= choices
+            self._finish_times.clear()  # an idle period says nothing about the rate of the next burst

@@ -1,90 +1,175 @@
-"""One call of one caller: what it takes of their key's allowance, and what trail and log say of it."""
+"""The session of one HTTP request, from authentication to the last byte of its response."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
 
+from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.output import StepOutput
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.server.auth.api_keys import ApiKey
-from paceline.server.auth.rate_limit import Account, RateLimits
-from paceline.server.auth.strict import StrictMode, StrictRecord
-from paceline.server.metrics.metrics import Metrics
+from paceline.server.auth.rate_limit import Account
+from paceline.server.auth.strict import AuditEntry
+from paceline.server.gateway.request_log import RequestLog
 from paceline.server.openai.errors import RateLimited
-from paceline.server.request_log import LogEntry, RequestLog
+
+if TYPE_CHECKING:
+    from paceline.server.gateway.gateway import Gateway
 
 
-class Visit:
-    def __init__(
-        self, key: ApiKey, limits: RateLimits, metrics: Metrics, strict: StrictMode | None, log: RequestLog
-    ) -> None:
-        """`strict`: the mode it is in; None: it is not."""
-        self.key, self._limits, self._metrics, self._strict, self._log = key, limits, metrics, strict, log
-        self._entry: LogEntry | None = None
-        self._account: Account | None = None
-        self._record: StrictRecord | None = None
+class OutputStream:
+    """Step outputs of the admitted requests of one session. The gateway writes, the session reads, on the event loop."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = {request.id: request for request in requests}
+        self.unfinished = {request.id: request.sampling.n for request in requests}
+        """Number of unfinished choices by request id; finished requests are absent."""
+        self.error: PacelineError | None = None
+        self._pending: list[StepOutput] = []
+        self._changed = asyncio.Event()
 
     @property
-    def is_strict(self) -> bool:
-        return self._strict is not None
+    def num_unfinished(self) -> int:
+        return sum(self.unfinished.values())
 
-    def check(self, requests: int, choices: int) -> None:
-        """Raise what `paid` would for so many, before any work was put into them."""
+    def put(self, output: StepOutput) -> None:
+        self._pending.append(output)
+        self._changed.set()
+
+    def fail(self, error: PacelineError) -> None:
+        """Ends the stream with `error`, after the outputs that came before it. Only the first error counts."""
+        self.error = self.error or error
+        self._changed.set()
+
+    async def __aiter__(self) -> AsyncIterator[list[StepOutput]]:
+        """Yields all outputs since the previous batch."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            batch, self._pending = self._pending, []
+            if batch:
+                yield batch
+            if self.error is not None and not self._pending:
+                raise self.error
+            if not self.unfinished and not self._pending:
+                return
+
+
+class RequestSession:
+    """Holds the key's allowance, admission, the output stream, the audit entry and the log line of one HTTP request.
+
+    A generation calls `check_limits`, `validate`, then `run`. Inside `run` it reads `outputs`. Leaving `run` closes all parts.
+    """
+
+    def __init__(self, gateway: "Gateway", key: ApiKey, is_strict: bool) -> None:
+        self.gateway, self.key, self.is_strict = gateway, key, is_strict
+        self._requests: Sequence[ValidatedRequest] = ()
+        self._timeout: float | None = None
+        self._stream: OutputStream | None = None
+        self._account: Account | None = None
+        self._audit: AuditEntry | None = None
+        self._log: RequestLog | None = None
+
+    def check_limits(self, num_requests: int, num_choices: int) -> None:
+        """Raises the error that `run` would raise for lack of allowance or capacity, before the prompt is encoded."""
         with self._counted():
-            self._limits.check(self.key, requests, choices)
+            self.gateway.limits.check(self.key, num_requests, num_choices)
+        self.gateway.check_capacity(num_choices)
 
-    def once(self) -> None:
-        """Pay for a call that generates nothing, or raise."""
-        with self._counted(), self._limits.enter(self.key, 1, 0, 0):
+    def charge_call(self) -> None:
+        """Takes one request from the key's allowance, for a call that generates nothing."""
+        with self._counted(), self.gateway.limits.take(self.key, 1, 0, 0):
             pass
 
-    @contextmanager
-    def paid(self, requests: Sequence[Request]) -> Iterator[None]:
-        """Takes what they need of the allowance, or raises. Inside the block they are running."""
-        choices = sum(request.sampling.n for request in requests)
-        tokens = sum(len(request.prompt_ids) for request in requests)
-        with ExitStack() as stack:
-            with self._counted():
-                self._account = stack.enter_context(self._limits.enter(self.key, len(requests), choices, tokens))
-            yield
-
-    @contextmanager
-    def logged(self, answer_id: str, requests: Sequence[Request]) -> Iterator[None]:
-        """After the block the log has a line about it."""
-        with self._log.entry(answer_id, self.key.name, requests) as self._entry:
-            yield
-
-    def failed(self, error: Exception) -> None:
-        """It went wrong, and whoever called was told already."""
-        if self._entry is not None:
-            self._entry.error = error
+    async def validate(
+        self, requests: Sequence[Request], timeout: float | None = None, schema_field: str = "response_format"
+    ) -> Sequence[ValidatedRequest]:
+        """Validates the requests of this session, once. `schema_field` is the body's field that holds the JSON schema."""
+        try:
+            self._requests = [await self.gateway.validate(request) for request in requests]
+        except InvalidRequest as error:
+            if error.field == "response_format" != schema_field:
+                raise InvalidRequest(str(error), schema_field) from None
+            raise
+        self._timeout = timeout
+        return self._requests
 
     @asynccontextmanager
-    async def recorded(self, answer_id: str, requests: Sequence[Request]) -> AsyncIterator[None]:
-        """In strict mode the trail has a beginning before the block and an end after it."""
-        if self._strict is None:
+    async def run(self, answer_id: str) -> AsyncIterator[None]:
+        """Admits the validated requests, or raises. Inside the block they run. Afterwards unfinished requests are cancelled,
+        the audit entry is complete and the log line is written."""
+        with self._logged(answer_id), self._charged():
+            async with self.gateway.submit(self._requests, self._timeout) as self._stream, self._audited(answer_id):
+                yield
+
+    async def outputs(self) -> AsyncIterator[list[StepOutput]]:
+        """Yields batches of step outputs, after it charged, audited and logged them."""
+        assert self._stream is not None
+        assert self._account is not None
+        async for outputs in self._stream:
+            self.gateway.limits.spend(self._account, sum(len(output.tokens) for output in outputs))
+            if self._audit is not None:
+                self._audit.add(outputs)
+            if self._log is not None:
+                self._log.add(outputs, time.monotonic())
+            yield outputs
+
+    def fail(self, error: PacelineError) -> None:
+        """Ends the output stream with `error`."""
+        assert self._stream is not None
+        self._stream.fail(error)
+
+    def record_error(self, error: Exception) -> None:
+        """Sets the reason in the log line, for an error that the client has received."""
+        if self._log is not None:
+            self._log.error = error
+
+    async def finish_audit(self) -> None:
+        """Completes the audit entry. Call this before the last byte of a stream: a delivered answer must be in the log."""
+        if self._audit is not None:
+            await self._audit.finish()
+
+    @contextmanager
+    def _logged(self, answer_id: str) -> Iterator[None]:
+        config = self.gateway.config
+        if config.log_requests == "none":
             yield
             return
-        async with self._strict.record(answer_id, self.key.name, requests) as self._record:
+        self._log = RequestLog(answer_id, self.key.name, self._requests, with_text=config.log_requests == "text")
+        try:
+            yield
+        except BaseException as error:
+            self._log.error = error
+            raise
+        finally:
+            self._log.write(self.gateway.tokenizer)
+
+    @contextmanager
+    def _charged(self) -> Iterator[None]:
+        choices = sum(request.sampling.n for request in self._requests)
+        tokens = sum(len(request.prompt_ids) for request in self._requests)
+        with ExitStack() as stack:
+            with self._counted():
+                take = self.gateway.limits.take(self.key, len(self._requests), choices, tokens)
+                self._account = stack.enter_context(take)
             yield
 
-    def saw(self, outputs: Sequence[StepOutput]) -> None:
-        assert self._account is not None
-        self._limits.spend(self._account, sum(len(output.tokens) for output in outputs))
-        if self._record is not None:
-            self._record.add(outputs)
-        if self._entry is not None:
-            self._entry.add(outputs, time.monotonic())
-
-    async def finish(self) -> None:
-        """Before the last byte is sent: what a caller has whole, the trail has whole."""
-        if self._record is not None:
-            await self._record.finish()
+    @asynccontextmanager
+    async def _audited(self, answer_id: str) -> AsyncIterator[None]:
+        strict, config = self.gateway.strict, self.gateway.config
+        if not self.is_strict or strict is None:
+            yield
+            return
+        decode = self.gateway.tokenizer.decode if config.audit_trail_text else None
+        async with strict.record(answer_id, self.key.name, self._requests, decode) as self._audit:
+            yield
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
         try:
             yield
         except RateLimited:
-            self._metrics.rejected("rate_limited")
+            self.gateway.metrics.record_rejection("rate_limited")
             raise

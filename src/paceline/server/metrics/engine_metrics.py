@@ -5,12 +5,11 @@ from collections.abc import Callable, Iterator
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceline.engine.stats.snapshot import EngineSnapshot
-from paceline.speculation.depth.breaker import BreakerState
+from paceline.core.worker_status import BreakerState, EngineStatus
 
 BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
-SINGLE: tuple[tuple[type[Metric], str, str, Callable[[EngineSnapshot], float]], ...] = (
+SINGLE: tuple[tuple[type[Metric], str, str, Callable[[EngineStatus], float]], ...] = (
     (GaugeMetricFamily, "sequences_running", "Sequences with a seat in the batch.", lambda s: s.running),
     (GaugeMetricFamily, "sequences_waiting", "Sequences waiting for a seat.", lambda s: s.waiting),
     (GaugeMetricFamily, "kv_blocks_used", "Cache blocks held by sequences.", lambda s: s.kv_used),
@@ -58,7 +57,7 @@ SINGLE: tuple[tuple[type[Metric], str, str, Callable[[EngineSnapshot], float]], 
 
 
 class EngineCollector(Collector):
-    def __init__(self, model: str, snapshot: Callable[[], EngineSnapshot]) -> None:
+    def __init__(self, model: str, snapshot: Callable[[], EngineStatus]) -> None:
         self._model = model
         self._snapshot = snapshot
 
@@ -72,7 +71,7 @@ class EngineCollector(Collector):
         yield from self._tiers(snapshot)
         yield from self._traffic(snapshot)
 
-    def _time(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
+    def _time(self, snapshot: EngineStatus) -> Iterator[Metric]:
         seconds = CounterMetricFamily(
             "paceline_step_seconds",
             "Seconds of steps: draft, network and verify of those that drafted, plain, and prompt.",
@@ -89,7 +88,7 @@ class EngineCollector(Collector):
             gain.add_metric([self._model], snapshot.advantage)
         yield from (seconds, gain)
 
-    def _tiers(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
+    def _tiers(self, snapshot: EngineStatus) -> Iterator[Metric]:
         tiers = snapshot.tiers
         if tiers is None:
             return
@@ -125,7 +124,7 @@ class EngineCollector(Collector):
         dropped.add_metric([self._model], tiers.dropped_blocks)
         yield from (blocks, hits, moved, bad, dropped)
 
-    def _traffic(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
+    def _traffic(self, snapshot: EngineStatus) -> Iterator[Metric]:
         labels = ["model", "method", "category"]
         alpha = GaugeMetricFamily(
             "paceline_alpha",

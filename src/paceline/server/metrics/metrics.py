@@ -1,7 +1,7 @@
-"""Prometheus metrics. Their names are a promise: see docs/metrics.md.
+"""Prometheus metrics of requests. docs/metrics.md lists all names, which are stable.
 
-Labels are bounded: a model, a few outcomes and reasons, at most 32 positions, and the first 32 categories; further
-categories are counted as `other`.
+Every label is bounded: one model, fixed outcomes and reasons, 32 positions, 32 categories. Further categories count as
+`other`.
 """
 
 import threading
@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from paceline.core.errors import MissingDependency
 from paceline.core.output import StepOutput
 from paceline.core.request import Categories, Request
-from paceline.core.worker_status import ClusterStatus
-from paceline.engine.stats.snapshot import EngineSnapshot
-from paceline.server.dashboard.recent_values import RecentValues
-from paceline.server.metrics.recent import RecentRate
+from paceline.core.worker_status import ClusterStatus, EngineStatus
+from paceline.server.metrics.recent import RecentRate, RecentValues
 
 try:
     import prometheus_client
@@ -30,25 +28,25 @@ LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 1
 PER_TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
 DURATION = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
-_KEEP = 1.0 - 1.0 / 128.0
+_DECAY = 1.0 - 1.0 / 128.0
 
 
 @dataclass(slots=True)
-class _Choice:
-    first: float
+class _ChoiceTimes:
+    first_token: float
     later_tokens: int = 0
 
 
 @dataclass(slots=True)
-class _Flight:
+class _RunningRequest:
     """A request that is not finished."""
 
     started: float
-    choices: dict[int, _Choice] = field(default_factory=dict)
+    choices: dict[int, _ChoiceTimes] = field(default_factory=dict)
 
 
 class _Category:
-    """The series of one category, found once: labels cost more than counting."""
+    """The time series of one category. Looking up labels costs more than counting, so it happens once."""
 
     def __init__(self, metrics: "Metrics", category: str) -> None:
         labels = (metrics.model, category)
@@ -73,7 +71,7 @@ class _Category:
         metrics.speed.labels(*labels).set_function(lambda: self.recent.per_second(metrics.clock()))
         self._recent_drafted = self._recent_accepted = 0.0
 
-    def round(self, drafted: int, accepted: int) -> None:
+    def record_round(self, drafted: int, accepted: int) -> None:
         self.rounds.inc()
         self.drafted.inc(drafted)
         self.accepted.inc(accepted)
@@ -82,16 +80,16 @@ class _Category:
             self._positions = [self._by_position.labels(*self._labels, str(i)) for i in range(1, accepted + 1)]
         for series in self._positions[:accepted]:
             series.inc()
-        self._recent_drafted = _KEEP * self._recent_drafted + drafted
-        self._recent_accepted = _KEEP * self._recent_accepted + accepted
+        self._recent_drafted = _DECAY * self._recent_drafted + drafted
+        self._recent_accepted = _DECAY * self._recent_accepted + accepted
         self.rate.set(self._recent_accepted / self._recent_drafted)
 
 
 class Metrics:
-    """Counts what requests do. `submitted`, then `output` for each step, then `finished`. Times are `clock`'s, in seconds;
-    event loops use the same one.
+    """Counts requests: `record_submit`, then `record_output` for each step, then `record_finish`.
 
-    The calls for one request come one after another; those for different ones, and `render`, from any thread.
+    Times are seconds of `clock`, the clock of event loops. Calls for one request must not overlap; calls for different
+    requests, and `render`, may come from any thread.
     """
 
     def __init__(self, model_name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -100,23 +98,25 @@ class Metrics:
         self.clock = clock
         self.registry = CollectorRegistry()
         labels = ["model", "category"]
-        self.requests = self._counter("requests", "Finished requests: stop, length, cancelled, error.", "outcome")
+        self.requests = self._counter(
+            "requests", "Finished requests by outcome: stop, length, cancelled, error.", "outcome"
+        )
         self.rejections = Counter(
             "paceline_rejected",
-            "Requests refused before they reached the engine, by reason.",
+            "Requests rejected before they reached the engine, by reason.",
             ["model", "reason"],
             registry=self.registry,
         )
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of submitted requests.")
-        self.cached_tokens = self._counter("cached_prompt_tokens", "Prompt tokens that the prefix cache supplied.")
+        self.cached_tokens = self._counter("cached_prompt_tokens", "Prompt tokens found in the prefix cache.")
         self.generated = self._counter("generated_tokens", "Tokens committed.")
         self.drafted = self._counter("drafted_tokens", "Tokens drafted.")
         self.accepted = self._counter("accepted_tokens", "Drafted tokens accepted.")
         self.by_position = self._counter(
             "accepted_tokens_by_position", "Drafted tokens accepted, by position in the draft, from 1.", "position"
         )
-        self.rounds = self._counter("rounds", "Draft-and-verify rounds of single sequences.")
-        self.draft_depth = self._histogram("draft_depth", "Tokens drafted a round.", DEPTHS)
+        self.rounds = self._counter("rounds", "Rounds: one propose-and-verify of one sequence.")
+        self.draft_depth = self._histogram("draft_depth", "Tokens drafted per round.", DEPTHS)
         self.acceptance_rate = Gauge(
             "paceline_draft_acceptance_rate",
             "Accepted / drafted tokens over about the last 128 rounds.",
@@ -125,80 +125,82 @@ class Metrics:
         )
         self.speed = Gauge(
             "paceline_effective_tokens_per_second",
-            "Tokens committed a second, over the last 10 seconds.",
+            "Tokens committed per second over the last 10 seconds.",
             labels,
             registry=self.registry,
         )
-        self.first_token = self._histogram("time_to_first_token_seconds", "From arrival to the first token.", LATENCY)
-        self.queue = self._histogram("queue_seconds", "Of one choice: from arrival at the engine to a seat.", LATENCY)
+        self.first_token = self._histogram(
+            "time_to_first_token_seconds", "Time from arrival to the first token.", LATENCY
+        )
+        self.queue = self._histogram("queue_seconds", "Time that a choice waits for a place in the batch.", LATENCY)
         self.per_token = self._histogram(
-            "time_per_output_token_seconds", "Of one choice: first to last token, a token.", PER_TOKEN
+            "time_per_output_token_seconds", "Time from first to last token of a choice, per token.", PER_TOKEN
         )
         self.recent_first_token, self.recent_per_token = RecentValues(), RecentValues()
-        self.duration = self._histogram("request_duration_seconds", "From arrival to the end.", DURATION)
+        self.duration = self._histogram("request_duration_seconds", "Time from arrival to the end.", DURATION)
         self._lock = threading.Lock()
-        self._folded = Categories()
+        self._category_names = Categories()
         self._categories: dict[str, _Category] = {}
-        self._flights: dict[str, _Flight] = {}
+        self._running: dict[str, _RunningRequest] = {}
 
     content_type = prometheus_client.CONTENT_TYPE_LATEST
 
-    def bind(self, snapshot: Callable[[], EngineSnapshot]) -> None:
-        """Read the engine's own figures from `snapshot` at every scrape."""
-        self.registry.register(EngineCollector(self.model, snapshot))
+    def add_engine(self, status: Callable[[], EngineStatus]) -> None:
+        """Adds the engine's metrics, read at every scrape."""
+        self.registry.register(EngineCollector(self.model, status))
 
-    def bind_cluster(self, status: Callable[[], ClusterStatus | None]) -> None:
-        """And those of a cluster, where there is one."""
+    def add_cluster(self, status: Callable[[], ClusterStatus | None]) -> None:
+        """Adds the metrics of a cluster's workers, read at every scrape."""
         self.registry.register(ClusterCollector(self.model, status))
 
     def render(self) -> bytes:
         return prometheus_client.generate_latest(self.registry)
 
-    def submitted(self, request: Request) -> None:
-        self._flights[request.id] = _Flight(self.clock())
+    def record_submit(self, request: Request) -> None:
+        self._running[request.id] = _RunningRequest(self.clock())
         self._category(request).prompt_tokens.inc(len(request.prompt_ids))
 
-    def output(self, request: Request, output: StepOutput, now: float) -> None:
-        category, flight, count = self._category(request), self._flights[request.id], len(output.tokens)
+    def record_output(self, request: Request, output: StepOutput, now: float) -> None:
+        category, running, count = self._category(request), self._running[request.id], len(output.tokens)
         category.generated.inc(count)
         category.recent.add(count, now)
         if output.drafted:
-            category.round(output.drafted, output.accepted)
-        choice = flight.choices.get(output.choice)
+            category.record_round(output.drafted, output.accepted)
+        choice = running.choices.get(output.choice)
         if choice is None:
-            if not flight.choices:
-                category.first_token.observe(now - flight.started)
-                self.recent_first_token.add(now - flight.started, now)
+            if not running.choices:
+                category.first_token.observe(now - running.started)
+                self.recent_first_token.add(now - running.started, now)
                 category.cached_tokens.inc(output.num_cached)
-            choice = flight.choices[output.choice] = _Choice(now)
+            choice = running.choices[output.choice] = _ChoiceTimes(now)
             category.queue.observe(output.waited)
         else:
             choice.later_tokens += count
         if output.finish_reason is not None and choice.later_tokens:
-            seconds = (now - choice.first) / choice.later_tokens
+            seconds = (now - choice.first_token) / choice.later_tokens
             category.per_token.observe(seconds)
             self.recent_per_token.add(seconds, now)
 
-    def finished(self, request: Request, reason: str, now: float) -> None:
-        """`reason`: stop, length, cancelled or error."""
-        category, flight = self._category(request), self._flights.pop(request.id)
+    def record_finish(self, request: Request, reason: str, now: float) -> None:
+        """`reason` is stop, length, cancelled or error."""
+        category, running = self._category(request), self._running.pop(request.id)
         category.requests[reason].inc()
-        category.duration.observe(now - flight.started)
+        category.duration.observe(now - running.started)
 
-    def rejected(self, reason: str) -> None:
-        """A request that never reached the engine. Reasons are a few fixed words, such as `overloaded`."""
+    def record_rejection(self, reason: str) -> None:
+        """Counts a request that did not reach the engine. `reason` is one of a few fixed words, such as `overloaded`."""
         self.rejections.labels(self.model, reason).inc()
 
     def _category(self, request: Request) -> _Category:
-        found = self._categories.get(request.category)
-        if found is not None:
-            return found
+        series = self._categories.get(request.category)
+        if series is not None:
+            return series
         with self._lock:
-            name = self._folded.fold(request.category)
-            found = self._categories.get(name)
-            if found is None:
-                found = self._categories[name] = _Category(self, name)
-            return found
+            name = self._category_names.fold(request.category)
+            series = self._categories.get(name)
+            if series is None:
+                series = self._categories[name] = _Category(self, name)
+            return series
 
     def _counter(self, name: str, help_text: str, *labels: str) -> Counter:
         return Counter(f"paceline_{name}", help_text, ["model", "category", *labels], registry=self.registry)

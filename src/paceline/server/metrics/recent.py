@@ -1,32 +1,60 @@
-"""How much of something there was per second, lately."""
+"""Rates and percentiles over a recent time window. Both classes are thread-safe; the caller passes the time."""
 
+import math
 import threading
 from collections import deque
+from collections.abc import Sequence
 
-WINDOW = 10.0
+RATE_WINDOW = 10.0
 """Seconds."""
+VALUES_WINDOW = 60.0
+"""Seconds."""
+MAX_VALUES = 4096
+"""Values kept; under heavy traffic they cover less than the window."""
 
 
 class RecentRate:
-    """Sums by whole second. Safe from any thread; time comes from the caller."""
+    """Mean rate per second, from sums of whole seconds."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._slots: deque[tuple[float, int]] = deque()
+        self._sums: deque[tuple[float, int]] = deque()
 
     def add(self, amount: int, now: float) -> None:
         second = float(int(now))
         with self._lock:
-            if self._slots and self._slots[-1][0] == second:
-                amount += self._slots.pop()[1]
-            self._slots.append((second, amount))
-            self._forget(now)
+            if self._sums and self._sums[-1][0] == second:
+                amount += self._sums.pop()[1]
+            self._sums.append((second, amount))
+            self._drop_old(now)
 
     def per_second(self, now: float) -> float:
         with self._lock:
-            self._forget(now)
-            return sum(amount for _, amount in self._slots) / WINDOW
+            self._drop_old(now)
+            return sum(amount for _, amount in self._sums) / RATE_WINDOW
 
-    def _forget(self, now: float) -> None:
-        while self._slots and self._slots[0][0] <= now - WINDOW:
-            self._slots.popleft()
+    def _drop_old(self, now: float) -> None:
+        while self._sums and self._sums[0][0] <= now - RATE_WINDOW:
+            self._sums.popleft()
+
+
+class RecentValues:
+    """Percentiles of timed values."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values: deque[tuple[float, float]] = deque(maxlen=MAX_VALUES)
+
+    def add(self, value: float, now: float) -> None:
+        with self._lock:
+            self._values.append((now, value))
+
+    def percentiles(self, shares: Sequence[float], now: float) -> tuple[float, ...] | None:
+        """Nearest-rank percentiles, one for each share between 0 and 1; None without values."""
+        with self._lock:
+            while self._values and self._values[0][0] <= now - VALUES_WINDOW:
+                self._values.popleft()
+            values = sorted(value for _, value in self._values)
+        if not values:
+            return None
+        return tuple(values[max(0, math.ceil(share * len(values)) - 1)] for share in shares)

@@ -1,4 +1,4 @@
-"""Every failure as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors with an HTTP status, as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError, Pr
 
 
 class ApiError(PacelineError):
-    """A failure with an HTTP status."""
+    """An error with an HTTP status."""
 
     status = 500
     type = "server_error"
@@ -48,14 +48,14 @@ class MethodNotAllowed(ApiError):
     status, type = 405, "invalid_request_error"
 
 
-class TimedOut(ApiError):
-    """The request took longer than it was given. Asking again would only take as long again, and the header says so."""
+class RequestTimeout(ApiError):
+    """The request passed its time limit. A retry would take as long, so a header tells clients not to retry."""
 
     status, type = 408, "timeout_error"
 
     def __init__(self, seconds: float) -> None:
         super().__init__(
-            f"not finished after {seconds:g} seconds: ask for fewer tokens, or give a longer `timeout`",
+            f"the request did not finish within {seconds:g} seconds: request fewer tokens or a longer `timeout`",
             param="timeout",
             code="timeout",
             headers={"x-should-retry": "false"},
@@ -66,7 +66,9 @@ class BodyTooLarge(ApiError):
     status, type = 413, "invalid_request_error"
 
     def __init__(self, limit: int) -> None:
-        super().__init__(f"the body is larger than {limit} bytes: send less, or raise max_body_bytes", code="too_large")
+        super().__init__(
+            f"the body is larger than {limit} bytes: send less, or increase `max_body_bytes`", code="too_large"
+        )
 
 
 class Overloaded(ApiError):
@@ -76,7 +78,7 @@ class Overloaded(ApiError):
 
     def __init__(self, retry_after: int) -> None:
         super().__init__(
-            f"every seat is taken and the queue is full: try again in about {retry_after} s",
+            f"the batch and the queue are full: retry in about {retry_after} s",
             code="overloaded",
             headers={"retry-after": str(retry_after)},
         )
@@ -84,30 +86,30 @@ class Overloaded(ApiError):
 
 
 class RateLimited(ApiError):
-    """The caller has used up what their key allows."""
+    """The API key reached one of its limits."""
 
     status, type = 429, "rate_limit_error"
 
     def __init__(self, message: str, retry_after: int) -> None:
         super().__init__(
-            f"{message}: try again in {retry_after} s",
+            f"{message}: retry in {retry_after} s",
             code="rate_limit_exceeded",
             headers={"retry-after": str(retry_after)},
         )
         self.retry_after = retry_after
 
 
-class ClientGone(ApiError):
-    """Nobody is left to answer. The status is the customary one; it is only ever seen in logs."""
+class ClientDisconnected(ApiError):
+    """The client closed the connection. Only logs show this status."""
 
     status, type = 499, "client_closed_request"
 
     def __init__(self) -> None:
-        super().__init__("the client went away")
+        super().__init__("the client disconnected")
 
 
 class Unavailable(ApiError):
-    """Starting, draining, or broken."""
+    """The server is starting, draining or has failed."""
 
     status, type = 503, "service_unavailable_error"
 
@@ -115,18 +117,17 @@ class Unavailable(ApiError):
         super().__init__(message, code="unavailable", headers={"retry-after": "5"})
 
 
-def as_api_error(error: Exception) -> ApiError:
-    """What to tell the caller about `error`. What was not meant for them stays in the log."""
+def to_api_error(error: Exception) -> ApiError:
+    """The error to send to the client. Details of internal errors stay in the log."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, PromptTooLong):
-        return BadRequest(
-            str(error), param=error.field, code="context_length_exceeded"
-        )  # OpenAI's, which clients look for
+        # OpenAI's code, which clients check for
+        return BadRequest(str(error), param=error.field, code="context_length_exceeded")
     if isinstance(error, InvalidRequest):
         return BadRequest(str(error), param=error.field, code="invalid_value")
     if isinstance(error, EngineClosed):
         return Unavailable(str(error))
     if isinstance(error, PacelineError):
         return ApiError(str(error), code="server_error")
-    return ApiError("the server failed; its log says why", code="server_error")
+    return ApiError("internal error: see the server's log", code="server_error")

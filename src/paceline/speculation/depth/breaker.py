@@ -15,18 +15,12 @@ The published rule, three low rounds running, is `BreakerRule(threshold, window=
 
 import sys
 from dataclasses import dataclass
-from enum import Enum
 
 from paceline.core.errors import InvalidConfig
+from paceline.core.worker_status import BreakerState
 from paceline.speculation.depth.acceptance import known_positions
 
 UNLIMITED = sys.maxsize
-
-
-class BreakerState(Enum):
-    CLOSED = "closed"
-    OPEN = "open"
-    HALF_OPEN = "half open"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,9 @@ class GoodputDepth:
     """`DepthPolicy`. Drafting starts when it promises `margin` over plain, besides what starting costs, and stops when it
     promises under a third of that."""
 
-    def __init__(self, max_depth: int = 8, margin: float = 0.03, probe_share: float = 0.01) -> None:
+    def __init__(
+        self, max_depth: int = 8, margin: float = 0.03, probe_share: float = 0.01, padded: EvenRounds | None = None
+    ) -> None:
         if max_depth < 1 or margin < 0.0 or not 0.0 <= probe_share <= 0.01:
             raise InvalidConfig(
                 "goodput needs max_depth >= 1, margin >= 0 and probe_share in [0, 0.01]; "
@@ -57,7 +59,7 @@ class GoodputDepth:
         self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
         self._baselines = Baselines()
         self._ragged = RaggedRounds()
-        self._even: EvenRounds | None = None
+        self._even = padded
         self._probed: dict[str, float] = {}
         """Categories probed since they last drafted because it pays, and the acceptance expected of the first draft."""
 
@@ -70,10 +72,6 @@ class GoodputDepth:
         """Take on {target rows: seconds} from a warm-up, and what a token of context adds to a pass. Without one the costs are
         learned on the way."""
         self._times.calibrate(passes, per_token)
-
-    def run_ahead(self, rounds: EvenRounds) -> None:
-        """Batches of nobody but these methods' decode in such rounds."""
-        self._even = rounds
 
     def alphas(self, category: str) -> tuple[float, ...]:
         """Conditional acceptance by position, as now believed."""

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.core.clock import Clock
-from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import HiddenRequest, Progress, Proposer, hidden_wanted
+from paceline.speculation.drafts import NO_COST, DraftBatch
+from paceline.speculation.proposer import HiddenRequest, Progress, Proposer, ProposerTraits
 from paceline.speculation.proposers.choice import Candidate, MethodChoice
 from paceline.speculation.trees.guess import Guess, batch_of
 from paceline.speculation.trees.merging import merge
@@ -44,7 +44,12 @@ class CombinedProposer:
         self._handed_over: float | None = None
         self._started = dict.fromkeys(models, 0.0)
         """Seconds that each model's `observe` took for the round to come."""
-        self.wants = _union([wants for model in models.values() if (wants := hidden_wanted(model))])
+        traits = [model.traits for model in models.values()]
+        self.traits = ProposerTraits(
+            hidden=_union([one.hidden for one in traits if one.hidden is not None]),
+            runners=tuple(runner for one in traits for runner in one.runners),
+            heads=tuple(head for one in traits for head in one.heads),
+        )
 
     def method(self, sequence_id: int) -> str:
         """Who drafts for this sequence next; empty if nobody does."""
@@ -88,7 +93,7 @@ class CombinedProposer:
             rider.drafted = self._in_hand(rider)
         batches.append(batch_of((r.progress.sequence_id, r.guesses.get(r.drafted, Guess())) for r in rest))
         self._handed_over = self._clock.now()
-        return merge(batches)
+        return replace(merge(batches), cost=NO_COST)  # a draft prefill of a part counts as drafting here
 
     def close(self, sequence_ids: Sequence[int]) -> None:
         for part in (*self._lookups.values(), *self._models.values()):

@@ -8,12 +8,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from paceline.kv.block_tables import BlockTables, blocks_for
-from paceline.models.architectures.output import ForwardOutput
-from paceline.models.cuda_graph import Stopwatch
+from paceline.models.architectures.decoder import ForwardOutput
+from paceline.models.cuda_graph import StreamTimer
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.drafts import DraftBatch, DraftProbs
-from paceline.speculation.proposer import Progress
-from paceline.speculation.reading import NO_READING, Reading
+from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill, DraftProbs
+from paceline.speculation.proposer import Progress, ProposerTraits
 from paceline.speculation.verification.distribution import pick, sample_draft
 from paceline.speculation.verification.rows import RowContext
 
@@ -62,8 +61,6 @@ class DraftModelProposer:
     With coupled verification the draft picks with the target's own noise; with rejection it samples from `q` and says so.
     """
 
-    hears_when_asked = True
-
     def __init__(
         self,
         runner: ModelRunner,
@@ -82,7 +79,7 @@ class DraftModelProposer:
         self._vocab_size = vocab_size
         self._tables = BlockTables(runner.num_blocks, prefix_caching)
         self._riders: dict[int, _Rider] = {}
-        self.reading = NO_READING
+        self.traits = ProposerTraits(is_lazy=True, can_run_in_graph=True, runners=(runner,), q_model=runner.model)
 
     @property
     def num_free_blocks(self) -> int:
@@ -101,9 +98,9 @@ class DraftModelProposer:
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
         asked = [rider for i in sequence_ids if (rider := self._riders.get(i)) and rider.progress.depth > 0]
-        riders = self._catch_up([rider for rider in asked if self._in_window(rider)])
+        riders, prefill = self._catch_up([rider for rider in asked if self._in_window(rider)])
         if not riders:
-            return DraftBatch.empty()
+            return DraftBatch.empty(DraftCost(prefill))
         probs: dict[tuple[int, int], Tensor] = {}  # (sequence, step) -> q
         active = riders
         logits = self._logits([(rider, rider.progress.ids[len(rider.cached) :]) for rider in active], committed=True)
@@ -113,7 +110,9 @@ class DraftModelProposer:
             if active:
                 logits = self._logits([(rider, rider.draft[-1:]) for rider in active], committed=False)
         return DraftBatch.chains(
-            [(rider.progress.sequence_id, rider.draft) for rider in riders], self._pack(riders, probs)
+            [(rider.progress.sequence_id, rider.draft) for rider in riders],
+            self._pack(riders, probs),
+            DraftCost(prefill),
         )
 
     def close(self, sequence_ids: Sequence[int]) -> None:
@@ -133,10 +132,10 @@ class DraftModelProposer:
     def num_proposable(self) -> int:
         return self._num_proposable
 
-    def catch_up(self, sequence_ids: Sequence[int]) -> None:
-        """Read what was missed of these, as far as a step allows."""
+    def catch_up(self, sequence_ids: Sequence[int]) -> DraftPrefill:
+        """Compute what the draft has missed of these, within the limit of a step, and return what that cost."""
         riders = [rider for i in sequence_ids if (rider := self._riders.get(i))]
-        self._catch_up([rider for rider in riders if self._in_window(rider)])
+        return self._catch_up([rider for rider in riders if self._in_window(rider)])[1]
 
     def lend(self, sequence_id: int, num_tokens: int) -> Sequence[int] | None:
         """Blocks for `num_tokens` of a sequence that somebody else drafts for a while, on the device; None where the draft is
@@ -171,11 +170,11 @@ class DraftModelProposer:
         """A draft may have been made for shorter texts than its target: it has no rotary angles past its window."""
         return num_tokens <= self._runner.model.config.max_position
 
-    def _catch_up(self, riders: list[_Rider]) -> list[_Rider]:
-        """Riders ready to draft. Long gaps (prompts never seen) are closed first, within a budget of rows per call."""
+    def _catch_up(self, riders: list[_Rider]) -> tuple[list[_Rider], DraftPrefill]:
+        """Riders ready to draft, and the draft prefill: long gaps, such as prompts, are computed within a budget of rows."""
         ready, budget, room = [], self._max_gap, self._max_rows
         rows = missed = hits = 0
-        watch = Stopwatch(self._runner.device)
+        watch = StreamTimer(self._runner.device)
         work: list[tuple[_Rider, Sequence[int]]] = []  # of the next pass
         for rider in riders:
             progress, ids = rider.progress, rider.progress.ids
@@ -199,10 +198,8 @@ class DraftModelProposer:
                 ready.append(rider)
         if work:
             self._forward(work, num_logits=0, committed=True)
-        self.reading += Reading(hits)
-        if missed:
-            self.reading += Reading(missed, watch.seconds() * missed / rows)
-        return ready
+        seconds = watch.seconds() * missed / rows if missed else 0.0
+        return ready, DraftPrefill(hits + missed, seconds)
 
     def _logits(self, work: Sequence[tuple[_Rider, Sequence[int]]], committed: bool) -> Tensor:
         """[len(work), V] over the target's vocabulary: tokens that the draft does not have are impossible."""

@@ -8,13 +8,12 @@ from torch import Tensor
 
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables, blocks_for
-from paceline.models.cuda_graph import Stopwatch
-from paceline.models.drafts.eagle_runner import MAX_BRANCH, EagleRunner
+from paceline.models.cuda_graph import StreamTimer
+from paceline.models.drafts.eagle import MAX_BRANCH, EagleRunner
 from paceline.models.runner import Span
-from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Hidden, HiddenRequest, Progress
+from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill
+from paceline.speculation.proposer import Hidden, HiddenRequest, Progress, ProposerTraits
 from paceline.speculation.proposers.pending import PendingStates
-from paceline.speculation.reading import NO_READING, Reading
 from paceline.speculation.trees.beams import Beams, Seat, choose
 from paceline.speculation.trees.growth import Growth, tree_batch
 from paceline.speculation.trees.ranking import RankRules, draft_row, rank
@@ -87,8 +86,6 @@ class EagleProposer:
     by one, the first token being part of the salt.
     """
 
-    forks = True
-
     def __init__(self, runner: EagleRunner, max_rows: int, prefix_caching: bool = True) -> None:
         self._runner = runner
         self._model = runner.model
@@ -96,8 +93,12 @@ class EagleProposer:
         self._tables = BlockTables(runner.num_blocks, prefix_caching)
         self._riders: dict[int, _Rider] = {}
         self._pending = PendingStates()
-        self.reading = NO_READING
-        self.wants = HiddenRequest(layers=runner.model.config.capture)
+        self._prefill = DraftPrefill()
+        """Draft prefill of the current call."""
+        self._layers = runner.model.config.state_layers
+        self.traits = ProposerTraits(
+            hidden=HiddenRequest(layers=self._layers), is_tree=True, can_run_in_graph=True, runners=(runner,)
+        )
         self.looks_once = runner.model.device.type == "cuda"
         """A GPU grows all levels before the host looks at any; on a CPU looking costs nothing and saves work."""
 
@@ -122,8 +123,8 @@ class EagleProposer:
             self._tables.close(sequence_id)
 
     @torch.inference_mode()
-    def lend(self, sequence_ids: Sequence[int]) -> dict[int, Loan]:
-        """Those that can be brought up to date, for somebody who drafts them on the device until `take_back`."""
+    def lend(self, sequence_ids: Sequence[int]) -> tuple[dict[int, Loan], DraftPrefill]:
+        """The sequences that can be brought up to date, for a drafter on the device until `take_back`, and what that cost."""
         riders = [rider for i in sequence_ids if (rider := self._riders.get(i))]
         newest = {}
         for rider in riders:
@@ -134,7 +135,8 @@ class EagleProposer:
                 newest[sequence_id] = Hidden(part.end - 1, inner, None)
         current, _ = self._catch_up([rider for rider in riders if rider.progress.sequence_id in newest])
         ids = [rider.progress.sequence_id for rider in current]
-        return {i: Loan(rider.num_cached - 1, newest[i]) for i, rider in zip(ids, current, strict=True)}
+        loans = {i: Loan(rider.num_cached - 1, newest[i]) for i, rider in zip(ids, current, strict=True)}
+        return loans, self._take_prefill()
 
     def blocks(self, sequence_id: int, num_slots: int) -> Sequence[int] | None:
         """Of a sequence that was lent, with room for `num_slots`; None: there is not so much."""
@@ -157,10 +159,11 @@ class EagleProposer:
         asked = [rider for i in sequence_ids if (rider := self._riders.get(i)) and rider.progress.depth > 0]
         riders, states = self._catch_up(asked[: self._runner.num_lanes])
         if not riders:
-            return DraftBatch.empty()
+            return DraftBatch.empty(DraftCost(self._take_prefill()))
         grow = self._grow_blindly if self._is_blind(riders) else self._grow
         trees = grow(riders, states)
-        return tree_batch([(rider.progress.sequence_id, tree) for rider, tree in zip(riders, trees, strict=True)])
+        drafts = [(rider.progress.sequence_id, tree) for rider, tree in zip(riders, trees, strict=True)]
+        return tree_batch(drafts, DraftCost(self._take_prefill()))
 
     def _is_blind(self, riders: Sequence[_Rider]) -> bool:
         """Whether to grow without looking: on a GPU, unless penalties depend on what was grown."""
@@ -220,7 +223,7 @@ class EagleProposer:
             layer: torch.cat(
                 [part.inner[layer][rows] for w in works for part, rows in zip(w.parts, w.rows, strict=True)]
             )
-            for layer in self.wants.layers
+            for layer in self._layers
         }
         spans, last_rows, count = [], [], 0
         for work in works:
@@ -236,15 +239,19 @@ class EagleProposer:
         return [works[i].rider for i in done], states[[last_rows[i] for i in done]]
 
     def _read(self, spans: Sequence[Span], states: Tensor) -> Tensor:
-        """A pass over what was committed. More than a round can have left is `reading`: it was written without drafts."""
+        """A pass over committed tokens. More of them than one round commits are a draft prefill."""
         rows = [len(span.tokens) for span in spans]
         missed = sum(count for count in rows if count > LEVELS + 1)
         if not missed:
             return self._runner.forward(spans, states)
-        watch = Stopwatch(self._model.device)
+        watch = StreamTimer(self._model.device)
         states = self._runner.forward(spans, states)
-        self.reading += Reading(missed, watch.seconds() * missed / sum(rows))
+        self._prefill += DraftPrefill(missed, watch.seconds() * missed / sum(rows))
         return states
+
+    def _take_prefill(self) -> DraftPrefill:
+        taken, self._prefill = self._prefill, DraftPrefill()
+        return taken
 
     def _work(self, rider: _Rider, budget: int) -> _Work | None:
         """The next states of `rider` to compute, at most `budget` rows; None where the newest is missing, or the cache has no
@@ -268,7 +275,7 @@ class EagleProposer:
         if not taken or not self._tables.grow(progress.sequence_id, rider.num_cached + taken):
             return None
         if is_new:  # what its cache has, or the target had without computing it
-            self.reading += Reading(parts[0].start + slices[0].start)
+            self._prefill += DraftPrefill(parts[0].start + slices[0].start)
         return _Work(rider, tuple(parts), tuple(slices))
 
     def _advance_rider(self, work: _Work) -> None:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from paceline.kv.block_tables import BlockTables
-from paceline.models.drafts.early_exit import early_exit
 from paceline.models.runner import ModelRunner, Span
+from paceline.models.runners import early_exit
 from paceline.speculation.drafts import DraftBatch, DraftProbs
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import Progress, ProposerTraits
 from paceline.speculation.trees.ranking import draft_row
 from paceline.speculation.verification.distribution import pick, sample_draft
 
@@ -27,6 +27,7 @@ class LayerSkipProposer:
         self._runner = early_exit(target, num_layers)
         self._tables = tables
         self._progress: dict[int, Progress] = {}
+        self.traits = ProposerTraits(runners=(self._runner,), q_model=self._runner.model)
 
     @property
     def runner(self) -> ModelRunner:

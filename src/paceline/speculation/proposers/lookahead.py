@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import Progress, ProposerTraits
 from paceline.speculation.proposers.jacobi import JacobiWindow
 from paceline.speculation.proposers.ngram_pool import NgramPool
 from paceline.speculation.trees.guess import Guess, batch_of
@@ -40,6 +40,8 @@ class LookaheadProposer:
 
     Pools are per sequence: nothing one sequence wrote is ever drafted for another.
     """
+
+    traits = ProposerTraits()
 
     def __init__(self, ngram: int = 4, window: int = 8) -> None:
         if ngram < 2 or window < 1:

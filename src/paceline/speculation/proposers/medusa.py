@@ -8,7 +8,7 @@ from torch import Tensor
 
 from paceline.models.drafts.medusa import MedusaModel
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import HiddenRequest, Progress
+from paceline.speculation.proposer import HiddenRequest, Progress, ProposerTraits
 from paceline.speculation.trees.growth import Growth, tree_batch
 from paceline.speculation.trees.ranking import draft_row, rank
 from paceline.speculation.trees.tree import MAX_NODES
@@ -30,12 +30,10 @@ class MedusaProposer:
     """One step of the heads, then the `depth` likeliest paths through their candidates: a head knows nothing of what the
     one before it guessed, so a path is worth the product of its confidences. Keeps one row a sequence."""
 
-    forks = True
-
     def __init__(self, model: MedusaModel) -> None:
         self._model = model
         self._riders: dict[int, _Rider] = {}
-        self.wants = HiddenRequest(last=True)
+        self.traits = ProposerTraits(hidden=HiddenRequest(last=True), is_tree=True, heads=(model,))
 
     def observe(self, batch: Sequence[Progress]) -> None:
         for progress in batch:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import Progress, ProposerTraits
 
 
 @dataclass(slots=True)
@@ -19,6 +19,8 @@ class _Index:
 
 class NgramProposer:
     """Matches the longest suffix of `max_ngram` down to `min_ngram` tokens; needs no model and no memory to speak of."""
+
+    traits = ProposerTraits()
 
     def __init__(self, min_ngram: int = 2, max_ngram: int = 4) -> None:
         if not 1 <= min_ngram <= max_ngram:

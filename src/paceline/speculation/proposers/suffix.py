@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.speculation.drafts import DraftBatch
-from paceline.speculation.proposer import Progress
+from paceline.speculation.proposer import Progress, ProposerTraits
 from paceline.speculation.proposers.continuation import grow
 from paceline.speculation.proposers.suffix_automaton import SuffixAutomaton
 from paceline.speculation.proposers.traffic import MAX_TOKENS, RecentTraffic
@@ -26,6 +26,8 @@ class SuffixProposer:
     Outputs are remembered when their sequence closes, under its `cache_salt`: they never draft for another one. A sequence
     that never asked for a draft is neither indexed nor remembered.
     """
+
+    traits = ProposerTraits()
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
         """`max_tokens` of recent traffic are remembered, beside the running sequences' own text."""

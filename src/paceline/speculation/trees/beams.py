@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
-from paceline.models.drafts.eagle_runner import LANE_BLOCKS, EagleRunner
+from paceline.models.drafts.eagle import LANE_BLOCKS, EagleRunner
 from paceline.speculation.trees.growth import Growth
 from paceline.speculation.trees.ranking import RankRules
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from paceline.speculation.drafts import DraftBatch
+from paceline.speculation.drafts import NO_COST, DraftBatch, DraftCost
 
 
 class Growth:
@@ -61,7 +61,7 @@ class Growth:
         return heapq.nsmallest(count, range(len(self.tokens)), key=lambda node: (-self._values[node], node))
 
 
-def tree_batch(trees: Sequence[tuple[int, Growth]]) -> DraftBatch:
+def tree_batch(trees: Sequence[tuple[int, Growth]], cost: DraftCost = NO_COST) -> DraftBatch:
     """Drafts of (sequence id, growth) pairs, one-hot."""
     drafts = [(sequence_id, *growth.draft()) for sequence_id, growth in trees]
     drafts = [draft for draft in drafts if draft[1]]
@@ -70,4 +70,5 @@ def tree_batch(trees: Sequence[tuple[int, Growth]]) -> DraftBatch:
         tuple(len(tokens) for _, tokens, _ in drafts),
         torch.tensor([token for _, tokens, _ in drafts for token in tokens], dtype=torch.int64),
         torch.tensor([parent for _, _, parents in drafts for parent in parents], dtype=torch.int64),
+        cost=cost,
     )

@@ -48,7 +48,7 @@ def rank(
     ids = vocabulary.ids
     if any(row.is_processed for row in rows):
         # Penalties and biases go by the target's ids
-        logits, ids = process(vocabulary.spread(logits), rows), None
+        logits, ids = process(vocabulary.expand_logits(logits), rows), None
     rules = RankRules.of(rows, is_coupled, ids, logits)
     columns, confidence = rules.best(logits, count)
     tokens = columns if ids is None else ids[columns]

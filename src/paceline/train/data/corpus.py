@@ -1,7 +1,6 @@
-"""What the target is asked to write: a script for every row of text.
+"""Scripts for the training text: one per row, from prompt files or from built-in kinds of requests.
 
-Prompts come from a file of the traffic's own, or begin as `kinds` has it and are finished by the target. Some of each
-are held out: no draft is trained on them.
+Some prompts of every file are held out: no draft is trained on them.
 """
 
 import json
@@ -13,32 +12,56 @@ from typing import Any
 
 from paceline.core.errors import InvalidRequest
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.train.data.kinds import KINDS, Beginning
-from paceline.train.data.request_log import RequestLog
-from paceline.train.data.turns import Turns
+from paceline.train.data.request_kinds import KINDS, PromptStart
+from paceline.train.data.turn_tokens import TurnTokens
 
-FREE, HELD = -1, -2
-"""In a script: the target writes here; the target writes here and may not end its turn."""
+
+class RequestLog:
+    """Reads prompts from a server's log. With `log_requests: text` the log holds every rendered prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, turns: TurnTokens) -> None:
+        self._header = tokenizer.decode(turns.to_user, skip_special=False).lstrip() if turns.is_chat else ""
+        self._end = tokenizer.decode(turns.to_answer[:1], skip_special=False) if turns.is_chat else ""
+
+    @staticmethod
+    def is_line(entry: Any) -> bool:
+        return isinstance(entry, Mapping) and "logger" in entry and "message" in entry
+
+    def prompts(self, entry: Mapping[str, Any]) -> list[str]:
+        """The first user message of every prompt in this line; most lines have none."""
+        return [text for prompt in entry.get("prompt", ()) if (text := self._first_message(prompt))]
+
+    def _first_message(self, prompt: str) -> str:
+        """The first user turn; the whole prompt if it has no turns."""
+        _, header, rest = prompt.partition(self._header) if self._header else ("", "", "")
+        return (rest.partition(self._end)[0] if header else prompt).strip()
+
+
+GENERATE, NO_END = -1, -2
+"""Entries of a script: the target generates a token; the target generates a token that does not end its turn."""
 HELD_OUT_EVERY = 16
-"""Of the prompts of a file, one in so many is for evaluation only."""
+"""One in this many prompts of a file is held out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
+    """The first user message of a request, and its category."""
+
     text: str
     category: str
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
+    """One row of text to generate."""
+
     kind: str
     ids: tuple[int, ...]
-    """Token ids, or FREE, or HELD; free from the end on."""
+    """Token ids, GENERATE or NO_END; GENERATE after the last entry."""
 
 
 def read_prompts(path: Path, log: RequestLog) -> list[Prompt]:
-    """One JSON object a line with `turns`, `prompt`, `question`, or `messages`, or the log of a server; only what the user says
-    first is used."""
+    """The first user message of every line: JSON with `turns`, `prompt`, `question` or `messages`, or a server's log."""
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -49,14 +72,14 @@ def read_prompts(path: Path, log: RequestLog) -> list[Prompt]:
             prompts += _prompts(line, f"{path.name}:{i}", path.stem, log)
     if not prompts:
         raise InvalidRequest(
-            f"{path} holds no prompts: give one JSON object a line, or the log of a server with `log_requests: text`",
+            f"{path} holds no prompts: give one JSON object per line, or the log of a server with `log_requests: text`",
             field="prompts",
         )
     return prompts
 
 
 def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
-    """(to train on, held out), the same for the same file. What is asked again counts once, or it would be in both."""
+    """(training prompts, held-out prompts), the same for the same file. Duplicates count once, so that no prompt is in both."""
     prompts = list({prompt.text: prompt for prompt in prompts}.values())
     return (
         [prompt for i, prompt in enumerate(prompts) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1],
@@ -65,10 +88,10 @@ def split(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[Prompt]]:
 
 
 class Corpus:
-    """An endless, repeatable supply of scripts."""
+    """An endless, reproducible sequence of scripts."""
 
-    def __init__(self, tokenizer: Tokenizer, turns: Turns, prompts: Sequence[Prompt], share: float) -> None:
-        """`share` of the scripts are prompts, where there are any; the rest are of the built-in kinds."""
+    def __init__(self, tokenizer: Tokenizer, turns: TurnTokens, prompts: Sequence[Prompt], share: float) -> None:
+        """`share` of the scripts use `prompts`, if there are any; the others are built-in kinds."""
         self._tokenizer, self._turns = tokenizer, turns
         self._prompts, self._share = prompts, share if prompts else 0.0
 
@@ -79,20 +102,20 @@ class Corpus:
             if not self._turns.is_chat and not self._prompts:
                 yield Script("text", self._turns.opening)
             elif not self._turns.is_chat or draw.random() < self._share:
-                yield self.script_of(draw.choice(self._prompts))
+                yield self.script_for(draw.choice(self._prompts))
             else:
-                yield self._begin(draw.choices(kinds, shares)[0](draw))
+                yield self._script(draw.choices(kinds, shares)[0](draw))
 
-    def script_of(self, prompt: Prompt) -> Script:
-        return self._begin(Beginning(prompt.category, (prompt.text,), True))
+    def script_for(self, prompt: Prompt) -> Script:
+        return self._script(PromptStart(prompt.category, (prompt.text,), True))
 
-    def _begin(self, beginning: Beginning) -> Script:
+    def _script(self, start: PromptStart) -> Script:
         ids = list(self._turns.opening)
-        for piece in beginning.pieces:
-            ids += [HELD] * piece if isinstance(piece, int) else self._tokenizer.encode(piece, add_special=False)
-        if beginning.is_whole:
+        for piece in start.pieces:
+            ids += [NO_END] * piece if isinstance(piece, int) else self._tokenizer.encode(piece, add_special=False)
+        if start.ends_turn:
             ids += self._turns.to_answer[:1]
-        return Script(beginning.kind, tuple(ids))
+        return Script(start.kind, tuple(ids))
 
 
 def _prompts(line: str, where: str, category: str, log: RequestLog) -> list[Prompt]:
@@ -109,10 +132,10 @@ def _prompts(line: str, where: str, category: str, log: RequestLog) -> list[Prom
 
 
 def _text(entry: Mapping[str, Any]) -> str | None:
-    said = entry.get("turns") or entry.get("prompt") or entry.get("question")
-    if said is None:
+    content = entry.get("turns") or entry.get("prompt") or entry.get("question")
+    if content is None:
         messages = entry.get("messages") or ()
-        said = [m.get("content") for m in messages if isinstance(m, Mapping) and m.get("role") == "user"]
-    if isinstance(said, list):
-        said = said[0] if said else None
-    return said if isinstance(said, str) else None
+        content = [m.get("content") for m in messages if isinstance(m, Mapping) and m.get("role") == "user"]
+    if isinstance(content, list):
+        content = content[0] if content else None
+    return content if isinstance(content, str) else None

@@ -1,1 +1,1 @@
-"""Drafts as they train: EAGLE, Medusa, distilled, LoRA."""
+"""Drafts in training: EAGLE, Medusa, distilled."""

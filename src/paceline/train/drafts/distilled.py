@@ -1,4 +1,4 @@
-"""A small Llama in training that thinks in the target's embedding and speaks through the target's head."""
+"""A small Llama in training that uses the target's embedding and head."""
 
 from typing import Any, ClassVar
 
@@ -6,15 +6,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.train.drafts.draft import Draft, Guesses, Objective, shape_from, shape_settings
-from paceline.train.drafts.layers import Layer, LayerShape, RMSNorm, start_fresh
+from paceline.train.drafts.draft import Draft, Objective, Predictions, shape_from, shape_settings
+from paceline.train.drafts.layers import Layer, LayerShape, RMSNorm, initialize
 from paceline.train.drafts.target import States, Target
 
 
 class DistilledDraft(Draft):
     kind = "distilled"
     objective: ClassVar[Objective] = Objective(depth=1)
-    same_at_every_depth = True
+    is_same_at_every_depth = True
 
     def __init__(self, shape: LayerShape, num_layers: int) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class DistilledDraft(Draft):
         self.embed_norm = RMSNorm(shape.hidden_size, shape.rms_eps)
         self.layers = nn.ModuleList(Layer(shape) for _ in range(num_layers))
         self.norm = RMSNorm(shape.hidden_size, shape.rms_eps)
-        start_fresh(self.layers, shape.hidden_size)
+        initialize(self.layers, shape.hidden_size)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> "DistilledDraft":
@@ -35,9 +35,9 @@ class DistilledDraft(Draft):
     def calibrate(self, target: Target, states: States) -> None:
         self.norm.weight.fill_(float(target.norm.weight.float().abs().mean()))
 
-    def guess(self, target: Target, states: States, depth: int) -> Guesses:
+    def predict(self, target: Target, states: States, depth: int) -> Predictions:
         rotary = target.rotary.at(slice(states.ids.shape[1]))
         x = self.embed_norm(F.embedding(states.ids, target.embedding).float())
         for layer in self.layers:
             x = layer(x, rotary)
-        return Guesses(self.norm(x)[None], (0,))
+        return Predictions(self.norm(x)[None], (0,))

@@ -1,27 +1,29 @@
-"""What the three kinds of draft have in common in training.
+"""The interface of drafts in training, and low-rank adaptation.
 
-In a round whose last committed token is at position p, a draft guesses the tokens at p+1, p+2, … All kinds are trained
-and judged on `Guesses`: the hidden states from which the target's own head reads the guess for each place and depth. A
-draft token counts only if all before it were the target's, so the text the target wrote is the context a draft meets.
+In a round whose last committed token is at position p, a draft predicts the tokens at p+1, p+2, … `Predictions` holds the
+hidden states from which the target's head computes each draft token. A draft token counts only if all before it were
+accepted, so the target's own text is the context of every prediction.
 """
 
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from paceline.train.drafts.layers import LayerShape
 from paceline.train.drafts.target import States, Target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Guesses:
+class Predictions:
     hidden: Tensor
-    """[U, B, S, D]: row j at depth u guesses token j+1 as the (u+1)-th token of its round, which is the guess that the
-    target makes from its last hidden state of row j."""
+    """[U, B, S, D]: row j at depth u predicts token j+1 as the (u+1)-th token of its round. The target predicts the same token
+    from its last hidden state of row j."""
     first: tuple[int, ...]
-    """Per depth the first row that has a guess; what lies before is padding."""
+    """Per depth the first row with a prediction; rows before it are padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +36,28 @@ class Objective:
 
 
 class Draft(nn.Module):
-    """Weights in training. `state_dict()` names are those of the saved folder."""
+    """A draft in training. The names of `state_dict()` are those of the saved folder."""
 
     kind: ClassVar[str]
     objective: ClassVar[Objective]
-    same_at_every_depth: ClassVar[bool] = False
-    """It reads tokens only: one row of guesses, the same wherever in a round the place comes."""
-    capture: tuple[int, ...] = ()
-    """Inner states of the target it needs, by layers passed."""
+    is_same_at_every_depth: ClassVar[bool] = False
+    """Whether predictions depend on tokens only, and so not on the depth."""
+    state_layers: tuple[int, ...] = ()
+    """Layers of the target whose outputs the draft reads, counted from 1."""
 
     @abstractmethod
-    def guess(self, target: Target, states: States, depth: int) -> Guesses: ...
+    def predict(self, target: Target, states: States, depth: int) -> Predictions: ...
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """Its own part of config.json; the class rebuilds itself from it with `from_settings`."""
+        """The draft's entries of config.json; `from_settings` rebuilds it from them."""
 
     @abstractmethod
     def calibrate(self, target: Target, states: States) -> None:
-        """Set scales from a first batch, before the first step of a fresh draft."""
+        """Set scales from the first batch, before the first step of a new draft."""
 
     def weights(self) -> dict[str, Tensor]:
-        """As the saved folder has them: scales folded in."""
+        """The weights of the saved folder, with scales folded in."""
         return {name: value.detach() for name, value in self.state_dict().items()}
 
     @property
@@ -75,3 +77,33 @@ def shape_settings(shape: LayerShape) -> dict[str, Any]:
 def shape_from(settings: dict[str, Any]) -> LayerShape:
     names = ("hidden_size", "num_heads", "num_kv_heads", "head_dim", "ffn_size", "rms_eps")
     return LayerShape(**{name: settings[name] for name in names})
+
+
+class LowRank(nn.Module):
+    """W + B A / sqrt(r). B starts at zero, so the weight is unchanged at first."""
+
+    def __init__(self, outputs: int, inputs: int, rank: int) -> None:
+        super().__init__()
+        self.down = nn.Parameter(torch.randn(rank, inputs) * inputs**-0.5)
+        self.up = nn.Parameter(torch.zeros(outputs, rank))
+        self.scale = rank**-0.5
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight + self.scale * (self.up @ self.down)
+
+
+def add_lora(draft: Draft, rank: int) -> None:
+    """Freeze the draft and add a trainable low-rank term to every matrix."""
+    draft.requires_grad_(False)
+    for module in list(draft.modules()):
+        if isinstance(module, nn.Linear):
+            outputs, inputs = module.weight.shape
+            addition = LowRank(outputs, inputs, min(rank, outputs, inputs))
+            parametrize.register_parametrization(module, "weight", addition)
+
+
+def merge_lora(draft: Draft) -> None:
+    """Fold the low-rank terms into the matrices."""
+    for module in list(draft.modules()):
+        if isinstance(module, nn.Linear) and parametrize.is_parametrized(module, "weight"):
+            parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)

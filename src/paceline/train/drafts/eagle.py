@@ -1,8 +1,8 @@
-"""The EAGLE head in training: one layer over fused target features, unrolled on its own output.
+"""The EAGLE head in training: one layer over fused target features, applied again to its own output.
 
-Slot i joins the feature of token i with the embedding of token i+1 and guesses token i+2. At depth 0 all features are the
-target's. At depth u slot i reads the head's own output of slot i-1 at depth u-1, and attends to what an inference step
-finds in its cache: slots up to i-u with the target's features, then one slot from each depth before it, then itself.
+Slot i joins the feature of token i with the embedding of token i+1 and predicts token i+2. At depth 0 all features are the
+target's. At depth u slot i reads the head's output of slot i-1 at depth u-1. It attends to what an inference step finds
+in its cache: slots up to i-u with the target's features, then one slot of each earlier depth, then itself.
 """
 
 from typing import Any, ClassVar
@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.train.drafts.draft import Draft, Guesses, Objective, shape_from, shape_settings
-from paceline.train.drafts.layers import FusionLayer, LayerShape, RMSNorm, causal, start_fresh
+from paceline.train.drafts.draft import Draft, Objective, Predictions, shape_from, shape_settings
+from paceline.train.drafts.layers import FusionLayer, LayerShape, RMSNorm, causal, initialize
 from paceline.train.drafts.target import States, Target
 
 
@@ -21,36 +21,36 @@ class EagleDraft(Draft):
     feature_scale: Tensor  # [C * D]
     objective: ClassVar[Objective] = Objective(depth=3, decay=0.8, feature_weight=0.1)
 
-    def __init__(self, shape: LayerShape, capture: tuple[int, ...]) -> None:
+    def __init__(self, shape: LayerShape, state_layers: tuple[int, ...]) -> None:
         super().__init__()
         size = shape.hidden_size
-        self.shape, self.capture = shape, capture
-        self.fc = nn.Linear(len(capture) * size, size, bias=False)
+        self.shape, self.state_layers = shape, state_layers
+        self.fc = nn.Linear(len(state_layers) * size, size, bias=False)
         self.layers = nn.ModuleList([FusionLayer(shape)])
         self.norm = RMSNorm(size, shape.rms_eps)
-        self.register_buffer("feature_scale", torch.ones(len(capture) * size))
-        nn.init.normal_(self.fc.weight, 0.0, (len(capture) * size) ** -0.5)
-        start_fresh(self.layers, size)
+        self.register_buffer("feature_scale", torch.ones(len(state_layers) * size))
+        nn.init.normal_(self.fc.weight, 0.0, (len(state_layers) * size) ** -0.5)
+        initialize(self.layers, size)
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> "EagleDraft":
         return cls(shape_from(settings), tuple(settings["capture"]))
 
     def settings(self) -> dict[str, Any]:
-        return shape_settings(self.shape) | {"capture": list(self.capture)}
+        return shape_settings(self.shape) | {"capture": list(self.state_layers)}
 
     @torch.no_grad()
     def calibrate(self, target: Target, states: States) -> None:
-        """Bring every captured channel to a mean size of one: a few of the target's are hundreds of times the others.
+        """Scale every captured channel to a mean magnitude of one: some are hundreds of times larger than others.
 
-        The first token of a row is left out; its activations are larger still.
+        The first token of a row is excluded; its activations are larger still.
         """
         assert states.inner is not None
         size = states.inner[:, 1:].float().abs().mean((0, 1))  # [C * D]
         self.feature_scale.copy_(1 / size.clamp(min=1e-6))
         self.norm.weight.fill_(float(target.norm.weight.float().abs().mean()))
 
-    def guess(self, target: Target, states: States, depth: int) -> Guesses:
+    def predict(self, target: Target, states: States, depth: int) -> Predictions:
         assert states.inner is not None
         features = self.fc(states.inner[:, :-1] * self.feature_scale).float()  # [B, S-1, D]
         embedding = F.embedding(states.ids[:, 1:], target.embedding).float()
@@ -61,7 +61,7 @@ class EagleDraft(Draft):
             out = self.layers[0](fed, embedding, rotary, attend)
             hidden.append(F.pad(self.norm(out), (0, 0, 1, 0)))  # slot i is row i+1
             fed = torch.cat([features[:, :1], out[:, :-1]], 1)
-        return Guesses(torch.stack(hidden), tuple(range(1, depth + 1)))
+        return Predictions(torch.stack(hidden), tuple(range(1, depth + 1)))
 
     def weights(self) -> dict[str, Tensor]:
         weights = super().weights()
@@ -70,7 +70,7 @@ class EagleDraft(Draft):
 
 
 class _Unrolled:
-    """Attention of one depth after the other; each call is one depth deeper."""
+    """Attention over all depths so far; every call is one depth deeper."""
 
     def __init__(self) -> None:
         self._keys: list[Tensor] = []
@@ -88,14 +88,14 @@ class _Unrolled:
 
 
 def unrolled_mask(slots: int, depth: int, device: torch.device) -> Tensor:
-    """[S, (depth+1) S] bool: of depth 0 slot i sees slots up to i-depth, of depth d > 0 slot i-depth+d alone."""
+    """[S, (depth+1) S] bool: slot i attends to slots up to i-depth of depth 0, and to slot i-depth+d of depth d > 0."""
     row, column = torch.arange(slots, device=device)[:, None], torch.arange(slots, device=device)
     parts = [column <= row - depth, *(column == row - depth + d for d in range(1, depth + 1))]
     return torch.cat(parts, 1)
 
 
 def default_capture(num_layers: int) -> tuple[int, int, int]:
-    """One early, one middle and one late layer, as EAGLE-3 has them; spread evenly over a very shallow target."""
+    """One early, one middle and one late layer, as in EAGLE-3; evenly spaced in a shallow target."""
     if num_layers > 8:
         return 2, num_layers // 2, num_layers - 3
     return num_layers // 3, 2 * num_layers // 3, num_layers

@@ -1,7 +1,6 @@
-"""Decoder layers that can be differentiated. Parameters carry the Hugging Face names, so a state dict is a checkpoint.
+"""Differentiable decoder layers. Parameters have the Hugging Face names, so a state dict is a checkpoint.
 
-The residual stream keeps the dtype it comes with: float32 for a draft in training, whatever autocast makes of the
-matrix products.
+The residual stream keeps its dtype, float32 for a draft in training, whatever dtype autocast uses for matrix products.
 """
 
 from collections.abc import Callable
@@ -29,7 +28,7 @@ class LayerShape:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotary:
-    cos: Tensor  # [S, hd], both halves alike
+    cos: Tensor  # [S, hd], both halves equal
     sin: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -106,7 +105,7 @@ class Layer(nn.Module):
 
 
 class FusionLayer(nn.Module):
-    """EAGLE's layer: attention reads the next token's embedding beside the feature, the residual is the feature."""
+    """EAGLE's layer: attention reads the next token's embedding and the feature; the residual is the feature."""
 
     def __init__(self, shape: LayerShape) -> None:
         super().__init__()
@@ -122,10 +121,10 @@ class FusionLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-def start_fresh(layers: nn.ModuleList, hidden_size: int) -> None:
-    """Small normal weights, those that write to the residual smaller by the number of writers.
+def initialize(layers: nn.ModuleList, hidden_size: int) -> None:
+    """Draw small normal weights; those that write to the residual are scaled down by their number.
 
-    Layers copied from the target diverge: its outlier activations make its own weights a bad place to start from.
+    Training from copies of the target's layers diverges: the target has outlier activations.
     """
     deviation = 0.7 * hidden_size**-0.5
     for layer in layers:

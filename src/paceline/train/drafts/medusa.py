@@ -1,4 +1,4 @@
-"""Medusa heads in training: each looks further ahead from the target's last hidden state alone."""
+"""Medusa heads in training: head k predicts k tokens ahead from the target's last hidden state."""
 
 from typing import Any, ClassVar
 
@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from paceline.train.drafts.draft import Draft, Guesses, Objective
+from paceline.train.drafts.draft import Draft, Objective, Predictions
 from paceline.train.drafts.target import States, Target
 
 
@@ -29,13 +29,13 @@ class MedusaDraft(Draft):
         return {"num_heads": self.num_heads}
 
     def calibrate(self, target: Target, states: States) -> None:
-        """Nothing to do: a fresh head repeats the target's own state."""
+        """Does nothing: a new head returns the target's own state."""
 
-    def guess(self, target: Target, states: States, depth: int) -> Guesses:
+    def predict(self, target: Target, states: States, depth: int) -> Predictions:
         depth = min(depth, self.num_heads)
         h = states.last.float()  # [B, S, D]
         hidden = []
         for k in range(1, depth + 1):
             ahead = h[:, :-k] + F.silu(self.heads[str(k)](h[:, :-k])).float()
-            hidden.append(F.pad(ahead, (0, 0, k, 0)))  # from row i it guesses what row i+k does
-        return Guesses(torch.stack(hidden), tuple(range(1, depth + 1)))
+            hidden.append(F.pad(ahead, (0, 0, k, 0)))  # from row i head k predicts the state of row i+k
+        return Predictions(torch.stack(hidden), tuple(range(1, depth + 1)))

@@ -1,4 +1,4 @@
-"""The frozen target as a torch module: whole rows at once for training, one token at a time for writing."""
+"""The frozen target as a torch module: whole rows for training, one token at a time for generation."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,16 +16,16 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.train.drafts.layers import Layer, LayerShape, RMSNorm, Rotary, causal
 
 CACHE_STEP = 128
-"""A decoding step attends over the cache up to a multiple of this."""
+"""The attended length of a decoding step is a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class States:
-    """What a draft may learn from: rows of text as the target sees them."""
+    """Rows of text with the target's hidden states."""
 
     ids: Tensor  # [B, S] int64
     last: Tensor  # [B, S, D], after the final norm
-    inner: Tensor | None  # [B, S, C * D], the captured layers side by side
+    inner: Tensor | None  # [B, S, C * D], the captured layers concatenated
 
 
 class Target(nn.Module):
@@ -59,28 +59,30 @@ class Target(nn.Module):
         self.rotary = Rotary(cos.repeat(1, 2).to(device), sin.repeat(1, 2).to(device))  # not rounded to `dtype`
 
     def compile_for(self, shape: tuple[int, int]) -> None:
-        """`states` of ids of this shape go through compiled layers, one compilation for all; other shapes as before."""
+        """Use compiled layers in `states` for ids of this shape; other shapes use the uncompiled layers."""
         self._compiled_shape = shape
         self._compiled = [torch.compile(layer) for layer in self.layers]
 
     def check_length(self, length: int) -> None:
         limit = min(self.config.max_position, self.config.sliding_window or self.config.max_position)
         if length > limit:
-            raise UnsupportedModel(f"rows of {length} tokens: this target sees {limit} at once; give --length {limit}")
+            raise UnsupportedModel(
+                f"rows of {length} tokens exceed this target's context of {limit}; give --length {limit}"
+            )
 
     @torch.no_grad()
-    def states(self, ids: Tensor, capture: tuple[int, ...] = ()) -> States:
-        """`capture` counts layers passed, as `DecoderModel.forward` does."""
+    def states(self, ids: Tensor, state_layers: tuple[int, ...] = ()) -> States:
+        """The hidden states of `ids` [B, S]. `state_layers` counts layers from 1, as `DecoderModel.forward`."""
         rotary = self.rotary.at(slice(ids.shape[1]))
         x = F.embedding(ids, self.embedding)
         inner = {0: x}
         layers = self._compiled if ids.shape == self._compiled_shape else self.layers
         for i, layer in enumerate(layers, 1):
             x = layer(x, rotary, causal)
-            if i in capture:
+            if i in state_layers:
                 inner[i] = x
-        side_by_side = torch.cat([inner[i] for i in capture], -1) if capture else None
-        return States(ids, self.norm(x), side_by_side)
+        captured = torch.cat([inner[i] for i in state_layers], -1) if state_layers else None
+        return States(ids, self.norm(x), captured)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, position: Tensor, cache: Tensor, width: int) -> Tensor:
@@ -96,7 +98,7 @@ class Target(nn.Module):
             def attend(q: Tensor, k: Tensor, v: Tensor, keys: Tensor = keys, values: Tensor = values) -> Tensor:
                 keys.index_copy_(2, position, k.to(keys.dtype))
                 values.index_copy_(2, position, v.to(values.dtype))
-                # Queries of one group as rows of their shared key head: [B, KV, H / KV, hd], nothing is expanded.
+                # Queries of one group are rows of their key head, [B, KV, H / KV, hd], so keys are not expanded.
                 grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
                 found = F.scaled_dot_product_attention(
                     grouped, keys[:, :, :width], values[:, :, :width], attn_mask=seen
@@ -127,5 +129,5 @@ def layer_shape(config: ModelConfig) -> LayerShape:
 
 
 def identity(name: str, tokenizer: Tokenizer) -> dict[str, str]:
-    """What a draft's config.json says of the target it was made for."""
+    """The target's entry in a draft's config.json."""
     return {"name": name, "vocabulary": fingerprint(tokenizer).vocabulary}

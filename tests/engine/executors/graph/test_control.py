@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline.engine.executors.graph.control import Control, TableRows
+from paceline.engine.executors.graph.control import BlockTableRows, ControlBuffer
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables
 
 SCRATCH = 99
 
 
-def rows(seats: int = 3, width: int = 4) -> tuple[np.ndarray, TableRows]:
+def rows(seats: int = 3, width: int = 4) -> tuple[np.ndarray, BlockTableRows]:
     memory = np.zeros((seats, width), dtype=np.int32)
-    return memory, TableRows(memory, SCRATCH)
+    return memory, BlockTableRows(memory, SCRATCH)
 
 
 def whole(tables: Sequence[Sequence[int]], width: int) -> list[list[int]]:
@@ -71,7 +71,7 @@ def test_a_table_that_was_rolled_back_is_written_anew() -> None:
 def test_whatever_happens_to_tables_what_is_written_is_what_they_hold() -> None:
     dice, books, width = random.Random(0), BlockTables(64, prefix_caching=False), 8
     numbers = [np.zeros(5 * (2 + width + width), dtype=np.int32) for _ in range(2)]
-    controls = [Control(memory, 5, width, SCRATCH, SCRATCH) for memory in numbers]
+    controls = [ControlBuffer(memory, 5, width, SCRATCH, SCRATCH) for memory in numbers]
     for seat in range(5):
         books.open(seat, [1], "")
     for turn in range(2000):
@@ -97,5 +97,5 @@ def test_whatever_happens_to_tables_what_is_written_is_what_they_hold() -> None:
 
 def test_where_there_is_no_draft_there_are_no_tables_of_it() -> None:
     memory = np.zeros(2 * (2 + 3), dtype=np.int32)
-    Control(memory, 2, 3, SCRATCH, None).write([1], [[5, 6]], [()])
+    ControlBuffer(memory, 2, 3, SCRATCH, None).write([1], [[5, 6]], [()])
     assert memory.tolist() == [1, 0, 1, 0, 5, 6, SCRATCH, *[SCRATCH] * 3]

@@ -1,4 +1,4 @@
-"""What goes up with a launch: who is active, how many nodes each may have, and where their keys and values lie."""
+"""The inputs of a graph step that the host writes: active slots, draft limits and block tables."""
 
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -8,54 +8,54 @@ import numpy as np
 Numbers = np.ndarray[Any, np.dtype[np.int32]]
 
 
-class TableRows:
-    """Block tables by seat; what a seat does not hold is scratch. A table that is the same object as before has only grown:
-    what is new of it is all there is to write."""
+class BlockTableRows:
+    """Block tables by slot; unused entries point to the scratch block. A table that is the same object as in the step before
+    has only grown, so that only its new blocks are written."""
 
     def __init__(self, rows: Numbers, scratch: int) -> None:
         self._rows, self._scratch = rows, scratch
         self.clear()
 
     def clear(self) -> None:
-        """Nobody holds anything."""
+        """Empty every slot."""
         self._rows[:] = self._scratch
         self._tables: list[Seq[int]] = [()] * len(self._rows)
         self._counts = [0] * len(self._rows)
 
     def write(self, tables: Seq[Seq[int]]) -> None:
-        for seat, (table, known, start) in enumerate(zip(tables, self._tables, self._counts, strict=False)):
+        for slot, (table, known, start) in enumerate(zip(tables, self._tables, self._counts, strict=False)):
             count = len(table)
             if table is known and count == start:
                 continue
             if table is not known:
-                self._rows[seat] = self._scratch
+                self._rows[slot] = self._scratch
                 start = 0
-            self._rows[seat, start:count] = table[start:]
-            self._tables[seat], self._counts[seat] = table, count
+            self._rows[slot, start:count] = table[start:]
+            self._tables[slot], self._counts[slot] = table, count
 
 
-class Control:
-    """One launch's, in memory that nobody else writes to."""
+class ControlBuffer:
+    """The host's inputs of one step, in pinned memory of its own."""
 
     def __init__(self, numbers: Numbers, size: int, width: int, scratch: int, draft_scratch: int | None) -> None:
-        """`width`: of the target's tables; the draft's, if there is one, have what is left."""
+        """`width`: columns of the target's block tables; the draft's tables take the rest of `numbers`."""
         self._active, self._limits = numbers[: 2 * size].reshape(2, size)
         own, drafts = np.split(numbers[2 * size :], [width * size])
-        self._tables = TableRows(own.reshape(size, width), scratch)
-        self._draft_tables = None if draft_scratch is None else TableRows(drafts.reshape(size, -1), draft_scratch)
+        self._tables = BlockTableRows(own.reshape(size, width), scratch)
+        self._draft_tables = None if draft_scratch is None else BlockTableRows(drafts.reshape(size, -1), draft_scratch)
 
     def clear(self) -> None:
-        """Others board: what was written is no longer theirs."""
+        """Forget the block tables: other sequences are loaded."""
         self._tables.clear()
         if self._draft_tables is not None:
             self._draft_tables.clear()
 
     def write(self, limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]) -> None:
-        """By seat, as `DeviceBatch.launch` gets them."""
-        seats = len(limits)
-        self._active[:seats] = [limit is not None for limit in limits]
-        self._limits[:seats] = [limit or 0 for limit in limits]
-        self._active[seats:] = self._limits[seats:] = 0
+        """By slot; the arguments of `GraphBatch.submit`."""
+        slots = len(limits)
+        self._active[:slots] = [limit is not None for limit in limits]
+        self._limits[:slots] = [limit or 0 for limit in limits]
+        self._active[slots:] = self._limits[slots:] = 0
         self._tables.write(tables)
         if self._draft_tables is not None:
             self._draft_tables.write(draft_tables)

@@ -1,4 +1,4 @@
-"""What drafts on the device, inside a round: the interface that a batch runs, whatever the method."""
+"""The interface of what drafts inside a graph step."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -9,96 +9,98 @@ from torch import Tensor
 
 from paceline.core.sequence import Sequence
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
+from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer
 
-DeviceProposer = DraftModelProposer | EagleProposer
-"""Proposers that lend their sequences to a drafter on the device."""
+GraphProposer = DraftModelProposer | EagleProposer
+"""Proposers whose sequences a graph drafter can take over."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """How large a round's drafts are. Few shapes, few graphs: a sequence that wants less has the rest cut off."""
+    """Draft tokens and levels of every slot in a step. Few shapes mean few graphs: shorter drafts are cut from a shape."""
 
     nodes: int
     levels: int
 
 
-NOTHING = DraftShape(0, 0)
+NO_DRAFTS = DraftShape(0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Drafts:
-    """Memory that drafting writes and verification reads."""
+    """Device memory that drafting writes and verification reads."""
 
     tokens: Tensor  # [B, N] int64
-    parents: Tensor | None  # [B, N] int32, -1 the last committed token; None: every draft is a chain
+    parents: Tensor | None  # [B, N] int32, -1: child of the last committed token; None: every draft is a chain
 
 
-class DeviceDrafter(Protocol):
-    """Drafts for the seats of one batch. Its proposer keeps the books, and has the sequences back when the batch comes home.
+class GraphDrafter(Protocol):
+    """Drafts for the slots of one batch. Its proposer owns the draft's block tables, and gets the sequences back when the
+    batch returns to the host.
 
-    `draft` and `follow` return work for a graph: it may read and write only memory that stays where it is.
+    `draft` and `follow` return functions to capture: they may read and write only memory at fixed addresses.
     """
 
-    capture: tuple[int, ...]
-    """The target's layers whose states `keep` wants."""
+    state_layers: tuple[int, ...]
+    """Layers of the target whose hidden states `keep_states` reads."""
     table_width: int
     scratch_block: int
-    """Where padding writes."""
+    """Block that padding writes to."""
 
     @property
     def state(self) -> tuple[Tensor, ...]:
-        """What `draft` and `follow` move on, besides what they write."""
+        """Tensors that `draft` and `follow` update in place; a capture saves and restores them."""
         ...
 
     @property
     def wants_states(self) -> bool:
-        """Whether rounds are to `keep` any now."""
+        """Whether the next steps must call `keep_states`."""
         ...
 
     def bind(self, tables: Tensor) -> None:
-        """Blocks [B, table_width] of what the drafter caches, written before every round."""
+        """Set the draft's block tables [B, table_width], which the host writes before every step."""
         ...
 
     def shape(self, depth: int) -> DraftShape:
-        """For sequences that want up to `depth` nodes; it may hold fewer, or more."""
+        """The shape for sequences of up to `depth` draft tokens; it may have fewer nodes, or more."""
         ...
 
-    def board(self, sequences: Seq[Sequence]) -> None:
-        """Borrow these, in this order, as far as the proposer is up to date with them."""
+    def load(self, sequences: Seq[Sequence]) -> DraftPrefill:
+        """Take these sequences over, in slot order, as far as the proposer can bring them up to date. Returns what that cost."""
         ...
 
     def has_room(self, sequence: Sequence) -> bool:
-        """Whether it is up to date, or could be if the host caught it up."""
+        """Whether the draft's cache holds the sequence, or can after a draft prefill on the host."""
         ...
 
     def can_draft(self, sequences: Seq[Sequence]) -> bool:
-        """For those of them that want drafts."""
+        """Whether every sequence with a depth is up to date."""
         ...
 
-    def lend(self, sequence: Sequence, num_tokens: int, shape: DraftShape) -> Seq[int] | None:
-        """Blocks for a round of that shape which ends at `num_tokens` at most; None: no drafts for this sequence."""
+    def reserve_blocks(self, sequence: Sequence, num_tokens: int, shape: DraftShape) -> Seq[int] | None:
+        """The draft's blocks for a step that ends at `num_tokens` at most; None: the sequence gets no drafts."""
         ...
 
     def begin(self, shape: DraftShape) -> Literal["draft", "follow"] | None:
-        """What a round has to run before it verifies."""
+        """Which graph the step runs before verification."""
         ...
 
     def draft(self, shape: DraftShape) -> Callable[[], None]:
-        """Write `drafts(shape)`."""
+        """A function that writes `drafts(shape)`."""
         ...
 
     def follow(self) -> Callable[[], None]:
-        """Take in what was committed, without drafting."""
+        """A function that computes the committed tokens without drafting."""
         ...
 
     def drafts(self, shape: DraftShape) -> Drafts: ...
 
-    def keep(self, inner: Mapping[int, Tensor], path: AcceptedPath, active: Tensor) -> None:
-        """Part of a round's end: the states of the pass, and which of its rows were committed."""
+    def keep_states(self, inner: Mapping[int, Tensor], path: AcceptedPath, active: Tensor) -> None:
+        """Store the hidden states of the committed rows of a pass; part of the accept graph."""
         ...
 
-    def take_back(self, running: Seq[Sequence]) -> None:
-        """Give those that are still running back to the proposer. No round is under way."""
+    def return_sequences(self, running: Seq[Sequence]) -> None:
+        """Return the running sequences to the proposer. No step is in flight."""
         ...

@@ -1,61 +1,77 @@
-"""Whose turn the next step is: the device's, ahead of the host, or the host's."""
+"""Whether the next step can run as a graph, and if not, why."""
 
 from collections.abc import Sequence as Seq
 
 from paceline.core.sequence import Sequence
-from paceline.engine.executors.graph.drafter import DeviceProposer
+from paceline.engine.executors.graph.drafter import GraphProposer
+from paceline.engine.executors.reason import HostReason
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
-from paceline.engine.validator import Intake
+from paceline.engine.validator import RequestValidator
 
-ROUNDS_BETWEEN = 2
-"""Rounds that go by before somebody else is let in, unless that is worth a step of its own. To come home, take a step on the
-host and leave again takes as long as a few rounds, and where many sequences run one of them ends in nearly every round."""
+STEPS_BETWEEN_ADMISSIONS = 2
+"""Graph steps between two admissions, unless the waiting prompts fill half a pass. Leaving the graph, taking a step on the host
+and entering again takes as long as a few steps, and in a large batch some sequence ends in nearly every step."""
 
 
-class DeviceTurns:
+class GraphEligibility:
     def __init__(
-        self, proposer: DeviceProposer | None, scheduler: Scheduler, speculator: Speculator, intake: Intake
+        self,
+        proposer: GraphProposer | None,
+        scheduler: Scheduler,
+        speculator: Speculator,
+        validator: RequestValidator,
     ) -> None:
         self._proposer = proposer
-        self._scheduler, self._speculator, self._intake = scheduler, speculator, intake
-        self._eligible: dict[int, bool] = {}
-        self.rounds = 0
-        """Since the host's last step."""
+        self._scheduler, self._speculator, self._validator = scheduler, speculator, validator
+        self._samples: dict[int, bool] = {}
+        self.num_steps = 0
+        """Graph steps since the host's last step."""
 
-    def is_devices(self, running: Seq[Sequence]) -> bool:
-        """Nothing to do but decode, nobody to let in now, and only sequences whose picks the device can make."""
-        if self._lets_in():
-            return False
-        return all(len(s.ids) - s.num_computed == 1 and self._is_eligible(s) for s in running)
+    def reason(self, running: Seq[Sequence]) -> HostReason | None:
+        """None: every sequence decodes, none is to be admitted now, and the device can sample and draft for all."""
+        if self._admits():
+            return HostReason.ADMISSION
+        for sequence in running:
+            if len(sequence.ids) - sequence.num_computed != 1:
+                return HostReason.PREFILL
+            if not self._can_sample(sequence):
+                return HostReason.SAMPLING
+            if not self._can_draft(sequence):
+                return HostReason.PROPOSER
+        return None
 
-    def goes_on(self, running: Seq[Sequence]) -> bool:
-        """Whether it is the device's again after a step of the host's that is for prompts, and ends them all."""
+    def can_continue(self, running: Seq[Sequence]) -> bool:
+        """Whether the graph executor takes over again after one step of the host that completes all prompts."""
         if not 0 < self._scheduler.prompt_rows <= self._scheduler.max_batched_tokens - len(running):
             return False
-        return all(self._is_eligible(sequence) for sequence in running if sequence.num_uncomputed == 1)
+        decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
+        return all(self._can_sample(sequence) and self._can_draft(sequence) for sequence in decoding)
 
     def forget(self) -> None:
-        """What is known of sequences: they may be others next time."""
-        self._eligible.clear()
+        """Drop what is known of sequences."""
+        self._samples.clear()
 
-    def _lets_in(self) -> bool:
-        """Whether it is time for somebody who waits."""
+    def _admits(self) -> bool:
         scheduler = self._scheduler
         if not scheduler.may_admit:
             return False
-        return self.rounds >= ROUNDS_BETWEEN or 2 * scheduler.prompt_rows >= scheduler.max_batched_tokens
+        return self.num_steps >= STEPS_BETWEEN_ADMISSIONS or 2 * scheduler.prompt_rows >= scheduler.max_batched_tokens
 
-    def _is_eligible(self, sequence: Sequence) -> bool:
-        """Whether the device can pick its tokens: what it cannot do is what depends on text or on other tokens."""
-        known = self._eligible.get(sequence.id)
+    def _can_sample(self, sequence: Sequence) -> bool:
+        """Whether the device can pick its tokens: nothing may depend on the text or on earlier tokens."""
+        known = self._samples.get(sequence.id)
         if known is None:
             params = sequence.sampling
-            known = self._eligible[sequence.id] = (
+            known = self._samples[sequence.id] = (
                 (sequence.verification == "coupled" or params.is_greedy)
                 and not (params.has_penalties or params.logit_bias or params.json_schema or params.logprobs is not None)
                 and len(sequence.ids) >= 2
             )
-        # Drafts are made on the device, or nobody wants any
-        is_drafted = self._proposer is self._speculator.proposers[sequence.method]
-        return known and (is_drafted or not self._speculator.enabled or self._intake.max_depth(sequence) == 0)
+        return known
+
+    def _can_draft(self, sequence: Sequence) -> bool:
+        """Whether its proposer drafts inside the graph, or it wants no drafts."""
+        if self._proposer is self._speculator.proposers[sequence.method]:
+            return True
+        return not self._speculator.enabled or self._validator.max_depth(sequence) == 0

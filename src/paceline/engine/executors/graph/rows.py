@@ -1,4 +1,4 @@
-"""Passes of a model over rows that are placed on the device, by how long its sequences are."""
+"""Forward passes whose row positions the device computes from the lengths of the sequences."""
 
 import torch
 from torch import Tensor
@@ -6,18 +6,20 @@ from torch import Tensor
 from paceline.kernels.gpu.speculation.rows import place_rows
 from paceline.kernels.gpu.speculation.tree_rows import place_trees, tree_places
 from paceline.kernels.layout import AttentionLayout
-from paceline.models.architectures.output import ForwardOutput
+from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.gpu.decoder import gpu_forward
 from paceline.models.gpu.runner import GpuRunner
 
 
 class ChainRows:
-    """`rows` consecutive rows of every sequence of a batch."""
+    """`rows` consecutive rows of every slot of a batch."""
 
-    def __init__(self, runner: GpuRunner, tables: Tensor, batch: int, rows: int, room: Tensor | None = None) -> None:
-        """Logits are written to `room` if there is one: then they are good until somebody else writes there."""
+    def __init__(
+        self, runner: GpuRunner, tables: Tensor, batch: int, rows: int, logits_out: Tensor | None = None
+    ) -> None:
+        """`logits_out`: shared memory for the logits, valid until the next pass that writes there."""
         device = runner.device
-        self._room = room
+        self._logits_out = logits_out
         self._runner, self._tables, self._rows = runner, tables, rows
         self.positions = torch.zeros(batch * rows, dtype=torch.int64, device=device)
         self._slots = torch.zeros_like(self.positions)
@@ -29,9 +31,9 @@ class ChainRows:
         self._plan = runner.plan(batch * rows, batch, rows)
 
     def forward(
-        self, tokens: Tensor, lengths: Tensor, offset: int, capture: tuple[int, ...] = (), last_only: bool = False
+        self, tokens: Tensor, lengths: Tensor, offset: int, state_layers: tuple[int, ...] = (), last_only: bool = False
     ) -> ForwardOutput:
-        """Logits of all rows, or of each sequence's last; the first row lies at logical index length + offset."""
+        """Logits of all rows, or of the last row of each slot; the first row is at position length + offset."""
         wanted, runner = self._last if last_only else self._every, self._runner
         most = runner.model.config.max_position
         place_rows(lengths, offset, self._tables, self._contexts, self.positions, self._slots, most)
@@ -42,21 +44,21 @@ class ChainRows:
             self._layout,
             runner.cache,
             wanted,
-            capture,
+            state_layers,
             plan=self._plan,
-            room=self._room,
+            logits_out=self._logits_out,
         )
 
     def next_positions(self) -> Tensor:
-        """Of the tokens that follow each sequence's last row."""
+        """Positions of the tokens that follow the last row of each slot."""
         return self.positions[self._rows - 1 :: self._rows] + 1
 
 
 class TreeRows:
-    """The last committed token of every sequence and `nodes` nodes of a tree after it, at most `levels` deep."""
+    """The last committed token of every slot and a tree of `nodes` nodes after it, at most `levels` deep."""
 
     def __init__(self, runner: GpuRunner, tables: Tensor, drafted: Tensor, nodes: int, levels: int) -> None:
-        """`drafted` [batch] int32: each pass writes the levels of the trees there."""
+        """`drafted` [batch] int32: receives the levels of the trees."""
         device, batch = runner.device, len(drafted)
         rows = batch * (1 + nodes)
         self._runner, self._tables, self._levels = runner, tables, levels
@@ -65,14 +67,14 @@ class TreeRows:
         self._layout = AttentionLayout(self.places.slots, starts, self.places.contexts, tables, self.places.ancestors)
         self._every = torch.arange(rows, device=device)
         self._plan = runner.plan(rows, batch, 1 + nodes)
-        self._room = runner.rooms.logits(rows)
+        self._logits_out = runner.workspace.logits(rows)
 
     @property
     def positions(self) -> Tensor:
         return self.places.positions
 
     def forward(
-        self, tokens: Tensor, lengths: Tensor, parents: Tensor, limits: Tensor, capture: tuple[int, ...]
+        self, tokens: Tensor, lengths: Tensor, parents: Tensor, limits: Tensor, state_layers: tuple[int, ...]
     ) -> ForwardOutput:
         """Logits of all rows."""
         runner = self._runner
@@ -85,7 +87,7 @@ class TreeRows:
             self._layout,
             runner.cache,
             self._every,
-            capture,
+            state_layers,
             plan=self._plan,
-            room=self._room,
+            logits_out=self._logits_out,
         )

@@ -1,4 +1,4 @@
-"""The sequences of a batch as the device knows them: how far each has come, and how its tokens are picked."""
+"""The sequences of a batch on the device: their lengths, last tokens and sampling parameters, by slot."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
@@ -14,11 +14,11 @@ from paceline.kernels.gpu.speculation.pick import PickScratch, pick, pick_greedy
 from paceline.speculation.verification.noise import Purpose, stream
 
 Sampling = Literal["greedy", "sampled", "truncated"]
-"""The least that does for all seats."""
+"""The simplest sampling kernel that serves every slot."""
 
 
-class Seat(NamedTuple):
-    """One sequence as it boards."""
+class Slot(NamedTuple):
+    """One sequence, as the batch loads it."""
 
     ids: Seq[int]
     sampling: SamplingParams
@@ -26,8 +26,8 @@ class Seat(NamedTuple):
     choice: int
 
 
-class DeviceSeats:
-    """Written when a batch boards; `state` is moved on by every round. Empty seats are greedy sequences of two tokens."""
+class DeviceSlots:
+    """Written when a batch is loaded; every step updates `state`. Empty slots are greedy sequences of two tokens."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size, self.device = size, device
@@ -42,13 +42,13 @@ class DeviceSeats:
         self.min_p = torch.zeros(size, dtype=torch.float32, device=device)
         self.sampling: Sampling = "greedy"
 
-    def board(self, seats: Seq[Seat]) -> None:
-        """Start anew with these sequences, in this order."""
-        padding = self.size - len(seats)
-        params = [seat.sampling for seat in seats]
-        self.state.lengths.copy_(_tensor([len(seat.ids) for seat in seats] + [2] * padding, torch.int32))
-        self.state.last.copy_(_tensor([list(seat.ids[-2:]) for seat in seats] + [[0, 0]] * padding, torch.int64))
-        streams = [stream(Purpose.SHARED, seat.seed, seat.choice) for seat in seats]
+    def load(self, slots: Seq[Slot]) -> None:
+        """Replace the contents with these sequences, in this order."""
+        padding = self.size - len(slots)
+        params = [slot.sampling for slot in slots]
+        self.state.lengths.copy_(_tensor([len(slot.ids) for slot in slots] + [2] * padding, torch.int32))
+        self.state.last.copy_(_tensor([list(slot.ids[-2:]) for slot in slots] + [[0, 0]] * padding, torch.int64))
+        streams = [stream(Purpose.SHARED, slot.seed, slot.choice) for slot in slots]
         self.streams.copy_(_tensor([s - (1 << 64) if s >> 63 else s for s in streams] + [0] * padding, torch.int64))
         self.temperature.copy_(_tensor([0.0 if p.is_greedy else p.temperature for p in params] + [0.0] * padding))
         self.top_k.copy_(_tensor([p.top_k for p in params] + [0] * padding, torch.int64))
@@ -61,7 +61,8 @@ class DeviceSeats:
             self.sampling = "sampled" if is_whole else "truncated"
 
     def picker(self, rows: int) -> Callable[[Tensor, Tensor], Tensor]:
-        """(logits [size * rows, V], positions of what is picked) -> tokens, `rows` of each sequence together."""
+        """A function (logits [size * rows, V], positions of the picked tokens) -> tokens; `rows` rows of each slot are
+        adjacent."""
         scratch: dict[int, PickScratch] = {}
         sampling = self.sampling
 

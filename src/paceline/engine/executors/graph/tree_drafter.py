@@ -1,4 +1,4 @@
-"""Trees of an EAGLE head, grown on the device from the hidden states of the pass before."""
+"""Draft trees of an EAGLE head, grown inside a graph step from the hidden states of the step before."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -9,39 +9,49 @@ from torch import Tensor
 
 from paceline.core.sequence import Sequence
 from paceline.engine.executors.graph.drafter import Drafts, DraftShape
-from paceline.engine.executors.graph.slots import DeviceSeats
+from paceline.engine.executors.graph.slots import DeviceSlots
 from paceline.engine.executors.graph.tree_growth import SHAPES, TreeGrowth, fresh_pass
 from paceline.kernels.gpu.attention_plan import AttentionScratch
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
 from paceline.kernels.gpu.speculation.head_rows import fresh_states, keep_fresh
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import blocks_for
+from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.proposer import Hidden
 from paceline.speculation.proposers.eagle import EagleProposer, Loan
 
 FRESH = 1 + max(shape.levels for shape in SHAPES.values())
-"""States of committed tokens that wait for the head: a round brings as many at most."""
+"""Hidden states of committed tokens that the head has not computed yet: at most as many as one step commits."""
 ROOM = FRESH + max((shape.levels - 1) * shape.width for shape in SHAPES.values())
-"""Slots that a round may write past the committed ones."""
+"""Cache positions that a step may write past the committed ones."""
+
+
+def tree_shape(depth: int) -> DraftShape:
+    """The shape for trees of up to `depth` nodes. Every row of a shape is verified: a few nodes less are cheaper than twice as
+    many rows."""
+    nodes = next((nodes for nodes in SHAPES if nodes >= 0.8 * depth), max(SHAPES))
+    return DraftShape(nodes, SHAPES[nodes].levels)
 
 
 class TreeDrafter:
-    """Keeps up through rounds without drafts too: their states wait until the head runs or there is no more room for them."""
+    """Stores the hidden states of steps without drafts too, until the head runs or the buffer is full."""
 
-    def __init__(self, proposer: EagleProposer, seats: DeviceSeats) -> None:
-        self._proposer, self._seats, self._runner = proposer, seats, proposer.runner
+    def __init__(self, proposer: EagleProposer, slots: DeviceSlots) -> None:
+        self._proposer, self._slots, self._runner = proposer, slots, proposer.runner
         model = self._runner.model
-        self.capture = model.config.capture
-        self.scratch_block = self._runner.lane(0)[0]  # lanes are for trees that the host grows, never at the same time
+        self.state_layers = model.config.state_layers
+        self.scratch_block = self._runner.lane(0)[
+            0
+        ]  # lanes belong to trees that the host grows, never at the same time
         longest = min(self._runner.num_blocks * BLOCK_SIZE, len(model.cos))
         self.table_width = blocks_for(longest + ROOM) + 1
-        width = len(self.capture) * model.config.hidden_size
-        self._fresh = fresh_states(seats.size, FRESH, width, model.dtype, seats.device)
-        self._scratch = AttentionScratch(seats.device)
+        width = len(self.state_layers) * model.config.hidden_size
+        self._fresh = fresh_states(slots.size, FRESH, width, model.dtype, slots.device)
+        self._scratch = AttentionScratch(slots.device)
         self._growths: dict[DraftShape, TreeGrowth] = {}
-        self._boarded: list[int] = []
+        self._loaded: list[int] = []
         self._current: set[int] = set()
-        self._num_fresh = 0  # at most, of any sequence
+        self._num_fresh = 0  # upper bound over the sequences
 
     @property
     def state(self) -> tuple[Tensor, ...]:
@@ -55,21 +65,20 @@ class TreeDrafter:
         self._tables = tables
 
     def shape(self, depth: int) -> DraftShape:
-        # A verified row costs whether it is wanted or not: a few nodes less are better than twice as many rows
-        nodes = next((nodes for nodes in SHAPES if nodes >= 0.8 * depth), max(SHAPES))
-        return DraftShape(nodes, SHAPES[nodes].levels)
+        return tree_shape(depth)
 
     @torch.inference_mode()
-    def board(self, sequences: Seq[Sequence]) -> None:
-        self._boarded = [sequence.id for sequence in sequences]
-        # Nothing is computed for sequences that want no drafts
-        loans = self._proposer.lend([sequence.id for sequence in sequences if sequence.depth])
+    def load(self, sequences: Seq[Sequence]) -> DraftPrefill:
+        self._loaded = [sequence.id for sequence in sequences]
+        # Sequences without a depth cost nothing
+        loans, prefill = self._proposer.lend([sequence.id for sequence in sequences if sequence.depth])
         self._current = set(loans)
         if loans:
             self._write([loans.get(sequence.id) for sequence in sequences], [s.ids[-1] for s in sequences])
+        return prefill
 
     def _write(self, loans: Seq[Loan | None], newest: Seq[int]) -> None:
-        """One fresh state each, the last: its slot is computed once more."""
+        """Write one hidden state for each sequence, the last: its cache position is computed again."""
         fresh, count = self._fresh, len(loans)
         for tensor in (fresh.counts, fresh.num_cached, fresh.tokens):
             tensor.zero_()
@@ -78,25 +87,25 @@ class TreeDrafter:
         fresh.num_cached[:count] = torch.tensor(cached, dtype=torch.int32)
         fresh.tokens[:count, 0] = torch.tensor(newest)
         width = self._runner.model.config.hidden_size
-        for seat, loan in enumerate(loans):
+        for slot, loan in enumerate(loans):
             if loan is not None:
-                states = [loan.state.inner[layer][0, :width] for layer in self.capture]
-                fresh.states[seat, 0] = torch.cat(states)
+                states = [loan.state.inner[layer][0, :width] for layer in self.state_layers]
+                fresh.states[slot, 0] = torch.cat(states)
         self._num_fresh = 1
 
     def has_room(self, sequence: Sequence) -> bool:
-        """The host begins anew, with a cache of a few slots."""
+        """Always: the host starts a new cache of a few positions."""
         return True
 
     def can_draft(self, sequences: Seq[Sequence]) -> bool:
         return all(sequence.id in self._current for sequence in sequences if sequence.depth)
 
-    def lend(self, sequence: Sequence, num_tokens: int, shape: DraftShape) -> Seq[int] | None:
-        """In rounds without drafts too: states that wait may have to be cached."""
+    def reserve_blocks(self, sequence: Sequence, num_tokens: int, shape: DraftShape) -> Seq[int] | None:
+        """Steps without drafts need blocks too: `follow` may cache the stored states."""
         if sequence.id not in self._current:
             return None
         blocks = self._proposer.blocks(sequence.id, num_tokens + ROOM)
-        if blocks is None:  # its states go where padding does: nothing that is cached can be gone on from
+        if blocks is None:  # its states go to the scratch block: the cache cannot be continued
             self._current.discard(sequence.id)
             self._proposer.close([sequence.id])
         return blocks
@@ -112,10 +121,10 @@ class TreeDrafter:
         return "follow" if self._current else None
 
     def draft(self, shape: DraftShape) -> Callable[[], None]:
-        return self._growth(shape).part(self._seats.sampling)
+        return self._growth(shape).part(self._slots.sampling)
 
     def follow(self) -> Callable[[], None]:
-        run = fresh_pass(self._runner, self._fresh, self._tables, self._seats, self._scratch)
+        run = fresh_pass(self._runner, self._fresh, self._tables, self._slots, self._scratch)
 
         def compute() -> None:
             run()
@@ -126,27 +135,27 @@ class TreeDrafter:
         growth = self._growth(shape)
         return Drafts(growth.tokens, growth.parents)
 
-    def keep(self, inner: Mapping[int, Tensor], path: AcceptedPath, active: Tensor) -> None:
-        layers = [inner[layer] for layer in self.capture]
+    def keep_states(self, inner: Mapping[int, Tensor], path: AcceptedPath, active: Tensor) -> None:
+        layers = [inner[layer] for layer in self.state_layers]
         keep_fresh(self._fresh, layers, path.rows, path.counts, path.tokens, active)
 
     @torch.inference_mode()
-    def take_back(self, running: Seq[Sequence]) -> None:
+    def return_sequences(self, running: Seq[Sequence]) -> None:
         if self._current:
             ids = {sequence.id: sequence.ids for sequence in running if sequence.id in self._current}
             counts, cached = self._fresh.counts.tolist(), self._fresh.num_cached.tolist()
             width = self._runner.model.config.hidden_size
-            for seat, sequence_id in enumerate(self._boarded):
+            for slot, sequence_id in enumerate(self._loaded):
                 if sequence_id in ids:
-                    states = self._fresh.states[seat, : counts[seat]].unflatten(1, (-1, width)).unbind(1)
-                    start = len(ids[sequence_id]) - 1 - counts[seat]
-                    hidden = Hidden(start, dict(zip(self.capture, states, strict=True)), None)
-                    self._proposer.take_back(sequence_id, cached[seat], hidden)
+                    states = self._fresh.states[slot, : counts[slot]].unflatten(1, (-1, width)).unbind(1)
+                    start = len(ids[sequence_id]) - 1 - counts[slot]
+                    hidden = Hidden(start, dict(zip(self.state_layers, states, strict=True)), None)
+                    self._proposer.take_back(sequence_id, cached[slot], hidden)
         self._current.clear()
 
     def _growth(self, shape: DraftShape) -> TreeGrowth:
         if shape not in self._growths:
             self._growths[shape] = TreeGrowth(
-                self._runner, self._fresh, self._tables, self._seats, self._scratch, shape.nodes
+                self._runner, self._fresh, self._tables, self._slots, self._scratch, shape.nodes
             )
         return self._growths[shape]

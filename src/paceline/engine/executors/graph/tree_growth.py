@@ -1,7 +1,7 @@
-"""How a tree grows on the device: the head over what is fresh, then level by level over the best of the level before.
+"""A draft tree grown on the device: the head computes the new hidden states, then each level from the best nodes of the last.
 
-Everything drafted lies after the committed slots of its sequence, `width` slots a level, and a row sees of it what its lineage
-says: the context is read once for all branches.
+Drafted positions follow the committed ones of their sequence, `width` of them a level. A row attends to its ancestors among
+them, and the context is read once for all branches.
 """
 
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.engine.executors.graph.slots import DeviceSeats, Sampling
+from paceline.engine.executors.graph.slots import DeviceSlots, Sampling
 from paceline.kernels.gpu.attention_plan import AttentionScratch
 from paceline.kernels.gpu.linear import Normed
 from paceline.kernels.gpu.speculation.growth import candidate_buffers, choose_nodes, grow_level
 from paceline.kernels.gpu.speculation.head_rows import FreshStates, HeadPlaces, head_places, place_fresh
 from paceline.kernels.gpu.speculation.ranking import Branches, RankScratch, rank_rows, rank_scratch
 from paceline.kernels.layout import AttentionLayout
-from paceline.models.drafts.eagle_runner import EagleRunner
+from paceline.models.drafts.eagle import EagleRunner
 from paceline.models.gpu.eagle import gpu_eagle_logits, gpu_eagle_pass, plan_eagle, product
 from paceline.speculation.trees.ranking import RankRules
 
@@ -25,7 +25,7 @@ from paceline.speculation.trees.ranking import RankRules
 @dataclass(frozen=True, slots=True)
 class TreeShape:
     levels: int
-    """How long a path may get: a pass of the head each."""
+    """Longest path; each level is one pass of the head."""
     width: int
     """Nodes of a level that get children."""
     branches: int
@@ -33,27 +33,27 @@ class TreeShape:
 
 
 SHAPES = {7: TreeShape(3, 4, 4), 15: TreeShape(4, 8, 8), 31: TreeShape(5, 8, 8)}
-"""By nodes. With the last committed token they are powers of two, as the products like them."""
+"""Shapes by number of nodes. With the last committed token the rows are powers of two, which suits the matrix kernels."""
 
 
 def fresh_pass(
     runner: EagleRunner,
     fresh: FreshStates,
     tables: Tensor,
-    seats: DeviceSeats,
+    slots: DeviceSlots,
     scratch: AttentionScratch,
     places: HeadPlaces | None = None,
 ) -> Callable[[], tuple[Tensor, Normed]]:
-    """Caches the fresh states; what the head makes of them, [S * F, D]."""
+    """A function that computes and caches the new hidden states, and returns the head's states [S * F, D]."""
     batch, rows = fresh.tokens.shape
     model = runner.model
-    at = places or head_places(batch, rows, 1, 1, seats.device)
-    starts = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=seats.device)
+    at = places or head_places(batch, rows, 1, 1, slots.device)
+    starts = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device=slots.device)
     layout = AttentionLayout(at.positions, starts, at.contexts, tables)  # slots: found by the kernels
     plan = plan_eagle(model, batch * rows, batch, scratch)
 
     def run() -> tuple[Tensor, Normed]:
-        place_fresh(seats.state.lengths, fresh, at, len(model.cos))
+        place_fresh(slots.state.lengths, fresh, at, len(model.cos))
         fused = product(fresh.states.flatten(0, 1), model.fc)
         return gpu_eagle_pass(model, fused, None, fresh.tokens.flatten(), at.positions, layout, runner.cache, plan)
 
@@ -61,20 +61,20 @@ def fresh_pass(
 
 
 class TreeGrowth:
-    """Trees of `nodes` nodes for every seat. Nodes come best first: whoever cuts a tree short keeps the better part."""
+    """Trees of `nodes` nodes for every slot, best nodes first, so that a tree that is cut keeps the better part."""
 
     def __init__(
         self,
         runner: EagleRunner,
         fresh: FreshStates,
         tables: Tensor,
-        seats: DeviceSeats,
+        slots: DeviceSlots,
         scratch: AttentionScratch,
         nodes: int,
     ) -> None:
-        self._runner, self._fresh, self._tables, self._seats = runner, fresh, tables, seats
+        self._runner, self._fresh, self._tables, self._slots = runner, fresh, tables, slots
         self._scratch = scratch
-        size, device = seats.size, seats.device
+        size, device = slots.size, slots.device
         self._columns = runner.model.vocabulary.head.shape[0]
         shape = SHAPES[nodes]
         self._levels = shape.levels
@@ -91,10 +91,10 @@ class TreeGrowth:
         self._plan = plan_eagle(runner.model, size * self._width, size, scratch)
 
     def part(self, sampling: Sampling) -> Callable[[], None]:
-        """Grow and choose, ranked by how the seats pick their tokens."""
-        seats, runner, model, width = self._seats, self._runner, self._runner.model, self._width
-        places = head_places(seats.size, self._fresh.tokens.shape[1], self._levels, width, seats.device)
-        enter = fresh_pass(runner, self._fresh, self._tables, seats, self._scratch, places)
+        """A function that grows the trees and chooses their nodes, ranked by the sampling of the slots."""
+        slots, runner, model, width = self._slots, self._runner, self._runner.model, self._width
+        places = head_places(slots.size, self._fresh.tokens.shape[1], self._levels, width, slots.device)
+        enter = fresh_pass(runner, self._fresh, self._tables, slots, self._scratch, places)
         rankings = [self._ranking(sampling, rows) for rows in (1, width)]
 
         def compute() -> None:
@@ -122,18 +122,18 @@ class TreeGrowth:
         return compute
 
     def _ranking(self, sampling: Sampling, rows: int) -> Callable[[Tensor, int], Branches]:
-        """(logits of `rows` rows a seat, level) -> their children."""
-        seats, ids = self._seats, self._runner.model.vocabulary.ids
-        total = seats.size * rows
+        """A function (logits of `rows` rows a slot, level) -> the children of each row."""
+        slots, ids = self._slots, self._runner.model.vocabulary.ids
+        total = slots.size * rows
         scratch: dict[int, RankScratch] = {}
 
         def scratch_for(columns: int) -> RankScratch:
             if columns not in scratch:
-                scratch[columns] = rank_scratch(total, columns, self._branches, seats.device)
+                scratch[columns] = rank_scratch(total, columns, self._branches, slots.device)
             return scratch[columns]
 
         def rank(logits: Tensor, level: int) -> Branches:
-            noise = seats.temperature, seats.streams, seats.state.lengths
+            noise = slots.temperature, slots.streams, slots.state.lengths
             if sampling != "truncated":
                 return rank_rows(logits, ids, sampling, *noise, level, scratch_for(self._columns))
             scores, columns = self._rules(rows).truncated(logits.float())
@@ -143,15 +143,15 @@ class TreeGrowth:
         return rank
 
     def _rules(self, rows: int) -> RankRules:
-        seats = self._seats
+        slots = self._slots
 
         def spread(values: Tensor) -> Tensor:
             return values.repeat_interleave(rows).unsqueeze(1)
 
         return RankRules(
-            temperature=spread(torch.where(seats.temperature > 0.0, seats.temperature, 1.0)),
+            temperature=spread(torch.where(slots.temperature > 0.0, slots.temperature, 1.0)),
             noise=None,
-            top_k=spread(torch.where(seats.top_k > 0, seats.top_k, self._columns)),
-            top_p=spread(torch.where(seats.top_p < 1.0, seats.top_p, 2.0).float()),
-            min_p=spread(seats.min_p.log()),
+            top_k=spread(torch.where(slots.top_k > 0, slots.top_k, self._columns)),
+            top_p=spread(torch.where(slots.top_p < 1.0, slots.top_p, 2.0).float()),
+            min_p=spread(slots.min_p.log()),
         )

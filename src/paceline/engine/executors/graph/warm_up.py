@@ -1,33 +1,30 @@
-"""Passes for nobody, before there is traffic: what it will want is compiled and recorded by then."""
+"""Warm-up of the passes that the host launches: compiles and captures them before the first request."""
 
 from collections.abc import Collection
 
+from paceline.models.drafts.eagle import EagleRunner
 from paceline.models.gpu.forward_pass import PassKind
 from paceline.models.gpu.runner import GpuRunner
-from paceline.speculation.proposer import HiddenRequest, Proposer, forks, hidden_wanted
-from paceline.speculation.proposers.draft_model import DraftModelProposer
-from paceline.speculation.proposers.eagle import EagleProposer
-from paceline.speculation.proposers.layer_skip import LayerSkipProposer
+from paceline.speculation.proposer import HiddenRequest, Proposer
 
 
-def rehearse_passes(
+def warm_up_passes(
     target: GpuRunner, proposers: Collection[Proposer], max_num_seqs: int, max_rows: int, window: int
 ) -> None:
-    """All that the host may ask of the target and of those who draft for it."""
-    target.rehearse(max_num_seqs, max_rows, window, pass_kinds(proposers))
-    for proposer in proposers:
-        match proposer:
-            case DraftModelProposer(runner=GpuRunner() as runner) | EagleProposer(runner=runner):
-                runner.rehearse(max_num_seqs, max_rows, window)
-            case LayerSkipProposer(runner=GpuRunner() as runner):  # a row of each sequence at a time
-                runner.rehearse(max_num_seqs, max_num_seqs, 1)
+    """Warm up every pass of the target and of the drafts."""
+    target.warm_up(max_num_seqs, max_rows, window, pass_kinds(proposers))
+    for runner in dict.fromkeys(runner for proposer in proposers for runner in proposer.traits.runners):
+        if isinstance(runner, GpuRunner) and runner.cache[0] is target.cache[0]:
+            runner.warm_up(max_num_seqs, max_num_seqs, 1)  # layers of the target draft one row of a sequence at a time
+        elif isinstance(runner, GpuRunner | EagleRunner):
+            runner.warm_up(max_num_seqs, max_rows, window)
 
 
 def pass_kinds(proposers: Collection[Proposer]) -> set[PassKind]:
-    """What the target is asked for, with these to draft for it."""
+    """The kinds of passes that the target computes for these proposers."""
     kinds = {PassKind()}
     for proposer in proposers:
-        wants = hidden_wanted(proposer) or HiddenRequest()
+        wants = proposer.traits.hidden or HiddenRequest()
         states = tuple(sorted(wants.layers)), wants.last
-        kinds |= {PassKind(is_tree, *states) for is_tree in {False, forks(proposer)}}
+        kinds |= {PassKind(is_tree, *states) for is_tree in {False, proposer.traits.is_tree}}
     return kinds

@@ -1,1 +1,1 @@
-"""Transports for bulk data: sockets, shared memory, NIXL, files."""
+"""Transports for transfers: sockets, shared memory, NIXL."""

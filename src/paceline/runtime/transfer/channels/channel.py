@@ -1,64 +1,49 @@
-"""How pieces come from a depot: one kind of transfer a class. Here what they have in common, and sockets."""
+"""The interface that every channel implements on the client side."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
-from paceline.runtime.transfer.control import Control
-from paceline.runtime.transfer.errors import TransferFailed
-from paceline.runtime.transfer.messages import Patience, Piece, Want
+from paceline.runtime.transfer.messages import TO_CLIENT, KeepAlive, Refused, Reply
+from paceline.runtime.transfer.transfer import TransferFailed
+from paceline.runtime.wire.codec import MalformedMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Landed:
-    """A piece that came."""
-
+class ReceivedChunk:
     index: int
-    piece: int
+    chunk: int
     checksum: int
     data: memoryview
-    """Good until the next call of the line."""
+    """Bytes of the chunk, valid until the next call of the channel."""
 
 
-class Line(Protocol):
-    """Used by one thread at a time. Whoever breaks off a fetch closes it."""
+class Channel(Protocol):
+    """Used by one thread at a time. After a failed fetch the caller closes it."""
 
-    def ask(self, id: bytes, index: int, piece: int, size: int) -> None:
-        """For a piece of `size` bytes. At most `WINDOW_PIECES` are asked for and not yet there."""
+    def request(self, id: bytes, index: int, chunk: int, size: int) -> None:
+        """Request a chunk of `size` bytes. At most `MAX_INFLIGHT_CHUNKS` requests may be open."""
 
-    def receive(self, seconds: float) -> Landed | Patience | None:
-        """None when nothing came in time. Raises TransferFailed when nothing will."""
+    def receive(self, seconds: float) -> ReceivedChunk | KeepAlive | None:
+        """The next reply, or None after `seconds`. Raises TransferFailed if the server refuses or is gone."""
 
     def is_broken(self) -> bool: ...
 
     def close(self) -> None: ...
 
 
-class SocketLine:
-    """The bytes come along with the answers."""
-
-    def __init__(self, control: Control) -> None:
-        self._control = control
-
-    def ask(self, id: bytes, index: int, piece: int, size: int) -> None:
-        self._control.send(Want(id, index, piece))
-
-    def receive(self, seconds: float) -> Landed | Patience | None:
-        received = self._control.receive(seconds)
-        if received is None:
-            return None
-        answer, data = received
-        if isinstance(answer, Piece):
-            return Landed(answer.index, answer.piece, answer.checksum, data)
-        return expect_patience(answer)
-
-    def is_broken(self) -> bool:
-        return self._control.is_broken()
-
-    def close(self) -> None:
-        self._control.close()
+def decode_reply(server: str, data: memoryview) -> Reply:
+    """Raises TransferFailed for a refusal and for bytes that are no message; `server` names it in the error."""
+    try:
+        reply = TO_CLIENT.decode(data)
+    except MalformedMessage as malformed:
+        raise TransferFailed(f"{server} does not speak the transfer protocol: {malformed}") from None
+    if isinstance(reply, Refused):
+        raise TransferFailed(f"{server}: {reply.reason}")
+    return reply
 
 
-def expect_patience(answer: object) -> Patience:
-    if not isinstance(answer, Patience):
-        raise TransferFailed("the depot sent what was not asked for")
-    return answer
+def require_keep_alive(reply: Reply) -> KeepAlive:
+    """Raises TransferFailed for any other message."""
+    if not isinstance(reply, KeepAlive):
+        raise TransferFailed("the server sent a message that was not requested")
+    return reply

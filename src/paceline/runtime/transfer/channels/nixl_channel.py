@@ -1,133 +1,222 @@
-"""NIXL, the taking side: pieces are read from the giver's shelf."""
+"""NIXL: the server copies chunks to a staging buffer, and clients read them from there.
+
+The parts themselves are not registered with NIXL. There are thousands of them, and a read in progress while its memory is freed
+would crash the server. The staging buffer is registered once and stays at its address.
+"""
 
 import time
 from typing import Any, NamedTuple
 
-from paceline.runtime.transfer.channels.channel import Landed, expect_patience
+from paceline.runtime.transfer.channels.channel import ReceivedChunk, require_keep_alive
 from paceline.runtime.transfer.channels.nixl_agent import NixlAgent, Region
-from paceline.runtime.transfer.channels.staging_buffer import GREETING
-from paceline.runtime.transfer.control import Control
-from paceline.runtime.transfer.errors import KindUnavailable, TransferFailed
-from paceline.runtime.transfer.messages import Meet, Met, Patience, Piece, Taken, Want
-from paceline.runtime.transfer.pieces import PIECE_BYTES, WINDOW_PIECES, checksum
+from paceline.runtime.transfer.channels.socket_channel import ServerConnection
+from paceline.runtime.transfer.fair_queue import ClientId
+from paceline.runtime.transfer.messages import (
+    ChunkReply,
+    ChunkRequest,
+    KeepAlive,
+    SlotReleased,
+    StagingReply,
+    StagingRequest,
+)
+from paceline.runtime.transfer.transfer import (
+    CHUNK_BYTES,
+    MAX_INFLIGHT_CHUNKS,
+    ChannelUnavailable,
+    TransferFailed,
+    checksum,
+    copy,
+)
 
-HELLO_SECONDS = 5.0
-"""The first taker of all waits for the depot to start NIXL."""
-END_SECONDS = 1.0
-"""What is under way when a line is closed gets so long to arrive."""
-GLANCE_SECONDS = 50e-6
+NUM_SLOTS = 4 * MAX_INFLIGHT_CHUNKS
+PROBE = memoryview(b"paceline" * 8)
+"""Bytes that a client reads first, to learn whether NIXL reaches the server."""
+READ_TIMEOUT_SECONDS = 10.0
+"""Time for a client to read a staged chunk before the server drops it."""
+CONNECT_SECONDS = 5.0
+"""Time to connect. The first client waits for the server to start NIXL."""
+CLOSE_SECONDS = 1.0
+"""Time for reads in progress to finish when a channel is closed."""
+POLL_SECONDS = 50e-6
+
+
+class _Staged(NamedTuple):
+    client: ClientId
+    since: float
+
+
+class StagingBuffer:
+    """Registered memory with slots for chunks. Used by the server's thread only."""
+
+    def __init__(self) -> None:
+        """Raises ChannelUnavailable if NIXL does not work."""
+        self._agent = NixlAgent("server")
+        self._region = self._agent.register(NUM_SLOTS * CHUNK_BYTES)
+        self._free_slots = list(range(NUM_SLOTS))
+        self._staged: dict[int, _Staged] = {}
+        """Used slots."""
+        self._metadata = self._agent.metadata()
+
+    @property
+    def has_readers(self) -> bool:
+        """Whether a client may be reading; `progress` must then be called often."""
+        return bool(self._staged)
+
+    def can_stage(self, client: ClientId) -> bool:
+        """Whether a slot is free and the client uses fewer than it has destination buffers for."""
+        num_used = sum(staged.client == client for staged in self._staged.values())
+        return bool(self._free_slots) and num_used < MAX_INFLIGHT_CHUNKS
+
+    def stage(self, client: ClientId, data: memoryview, now: float) -> int:
+        """Copy `data` to a slot and return the slot. It is the client's until it is released."""
+        slot = self._free_slots.pop()
+        start = slot * CHUNK_BYTES
+        copy(data, self._region.view[start : start + data.nbytes])
+        self._staged[slot] = _Staged(client, now)
+        return slot
+
+    def describe(self, client: ClientId, now: float) -> StagingReply:
+        """Stage the probe and return where the buffer is. Raises ChannelUnavailable if no slot is free."""
+        if not self.can_stage(client):
+            raise ChannelUnavailable("the staging buffer is full: too many clients read from it")
+        return StagingReply(self._metadata, self._region.address, self.stage(client, PROBE, now))
+
+    def release(self, client: ClientId, slot: int) -> None:
+        """Free a slot. One that is not the client's is ignored."""
+        if slot in self._staged and self._staged[slot].client == client:
+            del self._staged[slot]
+            self._free_slots.append(slot)
+
+    def release_all(self, client: ClientId) -> None:
+        for slot in list(self._staged):
+            self.release(client, slot)
+
+    def clients(self) -> set[ClientId]:
+        return {staged.client for staged in self._staged.values()}
+
+    def stalled_clients(self, now: float) -> set[ClientId]:
+        """Clients that did not read a staged chunk in time."""
+        return {staged.client for staged in self._staged.values() if now - staged.since >= READ_TIMEOUT_SECONDS}
+
+    def progress(self) -> None:
+        self._agent.progress()
 
 
 class _Read(NamedTuple):
-    piece: Piece
+    """A read in progress."""
+
+    reply: ChunkReply
     slot: int
     size: int
     handle: Any
 
 
-class NixlLine:
-    """The giver says on which shelf a piece lies, this side reads it into a slot of its own and says so."""
+class NixlChannel:
+    """The server replies with a staging slot; this client reads it into a slot of its own region and releases it."""
 
-    def __init__(self, agent: NixlAgent, control: Control) -> None:
-        """Raises KindUnavailable where NIXL does not lead there."""
+    def __init__(self, agent: NixlAgent, connection: ServerConnection) -> None:
+        """Raises ChannelUnavailable if NIXL does not reach the server."""
         self._agent = agent
-        self._control = control
-        self._free = list(range(WINDOW_PIECES))
+        self._connection = connection
+        self._free_slots = list(range(MAX_INFLIGHT_CHUNKS))
         self._sizes: dict[tuple[int, int], int] = {}
+        """Bytes of requested chunks, by (part, chunk)."""
         self._reads: list[_Read] = []
-        self._lent: int | None = None
+        self._slot_in_use: int | None = None
+        """Slot of the last received chunk, which the caller may still read."""
         self._peer: str | None = None
         self._region: Region | None = None
+        self._staging_address = 0
         try:
-            self._meet(time.monotonic() + HELLO_SECONDS)
-        except (KindUnavailable, TransferFailed) as failed:
+            self._connect(time.monotonic() + CONNECT_SECONDS)
+        except (ChannelUnavailable, TransferFailed) as failed:
             self.close()
-            raise KindUnavailable(str(failed)) from None
+            raise ChannelUnavailable(str(failed)) from None
 
-    def ask(self, id: bytes, index: int, piece: int, size: int) -> None:
-        self._take_back()
-        self._sizes[index, piece] = size
-        self._control.send(Want(id, index, piece, slot=0))
+    def request(self, id: bytes, index: int, chunk: int, size: int) -> None:
+        self._free_last_slot()
+        self._sizes[index, chunk] = size
+        self._connection.send(ChunkRequest(id, index, chunk, slot=0))
 
-    def receive(self, seconds: float) -> Landed | Patience | None:
-        self._take_back()
-        until = time.monotonic() + seconds
+    def receive(self, seconds: float) -> ReceivedChunk | KeepAlive | None:
+        self._free_last_slot()
+        deadline = time.monotonic() + seconds
         while True:
             for read in self._reads:
                 if read.handle is None or self._agent.is_done(read.handle):
-                    return self._land(read)
-            received = self._control.receive(0.0 if self._reads else max(0.0, until - time.monotonic()))
+                    return self._finish(read)
+            received = self._connection.receive(0.0 if self._reads else max(0.0, deadline - time.monotonic()))
             if received is not None:
-                answer, _ = received
-                if not isinstance(answer, Piece):
-                    return expect_patience(answer)
-                self._begin(answer)
-            elif time.monotonic() >= until:
+                reply, _ = received
+                if not isinstance(reply, ChunkReply):
+                    return require_keep_alive(reply)
+                self._start_read(reply)
+            elif time.monotonic() >= deadline:
                 return None
             elif self._reads:
-                time.sleep(GLANCE_SECONDS)
+                time.sleep(POLL_SECONDS)
 
     def is_broken(self) -> bool:
-        return self._control.is_broken()
+        return self._connection.is_broken()
 
     def close(self) -> None:
-        self._control.close()
-        until = time.monotonic() + END_SECONDS
+        self._connection.close()
+        deadline = time.monotonic() + CLOSE_SECONDS
         try:
-            while self._reads and time.monotonic() < until:
+            while self._reads and time.monotonic() < deadline:
                 self._reads = [read for read in self._reads if read.handle and not self._agent.is_done(read.handle)]
-                time.sleep(GLANCE_SECONDS)
+                time.sleep(POLL_SECONDS)
         except TransferFailed:
             pass
         for read in self._reads:
             self._agent.abort(read.handle)
         if self._peer is not None:
-            self._agent.part(self._peer)
-        # Bytes that did not arrive may still land in the region: then it stays, and nobody uses it again
+            self._agent.remove_peer(self._peer)
+        # Bytes of an aborted read may still arrive in the region: it then stays allocated and is never used again
         if self._region is not None and not self._reads:
             self._agent.release(self._region)
 
-    def _meet(self, until: float) -> None:
-        """Reads the greeting: that the depot can be reached at all says nothing about NIXL's own connections."""
-        self._control.send(Meet())
-        met: object = None
-        while not isinstance(met, Met):
-            received = self._control.receive(max(0.0, until - time.monotonic()))
+    def _connect(self, deadline: float) -> None:
+        """Locate the staging buffer and read the probe: a reachable server does not mean that NIXL reaches it."""
+        self._connection.send(StagingRequest())
+        staging: object = None
+        while not isinstance(staging, StagingReply):
+            received = self._connection.receive(max(0.0, deadline - time.monotonic()))
             if received is None:
-                raise KindUnavailable("the depot does not answer")
-            met, _ = received
-        self._shelf = met.address
-        self._peer = self._agent.meet(met.metadata)
-        self._region = self._agent.register(WINDOW_PIECES * PIECE_BYTES)
-        self._sizes[0, 0] = GREETING.nbytes
-        self._begin(Piece(0, 0, checksum(GREETING), met.slot))
-        greeting = self.receive(until - time.monotonic())
-        while isinstance(greeting, Patience):
-            greeting = self.receive(until - time.monotonic())
-        if greeting is None or greeting.data != GREETING:
-            raise KindUnavailable("NIXL reads nothing from the depot")
+                raise ChannelUnavailable("the server does not answer")
+            staging, _ = received
+        self._staging_address = staging.address
+        self._peer = self._agent.add_peer(staging.metadata)
+        self._region = self._agent.register(MAX_INFLIGHT_CHUNKS * CHUNK_BYTES)
+        self._sizes[0, 0] = PROBE.nbytes
+        self._start_read(ChunkReply(0, 0, checksum(PROBE), staging.slot))
+        probe = self.receive(deadline - time.monotonic())
+        while isinstance(probe, KeepAlive):
+            probe = self.receive(deadline - time.monotonic())
+        if probe is None or probe.data != PROBE:
+            raise ChannelUnavailable("NIXL could not read from the server")
 
-    def _begin(self, piece: Piece) -> None:
-        size = self._sizes.pop((piece.index, piece.piece), None)
-        if size is None or piece.slot < 0:
-            raise TransferFailed("the depot sent what was not asked for")
+    def _start_read(self, reply: ChunkReply) -> None:
+        size = self._sizes.pop((reply.index, reply.chunk), None)
+        if size is None or reply.slot < 0:
+            raise TransferFailed("the server sent a chunk that was not requested")
         assert self._region is not None
         assert self._peer is not None
-        slot = self._free.pop()
-        remote, local = self._shelf + piece.slot * PIECE_BYTES, self._region.address + slot * PIECE_BYTES
+        slot = self._free_slots.pop()
+        remote, local = self._staging_address + reply.slot * CHUNK_BYTES, self._region.address + slot * CHUNK_BYTES
         handle = self._agent.read(self._peer, remote, local, size) if size else None
-        self._reads.append(_Read(piece, slot, size, handle))
+        self._reads.append(_Read(reply, slot, size, handle))
 
-    def _land(self, read: _Read) -> Landed:
+    def _finish(self, read: _Read) -> ReceivedChunk:
         assert self._region is not None
         self._reads.remove(read)
-        piece, slot, size, _ = read
-        self._control.send(Taken(piece.slot))
-        self._lent = slot
-        start = slot * PIECE_BYTES
-        return Landed(piece.index, piece.piece, piece.checksum, self._region.view[start : start + size])
+        reply, slot, size, _ = read
+        self._connection.send(SlotReleased(reply.slot))
+        self._slot_in_use = slot
+        start = slot * CHUNK_BYTES
+        return ReceivedChunk(reply.index, reply.chunk, reply.checksum, self._region.view[start : start + size])
 
-    def _take_back(self) -> None:
-        if self._lent is not None:
-            self._free.append(self._lent)
-            self._lent = None
+    def _free_last_slot(self) -> None:
+        if self._slot_in_use is not None:
+            self._free_slots.append(self._slot_in_use)
+            self._slot_in_use = None

@@ -1,27 +1,34 @@
-"""What both endpoints' answers have in common, streamed or whole."""
+"""Responses and stream chunks that both endpoints share: ids, usage, metrics and token origins."""
 
 import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
+from paceline.core.sequence import Origin, SpeculationCounts
+from paceline.engine.transcript import speculation_metrics
+from paceline.models.tokenizer.text_stream import TextStream
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.server.dashboard.origins import OriginTrail
-from paceline.server.openai.answers.tally import Tally
-from paceline.server.openai.schemas.generation import StreamOptions
+from paceline.server.openai.schemas.body import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
+MIN_LOGPROB = -9999.0
+"""Replaces minus infinity, which JSON does not have."""
 _json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Answer(ABC):
-    """Takes a request's step outputs and says them in OpenAI's words. A stream has one chunk for each step of a choice that
-    brought something; the last one of all has the metrics, and after it, if asked for, comes one with the usage. If asked for,
-    a chunk also says where the text came from."""
+    """Converts step outputs to one OpenAI response or to stream chunks.
+
+    A stream has one chunk per step of a choice. The last chunk has the metrics. With `include_usage` a usage chunk follows.
+    With `include_origins` every chunk has the origins of its tokens.
+    """
 
     prefix: str
     object: str
@@ -39,10 +46,12 @@ class Answer(ABC):
         options = options or StreamOptions()
         self._tokenizer = tokenizer
         self._first_choice = {request.id: i * request.sampling.n for i, request in enumerate(requests)}
-        self._unfinished = sum(request.sampling.n for request in requests)
-        self._tally = Tally(requests, max_depth)
+        self._num_unfinished = sum(request.sampling.n for request in requests)
+        self._usage = UsageCounter(requests, max_depth)
         self._include_usage = options.include_usage
-        self._trails = [OriginTrail(tokenizer) for _ in range(self._unfinished)] if options.include_origins else None
+        self._origins = (
+            [OriginSplitter(tokenizer) for _ in range(self._num_unfinished)] if options.include_origins else None
+        )
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "object": self.object,
@@ -50,7 +59,7 @@ class Answer(ABC):
             "model": model,
             "system_fingerprint": fingerprint,
         }
-        # A chunk is written many times a second: all but the choice is written once.
+        # The constant start of every chunk is encoded once: a stream sends many chunks a second.
         head = _json({**self._head, "object": self.chunk_object})
         self._chunk_head = f'data: {head[:-1]},"choices":['
 
@@ -59,19 +68,20 @@ class Answer(ABC):
         return str(self._head["id"])
 
     @abstractmethod
-    def take(self, index: int, output: StepOutput) -> dict[str, Any] | None:
-        """Add the step to choice `index`; returns what a chunk says about it, None when that is nothing."""
+    def add_to_choice(self, index: int, output: StepOutput) -> dict[str, Any] | None:
+        """Adds the step to choice `index`. Returns the choice object of its chunk, None if it has no content."""
 
     @abstractmethod
     def choices(self) -> list[dict[str, Any]]:
-        """All of them, finished."""
+        """All choices, finished."""
 
     def add(self, output: StepOutput) -> dict[str, Any] | None:
-        self._tally.add(output)
+        """Adds one step output. Returns the choice object of its chunk, None if it has no content."""
+        self._usage.add(output)
         index = self._first_choice[output.request_id] + output.choice
-        choice = self.take(index, output)
-        if self._trails is not None:
-            origins = self._trails[index].pieces(output)
+        choice = self.add_to_choice(index, output)
+        if self._origins is not None:
+            origins = self._origins[index].split(output)
             if choice is not None:
                 choice["origins"] = origins
         return choice
@@ -83,22 +93,87 @@ class Answer(ABC):
             choice = self.add(output)
             tail = ""
             if output.finish_reason is not None:
-                self._unfinished -= 1
-                if self._unfinished == 0:
-                    tail = f',"metrics":{_json(self._tally.metrics())}'
+                self._num_unfinished -= 1
+                if self._num_unfinished == 0:
+                    tail = f',"metrics":{_json(self._usage.metrics())}'
             if choice is not None:
                 usage = ',"usage":null' if self._include_usage else ""
                 events.append(f"{self._chunk_head}{_json(choice)}]{usage}{tail}}}\n\n")
-        if self._unfinished == 0 and self._include_usage:
-            events.append(
-                f'{self._chunk_head}],"usage":{_json(self._tally.usage())},"metrics":{_json(self._tally.metrics())}}}\n\n'
-            )
+        if self._num_unfinished == 0 and self._include_usage:
+            usage, metrics = _json(self._usage.usage()), _json(self._usage.metrics())
+            events.append(f'{self._chunk_head}],"usage":{usage},"metrics":{metrics}}}\n\n')
         return "".join(events).encode()
 
-    def whole(self) -> dict[str, Any]:
+    def response(self) -> dict[str, Any]:
+        """The body of a response that is not streamed."""
         return {
             **self._head,
             "choices": self.choices(),
-            "usage": self._tally.usage(),
-            "metrics": self._tally.metrics(),
+            "usage": self._usage.usage(),
+            "metrics": self._usage.metrics(),
         }
+
+
+class UsageCounter:
+    """Tokens and speculation counts of one HTTP request, over all its prompts and choices."""
+
+    def __init__(self, requests: Iterable[Request], max_depth: int) -> None:
+        self._prompt_tokens = 0
+        self._max_depth = 0
+        for request in requests:
+            self._prompt_tokens += len(request.prompt_ids)
+            depth = request.speculation.max_depth if request.speculation.enabled else 0
+            self._max_depth = max(self._max_depth, max_depth if depth is None else min(depth, max_depth))
+        self._completion_tokens = 0
+        self._cached: dict[str, int] = {}
+        self._counts = SpeculationCounts()
+
+    def add(self, output: StepOutput) -> None:
+        self._completion_tokens += len(output.tokens)
+        if output.choice == 0:  # the other choices share the first choice's prompt, which is no cache hit
+            self._cached[output.request_id] = output.num_cached
+        if output.drafted:
+            self._counts.add(output.drafted, output.accepted)
+
+    def usage(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+            "total_tokens": self._prompt_tokens + self._completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached.values())},
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        return {"speculative_decoding": asdict(speculation_metrics(self._counts, self._max_depth))}
+
+
+class OriginSplitter:
+    """Splits the text of one choice by token, with the origin of each token.
+
+    The pieces of all steps join to the whole text. A step may hold back the text of a token: an incomplete character, or the
+    start of a stop string. The token's piece then comes with the step that releases its text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._stream = TextStream(tokenizer)
+        self._eos_ids = tokenizer.eos_ids
+        self._pending: deque[tuple[int, Origin]] = deque()
+        """Text lengths and origins of tokens whose text no step has released."""
+        self._last = Origin.PLAIN
+
+    def split(self, output: StepOutput) -> list[dict[str, Any]]:
+        """The pieces of this step, in order."""
+        for token, origin in zip(output.tokens, output.origins, strict=True):
+            if token not in self._eos_ids:
+                self._pending.append((len(self._stream.push(token)), origin))
+        text, pieces = output.text, []
+        while text and self._pending and self._pending[0][0] <= len(text):
+            length, self._last = self._pending.popleft()
+            pieces.append({"text": text[:length], "origin": self._last.value})
+            text = text[length:]
+        if text:  # the step ends inside a token, or releases the rest of an incomplete character
+            if self._pending:
+                length, self._last = self._pending.popleft()
+                self._pending.appendleft((length - len(text), self._last))
+            pieces.append({"text": text, "origin": self._last.value})
+        return pieces

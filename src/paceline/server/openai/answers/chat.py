@@ -1,34 +1,33 @@
-"""The answer of /v1/chat/completions."""
+"""Responses and chunks of /v1/chat/completions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from paceline.core.output import StepOutput
+from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
-from paceline.server.openai.answers.answer import Answer
-from paceline.server.openai.answers.logprobs import chat_logprobs
-from paceline.server.openai.tools.tool_calls import CallDelta, CallReader, Piece
-from paceline.server.openai.tools.tool_use import ToolUse
+from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.server.openai.answers.answer import MIN_LOGPROB, Answer
+from paceline.server.openai.tools import CallDelta, Piece, ToolCallParser, ToolUse
 
 
-class _Choice:
-    """The message so far."""
+class _ChatChoice:
+    """The message of one choice, as far as it is generated."""
 
-    def __init__(self, reader: CallReader | None) -> None:
-        self._reader = reader
+    def __init__(self, parser: ToolCallParser | None) -> None:
+        self._parser = parser
         self._content: list[str] = []
         self._calls: list[dict[str, Any]] = []
-        self._started = False
+        self._has_role = False
         self.logprobs: list[dict[str, Any]] = []
         self.finish_reason: str | None = None
 
     def add(self, output: StepOutput) -> dict[str, Any]:
-        """What the step adds, as a `delta`."""
+        """The `delta` of this step."""
         pieces: list[Piece] = [output.text] if output.text else []
-        if self._reader is not None:
-            pieces = self._reader.push(output.text)
+        if self._parser is not None:
+            pieces = self._parser.push(output.text)
             if output.finish_reason is not None:
-                pieces += self._reader.flush()
+                pieces += self._parser.flush()
         delta: dict[str, Any] = {}
         text = "".join(piece for piece in pieces if isinstance(piece, str))
         calls = [piece for piece in pieces if isinstance(piece, CallDelta)]
@@ -40,8 +39,8 @@ class _Choice:
         if output.finish_reason is not None:
             reason = output.finish_reason.value
             self.finish_reason = "tool_calls" if self._calls and reason == "stop" else reason
-        if not self._started and (delta or output.finish_reason is not None):
-            self._started = True
+        if not self._has_role and (delta or output.finish_reason is not None):
+            self._has_role = True
             delta = {"role": "assistant", "content": None if calls else "", **delta}
         return delta
 
@@ -61,14 +60,16 @@ class _Choice:
 
 
 class ChatAnswer(Answer):
+    """The answer of a chat request, with tool calls."""
+
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, requests: Sequence[Request], *about: Any, tool_use: ToolUse | None) -> None:
-        super().__init__(requests, *about)
+    def __init__(self, requests: Sequence[Request], *context: Any, tool_use: ToolUse | None) -> None:
+        super().__init__(requests, *context)
         count = sum(request.sampling.n for request in requests)
-        self._choices = [_Choice(tool_use.reader() if tool_use else None) for _ in range(count)]
+        self._choices = [_ChatChoice(tool_use.parser() if tool_use else None) for _ in range(count)]
 
-    def take(self, index: int, output: StepOutput) -> dict[str, Any] | None:
+    def add_to_choice(self, index: int, output: StepOutput) -> dict[str, Any] | None:
         choice = self._choices[index]
         delta = choice.add(output)
         logprobs = None
@@ -90,3 +91,19 @@ class ChatAnswer(Answer):
             }
             for index, choice in enumerate(self._choices)
         ]
+
+
+def chat_logprobs(tokens: Iterable[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    """The items of `logprobs.content`."""
+
+    def item(token: int, logprob: float) -> dict[str, Any]:
+        data = tokenizer.token_bytes(token)
+        return {
+            "token": data.decode("utf-8", "replace"),
+            "logprob": max(logprob, MIN_LOGPROB),
+            "bytes": list(data),
+        }
+
+    return [
+        {**item(entry.token, entry.logprob), "top_logprobs": [item(*other) for other in entry.top]} for entry in tokens
+    ]

@@ -1,22 +1,111 @@
-"""POST /v1/chat/completions."""
+"""Bodies of chat requests: messages, tools and POST /v1/chat/completions."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from paceline.server.openai.schemas.body import Body, Refusals
-from paceline.server.openai.schemas.generation import MAX_TOKENS, REFUSED_EVERYWHERE, GenerationBody, Text
-from paceline.server.openai.schemas.messages import Message
+from paceline.server.openai.schemas.body import (
+    MAX_TOKENS,
+    UNSUPPORTED_PARAMS,
+    Body,
+    GenerationBody,
+    TextFormat,
+    UnsupportedParams,
+    inconsistent,
+)
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: str
+
+    @model_validator(mode="before")
+    @classmethod
+    def _reject_media(cls, values: Any) -> Any:
+        kind = values.get("type") if isinstance(values, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise PydanticCustomError(
+                "unsupported_content",
+                "content of type {kind} is not supported: the model reads text only",
+                {"kind": kind},
+            )
+        return values
+
+
+Content = str | Annotated[list[TextPart], Field(min_length=1)]
+
+
+class SystemMessage(Body):
+    role: Literal["system", "developer"]
+    content: Content
+    name: str | None = None
+
+
+class UserMessage(Body):
+    role: Literal["user"]
+    content: Content
+    name: str | None = None
+
+
+class FunctionCall(Body):
+    name: str
+    arguments: str
+
+
+class ToolCall(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class AssistantMessage(Body):
+    # A client may send back a message as the server returned it
+    unsupported: ClassVar[UnsupportedParams] = {
+        "annotations": (([],), "responses have none"),
+        "refusal": ((), "responses have none"),
+    }
+
+    role: Literal["assistant"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+
+
+class ToolMessage(Body):
+    role: Literal["tool"]
+    content: Content
+    tool_call_id: str
+
+
+Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+
+
+def template_message(message: SystemMessage | UserMessage | AssistantMessage | ToolMessage) -> dict[str, Any]:
+    """The message as chat templates expect it: content as one string, role `system` for `developer`."""
+    values: dict[str, Any] = message.model_dump(exclude_none=True)
+    if values["role"] == "developer":
+        values["role"] = "system"
+    content = message.content
+    values["content"] = "".join(part.text for part in content) if isinstance(content, list) else content or ""
+    return values
+
+
+def last_user_text(messages: Sequence[Message]) -> str:
+    """Content of the last user message, or of the last message if no user message exists."""
+    message = next((one for one in reversed(messages) if one.role == "user"), messages[-1])
+    content: str = template_message(message)["content"]
+    return content
 
 
 class Function(Body):
     name: str = Field(pattern=NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    """A JSON schema; absent: no parameters."""
+    """JSON schema of the arguments; absent means no arguments."""
     strict: bool = False
 
 
@@ -25,35 +114,37 @@ class Tool(Body):
     function: Function
 
 
-class ChosenFunction(Body):
+class FunctionName(Body):
     name: str
 
 
 class ToolChoice(Body):
     type: Literal["function"]
-    function: ChosenFunction
+    function: FunctionName
 
 
 class ChatBody(GenerationBody):
-    refused: ClassVar[Refusals] = {
-        **REFUSED_EVERYWHERE,
+    """Body of POST /v1/chat/completions."""
+
+    unsupported: ClassVar[UnsupportedParams] = {
+        **UNSUPPORTED_PARAMS,
         "functions": (([],), "use `tools`"),
         "function_call": (("none",), "use `tool_choice`"),
-        "audio": ((), "this model writes text"),
-        "modalities": ((["text"],), "this model writes text"),
-        "prediction": ((), "drafts are made here; use `speculation`"),
+        "audio": ((), "the model writes text only"),
+        "modalities": ((["text"],), "the model writes text only"),
+        "prediction": ((), "the server makes the drafts; use `speculation`"),
         "reasoning_effort": ((), "the model has no such setting"),
         "verbosity": ((), "the model has no such setting"),
-        "web_search_options": ((), "give a search tool in `tools`"),
-        "echo": ((False,), "put the last message in front yourself"),
-        "add_generation_prompt": ((True,), "the model always answers"),
-        "continue_final_message": ((False,), "render the conversation yourself and use /v1/completions"),
-        "chat_template": ((), "render the conversation yourself and use /v1/completions"),
+        "web_search_options": ((), "pass a search tool in `tools`"),
+        "echo": ((False,), "prepend the last message in the client"),
+        "add_generation_prompt": ((True,), "the server always adds the generation prompt"),
+        "continue_final_message": ((False,), "render the messages in the client and use /v1/completions"),
+        "chat_template": ((), "render the messages in the client and use /v1/completions"),
     }
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
-    """Neither this nor `max_tokens`: as many as the model's window has room for."""
+    """Output tokens; without this and `max_tokens` the limit is the model's context window."""
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
     tools: Annotated[list[Tool], Field(max_length=128)] | None = None
@@ -61,32 +152,26 @@ class ChatBody(GenerationBody):
     parallel_tool_calls: bool = True
 
     @model_validator(mode="after")
-    def _consistent(self) -> "ChatBody":
+    def _check(self) -> "ChatBody":
         names = [tool.function.name for tool in self.tools or ()]
-        choice, forced = self.tool_choice, self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
-        wanted = bool(names) and choice != "none"
+        choice, is_forced = self.tool_choice, self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
+        can_call = bool(names) and choice != "none"
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
-            raise _wrong("max_tokens", "max_tokens is the old name of max_completion_tokens: give one of them")
+            raise inconsistent("max_tokens", "max_tokens and max_completion_tokens differ: send one of them")
         if self.top_logprobs is not None and not self.logprobs:
-            raise _wrong("top_logprobs", "top_logprobs needs logprobs: true")
+            raise inconsistent("top_logprobs", "top_logprobs needs logprobs: true")
         if len(set(names)) < len(names):
-            raise _wrong("tools", "two tools have the same name")
-        if forced and not names:
-            raise _wrong("tool_choice", "tool_choice needs tools")
+            raise inconsistent("tools", "two tools have the same name: rename one")
+        if is_forced and not names:
+            raise inconsistent("tool_choice", "tool_choice needs tools")
         if isinstance(choice, ToolChoice) and choice.function.name not in names:
-            raise _wrong("tool_choice", f"there is no tool {choice.function.name!r}")
-        if wanted and self.response_format is not None and not isinstance(self.response_format, Text):
-            raise _wrong("response_format", "a response_format leaves no room for calls: set tool_choice to none")
-        if wanted and not forced and any(tool.function.strict for tool in self.tools or ()):
-            raise _wrong(
-                "tools", "strict is kept only when a call is certain: set tool_choice to required or a function"
-            )
+            raise inconsistent("tool_choice", f"tools has no function {choice.function.name!r}")
+        if can_call and self.response_format is not None and not isinstance(self.response_format, TextFormat):
+            raise inconsistent("response_format", "response_format excludes tool calls: set tool_choice to none")
+        if can_call and not is_forced and any(tool.function.strict for tool in self.tools or ()):
+            raise inconsistent("tools", "strict needs a forced call: set tool_choice to required or to a function")
         return self
 
     @property
     def token_limit(self) -> int | None:
         return self.max_completion_tokens or self.max_tokens
-
-
-def _wrong(param: str, message: str) -> PydanticCustomError:
-    return PydanticCustomError("inconsistent", "{message}", {"message": message, "param": param})

@@ -1,33 +1,42 @@
-"""POST /v1/completions."""
+"""Bodies of POST /v1/completions, /tokenize and /detokenize."""
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field
+from pydantic import BaseModel, Field, model_validator
 
-from paceline.server.openai.schemas.body import Refusals
-from paceline.server.openai.schemas.generation import REFUSED_EVERYWHERE, GenerationBody, TokenId
+from paceline.server.openai.schemas.body import (
+    UNSUPPORTED_PARAMS,
+    Body,
+    GenerationBody,
+    TokenId,
+    UnsupportedParams,
+    inconsistent,
+)
+from paceline.server.openai.schemas.chat import Message, Tool
 
 DEFAULT_MAX_TOKENS = 16
-"""OpenAI's, for a request that does not say."""
+"""OpenAI's default for a request without `max_tokens`."""
 
-Ids = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
 class CompletionBody(GenerationBody):
-    refused: ClassVar[Refusals] = {
-        **REFUSED_EVERYWHERE,
-        "suffix": (("",), "the model only writes forwards"),
-        "echo": ((False,), "put the prompt in front yourself"),
-        "best_of": ((1,), "ask for `n` choices with `logprobs` and pick one"),
+    """Body of POST /v1/completions."""
+
+    unsupported: ClassVar[UnsupportedParams] = {
+        **UNSUPPORTED_PARAMS,
+        "suffix": (("",), "the model writes from left to right only"),
+        "echo": ((False,), "prepend the prompt in the client"),
+        "best_of": ((1,), "request `n` choices with `logprobs` and select one"),
     }
 
     prompt: (
         str
-        | Ids
+        | TokenIds
         | Annotated[list[str], Field(min_length=1, max_length=128)]
-        | Annotated[list[Ids], Field(min_length=1, max_length=128)]
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=128)]
     )
-    """A text, a list of token ids, or a list of either."""
+    """A string, a list of token ids, or a list of strings or token-id lists."""
     logprobs: int | None = Field(None, ge=0, le=20)
 
     @property
@@ -37,3 +46,39 @@ class CompletionBody(GenerationBody):
         if isinstance(self.prompt[0], int):
             return [self.prompt]
         return self.prompt
+
+
+class TokenizeBody(Body):
+    """Body of POST /tokenize, as in vLLM."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool = True
+    """Adds special tokens to `prompt`; the chat template adds those of `messages`."""
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> "TokenizeBody":
+        if (self.prompt is None) == (self.messages is None):
+            raise inconsistent("prompt", "send either prompt or messages")
+        return self
+
+
+class TokenizeResponse(BaseModel):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None = None
+
+
+class DetokenizeBody(Body):
+    """Body of POST /detokenize, as in vLLM."""
+
+    model: str | None = None
+    tokens: list[TokenId]
+
+
+class DetokenizeResponse(BaseModel):
+    prompt: str

@@ -1,4 +1,4 @@
-"""What comes back. These document the answers; the answers are written as plain dictionaries."""
+"""Response bodies for the OpenAPI document. The server writes responses as dictionaries for speed."""
 
 from typing import Any, Literal
 
@@ -107,5 +107,5 @@ class ModelList(BaseModel):
     data: list[Model]
 
 
-class State(BaseModel):
+class HealthStatus(BaseModel):
     status: str

@@ -1,0 +1,29 @@
+"""Draws docs/chat.svg, the picture in the README: a real answer of the embedded model, coloured as `paceline chat` does.
+
+python docs/pictures/chat.py
+"""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from paceline import LLM, SamplingParams
+from paceline.cli import console
+from paceline.cli.chat import Conversation
+from paceline.cli.render.token_colours import legend
+from paceline.core.clock import WallClock
+
+QUESTION = "Write a Python class Point with x and y, and methods add, sub and mul."
+
+
+def main() -> None:
+    console.out = Console(record=True, width=96, force_terminal=True)
+    with LLM("smollm2", speculation={"depth": "fixed", "max_depth": 5}) as llm:
+        console.out.print(legend())
+        console.out.print(f"[bold]> [/bold]{QUESTION}", highlight=False)
+        Conversation(llm, SamplingParams(temperature=0.0, max_tokens=160), None, WallClock()).send(QUESTION)
+    console.out.save_svg(str(Path(__file__).parent.parent / "chat.svg"), title="paceline chat")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""A batch of prompts, generated with and without speculation. The text is the same; only the number of steps differs.
+
+python examples/offline.py
+"""
+
+from paceline import LLM, SamplingParams
+
+PROMPTS = [
+    "List the numbers from one to twenty in words: one, two, three,",
+    "Write a Python function that returns the sum of a list.",
+    "The quick brown fox jumps over the lazy dog. Repeat: The quick brown fox",
+]
+
+
+def main() -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=48)
+    sampling = [greedy, SamplingParams(temperature=0.8, seed=1, max_tokens=48), greedy]
+    with LLM("smollm2") as llm:
+        speculative = llm.generate(PROMPTS, sampling, speculation={"method": "ngram", "max_depth": 4})
+        plain = llm.generate(PROMPTS, sampling, speculation={"enabled": False})
+    for prompt, one, other in zip(PROMPTS, speculative, plain, strict=True):
+        figures = one.completions[0].speculation
+        print(f"> {prompt}\n{one.text.strip()}")
+        print(f"  accepted {figures.num_accepted_draft_tokens} of {figures.num_draft_tokens} drafted tokens\n")
+        assert one.text == other.text
+    print("All texts are the same as without speculation.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# Trains a distilled draft for the embedded model with a tiny budget and generates with it.
+#   examples/train_a_draft.sh [FOLDER]
+# The draft of so short a training is of no use; `--minutes 15` on a GPU makes one that is (docs/drafts.md).
+set -euo pipefail
+folder=${1:-$(mktemp -d)/draft}
+paceline train distilled --model smollm2 --out "$folder" --device cpu \
+    --steps 4 --text-tokens 1024 --length 64 --writer-rows 8 --rows 4 --layers 1
+paceline generate "The sea is" --model smollm2 --draft "$folder" --max-tokens 16

@@ -1,0 +1,247 @@
+"""`paceline up`, `down`, `status` and `keys`: the workers of a cluster."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cli import console
+from paceline.core.cluster_config import ClusterConfig
+from paceline.core.worker_status import WorkerStatus
+from paceline.runtime.deploy.cluster_file import load_cluster
+
+if TYPE_CHECKING:
+    from paceline.runtime.gateway_client.target_pool import TargetPool
+
+
+Ray = Annotated[
+    str | None,
+    typer.Option(metavar="auto|ADDRESS", help="Run the workers on this Ray cluster; same as `ray` in the file."),
+]
+
+
+def up(
+    file: Annotated[Path, typer.Argument(metavar="CLUSTER.yaml", help="The cluster's pools and machines.")],
+    ray: Ray = None,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds to wait until all workers are ready.")] = 600.0,
+) -> None:
+    """Start the workers of a cluster as processes of this machine, or on Ray, and leave them running.
+
+    `paceline serve --config CLUSTER.yaml` then starts a gateway for them, which can be restarted at any time. Exit status 1:
+    some worker was not ready in time.
+    """
+    config = cluster_of(file, ray)
+    with console.err.status(f"starting {config.name}"):
+        from paceline.runtime.deploy import deployment
+        from paceline.runtime.deploy.state import StateFolder
+
+        warnings = LogWarnings(StateFolder.of(config).logs / "supervisor.log")
+        if config.ray is not None:
+            from paceline.runtime.deploy.ray_deployment import RayDeployment
+
+            RayDeployment.up(config)
+        else:
+            folder = deployment.up(file, config)
+        with deployment.observed(config) as pool:
+            try:
+                ready = all_ready(pool, wait, warnings)
+            except KeyboardInterrupt:
+                console.err.print(
+                    f"the workers continue to start; `paceline down {file}` stops them", markup=False, soft_wrap=True
+                )
+                raise
+            workers = pool.workers()
+    console.out.print(view(workers))
+    if config.ray is None:
+        console.err.print(f"logs: {folder.logs}")
+    if not ready:
+        short = "" if config.ray is None else "; `ray status` shows missing resources, `ray logs` the workers' logs"
+        console.fail(f"not every worker was ready within {wait:g} s{short}")
+        raise typer.Exit(1)
+
+
+class LogWarnings:
+    """Prints warnings and errors added to a log since the last call, so that a failing start is visible."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._at = log, log.stat().st_size if log.exists() else 0
+
+    def __call__(self) -> None:
+        if not self._log.exists():
+            return
+        with self._log.open("rb") as log:
+            log.seek(self._at)
+            lines = [line for line in log.readlines() if line.endswith(b"\n")]
+        self._at += sum(map(len, lines))
+        for record in map(json.loads, filter(lambda line: line.startswith(b"{"), lines)):
+            if record["level"] != "info":
+                console.err.print(record["message"], style="yellow", markup=False, soft_wrap=True)
+
+
+def cluster_of(file: Path, ray: str | None) -> ClusterConfig:
+    config = load_cluster(file)
+    return config if ray is None else replace(config, ray=ray)
+
+
+def down(file: Annotated[Path, typer.Argument(metavar="CLUSTER.yaml")], ray: Ray = None) -> None:
+    """Stop a cluster's workers. A `paceline serve` that started them ends too.
+
+    Exit status 1: no workers were running.
+    """
+    config = cluster_of(file, ray)
+    with console.err.status(f"stopping {config.name}"):
+        from paceline.runtime.deploy.deployment import down as stop
+
+        stopped = stop(config)
+    console.out.print(f"{config.name} is down" if stopped else f"{config.name} was not up")
+    if not stopped:
+        raise typer.Exit(1)
+
+
+STYLES = {"ready": "green", "starting": "yellow", "suspected": "bold red", "unhealthy": "bold red"}
+REFRESH = 0.5
+STATUS_TIMEOUT = 5.0
+"""Seconds to wait for the workers' heartbeats."""
+
+
+def status(
+    file: Annotated[Path, typer.Argument(metavar="CLUSTER.yaml")],
+    ray: Annotated[
+        str | None, typer.Option(metavar="auto|ADDRESS", help="The Ray cluster that runs the workers.")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object and stop.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and stop; the default when piped.")] = False,
+) -> None:
+    """Show the workers of a cluster: state, queue, depth, alpha, round trip, hits of drafting ahead, and symptoms.
+
+    Exit status 1: some worker is not ready.
+    """
+    config = load_cluster(file)
+    config = config if ray is None else replace(config, ray=ray)
+    with console.err.status("waiting for heartbeats"):
+        from paceline.runtime.deploy.deployment import observed
+    with observed(config) as pool:
+        ready = all_ready(pool, STATUS_TIMEOUT)
+        if json_output:
+            document = {"cluster": config.name, "workers": [asdict(worker) for worker in pool.workers()]}
+            sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        elif once or not sys.stdout.isatty():
+            console.out.print(view(pool.workers()))
+        else:
+            _watch(pool)
+            return
+    if not ready:
+        raise typer.Exit(1)
+
+
+def all_ready(pool: "TargetPool", seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
+    """Whether every worker is ready, with a measured round trip, within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while True:
+        workers = pool.workers()
+        is_ready = bool(workers) and all(worker.state == "ready" for worker in workers)
+        if is_ready and all(worker.round_trip is not None for worker in workers if worker.role != "draft"):
+            return True
+        if time.monotonic() >= deadline:
+            return is_ready
+        meanwhile()
+        time.sleep(0.1)
+
+
+def view(workers: Sequence[WorkerStatus]) -> Group:
+    """A table of the workers, and one line per symptom below it."""
+    lines = [
+        Text(f"! {worker.name}: {one.name}, {one.figure:.3g} against {one.limit:.3g}; {one.remedy}", "yellow")
+        for worker in workers
+        for one in worker.symptoms
+    ]
+    return Group(_table(workers), *lines)
+
+
+def _table(workers: Sequence[WorkerStatus]) -> Table:
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    handoffs = ["handed"] if any(worker.handoffs for worker in workers) else []
+    for name in (
+        "worker",
+        "role",
+        "state",
+        "run",
+        "wait",
+        "cache",
+        "depth",
+        "alpha",
+        "trip",
+        "hits",
+        "late",
+        *handoffs,
+    ):
+        if name == "state":  # may be long: it wraps before a number is cut
+            table.add_column(name, min_width=max(map(len, STYLES)))
+        else:
+            table.add_column(name, justify="left" if name in ("worker", "role") else "right", no_wrap=True)
+    for worker in workers:
+        table.add_row(
+            worker.name,
+            worker.role,
+            Text(worker.state, STYLES.get(worker.state, "yellow")),
+            str(worker.running),
+            str(worker.waiting) if worker.queue_seconds is None else f"{1e3 * worker.queue_seconds:.1f} ms",
+            _shown(worker.kv_use, "{:.0%}"),
+            _shown(worker.depth, "{:.1f}"),
+            _shown(worker.alpha, "{:.2f}"),
+            "-" if worker.round_trip is None else f"{1e3 * worker.round_trip:.2f} ms",
+            _hits(worker),
+            f"{worker.late / worker.answers:.0%}" if worker.answers else "-",
+            *(_handoffs(worker) for _ in handoffs),
+        )
+    return table
+
+
+def _hits(worker: WorkerStatus) -> str:
+    if worker.resting is not None:
+        return f"off: {worker.resting:.0%}"
+    return f"{worker.hits / worker.answers:.0%}" if worker.answers else "-"
+
+
+def _handoffs(worker: WorkerStatus) -> str:
+    counts = worker.handoffs
+    if counts is None:
+        return "-"
+    return f"{counts.done} ({counts.failed} failed)" if counts.failed else str(counts.done)
+
+
+def _shown(value: float | None, pattern: str) -> str:
+    return "-" if value is None else pattern.format(value)
+
+
+def _watch(pool: "TargetPool") -> None:
+    try:
+        with Live(view(pool.workers()), console=console.out, auto_refresh=False) as live:
+            while True:
+                time.sleep(REFRESH)
+                live.update(view(pool.workers()), refresh=True)
+    except KeyboardInterrupt:
+        pass
+
+
+def keys(folder: Annotated[Path, typer.Argument(help="Output folder; the value of `keys` in cluster.yaml.")]) -> None:
+    """Create the CURVE keys of a cluster: a pair each for gateways, targets and drafts.
+
+    Workers encrypt connections and reject all other clients. Each machine needs the .key_secret files of the roles it runs and
+    all .key files. Public .key files of further clients go into the folder `allowed`.
+    """
+    from paceline.runtime.wire.keys import KeyFolder
+
+    created = KeyFolder.create(folder)
+    console.out.print(
+        f"created keys for gateway, target and draft in {created.path}; in cluster.yaml:\n\nkeys: {created.path.resolve()}"
+    )

@@ -1,0 +1,1 @@
+"""Terminal tables, HTML pages and colours that the commands print."""

@@ -1,0 +1,95 @@
+"""The interface of the two executors, and what every step returns."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from torch import Tensor
+
+from paceline.core.output import StepTimes
+from paceline.core.sequence import Sequence
+from paceline.engine.schedule import Schedule
+from paceline.speculation.drafts import Draft
+from paceline.speculation.proposer import Hidden
+from paceline.speculation.verification.verify import Verdict
+
+NO_DRAFT = Draft()
+
+
+class SequenceResult(NamedTuple):
+    """What one step computed for one sequence."""
+
+    sequence: Sequence
+    num_tokens: int
+    """Committed tokens whose KV the step computed; 1 in decoding."""
+    verdict: Verdict | None
+    """Accepted drafts and the next token; None: a part of a prompt, whose last token is still to come."""
+    asked: int = 0
+    """Draft tokens that the schedule reserved."""
+    num_nodes: int = 0
+    """Draft tokens that were verified."""
+    levels: int = 0
+    """Longest path of the draft."""
+    draft: Draft = NO_DRAFT
+    """The draft itself, from the host executor; a graph step leaves it on the device."""
+    logits: Tensor | None = None
+    """[1 + num_nodes, V], if the request or a hook needs them."""
+
+    @property
+    def accepted(self) -> int:
+        return len(self.verdict.path) if self.verdict is not None else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepResult:
+    """What one step computed and what it cost, from either executor. Commit, learning and hooks read nothing else."""
+
+    sequences: Seq[SequenceResult]
+    times: StepTimes
+    forward_seconds: float
+    """The target's pass."""
+    verify_seconds: float
+    """The target's pass and the verification of its logits."""
+    rows: int
+    """Rows of the pass that decode or verify, padding included."""
+    context: int
+    """Committed tokens of the sequences that decode."""
+    draft_seconds: float | None = None
+    """Time of drafting inside a graph; None: the speculator measured it while proposing."""
+    slots: int | None = None
+    """Slots of a graph step; None: a ragged pass of the host."""
+    is_timed: bool = True
+    """False if the step did something for the first time, such as a capture."""
+    hidden: Mapping[int, Hidden] = field(default_factory=dict)
+    """Hidden states of committed tokens by sequence, for proposers that draft from them."""
+
+    @property
+    def is_graph(self) -> bool:
+        return self.slots is not None
+
+    @property
+    def num_tokens(self) -> int:
+        """Committed tokens computed, prompts included."""
+        return sum([one.num_tokens for one in self.sequences])
+
+
+class StepExecutor(Protocol):
+    """Runs scheduled steps. `submit` starts one, `collect` returns the oldest that is complete, `prepare_next` follows the
+    commit of every collected step."""
+
+    def propose(self, schedule: Schedule) -> Any:
+        """Drafts for the schedule, in the form that `submit` of the same executor takes."""
+        ...
+
+    def submit(self, schedule: Schedule, drafts: Any) -> None:
+        """Start the target's pass over the scheduled tokens and the drafts."""
+        ...
+
+    def collect(self) -> StepResult | None:
+        """The oldest submitted step, verified; None: it stays in flight while the next one is submitted."""
+        ...
+
+    def prepare_next(self, result: StepResult) -> None:
+        """The result is committed and learned from: decide the next depths and inform the proposers."""
+        ...

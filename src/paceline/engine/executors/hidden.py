@@ -1,0 +1,54 @@
+"""From a pass of the target to the hidden states that proposers draft from: the rows of what is committed, no others."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from paceline.engine.schedule import Schedule
+from paceline.models.architectures.decoder import ForwardOutput
+from paceline.speculation.drafts import Draft
+from paceline.speculation.proposer import Hidden, HiddenRequest
+from paceline.speculation.verification.verify import Verdict
+
+
+@torch.inference_mode()
+def committed_hidden(
+    plan: Schedule,
+    drafts: Mapping[int, Draft],
+    verdicts: Mapping[int, Verdict],
+    output: ForwardOutput,
+    wanted: Mapping[str, HiddenRequest],
+) -> dict[int, Hidden]:
+    """By sequence, of those whose method is in `wanted`. Call it before commit: a sequence's rows start at `num_computed`."""
+    if not wanted:
+        return {}
+    rows: list[int] = []
+    owners: list[tuple[int, str, int, slice]] = []  # sequence, method, first position, its part of `rows`
+    first = 0
+    for item in plan.items:
+        sequence, draft, verdict = item.sequence, drafts.get(item.sequence.id), verdicts.get(item.sequence.id)
+        if sequence.method in wanted and sequence.speculation.enabled:
+            begin = len(rows)
+            rows.extend(range(first, first + item.num_tokens))
+            if verdict is not None:
+                rows.extend(first + item.num_tokens + node for node in verdict.path)
+            owners.append((sequence.id, sequence.method, sequence.num_computed, slice(begin, len(rows))))
+        first += item.num_tokens + (len(draft) if draft else 0)
+    layers = {layer for wants in wanted.values() for layer in wants.layers}
+    index = torch.tensor(rows, dtype=torch.int64)
+    inner = {layer: _take(output.inner[layer], index) for layer in layers}
+    last = None if output.last_hidden is None else _take(output.last_hidden, index)
+    return {
+        sequence_id: Hidden(
+            start,
+            {layer: inner[layer][part] for layer in wanted[method].layers},
+            last[part] if last is not None and wanted[method].last else None,
+        )
+        for sequence_id, method, start, part in owners
+    }
+
+
+def _take(states: Tensor, index: Tensor) -> Tensor:
+    # A copy in any case: a pass may reuse the memory of its outputs.
+    return states[index.to(states.device)]

@@ -1,0 +1,147 @@
+"""Steps whose passes the host launches: any batch, any proposer, any device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import chain
+
+from torch import Tensor
+
+from paceline.core.clock import Clock
+from paceline.core.output import StepTimes
+from paceline.engine.executors.executor import NO_DRAFT, SequenceResult, StepResult
+from paceline.engine.executors.hidden import committed_hidden
+from paceline.engine.executors.spans import path_moves, span_of
+from paceline.engine.hooks.hook import AfterLayer, StepHooks
+from paceline.engine.output import OutputProcessor
+from paceline.engine.schedule import Schedule
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.speculator import Speculator
+from paceline.models.architectures.decoder import ForwardOutput
+from paceline.models.runner import ModelRunner
+from paceline.speculation.drafts import Draft
+from paceline.speculation.proposer import HiddenRequest
+from paceline.speculation.trees.tree import depths
+from paceline.speculation.verification.verify import Round, Verdict, verify
+
+Drafts = Mapping[int, Draft]
+"""Drafts by sequence id."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Submitted:
+    schedule: Schedule
+    drafts: Drafts
+    wanted: Mapping[str, HiddenRequest]
+    output: ForwardOutput
+    began: float
+    drafted: float
+    forward_seconds: float
+
+
+class HostExecutor:
+    """One ragged pass of the target for each step; `collect` always returns the step just submitted."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        speculator: Speculator,
+        output: OutputProcessor,
+        clock: Clock,
+        hooks: StepHooks,
+    ) -> None:
+        self._runner, self._scheduler, self._speculator = runner, scheduler, speculator
+        self._output, self._clock, self._hooks = output, clock, hooks
+        self._began = 0.0
+        self._submitted: _Submitted | None = None
+
+    def propose(self, schedule: Schedule) -> Drafts:
+        self._began = self._clock.now()
+        return self._speculator.propose(schedule)
+
+    def submit(self, schedule: Schedule, drafts: Drafts) -> None:
+        drafted = self._clock.now()
+        wanted, tables = self._speculator.wanted(schedule), self._scheduler.tables
+        spans = [
+            span_of(item, drafts.get(item.sequence.id, NO_DRAFT), tables.blocks(item.sequence.id))
+            for item in schedule.items
+        ]
+        layers = {layer for wants in wanted.values() for layer in wants.layers}
+        layers.update(chain.from_iterable(hook.hidden_layers(schedule) for hook in self._hooks))
+        last = any(wants.last for wants in wanted.values())
+        after_layer = self._before_pass(schedule)
+        output = self._runner.forward(spans, tuple(sorted(layers)), last, after_layer)
+        for hook in self._hooks:
+            hook.after_pass(schedule, drafts, output)
+        seconds = self._clock.now() - drafted
+        self._submitted = _Submitted(schedule, drafts, wanted, output, self._began, drafted, seconds)
+
+    def collect(self) -> StepResult | None:
+        assert self._submitted is not None
+        step, self._submitted = self._submitted, None
+        verdicts = self._verify(step)
+        verified = self._clock.now()
+        hidden = committed_hidden(step.schedule, step.drafts, verdicts, step.output, step.wanted)
+        self._runner.move(*path_moves(step.schedule, verdicts, self._scheduler.tables))
+        decoding = [item.sequence for item in step.schedule.items if item.sequence.id in verdicts]
+        return StepResult(
+            sequences=self._results(step, verdicts),
+            times=StepTimes(step.began, step.drafted, verified),
+            forward_seconds=step.forward_seconds,
+            verify_seconds=verified - step.drafted,
+            rows=len(verdicts) + sum(len(draft) for draft in step.drafts.values()),
+            context=sum(len(sequence.ids) for sequence in decoding),
+            hidden=hidden,
+        )
+
+    def prepare_next(self, result: StepResult) -> None:
+        self._speculator.look_ahead(
+            self._scheduler.running,
+            {one.sequence.id: one.verdict for one in result.sequences if one.verdict is not None},
+            result.hidden,
+            has_room=not self._scheduler.is_full,
+        )
+
+    def _before_pass(self, schedule: Schedule) -> AfterLayer | None:
+        callbacks = [callback for hook in self._hooks if (callback := hook.before_pass(schedule)) is not None]
+        if len(callbacks) < 2:
+            return callbacks[0] if callbacks else None
+
+        def after_layer(layer: int) -> None:
+            for callback in callbacks:
+                callback(layer)
+
+        return after_layer
+
+    def _verify(self, step: _Submitted) -> dict[int, Verdict]:
+        """Verdicts by sequence, for the sequences whose newest token has its logits."""
+        if step.output.logits is None:
+            return {}
+        rounds: dict[int, Round] = {}  # prepared while a GPU computes
+        for item in step.schedule.items:
+            sequence = item.sequence
+            if item.completes:
+                draft = step.drafts.get(sequence.id, NO_DRAFT)
+                masks = self._output.masks(sequence, draft)
+                rounds[sequence.id] = Round.of(sequence, draft, sequence.verification, masks)
+        return dict(zip(rounds, verify(step.output.logits, list(rounds.values())), strict=True))
+
+    def _results(self, step: _Submitted, verdicts: Mapping[int, Verdict]) -> list[SequenceResult]:
+        results, row, logits = [], 0, step.output.logits
+        needs_logits = any(hook.needs_logits for hook in self._hooks)
+        for item in step.schedule.items:
+            sequence, verdict = item.sequence, verdicts.get(item.sequence.id)
+            if verdict is None:
+                results.append(SequenceResult(sequence, item.num_tokens, None))
+                continue
+            draft = step.drafts.get(sequence.id, NO_DRAFT)
+            first, row = row, row + 1 + len(draft)
+            rows: Tensor | None = None
+            if needs_logits or sequence.sampling.logprobs is not None:
+                assert logits is not None
+                rows = logits[first:row]
+            levels = max(depths(draft.parents)) if draft else 0
+            results.append(
+                SequenceResult(sequence, item.num_tokens, verdict, item.num_draft, len(draft), levels, draft, rows)
+            )
+        return results

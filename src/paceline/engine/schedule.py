@@ -1,0 +1,30 @@
+"""What the scheduler decided for one step."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from paceline.core.sequence import Sequence
+
+
+class Scheduled(NamedTuple):
+    """`num_tokens` committed tokens of `sequence` are computed, and room is kept for `num_draft` drafted ones after them."""
+
+    sequence: Sequence
+    num_tokens: int
+    num_draft: int
+
+    @property
+    def completes(self) -> bool:
+        """Whether this pass reaches the newest token, so that its logits give the next one."""
+        return self.num_tokens == self.sequence.num_uncomputed
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    items: tuple[Scheduled, ...]
+    preempted: tuple[Sequence, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Committed tokens that are computed."""
+        return sum(item.num_tokens for item in self.items)

@@ -1,0 +1,47 @@
+"""Access of a target worker's thread to the proposer `pool`, which belongs to the engine's thread."""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from paceline.core.errors import EngineClosed
+from paceline.core.worker_status import DrafterStatus, Symptom
+from paceline.engine.loop import EngineLoop
+from paceline.runtime.draft_pool.connection import DraftAddress
+from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.runtime.wire.keys import KeyPair, Security
+from paceline.runtime.wire.stream_messages import WorkerAddress
+
+
+class PoolControl:
+    """Runs commands for the proposer on the engine's thread, and reads its status."""
+
+    def __init__(self, proposer: PoolProposer, loop: EngineLoop, own: KeyPair | None = None) -> None:
+        """`own`: key pair of this target; None: connections are not encrypted."""
+        self._proposer = proposer
+        self._loop = loop
+        self._own = own
+
+    def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
+        """Use these draft workers and no others."""
+        own = self._own
+        addresses = [DraftAddress(w.name, w.address, None if own is None else Security(own, w.key)) for w in workers]
+        self._call(lambda: self._proposer.set_workers(addresses))
+
+    def maintain(self) -> None:
+        """Keep the connections alive while the engine is idle; during generation the proposer does it."""
+        if not self._loop.engine.has_work:
+            self._call(self._proposer.maintain)
+
+    def drafters(self) -> Sequence[DrafterStatus]:
+        return self._proposer.status().drafters
+
+    def symptoms(self) -> Sequence[Symptom]:
+        return self._proposer.status().symptoms
+
+    def close(self) -> None:
+        """Close the connections. Call it after the engine has stopped."""
+        self._proposer.shut_down()
+
+    def _call(self, command: Callable[[], None]) -> None:
+        with suppress(EngineClosed):
+            self._loop.call(command)

@@ -1,0 +1,166 @@
+"""All streams of a gateway: assigns each to a worker, and reassigns it when the worker is lost."""
+
+import itertools
+import logging
+import threading
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paceline.cluster.routing.kv_index import KvIndex, find_peer
+from paceline.cluster.routing.router import Prompt, Router
+from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
+from paceline.core.output import OutputEvent
+from paceline.runtime.gateway_client.stream import Stream, StreamGap
+from paceline.runtime.gateway_client.target_connection import TargetConnection
+from paceline.runtime.wire.stream_messages import Cancel, Output, RequestFailed, Submit
+
+logger = logging.getLogger(__name__)
+
+MAX_LOST_WORKERS = 8
+"""Workers that a stream may lose without an output. A request that crashes every worker must end."""
+
+
+class StreamTable:
+    """The pool's thread calls every method except `reserve`, and listeners are called on it."""
+
+    def __init__(self, targets: Mapping[str, TargetConnection], router: Router, index: KvIndex | None = None) -> None:
+        """`targets`: a live view of the connections. `index`: cached blocks that workers may fetch from each other."""
+        self._targets = targets
+        self._router = router
+        self._index = index
+        self._attempts = itertools.count(1)
+        self._streams: dict[str, Stream] = {}
+        self._unassigned: deque[Stream] = deque()
+        self._lock = threading.Lock()  # guards `_ids`
+        self._ids: set[str] = set()
+        self.num_continued = 0
+        """Streams continued on another worker."""
+
+    def reserve(self, request_id: str) -> None:
+        """Reserve the id until its stream ends. Thread-safe; raises `InvalidRequest` if it is in use."""
+        with self._lock:
+            if request_id in self._ids:
+                raise InvalidRequest(f"a request with id {request_id!r} is already running", field="id")
+            self._ids.add(request_id)
+
+    def add(self, stream: Stream) -> None:
+        self._streams[stream.request.id] = stream
+        self._unassigned.append(stream)
+
+    def cancel(self, request_id: str) -> None:
+        """Stop the stream at its worker. The listener receives nothing more."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            target = self._targets.get(stream.worker or "")
+            if target is not None:
+                target.send(Cancel([stream.attempt]))
+            self._remove(stream)
+
+    def fail_all(self, error: PacelineError) -> None:
+        for stream in self._streams.values():
+            self._notify(stream, error)
+
+    def take_output(self, target: TargetConnection, output: Output) -> None:
+        stream = target.streams.get(output.attempt)
+        if stream is None:
+            return
+        try:
+            step = stream.add(output)
+        except StreamGap as gap:
+            logger.warning("%s: an output is missing (%s); the stream is continued", target.name, gap)
+            target.send(Cancel([stream.attempt]))
+            self._reassign(stream)
+            return
+        target.num_tokens += len(step.tokens)
+        if stream.started_attempt != stream.attempt and stream.pinned is None:
+            stream.started_attempt = stream.attempt
+            target.num_prompt_tokens += len(stream.request.prompt_ids)
+            target.num_cached_tokens += min(output.num_cached, len(stream.request.prompt_ids))
+        self._router.started(stream.request.id, output.num_cached)
+        if stream.is_finished:
+            self._remove(stream)
+        self._notify(stream, step)
+
+    def take_failure(self, target: TargetConnection, message: RequestFailed) -> None:
+        """An invalid request fails; any other one is continued on another worker."""
+        stream = target.streams.get(message.attempt)
+        if stream is None:
+            return
+        if message.is_invalid:
+            self._remove(stream)
+            self._notify(stream, InvalidRequest(message.message, message.field))
+        else:
+            logger.warning("%s stopped a stream: %s", target.name, message.message)
+            self._reassign(stream)
+
+    def release(self, target: TargetConnection, reason: str) -> None:
+        """Reassign all streams of a lost worker. If it is still alive, it is told to stop them."""
+        streams = target.take_streams()
+        if streams:
+            logger.warning("target worker %s %s; %d streams are continued elsewhere", target.name, reason, len(streams))
+            target.send(Cancel([stream.attempt for stream in streams]))
+        for stream in streams:
+            self._reassign(stream)
+
+    def assign(self) -> None:
+        """Route every unassigned stream, if any worker is usable."""
+        if not self._unassigned:
+            return
+        usable = [target for target in self._targets.values() if target.takes_streams]
+        loaded = [target for target in usable if not target.is_loading]
+        loads = {target.name: target.load for target in loaded or usable}
+        for _ in range(len(self._unassigned) if loads else 0):
+            stream = self._unassigned.popleft()
+            request = stream.request
+            prompt = Prompt(request.prompt_ids, request.cache_salt, request.id)
+            name = stream.worker = self._router.choose(prompt, list(loads.values()))
+            loads[name] = replace(loads[name], assigned=loads[name].assigned + stream.num_unfinished)
+            if self._index is not None and len(loads) > 1:
+                stream.peer = find_peer(self._index, prompt, name, loads)
+            self.submit(stream)
+
+    def submit(self, stream: Stream) -> None:
+        """Send the stream to the worker that it is assigned or pinned to."""
+        target = self._targets[stream.pinned or stream.worker or ""]
+        assert target.welcome is not None
+        stream.attempt, stream.worker = next(self._attempts), target.name
+        target.streams[stream.attempt] = stream
+        if not target.send(Submit(target.welcome.epoch, stream.attempt, stream.remaining(), stream.peer)):
+            self._reassign(stream)
+
+    def _reassign(self, stream: Stream) -> None:
+        """Queue the stream for another worker. A pinned stream ends, and so does one that has lost too many workers."""
+        self._detach(stream)
+        stream.worker = None
+        stream.num_lost += 1
+        if stream.pinned is not None:
+            self._remove(stream)
+        elif stream.num_lost > MAX_LOST_WORKERS:
+            self._remove(stream)
+            text = f"the request failed on {stream.num_lost} workers in a row without an output"
+            self._notify(stream, EngineClosed(text))
+        else:
+            self.num_continued += 1
+            self._unassigned.append(stream)
+
+    def _detach(self, stream: Stream) -> None:
+        target = self._targets.get(stream.worker or "")
+        if target is not None:
+            target.streams.pop(stream.attempt, None)
+        self._router.ended(stream.request.id)
+
+    def _remove(self, stream: Stream) -> None:
+        self._detach(stream)
+        if stream in self._unassigned:
+            self._unassigned.remove(stream)
+        self._streams.pop(stream.request.id, None)
+        with self._lock:
+            self._ids.discard(stream.request.id)
+
+    def _notify(self, stream: Stream, event: OutputEvent) -> None:
+        try:
+            stream.listener(event)
+        except Exception:
+            logger.exception("a listener raised; its request is cancelled")
+            self.cancel(stream.request.id)

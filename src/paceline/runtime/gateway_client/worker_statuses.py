@@ -1,0 +1,98 @@
+"""The workers of a cluster as rows of a table, from what targets report of themselves and of the draft workers."""
+
+from collections.abc import Iterable, Sequence
+
+from paceline.cluster.routing.kv_router import KvRouter, RouterView
+from paceline.core.worker_status import DrafterStatus, WorkerStatus
+from paceline.runtime.deploy.directory import Member
+from paceline.runtime.gateway_client.canaries import CATEGORY
+from paceline.runtime.gateway_client.target_connection import TargetConnection
+from paceline.runtime.wire.stream_messages import LoadProgress
+
+UNSEEN = "unseen"
+"""State of a draft worker that no target has reported."""
+
+
+def worker_statuses(
+    members: Iterable[Member], targets: Sequence[TargetConnection], router: KvRouter | None = None
+) -> list[WorkerStatus]:
+    """One row per member, also for members without an address yet. `router` adds its estimates of the targets."""
+    by_name = {target.name: target for target in targets}
+    drafters: dict[str, list[DrafterStatus]] = {}
+    for target in targets:
+        if target.status is not None and target.is_usable:
+            for drafter in target.status.drafters:
+                drafters.setdefault(drafter.name, []).append(drafter)
+    return [
+        _draft_row(member, drafters.get(member.name, []))
+        if member.role == "draft" and member.address
+        else _target_row(member, by_name.get(member.name), None if router is None else router.view(member.name))
+        for member in members
+    ]
+
+
+def _target_row(member: Member, target: TargetConnection | None, view: RouterView | None) -> WorkerStatus:
+    if target is None or target.heartbeat is None:
+        return WorkerStatus(member.name, member.pool, member.role, "starting", member.address)
+    heartbeat, status = target.heartbeat, target.status
+    is_loading = target.is_usable and heartbeat.loading is not None
+    traffic = [one for one in status.traffic if one.category != CATEGORY] if status is not None else []
+    drafters = status.drafters if status is not None else ()
+    return WorkerStatus(
+        name=member.name,
+        pool=member.pool,
+        role=member.role,
+        state=_loading_text(heartbeat.loading) if is_loading and heartbeat.loading else target.state.value,
+        address=member.address,
+        running=heartbeat.running,
+        waiting=heartbeat.waiting,
+        kv_use=heartbeat.kv_used / heartbeat.kv_total if heartbeat.kv_total else None,
+        depth=_mean([one.mean_depth for one in traffic]),
+        alpha=_mean([alpha for one in traffic for alpha in one.alphas]),
+        round_trip=target.round_trip,
+        answers=sum(drafter.answers for drafter in drafters),
+        hits=sum(drafter.hits for drafter in drafters),
+        late=sum(drafter.late for drafter in drafters),
+        symptoms=() if status is None else status.symptoms,
+        preemptions=0 if status is None else status.preemptions,
+        tokens=target.num_tokens,
+        prompt_tokens=target.num_prompt_tokens,
+        cached_tokens=target.num_cached_tokens,
+        queue_seconds=None if view is None else view.queue_seconds,
+        indexed_blocks=None if view is None else view.blocks,
+        prefill_seconds=None if view is None else view.prefill_seconds,
+        handoffs=None if status is None else status.handoffs,
+    )
+
+
+def _draft_row(member: Member, drafters: Sequence[DrafterStatus]) -> WorkerStatus:
+    if not drafters:
+        return WorkerStatus(member.name, member.pool, member.role, UNSEEN, member.address)
+    ready = [drafter for drafter in drafters if drafter.state == "ready"]
+    resting = [drafter.resting for drafter in ready if drafter.resting is not None]
+    return WorkerStatus(
+        name=member.name,
+        pool=member.pool,
+        role=member.role,
+        state="ready" if ready else drafters[0].state,
+        address=member.address,
+        running=sum(drafter.sequences for drafter in drafters),
+        queue_seconds=_mean([drafter.queue_seconds for drafter in ready]),
+        round_trip=_mean([drafter.round_trip for drafter in ready if drafter.round_trip]),
+        answers=sum(drafter.answers for drafter in drafters),
+        hits=sum(drafter.hits for drafter in drafters),
+        late=sum(drafter.late for drafter in drafters),
+        pass_seconds=_mean([drafter.pass_seconds for drafter in ready if drafter.pass_seconds]),
+        resting=_mean(resting) if len(resting) == len(ready) else None,
+    )
+
+
+def _loading_text(progress: LoadProgress) -> str:
+    if progress.layers == progress.total:
+        return "warming up"
+    peers = f"{progress.peers} peer{'' if progress.peers == 1 else 's'}" if progress.peers else "disk"
+    return f"loading {progress.layers}/{progress.total} layers from {peers}"
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

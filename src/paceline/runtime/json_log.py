@@ -1,0 +1,69 @@
+"""Log records as JSON lines, for servers and workers.
+
+Only the fields named here leave a record's `extra`, so a log line cannot contain a prompt by accident.
+"""
+
+import logging
+from datetime import UTC, datetime
+
+from paceline.core.errors import MissingDependency
+
+try:
+    from pythonjsonlogger.core import LogData
+    from pythonjsonlogger.json import JsonFormatter as BaseFormatter
+except ImportError:
+    raise MissingDependency("python-json-logger", "JSON logs", "server") from None
+
+FIELDS = (
+    "request_id",
+    "model",
+    "category",
+    "method",
+    "path",
+    "status",
+    "reason",
+    "prompt_tokens",
+    "output_tokens",
+    "seconds",
+    "who",
+    "flags",
+    "address",
+    "drafted",
+    "accepted",
+    "first_token_seconds",
+    "trace_id",
+)
+"""Fields of `extra` that a line may contain."""
+TEXT_FIELDS = ("prompt", "answer")
+"""Fields of `extra` that a line contains only if texts are enabled."""
+RENAMED = {"asctime": "time", "levelname": "level", "name": "logger", "exc_info": "error"}
+
+
+class JsonFormatter(BaseFormatter):
+    """One JSON object per record: time, level, logger, message, the allowed fields and the traceback as `error`."""
+
+    def __init__(self, with_texts: bool = False, worker: str | None = None) -> None:
+        """`worker`: name of the worker, added to every line."""
+        super().__init__(
+            "{asctime}{levelname}{name}{message}",
+            style="{",
+            rename_fields=RENAMED,
+            static_fields={} if worker is None else {"worker": worker},
+            json_ensure_ascii=False,
+        )
+        extra = (*FIELDS, *TEXT_FIELDS) if with_texts else FIELDS
+        self._allowed = ("time", "level", "logger", "message", "worker", *extra, "error")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+
+    def process_log_record(self, log_data: LogData) -> LogData:
+        fields = {name: log_data[name] for name in self._allowed if log_data.get(name) is not None}
+        return {**fields, "level": fields["level"].lower()}
+
+
+def log_as(worker: str) -> None:
+    """Sends all logs of this process from level `info` on to standard error, with the worker's name."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter(worker=worker))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])

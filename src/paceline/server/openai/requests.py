@@ -1,0 +1,171 @@
+"""Engine requests from request bodies: prompt tokens, sampling parameters, traffic category."""
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+
+from paceline.core.errors import InvalidRequest
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationParams
+from paceline.models.tokenizer.chat_template import ChatTemplate
+from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.server.config.config import SamplingDefaults
+from paceline.server.gateway.categorise import categorise
+from paceline.server.gateway.session import RequestSession
+from paceline.server.openai.schemas.body import GenerationBody, JsonObjectFormat, JsonSchemaFormat
+from paceline.server.openai.schemas.chat import Message, Tool, template_message
+from paceline.server.openai.tools import template_tools, write_tools_as_text
+
+THREAD_CHARS = 8192
+"""Prompt length in characters from which tokenization runs on another thread, so that streams continue."""
+CATEGORY_HEADER = "x-paceline-category"
+MAX_CATEGORY_CHARS = 64
+CATEGORY_TOKENS = 512
+"""Tokens at the end of a prompt that decide its category."""
+DEFAULTED_PARAMS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+"""Parameters that have a default in the server's configuration."""
+
+
+class PromptEncoder:
+    """Token ids of texts and conversations."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    async def encode_text(self, text: str, add_special: bool = True) -> tuple[int, ...]:
+        if len(text) < THREAD_CHARS:
+            return tuple(self._tokenizer.encode(text, add_special))
+        return tuple(await asyncio.to_thread(self._tokenizer.encode, text, add_special))
+
+    async def encode_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
+        """Renders the model's chat template. Tools become text if the template does not support them."""
+        values = [template_message(message) for message in messages]
+        tool_values = template_tools(tuple(tools))
+        if self._template_has_tools:
+            for value in values:
+                _parse_arguments(value)
+            text = self._template.render(values, tools=tool_values or None)
+        else:
+            text = self._template.render(write_tools_as_text(values, tool_values))
+        return await self.encode_text(text, add_special=False)
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate.of(self._tokenizer)
+
+    @cached_property
+    def _template_has_tools(self) -> bool:
+        return "tools" in (self._tokenizer.chat_template or "")
+
+
+def build_requests(
+    http: HttpRequest,
+    body: GenerationBody,
+    session: RequestSession,
+    prompts: Sequence[tuple[int, ...]],
+    sampling: SamplingParams,
+    topic: str | None = None,
+) -> list[Request]:
+    """One engine request per prompt. `topic` is the text that decides the category; None means the prompt's end."""
+    category = read_category(http, body)
+    return [
+        Request(
+            id=session.gateway.next_request_id(),
+            prompt_ids=prompt,
+            sampling=sampling,
+            speculation=speculation_params(body, session.is_strict),
+            category=category or _infer_category(prompt, sampling, topic, session.gateway.tokenizer),
+            priority=body.priority,
+            cache_salt=session.key.salt_cache(body.cache_salt or ""),
+            trace=getattr(http.state, "trace", ""),
+        )
+        for prompt in prompts
+    ]
+
+
+def sampling_params(
+    body: GenerationBody,
+    defaults: SamplingDefaults,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    seed: int,
+    json_schema: Mapping[str, Any] | None,
+    extra_stops: tuple[str, ...] = (),
+) -> SamplingParams:
+    """The body's sampling parameters, with the server's defaults. `seed` applies if the body has none."""
+    chosen = {
+        name: getattr(defaults, name) if getattr(body, name) is None else getattr(body, name)
+        for name in DEFAULTED_PARAMS
+    }
+    chosen["top_k"] = max(0, chosen["top_k"])  # vLLM writes -1 for no limit
+    stop = (body.stop,) if isinstance(body.stop, str) else tuple(body.stop or ())
+    return SamplingParams(
+        **chosen,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        seed=seed if body.seed is None else body.seed,
+        n=body.n or 1,
+        stop=stop + extra_stops,
+        stop_token_ids=tuple(body.stop_token_ids or ()),
+        ignore_eos=body.ignore_eos,
+        logit_bias={int(token): bias for token, bias in (body.logit_bias or {}).items()},
+        json_schema=json_schema,
+    )
+
+
+def response_schema(body: GenerationBody) -> Mapping[str, Any] | None:
+    """The JSON schema of `response_format`; None for text."""
+    if isinstance(body.response_format, JsonObjectFormat):
+        return {"type": "object"}
+    if isinstance(body.response_format, JsonSchemaFormat):
+        return body.response_format.json_schema.schema_
+    return None
+
+
+def speculation_params(body: GenerationBody, is_strict: bool) -> SpeculationParams:
+    """The body's speculation options. Strict mode turns speculation off."""
+    if is_strict:
+        return SpeculationParams(enabled=False)
+    if body.speculation is None:
+        return SpeculationParams()
+    return SpeculationParams(**body.speculation.model_dump(exclude={"strict"}))
+
+
+def read_category(http: HttpRequest, body: GenerationBody) -> str:
+    """The traffic category in the header or the body; empty if the client sends none."""
+    category = http.headers.get(CATEGORY_HEADER) or (body.metadata or {}).get("category") or ""
+    if len(category) > MAX_CATEGORY_CHARS or not category.isprintable():
+        raise InvalidRequest(
+            f"a category must have at most {MAX_CATEGORY_CHARS} printable characters", "metadata.category"
+        )
+    return category
+
+
+def _infer_category(prompt: tuple[int, ...], sampling: SamplingParams, topic: str | None, tokenizer: Tokenizer) -> str:
+    is_json = sampling.json_schema is not None
+    if topic is None and not is_json:
+        topic = tokenizer.decode(prompt[-CATEGORY_TOKENS:])
+    return categorise(topic or "", len(prompt), is_json)
+
+
+def _parse_arguments(message: dict[str, Any]) -> None:
+    """Replaces JSON strings by objects: templates serialize arguments and would quote a string."""
+    for call in message.get("tool_calls", ()):
+        try:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        except (ValueError, RecursionError):
+            continue

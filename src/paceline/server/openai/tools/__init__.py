@@ -1,1 +1,0 @@
-"""Tool calls: prompts and parsing."""

@@ -1,0 +1,108 @@
+"""Routes for operation: /health, /ready, /metrics and /admin."""
+
+import asyncio
+import logging
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import Response
+
+from paceline.core.config import MAX_DEPTH
+from paceline.server.auth.middleware import request_key
+from paceline.server.gateway.gateway import Gateway
+from paceline.server.openai.errors import NotFound, Unavailable
+from paceline.server.openai.schemas.responses import HealthStatus
+
+logger = logging.getLogger(__name__)
+
+
+class FlagChanges(BaseModel):
+    """Flags to change. An absent flag stays; null returns it to the configuration."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    enabled: bool | None = None
+    method: str | None = None
+    max_depth: int | None = Field(None, ge=0, le=MAX_DEPTH)
+
+
+class FlagReport(BaseModel):
+    flags: dict[str, Any]
+    """Flags as set; null means that the configuration decides."""
+    effective: dict[str, Any]
+    """Flags in effect at the last step."""
+    history: list[dict[str, Any]]
+
+
+class AuditLogReport(BaseModel):
+    records: int
+    head: str
+    """Hash of the last record. Store it elsewhere: `paceline audit verify --head` then detects a removed end."""
+
+
+def health_routes(gateway: Gateway) -> APIRouter:
+    router = APIRouter(tags=["operation"])
+
+    @router.head("/health", include_in_schema=False)  # some load balancers send HEAD
+    @router.get("/health")
+    async def read_health() -> HealthStatus:
+        """Whether the process works; 503 means restart it."""
+        if not gateway.target.is_running:
+            raise Unavailable("the engine has stopped: restart the server")
+        return HealthStatus(status="ok")
+
+    @router.head("/ready", include_in_schema=False)
+    @router.get("/ready")
+    async def read_readiness() -> HealthStatus:
+        """Whether the server accepts requests now."""
+        if not gateway.is_ready:
+            raise Unavailable("the server is shutting down" if gateway.is_draining else "no target worker is ready")
+        return HealthStatus(status="ready")
+
+    @router.get("/metrics", response_class=Response)
+    async def read_metrics() -> Response:
+        """Prometheus metrics."""
+        # `media_type` would add a second charset to the content type
+        return Response(gateway.metrics.render(), headers={"content-type": gateway.metrics.content_type})
+
+    return router
+
+
+def admin_routes(gateway: Gateway) -> APIRouter:
+    """/admin: run-time flags and the audit log's head, for keys with the scope `admin`."""
+    router = APIRouter(prefix="/admin", tags=["admin"])
+
+    def report() -> FlagReport:
+        return FlagReport(
+            flags=asdict(gateway.flags.get()),
+            effective=asdict(gateway.target.engine_status().flags),
+            history=[asdict(change) for change in gateway.flags.history],
+        )
+
+    @router.get("/flags")
+    async def read_flags() -> FlagReport:
+        return report()
+
+    @router.patch("/flags")
+    async def change_flags(
+        body: FlagChanges, http: Request, x_paceline_who: Annotated[str, Header()] = ""
+    ) -> FlagReport:
+        """Changes flags. The history records the key's name and the header X-Paceline-Who, or the client's address."""
+        person = x_paceline_who or (http.client.host if http.client else "unknown")
+        who, changes = f"{request_key(http).name} ({person[:128]})", body.model_dump(exclude_unset=True)
+        await asyncio.to_thread(gateway.flags.update, changes, who)
+        logger.info("flags changed", extra={"who": who, "flags": changes})
+        if gateway.strict is not None:
+            await gateway.strict.append("flags", who=who, changes=changes)
+        return report()
+
+    @router.get("/trail")
+    async def read_audit_log() -> AuditLogReport:
+        """Number of records and head of the audit log."""
+        if gateway.strict is None:
+            raise NotFound("this server has no audit log: set `audit_trail`", code="not_found")
+        return AuditLogReport(records=gateway.strict.log.records, head=gateway.strict.log.head)
+
+    return router

@@ -1,0 +1,133 @@
+"""Rounds whose drafts are trees, all on the device: the same text as plain decoding one step at a time."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from paceline.core.request import Request
+from paceline.engine.engine import Engine
+from paceline.engine.executors.graph import batch as device_batch
+from paceline.engine.executors.graph.batch import GraphBatch
+from paceline.models.cuda_graph import Graph
+from paceline.models.gpu.runner import GpuRunner
+from tests.engine.executors.graph.oracle import OracleProposer
+from tests.exactness.contract import check_contract, differences
+from tests.exactness.suite import plain_text
+from tests.fakes import TINY, MixedDepth, Result, request, run, tiny_engine, tiny_model
+from tests.heads import eagle
+from tests.speculation.trees.test_beams import Watch
+
+SMALL = replace(TINY, num_layers=1)  # interpreted kernels take milliseconds each
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SAMPLINGS = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 0.7, "top_k": 5, "seed": 2},
+    {"temperature": 1.3, "top_p": 0.8, "min_p": 0.02, "seed": 3},
+)
+
+
+def requests(samplings, max_tokens: int = 8) -> list[Request]:
+    return [
+        request(
+            f"r{i}", [(7 * i + 3 * j) % TINY.vocab_size for j in range(3 + 6 * i)], max_tokens=max_tokens, **sampling
+        )
+        for i, sampling in enumerate(samplings)
+    ]
+
+
+def check(engine: Engine, asked: list[Request], plain, **options) -> Result:
+    result = run(engine, asked, **options)
+    model = tiny_model(config=SMALL, device=DEVICE)
+    check_contract(differences(model, asked, plain, result.tokens), is_bitwise=False)
+    assert engine.graph.num_steps > 0
+    return result
+
+
+class TestTreesThatHideTheTruth:
+    """Accepted paths are long and scattered over the tree."""
+
+    def run(self, monkeypatch, asked: list[Request], depth, **options) -> Result:
+        model = tiny_model(config=SMALL, device=DEVICE)
+        plain = plain_text(model, asked)
+        proposer = OracleProposer(plain)
+        monkeypatch.setattr(device_batch, "make_drafter", proposer.drafter)
+        arrivals = options.pop("arrivals", None)
+        engine = tiny_engine(model, proposer, depth, runner_kind=GpuRunner, **options)
+        return check(ahead(engine, proposer), asked, plain, arrivals=arrivals)
+
+    @pytest.mark.parametrize("sampling", range(len(SAMPLINGS)))
+    def test_one_sequence(self, monkeypatch, sampling):
+        result = self.run(monkeypatch, requests(SAMPLINGS[sampling:][:1], max_tokens=14), 7)
+        assert result.accepted > 2
+
+    def test_all_together(self, monkeypatch):
+        result = self.run(monkeypatch, requests(SAMPLINGS, max_tokens=9), 7)
+        assert result.accepted > 5
+
+    def test_depths_that_change_and_requests_that_arrive_late(self, monkeypatch):
+        asked = requests(SAMPLINGS[:3], max_tokens=9)
+        result = self.run(monkeypatch, asked, MixedDepth(7), max_num_seqs=2, arrivals=2)
+        assert result.accepted > 0
+
+
+class TestEagle:
+    """That its trees are the host's, test_tree_drafter.py shows."""
+
+    def run(self, asked: list[Request], depth, **options) -> Result:
+        model = tiny_model(config=SMALL, device=DEVICE)
+        proposer = eagle(model)
+        arrivals = options.pop("arrivals", None)
+        engine = ahead(tiny_engine(model, proposer, depth, runner_kind=GpuRunner, **options), proposer)
+        result = check(engine, asked, plain_text(model, asked), arrivals=arrivals)
+        assert proposer.num_free_blocks == 64
+        return result
+
+    def test_a_rehearsal_leaves_nothing_behind(self):
+        model = tiny_model(config=SMALL, device=DEVICE)
+        proposer = eagle(model)
+        few = {"max_num_seqs": 1, "max_batched_tokens": 8}
+        engine = ahead(tiny_engine(model, proposer, 7, runner_kind=GpuRunner, **few), proposer)
+        head, cache = proposer.runner, [tensor for layer in engine.runner.cache for tensor in layer]
+        now = [*(part[: engine.runner.num_blocks] for part in cache), *(part[: head.num_blocks] for part in head.cache)]
+        before = [tensor.clone() for tensor in now]
+        engine.warm_up()
+        assert all(map(torch.equal, before, now))
+        check(engine, asked := requests(SAMPLINGS[:1], max_tokens=5), plain_text(model, asked))
+
+    @pytest.mark.parametrize("is_on", [True, False])
+    def test_after_a_rehearsal_no_round_is_recorded(self, monkeypatch, is_on):
+        model = tiny_model(config=SMALL, device=DEVICE)
+        proposer = eagle(model)
+        few = {"max_num_seqs": 1, "max_batched_tokens": 8, "max_model_len": 32}
+        engine = ahead(tiny_engine(model, proposer, 7, runner_kind=GpuRunner, **few), proposer)
+        engine.warm_up()
+        engine.speculator.switch(is_on)
+        launch, flights = GraphBatch.launch, []
+        monkeypatch.setattr(GraphBatch, "launch", lambda *told: flights.append(flight := launch(*told)) or flight)
+        run(engine, requests(SAMPLINGS[:1], max_tokens=12))
+        assert any(flight.shape.nodes for flight in flights) == is_on
+        assert all(flight.is_timed for flight in flights)
+
+    def test_where_a_pass_has_no_room_for_the_tree_a_smaller_one_is_grown(self, monkeypatch):
+        launch, shapes = GraphBatch.launch, []
+        monkeypatch.setattr(
+            GraphBatch, "launch", lambda batch, shape, *told: shapes.append(shape) or launch(batch, shape, *told)
+        )
+        self.run(requests(SAMPLINGS[:1], max_tokens=7), 11, max_num_seqs=1, max_batched_tokens=12)
+        assert max(shape.nodes for shape in shapes) == 7  # with 15 a round would have 16 rows
+
+    def test_same_text(self, monkeypatch):
+        replay = Graph.replay
+
+        def watched(graph):
+            with Watch():  # a graph can hold nothing that waits
+                return replay(graph)
+
+        monkeypatch.setattr(Graph, "replay", watched)
+        assert self.run(requests(SAMPLINGS[1:3], max_tokens=7), 7).accepted > 0
+
+    def test_depths_that_change_and_requests_that_arrive_late(self):
+        asked = requests(SAMPLINGS[:2], max_tokens=5)
+        assert self.run(asked, MixedDepth(7), arrivals=1).drafted > 0

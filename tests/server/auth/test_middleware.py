@@ -1,0 +1,73 @@
+"""Pages of other origins: refused unless they are on the list."""
+
+from typing import Any
+
+import pytest
+
+from paceline.core.errors import InvalidConfig
+from paceline.server.auth.middleware import parse_origins
+from tests.server.fakes import served
+
+CHAT = "/v1/chat/completions"
+BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+
+
+@pytest.mark.parametrize(
+    "origin", ["https://evil.example", "null", "http://server.evil.example", "http://server:81", ""]
+)
+def test_a_foreign_origin_is_refused(origin: str) -> None:
+    server = served()
+    response = server.post(CHAT, BODY, headers={"Origin": origin})
+    assert response.status_code == 403
+    assert (response.json()["error"]["type"], response.json()["error"]["code"]) == (
+        "permission_error",
+        "foreign_origin",
+    )
+    preflight = server.call("OPTIONS", CHAT, headers={"Origin": origin, **PREFLIGHT})
+    assert preflight.status_code == 403
+    for answer in (response, preflight):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert server.llm.requests == []
+    text = server.gateway.metrics.render().decode()
+    assert 'paceline_rejected_total{model="fake",reason="foreign_origin"} 2.0' in text
+
+
+def test_our_own_page_and_what_is_no_page_may_call() -> None:
+    server = served()
+    assert server.post(CHAT, BODY).status_code == 200
+    for origin in ("http://server", "https://server"):  # the second: TLS ends in front of us
+        assert server.post(CHAT, BODY, headers={"Origin": origin}).status_code == 200
+
+
+def test_a_listed_origin_may_call_and_read_even_refusals() -> None:
+    server = served(cors_origins="https://app.example, http://localhost:3000", admin_key="open-sesame")
+    for origin in ("https://app.example", "http://localhost:3000"):
+        preflight = server.call("OPTIONS", CHAT, headers={"Origin": origin, **PREFLIGHT})
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == origin
+        assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
+        answer = server.post(CHAT, BODY, headers={"Origin": origin})
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
+        refused = server.call("GET", "/admin/flags", headers={"Origin": origin})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, origin)
+    assert server.post(CHAT, BODY, headers={"Origin": "https://app.example.evil"}).status_code == 403
+    assert server.post(CHAT, BODY, headers={"Origin": "http://app.example"}).status_code == 403
+
+
+def test_a_star_is_everybody() -> None:
+    answer = served(cors_origins="*").post(CHAT, BODY, headers={"Origin": "https://any.example"})
+    assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
+
+
+@pytest.mark.parametrize(
+    "text", ["example.com", "https://", "https://a.example/", "ftp://a.example", "https://a.example b"]
+)
+def test_what_is_no_origin_is_refused_at_the_start(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="is no origin"):
+        parse_origins(text)
+
+
+def test_a_list_of_them() -> None:
+    assert parse_origins(None) == parse_origins(" , ") == ()
+    assert parse_origins("https://A.example:8443 ,http://[::1]:80") == ("https://a.example:8443", "http://[::1]:80")

@@ -1,0 +1,255 @@
+"""One name a setting, four places to say it, and an error that says where."""
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.errors import InvalidConfig
+from paceline.engine.build import make_breaker, make_depth
+from paceline.server.config.config import SETTINGS, SamplingDefaults, ServerConfig, load_config
+from paceline.server.config.docs import configuration_page
+from paceline.speculation.depth.policy import Candidate
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+TEMPLATE = """\
+    # vLLM Speculative Decoding Configuration
+    model: meta-llama/Llama-3-70B-Instruct
+    speculative_model: meta-llama/Llama-3-8B-Instruct
+    num_speculative_tokens: 8
+    draft_acceptance_threshold: 0.65
+    enable_prefix_caching: true
+    gpu_memory_utilization: 0.85
+    tensor_parallel_size: 2
+    dtype: float16
+    # Client-side orchestration overrides
+    orchestration:
+      adaptive_draft: true
+      min_draft_length: 2
+      max_draft_length: 16
+      fallback_after_low_acceptance: 3
+    sampling:
+      temperature: 0.7
+      top_p: 0.9
+      top_k: 50
+    """
+"""Key by key what was published."""
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "paceline.yaml"
+    path.write_text(textwrap.dedent(text), "utf-8")
+    return path
+
+
+def refusal(*arguments: Any) -> str:
+    with pytest.raises(InvalidConfig) as error:
+        load_config(*arguments)
+    return str(error.value)
+
+
+# --- four places
+
+
+def test_nothing_said_is_the_default() -> None:
+    assert load_config() == ServerConfig()
+
+
+def test_later_places_win(tmp_path: Path) -> None:
+    path = write(tmp_path, "port: 1\nmax_num_seqs: 2\nspeculation:\n  max_depth: 3\n  enabled: false\n")
+    environ = {"PACELINE_PORT": "10", "PACELINE_SPECULATION_MAX_DEPTH": "4", "HOME": "/"}
+    config = load_config(path, environ, {"speculation.max_depth": 5})
+    assert (config.port, config.engine.max_num_seqs) == (10, 2)
+    assert (config.engine.speculation.max_depth, config.engine.speculation.enabled) == (5, False)
+
+
+@pytest.mark.parametrize("name", ["speculation.max_depth", "speculation_max_depth", "--speculation-max-depth"])
+def test_an_option_may_be_spelled_as_key_identifier_or_option(name: str) -> None:
+    assert load_config(None, {}, {name: "7"}).engine.speculation.max_depth == 7
+
+
+@pytest.mark.parametrize("setting", SETTINGS.values(), ids=str)
+def test_every_setting_means_the_same_everywhere(setting: Any, tmp_path: Path) -> None:
+    others = {
+        bool: not setting.default,
+        int: {"port": 81, "speculation.min_depth": 2}.get(setting.name, 2048),
+        float: 0.5,
+        str: setting.choices[-1] if setting.choices else "something",
+    }
+    value = {
+        "speculation.max_depth": 4,
+        "max_num_seqs": 3,
+        "speculation.depth": "fixed",
+        "trace_endpoint": "http://127.0.0.1:4318",
+    }.get(setting.name, others[setting.kind])
+    section, _, key = setting.name.rpartition(".")
+    written = str(value).lower() if isinstance(value, bool) else value
+    text = f"{section}:\n  {key}: {written}\n" if section else f"{key}: {written}\n"
+    extra = {"speculation.depth": "additive"} if setting.name == "speculation.min_depth" else {}
+    expected = load_config(None, {}, {**extra, setting.name: value})
+    assert expected != load_config(None, {}, extra)
+    assert load_config(write(tmp_path, text), {}, extra) == expected
+    assert load_config(None, {setting.variable: str(value)}, extra) == expected
+    assert load_config(None, {}, {**extra, setting.option: str(value)}) == expected
+
+
+def test_variables_and_options_are_told_apart() -> None:
+    for form in ("name", "variable", "option"):
+        assert len({getattr(setting, form) for setting in SETTINGS.values()}) == len(SETTINGS)
+
+
+def test_every_setting_is_explained() -> None:
+    assert [setting.name for setting in SETTINGS.values() if not setting.help] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("true", True), ("ON", True), ("1", True), ("no", False), ("off", False), ("0", False)]
+)
+def test_words_for_yes_and_no(text: str, value: bool) -> None:
+    assert load_config(None, {"PACELINE_PREFIX_CACHING": text}).engine.prefix_caching is value
+
+
+def test_none_unsets(tmp_path: Path) -> None:
+    path = write(tmp_path, "draft: a\nkv_tokens: 4096\n")
+    config = load_config(path, {"PACELINE_DRAFT": "none"}, {"kv_tokens": "null"})
+    assert (config.engine.draft, config.engine.kv_tokens) == (None, None)
+
+
+def test_a_section_may_be_empty(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "speculation:\nsampling:\n")) == ServerConfig()
+    assert load_config(write(tmp_path, "")) == ServerConfig()
+
+
+def test_variables_that_are_no_settings_are_left_alone() -> None:
+    environ = {
+        "PACELINE_NATIVE": "0",
+        "PACELINE_CONFIG": "x.yaml",
+        "PACELINE_SERVICE_HOST": "10.0.0.1",
+        "PACELINE_SERVICE_PORT_HTTP": "8000",
+        "PACELINE_PORT": "tcp://10.0.0.1:8000",
+        "PACELINE_PORT_8000_TCP_ADDR": "10.0.0.1",
+        "PORT": "9",
+    }
+    assert load_config(None, environ) == ServerConfig()
+
+
+# --- refusals say where
+
+
+def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    path = write(tmp_path, "max_num_seq: 4\n")
+    assert refusal(path) == f"unknown key 'max_num_seq' in {path}; did you mean 'max_num_seqs'?"
+    path = write(tmp_path, "speculation:\n  max_dept: 4\n")
+    assert refusal(path) == f"unknown key 'speculation.max_dept' in {path}; did you mean 'speculation.max_depth'?"
+    path = write(tmp_path, "orchestration:\n  min_length: 4\n")
+    assert "did you mean 'orchestration.min_draft_length'?" in refusal(path)
+    assert refusal(None, {"PACELINE_MODLE": "x"}).endswith("did you mean 'PACELINE_MODEL'?")
+    assert refusal(None, {}, {"hots": "x"}).endswith("did you mean 'host'?")
+
+
+def test_a_bad_value_names_its_place(tmp_path: Path) -> None:
+    path = write(tmp_path, "max_num_seqs: four\n")
+    assert refusal(path) == (f"max_num_seqs must be int, got 'four' (max_num_seqs comes from 'max_num_seqs' in {path})")
+    assert refusal(None, {"PACELINE_PORT": "http"}) == "port must be a whole number, got 'http' (PACELINE_PORT)"
+    assert refusal(None, {"PACELINE_PREFIX_CACHING": "2"}).endswith("(PACELINE_PREFIX_CACHING)")
+    assert refusal(None, {}, {"port": 70000}).endswith("got 70000 (port comes from --port)")
+    path = write(tmp_path, "num_speculative_tokens: 40\n")
+    assert refusal(path).endswith(f"(speculation.max_depth comes from 'num_speculative_tokens' in {path})")
+    assert "(sampling.top_p comes from PACELINE_SAMPLING_TOP_P)" in refusal(None, {"PACELINE_SAMPLING_TOP_P": "2"})
+
+
+def test_two_that_disagree_are_both_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "max_num_seqs: 64\n")
+    message = refusal(path, {"PACELINE_MAX_BATCHED_TOKENS": "8"})
+    assert f"max_num_seqs comes from 'max_num_seqs' in {path}" in message
+    assert "max_batched_tokens comes from PACELINE_MAX_BATCHED_TOKENS" in message
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_waiting": -1}, "max_waiting must be 0 or more"),
+        ({"request_timeout": 0}, "request_timeout must be over 0"),
+        ({"drain_timeout": -1}, "drain_timeout must be 0 seconds or more"),
+        ({"max_body_bytes": 10}, "max_body_bytes must be at least 1024"),
+        ({"log_level": "loud"}, "log_level must be one of debug, info, warning, error"),
+        ({"admin_key": "short"}, "admin_key must have at least 8 characters"),
+        ({"sampling.temperature": -1}, "sampling.temperature must be between 0"),
+        ({"sampling.max_tokens": 0}, "sampling.max_tokens must be at least 1"),
+        ({"speculation.min_depth": 2}, "speculation.min_depth has no meaning with speculation.depth 'goodput'"),
+        ({"speculation.depth": "additive", "speculation.min_depth": 9}, "between 1 and speculation.max_depth"),
+    ],
+)
+def test_values_out_of_range(values: dict[str, Any], message: str) -> None:
+    assert message in refusal(None, {}, values)
+
+
+def test_a_file_that_is_none(tmp_path: Path) -> None:
+    assert "cannot read" in refusal(tmp_path / "absent.yaml")
+    assert "is not YAML" in refusal(write(tmp_path, "model: [1,\n"))
+    assert "must be a mapping of settings" in refusal(write(tmp_path, "- model\n"))
+
+
+def test_the_admin_key_is_not_printed() -> None:
+    assert "very-secret" not in repr(load_config(None, {"PACELINE_ADMIN_KEY": "very-secret"}))
+
+
+# --- a file written for another server
+
+
+def test_the_published_template_loads(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, TEMPLATE))
+    assert config.engine == EngineConfig(
+        model="meta-llama/Llama-3-70B-Instruct",
+        draft="meta-llama/Llama-3-8B-Instruct",
+        dtype="float16",
+        tensor_parallel_size=2,
+        memory_fraction=0.85,
+        prefix_caching=True,
+        speculation=SpeculationConfig(
+            depth="additive", min_depth=2, max_depth=16, acceptance_threshold=0.65, breaker_rounds=3
+        ),
+    )
+    assert config.sampling == SamplingDefaults(temperature=0.7, top_p=0.9, top_k=50)
+    make_breaker(config.engine.speculation)
+    depth = make_depth(config.engine.speculation)
+    assert depth.decide([Candidate(0, "chat", 99)]) == [6]
+
+
+@pytest.mark.parametrize(
+    ("rule", "bounds", "start"), [("threshold", (1, 4), 4), ("threshold", (7, 9), 7), ("additive", (8, 16), 8)]
+)
+def test_bounds_reach_the_rules_that_have_them(rule: str, bounds: tuple[int, int], start: int) -> None:
+    least, most = bounds
+    config = load_config(
+        None, {}, {"speculation.depth": rule, "speculation.min_depth": least, "speculation.max_depth": most}
+    )
+    assert make_depth(config.engine.speculation).decide([Candidate(0, "chat", 99)]) == [start]
+
+
+def test_not_adaptive_is_fixed(tmp_path: Path) -> None:
+    path = write(tmp_path, "num_speculative_tokens: 5\norchestration:\n  adaptive_draft: false\n")
+    speculation = load_config(path).engine.speculation
+    assert (speculation.depth, speculation.max_depth) == ("fixed", 5)
+    assert "must be true or false" in refusal(write(tmp_path, "orchestration:\n  adaptive_draft: often\n"))
+
+
+def test_two_names_of_one_setting_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, "draft: a\nspeculative_model: b\n")
+    assert (
+        refusal(path) == f"'draft' in {path} and 'speculative_model' in {path} are the same setting: keep one of them"
+    )
+    path = write(tmp_path, "num_speculative_tokens: 3\nspeculation:\n  max_depth: 4\n")
+    assert "are the same setting" in refusal(path)
+
+
+# --- the page
+
+
+def test_the_documentation_is_of_this_table() -> None:
+    assert (DOCS / "configuration.md").read_text("utf-8") == configuration_page(), (
+        "run: python -m paceline.server.config.docs > docs/configuration.md"
+    )

@@ -1,0 +1,28 @@
+import pytest
+
+from paceline.server.metrics.recent import LIMIT, WINDOW, RecentValues
+
+
+def test_percentiles_are_values_that_were_seen() -> None:
+    values = RecentValues()
+    for value in (5.0, 1.0, 4.0, 2.0, 3.0):
+        values.add(value, now=0.0)
+    assert values.percentiles((0.0, 0.2, 0.5, 0.81, 1.0), now=1.0) == (1.0, 1.0, 3.0, 5.0, 5.0)
+
+
+def test_without_values_there_are_none() -> None:
+    assert RecentValues().percentiles((0.5,), now=0.0) is None
+
+
+@pytest.mark.parametrize(("later", "left"), [(WINDOW - 1.0, (7.0,)), (WINDOW, None)])
+def test_what_is_past_the_window_is_forgotten(later: float, left: tuple[float, ...] | None) -> None:
+    values = RecentValues()
+    values.add(7.0, now=10.0)
+    assert values.percentiles((0.5,), now=10.0 + later) == left
+
+
+def test_memory_is_bounded() -> None:
+    values = RecentValues()
+    for value in range(LIMIT + 10):
+        values.add(float(value), now=0.0)
+    assert values.percentiles((0.0, 1.0), now=0.0) == (10.0, LIMIT + 9.0)

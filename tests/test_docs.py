@@ -1,0 +1,142 @@
+"""The documentation names files, links, commands and versions that exist."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import paceline
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "paceline"
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("examples/*.md")]
+)
+NAMING = ["docs/architecture.md", "docs/request_life.md", "docs/add_a_proposer.md", "CONTRIBUTING.md"]
+"""Pages whose class names must exist in the source."""
+
+
+def name(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def text_without_code(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of the headings of a page, as GitHub and MkDocs make them."""
+    headings = re.findall(r"^#+ (.+)$", text_without_code(page.read_text("utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path, text: str) -> Iterator[str]:
+    for address in re.findall(r"\]\(([^)\s]+)\)", text_without_code(text)):
+        if "://" in address:
+            continue
+        path, _, anchor = address.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists():
+            yield f"{name(page)}: {address}: no such file"
+        elif anchor and target.suffix == ".md" and anchor not in anchors(target):
+            yield f"{name(page)}: {address}: no such heading"
+
+
+def unknown_paths(text: str) -> Iterator[str]:
+    """Paths of source files between backticks that exist neither in the repository nor in the package."""
+    for path in re.findall(r"`([\w./-]+/[\w-]+\.(?:py|md|yaml|c|sh))`", text):
+        if not any((base / path).exists() for base in (ROOT, SOURCE, ROOT / "docs", ROOT / "tests")):
+            yield path
+
+
+def unknown_classes(text: str, source: str) -> set[str]:
+    """CamelCase words between backticks that the source does not have."""
+    words = set(re.findall(r"\b[A-Z][a-z]+(?:[A-Z]\w*)+\b", " ".join(re.findall(r"`[^`\n]+`", text))))
+    return {word for word in words if not re.search(rf"\b{word}\b", source)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_and_paths_exist(page: Path) -> None:
+    text = page.read_text("utf-8")
+    wrong = [*broken_links(page, text), *(f"{name(page)}: {path}" for path in unknown_paths(text))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("page", NAMING)
+def test_named_classes_exist(page: str) -> None:
+    source = "\n".join(path.read_text("utf-8") for path in SOURCE.rglob("*.py"))
+    unknown = unknown_classes((ROOT / page).read_text("utf-8"), source)
+    assert not unknown, sorted(unknown)
+
+
+def test_the_checks_find_planted_mistakes() -> None:
+    page = ROOT / "README.md"
+    assert list(broken_links(page, "[a](docs/none.md) [b](docs/api.md#none) [c](docs/api.md) [d](https://x.y)")) == [
+        "README.md: docs/none.md: no such file",
+        "README.md: docs/api.md#none: no such heading",
+    ]
+    assert list(unknown_paths("`engine/engine.py` `engine/none.py` engine/other.py")) == ["engine/none.py"]
+    assert unknown_classes("`EngineConfig` and `NoSuchThing`, PlainWord", "class EngineConfig:") == {"NoSuchThing"}
+
+
+def module_tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("module_tables", ROOT / "docs" / "module_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_module_tables_are_current() -> None:
+    tables = module_tables()
+    text = (ROOT / "docs" / "architecture.md").read_text("utf-8")
+    assert tables.page(text) == text, "run `python docs/module_tables.py`"
+    assert "| `engine/engine.py` | " in text
+
+
+def test_every_module_has_a_docstring() -> None:
+    tables = module_tables()
+    without = [str(path.relative_to(SOURCE)) for path in sorted(SOURCE.rglob("*.py")) if not tables.summary(path)]
+    assert not without, without
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("mkdocs")
+    result = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert (tmp_path / "site" / "index.html").is_file()
+
+
+def test_one_version() -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    assert paceline.__version__ == version
+    newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+    assert newest is not None
+    assert newest[1] == version
+
+
+def test_make_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    pages = "\n".join(page.read_text("utf-8") for page in PAGES)
+    named = set(re.findall(r"(?:^|`)make ([\w-]+)", pages, re.MULTILINE))
+    assert {"serve", "test"} <= named
+    assert named <= targets, named - targets
+
+
+def test_the_readme_fits_on_a_screen_or_two() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 110
