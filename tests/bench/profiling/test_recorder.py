@@ -10,8 +10,8 @@ from paceline.bench.profiling.bandwidth import REPEATS, copy_bandwidth
 from paceline.bench.profiling.memory_reads import draft_parts, pass_bytes
 from paceline.bench.profiling.recorder import Outcome, Recorder
 from paceline.core.clock import VirtualClock
-from paceline.engine import engine as engine_module
 from paceline.engine.engine import Engine
+from paceline.engine.executors import host
 from paceline.models.runner import Span
 from tests.engine.harness import GREEDY, MODEL, PROMPT, engine_of, oracle, oracle_tree, plain_tokens, request
 from tests.fakes import StepClock, draft_model, tiny_engine, tiny_model
@@ -36,7 +36,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, VirtualClock]:
     monkeypatch.setattr(proposer, "collect", slow(proposer.collect, 2.0, clock))
     monkeypatch.setattr(proposer, "observe", slow(proposer.observe, 0.5, clock))
     monkeypatch.setattr(engine.runner, "forward", slow(engine.runner.forward, 5.0, clock))
-    monkeypatch.setattr(engine_module, "verify", slow(engine_module.verify, 1.0, clock))
+    monkeypatch.setattr(host, "verify", slow(host.verify, 1.0, clock))
     return engine, clock
 
 
@@ -50,7 +50,8 @@ def drive(engine: Engine, clock: VirtualClock | None = None, between: float = 0.
 
 def test_every_second_of_a_round_has_its_place(timed: tuple[Engine, VirtualClock]) -> None:
     engine, clock = timed
-    with Recorder(engine, clock) as recorder:
+    recorder = Recorder(clock)
+    with engine.listening(recorder):
         recorder.label = "speculative"
         drive(engine, clock, between=0.25)
     prompt, first, *_, last = recorder.rounds
@@ -65,7 +66,8 @@ def test_every_second_of_a_round_has_its_place(timed: tuple[Engine, VirtualClock
 
 def test_what_was_drafted_and_accepted_is_written_down(timed: tuple[Engine, VirtualClock]) -> None:
     engine, clock = timed
-    with Recorder(engine, clock) as recorder:
+    recorder = Recorder(clock)
+    with engine.listening(recorder):
         recorder.label = "x"
         drive(engine)
     _, first, second, *_ = recorder.rounds
@@ -76,43 +78,35 @@ def test_what_was_drafted_and_accepted_is_written_down(timed: tuple[Engine, Virt
 
 def test_levels_of_a_tree_are_not_its_nodes() -> None:
     engine = engine_of(oracle_tree(TEXT), 4)
-    with Recorder(engine, engine.clock) as recorder:
+    recorder = Recorder(engine.clock)
+    with engine.listening(recorder):
         recorder.label = "x"
         drive(engine)
     assert recorder.rounds[1].outcomes == (Outcome(asked=4, levels=2, nodes=4, accepted=2),)
 
 
-def test_nothing_is_kept_without_a_label_and_nothing_is_left_behind() -> None:
+def test_nothing_is_kept_without_a_label_or_after_the_context() -> None:
     engine = engine_of(oracle(TEXT), 3)
-    before = {name: dict(vars(thing)) for name, thing in _parts(engine).items()}
-    with Recorder(engine, engine.clock) as recorder:
+    recorder = Recorder(engine.clock)
+    with engine.listening(recorder):
         drive(engine)
-        assert recorder.rounds == []
-    assert {name: vars(thing).keys() for name, thing in _parts(engine).items()} == {
-        name: attributes.keys() for name, attributes in before.items()
-    }
+    assert recorder.rounds == []
+    recorder.label = "x"
+    drive(engine)
+    assert recorder.rounds == []
 
 
-def _parts(engine: Engine) -> dict[str, Any]:
-    return {
-        "engine": engine,
-        "speculator": engine.speculator,
-        "runner": engine.runner,
-        "proposer": engine.speculator.proposers["fake"],
-    }
-
-
-def test_bytes_are_those_of_every_pass_of_target_and_draft() -> None:
+def test_bytes_are_those_of_every_level_of_target_and_draft() -> None:
     draft = tiny_model(seed=0)
     engine = tiny_engine(MODEL, draft_model(draft), 2, clock=StepClock())
-    with Recorder(engine, engine.clock) as recorder:
+    recorder = Recorder(engine.clock)
+    with engine.listening(recorder):
         recorder.label = "x"
         drive(engine)
     (runner,) = draft_parts(engine).runners
-    # Five tokens of prompt and their pick are known. The target reads 5 + 3 rows; the draft first the five before the pick,
-    # then the pick, then its own first token: 5, 6 and 7 rows.
+    # Five tokens of prompt and their pick are committed. The target reads 5 + 3 rows, the draft 6 and then 7.
     assert recorder.rounds[1].outcomes == (Outcome(2, 2, 2, 2),)
-    passes = [pass_bytes(runner, [Span([0], context, [0], 1)]) for context in (4, 5, 6)]
+    passes = [pass_bytes(runner, [Span([0], context, [0], 1)]) for context in (5, 6)]
     assert recorder.rounds[1].times.bytes_read == sum(passes) + pass_bytes(engine.runner, [Span([0], 7, [0], 1)])
 
 

@@ -54,8 +54,8 @@ class TestTreesThatHideTheTruth:
         proposer = OracleProposer(plain)
         monkeypatch.setattr(device_batch, "make_drafter", proposer.drafter)
         arrivals = options.pop("arrivals", None)
-        engine = tiny_engine(model, proposer, depth, runner_kind=GpuRunner, **options)
-        return check(ahead(engine, proposer), asked, plain, arrivals=arrivals)
+        engine = tiny_engine(model, proposer, depth, runner_kind=GpuRunner, graph_depth=7, **options)
+        return check(engine, asked, plain, arrivals=arrivals)
 
     @pytest.mark.parametrize("sampling", range(len(SAMPLINGS)))
     def test_one_sequence(self, monkeypatch, sampling):
@@ -79,7 +79,7 @@ class TestEagle:
         model = tiny_model(config=SMALL, device=DEVICE)
         proposer = eagle(model)
         arrivals = options.pop("arrivals", None)
-        engine = ahead(tiny_engine(model, proposer, depth, runner_kind=GpuRunner, **options), proposer)
+        engine = tiny_engine(model, proposer, depth, runner_kind=GpuRunner, graph_depth=7, **options)
         result = check(engine, asked, plain_text(model, asked), arrivals=arrivals)
         assert proposer.num_free_blocks == 64
         return result
@@ -88,7 +88,7 @@ class TestEagle:
         model = tiny_model(config=SMALL, device=DEVICE)
         proposer = eagle(model)
         few = {"max_num_seqs": 1, "max_batched_tokens": 8}
-        engine = ahead(tiny_engine(model, proposer, 7, runner_kind=GpuRunner, **few), proposer)
+        engine = tiny_engine(model, proposer, 7, runner_kind=GpuRunner, graph_depth=7, **few)
         head, cache = proposer.runner, [tensor for layer in engine.runner.cache for tensor in layer]
         now = [*(part[: engine.runner.num_blocks] for part in cache), *(part[: head.num_blocks] for part in head.cache)]
         before = [tensor.clone() for tensor in now]
@@ -101,7 +101,7 @@ class TestEagle:
         model = tiny_model(config=SMALL, device=DEVICE)
         proposer = eagle(model)
         few = {"max_num_seqs": 1, "max_batched_tokens": 8, "max_model_len": 32}
-        engine = ahead(tiny_engine(model, proposer, 7, runner_kind=GpuRunner, **few), proposer)
+        engine = tiny_engine(model, proposer, 7, runner_kind=GpuRunner, graph_depth=7, **few)
         engine.warm_up()
         engine.speculator.switch(is_on)
         launch, flights = GraphBatch.launch, []
