@@ -1,4 +1,4 @@
-"""An LLM that says what a test tells it to, and an application around it."""
+"""A target that generates the text a test sets, and an application around it."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ TEMPLATE = (
 
 
 def byte_tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
-    """A token a byte."""
+    """A tokenizer with one token per byte."""
     vocab = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -45,18 +45,18 @@ def byte_tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
     return Tokenizer(backend, bos_id=None, eos_ids=[257], special_tokens={}, chat_template=template)
 
 
-class FakeLLM:
-    """Answers every request with `say(request)`, `per_step` tokens a step of which all but one were drafted. With `hold` it
-    says nothing until `release`."""
+class FakeTarget:
+    """Generates `text(request)` for every request, `per_step` tokens per step, all but one drafted. With `hold` it generates
+    nothing until `release`."""
 
-    def __init__(self, say: Callable[[Request], str], per_step: int, hold: bool, config: EngineConfig) -> None:
+    def __init__(self, text: Callable[[Request], str], per_step: int, hold: bool, config: EngineConfig) -> None:
         self.config = config
         self.tokenizer = byte_tokenizer()
         self.is_running = True
         self.max_model_len = config.max_model_len or 4096
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
-        self._say, self._per_step, self._hold = say, per_step, hold
+        self._text, self._per_step, self._hold = text, per_step, hold
         self._held: dict[str, tuple[Request, OutputListener]] = {}
         limits = Limits(self.tokenizer.vocab_size, self.max_model_len)
         self._validator = RequestValidator(limits, SpeculationConfig(), "ngram", ["ngram"], self.tokenizer)
@@ -67,14 +67,13 @@ class FakeLLM:
     def submit(self, request: Request, listener: OutputListener) -> None:
         if not self.is_running:
             raise EngineClosed("the engine was shut down: make a new LLM")
-        self._validator.validate(request)
         self.requests.append(request)
         self._held[request.id] = request, listener
         if not self._hold:
             self.release()
 
     def release(self) -> None:
-        """Answer everybody who waits."""
+        """Generates the outputs of all held requests."""
         while self._held:
             request, listener = self._held.pop(next(iter(self._held)))
             for choice in range(request.sampling.n):
@@ -82,7 +81,7 @@ class FakeLLM:
                     listener(output)
 
     def fail(self) -> None:
-        """As an engine that breaks down."""
+        """Fails like an engine that has stopped."""
         self.is_running = False
         for _, listener in self._held.values():
             listener(EngineClosed("the engine failed"))
@@ -95,7 +94,7 @@ class FakeLLM:
         self._validator.flags = flags
 
     def _outputs(self, request: Request, choice: int) -> list[StepOutput]:
-        ids = self.tokenizer.encode(self._say(request), add_special=False)
+        ids = self.tokenizer.encode(self._text(request), add_special=False)
         limit = min(request.sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
         reason = FinishReason.STOP if len(ids) <= limit else FinishReason.LENGTH
         ids = ids[:limit]
@@ -137,10 +136,9 @@ class FakeLLM:
 
 @dataclass
 class Served:
-    llm: FakeLLM
+    target: FakeTarget
     gateway: Gateway
     app: FastAPI
-    strict: StrictMode | None = None
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://server", timeout=30)
@@ -157,7 +155,7 @@ class Served:
 
 
 def served(
-    say: str | Callable[[Request], str] = "Hello there!",
+    text: str | Callable[[Request], str] = "Hello there!",
     *,
     per_step: int = 3,
     hold: bool = False,
@@ -165,22 +163,22 @@ def served(
     clock: Callable[[], float] = time.monotonic,
     **config: Any,
 ) -> Served:
-    """`config` are fields of `ServerConfig`."""
+    """An application with a `FakeTarget`; `config` sets fields of `ServerConfig`."""
     engine = engine or EngineConfig(model="fake", max_num_seqs=4, max_model_len=4096)
     settings = ServerConfig(engine=engine, **config)
-    llm = FakeLLM((lambda request: say) if isinstance(say, str) else say, per_step, hold, engine)
-    flags = FlagStore(None, llm.validate_flags)
-    flags.subscribe(llm.set_flags)
+    target = FakeTarget((lambda request: text) if isinstance(text, str) else text, per_step, hold, engine)
+    flags = FlagStore(None, target.validate_flags)
+    flags.subscribe(target.set_flags)
     metrics = Metrics(settings.model_name, clock)
-    metrics.add_engine(llm.engine_status)
-    gateway = Gateway(llm, settings, metrics, flags)
+    metrics.add_engine(target.engine_status)
     strict = None
     if settings.audit_trail is not None:
         strict = StrictMode(AuditLog(settings.audit_trail), settings.model_name, "0" * 64, engine)
-    return Served(llm, gateway, create_app(gateway, Access.from_config(settings, clock), strict), strict)
+    gateway = Gateway(target, settings, metrics, flags, strict)
+    return Served(target, gateway, create_app(gateway, Access.from_config(settings, clock)))
 
 
 def events(response: httpx.Response) -> list[str]:
-    """The data of each server-sent event."""
+    """The data of every server-sent event."""
     assert response.headers["content-type"].startswith("text/event-stream")
     return [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]

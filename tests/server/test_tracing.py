@@ -25,7 +25,7 @@ class Watched:
         self.tracing = Tracing(self._exporter, "gateway", ratio)
         self.server: Served = served(**config)
         access = Access.from_config(self.server.gateway.config, lambda: 0.0)
-        self.server.app = create_app(self.server.gateway, access, None, self.tracing)
+        self.server.app = create_app(self.server.gateway, access, self.tracing)
 
     def spans(self) -> list[ReadableSpan]:
         self.tracing.close()
@@ -44,7 +44,7 @@ def test_a_request_has_a_span_and_the_engine_its_context(body: dict[str, Any]) -
         "http.route": "/v1/completions",
         "http.response.status_code": 200,
     }
-    (request,) = watched.server.llm.requests
+    (request,) = watched.server.target.requests
     version, trace, parent, flags = request.trace.split("-")
     assert (version, trace, parent) == ("00", f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}")
     assert int(flags, 16) & 1
@@ -57,7 +57,7 @@ def test_a_callers_trace_goes_on() -> None:
     (span,) = watched.spans()
     assert span.parent is not None
     assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, SPAN)
-    assert watched.server.llm.requests[0].trace.startswith(f"00-{TRACE}-")
+    assert watched.server.target.requests[0].trace.startswith(f"00-{TRACE}-")
 
 
 @pytest.mark.parametrize("traceparent", [f"00-{TRACE}-{SPAN}-00", None])
@@ -67,7 +67,7 @@ def test_who_is_not_chosen_is_not_traced(traceparent: str | None) -> None:
     headers = {"traceparent": traceparent} if traceparent else {}
     watched.server.post("/v1/completions", BODY, headers=headers)
     assert watched.spans() == []
-    assert watched.server.llm.requests[0].trace == ""
+    assert watched.server.target.requests[0].trace == ""
 
 
 def test_the_ratio_is_kept() -> None:
@@ -100,9 +100,9 @@ def test_a_failure_is_an_error_and_a_caller_who_leaves_is_not() -> None:
     async def run() -> None:
         async with watched.server.client() as client:
             task = asyncio.create_task(client.post("/v1/completions", json=BODY))
-            while not watched.server.llm.requests:
+            while not watched.server.target.requests:
                 await asyncio.sleep(0)
-            watched.server.llm.fail()
+            watched.server.target.fail()
             assert (await task).status_code == 503
 
     asyncio.run(run())
@@ -111,7 +111,7 @@ def test_a_failure_is_an_error_and_a_caller_who_leaves_is_not() -> None:
 
 
 def test_no_span_holds_a_word_of_what_was_said() -> None:
-    watched = Watched(say="an answer of ours")
+    watched = Watched(text="an answer of ours")
     watched.server.post("/v1/completions", BODY)
     said = "".join(span.to_json() for span in watched.spans())
     assert said

@@ -10,7 +10,7 @@ from paceline.models.runner import ModelRunner
 
 
 class HostBlocks:
-    """Memory of `num_slots` blocks. Only the engine's thread calls `save` and `load`; on a GPU they submit copies to its stream.
+    """Memory of `num_slots` blocks. Only the engine's thread calls `save` and `load`, which submit copies to its GPU stream.
     Any thread may call `view` and `wait` if no other thread uses the slot. Call `wait` before reading a slot."""
 
     def __init__(self, runner: ModelRunner, num_slots: int) -> None:

@@ -89,9 +89,9 @@ def chunks(blocks: Sequence[int], bytes_each: int) -> list[slice]:
 
 
 def cache_fingerprint(runner: ModelRunner, weights: str, quantization: str) -> bytes:
-    """32 bytes: a hash of everything that the bytes of a block depend on besides its tokens. Runners may exchange blocks only if
-    their fingerprints are equal. `weights`: `weights_checksum` of the model; `quantization`: that of loading. Kernels of another
-    version, device or processor may round differently, so they count too."""
+    """32 bytes: a hash of everything besides its tokens that the bytes of a block depend on. Runners may exchange blocks only
+    if their fingerprints are equal. `weights`: `weights_checksum` of the model; `quantization`: that of loading. Kernels of
+    another version, device or processor may round differently, so they count too."""
     is_native = runner.device.type == "cpu" and native.available()
     parts = (
         ("weights", weights),

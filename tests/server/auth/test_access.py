@@ -66,7 +66,7 @@ def test_a_good_key_is_let_in_and_others_are_not(file: KeyFile) -> None:
         response = server.post(CHAT, BODY, headers=headers)
         assert refusal(response, 401, "invalid_api_key")["type"] == "authentication_error"
         assert response.headers["www-authenticate"] == "Bearer"
-    assert len(server.llm.requests) == 1
+    assert len(server.target.requests) == 1
     text = server.gateway.metrics.render().decode()
     assert f'paceline_rejected_total{{model="fake",reason="unauthorised"}} {len(wrong)}.0' in text
 
@@ -219,21 +219,21 @@ def test_choices_at_once(file: KeyFile) -> None:
                 return asyncio.create_task(client.post(CHAT, json={**BODY, "n": n}, headers=bearer(key)))
 
             first = post(key, 2)
-            while not server.llm.requests:
+            while not server.target.requests:
                 await asyncio.sleep(0)
             response = await post(key, 1)
             refusal(response, 429, "rate_limit_exceeded")
             assert response.headers["retry-after"] == "1"
             second = post(other, 1)
-            while len(server.llm.requests) < 2:
+            while len(server.target.requests) < 2:
                 await asyncio.sleep(0)
-            server.llm.release()
+            server.target.release()
             assert [(await one).status_code for one in (first, second)] == [200, 200]
             refusal(await post(key, 3), 400, "over_key_limit")
             third = post(key, 2)
-            while len(server.llm.requests) < 3:
+            while len(server.target.requests) < 3:
                 await asyncio.sleep(0)
-            server.llm.release()
+            server.target.release()
             assert (await third).status_code == 200
 
     asyncio.run(run())
@@ -249,13 +249,13 @@ def test_keys_share_no_cached_prefix(file: KeyFile) -> None:
         for salt in (None, "same"):
             server.post(CHAT, {**BODY, "cache_salt": salt}, headers=bearer(key))
     server.post(CHAT, BODY, headers=bearer(ann))
-    salts = [request.cache_salt for request in server.llm.requests]
+    salts = [request.cache_salt for request in server.target.requests]
     assert len(set(salts[:4])) == 4
     assert salts[4] == salts[0] != ""
     opened = served()
     opened.post(CHAT, BODY)
     opened.post(CHAT, {**BODY, "cache_salt": "own"})
-    assert [request.cache_salt for request in opened.llm.requests] == ["", "own"]
+    assert [request.cache_salt for request in opened.target.requests] == ["", "own"]
 
 
 def test_an_oversized_body_is_refused_and_a_stranger_before_it_is_read(file: KeyFile) -> None:
@@ -278,7 +278,7 @@ def test_an_oversized_body_is_refused_and_a_stranger_before_it_is_read(file: Key
         yield json.dumps(BODY).encode()
 
     refusal(server.call("POST", CHAT, content=watched()), 401, "invalid_api_key")
-    assert server.llm.requests == []
+    assert server.target.requests == []
 
 
 def test_streams_need_a_key_too(file: KeyFile) -> None:

@@ -28,7 +28,7 @@ def test_a_foreign_origin_is_refused(origin: str) -> None:
     assert preflight.status_code == 403
     for answer in (response, preflight):
         assert not [name for name in answer.headers if name.startswith("access-control")]
-    assert server.llm.requests == []
+    assert server.target.requests == []
     text = server.gateway.metrics.render().decode()
     assert 'paceline_rejected_total{model="fake",reason="foreign_origin"} 2.0' in text
 

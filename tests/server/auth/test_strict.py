@@ -49,7 +49,7 @@ def test_a_strict_request_is_recorded_from_beginning_to_end(stream: bool, path: 
     answer_id = json.loads(events(response)[0])["id"] if stream else response.json()["id"]
     opened, started, finished = records(path)
     assert (opened["kind"], opened["model"], opened["weights"]) == ("opened", "fake", "0" * 64)
-    (request,) = server.llm.requests
+    (request,) = server.target.requests
     assert started["request"] == finished["request"] == answer_id
     assert (started["kind"], started["key"], started["model"], started["weights"]) == (
         "started",
@@ -59,7 +59,7 @@ def test_a_strict_request_is_recorded_from_beginning_to_end(stream: bool, path: 
     )
     assert started["prompts"] == [{"tokens": len(request.prompt_ids), "token_sha256": token_hash(request.prompt_ids)}]
     assert started["sampling"]["seed"] == 7
-    ids = server.llm.tokenizer.encode("Hello there!", add_special=False)
+    ids = server.target.tokenizer.encode("Hello there!", add_special=False)
     one = {
         "tokens": 12,
         "token_sha256": token_hash(ids),
@@ -84,7 +84,7 @@ def test_strict_is_the_target_alone(path: Path) -> None:
     server = recording(path)
     server.post(CHAT, STRICT)
     server.post(CHAT, {"messages": STRICT["messages"]})
-    strict, usual = server.llm.requests
+    strict, usual = server.target.requests
     assert (strict.speculation.enabled, usual.speculation.enabled) == (False, True)
     assert len(records(path, "started")) == 1
 
@@ -96,7 +96,7 @@ def test_a_strict_key_is_strict_whatever_is_asked_for(path: Path, tmp_path: Path
     headers = {"Authorization": f"Bearer {key}"}
     body = {"prompt": ["one", "two"], "speculation": {"enabled": True, "method": "ngram", "max_depth": 4}}
     assert server.post("/v1/completions", body, headers=headers).status_code == 200
-    assert [request.speculation.enabled for request in server.llm.requests] == [False, False]
+    assert [request.speculation.enabled for request in server.target.requests] == [False, False]
     (started,), (finished,) = records(path, "started"), records(path, "finished")
     assert started["key"] == "bank"
     assert [prompt["tokens"] for prompt in started["prompts"]] == [3, 3]
@@ -115,21 +115,21 @@ def test_without_a_trail_there_is_no_strict_mode() -> None:
     server = served()
     response = server.post(CHAT, STRICT)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "strict_unavailable")
-    assert server.llm.requests == []
+    assert server.target.requests == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_cannot_be_recorded_is_not_said(stream: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = recording(path)
-    assert server.strict is not None
-    append, fails = server.strict.trail.append, {"started"}
+    assert server.gateway.strict is not None
+    append, fails = server.gateway.strict.log.append, {"started"}
 
     def full(kind: str, **fields: Any) -> str:
         if kind in fails:
             raise AuditWriteError("the disk is full")
         return append(kind, **fields)
 
-    monkeypatch.setattr(server.strict.trail, "append", full)
+    monkeypatch.setattr(server.gateway.strict.log, "append", full)
     response = server.post(CHAT, {**STRICT, "stream": stream})
     assert response.status_code == 503
     assert "Hello" not in response.text
@@ -191,8 +191,8 @@ def test_outputs_are_hashed_in_the_order_they_came(path: Path) -> None:
     server = recording(path)
 
     async def run() -> None:
-        assert server.strict is not None
-        async with server.strict.record("a", "ann", [Request("r", (1,))]) as record:
+        assert server.gateway.strict is not None
+        async with server.gateway.strict.record("a", "ann", [Request("r", (1,))]) as record:
             record.add([StepOutput("r", 0, 0, (5, 6), (), "ab"), StepOutput("r", 0, 0, (7,), (), "c")])
             record.add([StepOutput("r", 0, 0, (), (), "", finish_reason=FinishReason.LENGTH)])
 

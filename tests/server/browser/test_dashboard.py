@@ -29,7 +29,7 @@ def busy(server: Served, **changes: Any) -> None:
     """As if there had been traffic of two categories."""
     flags = SpeculationFlags(True, "ngram", 8)
     snapshot = replace(EngineStatus(3, 2, 10, 40, 0, 0, flags, TRAFFIC), **changes)
-    server.llm.engine_status = lambda: snapshot  # type: ignore[method-assign]
+    server.target.engine_status = lambda: snapshot  # type: ignore[method-assign]
 
 
 # --- the playground
@@ -56,7 +56,7 @@ def test_speculative_and_plain_stand_side_by_side_with_the_same_seed(open_page: 
     assert page.texts(".answer .text") == ["Same as ever."] * 2
     left, right = (one.rect for one in page.all(".answer"))
     assert left["y"] == right["y"]
-    speculative, plain = server.llm.requests
+    speculative, plain = server.target.requests
     assert (speculative.speculation.enabled, plain.speculation.enabled) == (True, False)
     assert speculative.sampling == plain.sampling
 
@@ -75,25 +75,25 @@ def test_a_conversation_is_remembered_until_a_new_chat(open_page: Open) -> None:
     page.ask("One")
     page.says("#announcement", "Answered")
     page.ask("Two")
-    page.until(lambda: len(server.llm.requests) == 2)
-    prompt = server.llm.tokenizer.decode(server.llm.requests[-1].prompt_ids)
+    page.until(lambda: len(server.target.requests) == 2)
+    prompt = server.target.tokenizer.decode(server.target.requests[-1].prompt_ids)
     assert [word in prompt for word in ("One", "Good.", "Two")] == [True] * 3
     page.until(lambda: page.texts(".text") == ["Good.", "Good."])
     page.click("#reset")
     assert page.all(".turn") == []
     page.ask("Three")
-    page.until(lambda: len(server.llm.requests) == 3)
-    assert "One" not in server.llm.tokenizer.decode(server.llm.requests[-1].prompt_ids)
+    page.until(lambda: len(server.target.requests) == 3)
+    assert "One" not in server.target.tokenizer.decode(server.target.requests[-1].prompt_ids)
 
 
 def test_an_answer_can_be_stopped(open_page: Open) -> None:
     server = served(hold=True)
     page = open_page(server)
     page.ask("Hi")
-    page.until(lambda: len(server.llm.requests) == 1)
+    page.until(lambda: len(server.target.requests) == 1)
     page.click("#stop")
     page.says(".answer .detail", "Stopped.")
-    page.until(lambda: server.llm.cancelled == [server.llm.requests[0].id])
+    page.until(lambda: server.target.cancelled == [server.target.requests[0].id])
     assert page.one("#send").is_enabled()
 
 
@@ -191,7 +191,7 @@ def test_pools_workers_and_prespeculation(open_page: Open) -> None:
         )
         return ClusterStatus((target, draft, replace(draft, name="draft-1", resting=0.016)), 0)
 
-    server.llm.cluster_status = status  # type: ignore[method-assign]
+    server.target.cluster_status = status  # type: ignore[method-assign]
     page = open_page(server)
     page.until(lambda: page.texts("#worker-table tbody th") == ["target-0", "draft-0", "draft-1"])
     rows = page.texts("#worker-table tbody tr")

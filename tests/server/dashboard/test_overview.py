@@ -39,10 +39,10 @@ class Watched:
         self.be(SNAPSHOT)
 
     def be(self, snapshot: EngineStatus) -> None:
-        self.server.llm.engine_status = lambda: snapshot  # type: ignore[method-assign]
+        self.server.target.engine_status = lambda: snapshot  # type: ignore[method-assign]
 
     def have(self, *workers: WorkerStatus) -> None:
-        self.server.llm.cluster_status = lambda: ClusterStatus(workers, 0)  # type: ignore[method-assign]
+        self.server.target.cluster_status = lambda: ClusterStatus(workers, 0)  # type: ignore[method-assign]
 
     def tick(self, seconds: float = 1.0) -> None:
         self.now += seconds
@@ -51,13 +51,13 @@ class Watched:
     def generate(self, name: str, category: str, tokens: int, seconds: float) -> None:
         """One token at once, the others after `seconds`."""
         request, metrics = Request(name, (1,), category=category), self.server.gateway.metrics
-        metrics.submitted(request)
+        metrics.record_submit(request)
         output = StepOutput(name, 0, 0, (1,), (Origin.PLAIN,), "")
-        metrics.output(request, output, self.now)
+        metrics.record_output(request, output, self.now)
         rest = replace(
             output, tokens=(1,) * (tokens - 1), origins=(Origin.PLAIN,) * (tokens - 1), finish_reason=FinishReason.STOP
         )
-        metrics.output(request, rest, self.now + seconds)
+        metrics.record_output(request, rest, self.now + seconds)
 
     @property
     def last(self) -> module.Sample:
@@ -204,7 +204,7 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch, capl
             raise RuntimeError("no")
         return SNAPSHOT
 
-    watched.server.llm.engine_status = snapshot  # type: ignore[method-assign]
+    watched.server.target.engine_status = snapshot  # type: ignore[method-assign]
 
     async def live() -> None:
         async with watched.overview.lifespan(None):

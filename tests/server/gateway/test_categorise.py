@@ -114,10 +114,10 @@ def asked(*contents: str) -> dict[str, Any]:
 def test_a_request_that_does_not_say_is_looked_at(path: str, body: dict[str, Any], category: str) -> None:
     server = served("{}", engine=EngineConfig(model="fake", max_num_seqs=4, max_model_len=8192))
     assert server.post(path, body).status_code == 200
-    assert [request.category for request in server.llm.requests] == [category]
+    assert [request.category for request in server.target.requests] == [category]
 
 
 def test_prompts_of_one_body_are_told_apart() -> None:
     server = served()
     server.post("/v1/completions", {"prompt": [CODE[0], PROSE[2]]})
-    assert [request.category for request in server.llm.requests] == ["code", "prose"]
+    assert [request.category for request in server.target.requests] == ["code", "prose"]

@@ -34,17 +34,17 @@ def test_who_finds_no_place_is_told_when_to_come_back() -> None:
         server = small()
         async with server.client() as client:
             inside = [post(client), post(client, stream=True)]
-            await until(lambda: len(server.llm.requests) == 2)
+            await until(lambda: len(server.target.requests) == 2)
             for stream in (False, True):
                 turned_away = await post(client, stream=stream)
                 assert turned_away.status_code == 429
                 assert 1 <= int(turned_away.headers["retry-after"]) <= 60
                 assert turned_away.json()["error"]["code"] == "overloaded"
-            server.llm.release()
+            server.target.release()
             assert [(await task).status_code for task in inside] == [200, 200]
             again = post(client)
-            await until(lambda: len(server.llm.requests) == 3)
-            server.llm.release()
+            await until(lambda: len(server.target.requests) == 3)
+            server.target.release()
             assert (await again).status_code == 200
 
     asyncio.run(run())
@@ -64,7 +64,7 @@ def test_refused_requests_take_no_seat() -> None:
 def test_of_several_prompts_all_are_started_or_none() -> None:
     server = served(hold=True)
     assert server.post(PATH, {"prompt": [[1], [999]]}).status_code == 400
-    assert server.llm.cancelled == [server.llm.requests[0].id]
+    assert server.target.cancelled == [server.target.requests[0].id]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -74,7 +74,7 @@ def test_a_request_that_takes_too_long(stream: bool) -> None:
     assert response.status_code == 408
     assert response.json()["error"]["param"] == "timeout"
     assert response.headers["x-should-retry"] == "false"
-    assert server.llm.cancelled == [server.llm.requests[0].id]
+    assert server.target.cancelled == [server.target.requests[0].id]
 
 
 def test_the_servers_own_limit_holds_too() -> None:
@@ -101,10 +101,10 @@ def test_a_client_that_leaves_gives_its_seat_up(stream: bool) -> None:
         headers = [(b"content-type", b"application/json")]
         scope = {"type": "http", "method": "POST", "path": PATH, "headers": headers, "query_string": b""}
         task = asyncio.create_task(server.app(scope, receive, send))
-        await until(lambda: server.llm.requests)
+        await until(lambda: server.target.requests)
         left.set()
         await asyncio.wait_for(task, 5)
-        assert server.llm.cancelled == [server.llm.requests[0].id]
+        assert server.target.cancelled == [server.target.requests[0].id]
         assert server.gateway.num_waiting == 0
         assert 'outcome="cancelled"} 1.0' in server.gateway.metrics.render().decode()
 
@@ -116,30 +116,30 @@ def test_an_engine_that_breaks_before_and_within_a_stream() -> None:
         server = served("Hello there!", hold=True, engine=EngineConfig(model="fake", max_num_seqs=8))
         async with server.client() as client:
             tasks = [post(client), post(client, stream=True)]
-            await until(lambda: len(server.llm.requests) == 2)
-            server.llm.fail()
+            await until(lambda: len(server.target.requests) == 2)
+            server.target.fail()
             assert [(await task).status_code for task in tasks] == [503, 503]
 
     asyncio.run(run())
 
     def halfway() -> Served:
         server = served("Hello there!", hold=True)
-        outputs = server.llm._outputs
+        outputs = server.target._outputs
 
         def broken(request: Any, choice: int) -> Any:
             yield outputs(request, choice)[0]
             raise AssertionError
 
-        server.llm._outputs = broken  # type: ignore[method-assign]
+        server.target._outputs = broken  # type: ignore[method-assign]
         return server
 
     async def within() -> httpx.Response:
         server = halfway()
         async with server.client() as client:
             task = post(client, stream=True, timeout=0.1)
-            await until(lambda: server.llm.requests)
+            await until(lambda: server.target.requests)
             with pytest.raises(AssertionError):
-                server.llm.release()
+                server.target.release()
             return await task
 
     *data, done = events(asyncio.run(within()))
@@ -153,7 +153,7 @@ def test_draining_lets_those_inside_finish_and_nobody_in() -> None:
         server = small()
         async with server.client() as client:
             inside = post(client, stream=True)
-            await until(lambda: server.llm.requests)
+            await until(lambda: server.target.requests)
             drain = asyncio.create_task(server.gateway.drain())
             await asyncio.sleep(0)
             assert (await client.get("/ready")).status_code == 503
@@ -162,7 +162,7 @@ def test_draining_lets_those_inside_finish_and_nobody_in() -> None:
             assert turned_away.status_code == 503
             assert turned_away.json()["error"]["code"] == "unavailable"
             assert not drain.done()
-            server.llm.release()
+            server.target.release()
             assert await drain is True
             assert events(await inside)[-1] == "[DONE]"
 
@@ -174,10 +174,10 @@ def test_draining_does_not_wait_for_ever() -> None:
         server = small(drain_timeout=0.02)
         async with server.client() as client:
             inside = post(client)
-            await until(lambda: server.llm.requests)
+            await until(lambda: server.target.requests)
             assert await server.gateway.drain() is False
             assert (await inside).status_code == 503
-            assert server.llm.cancelled == [server.llm.requests[0].id]
+            assert server.target.cancelled == [server.target.requests[0].id]
 
     asyncio.run(run())
 

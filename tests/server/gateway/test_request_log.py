@@ -91,7 +91,7 @@ def test_how_it_ended_when_it_did_not_end_well(log: io.StringIO) -> None:
     async def leave() -> None:
         async with full.client() as client:
             task = asyncio.create_task(client.post("/v1/completions", json=BODY))
-            while not full.llm.requests:
+            while not full.target.requests:
                 await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):

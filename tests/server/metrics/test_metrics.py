@@ -80,12 +80,12 @@ def test_a_request_from_arrival_to_end() -> None:
     clock = Time()
     metrics = Metrics("m", clock)
     request = asked()
-    metrics.submitted(request)
-    metrics.output(request, output(1, num_cached=2, waited=0.25), 100.4)
-    metrics.output(request, output(3, drafted=4, accepted=2), 100.5)
-    metrics.output(request, output(5, drafted=4, accepted=4), 100.6)
-    metrics.output(request, output(2, drafted=2, accepted=1, finish_reason=FinishReason.STOP), 100.9)
-    metrics.finished(request, "stop", 100.9)
+    metrics.record_submit(request)
+    metrics.record_output(request, output(1, num_cached=2, waited=0.25), 100.4)
+    metrics.record_output(request, output(3, drafted=4, accepted=2), 100.5)
+    metrics.record_output(request, output(5, drafted=4, accepted=4), 100.6)
+    metrics.record_output(request, output(2, drafted=2, accepted=1, finish_reason=FinishReason.STOP), 100.9)
+    metrics.record_finish(request, "stop", 100.9)
     clock.now = 101.0
     found = samples(metrics)
     expected = {
@@ -116,12 +116,12 @@ def test_a_request_from_arrival_to_end() -> None:
 def test_choices_share_one_first_token_and_have_their_own_speed() -> None:
     metrics = Metrics("m", Time())
     request = asked()
-    metrics.submitted(request)
+    metrics.record_submit(request)
     for choice, start in ((0, 101.0), (1, 102.0)):
-        metrics.output(request, output(1, choice=choice), start)
+        metrics.record_output(request, output(1, choice=choice), start)
     for choice, end in ((0, 103.0), (1, 105.0)):
-        metrics.output(request, output(2, choice=choice, finish_reason=FinishReason.LENGTH), end)
-    metrics.finished(request, "length", 105.0)
+        metrics.record_output(request, output(2, choice=choice, finish_reason=FinishReason.LENGTH), end)
+    metrics.record_finish(request, "length", 105.0)
     found = samples(metrics)
     assert found["paceline_time_to_first_token_seconds_count", "chat"] == 1
     assert found["paceline_time_per_output_token_seconds_count", "chat"] == 2
@@ -131,11 +131,11 @@ def test_choices_share_one_first_token_and_have_their_own_speed() -> None:
 def test_one_token_has_no_time_per_token_and_none_no_first() -> None:
     metrics = Metrics("m", Time())
     one, none = asked("one"), asked("none")
-    metrics.submitted(one)
-    metrics.submitted(none)
-    metrics.output(one, output(1, finish_reason=FinishReason.STOP), 101.0)
-    metrics.finished(one, "stop", 101.0)
-    metrics.finished(none, "cancelled", 101.0)
+    metrics.record_submit(one)
+    metrics.record_submit(none)
+    metrics.record_output(one, output(1, finish_reason=FinishReason.STOP), 101.0)
+    metrics.record_finish(one, "stop", 101.0)
+    metrics.record_finish(none, "cancelled", 101.0)
     found = samples(metrics)
     assert found["paceline_time_per_output_token_seconds_count", "chat"] == 0
     assert found["paceline_time_to_first_token_seconds_count", "chat"] == 1
@@ -146,11 +146,11 @@ def test_speed_is_that_of_the_last_ten_seconds() -> None:
     clock = Time()
     metrics = Metrics("m", clock)
     request = asked()
-    metrics.submitted(request)
+    metrics.record_submit(request)
     key = ("paceline_effective_tokens_per_second", "chat")
     for second in range(20):
         clock.now = 100.0 + second
-        metrics.output(request, output(5), clock.now)
+        metrics.record_output(request, output(5), clock.now)
     assert samples(metrics)[key] == 5.0
     clock.now += 5.0
     assert samples(metrics)[key] == 2.5
@@ -160,9 +160,9 @@ def test_speed_is_that_of_the_last_ten_seconds() -> None:
 
 def test_rejections_are_counted_by_reason() -> None:
     metrics = Metrics("m")
-    metrics.rejected("overloaded")
-    metrics.rejected("overloaded")
-    metrics.rejected("draining")
+    metrics.record_rejection("overloaded")
+    metrics.record_rejection("overloaded")
+    metrics.record_rejection("draining")
     found = samples(metrics)
     assert found["paceline_rejected_total", "overloaded"] == 2
     assert found["paceline_rejected_total", "draining"] == 1
@@ -172,8 +172,8 @@ def test_categories_are_bounded() -> None:
     metrics = Metrics("m")
     for i in range(100):
         request = asked(str(i), category=f"kind {i}")
-        metrics.submitted(request)
-        metrics.finished(request, "stop", 0.0)
+        metrics.record_submit(request)
+        metrics.record_finish(request, "stop", 0.0)
     stopped = {key[1]: v for key, v in samples(metrics).items() if key[0] == "paceline_requests_total" and v}
     assert len(stopped) == 33
     assert stopped["other"] == 68
@@ -249,9 +249,9 @@ def test_the_documentation_lists_exactly_what_there_is() -> None:
     )
     draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://a:2", answers=1)
     metrics.add_cluster(lambda: ClusterStatus((worker, draft), 0))
-    metrics.submitted(asked())
-    metrics.output(asked(), output(2, drafted=1, accepted=1), 0.0)
-    metrics.rejected("overloaded")
+    metrics.record_submit(asked())
+    metrics.record_output(asked(), output(2, drafted=1, accepted=1), 0.0)
+    metrics.record_rejection("overloaded")
     there = set()
     for family in metrics.registry.collect():
         labels = {label for sample in family.samples for label in sample.labels} - {"model", "le"}
@@ -268,9 +268,9 @@ def test_counting_and_scraping_from_many_threads() -> None:
     def work(number: int) -> None:
         for i in range(50):
             request = asked(f"{number}-{i}", category=f"kind {i % 5}")
-            metrics.submitted(request)
-            metrics.output(request, output(2, drafted=2, accepted=1), float(i))
-            metrics.finished(request, "stop", float(i))
+            metrics.record_submit(request)
+            metrics.record_output(request, output(2, drafted=2, accepted=1), float(i))
+            metrics.record_finish(request, "stop", float(i))
             metrics.render() if i % 25 == 0 else None
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]

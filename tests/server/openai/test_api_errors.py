@@ -185,7 +185,7 @@ def test_bodies_that_are_no_request(server: Served, content: bytes) -> None:
 def test_whole_surrogate_pairs_are_a_character(server: Served) -> None:
     content, headers = rb'{"prompt": "\ud83d\ude00"}', {"content-type": "application/json"}
     assert server.call("POST", COMPLETIONS, content=content, headers=headers).status_code == 200
-    assert server.llm.tokenizer.decode(server.llm.requests[-1].prompt_ids) == "😀"
+    assert server.target.tokenizer.decode(server.target.requests[-1].prompt_ids) == "😀"
 
 
 def test_a_body_that_is_no_json(server: Served) -> None:

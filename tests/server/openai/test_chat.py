@@ -33,7 +33,7 @@ def chunks(server: Served, **body: Any) -> list[dict[str, Any]]:
 
 
 def prompt_of(server: Served) -> str:
-    return server.llm.tokenizer.decode(server.llm.requests[-1].prompt_ids, skip_special=False)
+    return server.target.tokenizer.decode(server.target.requests[-1].prompt_ids, skip_special=False)
 
 
 def test_a_whole_answer() -> None:
@@ -133,7 +133,7 @@ def test_parameters_reach_the_engine() -> None:
         metadata={"category": "code"},
         user="someone",
     )
-    request = server.llm.requests[0]
+    request = server.target.requests[0]
     sampling = request.sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (7, 0.5, 0.9, 11)
     assert (sampling.stop, sampling.stop_token_ids, sampling.ignore_eos) == (("end",), (3,), True)
@@ -148,17 +148,17 @@ def test_what_a_request_does_not_say() -> None:
     server = served()
     chat(server)
     chat(server, temperature=None, stop=None, tools=None, function_call=None)
-    for request in server.llm.requests:
+    for request in server.target.requests:
         assert request.sampling.max_tokens == 4096
         assert request.sampling.temperature == 1.0
         assert request.category == "prose"
-    assert server.llm.requests[0].sampling.seed != server.llm.requests[1].sampling.seed
+    assert server.target.requests[0].sampling.seed != server.target.requests[1].sampling.seed
 
 
 def test_the_header_names_the_category() -> None:
     server = served()
     server.post(CHAT, {"messages": MESSAGES, "metadata": {"category": "b"}}, headers={"X-Paceline-Category": "a"})
-    assert server.llm.requests[0].category == "a"
+    assert server.target.requests[0].category == "a"
 
 
 def test_content_in_parts_and_a_developer() -> None:
@@ -184,7 +184,7 @@ def test_content_in_parts_and_a_developer() -> None:
 def test_response_formats(form: dict[str, Any], schema: dict[str, Any] | None) -> None:
     server = served()
     chat(server, response_format=form)
-    assert server.llm.requests[0].sampling.json_schema == schema
+    assert server.target.requests[0].sampling.json_schema == schema
 
 
 CALL = 'Wait.\n<tool_call>{"name": "look", "arguments": {"city": "Rome"}}</tool_call>'
@@ -225,7 +225,7 @@ def test_no_tools_no_calls() -> None:
 def test_a_named_call_is_forced_by_its_schema_and_streamed() -> None:
     server = served('{"city": "Rome"}', per_step=4)
     parts = chunks(server, tools=[TOOL], tool_choice={"type": "function", "function": {"name": "look"}})
-    assert server.llm.requests[0].sampling.json_schema == TOOL["function"]["parameters"]
+    assert server.target.requests[0].sampling.json_schema == TOOL["function"]["parameters"]
     calls = [call for part in parts for call in part["choices"][0]["delta"].get("tool_calls", ())]
     assert calls[0]["function"]["name"] == "look"
     assert len(calls) == 4
@@ -241,7 +241,7 @@ def test_required_is_forced_over_all_tools() -> None:
     other = {"type": "function", "function": {"name": "other", "parameters": parameters}}
     choice = chat(server, tools=[TOOL, other], tool_choice="required")["choices"][0]
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "other", "arguments": '{"x": 1}'}
-    schema = server.llm.requests[0].sampling.json_schema
+    schema = server.target.requests[0].sampling.json_schema
     assert schema is not None
     moved = schema["anyOf"][1]["properties"]["arguments"]
     assert moved["properties"]["x"] == {"$ref": "#/anyOf/1/properties/arguments/$defs/X"}
@@ -260,4 +260,4 @@ def test_a_conversation_with_calls_goes_back_in_as_text() -> None:
 def test_one_call_at_a_time_stops_after_it() -> None:
     server = served()
     chat(server, tools=[TOOL], parallel_tool_calls=False, stop=["x"])
-    assert server.llm.requests[0].sampling.stop == ("x", "</tool_call>")
+    assert server.target.requests[0].sampling.stop == ("x", "</tool_call>")

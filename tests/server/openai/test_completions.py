@@ -16,14 +16,14 @@ def test_a_text() -> None:
     assert answer["object"] == "text_completion"
     assert answer["choices"] == [{"index": 0, "text": "and so on", "logprobs": None, "finish_reason": "stop"}]
     assert answer["usage"]["prompt_tokens"] == 4
-    assert server.llm.requests[0].sampling.max_tokens == 16
+    assert server.target.requests[0].sampling.max_tokens == 16
 
 
 def test_prompts_of_every_kind() -> None:
     server = served("!")
     complete(server, prompt=[5, 6])
     complete(server, prompt=[[5], [6, 7]])
-    assert [request.prompt_ids for request in server.llm.requests] == [(5, 6), (5,), (6, 7)]
+    assert [request.prompt_ids for request in server.target.requests] == [(5, 6), (5,), (6, 7)]
 
 
 def test_choices_of_many_prompts_are_numbered_through() -> None:

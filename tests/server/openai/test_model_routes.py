@@ -25,7 +25,7 @@ def test_a_conversation_is_tokenised_as_it_would_be_answered() -> None:
     messages = [{"role": "user", "content": "Hi"}]
     server.post("/v1/chat/completions", {"messages": messages})
     tokens = server.post("/tokenize", {"messages": messages}).json()["tokens"]
-    assert tuple(tokens) == server.llm.requests[0].prompt_ids
+    assert tuple(tokens) == server.target.requests[0].prompt_ids
 
 
 def test_a_prompt_or_a_conversation() -> None:
@@ -47,7 +47,7 @@ def test_health_and_metrics() -> None:
     response = server.call("GET", "/metrics")
     assert response.headers["content-type"].startswith("text/plain; version=")
     assert 'paceline_requests_total{category="prose",model="fake",outcome="stop"} 1.0' in response.text
-    server.llm.fail()
+    server.target.fail()
     assert server.call("GET", "/health").status_code == 503
     assert server.call("GET", "/ready").status_code == 503
     assert server.post("/v1/completions", {"prompt": "x"}).status_code == 503

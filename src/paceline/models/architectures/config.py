@@ -1,6 +1,6 @@
-"""The shape of a decoder, read from a Hugging Face config.json or from GGUF metadata.
+"""Configuration of a decoder, read from a Hugging Face config.json or from GGUF metadata.
 
-Anything we would compute wrongly is refused here, by name, before a weight is read.
+Features that the forward pass does not support are rejected here, by name, before any weight is read.
 """
 
 from collections.abc import Mapping
@@ -12,16 +12,16 @@ from paceline.models.architectures.rope import FrequencyFactors, RopeScaling, ro
 from paceline.models.loading.prequantized import check_scheme
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-"""Families `DecoderModel` computes. Their names are `model_type` in config.json and, but for mistral, in GGUF."""
+"""Supported architectures, by their `model_type` in config.json. GGUF files use the same names, except for mistral."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Everything the forward pass needs to know besides the weights. Mirrors one decoder; never written to."""
+    """Everything that the forward pass needs besides the weights."""
 
     architecture: str
     vocab_size: int
-    """Rows of the embedding; may exceed the tokenizer's ids where a vocabulary was padded."""
+    """Rows of the embedding; a padded vocabulary has more than the tokenizer."""
     hidden_size: int
     num_layers: int
     num_heads: int
@@ -38,7 +38,7 @@ class ModelConfig:
     qk_norm: bool = False
     """RMS norm of each head of q and k before the rotation (Qwen3)."""
     sliding_window: int | None = None
-    """A token sees this many tokens, itself included; None sees all."""
+    """Tokens that a token attends to, itself included; None: all."""
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
@@ -56,7 +56,7 @@ class ModelConfig:
 
     @property
     def num_parameters(self) -> int:
-        """Weights of the model, a tied embedding counted once."""
+        """Number of weights; a tied embedding counts once."""
         attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
         attention += self.attention_bias * (self.q_size + 2 * self.kv_size) + self.qk_norm * 2 * self.head_dim
         layer = attention + 3 * self.hidden_size * self.ffn_size + 2 * self.hidden_size
@@ -64,15 +64,15 @@ class ModelConfig:
         return tables + self.num_layers * layer + self.hidden_size
 
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
-        """Cache memory of one token over all layers."""
+        """Bytes of one token in the KV cache, over all layers."""
         return 2 * self.num_layers * self.kv_size * bytes_per_value
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
-        """From the contents of config.json, as written by transformers 4 or 5."""
+        """From config.json, as written by transformers 4 or 5."""
         architecture = config.get("model_type", "unknown")
         _check_architecture(architecture)
-        _refuse_hf_features(config, architecture)
+        _reject_unsupported(config, architecture)
         check_scheme(config.get("quantization_config"))
         hidden, heads = config["hidden_size"], config["num_attention_heads"]
         theta, scaling = rope_from_hf(config)
@@ -106,9 +106,9 @@ class ModelConfig:
         tie_embeddings: bool,
         frequency_factors: tuple[float, ...] | None = None,
     ) -> "ModelConfig":
-        """From GGUF key-values; what they do not tell is seen from the tensors and handed in by the reader.
+        """From GGUF metadata, and from tensors where the metadata is incomplete.
 
-        `frequency_factors` is the tensor rope_freqs.weight, which is how Llama 3 files carry their rope scaling.
+        `frequency_factors` is the tensor rope_freqs.weight, which holds the rope scaling of Llama 3 files.
         """
         architecture = metadata.get("general.architecture", "unknown")
         _check_architecture(architecture)
@@ -147,19 +147,19 @@ def _check_architecture(name: str) -> None:
         raise UnsupportedModel(f"architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
 
 
-def _refuse_hf_features(config: Mapping[str, Any], architecture: str) -> None:
-    """Raise for what a supported `model_type` may still ask of us and we do not compute."""
-    refusals = (
+def _reject_unsupported(config: Mapping[str, Any], architecture: str) -> None:
+    """Raise `UnsupportedModel` for options of a supported `model_type` that the forward pass lacks."""
+    unsupported = (
         ("hidden_act", "silu", "an activation other than silu"),
-        ("mlp_bias", False, "biases in the feed-forward layers"),
-        ("attention_bias", architecture == "qwen2", "attention biases outside Qwen2"),
-        ("partial_rotary_factor", 1.0, "rotary embeddings over a part of the head"),
-        ("num_local_experts", None, "mixture of experts"),
+        ("mlp_bias", False, "a bias in the feed-forward layers"),
+        ("attention_bias", architecture == "qwen2", "an attention bias outside Qwen2"),
+        ("partial_rotary_factor", 1.0, "a rotary embedding over a part of the head"),
+        ("num_local_experts", None, "a mixture of experts"),
     )
-    for key, expected, meaning in refusals:
+    for key, expected, meaning in unsupported:
         found = config.get(key)
         if found is not None and found != expected:
-            raise UnsupportedModel(f"config.json has {key}={found!r}: {meaning}, not supported")
+            raise UnsupportedModel(f"config.json has {key}={found!r}: {meaning} is not supported")
 
 
 def _hf_sliding_window(config: Mapping[str, Any], architecture: str) -> int | None:
@@ -170,7 +170,7 @@ def _hf_sliding_window(config: Mapping[str, Any], architecture: str) -> int | No
         return window
     if not config.get("use_sliding_window", False):
         return None
-    # Qwen slides from layer `max_window_layers` on; `layer_types` is the same said per layer.
+    # Qwen uses the window from layer `max_window_layers` on; `layer_types` lists it per layer.
     first, layers = config.get("max_window_layers", 0), config["num_hidden_layers"]
     kinds = set(config.get("layer_types") or ["full_attention"] * first + ["sliding_attention"] * (layers - first))
     if len(kinds) > 1:

@@ -1,4 +1,4 @@
-"""The name of an inflated model: a small model computed in the shape of a large one. See `architectures/inflate.py`."""
+"""Names of inflated models; see `architectures/inflate.py`. Imports without torch."""
 
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
@@ -7,14 +7,14 @@ from paceline.core.errors import UnsupportedModel
 from paceline.models.loading.hub import EMBEDDED
 
 PREFIX = "inflate:"
-"""A model named `inflate:llama-8b?base=smollm2&noise=0.06&seed=0` is made, not read."""
+"""Prefix of names such as `inflate:llama-8b?base=smollm2&noise=0.06&seed=0`. These models are generated."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
     hidden_size: int
     num_layers: int
-    """At the least: a small model with more layers keeps them all."""
+    """Least number of layers; a small model with more keeps all of its layers."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
@@ -30,8 +30,8 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Inflation:
-    """What to make. `noise` is added to the small model's layers, in deviations of each matrix: it lowers the alpha of a
-    draft that follows the small model. Noise depends on `seed` alone, filler on the device too."""
+    """Parameters of an inflated model. `noise`, in standard deviations of each matrix, is added to the layers of the small model
+    and lowers the acceptance of its drafts. Noise depends on `seed` only; the other random weights depend on the device too."""
 
     shape: str
     base: str = EMBEDDED
@@ -40,20 +40,20 @@ class Inflation:
 
     def __post_init__(self) -> None:
         if self.shape not in SHAPES:
-            raise UnsupportedModel(f"shape {self.shape!r} is not known; choose from: {', '.join(SHAPES)}")
+            raise UnsupportedModel(f"unknown shape {self.shape!r}; choose from: {', '.join(SHAPES)}")
         if self.noise < 0:
-            raise UnsupportedModel(f"noise must be 0 or more deviations of a weight, got {self.noise}")
+            raise UnsupportedModel(f"noise must be 0 or more standard deviations, got {self.noise}")
 
     @classmethod
     def parse(cls, name: str) -> "Inflation":
-        """From `inflate:SHAPE?base=…&noise=…&seed=…`, each of them optional."""
+        """From `inflate:SHAPE?base=…&noise=…&seed=…`; the parameters are optional."""
         shape, _, query = name.removeprefix(PREFIX).partition("?")
         kinds = {"base": str, "noise": float, "seed": int}
         given = dict(parse_qsl(query, keep_blank_values=True))
         unknown = sorted(given.keys() - kinds.keys())
         if unknown:
-            raise UnsupportedModel(f"{name}: {unknown[0]!r} is not known; choose from: {', '.join(kinds)}")
+            raise UnsupportedModel(f"{name}: unknown parameter {unknown[0]!r}; choose from: {', '.join(kinds)}")
         try:
             return cls(shape, **{key: kinds[key](value) for key, value in given.items()})
         except ValueError:
-            raise UnsupportedModel(f"{name}: noise must be a number and seed a whole number") from None
+            raise UnsupportedModel(f"{name}: noise must be a number and seed an integer") from None

@@ -1,6 +1,6 @@
-"""Rotary embeddings: how each family stretches the frequencies, and the table of cosines and sines.
+"""Rotary embeddings: frequency scaling, and the table of cosines and sines.
 
-Angles are float64 and the table float32: a float32 angle is off by 1e-3 at position 10,000.
+Angles are float64 and the table float32: a float32 angle has an error of 1e-3 at position 10,000.
 """
 
 import math
@@ -16,7 +16,7 @@ from paceline.core.errors import UnsupportedModel
 
 @dataclass(frozen=True, slots=True)
 class LinearScaling:
-    """Every position counts for 1/factor."""
+    """Divides all frequencies by `factor`."""
 
     factor: float
 
@@ -26,7 +26,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True)
 class Llama3Scaling:
-    """Long wavelengths are stretched by `factor`, short ones kept, those between interpolated."""
+    """Divides low frequencies by `factor`, keeps high ones, and interpolates between them."""
 
     factor: float
     low_freq_factor: float
@@ -35,14 +35,14 @@ class Llama3Scaling:
 
     def __call__(self, frequencies: Tensor) -> Tensor:
         turns = self.original_max_position * frequencies / (2 * math.pi)
-        # 0 where a frequency is stretched fully, 1 where it is kept
+        # 0: divided by `factor`; 1: kept
         keep = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return (1 - keep) * frequencies / self.factor + keep * frequencies
 
 
 @dataclass(frozen=True, slots=True)
 class FrequencyFactors:
-    """A divisor for each frequency, as GGUF files carry it."""
+    """One divisor per frequency, as in GGUF files."""
 
     factors: tuple[float, ...]
 
@@ -63,7 +63,7 @@ def rotary_table(head_dim: int, theta: float, scaling: RopeScaling | None, num_p
 
 
 def rope_from_hf(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """(theta, scaling); transformers 5 keeps both in `rope_parameters`, transformers 4 apart."""
+    """(theta, scaling). transformers 5 stores both in `rope_parameters`, transformers 4 in two keys."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -82,7 +82,7 @@ def rope_from_hf(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
 
 
 def scaling_from_gguf(fields: Mapping[str, Any]) -> RopeScaling | None:
-    """From GGUF fields without their architecture prefix."""
+    """Scaling in GGUF fields, whose architecture prefix was removed."""
     kind = fields.get("rope.scaling.type", "none")
     if kind == "none":
         return None

@@ -85,7 +85,7 @@ class EagleWeights:
     def __init__(self, config: EagleConfig, weights: Weights, target: DecoderModel) -> None:
         if not all(0 <= layer <= target.config.num_layers for layer in config.state_layers):
             raise UnsupportedModel(
-                f"the head needs the states after layers {config.state_layers}; the target has {target.config.num_layers} layers"
+                f"the head needs states after layers {config.state_layers}; the target has {target.config.num_layers} layers"
             )
         self.config, self.device, self.dtype = config, target.device, target.dtype
         self.vocabulary = DraftVocabulary.of(target, weights, config.hidden_size)
@@ -113,7 +113,7 @@ class EagleWeights:
         self.cos, self.sin = cos.to(self.device), sin.to(self.device)  # [max_position, hd / 2] float32
 
     def fuse(self, inner: Mapping[int, Tensor]) -> Tensor:
-        """g [T, D] from the target's states, [T, D] each. An inflated target has wider states, which start with the narrow ones."""
+        """g [T, D] from the target's states, [T, D] each, or wider if the target is inflated."""
         width = self.config.hidden_size
         return linear(torch.cat([inner[layer][:, :width] for layer in self.config.state_layers], 1), self.fc)
 

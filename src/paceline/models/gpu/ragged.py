@@ -47,7 +47,7 @@ def max_captured_rows(weight_bytes: int) -> int:
 
 
 def ragged_sizes(max_num_seqs: int, max_rows: int) -> list[RaggedSize]:
-    """Padded sizes of all passes within these limits, the largest first. `PassGraph` covers the small passes of one sequence."""
+    """Padded sizes of all passes within these limits, the largest first. `PassGraph` covers small passes of one sequence."""
     counts = {search_width(count) for count in range(1, min(max_num_seqs, MAX_RAGGED_SEQUENCES) + 1)}
     totals = {ragged_size(1, rows).rows for rows in range(1, max_rows + 1)}
     return [

@@ -1,5 +1,7 @@
-"""`ModelRunner` on a GPU. Passes run as CUDA graphs, captured by `warm_up` or, if they are small, at first use. A pass that fits
-no graph runs eagerly."""
+"""`ModelRunner` on a GPU. Passes run as CUDA graphs, captured by `warm_up` or, if they are small, at first use.
+
+A pass that fits no graph runs eagerly.
+"""
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -50,7 +52,7 @@ def captured_passes(max_num_seqs: int, longest: int, kinds: Collection[PassKind]
 
 
 class GpuRunner(ModelRunner):
-    """A `ModelRunner` with CUDA graphs. Its cache has one more block, unknown to the block pool, for the padding to write to."""
+    """A `ModelRunner` with CUDA graphs. Its cache has one more block than the block pool, for padding to write to."""
 
     def __init__(
         self,

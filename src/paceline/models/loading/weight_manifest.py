@@ -1,7 +1,7 @@
 """Manifest of the weights that a worker exports: the model's configuration, and shapes, types and a checksum of every part.
 
-Weights are transferred as they are in memory: fused, packed for the kernels, quantised. Two workers with the same `form` can use
-each other's bytes.
+Weights are transferred as they are in memory: fused, packed for the kernels, quantised. Two workers with the same `form` can
+use each other's bytes.
 """
 
 import hashlib

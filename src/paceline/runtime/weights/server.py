@@ -11,7 +11,6 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
-from paceline.cluster.cost.weight_rate import Pace
 from paceline.core.clock import Clock, WallClock
 from paceline.models.loading.weight_manifest import ExportedWeights, tensor_bytes
 from paceline.runtime.transfer.messages import TransferHandle
@@ -34,6 +33,9 @@ from paceline.runtime.wire.messages import Goodbye
 from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)
+
+BUSY_SHARE = 0.25
+"""Share of the send rate while the worker serves requests."""
 
 MAX_CLIENTS = 32
 """Clients with a part in transfer."""
@@ -66,6 +68,25 @@ class _PartTransfer:
     """Chunks that are not ready yet: index and (tensor, start, end)."""
 
 
+class SendRate:
+    """Rate at which a worker sends its weights to all clients together, so that serving does not slow down."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        """`bytes_per_second`: the limit; 0: only the share of time `BUSY_SHARE` while the worker serves requests."""
+        self._limit = bytes_per_second
+        self._next = 0.0
+
+    def wait(self, now: float) -> float:
+        """Seconds until the next chunk may be sent."""
+        return max(0.0, self._next - now)
+
+    def add(self, num_bytes: int, began: float, now: float, is_busy: bool) -> None:
+        """A chunk was sent; preparing it took from `began` to `now`."""
+        share = BUSY_SHARE if is_busy else 1.0
+        seconds = num_bytes / (self._limit * share) if self._limit else (now - began) / share
+        self._next = max(self._next, began) + seconds
+
+
 class WeightServer:
     """Listens from its construction and refuses requests until `open`. Then it serves chunks, round-robin by client, within its
     rate limit."""
@@ -81,7 +102,7 @@ class WeightServer:
         self._listener: Listener[FromWeightClient] = Listener(address, TO_WEIGHT_SERVER, security)
         self.address = self._listener.address
         self._transfer_server = TransferServer(urlsplit(self.address).hostname or "", security, channels)
-        self._pace = Pace(bytes_per_second)
+        self._send_rate = SendRate(bytes_per_second)
         self._clock = clock or WallClock()
         self._is_busy: Callable[[], bool] = lambda: False
         self._stock: ExportedWeights | None = None
@@ -114,11 +135,11 @@ class WeightServer:
     def _run(self) -> None:
         try:
             while not self._stop.is_set():
-                wait = self._pace.wait(self._clock.now()) if self._unfinished else IDLE_SECONDS
+                wait = self._send_rate.wait(self._clock.now()) if self._unfinished else IDLE_SECONDS
                 received = self._listener.receive(min(wait, IDLE_SECONDS))
                 if received is not None:
                     self._process(received.peer, received.message)
-                elif self._unfinished and self._pace.wait(self._clock.now()) <= 0.0:
+                elif self._unfinished and self._send_rate.wait(self._clock.now()) <= 0.0:
                     self._fill_chunk()
                 self._withdraw_unused()
         except Exception:
@@ -175,7 +196,7 @@ class WeightServer:
         started = self._clock.now()
         self.num_bytes += end - start  # before `fill`: the client may have all chunks at once afterwards
         part.transfer.fill(index, _host_chunk(part.tensors[tensor], start, end))
-        self._pace.gave(end - start, started, self._clock.now(), self._is_busy())
+        self._send_rate.add(end - start, started, self._clock.now(), self._is_busy())
         self._unfinished.rotate(-1)
 
     def _withdraw(self, peer: Peer) -> None:
