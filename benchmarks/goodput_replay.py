@@ -14,9 +14,9 @@ from statistics import median
 
 from paceline.models.gpu.runner import bucket
 from paceline.speculation.depth.drift import DriftTest
-from paceline.speculation.depth.even_rounds import EvenRounds
 from paceline.speculation.depth.goodput import GoodputDepth
-from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
+from paceline.speculation.depth.padded_batch import PaddedBatch
+from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 
 MS = 1e-3
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 512, 640, 768, 1024, 1280, 2048)
@@ -32,7 +32,7 @@ HOST = 5 * MS
 LAUNCH = 1 * MS
 """What the first round behind a step on the host waits to be launched."""
 BOARDING = 0.1 * MS
-"""For each sequence, where rounds come home and leave again: some have to be caught up with, or half the seats are empty."""
+"""For each sequence, where rounds come home and leave again: some have to be caught up with, or half the slots are empty."""
 PROMPTS = (40, 60, 80, 100, 200, 300, 600, 900)
 PASS_ROWS, STEPS_BETWEEN_ADMISSIONS, TOKENS, CATEGORY = 2048, 2, 128, "draft/chat"
 
@@ -80,30 +80,30 @@ class Run:
 class Replay:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.dice = options, random.Random(options.seed)
-        self.policy, self.drift = GoodputDepth(8), DriftTest()
-        self.policy.run_ahead(EvenRounds(frozenset({"draft"}), bucket, lambda depth: depth))
+        padded = PaddedBatch(frozenset({"draft"}), bucket, lambda depth: depth)
+        self.policy, self.drift = GoodputDepth(8, padded=padded), DriftTest()
         warm_up = {1 << n: pass_seconds(1 << n) * (options.warm_up if n in (7, 8) else 1.0) for n in range(11)}
         self.policy.calibrate(warm_up, PER_TOKEN * options.per_token)
         self._next = 0
 
     def decode(self, batch: int, is_on: bool) -> Run:
         waiting, running = [self._text(i) for i in range(batch)], []
-        run, since_host, since_drafts, seats = Run(), STEPS_BETWEEN_ADMISSIONS, 0, 0
+        run, since_host, since_drafts, slots = Run(), STEPS_BETWEEN_ADMISSIONS, 0, 0
         while waiting or running:
             if waiting and (
                 since_host >= STEPS_BETWEEN_ADMISSIONS or 2 * sum(text.prompt for text in waiting) >= PASS_ROWS
             ):
-                since_host = seats = 0
+                since_host = slots = 0
                 self._let_in(waiting, running, run)
                 continue
-            if 2 * len(running) <= seats:
+            if 2 * len(running) <= slots:
                 run.seconds += BOARDING * len(running)
-                seats = 0
-            seats = seats or bucket(len(running))
+                slots = 0
+            slots = slots or bucket(len(running))
             since_host += 1
             depths = self._decide(running) if is_on else [0] * len(running)
             since_drafts = 0 if any(depths) else since_drafts + 1
-            self._round(running, depths, seats, run, is_on, is_first=since_host == 1, follows=since_drafts <= 2)
+            self._round(running, depths, slots, run, is_on, is_first=since_host == 1, follows=since_drafts <= 2)
             ended = [text for text in running if text.made >= TOKENS]
             if ended and not run.rate and not waiting:
                 run.rate = run.tokens / (run.seconds - run.began)
@@ -131,14 +131,14 @@ class Replay:
             run.began, run.tokens, run.depths = run.seconds, 0, []
 
     def _decide(self, running: list[Text]) -> list[int]:
-        if self.policy.rests(len(running)):
+        if self.policy.skip_step(len(running)):
             return [0] * len(running)
         return self.policy.decide(
             [Candidate(t.id, CATEGORY, min(8, TOKENS - t.made), t.size, TOKENS - t.made) for t in running]
         )
 
     def _round(
-        self, running: list[Text], depths: list[int], seats: int, run: Run, is_on: bool, is_first: bool, follows: bool
+        self, running: list[Text], depths: list[int], slots: int, run: Run, is_on: bool, is_first: bool, follows: bool
     ) -> None:
         deepest, context = max(depths), sum(text.size for text in running)
         late = [text for text, depth in zip(running, depths, strict=True) if depth and not text.is_read]
@@ -146,8 +146,8 @@ class Replay:
         for text in late:
             text.is_read = True
         run.seconds += BOARDING * len(running) * bool(late)
-        each = DRAFTS[(seats - 1).bit_length()] * MS
-        verify = pass_seconds(seats * (1 + deepest)) + PER_TOKEN * context + LAUNCH * is_first
+        each = DRAFTS[(slots - 1).bit_length()] * MS
+        verify = pass_seconds(slots * (1 + deepest)) + PER_TOKEN * context + LAUNCH * is_first
         verify *= 1.0 + self.dice.uniform(-0.01, 0.01)
         reads_along = deepest == 0 and follows and any(text.is_read for text in running)
         run.seconds += verify + each * (deepest or reads_along) + READING * read
@@ -162,11 +162,11 @@ class Replay:
                 self.drift.observe(CATEGORY, text.id, count > 0)
         run.depths.append(deepest)
         if is_on:
-            drafting = (Drafting("draft", deepest, each * deepest, read, READING * read),) if deepest else ()
-            rows = seats * (1 + deepest)
+            drafting = (DraftingObservation("draft", deepest, each * deepest, read, READING * read),) if deepest else ()
+            rows = slots * (1 + deepest)
             told = len(running), rows, 0, drafting, verify, 0.0, tuple(rounds)
             boarding = BOARDING * len(running) * bool(late)
-            self.policy.observe(StepObservation(*told, context=context, seats=seats, boarding_seconds=boarding))
+            self.policy.observe(StepObservation(*told, context=context, slots=slots, switch_on_seconds=boarding))
 
 
 def main() -> None:

@@ -74,16 +74,16 @@ def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperatur
         engine.add(Request(f"r{i}", tuple(prompt), sampling))
         waiting.add(f"r{i}")
     run.texts = {name: [] for name in waiting}
-    is_timed, at_first = True, engine.ahead.num_rounds
+    is_timed, at_first = True, engine.graph.num_steps
     while engine.has_work:
-        rounds_before = engine.ahead.num_rounds
+        rounds_before = engine.graph.num_steps
         outputs = engine.step()
         now = time.perf_counter()
         for output in outputs:
             run.texts[output.request_id].extend(output.tokens)
             waiting.discard(output.request_id)
         if not started:
-            if not waiting and engine.ahead.num_rounds > at_first + 1:
+            if not waiting and engine.graph.num_steps > at_first + 1:
                 started = now
             continue
         if not is_timed:
@@ -91,11 +91,11 @@ def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperatur
         run.seconds, run.steps = now - started, run.steps + bool(outputs)
         run.tokens += sum(len(output.tokens) for output in outputs)
         run.rounds.update((output.drafted, output.accepted) for output in outputs)
-        if engine.ahead.num_rounds > rounds_before:
-            landed = engine.ahead.last_landed
-            run.device_seconds += landed.draft_seconds + landed.verify_seconds + landed.sample_seconds
-            run.draft_seconds += landed.draft_seconds
-            run.sample_seconds += landed.sample_seconds
+        if engine.graph.num_steps > rounds_before:
+            step = engine.graph.last_result
+            run.device_seconds += step.draft_seconds + step.verify_seconds
+            run.draft_seconds += step.draft_seconds
+            run.sample_seconds += step.verify_seconds - step.forward_seconds
         is_timed = all(output.finish_reason is None for output in outputs)
     run.whole_seconds = time.perf_counter() - asked
     return run

@@ -24,11 +24,10 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
-from paceline.engine.executors.graph.executor import GraphExecutor
 from paceline.models.gpu.runner import GpuRunner, bucket
 from paceline.models.loading.load import open_checkpoint
-from paceline.speculation.depth.even_rounds import EvenRounds
 from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 
 PROMPT, TOKENS, LONG = 100, 128, 600
@@ -37,18 +36,17 @@ CHEAP, DEAR = 1e-4, 5e-3
 
 
 def build(count: int) -> Engine:
-    model, policy = tiny_model(config=SHAPE), GoodputDepth(8)
+    model, methods = tiny_model(config=SHAPE), frozenset({"fake"})
+    policy = GoodputDepth(8, padded=PaddedBatch(methods, bucket, lambda depth: depth))
     sizes = SHAPE.vocab_size, SHAPE.vocab_size, True, 64 * ROWS
     proposer = DraftModelProposer(GpuRunner(model, 200_000 // 16), ROWS, *sizes)
     policy.calibrate({1 << n: PASS + ROW * (1 << n) for n in range(11)})
     limits: Any = {"kv_tokens": 200_000, "max_num_seqs": count, "max_batched_tokens": ROWS, "max_model_len": 2048}
-    engine = tiny_engine(model, proposer, policy, clock=WallClock(), runner_kind=GpuRunner, **limits)
-    told: Any = engine.runner, proposer, engine.scheduler, engine.speculator, engine.validator, 8, engine.commit_round
-    engine.ahead = GraphExecutor(*told)
-    told[0].capture_ragged(count, ROWS)
-    methods = engine.speculator.graph_methods = frozenset(engine.speculator.proposers)
-    policy.run_ahead(EvenRounds(methods, bucket, engine.ahead.nodes))
-    engine.tokenizer = open_checkpoint("smollm2").read_tokenizer()
+    graphs: Any = {"runner_kind": GpuRunner, "graph_depth": 8, "graph_methods": methods}
+    tokenizer = open_checkpoint("smollm2").read_tokenizer()
+    engine = tiny_engine(model, proposer, policy, clock=WallClock(), tokenizer=tokenizer, **graphs, **limits)
+    runner: Any = engine.runner
+    runner.capture_ragged(count, ROWS)
     return engine
 
 

@@ -11,6 +11,7 @@ import random
 from functools import cache
 
 import torch
+from paceline.runtime.draft_worker.packed_branches import unpack
 
 from paceline.core.sampling import SamplingParams
 from paceline.models.loading.load import LoadedModel, load_model
@@ -18,7 +19,6 @@ from paceline.models.runner import ModelRunner
 from paceline.runtime.draft_worker import distributions as laws
 from paceline.runtime.draft_worker.core import Drawn, Facts, Ride
 from paceline.runtime.draft_worker.model_core import ModelCore
-from paceline.runtime.draft_worker.packed_branches import unpack
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.wire.messages import (

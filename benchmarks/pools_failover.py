@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+
 from paceline.bench.default_prompts import DEFAULT_PROMPTS
 from paceline.core.cluster_config import ClusterConfig, cluster_config
 from paceline.core.config import EngineConfig
@@ -32,7 +34,6 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.deploy.deployment import process_specs
 from paceline.runtime.deploy.directory import Directory, FixedDirectory
 from paceline.runtime.deploy.supervisor import Supervisor
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
 
 Tokens = dict[str, list[int]]
 Kill = Callable[[str], None]

@@ -26,7 +26,7 @@ class StandIn:
     """Computes nothing: of every other sequence all drafts are accepted, and tokens are words."""
 
     def __init__(self, draft_seconds: float) -> None:
-        self._draft_seconds, self._land = draft_seconds, InflightStep.land
+        self._draft_seconds, self._wait = draft_seconds, InflightStep.wait
         self._logits = torch.eye(SHAPE.vocab_size)[torch.arange(ROWS) % len(WORDS) + WORDS[0]]
 
     def graph(self, batch: GraphBatch, part: str, shape: Any, keeps: bool = False) -> "StandIn":
@@ -39,9 +39,9 @@ class StandIn:
 
     def replay(self) -> None: ...
 
-    def land(self, flight: InflightStep) -> SlotResults:
-        drafted, rows = self._draft_seconds * flight.shape.levels, len(flight.limits) * (1 + flight.shape.nodes)
-        return replace(self._land(flight), draft_seconds=drafted, verify_seconds=PASS + ROW * rows)
+    def wait(self, step: InflightStep) -> SlotResults:
+        drafted, rows = self._draft_seconds * step.shape.levels, len(step.limits) * (1 + step.shape.nodes)
+        return replace(self._wait(step), draft_seconds=drafted, forward_seconds=PASS + ROW * rows)
 
     def forward(self, model: Any, tokens: torch.Tensor, *told: Any, **options: Any) -> ForwardOutput:
         """As `gpu_forward` and `DecoderModel.forward` are called."""
@@ -56,7 +56,7 @@ class StandIn:
         for owner, name, stand_in in (
             (native, "library", lambda: None),
             (GraphBatch, "_graph", lambda batch, *told: self.graph(batch, *told)),
-            (InflightStep, "land", lambda flight: self.land(flight)),
+            (InflightStep, "wait", lambda step: self.wait(step)),
             (gpu_pass, "gpu_forward", self.forward),
             (gpu_ragged, "gpu_forward", self.forward),
             (gpu_ragged, "head_logits", self.head),

@@ -75,7 +75,11 @@ def main() -> None:
             )
             if (
                 train(
-                    plan, command_of(parser, options), clock, progress, lambda: clock.now() - started > options.deadline
+                    plan,
+                    command_line(parser, options),
+                    clock,
+                    progress,
+                    lambda: clock.now() - started > options.deadline,
                 )
                 is None
             ):
@@ -88,10 +92,10 @@ def main() -> None:
     print(summary)
 
 
-def command_of(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
+def command_line(parser: argparse.ArgumentParser, options: argparse.Namespace) -> str:
     """The command line, with placeholders for local folders."""
-    options = {n: v for n, v in vars(options).items() if v != parser.get_default(n) and n not in ("model", *FOLDERS)}
-    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in options.items()]
+    changed = {n: v for n, v in vars(options).items() if v != parser.get_default(n) and n not in ("model", *FOLDERS)}
+    words = [f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}") for name, value in changed.items()]
     return " ".join(["python benchmarks/train_h200.py", Path(options.model).name, *map(str.upper, FOLDERS), *words])
 
 

@@ -27,8 +27,8 @@ from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
-from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, StepObservation
+from paceline.speculation.depth.simple_rules import FixedDepth
 from paceline.speculation.drafts import DraftBatch, DraftProbs
 from paceline.speculation.proposer import Progress, Proposer, ProposerTraits
 from paceline.speculation.proposers.draft_model import DraftModelProposer
@@ -123,7 +123,7 @@ class MixedDepth:
     def restart(self, category: str, alpha: float) -> None:
         pass
 
-    def rests(self, batch: int) -> bool:
+    def skip_step(self, batch: int) -> bool:
         return False
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Bugs that have bitten somebody, planted from outside. `benchmarks/audit.py` plants them in the embedded model."""
+"""Known bugs of speculative decoding, injected by patching. `benchmarks/audit.py` injects them into the embedded model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,16 +10,15 @@ from torch import Tensor
 from paceline.engine.engine import Engine
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.speculation.proposers import draft_model, layer_skip
-from paceline.speculation.verification import distribution, rejection
+from paceline.speculation.verification import distribution, rejection, verify
 from paceline.speculation.verification.rows import RowContext
-from paceline.speculation.verification.verify import verify as verification
 
-Plant = Callable[[Engine], Any]
+Bug = Callable[[Engine], Any]
 
 
 @contextmanager
 def patched(*places: tuple[object, str, Any]) -> Iterator[None]:
-    """Attributes of modules and instances, as long as the block lasts."""
+    """Replace attributes of modules and instances inside the block."""
     before = [(place, name, vars(place).get(name, patched)) for place, name, _ in places]
     for place, name, value in places:
         setattr(place, name, value)
@@ -34,33 +33,33 @@ def patched(*places: tuple[object, str, Any]) -> Iterator[None]:
 
 
 def hot(rows: Sequence[RowContext]) -> list[RowContext]:
-    """At temperature 1, whatever was asked for."""
+    """The rows at temperature 1."""
     return [replace(row, params=replace(row.params, temperature=1.0)) for row in rows]
 
 
-def temperature_of_drafts_forgotten_by_verification(engine: Engine) -> Any:
-    """Rows after a draft are judged at temperature 1; the first row of a round, as in plain decoding, is right."""
+def verification_ignores_the_temperature(engine: Engine) -> Any:
+    """Rows after a draft are verified at temperature 1; the first row of a round is correct."""
 
     def partly(rows: Sequence[RowContext]) -> list[RowContext]:
         return [hot([row])[0] if row.path else row for row in rows]
 
     return patched(
         (rejection, "log_distribution", lambda logits, rows: distribution.log_distribution(logits, partly(rows))),
-        (verification, "pick", lambda logits, rows: distribution.pick(logits, partly(rows))),
+        (verify, "pick", lambda logits, rows: distribution.pick(logits, partly(rows))),
     )
 
 
-def temperature_forgotten_by_the_draft(engine: Engine) -> Any:
-    """It draws at temperature 1 and says that it drew at the request's."""
+def draft_ignores_the_temperature(engine: Engine) -> Any:
+    """The draft samples at temperature 1 and reports the q of the request's temperature."""
 
-    def forgetful(logits: Tensor, rows: Sequence[RowContext]) -> tuple[Tensor, Tensor]:
+    def faulty(logits: Tensor, rows: Sequence[RowContext]) -> tuple[Tensor, Tensor]:
         return distribution.sample_draft(logits, hot(rows))[0], distribution.sample_draft(logits, rows)[1]
 
-    return patched((draft_model, "sample_draft", forgetful), (layer_skip, "sample_draft", forgetful))
+    return patched((draft_model, "sample_draft", faulty), (layer_skip, "sample_draft", faulty))
 
 
 def q_rounded_after_sampling(engine: Engine) -> Any:
-    """Drawn from 32 bits, judged by 16."""
+    """Drafts are sampled from a float32 q and verified with a bfloat16 q."""
 
     def rounded(logits: Tensor, rows: Sequence[RowContext]) -> tuple[Tensor, Tensor]:
         tokens, q = distribution.sample_draft(logits, rows)
@@ -70,11 +69,11 @@ def q_rounded_after_sampling(engine: Engine) -> Any:
 
 
 def stale_slot(engine: Engine, every: int = 1) -> Any:
-    """In every so many-th round with drafts, the keys and values of its first token do not reach the cache: what was there
-    before, of a rejected draft perhaps, is what later rows read."""
+    """In every `every`-th round with drafts, the keys and values of its first token are not written: later rows read the old
+    content of the slot."""
     forward, count = engine.runner.forward, 0
 
-    def forgetful(spans: Sequence[Any], *rest: Any, **options: Any) -> Any:
+    def faulty(spans: Sequence[Any], *rest: Any, **options: Any) -> Any:
         nonlocal count
         hit = []
         for span in spans:
@@ -89,16 +88,16 @@ def stale_slot(engine: Engine, every: int = 1) -> Any:
                 part[slot] = value
         return output
 
-    return patched((engine.runner, "forward", forgetful))
+    return patched((engine.runner, "forward", faulty))
 
 
-COUPLED: dict[str, Plant] = {
-    "temperature on one side only": temperature_of_drafts_forgotten_by_verification,
+COUPLED: dict[str, Bug] = {
+    "verification ignores the temperature": verification_ignores_the_temperature,
     "a stale KV slot": stale_slot,
 }
-REJECTION: dict[str, Plant] = {
-    "temperature on one side only: verification": temperature_of_drafts_forgotten_by_verification,
-    "temperature on one side only: the draft": temperature_forgotten_by_the_draft,
+REJECTION: dict[str, Bug] = {
+    "verification ignores the temperature": verification_ignores_the_temperature,
+    "the draft ignores the temperature": draft_ignores_the_temperature,
     "q rounded after sampling": q_rounded_after_sampling,
     "a stale KV slot": stale_slot,
 }

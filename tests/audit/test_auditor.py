@@ -1,4 +1,4 @@
-"""The audit passes on what is right and finds what was planted."""
+"""The audit passes for a correct engine and finds injected bugs."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,7 +9,7 @@ from paceline.audit import auditor as module
 from paceline.audit.auditor import Auditor
 from paceline.core.errors import InvalidConfig
 from paceline.engine.llm import LLM
-from tests.audit.planted import COUPLED, REJECTION, Plant
+from tests.audit.planted import COUPLED, REJECTION, Bug
 from tests.audit.tiny import audited, workload
 
 SAMPLINGS: dict[str, dict[str, Any]] = {
@@ -23,7 +23,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("method", ["draft_model", "layer_skip", "ngram"])
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
-def test_what_is_right_is_clean(llm: LLM, verification: str, method: str, sampling: str) -> None:
+def test_correct_engine_is_clean(llm: LLM, verification: str, method: str, sampling: str) -> None:
     report = audited(llm, workload(4, verification, method, **SAMPLINGS[sampling]))
     assert report.is_clean, report.findings
     assert report.findings == ()
@@ -33,57 +33,57 @@ def test_what_is_right_is_clean(llm: LLM, verification: str, method: str, sampli
     assert {check.kind: check.num_checked for check in report.checks} == (
         {"token": tokens, "text": 4, "logits": tokens}
         if report.is_coupled
-        else _of_rejection(report.num_drafted, tokens, method, report)
+        else _rejection_counts(report.num_drafted, tokens, method, report)
     )
 
 
-def _of_rejection(drafted: int, tokens: int, method: str, report: Any) -> dict[str, int]:
+def _rejection_counts(drafted: int, tokens: int, method: str, report: Any) -> dict[str, int]:
     tested = sum(len(text.q_divergence) for text in report.texts)
     assert (tested > 0) == (method != "ngram")
     assert tested <= drafted
-    return {"p": tokens, "q": tested, "draw": tested, "law": 2 * tokens}
+    return {"p": tokens, "q": tested, "sample": tested, "distribution": 2 * tokens}
 
 
 @pytest.mark.parametrize("bug", COUPLED)
-def test_planted_in_coupled_rounds(llm: LLM, bug: str) -> None:
+def test_bugs_in_coupled_rounds_are_found(llm: LLM, bug: str) -> None:
     kinds = {"token", "text", "logits"} if "KV" in bug else {"token", "text"}
-    check_caught(llm, COUPLED[bug], "coupled", kinds)
+    check_found(llm, COUPLED[bug], "coupled", kinds)
 
 
 @pytest.mark.parametrize(
     ("bug", "kinds"),
     [
-        ("temperature on one side only: verification", {"p"}),
-        ("temperature on one side only: the draft", {"draw"}),
+        ("verification ignores the temperature", {"p"}),
+        ("the draft ignores the temperature", {"sample"}),
         ("q rounded after sampling", {"q"}),
         ("a stale KV slot", {"p"}),
     ],
 )
-def test_planted_in_rejection_rounds(llm: LLM, bug: str, kinds: set[str]) -> None:
-    check_caught(llm, REJECTION[bug], "rejection", kinds)
+def test_bugs_in_rejection_rounds_are_found(llm: LLM, bug: str, kinds: set[str]) -> None:
+    check_found(llm, REJECTION[bug], "rejection", kinds)
 
 
-def check_caught(llm: LLM, plant: Plant, verification: str, kinds: set[str]) -> None:
-    """Seeds are fixed: it is caught always or never. What shows in three texts of four is overlooked in 12 once in 10^7."""
+def check_found(llm: LLM, bug: Bug, verification: str, kinds: set[str]) -> None:
+    """Seeds are fixed, so the result is deterministic. A bug in three of four texts is missed in 12 with probability 10^-7."""
     load = workload(12, verification, "draft_model", temperature=0.5)
-    with plant(llm.engine):
+    with bug(llm.engine):
         report = audited(llm, load)
     assert not report.is_clean
     assert {finding.kind for finding in report.findings} == kinds
     assert sum(bool(text.findings) for text in report.texts) >= 9
     again = replace(load, prompts=load.prompts[:4])
-    assert audited(llm, again).is_clean, "the bug is gone, and so must be what it left in the cache"
+    assert audited(llm, again).is_clean, "the prefix cache still holds results of the bug"
 
 
-def test_a_stale_slot_once_in_a_while(llm: LLM) -> None:
-    """One round of ten: the texts that have one are found, and a prefix hit on what it left behind is no excuse."""
+def test_rare_stale_slot(llm: LLM) -> None:
+    """A bug in one round of ten is found in the texts that have one."""
     with COUPLED["a stale KV slot"](llm.engine, 10):  # type: ignore[call-arg]
         report = audited(llm, workload(20, "coupled", "draft_model", temperature=0.5))
     assert 5 <= sum(bool(text.findings) for text in report.texts) < 20
 
 
-def test_a_finding_says_where_and_what(llm: LLM) -> None:
-    with COUPLED["temperature on one side only"](llm.engine):
+def test_finding_has_token_and_gap(llm: LLM) -> None:
+    with COUPLED["verification ignores the temperature"](llm.engine):
         report = audited(llm, workload(6, "coupled", "draft_model", temperature=0.5))
     finding = next(one for one in report.findings if one.kind == "token")
     assert finding.token != finding.other
@@ -91,30 +91,31 @@ def test_a_finding_says_where_and_what(llm: LLM) -> None:
     assert finding.origin in ("accepted", "recovered", "bonus")
 
 
-def test_the_law_alone_tells(llm: LLM) -> None:
-    """The two-sample test sees a draft that lies about its temperature, without looking at any p or q."""
+def test_two_sample_test_finds_a_bug_alone(llm: LLM) -> None:
+    """The two-sample test finds a wrong temperature without p or q."""
     load = workload(40, "rejection", "draft_model", temperature=0.3)
     assert audited(llm, load).two_sample.p_value > 1e-3
-    with REJECTION["temperature on one side only: verification"](llm.engine):
+    with REJECTION["verification ignores the temperature"](llm.engine):
         found = audited(llm, load)
     assert found.two_sample.is_different
     assert found.checks[-1].num_wrong == 1
 
 
-def test_the_engine_is_left_as_it_was(llm: LLM) -> None:
+def test_engine_is_unchanged_afterwards(llm: LLM) -> None:
+    hooks = list(llm.engine.hooks)
     audited(llm, workload(3))
     pool = llm.engine.scheduler.tables.pool
-    assert (llm.engine.witness, pool.num_free) == (None, pool.num_blocks)
+    assert (list(llm.engine.hooks), pool.num_free) == (hooks, pool.num_blocks)
 
 
-def test_several_devices_are_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensor_parallel_is_rejected(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llm, "config", replace(llm.config, tensor_parallel_size=2))
     with pytest.raises(InvalidConfig, match="audit_fraction"):
         Auditor(llm)
 
 
-def test_long_texts_are_audited_fewer_at_a_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEDGER_BYTES", 2 * 12 * 4 * llm.engine.runner.model.config.vocab_size)
+def test_long_texts_have_smaller_batches(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOG_BYTES", 2 * 12 * 4 * llm.engine.runner.model.config.vocab_size)
     done: list[int] = []
     Auditor(llm).run(workload(5, max_tokens=4), done.append)
     Auditor(llm).run(workload(2, max_tokens=12), done.append)

@@ -1,4 +1,4 @@
-"""What an audit says, on a page and in figures."""
+"""The report of an audit as HTML and JSON."""
 
 import json
 import xml.etree.ElementTree as ET
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.audit.findings import AuditedText, Finding
-from paceline.audit.page import SHOWN, page
+from paceline.audit.html_report import SHOWN, page
 from paceline.audit.report import Report
 
 RANKS = tuple((i + 0.5) / 40 for i in range(40))
@@ -27,7 +27,7 @@ def rejection(*findings: Finding, ranks: tuple[float, ...] = RANKS) -> Report:
     figures: dict[str, Any] = {
         "p_divergence": ((0, 0.0), (1, 1e-15), (2, 0.0)),
         "q_divergence": ((1, 0.0),),
-        "num_draws": 1,
+        "num_samples": 1,
     }
     figures |= {"ranks": ranks, "plain_ranks": RANKS, "most_divergence": 1e-8}
     return Report({"model": "tiny"}, [text(0, *findings, **figures), text(1, **figures)], False)
@@ -51,7 +51,7 @@ def test_drift(report: Report) -> None:
 
 
 @pytest.mark.parametrize("report", [coupled(TOKEN), rejection()])
-def test_a_page_stands_alone(report: Report) -> None:
+def test_page_has_no_external_resources(report: Report) -> None:
     found = page(report, lambda token: "<b>&")
     assert ("Audit: clean" in found, "Findings" in found) == (report.is_clean, not report.is_clean)
     assert "<script" not in found
@@ -63,7 +63,7 @@ def test_a_page_stands_alone(report: Report) -> None:
         ET.fromstring(picture.split("</figure>")[0])
 
 
-def test_a_finding_is_listed_with_both_tokens_and_the_gap() -> None:
+def test_finding_row_has_both_tokens_and_the_gap() -> None:
     found = page(coupled(TOKEN), lambda token: f"word{token}")
     row = next(row for row in found.split("<tr>") if "word5" in row)
     for cell in ("accepted", "5 &#x27;word5&#x27;", "9 &#x27;word9&#x27;", "0.25"):
@@ -73,15 +73,15 @@ def test_a_finding_is_listed_with_both_tokens_and_the_gap() -> None:
 
 
 def test_power_is_stated() -> None:
-    """A fault in a share s of the texts is overlooked with (1 - s)^N."""
+    """A fault in a share s of the texts is missed with probability (1 - s)^N."""
     report = Report({}, [text(i) for i in range(200)], True)
     assert "2.3% of the texts" in report.power[0]
     assert len(report.power) == 2
     assert "once in 1000 audits" in rejection().power[2]
 
 
-def test_rounds_that_nobody_saw_are_not_drawn() -> None:
-    """On a device that runs ahead the text alone is checked."""
+def test_rounds_without_a_log_are_not_plotted() -> None:
+    """Steps of the graph executor are not logged; only the text is checked."""
     report = Report({}, [text(0, margins=(1.0,) * 3)], True)
     assert (report.is_clean, report.checks[2].num_checked) == (True, 0)
     assert page(report, str).count("<figure>") == 1

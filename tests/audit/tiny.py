@@ -1,4 +1,4 @@
-"""A tiny target with a draft that is mostly right, and what to ask it."""
+"""A tiny target with a similar draft, and a workload."""
 
 import random
 from pathlib import Path
@@ -20,7 +20,7 @@ def tiny_llm(folder: Path, **options: Any) -> LLM:
 
 def workload(count: int = 12, verification: Any = "coupled", method: str | None = None, **sampling: Any) -> Workload:
     rng = random.Random(0)
-    shared = "".join(rng.choices(LETTERS, k=20))  # some find the beginning of their prompt in the cache
+    shared = "".join(rng.choices(LETTERS, k=20))  # some prompts share a prefix
     prompts = [shared[: 20 * (i % 2)] + "".join(rng.choices(LETTERS, k=rng.randint(1, 30))) for i in range(count)]
     return Workload(
         prompts, SamplingParams(**{"max_tokens": 16, "seed": 7, "ignore_eos": True, **sampling}), verification, method

@@ -127,7 +127,7 @@ def test_every_extra_of_all_is_checked() -> None:
 
 
 def test_trained_draft_fits_only_its_target(tmp_path: Path) -> None:
-    assert "made for SmolLM2" in verdicts(EngineConfig(draft="smollm2-eagle"))["draft"].found
+    assert "trained for SmolLM2" in verdicts(EngineConfig(draft="smollm2-eagle"))["draft"].found
     build("llama").save_pretrained(tmp_path / "other")
     write_tokenizer(word_tokenizer(), open_checkpoint(tmp_path / "other").config, tmp_path / "other")
     other = verdicts(EngineConfig(model=str(tmp_path / "other"), draft="smollm2-eagle"))

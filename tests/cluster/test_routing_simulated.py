@@ -1,4 +1,4 @@
-"""Four workers whose caches hold 3 of 8 system prompts each, in simulated time, under two routers."""
+"""Simulation of two routers: four workers whose caches hold 3 of 8 system prompts each."""
 
 import heapq
 import random
@@ -17,7 +17,7 @@ from paceline.kv.prefix_sums import PrefixSums
 
 SECONDS_PER_TOKEN, DECODE_SECONDS, HELD = 3e-3, 0.5, 3
 SYSTEM, QUESTION = 1504, 60
-ROOM = HELD * SYSTEM + 24 * 16
+CAPACITY = HELD * SYSTEM + 24 * 16
 COLD, WARM = SECONDS_PER_TOKEN * (SYSTEM + QUESTION), SECONDS_PER_TOKEN * QUESTION
 PROMPTS = [[1000 * number + i % 997 for i in range(SYSTEM)] for number in range(8)]
 
@@ -41,14 +41,14 @@ class Outcome:
 
 
 class Worker:
-    """Prefills one request after the other, in the order they came; remembers the system prompts it used last."""
+    """Computes prompts in order; caches the system prompts used last."""
 
-    def __init__(self, name: str, index: KvIndex, slowness: float) -> None:
+    def __init__(self, name: str, index: KvIndex, slowdown: float) -> None:
         self.name = name
         self.assigned = 0
         self.waiting: deque[int] = deque()
-        self.at_work: int | None = None
-        self.slowness = slowness
+        self.computing: int | None = None
+        self.slowdown = slowdown
         self._index = index
         self._held: OrderedDict[int, None] = OrderedDict()
 
@@ -70,22 +70,21 @@ def _keys(number: int) -> list[tuple[int, int]]:
 
 
 class Simulation:
-    """`rate` requests a second, `burst` at a time with the same system prompt. Prompts take as long as computed, give or take
-    `noise`."""
+    """`rate` requests per second, in bursts of `burst` with the same system prompt. `noise` varies the time of a prompt."""
 
     def __init__(
         self,
         kv_aware: bool,
         rate: float,
         burst: int = 1,
-        slowness: tuple[float, ...] = (1, 1, 1, 1),
+        slowdown: tuple[float, ...] = (1, 1, 1, 1),
         noise: float = 0.0,
         seed: int = 11,
     ) -> None:
         self.clock = VirtualClock()
         self.index = KvIndex(PrefixSums(seed=1))
         self.router: Router = KvRouter(self.index, self.clock) if kv_aware else RoundRobin()
-        self.workers = {f"w{i}": Worker(f"w{i}", self.index, slow) for i, slow in enumerate(slowness)}
+        self.workers = {f"w{i}": Worker(f"w{i}", self.index, slow) for i, slow in enumerate(slowdown)}
         self.outcome = Outcome()
         self._random, self._noise = random.Random(seed), noise
         self._rate, self._burst = rate / burst, burst
@@ -106,7 +105,7 @@ class Simulation:
             now, i, what, name = heapq.heappop(self._events)
             self.clock.advance(now - self.clock.now())
             if what == "arrives":
-                self._place(i)
+                self._route(i)
             elif what == "starts":
                 self._start(i, self.workers[name])
             else:
@@ -114,18 +113,18 @@ class Simulation:
                 self.workers[name].assigned -= 1
         return self.outcome
 
-    def _place(self, i: int) -> None:
+    def _route(self, i: int) -> None:
         ids = PROMPTS[self._numbers[i]] + [self._random.randrange(50_000) for _ in range(QUESTION)]
-        loads = [WorkerLoad(worker.name, worker.assigned, 32, 0.0, ROOM) for worker in self.workers.values()]
+        loads = [WorkerLoad(worker.name, worker.assigned, 32, 0.0, CAPACITY) for worker in self.workers.values()]
         worker = self.workers[self.router.choose(Prompt(ids, request_id=f"{i}"), loads)]
         worker.assigned += 1
         worker.waiting.append(i)
-        self._work(worker)
+        self._compute(worker)
 
-    def _work(self, worker: Worker) -> None:
-        if worker.at_work is None and worker.waiting:
-            i = worker.at_work = worker.waiting.popleft()
-            seconds = (WARM if worker.has(self._numbers[i]) else COLD) * worker.slowness
+    def _compute(self, worker: Worker) -> None:
+        if worker.computing is None and worker.waiting:
+            i = worker.computing = worker.waiting.popleft()
+            seconds = (WARM if worker.has(self._numbers[i]) else COLD) * worker.slowdown
             seconds *= self._random.lognormvariate(0.0, self._noise)
             heapq.heappush(self._events, (self.clock.now() + seconds, i, "starts", worker.name))
 
@@ -134,13 +133,13 @@ class Simulation:
         self.outcome.first_tokens.append(self.clock.now() - self._arrived[i])
         self.outcome.hits += hit
         worker.cache(self._numbers[i])
-        worker.at_work = None
+        worker.computing = None
         self.router.started(f"{i}", SYSTEM * hit)
         heapq.heappush(self._events, (self.clock.now() + DECODE_SECONDS, i, "ends", worker.name))
-        self._work(worker)
+        self._compute(worker)
 
 
-def test_knowing_the_caches_is_worth_it() -> None:
+def test_kv_router_has_more_hits_and_earlier_first_tokens() -> None:
     aware, blind = Simulation(True, 0.8).run(), Simulation(False, 0.8).run()
     assert aware.hit_rate > 0.95
     assert blind.hit_rate < 0.6
@@ -149,8 +148,8 @@ def test_knowing_the_caches_is_worth_it() -> None:
     assert blind.late > 1.5 * aware.late
 
 
-def test_a_load_that_round_robin_cannot_carry() -> None:
-    """Requests come before anything is known of the rates: no worker is buried under what was thought to be quick."""
+def test_kv_router_sustains_a_load_that_overloads_round_robin() -> None:
+    """Requests arrive before any measurement; no worker gets too many of them."""
     aware, blind = Simulation(True, 3.0).run(), Simulation(False, 3.0).run()
     assert aware.hit_rate > 0.97
     assert aware.median == pytest.approx(WARM)
@@ -158,22 +157,22 @@ def test_a_load_that_round_robin_cannot_carry() -> None:
 
 
 @pytest.mark.parametrize(("burst", "limit"), [(4, 4 * WARM), (16, 16 * WARM)])
-def test_who_comes_together_does_not_have_every_worker_compute_the_same(burst: int, limit: float) -> None:
+def test_burst_with_one_system_prompt_computes_it_once(burst: int, limit: float) -> None:
     aware, blind = Simulation(True, 1.0, burst).run(), Simulation(False, 1.0, burst).run()
     assert aware.hit_rate > max(0.9, blind.hit_rate)
     assert aware.median < limit
     assert blind.median > COLD
 
 
-def test_a_slow_worker_does_not_slow_the_others() -> None:
-    aware = Simulation(True, 1.0, slowness=(1, 1, 1, 4)).run()
+def test_slow_worker_does_not_delay_the_others() -> None:
+    aware = Simulation(True, 1.0, slowdown=(1, 1, 1, 4)).run()
     assert aware.median == pytest.approx(WARM)
     assert aware.late < 4 * COLD
 
 
-def test_noise_in_what_prompts_take_does_not_crowd_them_into_one_cache() -> None:
-    """On a busy machine every worker looks faster than the others for a while. Eight prompts have room in four caches of three:
-    each is computed once, and hardly ever again."""
+def test_noisy_rates_do_not_concentrate_prompts() -> None:
+    """With noise, every worker looks faster than the others for a while. Eight prompts fit in four caches of three, so each is
+    rarely computed twice."""
     outcomes = [Simulation(True, 0.5, noise=0.5, seed=seed).run(80) for seed in range(10)]
     assert statistics.mean(outcome.hit_rate for outcome in outcomes) > 0.88
     assert min(outcome.hit_rate for outcome in outcomes) > 0.8

@@ -19,11 +19,9 @@ from paceline.engine import build
 from paceline.engine.build import build_engine, make_breaker, make_depth, pick_device, pick_dtype, pick_method
 from paceline.engine.engine import Engine
 from paceline.models.architectures.config import ModelConfig
-from paceline.speculation.depth.additive import AdditiveDepth
-from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate
-from paceline.speculation.depth.threshold import ThresholdDepth
+from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, ThresholdDepth
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.ngram import NgramProposer
 from tests.fakes import RandomWeights, run

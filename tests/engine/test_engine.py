@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
+from paceline.engine.executors.reason import HostReason
 from paceline.speculation.proposer import Proposer
 from tests.engine.harness import (
     GREEDY,
@@ -354,13 +354,29 @@ def test_anything_at_any_time(seed: int) -> None:
     assert_nothing_held(engine)
 
 
-def test_nobody_waits_for_a_rehearsal() -> None:
-    engine, rehearsed = engine_of(), []
-    engine.ahead = SimpleNamespace(warm_up=lambda: rehearsed.append(engine.has_work), step=lambda: None)  # type: ignore[assignment]
+def test_warm_up_does_nothing_while_a_request_runs() -> None:
+    warmed: list[bool] = []
+
+    class Graphs:
+        num_inflight, is_loaded = 0, False
+
+        def schedule(self) -> HostReason:
+            return HostReason.PREFILL
+
+        def yield_to_host(self) -> None:
+            pass
+
+        def warm_up(self) -> None:
+            warmed.append(engine.has_work)
+
+    built = engine_of()
+    graph: Any = Graphs()
+    engine = Engine(built.runner, built.scheduler, built.speculator, built.validator, clock=built.clock, graph=graph)
     engine.add(request("r", PROMPT, max_tokens=2))
     engine.warm_up()
-    assert rehearsed == []
+    assert warmed == []
     while engine.has_work:
         engine.step()
     engine.warm_up()
-    assert rehearsed == [False]
+    assert warmed == [False]
+    assert engine.executor_counts == {HostReason.PREFILL: 2}

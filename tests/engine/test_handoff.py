@@ -1,4 +1,4 @@
-"""A prompt computed by one engine and decoded by another: the same text, the same drafts, and nothing held afterwards."""
+"""Hand-off between two engines: the same text, the same drafts, and no block held afterwards."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,9 +11,8 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
-from paceline.engine.hooks.exports import Exports
 from paceline.engine.hooks.handoff_plan import BlockPart, CacheLayout, HandoffPlan, Part, StatePart
-from paceline.engine.hooks.imports import Arrival, Imports
+from paceline.engine.hooks.imports import PromptImport
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.cuda_graph import StreamEvent
 from paceline.models.kv_blocks import read_layer
@@ -26,21 +25,21 @@ from tests.heads import eagle
 LONG = tuple((7 * i + i // 11) % 40 for i in range(199))
 
 
-class Copy:
-    """A sink that copies everything the moment it hears of it: later the engine may have gone on."""
+class CopySink:
+    """A sink that copies everything at once, before the engine continues."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.layers: dict[int, bytes] = {}
         self.rows: list[tuple[int, Mapping[int, Tensor]]] = []
-        self.heard: list[tuple[int, int]] = []
+        self.reported: list[tuple[int, int]] = []
 
     def blocks(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
         ready.wait()
         out = bytearray(len(blocks) * CacheLayout.of(self.engine.runner).layer_bytes)
         read_layer(self.engine.runner, layer, blocks, out)
         self.layers[layer] = bytes(out)
-        self.heard.append((layer, len(blocks)))
+        self.reported.append((layer, len(blocks)))
 
     def states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:
         self.rows.append((start, states))
@@ -54,22 +53,17 @@ class Copy:
         return bytearray(torch.stack([r[part.start - first : part.stop - first] for r in rows]).cpu().numpy().tobytes())
 
 
-def giver(**options: Any) -> Engine:
-    engine = engine_of(**options)
-    engine.exports = Exports(engine.runner, engine.scheduler.tables)
-    return engine
+def prefill_engine(**options: Any) -> Engine:
+    return engine_of(**options)
 
 
-def taker(proposer: EagleProposer | None = None, **options: Any) -> Engine:
-    engine = engine_of(proposer, **options)
-    engine.imports = Imports(engine.runner, engine.scheduler, engine.speculator, engine.validator.limits.max_model_len)
-    return engine
+def decode_engine(proposer: EagleProposer | None = None, **options: Any) -> Engine:
+    return engine_of(proposer, **options)
 
 
-def give(engine: Engine, ids: Sequence[int], plan: HandoffPlan, salt: str = "") -> Copy:
-    """Computes what `plan` says of `ids`, as a prefill worker does."""
-    assert engine.exports is not None
-    sink = Copy(engine)
+def compute_export(engine: Engine, ids: Sequence[int], plan: HandoffPlan, salt: str = "") -> CopySink:
+    """Compute the parts of `plan` for `ids`, as a prefill worker does."""
+    sink = CopySink(engine)
     engine.exports.begin("export", plan, sink)
     off = SpeculationParams(enabled=False)
     hit = plan.first_state if plan.state_layers else None
@@ -81,71 +75,71 @@ def give(engine: Engine, ids: Sequence[int], plan: HandoffPlan, salt: str = "") 
     return sink
 
 
-def hand_over(source: Engine, target: Engine, one: Request, states: bool = False) -> Arrival:
+def hand_off(source: Engine, target: Engine, one: Request, states: bool = False) -> PromptImport:
     assert target.imports is not None
     layers = target.speculator.proposers["fake"].traits.hidden.layers if states else ()  # type: ignore[union-attr]
-    arrival = target.imports.reserve(one.id, one.prompt_ids, one.cache_salt, layers, SEQUENCE_ROWS if states else 0)
-    assert arrival is not None
-    sink = give(source, one.prompt_ids, arrival.plan, one.cache_salt)
-    for part in arrival.plan.parts():
-        data = sink.bytes_of(arrival.plan, part)
-        assert len(data) == arrival.plan.size(part)
-        arrival.write(part, data)
-    target.imports.land(arrival, arrival.plan.end)
-    return arrival
+    incoming = target.imports.reserve(one.id, one.prompt_ids, one.cache_salt, layers, SEQUENCE_ROWS if states else 0)
+    assert incoming is not None
+    sink = compute_export(source, one.prompt_ids, incoming.plan, one.cache_salt)
+    for part in incoming.plan.parts():
+        data = sink.bytes_of(incoming.plan, part)
+        assert len(data) == incoming.plan.size(part)
+        incoming.write(part, data)
+    target.imports.publish(incoming, incoming.plan.end)
+    return incoming
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED, {**SAMPLED, "n": 3}], ids=["greedy", "seeded", "three"])
-def test_the_text_is_that_of_one_engine(sampling: dict[str, Any]) -> None:
+def test_the_text_equals_that_of_one_engine(sampling: dict[str, Any]) -> None:
     one = request("r", LONG, **sampling)
     expected = outputs_of(engine_of(), one)
-    target = taker()
-    hand_over(giver(), target, one)
+    target = decode_engine()
+    hand_off(prefill_engine(), target, one)
     outputs = outputs_of(target, one)
     for choice in range(one.sampling.n):
         assert tokens_of(outputs, "r", choice) == tokens_of(expected, "r", choice)
     assert target.num_steps == one.sampling.max_tokens + (one.sampling.n > 1)  # no step for the prompt alone
     assert outputs[0].num_cached == 192
-    assert outputs_of(target, request("again", LONG, **GREEDY))[0].num_cached == 192  # published like any other
+    assert outputs_of(target, request("again", LONG, **GREEDY))[0].num_cached == 192  # an ordinary prefix hit
 
 
-def test_layers_are_told_while_the_pass_runs_and_chunk_by_chunk() -> None:
-    source = giver(max_batched_tokens=64)
+def test_layers_are_reported_during_the_pass_chunk_by_chunk() -> None:
+    source = prefill_engine(max_batched_tokens=64)
     plan = HandoffPlan(CacheLayout.of(source.runner), 0, 12)
-    sink = give(source, LONG, plan)
+    sink = compute_export(source, LONG, plan)
     layers = MODEL.config.num_layers
-    assert sink.heard == [(layer, 4 * chunk) for chunk in (1, 2, 3) for layer in range(layers)]
+    assert sink.reported == [(layer, 4 * chunk) for chunk in (1, 2, 3) for layer in range(layers)]
     assert_nothing_held(source)
 
 
-def test_only_what_is_missing_is_handed_over() -> None:
-    target = taker()
+def test_only_missing_blocks_are_handed_off() -> None:
+    target = decode_engine()
     outputs_of(target, request("before", LONG[:70], max_tokens=1))
     one = request("r", LONG, **GREEDY)
-    arrival = hand_over(giver(), target, one)
-    assert (arrival.plan.first, arrival.plan.end, arrival.num_cached) == (4, 12, 64)
+    incoming = hand_off(prefill_engine(), target, one)
+    assert (incoming.plan.first, incoming.plan.end, incoming.num_cached) == (4, 12, 64)
     assert tokens_of(outputs_of(target, one)) == tokens_of(outputs_of(engine_of(), one))
 
 
-def test_a_giver_that_has_the_prompt_cached_gives_it_from_there() -> None:
-    source, target, one = giver(), taker(), request("r", LONG, **GREEDY)
+def test_a_cached_prompt_is_exported_without_computing_it() -> None:
+    source, target, one = prefill_engine(), decode_engine(), request("r", LONG, **GREEDY)
     outputs_of(source, request("before", LONG, max_tokens=1))
     steps = source.num_steps
-    hand_over(source, target, one)
+    hand_off(source, target, one)
     assert source.num_steps == steps + 1
     assert tokens_of(outputs_of(target, one)) == tokens_of(outputs_of(engine_of(), one))
 
 
-def test_another_tenant_does_not_hit_what_was_handed_over() -> None:
-    target = taker()
+def test_another_tenant_gets_no_prefix_hit() -> None:
+    target = decode_engine()
     one = Request("r", LONG, SamplingParams(max_tokens=4, temperature=0.0, seed=3), cache_salt="mine")
-    hand_over(giver(), target, one)
+    hand_off(prefill_engine(), target, one)
     assert outputs_of(target, one)[0].num_cached == 192
     assert outputs_of(target, request("theirs", LONG, max_tokens=1))[0].num_cached == 0
 
 
-class Recorded(EagleProposer):
-    """Keeps what it drafted."""
+class RecordingProposer(EagleProposer):
+    """Records its drafts."""
 
     drafts: list[tuple[list[int], list[int]]]
 
@@ -155,73 +149,73 @@ class Recorded(EagleProposer):
         return batch
 
 
-def recorded() -> Recorded:
+def recording_proposer() -> RecordingProposer:
     inner = eagle(MODEL)
-    proposer = Recorded(inner.runner, 64)
+    proposer = RecordingProposer(inner.runner, 64)
     proposer.drafts = []
     return proposer
 
 
-@pytest.mark.parametrize("hit_there", [False, True])
-def test_an_eagle_head_drafts_what_it_would_have_drafted(hit_there: bool) -> None:
+@pytest.mark.parametrize("is_cached_at_source", [False, True])
+def test_an_eagle_head_drafts_as_without_a_hand_off(is_cached_at_source: bool) -> None:
     one = request("r", LONG, **GREEDY)
-    here, there = recorded(), recorded()
-    expected = outputs_of(engine_of(here, 6), one)
-    source, target = giver(), taker(there, depth=6)
-    if hit_there:  # states are not cached: what they are wanted of is computed again
+    reference, proposer = recording_proposer(), recording_proposer()
+    expected = outputs_of(engine_of(reference, 6), one)
+    source, target = prefill_engine(), decode_engine(proposer, depth=6)
+    if is_cached_at_source:  # hidden states are not cached: tokens that need them are computed again
         outputs_of(source, request("before", LONG, max_tokens=1))
-    hand_over(source, target, one, states=True)
+    hand_off(source, target, one, states=True)
     outputs = outputs_of(target, one)
     assert tokens_of(outputs) == tokens_of(expected)
-    assert there.drafts == here.drafts
+    assert proposer.drafts == reference.drafts
     assert [o.accepted for o in outputs] == [o.accepted for o in expected]
     assert_nothing_held(source)
 
 
-def test_without_its_states_the_head_would_draft_something_else() -> None:
-    """Otherwise the test above could not fail."""
+def test_without_hidden_states_the_head_drafts_differently() -> None:
+    """Shows that the test above can fail."""
     one = request("r", LONG, **GREEDY)
-    here, there = recorded(), recorded()
-    outputs_of(engine_of(here, 6), one)
-    target = taker(there, depth=6)
-    hand_over(giver(), target, one)
+    reference, proposer = recording_proposer(), recording_proposer()
+    outputs_of(engine_of(reference, 6), one)
+    target = decode_engine(proposer, depth=6)
+    hand_off(prefill_engine(), target, one)
     outputs_of(target, one)
-    assert there.drafts != here.drafts
+    assert proposer.drafts != reference.drafts
 
 
-def test_a_part_of_it_is_better_than_nothing() -> None:
-    target, one = taker(), request("r", LONG, **GREEDY)
+def test_an_incomplete_hand_off_is_used_as_far_as_it_goes() -> None:
+    target, one = decode_engine(), request("r", LONG, **GREEDY)
     assert target.imports is not None
-    arrival = target.imports.reserve("r", LONG, "")
-    assert arrival is not None
-    sink = give(giver(), LONG, arrival.plan)
-    first, *_ = parts = [part for part in arrival.plan.parts() if isinstance(part, BlockPart)]
+    incoming = target.imports.reserve("r", LONG, "")
+    assert incoming is not None
+    sink = compute_export(prefill_engine(), LONG, incoming.plan)
+    first, *_ = parts = [part for part in incoming.plan.parts() if isinstance(part, BlockPart)]
     for part in parts:
         if part.start == first.start:
-            arrival.write(part, sink.bytes_of(arrival.plan, part))
-    target.imports.land(arrival, first.stop)
+            incoming.write(part, sink.bytes_of(incoming.plan, part))
+    target.imports.publish(incoming, first.stop)
     outputs = outputs_of(target, one)
     assert outputs[0].num_cached == first.stop * BLOCK_SIZE
     assert tokens_of(outputs) == tokens_of(outputs_of(engine_of(), one))
 
 
-def test_what_was_reserved_is_given_back() -> None:
-    target = taker()
+def test_reserved_blocks_are_released() -> None:
+    target = decode_engine()
     assert target.imports is not None
-    arrival = target.imports.reserve("r", LONG, "")
-    assert arrival is not None
+    incoming = target.imports.reserve("r", LONG, "")
+    assert incoming is not None
     assert target.scheduler.tables.pool.num_free == 64 - 12
-    target.imports.release(arrival)
+    target.imports.release(incoming)
     assert_nothing_held(target)
     one = request("r", LONG, **GREEDY)
-    hand_over(giver(), target, one)
+    hand_off(prefill_engine(), target, one)
     target.add(one)
-    target.cancel("r")  # before it had a seat
+    target.cancel("r")  # before it was scheduled
     assert_nothing_held(target)
 
 
-def test_reservations_leave_room_for_a_sequence_of_full_length() -> None:
-    target = taker(kv_tokens=512)  # 32 blocks, 16 of them for a sequence of 256
+def test_reservations_leave_blocks_for_a_sequence_of_full_length() -> None:
+    target = decode_engine(kv_tokens=512)  # 32 blocks, 16 of them for a sequence of 256
     assert target.imports is not None
     first = target.imports.reserve("a", LONG, "")
     assert first is not None
@@ -236,8 +230,8 @@ def test_reservations_leave_room_for_a_sequence_of_full_length() -> None:
     assert target.imports.reserve("b", LONG[::-1], "") is not None
 
 
-def test_nothing_is_reserved_for_what_is_short_or_here() -> None:
-    target = taker()
+def test_nothing_is_reserved_for_short_or_cached_prompts() -> None:
+    target = decode_engine()
     assert target.imports is not None
     assert target.imports.reserve("r", LONG[:16], "") is None
     outputs_of(target, request("before", LONG, max_tokens=1))
@@ -246,18 +240,18 @@ def test_nothing_is_reserved_for_what_is_short_or_here() -> None:
     assert_nothing_held(target)
 
 
-def test_a_giver_that_is_preempted_gives_the_same() -> None:
-    source = giver(max_batched_tokens=40)
+def test_a_preempted_export_has_the_same_bytes() -> None:
+    source = prefill_engine(max_batched_tokens=40)
     plan = HandoffPlan(CacheLayout.of(source.runner), 0, 10, (0, 1), 64)
-    expected = give(giver(), LONG, plan)
+    expected = compute_export(prefill_engine(), LONG, plan)
     assert source.exports is not None
-    sink = Copy(source)
+    sink = CopySink(source)
     source.exports.begin("export", plan, sink)
     source.add(Request("export", LONG[:160], SamplingParams(max_tokens=1), max_cached_tokens=plan.first_state))
     for _ in range(3):
         source.step()
     source.scheduler._preempt(source.scheduler.running[0])
-    source.add(request("between", LONG[::-1][:100], max_tokens=3))  # takes what became free
+    source.add(request("between", LONG[::-1][:100], max_tokens=3))  # uses the freed blocks
     while source.has_work:
         source.step()
     source.exports.end("export")
@@ -266,7 +260,7 @@ def test_a_giver_that_is_preempted_gives_the_same() -> None:
         assert sink.bytes_of(plan, part) == expected.bytes_of(plan, part)
 
 
-def test_parts_cover_everything_once() -> None:
+def test_parts_cover_all_blocks_and_states_once() -> None:
     layout = CacheLayout(3, 64, 32, "kv", "states")
     plan = HandoffPlan(layout, 5, 30, (0, 3), 100)
     parts = plan.parts()
@@ -278,5 +272,5 @@ def test_parts_cover_everything_once() -> None:
     huge = HandoffPlan(CacheLayout(80, 64, 32, "kv", "states"), 0, 65536)
     assert len(huge.parts()) <= 8192
     for wrong in ({"first": 3, "end": 3}, {"first": 0, "end": 2, "state_layers": (4,)}):
-        with pytest.raises(ValueError, match=r"are none|no states"):
+        with pytest.raises(ValueError, match=r"invalid block range|invalid state layers"):
             HandoffPlan(layout, **wrong)  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def test_the_same_tokens_as_one_rank(target: str, tmp_path: Path) -> None:
 def test_a_rank_that_fails_says_why(target: str) -> None:
     with two_ranks(target) as built:
         assert isinstance(built.runner, ParallelRunner)
-        built.runner._ranks.tell(module.Move((10**9,), (0,)))  # no such slot
+        built.runner._ranks.send(module.Move((10**9,), (0,)))  # no such slot
         with pytest.raises(RankLost, match=r"(?s)rank 1 of 2 ended with status 1.*IndexError"):
             run(built, [request("r", prompt())])
 

@@ -1,14 +1,15 @@
 """The engine's side of speculation: who is asked, what is let through, what is learned, and when it stops asking."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from paceline.core.clock import VirtualClock
 from paceline.core.config import SpeculationConfig
+from paceline.core.output import StepTimes
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Origin
@@ -16,15 +17,17 @@ from paceline.core.sequence import Sequence as Generation
 from paceline.core.speculation import SpeculationParams
 from paceline.core.worker_status import BreakerState
 from paceline.engine.engine import Engine
+from paceline.engine.executors.executor import NO_DRAFT, SequenceResult, StepResult
 from paceline.engine.schedule import Schedule, Scheduled
-from paceline.engine.speculator import SpeculatedRound, Speculator
+from paceline.engine.speculator import Speculator
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.models.runner import ModelRunner, Span
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
-from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 from paceline.speculation.drafts import Draft, DraftBatch, DraftCost, DraftPrefill
 from paceline.speculation.proposer import Progress, ProposerTraits
 from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.trees.tree import depths
 from paceline.speculation.verification.verify import Verdict
 from tests.fakes import TINY, draft_model, request, run, tiny_engine, tiny_model
 
@@ -73,7 +76,7 @@ class RecordedDepth:
     def restart(self, category: str, alpha: float) -> None:
         pass
 
-    def rests(self, batch: int) -> bool:
+    def skip_step(self, batch: int) -> bool:
         return self.resting
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
@@ -81,17 +84,38 @@ class RecordedDepth:
         return [candidate.max_depth for candidate in batch]
 
 
+class GraphRound(NamedTuple):
+    sequence: Generation
+    asked: int
+    levels: int
+    accepted: int
+
+
+NO_TIMES = StepTimes(0.0, 0.0, 0.0)
+
+
 class House:
     """A speculator with two scripted methods, and sequences made by a real validator."""
 
-    def __init__(self, answer: DraftBatch | None = None, rule: BreakerRule | None = None) -> None:
+    def __init__(
+        self,
+        answer: DraftBatch | None = None,
+        rule: BreakerRule | None = None,
+        graph_methods: frozenset[str] = frozenset(),
+    ) -> None:
         self.clock = VirtualClock(100.0)
         self.one, self.two = Scripted(answer, self.clock, 0.25), Scripted()
         proposers = {"one": self.one, "two": self.two}
         self.validator = RequestValidator(Limits(VOCAB, 64), SpeculationConfig(max_depth=6), "one", proposers)
         self.depth = RecordedDepth()
         self.speculator = Speculator(
-            proposers, self.depth, Breaker(rule or BreakerRule(threshold=0.0)), self.validator, self.clock, VOCAB
+            proposers,
+            self.depth,
+            Breaker(rule or BreakerRule(threshold=0.0)),
+            self.validator,
+            self.clock,
+            VOCAB,
+            graph_methods=graph_methods,
         )
 
     def sequence(self, category: str = "default", max_tokens: int = 40, **speculation: Any) -> Generation:
@@ -105,6 +129,44 @@ class House:
 
     def plan(self, *rooms: tuple[Generation, int]) -> Schedule:
         return Schedule(tuple(Scheduled(sequence, 1, room) for sequence, room in rooms))
+
+    def learn(
+        self, plan: Schedule, drafts: Mapping[int, Draft], verdicts: Mapping[int, Verdict], verify_seconds: float
+    ) -> None:
+        """A step of the host executor."""
+        sequences = []
+        for item in plan.items:
+            draft, verdict = drafts.get(item.sequence.id, NO_DRAFT), verdicts.get(item.sequence.id)
+            levels = max(depths(draft.parents)) if draft else 0
+            sequences.append(
+                SequenceResult(item.sequence, item.num_tokens, verdict, item.num_draft, len(draft), levels, draft)
+            )
+        rows = len(verdicts) + sum(len(draft) for draft in drafts.values())
+        context = sum(len(item.sequence.ids) for item in plan.items if item.sequence.id in verdicts)
+        self.speculator.learn(StepResult(sequences, NO_TIMES, verify_seconds, verify_seconds, rows, context))
+
+    def learn_graph(
+        self,
+        rounds: Sequence[GraphRound],
+        batch: int,
+        slots: int,
+        rows: int,
+        draft_seconds: float,
+        verify_seconds: float,
+        context: int,
+        is_timed: bool = True,
+    ) -> None:
+        """A step of the graph executor: `rounds`, and other sequences that decode plainly."""
+        plain = Verdict((), (4,), (Origin.PLAIN,))
+        sequences = [SequenceResult(self.sequence(), 1, plain) for _ in range(batch - len(rounds))]
+        for sequence, asked, levels, accepted in rounds:
+            verdict = Verdict(tuple(range(accepted)), (4,) * (accepted + 1), (Origin.ACCEPTED,) * (accepted + 1))
+            sequences.append(SequenceResult(sequence, 1, verdict, asked, asked, levels))
+        self.speculator.learn(
+            StepResult(
+                sequences, NO_TIMES, verify_seconds, verify_seconds, rows, context, draft_seconds, slots, is_timed
+            )
+        )
 
 
 def chain(sequence_id: int, *tokens: int) -> DraftBatch:
@@ -156,7 +218,7 @@ def test_time_on_the_way_is_the_networks_and_not_the_drafts() -> None:
         house.one.cost = DraftCost(network_seconds=network)
         plan = house.plan((sequence, 1))
         house.speculator.propose(plan)
-        house.speculator.learn(plan, {}, {sequence.id: plain}, 0.5)
+        house.learn(plan, {}, {sequence.id: plain}, 0.5)
         step = house.depth.steps[-1]
         assert step.network_seconds == pytest.approx(expected)
         assert step.drafting[0].seconds == pytest.approx(0.25 - expected)
@@ -167,7 +229,7 @@ def test_drafts_are_waited_for_no_longer_than_the_last_pass_took() -> None:
     sequence = house.sequence()
     house.speculator.propose(house.plan((sequence, 1)))
     assert house.one.collected[-1][1] == 100.0
-    house.speculator.learn(house.plan(), {}, {}, verify_seconds=0.5)
+    house.learn(house.plan(), {}, {}, verify_seconds=0.5)
     now = house.clock.now()
     house.speculator.propose(house.plan((sequence, 1)))
     assert house.one.collected[-1][1] == now + 0.5
@@ -186,10 +248,10 @@ def test_a_step_is_reported_as_it_was() -> None:
         a.id: Verdict((0, 2), (5, 7, 9), (Origin.ACCEPTED, Origin.ACCEPTED, Origin.BONUS)),
         b.id: Verdict((), (4,), (Origin.PLAIN,)),
     }
-    house.speculator.learn(plan, drafts, verdicts, verify_seconds=0.125)
+    house.learn(plan, drafts, verdicts, verify_seconds=0.125)
     (step,) = house.depth.steps
     assert (step.batch, step.rows, step.prefill_rows, step.verify_seconds) == (2, 5, 6, 0.125)
-    assert step.drafting == (Drafting("one", 4, 0.25),)
+    assert step.drafting == (DraftingObservation("one", 4, 0.25),)
     assert step.is_timed
     assert step.rounds == (  # a tree counts levels; b got nothing
         RoundObservation(a.id, "one/x", 2, 2, 4, num_nodes=3, path=(0, 2)),
@@ -204,9 +266,9 @@ def test_each_method_answers_for_its_own_seconds() -> None:
     plan = house.plan((a, 2), (b, 3))
     drafts = house.speculator.propose(plan)
     plain = Verdict((), (4,), (Origin.PLAIN,))
-    house.speculator.learn(plan, drafts, {a.id: plain, b.id: plain}, 0.125)
+    house.learn(plan, drafts, {a.id: plain, b.id: plain}, 0.125)
     (step,) = house.depth.steps
-    assert step.drafting == (Drafting("one", 2, 0.25), Drafting("two", 3, 0.5))
+    assert step.drafting == (DraftingObservation("one", 2, 0.25), DraftingObservation("two", 3, 0.5))
 
 
 def test_draft_prefill_is_no_part_of_drafting() -> None:
@@ -217,9 +279,9 @@ def test_draft_prefill_is_no_part_of_drafting() -> None:
     house.one.cost = DraftCost(DraftPrefill(20, 0.125))
     plan = house.plan((sequence, 2))
     drafts = house.speculator.propose(plan)
-    house.speculator.learn(plan, drafts, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
+    house.learn(plan, drafts, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
     (step,) = house.depth.steps
-    assert step.drafting == (Drafting("one", 2, 0.125, read_tokens=50, read_seconds=4.125),)
+    assert step.drafting == (DraftingObservation("one", 2, 0.125, prefill_tokens=50, prefill_seconds=4.125),)
     assert step.seconds == 4.125 + 0.125 + 0.125
 
 
@@ -227,33 +289,31 @@ def test_a_draft_prefill_is_reported_with_the_next_step_that_drafts() -> None:
     house = House()
     sequence = house.sequence()
     house.speculator.add_draft_prefill("one", DraftPrefill(30, 0.5))
-    house.speculator.record([], 1, 1, 1, draft_seconds=0.0, verify_seconds=0.25, context=9)
+    house.learn_graph([], 1, 1, 1, draft_seconds=0.0, verify_seconds=0.25, context=9)
     for _ in range(2):
-        house.speculator.record(
-            [SpeculatedRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9
-        )
+        house.learn_graph([GraphRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9)
     plain, first, second = house.depth.steps
     assert plain.seconds == 0.25
-    assert first.drafting == (Drafting("one", 4, 0.5, read_tokens=30, read_seconds=0.5),)
-    assert second.drafting == (Drafting("one", 4, 0.5),)
+    assert first.drafting == (DraftingObservation("one", 4, 0.5, prefill_tokens=30, prefill_seconds=0.5),)
+    assert second.drafting == (DraftingObservation("one", 4, 0.5),)
 
 
 def test_what_the_device_waited_for_is_told_of_the_round_that_drafts_then() -> None:
     house = House()
     sequence = house.sequence()
-    drafts, times = [SpeculatedRound(sequence, 4, 4, 2)], {"draft_seconds": 0.5, "verify_seconds": 0.25, "context": 9}
+    drafts, times = [GraphRound(sequence, 4, 4, 2)], {"draft_seconds": 0.5, "verify_seconds": 0.25, "context": 9}
     house.speculator.graph_paused()
     house.clock.advance(2.0)
     house.speculator.add_draft_prefill("one", DraftPrefill(30, 0.5))  # as part of it
     house.speculator.graph_resumed()
-    house.speculator.record(drafts, 1, 8, 40, **times)
+    house.learn_graph(drafts, 1, 8, 40, **times)
     house.speculator.graph_resumed()
-    house.speculator.record(drafts, 1, 8, 40, **times)
+    house.learn_graph(drafts, 1, 8, 40, **times)
     house.speculator.graph_paused()
     house.clock.advance(2.0)
     house.speculator.graph_resumed()
-    house.speculator.record([], 1, 8, 8, **times)  # plain rounds come home for other reasons
-    assert [step.boarding_seconds for step in house.depth.steps] == [1.5, 0.0, 0.0]
+    house.learn_graph([], 1, 8, 8, **times)  # plain rounds come home for other reasons
+    assert [step.switch_on_seconds for step in house.depth.steps] == [1.5, 0.0, 0.0]
     first = house.depth.steps[0]
     assert first.seconds == 1.5 + 0.5 + 0.5 + 0.25
     assert (first.batch, first.room, first.rows) == (1, 8, 40)
@@ -264,12 +324,10 @@ def test_a_step_on_the_host_was_to_be_taken_anyway() -> None:
     sequence = house.sequence()
     house.speculator.graph_paused()
     house.clock.advance(2.0)
-    house.speculator.learn(house.plan((sequence, 0)), {}, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
+    house.learn(house.plan((sequence, 0)), {}, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
     house.speculator.graph_resumed()
-    house.speculator.record(
-        [SpeculatedRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9
-    )
-    assert house.depth.steps[-1].boarding_seconds == 0.0
+    house.learn_graph([GraphRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9)
+    assert house.depth.steps[-1].switch_on_seconds == 0.0
 
 
 def test_candidates_say_what_they_have_and_may_have() -> None:
@@ -283,24 +341,23 @@ def test_candidates_say_what_they_have_and_may_have() -> None:
 
 
 def test_a_step_on_the_host_tells_no_time_of_a_method_that_runs_ahead() -> None:
-    house = House(chain(0, 5, 6))
-    house.speculator.graph_methods = frozenset({"one"})
+    house = House(chain(0, 5, 6), graph_methods=frozenset({"one"}))
     a, b = house.sequence(), house.sequence(method="two")
     plain = Verdict((), (4,), (Origin.PLAIN,))
-    house.speculator.learn(house.plan((a, 0)), {}, {a.id: plain}, 0.125)
-    house.speculator.learn(house.plan((b, 0)), {}, {b.id: plain}, 0.125)
-    house.speculator.record([SpeculatedRound(a, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9)
-    house.speculator.record([], 1, 1, 1, draft_seconds=0.0, verify_seconds=9.0, context=9, is_timed=False)
+    house.learn(house.plan((a, 0)), {}, {a.id: plain}, 0.125)
+    house.learn(house.plan((b, 0)), {}, {b.id: plain}, 0.125)
+    house.learn_graph([GraphRound(a, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9)
+    house.learn_graph([], 1, 1, 1, draft_seconds=0.0, verify_seconds=9.0, context=9, is_timed=False)
     assert [step.is_timed for step in house.depth.steps] == [False, True, True, False]
     flown = house.depth.steps[2]
-    assert flown.drafting == (Drafting("one", 4, 0.5),)
-    assert flown.rounds == (RoundObservation(a.id, "one/default", 4, 2, 4),)
+    assert flown.drafting == (DraftingObservation("one", 4, 0.5),)
+    assert flown.rounds == (RoundObservation(a.id, "one/default", 4, 2, 4, num_nodes=4, path=(0, 1)),)
 
 
 def test_nothing_is_learned_while_switched_off() -> None:
     house = House()
     house.speculator.enabled = False
-    house.speculator.learn(house.plan(), {}, {}, 0.5)
+    house.learn(house.plan(), {}, {}, 0.5)
     assert house.depth.steps == []
 
 
@@ -356,8 +413,7 @@ def test_a_proposer_may_hear_only_of_those_it_is_asked_for() -> None:
 
 
 def test_without_room_there_is_nothing_to_decide() -> None:
-    house = House()
-    house.speculator.graph_methods = frozenset({"one"})
+    house = House(graph_methods=frozenset({"one"}))
     asked, quiet = house.sequence(), house.sequence(enabled=False)
     house.speculator.look_ahead([asked, quiet], has_room=False)
     assert house.depth.candidates == []
@@ -368,8 +424,7 @@ def test_without_room_there_is_nothing_to_decide() -> None:
 
 
 def test_but_a_pool_drafts_for_the_pass_after_it() -> None:
-    house = House()
-    house.speculator.graph_methods = frozenset({"one"})
+    house = House(graph_methods=frozenset({"one"}))
     asked, pooled = house.sequence(), house.sequence(method="two")
     house.speculator.look_ahead([asked, pooled], has_room=False)
     assert asked.depth == pooled.depth == 6
@@ -410,7 +465,7 @@ def lose(house: House, sequence: Generation, rounds: int, accepted: int = 0) -> 
     draft = Draft((5, 6), (-1, 0))
     verdict = Verdict((0, 1)[:accepted], (5, 6, 7)[: accepted + 1], (Origin.ACCEPTED,) * accepted + (Origin.BONUS,))
     for _ in range(rounds):
-        house.speculator.learn(house.plan((sequence, 2)), {sequence.id: draft}, {sequence.id: verdict}, 0.1)
+        house.learn(house.plan((sequence, 2)), {sequence.id: draft}, {sequence.id: verdict}, 0.1)
 
 
 def test_a_class_of_traffic_that_loses_stops_and_the_others_go_on() -> None:

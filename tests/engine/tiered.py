@@ -1,4 +1,4 @@
-"""Tiny engines whose cache has tiers below the device, and disks that are slow or watched on purpose."""
+"""Tiny engines whose cache has tiers below the device, and disk folders that can be blocked."""
 
 import threading
 from pathlib import Path
@@ -17,15 +17,15 @@ from paceline.models.runner import ModelRunner
 from tests.engine.harness import engine_of
 
 
-class Still:
-    """Nobody's patience ever ends."""
+class StoppedClock:
+    """A clock that never advances, so that no wait times out."""
 
     def now(self) -> float:
         return 0.0
 
 
 class GatedFolder(DiskFolder):
-    """Reads wait until `gate` is set; `reading` says that one does."""
+    """Reads wait until `gate` is set; `reading` is set when one waits."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -54,8 +54,8 @@ def tiered(
     clock: Clock | None = None,
     **options: Any,
 ) -> Engine:
-    """On the device there is room for 16 blocks."""
-    clock = clock or Still()
+    """An engine with 16 blocks on the device."""
+    clock = clock or StoppedClock()
 
     def make(runner: ModelRunner, tables: BlockTables, _: Clock) -> Tiers:
         memory = HostBlocks(runner, slots)
@@ -81,7 +81,7 @@ def store_of(engine: Engine) -> TierStore:
 def assert_nothing_leased(engine: Engine) -> None:
     store = store_of(engine)
     for _ in range(600):
-        if not store.num_unwritten and not store._jobs:  # whoever writes a block holds it meanwhile
+        if not store.num_unwritten and not store._jobs:  # a write leases its block
             break
         store.wait(0.05)
     for shelf in (store._host._shelf, store._disk):

@@ -10,7 +10,7 @@ from paceline.engine.engine import Engine
 from paceline.models.runners import make_runner
 from paceline.speculation.proposers.eagle import EagleProposer
 from tests.engine.harness import letters, outputs_of, request, tokens_of
-from tests.engine.test_handoff import Exports, Imports, hand_over
+from tests.engine.test_handoff import hand_over
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text
 from tests.fakes import tiny_engine, tiny_model
@@ -45,8 +45,6 @@ def check(asked: list[Request], tokens: dict[tuple[str, int], list[int]]) -> Non
 @pytest.mark.parametrize("has_head", [False, True])
 def test_from_one_engine_to_another(has_head: bool) -> None:
     source, target = engine(), engine(eagle(tiny_model(device=DEVICE)) if has_head else None)
-    source.exports = Exports(source.runner, source.scheduler.tables)
-    target.imports = Imports(target.runner, target.scheduler, target.speculator, 256)
     asked = requests()
     said = {}
     for one in asked:

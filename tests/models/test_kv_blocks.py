@@ -1,4 +1,4 @@
-"""Blocks as bytes: out of one runner and into another, nothing is lost and nothing else is touched."""
+"""Blocks as bytes are copied between runners exactly, and no other block changes."""
 
 import pytest
 import torch
@@ -20,61 +20,73 @@ def runner(dtype: torch.dtype = torch.float32, filled: bool = True) -> ModelRunn
     return made
 
 
-def same(ours: ModelRunner, mine: int, theirs: ModelRunner, other: int) -> bool:
-    pairs = zip(kv_blocks.planes(ours), kv_blocks.planes(theirs), strict=True)
-    return all(torch.equal(a[mine], b[other]) for a, b in pairs)
+def same(first: ModelRunner, first_block: int, second: ModelRunner, second_block: int) -> bool:
+    pairs = zip(kv_blocks.planes(first), kv_blocks.planes(second), strict=True)
+    return all(torch.equal(a[first_block], b[second_block]) for a, b in pairs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_blocks_move_between_runners_bit_for_bit(dtype: torch.dtype) -> None:
-    giver, taker = runner(dtype), runner(dtype, filled=False)
-    data = bytearray(3 * kv_blocks.block_bytes(giver))
-    kv_blocks.read_blocks(giver, [5, 0, 2], memoryview(data))
-    kv_blocks.write_blocks(taker, [1, 7, 4], memoryview(data).toreadonly())
-    assert same(taker, 1, giver, 5)
-    assert same(taker, 7, giver, 0)
-    assert same(taker, 4, giver, 2)
-    assert all(not plane[[0, 2, 3, 5, 6]].any() for plane in kv_blocks.planes(taker))
+    source, destination = runner(dtype), runner(dtype, filled=False)
+    data = bytearray(3 * kv_blocks.block_bytes(source))
+    kv_blocks.read_blocks(source, [5, 0, 2], memoryview(data))
+    kv_blocks.write_blocks(destination, [1, 7, 4], memoryview(data).toreadonly())
+    assert same(destination, 1, source, 5)
+    assert same(destination, 7, source, 0)
+    assert same(destination, 4, source, 2)
+    assert all(not plane[[0, 2, 3, 5, 6]].any() for plane in kv_blocks.planes(destination))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_layers_make_up_a_block(dtype: torch.dtype) -> None:
-    giver, taker = runner(dtype), runner(dtype, filled=False)
-    size = kv_blocks.layer_bytes(giver)
-    assert size * TINY.num_layers == kv_blocks.block_bytes(giver)
-    whole = bytearray(kv_blocks.block_bytes(giver))
-    kv_blocks.read_blocks(giver, [6], whole)
+def test_a_block_consists_of_its_layers(dtype: torch.dtype) -> None:
+    source, destination = runner(dtype), runner(dtype, filled=False)
+    size = kv_blocks.layer_bytes(source)
+    assert size * TINY.num_layers == kv_blocks.block_bytes(source)
+    whole = bytearray(kv_blocks.block_bytes(source))
+    kv_blocks.read_blocks(source, [6], whole)
     for layer in range(TINY.num_layers):
         part = bytearray(2 * size)
-        kv_blocks.read_layer(giver, layer, [6, 3], part)
+        kv_blocks.read_layer(source, layer, [6, 3], part)
         assert part[:size] == whole[layer * size : (layer + 1) * size]
-        kv_blocks.write_layer(taker, layer, [0, 1], bytes(part))
-    assert same(taker, 0, giver, 6)
-    assert same(taker, 1, giver, 3)
+        kv_blocks.write_layer(destination, layer, [0, 1], bytes(part))
+    assert same(destination, 0, source, 6)
+    assert same(destination, 1, source, 3)
 
 
-def test_a_sequence_goes_on_over_blocks_that_came_as_bytes() -> None:
+def test_a_sequence_continues_over_copied_blocks() -> None:
     text = [i * 7 % TINY.vocab_size for i in range(37)]
-    giver, taker = runner(filled=False), runner(filled=False)
-    giver.forward([Span([3, 1, 5], 0, text[:32], 0)])
-    expected = giver.forward([Span([3, 1, 5], 32, text[32:], 5)]).logits
-    data = bytearray(2 * kv_blocks.block_bytes(giver))
-    kv_blocks.read_blocks(giver, [3, 1], data)
-    kv_blocks.write_blocks(taker, [6, 0], data)
-    logits = taker.forward([Span([6, 0, 2], 32, text[32:], 5)]).logits
+    source, destination = runner(filled=False), runner(filled=False)
+    source.forward([Span([3, 1, 5], 0, text[:32], 0)])
+    expected = source.forward([Span([3, 1, 5], 32, text[32:], 5)]).logits
+    data = bytearray(2 * kv_blocks.block_bytes(source))
+    kv_blocks.read_blocks(source, [3, 1], data)
+    kv_blocks.write_blocks(destination, [6, 0], data)
+    logits = destination.forward([Span([6, 0, 2], 32, text[32:], 5)]).logits
     assert expected is not None
     assert logits is not None
     assert torch.equal(expected, logits)
 
 
-def test_a_wrong_size_is_refused_before_anything_is_written() -> None:
+def test_a_buffer_of_the_wrong_size_is_rejected() -> None:
     part = runner()
-    with pytest.raises(ValueError, match="these blocks take"):
+    with pytest.raises(ValueError, match="these blocks have"):
         kv_blocks.write_blocks(part, [0, 1], bytes(kv_blocks.block_bytes(part)))
-    with pytest.raises(ValueError, match="these blocks take"):
+    with pytest.raises(ValueError, match="these blocks have"):
         kv_blocks.read_layer(part, 0, [0], bytearray(7))
 
 
-def test_no_blocks_are_no_bytes() -> None:
+def test_an_empty_list_of_blocks_is_accepted() -> None:
     kv_blocks.read_blocks(runner(), [], bytearray())
     kv_blocks.write_blocks(runner(), [], b"")
+
+
+def test_the_fingerprint_depends_on_everything_that_changes_the_bytes() -> None:
+    runner, other = ModelRunner(MODEL, 4), ModelRunner(MODEL, 4, torch.bfloat16)
+    fingerprints = {
+        kv_blocks.cache_fingerprint(runner, "a", "none"),
+        kv_blocks.cache_fingerprint(runner, "b", "none"),
+        kv_blocks.cache_fingerprint(runner, "a", "int8"),
+        kv_blocks.cache_fingerprint(other, "a", "none"),
+    }
+    assert len(fingerprints) == 4
+    assert kv_blocks.cache_fingerprint(ModelRunner(MODEL, 9), "a", "none") in fingerprints

@@ -107,7 +107,7 @@ def pool_of(*workers: Running, wait: bool = True, **options: Any) -> Iterator[Ta
     pool = TargetPool(cluster(**options), Members(*workers))
     try:
         if wait:
-            until(lambda: sum(line.is_usable for line in pool.lines().values()) == len(workers))
+            until(lambda: sum(line.is_usable for line in pool.targets().values()) == len(workers))
         yield pool
     finally:
         pool.close()

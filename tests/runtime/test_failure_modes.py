@@ -21,7 +21,7 @@ from paceline.runtime.deploy.directory import Member
 from paceline.runtime.draft_pool.connection import DraftConnection
 from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_pool.statistics import STALE, PoolStatistics
+from paceline.runtime.draft_pool.statistics import STALE_SECONDS, PoolStatistics
 from paceline.runtime.gateway_client.target_connection import TargetLine
 from paceline.runtime.target_worker.kv_pressure import KvPressure
 from paceline.runtime.wire.messages import MAX_DEPTH, Load
@@ -38,12 +38,12 @@ STEP, DEPTH = 0.015, 5
 
 
 @dataclass(eq=False)
-class FakeLink:
-    """A draft worker with the speed it is given."""
+class FakeConnection:
+    """A connection to a draft worker with the given speed."""
 
     pass_us: int = 1000
     trip: float = 0.0002
-    is_up: bool = True
+    is_ready: bool = True
     round_trip: RoundTrip = field(default_factory=RoundTrip)
 
     def __post_init__(self) -> None:
@@ -51,15 +51,15 @@ class FakeLink:
         self.round_trip.observe(self.trip, was_waiting=True)
 
 
-def watched(
-    vitals: PoolStatistics, link: FakeLink, accepted: int = 4, steps: int = 200, now: float = 0.0
+def observed(
+    statistics: PoolStatistics, connection: FakeConnection, accepted: int = 4, steps: int = 200, now: float = 0.0
 ) -> DraftConnection:
-    """The same step again and again."""
-    fake = cast(DraftConnection, link)
+    """Observe the same step again and again."""
+    fake = cast(DraftConnection, connection)
     for _ in range(steps):
-        vitals.timed(STEP)
-        vitals.verified(DEPTH, accepted)
-        vitals.look([fake], now)
+        statistics.observe_step(STEP)
+        statistics.observe_round(DEPTH, accepted)
+        statistics.check([fake], now)
     return fake
 
 
@@ -81,9 +81,9 @@ def shown(proposer: PoolProposer, pressure: KvPressure) -> WorkerStatus:
 
 
 SICK = {
-    "low_acceptance": (FakeLink(), 1, 1.0, 2.0),
-    "slow_draft": (FakeLink(pass_us=5000), 4, DEPTH * 0.005, STEP),
-    "slow_network": (FakeLink(trip=0.010), 4, 0.010, DEPTH * 0.001),
+    "low_acceptance": (FakeConnection(), 1, 1.0, 2.0),
+    "slow_draft": (FakeConnection(pass_us=5000), 4, DEPTH * 0.005, STEP),
+    "slow_network": (FakeConnection(trip=0.010), 4, 0.010, DEPTH * 0.001),
 }
 
 
@@ -96,8 +96,8 @@ def test_told_once_with_its_figure_and_shown_everywhere(name: str, caplog: pytes
             for look in range(20):
                 pressure.observe(replace(SNAPSHOT, preemptions=5 * look), 10 * look)
         else:
-            link, accepted, figure, limit = SICK[name]
-            watched(proposer._vitals, link, accepted, now=WallClock().now())
+            connection, accepted, figure, limit = SICK[name]
+            observed(proposer._statistics, connection, accepted, now=WallClock().now())
     (told,) = [record.getMessage() for record in caplog.records]
     assert told.startswith(f"{name}: {figure:.4g} against {limit:.4g}; ")
     row = shown(proposer, pressure)
@@ -113,19 +113,19 @@ def test_told_once_with_its_figure_and_shown_everywhere(name: str, caplog: pytes
 
 
 def test_a_healthy_pool_has_no_symptom() -> None:
-    vitals = PoolStatistics()
-    link = watched(vitals, FakeLink())
-    assert vitals.symptoms(0.0) == ()
-    assert vitals.depth_cap(link) == MAX_DEPTH
-    assert not vitals.wants_ahead(link)
+    statistics = PoolStatistics()
+    connection = observed(statistics, FakeConnection())
+    assert statistics.symptoms(0.0) == ()
+    assert statistics.max_depth(connection) == MAX_DEPTH
+    assert not statistics.wants_branches(connection)
 
 
 def test_nothing_is_wrong_where_nobody_speculates_any_more() -> None:
-    vitals, pressure = PoolStatistics(), KvPressure()
-    link = watched(vitals, FakeLink(pass_us=5000), now=100.0)
-    assert [symptom.name for symptom in vitals.symptoms(100.0 + STALE / 2)] == ["slow_draft"]
-    assert vitals.symptoms(100.0 + STALE) == ()
-    assert vitals.depth_cap(link) == 3, "the next request finds the draft as slow as the last one did"
+    statistics, pressure = PoolStatistics(), KvPressure()
+    connection = observed(statistics, FakeConnection(pass_us=5000), now=100.0)
+    assert [symptom.name for symptom in statistics.symptoms(100.0 + STALE_SECONDS / 2)] == ["slow_draft"]
+    assert statistics.symptoms(100.0 + STALE_SECONDS) == ()
+    assert statistics.max_depth(connection) == 3, "the next request finds the draft as slow as the last one did"
 
     for look in range(4):
         pressure.observe(replace(SNAPSHOT, preemptions=5 * look), 10 * look)
@@ -139,24 +139,26 @@ def test_nothing_is_wrong_where_nobody_speculates_any_more() -> None:
 
 
 def test_a_slow_draft_is_asked_for_less() -> None:
-    vitals = PoolStatistics()
-    assert vitals.depth_cap(watched(vitals, FakeLink(pass_us=5000))) == 3, "what it drafts in a step of 15 ms"
+    statistics = PoolStatistics()
+    assert statistics.max_depth(observed(statistics, FakeConnection(pass_us=5000))) == 3, (
+        "what it drafts in a step of 15 ms"
+    )
 
 
 def test_a_slow_network_is_sent_ahead_over() -> None:
-    vitals = PoolStatistics()
-    link = watched(vitals, FakeLink(trip=0.010))
-    assert vitals.wants_ahead(link)
+    statistics = PoolStatistics()
+    connection = observed(statistics, FakeConnection(trip=0.010))
+    assert statistics.wants_branches(connection)
 
 
 def test_one_quick_answer_among_slow_ones_does_not_call_it_off() -> None:
     """On a busy machine a worker at hand is sometimes quick: what a step waits for is what it mostly takes."""
-    vitals = PoolStatistics()
-    link = watched(vitals, FakeLink(trip=0.0002))
+    statistics = PoolStatistics()
+    connection = observed(statistics, FakeConnection(trip=0.0002))
     for _ in range(15):
-        link.round_trip.observe(0.0025, was_waiting=True)
-    assert link.round_trip.seconds == 0.0002
-    assert vitals.wants_ahead(link)
+        connection.round_trip.observe(0.0025, was_waiting=True)
+    assert connection.round_trip.seconds == 0.0002
+    assert statistics.wants_branches(connection)
 
 
 def test_low_acceptance_ends_in_plain_decoding_and_stays_seen() -> None:
@@ -168,8 +170,8 @@ def test_low_acceptance_ends_in_plain_decoding_and_stays_seen() -> None:
         engine = tiny_engine(target, proposer, depth=4, breaker=breaker)
         run(engine, [request("r", (1, 2, 3), max_tokens=150, ignore_eos=True)])
         assert breaker.state("fake/default") is BreakerState.OPEN
-        assert worker.snapshot().rounds < 20
-        (symptom,) = [one for one in proposer.inner.snapshot().symptoms if one.name == "low_acceptance"]
+        assert worker.status().rounds < 20
+        (symptom,) = [one for one in proposer.inner.status().symptoms if one.name == "low_acceptance"]
         assert symptom.figure < 1.0
 
 

@@ -1,5 +1,5 @@
-"""Prefill and decode in processes of their own, encrypted lines, a head beside the target: the text is that of one engine, also
-when the prefill worker is killed on the way."""
+"""Prefill and decode in separate processes with encrypted connections and a draft head: the text equals that of one engine,
+also when the prefill worker is killed."""
 
 import os
 import signal
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
 
 from paceline.core.cluster_config import cluster_config
 from paceline.core.config import EngineConfig, from_mapping
@@ -17,7 +18,6 @@ from paceline.core.worker_status import HandoffCounts
 from paceline.engine.build import build_engine
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
 from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.fakes import run, tiny_model
@@ -47,7 +47,7 @@ def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     common = {"model": target, "devices": ["cpu"], "limits": LIMITS}
     settings = cluster_config(
         {
-            "name": "apart",
+            "name": "split",
             "state_dir": str(folder / "state"),
             "keys": str(keys.path),
             "handoff_threshold": 64,
@@ -66,7 +66,7 @@ def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 
 def requests(name: str, count: int, first: int) -> list[Request]:
-    """Long prompts, half greedy, half seeded, none with another's beginning."""
+    """Long prompts without common prefixes, half greedy, half sampled."""
     return [
         Request(
             f"{name}{i}",
@@ -77,13 +77,13 @@ def requests(name: str, count: int, first: int) -> list[Request]:
     ]
 
 
-def plain(model: str, asked: list[Request]) -> dict[tuple[str, int], list[int]]:
+def plain(model: str, submitted: list[Request]) -> dict[tuple[str, int], list[int]]:
     engine = build_engine(EngineConfig(model=model, device="cpu", **LIMITS))
-    return run(engine, [replace(one, speculation=SpeculationParams(enabled=False)) for one in asked]).tokens
+    return run(engine, [replace(one, speculation=SpeculationParams(enabled=False)) for one in submitted]).tokens
 
 
-def alone(model: str, head: str, one: Request) -> list[tuple[int, int]]:
-    """Drafted and accepted, step by step, in one engine."""
+def single_engine_drafts(model: str, head: str, one: Request) -> list[tuple[int, int]]:
+    """Drafted and accepted tokens of every step in one engine."""
     config = {"model": model, "draft": head, "device": "cpu", "speculation": SPECULATION, **LIMITS}
     engine = build_engine(from_mapping(EngineConfig, config))
     engine.add(one)
@@ -99,11 +99,11 @@ def counts(llm: ClusterLLM, role: str) -> HandoffCounts:
     return found
 
 
-def test_the_text_is_that_of_one_process_and_so_are_the_drafts(llm: ClusterLLM, target: str, head: str) -> None:
+def test_text_and_drafts_equal_those_of_one_process(llm: ClusterLLM, target: str, head: str) -> None:
     (first, *rest) = requests("a", 4, 0)
-    heard = Heard(llm.pool, first)
-    assert tokens(heard) == plain(target, [first])
-    assert [(o.drafted, o.accepted) for o in heard.outputs] == alone(target, head, first)
+    stream = Heard(llm.pool, first)
+    assert tokens(stream) == plain(target, [first])
+    assert [(o.drafted, o.accepted) for o in stream.outputs] == single_engine_drafts(target, head, first)
     assert tokens(Heard(llm.pool, *rest)) == plain(target, rest)
     until(lambda: counts(llm, "target").done >= 2)
     until(lambda: counts(llm, "prefill").done == counts(llm, "target").done)
@@ -111,13 +111,13 @@ def test_the_text_is_that_of_one_process_and_so_are_the_drafts(llm: ClusterLLM, 
     assert counts(llm, "target").failed == 0
 
 
-def test_kill_9_of_the_prefill_worker_in_the_middle(llm: ClusterLLM, target: str) -> None:
-    asked = requests("k", 3, 5)
-    expected = plain(target, asked)
+def test_kill_9_of_the_prefill_worker_during_a_hand_off(llm: ClusterLLM, target: str) -> None:
+    submitted = requests("k", 3, 5)
+    expected = plain(target, submitted)
     pid, before = worker_pid(member(llm, "prefill-0")), counts(llm, "target")
-    os.kill(pid, signal.SIGSTOP)  # so that some are under way for certain
-    heard = Heard(llm.pool, *asked)
+    os.kill(pid, signal.SIGSTOP)  # so that hand-offs are certainly in flight
+    stream = Heard(llm.pool, *submitted)
     until(lambda: any(worker.kv_use for worker in llm.workers() if worker.role == "target"))
     os.kill(pid, signal.SIGKILL)
-    assert tokens(heard) == expected
+    assert tokens(stream) == expected
     until(lambda: counts(llm, "target").failed > before.failed)

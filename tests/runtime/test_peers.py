@@ -1,4 +1,4 @@
-"""Targets that take from each other what they have cached: real sockets, tiny engines, the same text."""
+"""Targets that fetch cached blocks from each other over real sockets, with tiny engines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +20,8 @@ from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.handoff import handoffs
 from paceline.runtime.handoff.handoffs import Handoffs
-from paceline.runtime.handoff.peer_book import IDLE_SECONDS, PeerBook
-from paceline.runtime.handoff.prefill_service import PrefillDesk
+from paceline.runtime.handoff.prefill_connections import IDLE_SECONDS, RecentPeers
+from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.transfer.server import TransferServer
@@ -32,7 +32,7 @@ from tests.runtime.target_harness import PATIENT, Deaf, Heard, Members, Running,
 
 LONG = tuple((7 * i + i // 11) % 40 for i in range(199))
 TOKENS = 192
-"""Of its full blocks."""
+"""Tokens of its full blocks."""
 
 
 class Peer(Running):
@@ -43,40 +43,40 @@ class Peer(Running):
         self.listener = Deaf("tcp://127.0.0.1:0", TO_TARGET_WORKER)
         loop = EngineLoop(self.engine)
         self.handoffs = Handoffs(loop, threshold=40, health=PATIENT)
-        self.desk = PrefillDesk(loop, TransferServer("127.0.0.1", None), computes=False)
+        self.service = PrefillService(loop, TransferServer("127.0.0.1", None), computes=False)
         self.publisher = KvPublisher("tcp://127.0.0.1:0", f"{name}@1")
         self.worker = TargetWorker(
-            name, loop, self.listener, publisher=self.publisher, handoffs=self.handoffs, desk=self.desk
+            name, loop, self.listener, publisher=self.publisher, handoffs=self.handoffs, prefill_service=self.service
         )
         self._start()
 
-    def knows(self, other: "Peer") -> None:
-        until(lambda: self.handoffs._lines.peer(other.worker.name) is not None)
+    def wait_connected(self, other: "Peer") -> None:
+        until(lambda: self.handoffs._connections.peer(other.worker.name) is not None)
 
-    def takes(self, one: Request, hint: PeerHint) -> list[StepOutput]:
-        """As if a gateway had told it so."""
+    def run_with_hint(self, one: Request, hint: PeerHint) -> list[StepOutput]:
+        """Outputs of a request with this hint of a gateway."""
         events: SimpleQueue[Any] = SimpleQueue()
         self.handoffs.submit(one, events.put, hint)
-        heard = [events.get(timeout=30)]
-        while heard[-1].finish_reason is None:
-            heard.append(events.get(timeout=30))
-        return heard
+        outputs = [events.get(timeout=30)]
+        while outputs[-1].finish_reason is None:
+            outputs.append(events.get(timeout=30))
+        return outputs
 
 
 @contextmanager
 def peers(*workers: Peer) -> Iterator[TargetPool]:
-    """Requests go to one after the other, whoever has what."""
+    """A gateway that routes requests round-robin, whatever the workers have cached."""
     config = ClusterConfig(
         (PoolConfig("target", "target", "tiny", replicas=len(workers)),), health=PATIENT, router="kv_aware"
     )
     pool = TargetPool(config, Members(*workers))
     try:
         pool._streams._router = RoundRobin()
-        until(lambda: sum(line.is_usable for line in pool.lines().values()) == len(workers))
+        until(lambda: sum(line.is_usable for line in pool.targets().values()) == len(workers))
         for worker in workers:
             for other in workers:
                 if other is not worker:
-                    worker.knows(other)
+                    worker.wait_connected(other)
         yield pool
     finally:
         pool.close()
@@ -84,12 +84,12 @@ def peers(*workers: Peer) -> Iterator[TargetPool]:
             worker.stop()
 
 
-def all_back(*workers: Peer) -> None:
+def assert_all_released(*workers: Peer) -> None:
     for worker in workers:
         tables = worker.engine.scheduler.tables
         until(lambda tables=tables: tables.pool.num_free == tables.pool.num_blocks)  # type: ignore[misc]
         assert_nothing_held(worker.engine)
-        until(lambda desk=worker.desk: desk._jobs == {})  # type: ignore[misc]
+        until(lambda service=worker.service: service._jobs == {})  # type: ignore[misc]
 
 
 def plain(one: Request) -> list[int]:
@@ -97,93 +97,93 @@ def plain(one: Request) -> list[int]:
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED])
-def test_the_second_worker_takes_what_the_first_has(sampling: dict[str, Any]) -> None:
+def test_the_second_worker_fetches_the_blocks_of_the_first(sampling: dict[str, Any]) -> None:
     a, b = Peer("a"), Peer("b")
     first, second = request("first", LONG, **sampling), request("second", (*LONG, 1, 2, 3), **sampling)
     with peers(a, b) as pool:
         assert tokens_of(Heard(pool, first).all(), "first") == plain(first)
         until(lambda: pool._caches.index.num_blocks("a") >= TOKENS // 16)
         steps = a.engine.num_steps
-        heard = Heard(pool, second).all()
-        assert tokens_of(heard, "second") == plain(second)
-        assert heard[0].num_cached == TOKENS
-        record = b.handoffs.record()
-        assert (record.done, record.failed, record.tokens, record.peer_tokens) == (1, 0, TOKENS, TOKENS)
-        assert a.engine.num_steps == steps  # it computed nothing for it
-        all_back(a, b)
+        outputs = Heard(pool, second).all()
+        assert tokens_of(outputs, "second") == plain(second)
+        assert outputs[0].num_cached == TOKENS
+        counts = b.handoffs.counts()
+        assert (counts.done, counts.failed, counts.tokens, counts.peer_tokens) == (1, 0, TOKENS, TOKENS)
+        assert a.engine.num_steps == steps  # the first computed nothing for it
+        assert_all_released(a, b)
         assert len(b.engine.scheduler.tables.find(LONG, "")[0]) == TOKENS // 16
 
 
-def test_what_is_gone_is_computed_here() -> None:
+def test_blocks_that_were_evicted_are_computed() -> None:
     a, b = Peer("a"), Peer("b")
     one = request("r", LONG, **SAMPLED)
     with peers(a, b):
-        assert tokens_of(b.takes(one, PeerHint("a", TOKENS))) == plain(one)
-        assert (b.handoffs.record().done, b.handoffs.record().failed) == (0, 1)
-        all_back(a, b)
+        assert tokens_of(b.run_with_hint(one, PeerHint("a", TOKENS))) == plain(one)
+        assert (b.handoffs.counts().done, b.handoffs.counts().failed) == (0, 1)
+        assert_all_released(a, b)
 
 
-def test_a_peer_with_other_weights_gives_nothing() -> None:
-    """As while a model is replaced, worker by worker."""
+def test_a_peer_with_other_weights_is_refused() -> None:
+    """While a model is replaced, worker by worker."""
     old, new = engine_of(tokenizer=True), engine_of(tokenizer=True)
     old.runner.identity, new.runner.identity = "old", "new"
     a, b = Peer("a", old), Peer("b", new)
     one = request("r", LONG, **SAMPLED)
     with peers(a, b) as pool:
         Heard(pool, one).all()
-        assert tokens_of(b.takes(replace(one, id="s"), PeerHint("a", TOKENS)), "s") == plain(one)
-        assert (b.handoffs.record().done, b.handoffs.record().failed) == (0, 1)
+        assert tokens_of(b.run_with_hint(replace(one, id="s"), PeerHint("a", TOKENS)), "s") == plain(one)
+        assert (b.handoffs.counts().done, b.handoffs.counts().failed) == (0, 1)
 
 
-def test_a_tenant_gets_nothing_of_anothers_whatever_it_is_told() -> None:
+def test_a_wrong_hint_gives_a_tenant_no_blocks_of_another() -> None:
     a, b = Peer("a"), Peer("b")
     one = replace(request("r", LONG, **SAMPLED), cache_salt="alice")
     with peers(a, b) as pool:
         Heard(pool, one).all()
-        heard = b.takes(replace(one, id="s", cache_salt="bob"), PeerHint("a", TOKENS))
-        assert tokens_of(heard, "s") == plain(one)
-        assert b.handoffs.record().done == 0
-        assert tokens_of(b.takes(replace(one, id="t"), PeerHint("a", TOKENS)), "t") == plain(one)
-        # After the failure it is left alone for a moment
-        assert b.handoffs.record().done <= 1
+        outputs = b.run_with_hint(replace(one, id="s", cache_salt="bob"), PeerHint("a", TOKENS))
+        assert tokens_of(outputs, "s") == plain(one)
+        assert b.handoffs.counts().done == 0
+        assert tokens_of(b.run_with_hint(replace(one, id="t"), PeerHint("a", TOKENS)), "t") == plain(one)
+        # After the failure the peer is excluded for a moment
+        assert b.handoffs.counts().done <= 1
 
 
-def test_a_peer_that_does_not_answer_costs_no_more_than_computing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_that_does_not_answer_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(handoffs, "PEER_SECONDS", 0.2)
     a, b = Peer("a"), Peer("b")
     one = request("r", LONG, **SAMPLED)
     with peers(a, b) as pool:
         Heard(pool, one).all()
         a.listener.lose = lambda message: isinstance(message, PrefillStarted)
-        assert tokens_of(b.takes(replace(one, id="s"), PeerHint("a", TOKENS)), "s") == plain(one)
-        assert b.handoffs.record().failed == 1
-        all_back(a, b)
+        assert tokens_of(b.run_with_hint(replace(one, id="s"), PeerHint("a", TOKENS)), "s") == plain(one)
+        assert b.handoffs.counts().failed == 1
+        assert_all_released(a, b)
 
 
-def test_what_lies_in_ones_own_lower_tiers_is_not_asked_for() -> None:
+def test_blocks_in_the_own_lower_tiers_are_not_requested() -> None:
     a, b = Peer("a"), Peer("b", tiered(slots=64))
     one = request("r", LONG, **SAMPLED)
     with peers(a, b) as pool:
         Heard(pool, one).all()
-        b.takes(replace(one, id="own"), PeerHint("a", 0))  # computes it
-        for i in range(3):  # and loses it to its host tier
-            b.takes(request(f"other {i}", [(i + j * j) % 40 for j in range(200)]), PeerHint("a", 0))
+        b.run_with_hint(replace(one, id="own"), PeerHint("a", 0))  # b computes it
+        for i in range(3):  # and evicts it to its host tier
+            b.run_with_hint(request(f"other {i}", [(i + j * j) % 40 for j in range(200)]), PeerHint("a", 0))
         assert b.engine.scheduler.tables.find(LONG, "")[0] == []
-        assert tokens_of(b.takes(replace(one, id="s"), PeerHint("a", TOKENS)), "s") == plain(one)
-        assert b.handoffs.record().done == 0
+        assert tokens_of(b.run_with_hint(replace(one, id="s"), PeerHint("a", TOKENS)), "s") == plain(one)
+        assert b.handoffs.counts().done == 0
         tiers = b.engine.snapshot().tiers
         assert tiers is not None
         assert tiers.host_hits >= TOKENS
 
 
-def test_lines_are_kept_to_those_who_were_needed() -> None:
-    book = PeerBook()
+def test_connections_are_kept_to_recently_used_peers() -> None:
+    recent = RecentPeers()
     members = {name: Member(name, "target", "target", f"tcp://{name}") for name in "abc"}
-    book.need("a", 0.0)
-    assert book.lines(0.0) == {}
-    book.meet(members)
-    book.need("b", IDLE_SECONDS / 2)
-    assert set(book.lines(IDLE_SECONDS / 2)) == {"a", "b"}
-    assert set(book.lines(IDLE_SECONDS)) == {"b"}
-    book.meet({"c": members["c"]})
-    assert book.lines(IDLE_SECONDS) == {}
+    recent.use("a", 0.0)
+    assert recent.members(0.0) == {}
+    recent.set_members(members)
+    recent.use("b", IDLE_SECONDS / 2)
+    assert set(recent.members(IDLE_SECONDS / 2)) == {"a", "b"}
+    assert set(recent.members(IDLE_SECONDS)) == {"b"}
+    recent.set_members({"c": members["c"]})
+    assert recent.members(IDLE_SECONDS) == {}

@@ -1,4 +1,4 @@
-"""Drafts from a pool: the text is the target's, whatever the pool does."""
+"""Drafts from a pool: the text equals plain decoding, whatever the pool does."""
 
 import itertools
 import os
@@ -22,7 +22,16 @@ from paceline.runtime.wire.transport import Listener
 from paceline.speculation.proposers.ngram import NgramProposer
 from tests.exactness.suite import check_distribution, check_identical, mixed_requests, plain_text
 from tests.fakes import TINY, MixedDepth, tiny_engine, tiny_model
-from tests.runtime.pools import VOCABULARY, Patient, draft_worker, lockstep, model_core, pool, securities, wait_up
+from tests.runtime.pools import (
+    VOCABULARY,
+    PatientProposer,
+    draft_worker,
+    lockstep,
+    model_core,
+    pool,
+    securities,
+    wait_ready,
+)
 
 VOCAB = TINY.vocab_size
 SMALL = replace(TINY, vocab_size=5)
@@ -36,41 +45,41 @@ def target():
 
 @pytest.mark.parametrize("ahead_nodes", [0, 32])
 @pytest.mark.parametrize("perturb", [0.0, 0.3])
-def test_the_text_is_the_targets(target, perturb, ahead_nodes):
+def test_text_equals_plain_decoding(target, perturb, ahead_nodes):
     core = model_core(tiny_model(perturb=perturb))
     with (
         draft_worker(core, VOCAB, DraftLimits(ahead_nodes=ahead_nodes)) as worker,
         pool(worker, vocab_size=VOCAB) as proposer,
     ):
-        engine = tiny_engine(target, Patient(proposer), depth=4, clock=WallClock())
+        engine = tiny_engine(target, PatientProposer(proposer), depth=4, clock=WallClock())
         result = check_identical(target, engine, mixed_requests(8, VOCAB))
-        counts = proposer.snapshot().links[0].counts
-        assert counts.faults == 0
+        counters = proposer.connections[0].counters
+        assert counters.faults == 0
         assert result.drafted > 80
         assert (result.accepted == result.drafted) == (perturb == 0.0)
-        assert ahead_nodes or not counts.ready
+        assert ahead_nodes or not counters.ready
 
 
 @pytest.mark.parametrize("perturb", [0.0, 0.1, 0.3])
-def test_what_was_drafted_ahead_is_used_and_changes_nothing(target, perturb):
+def test_drafts_made_ahead_are_used_and_do_not_change_the_text(target, perturb):
     core = model_core(tiny_model(perturb=perturb))
     with lockstep(core, VOCAB, DraftLimits(ahead_nodes=16)) as (proposer, worker):
         engine = tiny_engine(target, proposer, depth=4, clock=WallClock())
         result = check_identical(target, engine, mixed_requests(8, VOCAB))
         if perturb == 0.0:
-            assert result.accepted == result.drafted, "a branch sees another text than its own"
-        counts, seen = proposer.inner.snapshot().links[0].counts, worker.snapshot()
-        assert counts.faults == counts.late == 0
-        assert seen.ready_rounds > 0.2 * seen.rounds
-        while worker.snapshot().sequences:
-            worker.turn(1.0)
+            assert result.accepted == result.drafted, "a branch must see its own text only"
+        counters, status = proposer.inner.connections[0].counters, worker.status()
+        assert counters.faults == counters.late == 0
+        assert status.ready_rounds > 0.2 * status.rounds
+        while worker.status().sequences:
+            worker.run_once(1.0)
         assert core.num_free_blocks == 128
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_rejection_is_exact(ahead, monkeypatch):
     target, draft = (tiny_model(config=SMALL, perturb=perturb, scale=1.2) for perturb in (0.0, 0.5))
-    monkeypatch.setattr(PoolStatistics, "wants_ahead", lambda self, link: ahead)
+    monkeypatch.setattr(PoolStatistics, "wants_branches", lambda self, connection: ahead)
     limits = DraftLimits(max_sequences=1024, max_batch=4096, ahead_nodes=6)
     core = model_core(draft, 16384, 16384)
     with lockstep(core, 5, limits) as (proposer, worker):
@@ -81,11 +90,11 @@ def test_rejection_is_exact(ahead, monkeypatch):
             )
 
         check_distribution(target, engine, (1, 3), SamplingParams(temperature=1.5), DRAWS, length=3, extra=2)
-        seen = worker.snapshot()
-        assert seen.ready_rounds > 0.2 * seen.rounds
+        status = worker.status()
+        assert status.ready_rounds > 0.2 * status.rounds
 
 
-def test_two_workers_over_curve_and_depths_that_change(target):
+def test_two_encrypted_workers_with_changing_depths(target):
     server, client = securities()
     core = [model_core(tiny_model(perturb=perturb)) for perturb in (0.1, 0.3)]
     with (
@@ -93,25 +102,25 @@ def test_two_workers_over_curve_and_depths_that_change(target):
         draft_worker(core[1], VOCAB, security=server, name="b") as two,
         pool(*(DraftAddress(w.name, w.address, client) for w in (one, two)), vocab_size=VOCAB) as proposer,
     ):
-        engine = tiny_engine(target, Patient(proposer), MixedDepth(6), kv_tokens=16 * 16, clock=WallClock())
+        engine = tiny_engine(target, PatientProposer(proposer), MixedDepth(6), kv_tokens=16 * 16, clock=WallClock())
         result = check_identical(target, engine, mixed_requests(10, VOCAB, seed=2, max_tokens=60))
         assert result.accepted > 0
 
 
-def test_a_cramped_worker_costs_speed_only(target):
+def test_worker_with_little_room_changes_speed_only(target):
     limits = DraftLimits(max_sequences=3, max_tokens=120)
     with (
         draft_worker(model_core(tiny_model(), num_blocks=9, max_rows=8), VOCAB, limits) as worker,
         pool(worker, vocab_size=VOCAB, fallback=NgramProposer()) as proposer,
     ):
-        engine = tiny_engine(target, Patient(proposer, 0.5), depth=4, clock=WallClock())
+        engine = tiny_engine(target, PatientProposer(proposer, 0.5), depth=4, clock=WallClock())
         result = check_identical(target, engine, mixed_requests(8, VOCAB, seed=4))
         assert result.accepted > 0
-        assert proposer.snapshot().links[0].counts.busy > 0
+        assert proposer.connections[0].counters.busy > 0
 
 
-class Lying(Listener):
-    """Sends wrong answers, another kind each time."""
+class FaultyListener(Listener):
+    """Sends wrong answers, of another kind each time."""
 
     kinds = itertools.cycle(range(4))
 
@@ -134,27 +143,27 @@ def replace_struct(struct, **changes):
     return type(struct)(**{f: changes.get(f, getattr(struct, f)) for f in struct.__struct_fields__})
 
 
-def test_garbage_costs_speed_and_then_the_worker_its_place(target, monkeypatch):
-    monkeypatch.setattr("tests.runtime.pools.Listener", Lying)
+def test_worker_with_wrong_answers_is_not_used_any_more(target, monkeypatch):
+    monkeypatch.setattr("tests.runtime.pools.Listener", FaultyListener)
     with lockstep(model_core(tiny_model()), VOCAB) as (proposer, _):
         engine = tiny_engine(target, proposer, depth=4, clock=WallClock())
         check_identical(target, engine, mixed_requests(8, VOCAB))
-        counts = proposer.inner.snapshot().links[0].counts
-        assert counts.faults >= 3
-        assert counts.losses >= 1
+        counters = proposer.inner.connections[0].counters
+        assert counters.faults >= 3
+        assert counters.losses >= 1
 
 
-class Failing:
-    """Runs the test's own accident once, in mid-run, then goes on."""
+class FailingProposer:
+    """Causes a failure once, during the run."""
 
-    def __init__(self, inner, accident, at=6):
-        self.inner, self._accident, self._left = inner, accident, at
+    def __init__(self, inner, cause_failure, after=6):
+        self.inner, self._cause_failure, self._left = inner, cause_failure, after
         self.traits = inner.traits
 
     def observe(self, batch):
         self._left -= 1
         if self._left == 0:
-            self._accident()
+            self._cause_failure()
         self.inner.observe(batch)
 
     def collect(self, sequence_ids, deadline):
@@ -182,12 +191,11 @@ def process():
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_worker_process_killed_or_hung_in_mid_run(target, how, monkeypatch):
-    """It is left for another, and the text is the same; the one that was only stopped is used again."""
-    monkeypatch.setattr("paceline.runtime.draft_pool.connection.HUNG", 0.2)
-    monkeypatch.setattr(
-        "paceline.runtime.draft_pool.connection.SILENT", 9.0
-    )  # wait for it to the last, so that time passes
+def test_worker_process_is_killed_or_hangs_during_the_run(target, how, monkeypatch):
+    """Another worker takes its sequences, and the text is the same. A worker that continues is used again."""
+    monkeypatch.setattr("paceline.runtime.draft_pool.connection.HUNG_SECONDS", 0.2)
+    # Wait for its drafts until the deadline, so that time passes
+    monkeypatch.setattr("paceline.runtime.draft_pool.connection.SILENT_SECONDS", 9.0)
     requests = mixed_requests(8, VOCAB, seed=3, max_tokens=40)
     with (
         process() as (child, address),
@@ -196,84 +204,86 @@ def test_a_worker_process_killed_or_hung_in_mid_run(target, how, monkeypatch):
     ):
         prefer(proposer, "a")
         engine = tiny_engine(
-            target, Failing(Patient(proposer, 0.5), lambda: accident(child, how)), depth=3, clock=WallClock()
+            target,
+            FailingProposer(PatientProposer(proposer, 0.5), lambda: send_signal(child, how)),
+            depth=3,
+            clock=WallClock(),
         )
         result = check_identical(target, engine, requests)
-        first, second = (link.counts for link in proposer.snapshot().links)
+        first, second = (connection.counters for connection in proposer.connections)
         assert first.rounds > 0
         assert first.losses >= 1
-        assert second.rounds > 0, "its sequences were opened elsewhere"
+        assert second.rounds > 0, "its sequences were opened at the other worker"
         assert result.accepted > 0
         if how == signal.SIGSTOP:
             child.send_signal(signal.SIGCONT)
-            wait_up(proposer, 2)
+            wait_ready(proposer, 2)
 
 
-def accident(child, how):
+def send_signal(child, how):
     child.send_signal(how)
     if how == signal.SIGKILL:
         child.wait()
 
 
 def prefer(proposer, name):
-    """Both are on this machine: which is nearer is a matter of luck, and the test wants a certain one."""
+    """Both workers are on this machine; the test needs a certain one."""
     proposer._pairing._current = name
 
 
-def test_a_worker_that_restarts_is_used_again(target):
+def test_restarted_worker_is_used_again(target):
     requests = mixed_requests(6, VOCAB, seed=5)
     with draft_worker(model_core(tiny_model()), VOCAB) as worker:
         where = DraftAddress(worker.name, worker.address)
         proposer = PoolProposer([where], VOCABULARY, VOCAB)
-        wait_up(proposer, 1)
-    engine = tiny_engine(target, Patient(proposer, 0.2), depth=3, clock=WallClock())
+        wait_ready(proposer, 1)
+    engine = tiny_engine(target, PatientProposer(proposer, 0.2), depth=3, clock=WallClock())
     check_identical(target, engine, requests[:2])
-    before = proposer.snapshot().links[0].epoch
+    before = proposer.connections[0].epoch
     with draft_worker(model_core(tiny_model()), VOCAB, address=where.address):
         until_epoch_changes(proposer, before)
-        engine = tiny_engine(target, Patient(proposer), depth=3, clock=WallClock())
+        engine = tiny_engine(target, PatientProposer(proposer), depth=3, clock=WallClock())
         assert check_identical(target, engine, requests[2:]).accepted > 0
     proposer.shut_down()
 
 
 def until_epoch_changes(proposer, before):
     for _ in range(5000):
-        link = proposer.snapshot().links[0]
-        if link.state.value == "up" and link.epoch != before:
+        connection = proposer.connections[0]
+        if connection.is_ready and connection.epoch != before:
             return
         proposer.observe([])
-        proposer._links["draft-0"].line.wait(0.01)
-    raise AssertionError(proposer.snapshot())
+        connection.transport.wait(0.01)
+    raise AssertionError(proposer.status())
 
 
-def test_no_worker_at_all(target):
-    """Nobody listens there: the fallback drafts, and nothing waits."""
+def test_without_a_worker_the_fallback_drafts(target):
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
     listener.close()
     with pool(DraftAddress("a", listener.address), vocab_size=VOCAB, fallback=NgramProposer(), ready=0) as proposer:
-        engine = tiny_engine(target, Patient(proposer), depth=4, clock=WallClock())
+        engine = tiny_engine(target, PatientProposer(proposer), depth=4, clock=WallClock())
         assert check_identical(target, engine, mixed_requests(4, VOCAB)).drafted > 0
 
 
-def test_another_vocabulary_is_never_drafted_with(target):
+def test_worker_with_another_vocabulary_is_not_used(target):
     with (
         draft_worker(model_core(tiny_model()), VOCAB, vocabulary="another") as worker,
         pool(worker, vocab_size=VOCAB, ready=0) as proposer,
     ):
-        engine = tiny_engine(target, Patient(proposer, 0.1), depth=4, clock=WallClock())
+        engine = tiny_engine(target, PatientProposer(proposer, 0.1), depth=4, clock=WallClock())
         assert check_identical(target, engine, mixed_requests(4, VOCAB)).drafted == 0
-        assert proposer.snapshot().links[0].state.value != "up"
+        assert not proposer.connections[0].is_ready
 
 
-def test_rejection_text_that_is_greedy_is_identical_too(target):
+def test_greedy_text_under_rejection_equals_plain_decoding(target):
     requests = [r for r in mixed_requests(12, VOCAB, seed=8, verification="rejection") if r.sampling.is_greedy]
     with draft_worker(model_core(tiny_model(perturb=0.1)), VOCAB) as worker, pool(worker, vocab_size=VOCAB) as proposer:
-        engine = tiny_engine(target, Patient(proposer), depth=4, clock=WallClock())
+        engine = tiny_engine(target, PatientProposer(proposer), depth=4, clock=WallClock())
         assert check_identical(target, engine, requests).accepted > 0
     assert plain_text(target, requests)
 
 
-def test_ten_milliseconds_away_the_text_is_the_same(target, monkeypatch):
+def test_text_is_the_same_over_a_slow_network(target, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import pools_delay
 
@@ -283,9 +293,9 @@ def test_ten_milliseconds_away_the_text_is_the_same(target, monkeypatch):
         pools_delay.delayed(worker.address, 0.010) as far,
         pool(DraftAddress("far", far), vocab_size=VOCAB) as proposer,
     ):
-        engine = tiny_engine(target, Patient(proposer), depth=4, clock=WallClock())
+        engine = tiny_engine(target, PatientProposer(proposer), depth=4, clock=WallClock())
         result = check_identical(target, engine, mixed_requests(8, VOCAB, seed=9))
         assert result.accepted > 0
-        trip = proposer.snapshot().links[0].round_trip
+        trip = proposer.connections[0].round_trip.measured
         assert trip is not None
         assert trip >= 0.010

@@ -1,4 +1,4 @@
-"""A small share of benchmarks/pools_fuzz.py: the worker stays up, serves a valid target, and keeps nothing."""
+"""A small part of benchmarks/pools_fuzz.py: the worker stays up, serves a valid target, and leaks nothing."""
 
 import random
 import sys
@@ -44,10 +44,10 @@ def test_twenty_thousand_messages_and_a_hundred_connections(fuzz):
                 pools_fuzz.knock(worker.address, 25, random.Random(part))
                 run = fakes.decode(good, batch=2, steps=10, depth=4, verify=0.03, first_seed=part)
                 assert run.tokens > 2 * 10, "the valid target still gets drafts"
-            seen = worker.snapshot()
+            seen = worker.status()
             assert 0.3 * MESSAGES < seen.malformed < 0.7 * MESSAGES
-            assert good.snapshot().links[0].counts.faults == 0
+            assert good.connections[0].counters.faults == 0
             line.send(hello)
             line.send(Goodbye())
             fakes.decode(good, batch=1, steps=3, depth=2, verify=0.001)
-    assert worker.snapshot().sequences == 0
+    assert worker.status().sequences == 0

@@ -1,4 +1,4 @@
-"""Tiers of a cluster between processes, on encrypted lines: a peer's memory, and the disk after all were restarted."""
+"""Cache tiers of a cluster of processes with encrypted connections: a peer's memory, and the disk after a restart."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from tests.runtime.target_harness import Heard, until
 from tests.runtime.test_processes import LIMITS, plain, tokens
 
 
-def asked(name: str, first: int, tail: int) -> Request:
+def make_request(name: str, first: int, tail: int) -> Request:
     prompt = (first, *(i % 35 for i in range(209)), tail)
     return Request(name, prompt, SamplingParams(max_tokens=4, temperature=1.0, seed=tail, ignore_eos=True))
 
@@ -47,28 +47,28 @@ def running(tmp_path: Path, model: str, keys: KeyFolder) -> Iterator[ClusterLLM]
         yield llm
 
 
-def test_from_a_peer_and_from_disk(tmp_path: Path) -> None:
+def test_blocks_come_from_a_peer_and_after_a_restart_from_disk(tmp_path: Path) -> None:
     model, keys = save_checkpoint(tmp_path / "target"), KeyFolder.create(tmp_path / "keys")
     with running(tmp_path, model, keys) as llm:
         pool = llm.pool
-        pool._streams._router = RoundRobin()  # goes to target-0 and target-1 by turns, whoever has what
+        pool._streams._router = RoundRobin()  # alternates between target-0 and target-1, whatever they have cached
 
         def peer_tokens() -> int:
             return sum(worker.handoffs.peer_tokens for worker in llm.workers() if worker.handoffs)
 
-        for number in range(30):  # the first time the two have no line to each other yet
+        for number in range(30):  # at first the two have no connection to each other
             for tail in (1, 2):
-                one = asked(f"{number}-{tail}", number, tail)
-                heard = Heard(pool, one)
-                assert tokens(heard) == plain(model, [one])
+                one = make_request(f"{number}-{tail}", number, tail)
+                stream = Heard(pool, one)
+                assert tokens(stream) == plain(model, [one])
                 until(lambda: pool._caches.index.match(one.prompt_ids).groups != [])  # noqa: B023
             if peer_tokens():
                 break
         until(lambda: peer_tokens() > 0)
     with running(tmp_path, model, keys) as llm:
-        one = asked("again", 0, 1)
+        one = make_request("again", 0, 1)
         until(lambda: bool(llm.pool._caches.index.match(one.prompt_ids).groups))
-        heard = Heard(llm.pool, one)
-        assert tokens(heard) == plain(model, [one])
-        assert heard.outputs[-1].num_cached == 208
+        stream = Heard(llm.pool, one)
+        assert tokens(stream) == plain(model, [one])
+        assert stream.outputs[-1].num_cached == 208
         until(lambda: (tiers := llm.snapshot().tiers) is not None and tiers.disk_hits == 208)

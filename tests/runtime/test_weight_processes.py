@@ -44,7 +44,7 @@ def test_a_killed_worker_reloads_its_model_from_peers(tmp_path: Path) -> None:
         until(lambda: any(worker.state != "ready" for worker in llm.workers()))
         until(lambda: all(worker.state == "ready" for worker in llm.workers()))
         os.kill(worker_pid(member(llm, "target-1")), signal.SIGKILL)  # target-0 loaded its weights from it
-        until(lambda: not llm.pool.lines()["target-1"].is_usable)
+        until(lambda: not llm.pool.targets()["target-1"].is_usable)
         assert tokens(Heard(llm.pool, *requested)) == expected
         assert "from target-1" in (folder.logs / "target-0.log").read_text()
 

@@ -91,7 +91,7 @@ class FakeTarget:
         self._held.pop(request_id, None)
 
     def set_flags(self, flags: SpeculationFlags) -> None:
-        self._validator.flags = flags
+        self._validator.set_flags(flags)
 
     def _outputs(self, request: Request, choice: int) -> list[StepOutput]:
         ids = self.tokenizer.encode(self._text(request), add_special=False)

@@ -5,16 +5,16 @@ import socket
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.server.serve import _listener
+from paceline.server.serve import _listen
 
 
 def test_a_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(InvalidConfig, match=f"127.0.0.1:{port}.*choose another `port`"):
-            _listener("127.0.0.1", port)
+            _listen("127.0.0.1", port)
 
 
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(InvalidConfig, match="`host` must be an address of this machine"):
-        _listener("192.0.2.1", 0)  # set apart for documentation: nobody has it
+        _listen("192.0.2.1", 0)  # set apart for documentation: nobody has it

@@ -1,1 +1,1 @@
-"""Does speculation leave the text alone? Prompts are answered with it and without, and every round is checked afterwards."""
+"""Checks that speculation does not change the text: prompts run with and without it, and every round is verified again."""

@@ -1,4 +1,4 @@
-"""Generates with speculation and without, and checks every token of what came out."""
+"""Generates with and without speculation, and checks every token."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -24,50 +24,52 @@ from paceline.models.runners import make_runner
 from paceline.speculation.verification.rescoring import FinishedText, Rescored, Rescoring
 
 ROWS = 64
-"""Tokens a pass."""
+"""Tokens per rescoring pass."""
 LOG_BYTES = 2**31
-"""For what verification went by in the texts of one batch: longer texts are audited fewer at a time."""
+"""Memory for the verify log of one batch: longer texts are audited in smaller batches."""
 OTHER_SEEDS = 2**40
-"""What the seeds of texts generated without speculation differ by, where the two must be independent."""
+"""Offset of the seeds of plain texts where the two samples must be independent."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
+    """The prompts of an audit and how they are sampled and verified."""
+
     prompts: Sequence[Prompt]
     sampling: SamplingParams
-    """Its seed is the first prompt's; the next has the next one."""
+    """Sampling parameters; the seed is that of the first prompt, and every next prompt has the next seed."""
     verification: Verification
     method: str | None = None
-    """None: the engine's own choice."""
+    """Drafting method; None: the engine's choice."""
     concurrency: int = 8
 
     @property
     def is_coupled(self) -> bool:
-        """Greedy is either rule."""
+        """Whether the text is a function of the seed. Greedy text is, under both rules."""
         return self.verification == "coupled" or self.sampling.is_greedy
 
 
 class Auditor:
-    """Around an idle engine. Texts are computed again in a cache of their own, beside the engine's."""
+    """Audits an idle engine. Texts are rescored in a separate KV cache."""
 
     def __init__(self, llm: LLM) -> None:
         engine = llm.engine
         if llm.config.tensor_parallel_size > 1:
             raise InvalidConfig(
-                "an audit computes texts again beside the engine, on one device: set tensor_parallel_size to 1. What several "
-                "devices generate is audited by the engine itself: see audit_fraction"
+                "an audit rescores texts on one device: set tensor_parallel_size to 1. With several devices the engine audits "
+                "itself: set audit_fraction"
             )
         self._llm, self._runner = llm, engine.runner
-        self._own: dict[int, ModelRunner] = {}  # by id of the model
+        self._runners: dict[int, ModelRunner] = {}  # by id of the model
 
     def run(self, workload: Workload, progress: Callable[[int], None] = lambda done: None) -> list[AuditedText]:
-        """In the order of the prompts. `progress` hears how many more are done."""
+        """The audited texts in the order of the prompts. `progress` receives the number of prompts just done."""
         audited: list[AuditedText] = []
-        # A token leaves up to three float32 rows of the vocabulary's width: logits, p and q
+        # Up to three float32 rows of the vocabulary per token: logits, p and q.
         text_bytes = 12 * workload.sampling.max_tokens * self._runner.model.config.vocab_size
-        at_once = max(1, min(workload.concurrency, LOG_BYTES // text_bytes))
-        for start in range(0, len(workload.prompts), at_once):
-            group = range(start, min(start + at_once, len(workload.prompts)))
+        batch_size = max(1, min(workload.concurrency, LOG_BYTES // text_bytes))
+        for start in range(0, len(workload.prompts), batch_size):
+            group = range(start, min(start + batch_size, len(workload.prompts)))
             audited.extend(self._audit(workload, group))
             progress(len(group))
         return audited
@@ -92,7 +94,7 @@ class Auditor:
             [workload.prompts[i] for i in group],
             [replace(workload.sampling, seed=(workload.sampling.seed or 0) + i + offset) for i in group],
             speculation=speculation,
-            # Salts of their own: what one of them left in the prefix cache is no help to the other
+            # Different salts: the two runs must not share the prefix cache.
             cache_salt="audit/speculative" if enabled else "audit/plain",
         )
 
@@ -114,26 +116,28 @@ class Auditor:
         entries = log.take(one.request_id, 0)
         if workload.is_coupled:
             return check_coupled(found, rescored, entries, completion, plain, self._runner)
-        elsewhere = self._rescore(self._runner.model, _finished(workload.sampling, other, plain, seed + OTHER_SEEDS))
+        plain_rescored = self._rescore(
+            self._runner.model, _finished(workload.sampling, other, plain, seed + OTHER_SEEDS)
+        )
         draft = self._draft(workload.method or self._llm.snapshot().flags.method or "")
         return check_rejection(
             found,
             rescored,
             entries,
             None if draft is None else _padded(self._rescore(draft, text), rescored.logits.shape[1]),
-            elsewhere,
+            plain_rescored,
             self._runner,
             random.Random(prompt),
         )
 
     def _rescore(self, model: DecoderModel, text: FinishedText) -> Rescored:
-        """All of a text's output tokens."""
+        """Logits of all output tokens of a text, from plain passes."""
         needed = blocks_for(len(text.ids))
-        runner = self._own.get(id(model))
+        runner = self._runners.get(id(model))
         if runner is None or runner.num_blocks < needed:
             cache = self._runner.cache[0][0].dtype
             runner = make_runner(model, needed, None if cache == model.dtype else cache)
-            self._own[id(model)] = runner
+            self._runners[id(model)] = runner
         rescoring, parts = Rescoring(text, runner, range(needed)), []
         while not rescoring.is_done:
             parts.append(rescoring.advance(ROWS))
@@ -146,13 +150,13 @@ class Auditor:
         )
 
     def _draft(self, method: str) -> DecoderModel | None:
-        """The model that `method` draws drafts from; None: it guesses without one, or one-hot, which is exact anyway."""
+        """The model whose q `method` samples from; None for methods without one, and for one-hot q."""
         proposer = self._llm.engine.speculator.proposers.get(method)
         return proposer.traits.q_model if proposer is not None else None
 
 
 def _padded(rescored: Rescored, vocab_size: int) -> Rescored:
-    """Tokens that a draft does not have are impossible; those that the target does not have are left out."""
+    """Fit a draft's logits to the target's vocabulary: missing tokens are impossible, extra ones are dropped."""
     logits = rescored.logits[:, :vocab_size]
     missing = vocab_size - logits.shape[1]
     padded = torch.nn.functional.pad(logits, (0, missing), value=-torch.inf) if missing else logits
@@ -161,5 +165,5 @@ def _padded(rescored: Rescored, vocab_size: int) -> Rescored:
 
 def _finished(sampling: SamplingParams, generation: Generation, completion: Completion, seed: int) -> FinishedText:
     if sampling.json_schema is not None:
-        raise InvalidRequest("an audit of prompts takes no JSON schema", field="json_schema")
+        raise InvalidRequest("an audit does not support JSON schemas", field="json_schema")
     return FinishedText(generation.prompt_token_ids, completion.token_ids, sampling, seed)

@@ -1,4 +1,4 @@
-"""Coupled and greedy text: a function of seed and target alone, so every token can be proved."""
+"""Checks of coupled and greedy text: seed and target determine every token, so every token is replayed."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,14 +25,14 @@ def check_coupled(
     plain: Completion,
     runner: ModelRunner,
 ) -> AuditedText:
-    """`rescored` is the speculative text, `entries` what it was judged by; `plain` was generated with the same seed and without
-    speculation."""
-    parted = differences(rescored, computed_in(runner))
-    findings = [_finding("token", found, one) for one in parted if not one.is_rounding]
-    num_rounding = sum(one.is_rounding for one in parted)
-    apart = _first_apart(rescored, speculative, plain, runner)
-    if apart is not None and not apart.is_rounding:
-        findings.append(_finding("text", found, apart))
+    """Check one text. `rescored` is the speculative text, `entries` its verify log; `plain` was generated with the same seed,
+    without speculation."""
+    wrong = differences(rescored, computed_in(runner))
+    findings = [_finding("token", found, one) for one in wrong if not one.is_rounding]
+    num_rounding = sum(one.is_rounding for one in wrong)
+    first = _first_difference(rescored, speculative, plain, runner)
+    if first is not None and not first.is_rounding:
+        findings.append(_finding("text", found, first))
     divergences, most = _divergences(rescored, entries, runner)
     findings.extend(
         Finding("logits", found.prompt, i, found.origins[i], rescored.tokens[i], None, kl)
@@ -44,7 +44,7 @@ def check_coupled(
         findings=tuple(findings),
         p_divergence=divergences,
         most_divergence=most,
-        num_rounding=max(num_rounding, int(apart is not None and apart.is_rounding)),
+        num_rounding=max(num_rounding, int(first is not None and first.is_rounding)),
         margins=_margins(rescored),
     )
 
@@ -54,34 +54,34 @@ def _finding(kind: Kind, found: AuditedText, one: Difference) -> Finding:
     return Finding(kind, found.prompt, one.index, origin, one.token, one.pick, one.gap)
 
 
-def _first_apart(
+def _first_difference(
     rescored: Rescored, speculative: Completion, plain: Completion, runner: ModelRunner
 ) -> Difference | None:
-    """Where the two texts part: from there on they have nothing to do with each other."""
+    """The first token at which the two texts differ; later tokens are not comparable."""
     pairs = zip_longest(speculative.token_ids, plain.token_ids, fillvalue=-1)
     index = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if index is None:
         if (speculative.text, speculative.finish_reason) == (plain.text, plain.finish_reason):
             return None
         return Difference(len(plain.token_ids), -1, -1, torch.inf, is_rounding=False)
-    if index >= min(len(speculative.token_ids), len(plain.token_ids)):  # one of them goes on where the other ended
+    if index >= min(len(speculative.token_ids), len(plain.token_ids)):  # one text continues where the other ended
         token, other = (*speculative.token_ids, -1)[index], (*plain.token_ids, -1)[index]
         return Difference(index, token, other, torch.inf, is_rounding=False)
     a, b = speculative.token_ids[index], plain.token_ids[index]
-    # Up to here they are one text: the same row judges both, and one of them at the least is not its pick
+    # The texts are equal before this token, so one row of logits is checked against both tokens.
     row = Rescored(index, (a,), rescored.logits[index : index + 1], rescored.rows[index : index + 1])
-    judged = [
+    checked = [
         difference for token in (a, b) for difference in differences(replace(row, tokens=(token,)), computed_in(runner))
     ]
-    worst = max(judged, key=lambda one: one.gap)
-    return replace(worst, token=a, pick=b, is_rounding=all(one.is_rounding for one in judged))
+    worst = max(checked, key=lambda one: one.gap)
+    return replace(worst, token=a, pick=b, is_rounding=all(one.is_rounding for one in checked))
 
 
 def _divergences(
     rescored: Rescored, entries: Mapping[int, Entry], runner: ModelRunner
 ) -> tuple[tuple[tuple[int, float], ...], float]:
-    """KL by output token, of what the logits that were used amount to from what a plain pass's do; and the most that rounding
-    explains. A greedy row is taken at temperature 1: its own law has one token."""
+    """(output token, KL of the distribution of the used logits from that of a plain pass), and the largest KL that rounding
+    explains. Greedy rows are compared at temperature 1."""
     found, most = [], 0.0
     for i, row in enumerate(rescored.rows):
         entry = entries.get(i)

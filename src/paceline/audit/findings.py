@@ -1,35 +1,35 @@
-"""What an audit finds, prompt by prompt."""
+"""The findings of an audit, by prompt."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["token", "text", "logits", "p", "q", "draw", "law"]
+Kind = Literal["token", "text", "logits", "p", "q", "sample", "distribution"]
 MEANING: dict[Kind, str] = {
-    "token": "not what plain decoding picks after the same text",
-    "text": "not what was generated without speculation",
-    "logits": "judged by other logits than a plain pass gives",
-    "p": "judged by another p than a plain pass gives",
-    "q": "another q than the draft gives after the same text",
-    "draw": "not drawn from the q it was judged by",
-    "law": "tokens follow another law with speculation than without",
+    "token": "differs from the token of plain decoding after the same text",
+    "text": "differs from the text generated without speculation",
+    "logits": "verified with logits that differ from a plain pass",
+    "p": "verified with a p that differs from a plain pass",
+    "q": "q differs from the draft's q after the same text",
+    "sample": "not a sample of the q it was verified with",
+    "distribution": "tokens have another distribution with speculation than without",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that differs beyond the float contract: drift."""
+    """A difference beyond rounding: drift."""
 
     kind: Kind
     prompt: int
     index: int
-    """Which output token."""
+    """Number of the output token."""
     origin: str
-    """accepted, recovered, bonus or plain."""
+    """Origin of the token: accepted, recovered, bonus or plain."""
     token: int
     other: int | None
-    """What it should have been, where that is one token."""
+    """Expected token, if there is one."""
     figure: float
-    """The gap in logits, or the divergence."""
+    """Gap in logits, or divergence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +38,23 @@ class AuditedText:
 
     prompt: int
     origins: tuple[str, ...]
-    """Of its tokens."""
+    """Origins of its tokens."""
     drafted: int
     accepted: int
     findings: tuple[Finding, ...]
     num_rounding: int = 0
-    """Tokens that differ within the float contract."""
+    """Tokens that differ within rounding."""
     margins: tuple[float, ...] = ()
-    """Coupled: by how much each pick's score beat the second best, in logits."""
+    """Coupled: distance of each token's score from the second best, in logits."""
     p_divergence: tuple[tuple[int, float], ...] = ()
-    """(output token, KL): of rejection rounds, the p that was used; of coupled ones, what the logits amount to."""
+    """(output token, KL) of the used p; in coupled rounds, of the distribution of the used logits."""
     q_divergence: tuple[tuple[int, float], ...] = ()
-    """Rejection: (output token, KL) where a draft's q was derived again."""
+    """Rejection: (output token, KL) of the used q."""
     most_divergence: float = 0.0
-    """The most that rounding explains, where it explains most."""
-    num_draws: int = 0
-    """Rejection: drafts whose draw was replayed."""
+    """Largest KL that rounding explains in this text."""
+    num_samples: int = 0
+    """Rejection: drafts whose sampling was replayed."""
     ranks: tuple[float, ...] = ()
-    """Rejection: see `two_sample.py`."""
+    """Rejection: ranks of the tokens, see `two_sample.py`."""
     plain_ranks: tuple[float, ...] = ()
-    """Of another text for the same prompt, generated without speculation."""
+    """Ranks of another text for the same prompt, generated without speculation."""

@@ -1,10 +1,10 @@
-"""Rejection text: sampled anew by every rule, so it is checked by what its tokens were judged by, and by their law."""
+"""Checks of rejection text: the p and q that verification used, and the distribution of the tokens."""
 
 import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from paceline.audit.divergence import divergence, is_draw, limit
+from paceline.audit.divergence import divergence, is_sample, limit
 from paceline.audit.findings import AuditedText, Finding
 from paceline.audit.two_sample import rank
 from paceline.audit.verify_log import Entry
@@ -23,44 +23,44 @@ def check_rejection(
     runner: ModelRunner,
     rng: random.Random,
 ) -> AuditedText:
-    """`entries` are what verification went by, `draft` the same text through the draft, `plain` another text for the prompt,
-    generated without speculation."""
+    """Check one text. `entries` is its verify log, `draft` the same text rescored by the draft, `plain` another text for the
+    prompt, generated without speculation."""
     findings: list[Finding] = []
-    p_divergence, q_divergence, num_draws, widest = [], [], 0, 0.0
+    p_divergence, q_divergence, num_samples, largest = [], [], 0, 0.0
     dtype = computed_in(runner)
     for i, (token, row) in enumerate(zip(rescored.tokens, rescored.rows, strict=True)):
         entry = entries.get(i)
         if entry is None or entry.p is None:
-            raise PacelineError(f"output token {i} of prompt {found.prompt} was not seen being verified")
+            raise PacelineError(f"the verify log has no entry for output token {i} of prompt {found.prompt}")
         tolerance = rounding(rescored.logits[i], dtype)
         most = limit(tolerance, row.params.temperature)
-        widest = max(widest, most)
-        at = found.prompt, i, found.origins[i]
+        largest = max(largest, most)
+        place = found.prompt, i, found.origins[i]
         p = divergence(entry.p, rescored.logits[i], row, tolerance)
         p_divergence.append((i, p))
         if p > most:
-            findings.append(Finding("p", *at, token, None, p))
+            findings.append(Finding("p", *place, token, None, p))
         if entry.q is None or entry.drafted is None or draft is None:
             continue
         q = divergence(entry.q, draft.logits[i], row, tolerance)
         q_divergence.append((i, q))
         if q > most:
-            findings.append(Finding("q", *at, entry.drafted, None, q))
-        num_draws += 1
-        if not is_draw(entry.q, entry.drafted, row):
-            findings.append(Finding("draw", *at, entry.drafted, None, float(entry.q[entry.drafted])))
+            findings.append(Finding("q", *place, entry.drafted, None, q))
+        num_samples += 1
+        if not is_sample(entry.q, entry.drafted, row):
+            findings.append(Finding("sample", *place, entry.drafted, None, float(entry.q[entry.drafted])))
     return replace(
         found,
         findings=tuple(findings),
         p_divergence=tuple(p_divergence),
         q_divergence=tuple(q_divergence),
-        most_divergence=widest,
-        num_draws=num_draws,
+        most_divergence=largest,
+        num_samples=num_samples,
         ranks=_ranks(rescored, rng),
         plain_ranks=_ranks(plain, rng),
     )
 
 
 def _ranks(rescored: Rescored, rng: random.Random) -> tuple[float, ...]:
-    laws = log_distribution(rescored.logits, rescored.rows).double().exp()
-    return tuple(rank(law, token, rng) for law, token in zip(laws, rescored.tokens, strict=True))
+    probs = log_distribution(rescored.logits, rescored.rows).double().exp()
+    return tuple(rank(row, token, rng) for row, token in zip(probs, rescored.tokens, strict=True))

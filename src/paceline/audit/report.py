@@ -1,4 +1,4 @@
-"""An audit's result: which checks there were, what they found, and what they would have found."""
+"""The result of an audit: its checks, their findings and their power."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,6 +12,8 @@ from paceline.audit.two_sample import LEVEL, MISS, TwoSample, compare
 
 @dataclass(frozen=True, slots=True)
 class Check:
+    """One kind of check over all texts."""
+
     kind: Kind
     name: str
     num_checked: int
@@ -22,7 +24,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Report:
-    """`about` says what was audited, in the order it is to be shown."""
+    """`about` holds the settings of the audit, in display order."""
 
     about: Mapping[str, Any]
     texts: Sequence[AuditedText]
@@ -42,7 +44,7 @@ class Report:
 
     @property
     def num_drafted(self) -> int:
-        """0: nothing was speculated about, so nothing was proved."""
+        """Drafted tokens; with 0 the audit checked nothing."""
         return sum(text.drafted for text in self.texts)
 
     @property
@@ -58,19 +60,19 @@ class Report:
 
     @property
     def power(self) -> tuple[str, ...]:
-        """What would have been found, and how often nothing is taken for something."""
+        """Sentences on the size of faults that the checks detect, and on false alarms."""
         count = len(self.texts)
         share = 1.0 - MISS ** (1.0 / count)
         lines = [
-            f"A fault that shows in {share:.1%} of the texts or more is found among {count} with probability {1 - MISS:.0%}: "
-            f"it is overlooked with (1 - share)^{count}.",
-            "No false alarms from these checks where kernels compute every row alike (the CPU's do); elsewhere none beyond the "
-            "float contract.",
+            f"A fault in at least {share:.1%} of the texts is found among {count} with probability {1 - MISS:.0%}: "
+            f"the probability to miss it is (1 - share)^{count}.",
+            "These checks have no false alarms if kernels are batch-invariant (the CPU's are); otherwise differences within "
+            "rounding are accepted.",
         ]
         if not self.is_coupled:
             lines.append(
-                f"The two-sample test finds two laws whose ranks lie {self.two_sample.detectable:.3f} apart with probability "
-                f"{1 - MISS:.0%} or more, and calls equal laws different once in {1 / LEVEL:.0f} audits."
+                f"The two-sample test detects a distance of {self.two_sample.detectable:.3f} between the ranks with probability "
+                f"{1 - MISS:.0%} or more, and has a false alarm once in {1 / LEVEL:.0f} audits."
             )
         return tuple(lines)
 
@@ -93,27 +95,27 @@ class Report:
         tokens = sum(len(text.origins) for text in self.texts)
         rounding = sum(text.num_rounding for text in self.texts)
         seen = [kl for text in self.texts for _, kl in text.p_divergence]
-        within = f"{rounding} differ within rounding" if rounding else "not one differs"
+        within = f"{rounding} differ within rounding" if rounding else "none differs"
         return (
             self._check("token", "replayed and re-scored in one plain pass", tokens, "tokens", within),
             self._check("text", "generated again without speculation", len(self.texts), "texts", "same seed"),
             self._check(
-                "logits", "KL of what verification saw from plain p", len(seen), "tokens", _worst(seen, "none was seen")
+                "logits", "KL of the used logits from plain p", len(seen), "tokens", _worst(seen, "none logged")
             ),
         )
 
     def _rejection(self) -> tuple[Check, ...]:
         p = [kl for text in self.texts for _, kl in text.p_divergence]
         q = [kl for text in self.texts for _, kl in text.q_divergence]
-        draws = sum(text.num_draws for text in self.texts)
+        samples = sum(text.num_samples for text in self.texts)
         two = self.two_sample
         return (
-            self._check("p", "KL of the p that verification used from plain p", len(p), "tokens", _worst(p)),
-            self._check("q", "KL of the q that was used from the draft's", len(q), "drafts", _worst(q)),
-            self._check("draw", "drafts replayed from q and their noise", draws, "drafts", ""),
+            self._check("p", "KL of the used p from plain p", len(p), "tokens", _worst(p)),
+            self._check("q", "KL of the used q from the draft's q", len(q), "drafts", _worst(q)),
+            self._check("sample", "drafts replayed from q and their noise", samples, "drafts", ""),
             Check(
-                "law",
-                "two-sample test: with speculation, without",
+                "distribution",
+                "two-sample test: with and without speculation",
                 sum(two.sizes),
                 "tokens",
                 int(two.is_different),
@@ -129,5 +131,5 @@ class Report:
         return Check(kind, name, count, unit, wrong, detail)
 
 
-def _worst(values: Sequence[float], nothing: str = "none was drawn: one-hot q") -> str:
+def _worst(values: Sequence[float], nothing: str = "none: q is one-hot") -> str:
     return f"largest {max(values):.2g}, mean {sum(values) / len(values):.2g}" if values else nothing

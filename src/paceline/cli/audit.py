@@ -110,8 +110,8 @@ def verify(
 ) -> None:
     """Verify that an audit log of strict mode is unchanged.
 
-    A line that was changed, removed, added or moved breaks the chain of hashes. The command prints the first such line; its exit
-    status is 1. A truncated or rewritten file is detected only with a --head stored elsewhere: from the last verification, from
+    A line that was changed, removed, added or moved breaks the chain of hashes: the command prints the first such line and the
+    exit status is 1. A truncated or rewritten file is detected only with a --head stored elsewhere: from the last verification, from
     the server's log, or from GET /admin/trail.
     """
     try:
@@ -146,8 +146,9 @@ def _audit(
     json_file: Path | None,
 ) -> "Report":
     from paceline.audit.auditor import Auditor, Workload
-    from paceline.audit.page import page
+    from paceline.audit.html_report import page
     from paceline.audit.report import Report
+    from paceline.audit.two_sample import require_scipy
 
     for file in (report_file, json_file):  # before measuring
         if file is not None and not file.parent.is_dir():
@@ -156,6 +157,8 @@ def _audit(
         _check_plots()
     chosen = select(load_prompts(prompts), limit=limit)
     rule: Verification = engine.speculation.verification
+    if rule == "rejection":
+        require_scipy()
     with loaded(engine) as llm:
         asked: list[Prompt] = [one.turns[0] for one in chosen]
         if llm.tokenizer.chat_template is not None:

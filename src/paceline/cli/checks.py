@@ -38,6 +38,7 @@ EXTRAS = {
     "yaml": ("server", "configuration files"),
     "httpx": ("bench", "bench --against"),
     "matplotlib": ("bench", "bench --plot"),
+    "scipy": ("bench", "audit --verification rejection"),
     "zmq": ("pool", "clusters"),
     "msgspec": ("pool", "clusters"),
     "opentelemetry.exporter.otlp.proto.http": ("trace", "traces"),
@@ -174,7 +175,7 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
             if trained is not None:
                 if target is not None:
                     trained.check_target(target.config, target.tokenizer)
-                yield Check("draft", f"{trained.name}: {trained.kind}, made for {trained.made_for}")
+                yield Check("draft", f"{trained.name}: {trained.kind}, trained for {trained.target_name}")
             else:
                 draft = sketch(name, device, dtype, config.draft_quantization != "none")
                 yield Check("draft", _describe(draft))

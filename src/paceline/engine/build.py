@@ -34,13 +34,11 @@ from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.parallel.ranks import Ranks, RankSpec
 from paceline.models.parallel.runner import ParallelRunner, load_parallel
 from paceline.models.runners import make_runner
-from paceline.speculation.depth.additive import AdditiveDepth
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
-from paceline.speculation.depth.even_rounds import EvenRounds
-from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import DepthPolicy
-from paceline.speculation.depth.threshold import ThresholdDepth
+from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, ThresholdDepth
 from paceline.speculation.proposer import Proposer
 
 if TYPE_CHECKING:
@@ -155,12 +153,12 @@ def graph_proposer(proposers: Mapping[str, Proposer]) -> "GraphProposer | None":
     return None
 
 
-def padded_batch(proposer: "GraphProposer | None", methods: frozenset[str]) -> EvenRounds:
+def padded_batch(proposer: "GraphProposer | None", methods: frozenset[str]) -> PaddedBatch:
     """How many rows a graph step has."""
     from paceline.engine.executors.graph.batch import draft_shape
     from paceline.models.gpu.runner import bucket
 
-    return EvenRounds(methods, bucket, lambda depth: draft_shape(proposer, depth).nodes)
+    return PaddedBatch(methods, bucket, lambda depth: draft_shape(proposer, depth).nodes)
 
 
 def window_of(config: EngineConfig, model: ModelConfig) -> int:
@@ -233,7 +231,7 @@ def pick_method(config: SpeculationConfig, proposers: dict[str, Proposer]) -> st
     return config.method
 
 
-def make_depth(config: SpeculationConfig, padded: EvenRounds | None = None) -> DepthPolicy:
+def make_depth(config: SpeculationConfig, padded: PaddedBatch | None = None) -> DepthPolicy:
     """`padded`: the rows of graph steps, if the engine has any."""
     if config.depth == "fixed" or config.max_depth == 0:
         return FixedDepth(config.max_depth)

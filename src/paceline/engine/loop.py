@@ -22,7 +22,7 @@ REST = 0.5
 class Trace(Protocol):
     """Follows one request, on the engine's thread."""
 
-    def saw(self, output: StepOutput) -> None: ...
+    def add(self, output: StepOutput) -> None: ...
 
     def end(self, error: PacelineError | None = None) -> None:
         """Nothing more will be seen: it is finished, was cancelled, or failed."""
@@ -187,7 +187,7 @@ class EngineLoop:
             return
         caller.unfinished -= output.finish_reason is not None
         if caller.trace is not None:
-            caller.trace.saw(output)
+            caller.trace.add(output)
         if caller.unfinished == 0:
             self._forget(output.request_id)
         if not caller.tell(output):

@@ -14,7 +14,13 @@ from paceline.engine.stats.traffic_classes import TrafficClasses, traffic_class
 from paceline.engine.validator import RequestValidator
 from paceline.speculation.depth.breaker import Breaker
 from paceline.speculation.depth.drift import Change
-from paceline.speculation.depth.policy import Candidate, DepthPolicy, Drafting, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import (
+    Candidate,
+    DepthPolicy,
+    DraftingObservation,
+    RoundObservation,
+    StepObservation,
+)
 from paceline.speculation.drafts import Draft, DraftPrefill
 from paceline.speculation.proposer import (
     Hidden,
@@ -140,7 +146,9 @@ class Speculator:
                 rows=result.rows,
                 prefill_rows=num_prompt,
                 drafting=tuple(
-                    Drafting(method, depth, draft_seconds[method], prefills[method].tokens, prefills[method].seconds)
+                    DraftingObservation(
+                        method, depth, draft_seconds[method], prefills[method].tokens, prefills[method].seconds
+                    )
                     for method, depth in asked.items()
                 ),
                 verify_seconds=result.verify_seconds,
@@ -148,8 +156,8 @@ class Speculator:
                 rounds=observed,
                 context=result.context,
                 is_timed=is_timed,
-                seats=result.slots,
-                boarding_seconds=idle if rounds else 0.0,
+                slots=result.slots,
+                switch_on_seconds=idle if rounds else 0.0,
             )
         )
         self._settle()
@@ -217,7 +225,7 @@ class Speculator:
 
     def decide(self, ready: Seq[Sequence]) -> None:
         """Set the depth of sequences that are about to decode."""
-        if not self.enabled or self.depth.rests(len(ready)):
+        if not self.enabled or self.depth.skip_step(len(ready)):
             for sequence in ready:
                 sequence.depth = 0
             if self.enabled:

@@ -26,7 +26,7 @@ class TracingMiddleware:
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
-        span = self._tracing.serve(
+        span = self._tracing.start_server_span(
             "POST", Headers(scope=scope), {"http.request.method": "POST", "url.path": scope["path"]}
         )
         if not span.is_recording():

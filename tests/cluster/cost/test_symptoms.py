@@ -4,7 +4,7 @@ from paceline.cluster.cost.symptoms import SymptomWatch, Vitals, symptoms
 
 HEALTHY = Vitals(accepted=3.0, depth=5.0, draft_seconds=0.01, verify_seconds=0.015, round_trip=0.001, preemptions=0.0)
 
-SICK = {
+CASES = {
     "low_acceptance": (Vitals(accepted=1.2, depth=5.0), 1.2, 2.0),
     "slow_draft": (Vitals(draft_seconds=0.02, verify_seconds=0.015), 0.02, 0.015),
     "slow_network": (Vitals(draft_seconds=0.01, round_trip=0.012), 0.012, 0.01),
@@ -12,9 +12,9 @@ SICK = {
 }
 
 
-@pytest.mark.parametrize("name", SICK)
+@pytest.mark.parametrize("name", CASES)
 def test_each_failure_mode_has_its_figure_and_remedy(name):
-    vitals, figure, limit = SICK[name]
+    vitals, figure, limit = CASES[name]
     (symptom,) = symptoms(vitals)
     assert (symptom.name, symptom.figure, symptom.limit) == (name, figure, limit)
     assert symptom.remedy
@@ -22,26 +22,26 @@ def test_each_failure_mode_has_its_figure_and_remedy(name):
     assert f"{figure:.4g}" in str(symptom)
 
 
-def test_health_and_ignorance_are_no_symptoms():
+def test_no_symptoms_without_problems_or_measurements():
     assert symptoms(HEALTHY) == []
     assert symptoms(Vitals()) == []
-    assert symptoms(Vitals(accepted=0.9, depth=1.0)) == [], "a depth of one cannot have two accepted"
+    assert symptoms(Vitals(accepted=0.9, depth=1.0)) == [], "at depth 1 two cannot be accepted"
 
 
-def test_told_once_when_it_persists_and_gone_when_it_is():
+def test_persistent_symptom_is_reported_once_until_it_ends():
     watch = SymptomWatch(persistence=3)
-    sick = SICK["slow_draft"][0]
-    told = [[s.name for s in watch.observe(sick)] for _ in range(10)]
-    assert told == [[], [], ["slow_draft"], *[[]] * 7]
+    slow = CASES["slow_draft"][0]
+    reported = [[s.name for s in watch.observe(slow)] for _ in range(10)]
+    assert reported == [[], [], ["slow_draft"], *[[]] * 7]
     assert watch.has("slow_draft")
     for _ in range(2):
         watch.observe(HEALTHY)
     assert watch.has("slow_draft")
     watch.observe(HEALTHY)
     assert watch.active == ()
-    assert [len(watch.observe(sick)) for _ in range(3)] == [0, 0, 1], "a relapse is told again"
+    assert [len(watch.observe(slow)) for _ in range(3)] == [0, 0, 1], "a new occurrence is reported again"
 
 
-def test_a_flicker_is_not_told():
+def test_alternating_measurements_are_not_reported():
     watch = SymptomWatch(persistence=3)
-    assert not any(watch.observe(SICK["slow_draft"][0] if i % 2 else HEALTHY) for i in range(50))
+    assert not any(watch.observe(CASES["slow_draft"][0] if i % 2 else HEALTHY) for i in range(50))

@@ -1,10 +1,10 @@
-from paceline.cluster.health.health import Progress, WorkerHealth, WorkerState
+from paceline.cluster.health.health import Backoff, BackoffRule, CanaryVote, Progress, WorkerHealth, WorkerState
 from paceline.core.cluster_config import HealthConfig
 
 CONFIG = HealthConfig(heartbeat=1.0, misses=3, stall=10.0)
 
 
-def test_silence_is_suspected_and_a_word_is_enough_to_return() -> None:
+def test_silent_worker_is_suspected_until_its_next_heartbeat() -> None:
     health = WorkerHealth(CONFIG)
     assert health.state(0.0) is WorkerState.STARTING
     assert health.heartbeat(Progress(7, 0, False), 1.0) is False
@@ -14,7 +14,7 @@ def test_silence_is_suspected_and_a_word_is_enough_to_return() -> None:
     assert health.state(5.0) is WorkerState.READY
 
 
-def test_a_broken_connection_is_not_waited_for() -> None:
+def test_disconnected_worker_is_suspected_at_once() -> None:
     health = WorkerHealth(CONFIG)
     health.heartbeat(Progress(7, 0, False), 1.0)
     health.disconnected()
@@ -23,7 +23,7 @@ def test_a_broken_connection_is_not_waited_for() -> None:
     assert health.state(1.1) is WorkerState.READY
 
 
-def test_another_epoch_is_told_once() -> None:
+def test_restart_is_reported_once() -> None:
     health = WorkerHealth(CONFIG)
     health.heartbeat(Progress(7, 5, True), 0.0)
     assert health.heartbeat(Progress(8, 0, False), 1.0) is True
@@ -31,7 +31,7 @@ def test_another_epoch_is_told_once() -> None:
     assert health.epoch == 8
 
 
-def test_work_without_steps_is_stuck() -> None:
+def test_busy_worker_without_steps_is_suspected() -> None:
     health = WorkerHealth(CONFIG)
     for second in range(30):  # idle for long: fine
         health.heartbeat(Progress(1, 4, False), float(second))
@@ -45,21 +45,67 @@ def test_work_without_steps_is_stuck() -> None:
     assert health.state(42.0) is WorkerState.READY
 
 
-def test_two_wrong_canaries_make_it_unhealthy_and_a_right_one_heals() -> None:
+def test_two_wrong_canaries_make_a_worker_unhealthy_until_a_right_one() -> None:
     health = WorkerHealth(CONFIG)
     health.heartbeat(Progress(1, 0, False), 0.0)
     health.canary(agrees=False)
-    assert (health.state(0.0), health.in_doubt) == (WorkerState.READY, True)
+    assert (health.state(0.0), health.is_in_doubt) == (WorkerState.READY, True)
     health.canary(agrees=False)
     assert health.state(0.0) is WorkerState.UNHEALTHY
     health.canary(agrees=True)
-    assert (health.state(0.0), health.in_doubt) == (WorkerState.READY, False)
+    assert (health.state(0.0), health.is_in_doubt) == (WorkerState.READY, False)
 
 
-def test_a_restart_wipes_the_slate() -> None:
+def test_restart_resets_wrong_canaries() -> None:
     health = WorkerHealth(CONFIG)
     health.heartbeat(Progress(1, 0, False), 0.0)
     health.canary(agrees=False)
     health.canary(agrees=False)
     health.heartbeat(Progress(2, 0, False), 1.0)
     assert health.state(1.0) is WorkerState.READY
+
+
+RIGHT, WRONG = (1, 2, 3), (1, 2, 4)
+
+
+def test_minority_result_disagrees() -> None:
+    vote = CanaryVote()
+    assert vote.add("a", RIGHT) == {"a": True}
+    vote.add("b", RIGHT)
+    assert vote.add("c", WRONG) == {"a": True, "b": True, "c": False}
+
+
+def test_later_results_change_the_majority() -> None:
+    vote = CanaryVote()
+    vote.add("a", WRONG)
+    vote.add("b", RIGHT)
+    assert vote.add("c", RIGHT) == {"a": False, "b": True, "c": True}
+
+
+def test_tie_keeps_the_previous_majority() -> None:
+    vote = CanaryVote()
+    vote.add("a", RIGHT)
+    vote.add("b", RIGHT)
+    assert vote.add("a", WRONG) == {"a": False, "b": True}
+    assert vote.add("a", RIGHT) == {"a": True, "b": True}
+
+
+def test_forgotten_result_does_not_count() -> None:
+    vote = CanaryVote()
+    vote.add("a", WRONG)
+    vote.forget("a")
+    assert vote.add("b", RIGHT) == {"b": True}
+
+
+def test_backoff_doubles_up_to_its_maximum() -> None:
+    backoff = Backoff(BackoffRule(first=1.0, max_delay=5.0))
+    assert [backoff.delay(0.1) for _ in range(4)] == [1.0, 2.0, 4.0, 5.0]
+    assert backoff.num_failures == 4
+
+
+def test_backoff_resets_after_a_long_uptime() -> None:
+    backoff = Backoff(BackoffRule(first=1.0, reset_after=60.0))
+    backoff.delay(1.0)
+    backoff.delay(1.0)
+    assert backoff.delay(60.0) == 1.0
+    assert backoff.delay(1.0) == 2.0

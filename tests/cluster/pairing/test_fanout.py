@@ -4,7 +4,7 @@ from paceline.cluster.pairing.fanout import RivalOdds, fan_out
 from paceline.core.errors import InvalidConfig
 
 
-def test_the_likeliest_outcomes_within_the_nodes():
+def test_most_probable_outcomes_within_the_node_budget():
     outcomes = fan_out([0.8], [0.5, 0.2], offered=3, depth=4, nodes=16)
     # 16 nodes are four chains of 4; one is the continued draft itself
     assert [(o.accepted, o.rival) for o in outcomes] == [(0, 0), (1, 0), (2, 0)]
@@ -12,14 +12,14 @@ def test_the_likeliest_outcomes_within_the_nodes():
     assert outcomes[2].probability == pytest.approx(0.8**2 * 0.2 * 0.5)
 
 
-def test_fan_out_follows_the_acceptance_curve():
+def test_outcomes_follow_the_acceptance_by_position():
     late = fan_out([0.99, 0.99, 0.3], [0.6], offered=3, depth=4, nodes=12)
     assert [o.accepted for o in late] == [2, 3]
     early = fan_out([0.3, 0.9, 0.9], [0.6], offered=3, depth=4, nodes=12)
     assert early[0].accepted == 0
 
 
-def test_a_bonus_that_is_drawn_apart_is_prepared_for_as_a_whole():
+def test_independent_bonus_token_needs_a_branch():
     with_own = fan_out([0.9], [0.5], offered=2, depth=2, nodes=100)
     apart = fan_out([0.9], [0.5], offered=2, depth=2, nodes=100, continues=False)
     chance = {o.accepted: o.probability for o in apart}
@@ -28,15 +28,15 @@ def test_a_bonus_that_is_drawn_apart_is_prepared_for_as_a_whole():
 
 
 @pytest.mark.parametrize(("depth", "nodes"), [(0, 100), (4, 0), (4, 7)])
-def test_no_room_no_branches(depth, nodes):
+def test_no_branches_without_nodes(depth, nodes):
     assert fan_out([0.8], [0.5], 3, depth, nodes) == []
 
 
-def test_the_unlikely_is_left_out():
+def test_improbable_outcomes_are_left_out():
     assert all(o.probability >= 0.005 for o in fan_out([0.5], [0.5, 0.001], 8, 1, 1000))
 
 
-def test_odds_are_learned_and_forgotten():
+def test_odds_follow_recent_outcomes():
     odds = RivalOdds(window=32)
     for _ in range(200):
         odds.observe(1)

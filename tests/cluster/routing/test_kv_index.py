@@ -3,12 +3,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.cluster.routing.kv_index import BLOCK_SIZE, KvIndex
+from paceline.cluster.routing.kv_index import BLOCK_SIZE, MIN_PEER_TOKENS, KvIndex, PeerHint, find_peer
+from paceline.cluster.routing.router import Prompt
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, Tier
 from paceline.kernels import layout
 from paceline.kv.prefix_sums import PrefixSums
 
 PROMPT = list(range(100, 100 + 10 * BLOCK_SIZE))
+IDS = list(range(640))
+WORKERS = ("a", "b", "c")
 
 
 @pytest.fixture
@@ -19,14 +22,14 @@ def index() -> KvIndex:
 def stored(
     ids: Sequence[int], first: int = 0, salt: str = "", tier: Tier = "device", size: int = BLOCK_SIZE
 ) -> BlocksStored:
-    """Blocks of `ids` from number `first` on; keys are names that say what they are."""
+    """Blocks of `ids` from number `first` on; the keys are their numbers after the salt."""
     last = len(ids) // size
     keys = [f"{salt}{i}" for i in range(first, last)]
     parent = f"{salt}{first - 1}" if first else None
     return BlocksStored(keys, parent, ids[first * size : last * size], salt, tier, size)
 
 
-def reach(index: KvIndex, names: Sequence[str], ids: Sequence[int] = PROMPT, salt: str = "") -> dict[str, int]:
+def prefixes(index: KvIndex, names: Sequence[str], ids: Sequence[int] = PROMPT, salt: str = "") -> dict[str, int]:
     lengths = {number: tokens for tokens, numbers in index.match(ids, salt).groups for number in numbers}
     return {name: lengths[index.number(name)] for name in names if index.number(name) in lengths}
 
@@ -35,44 +38,44 @@ def test_block_sizes_agree() -> None:
     assert BLOCK_SIZE == layout.BLOCK_SIZE
 
 
-def test_how_long_a_prefix_has_each_worker(index: KvIndex) -> None:
+def test_match_returns_the_cached_prefix_of_each_worker(index: KvIndex) -> None:
     index.apply("a", stored(PROMPT))
     index.apply("b", stored(PROMPT[:64]))
     index.apply("c", stored(PROMPT[16:]))  # the same blocks, elsewhere in a prompt
-    assert reach(index, "abc") == {"a": 160, "b": 64}
-    assert reach(index, "abc", PROMPT[:40]) == {"a": 32, "b": 32}  # whole blocks only
+    assert prefixes(index, "abc") == {"a": 160, "b": 64}
+    assert prefixes(index, "abc", PROMPT[:40]) == {"a": 32, "b": 32}  # whole blocks only
     assert [tokens for tokens, _ in index.match(PROMPT).groups] == [160, 64]
 
 
-def test_chains_grow_and_shrink_at_the_end(index: KvIndex) -> None:
+def test_chains_grow_and_shrink(index: KvIndex) -> None:
     index.apply("a", stored(PROMPT[:48]))
     index.apply("a", stored(PROMPT, first=3))
-    assert reach(index, "a") == {"a": 160}
+    assert prefixes(index, "a") == {"a": 160}
     index.apply("a", BlocksRemoved(["9", "8"]))
     index.apply("a", BlocksRemoved(["9", "never"]))
-    assert reach(index, "a") == {"a": 128}
+    assert prefixes(index, "a") == {"a": 128}
 
 
-def test_what_follows_an_unknown_block_is_left_out_until_told_again(index: KvIndex) -> None:
+def test_blocks_after_an_unknown_block_are_ignored(index: KvIndex) -> None:
     index.apply("a", stored(PROMPT, first=3))
-    assert reach(index, "a") == {}
+    assert prefixes(index, "a") == {}
     assert index.num_orphans == 7
     index.apply("a", stored(PROMPT))
-    assert reach(index, "a") == {"a": 160}
+    assert prefixes(index, "a") == {"a": 160}
 
 
-def test_a_cleared_worker_has_nothing_and_the_others_keep_theirs(index: KvIndex) -> None:
+def test_clear_removes_the_blocks_of_one_worker(index: KvIndex) -> None:
     for name in "ab":
         index.apply(name, stored(PROMPT))
     index.apply("a", CacheCleared())
-    assert reach(index, "ab") == {"b": 160}
+    assert prefixes(index, "ab") == {"b": 160}
     assert index.num_blocks("a") == 0
     assert index.num_blocks("b") == 10
     index.apply("b", CacheCleared())
     assert len(index) == 0
 
 
-def test_a_worker_keeps_its_number(index: KvIndex) -> None:
+def test_worker_number_is_stable(index: KvIndex) -> None:
     index.apply("a", stored(PROMPT))
     number = index.number("a")
     index.apply("b", stored(PROMPT[:32]))
@@ -81,20 +84,20 @@ def test_a_worker_keeps_its_number(index: KvIndex) -> None:
     assert index.number("a") == number != index.number("b")
 
 
-def test_salts_see_nothing_of_each_other(index: KvIndex) -> None:
+def test_salts_are_isolated(index: KvIndex) -> None:
     index.apply("a", stored(PROMPT, salt="red"))
     index.apply("b", stored(PROMPT[:32]))
-    assert reach(index, "ab", salt="red") == {"a": 160}
-    assert reach(index, "ab", salt="blue") == {}
-    assert reach(index, "ab") == {"b": 32}
+    assert prefixes(index, "ab", salt="red") == {"a": 160}
+    assert prefixes(index, "ab", salt="blue") == {}
+    assert prefixes(index, "ab") == {"b": 32}
 
 
-def test_larger_blocks_are_several_of_ours(index: KvIndex) -> None:
+def test_larger_blocks_are_split(index: KvIndex) -> None:
     index.apply("a", stored(PROMPT, size=64))
     index.apply("b", stored(PROMPT))
-    assert reach(index, "ab") == {"a": 128, "b": 160}
+    assert prefixes(index, "ab") == {"a": 128, "b": 160}
     index.apply("a", BlocksRemoved(["1"]))
-    assert reach(index, "ab") == {"a": 64, "b": 160}
+    assert prefixes(index, "ab") == {"a": 64, "b": 160}
     index.clear("b")
     index.apply("a", BlocksRemoved(["0"]))
     assert len(index) == 0
@@ -108,25 +111,25 @@ def test_larger_blocks_are_several_of_ours(index: KvIndex) -> None:
         BlocksStored(["x"], None, [], block_size=0),
     ],
 )
-def test_blocks_that_do_not_fit_ours_are_left_out(index: KvIndex, event: BlocksStored) -> None:
+def test_blocks_of_incompatible_size_are_ignored(index: KvIndex, event: BlocksStored) -> None:
     index.apply("a", event)
     assert len(index) == 0
     assert index.num_orphans == 1
 
 
-def test_what_is_told_twice_counts_once(index: KvIndex) -> None:
+def test_repeated_event_counts_once(index: KvIndex) -> None:
     for _ in range(2):
         index.apply("a", stored(PROMPT))
     index.apply("a", stored(PROMPT[:64]))
-    assert reach(index, "a") == {"a": 160}
+    assert prefixes(index, "a") == {"a": 160}
     index.apply("a", BlocksRemoved(["9"]))
-    assert reach(index, "a") == {"a": 144}
+    assert prefixes(index, "a") == {"a": 144}
     index.clear("a")
     assert len(index) == 0
 
 
-def test_a_second_key_for_the_same_tokens_is_left_out(index: KvIndex) -> None:
-    """As of a server that salts its keys and does not say so: when one goes, the other must not point to what is gone."""
+def test_second_key_of_a_chain_is_ignored(index: KvIndex) -> None:
+    """A server may salt its keys without reporting the salt. Removing one key must not leave the other with freed nodes."""
     index.apply("a", stored(PROMPT))
     index.apply("a", BlocksStored([f"twin {i}" for i in range(10)], None, PROMPT))
     assert index.num_orphans == 10
@@ -135,8 +138,8 @@ def test_a_second_key_for_the_same_tokens_is_left_out(index: KvIndex) -> None:
     assert len(index) == 0
 
 
-def test_nonsense_leaves_nothing_behind(index: KvIndex) -> None:
-    """Keys that move about, follow themselves, or come twice in an event: wrong, and gone with the worker."""
+def test_invalid_events_are_removed_with_the_worker(index: KvIndex) -> None:
+    """Invalid events (keys that move, follow themselves or repeat) are removed with the worker."""
     generator = random.Random(8)
     tiers: tuple[Tier, ...] = ("device", "host", "disk")
     for _ in range(2000):
@@ -159,28 +162,28 @@ def test_tiers(index: KvIndex) -> None:
     index.apply("a", stored(PROMPT, tier="disk"))
     index.apply("b", stored(PROMPT[:32]))
     match = index.match(PROMPT)
-    assert reach(index, "ab") == {"a": 160, "b": 32}
+    assert prefixes(index, "ab") == {"a": 160, "b": 32}
     assert match.lower == {index.number("a"): (64, 32, 64)}
     assert [index.num_blocks("a", tier) for tier in TIERS] == [4, 6, 10]
     assert (index.num_blocks("a"), index.num_blocks("unknown", "host")) == (20, 0)
 
 
-def test_a_block_that_moves_down_stays_found(index: KvIndex) -> None:
+def test_block_moved_to_a_lower_tier_still_matches(index: KvIndex) -> None:
     index.apply("a", stored(PROMPT))
     last = BlocksStored(["8", "9"], "7", PROMPT[128:], tier="host")
     index.apply("a", last)
-    assert index.match(PROMPT).lower == {}  # it is in both, and the device's is used
+    assert index.match(PROMPT).lower == {}  # it is in both tiers, and the device's copy is used
     index.apply("a", BlocksRemoved(["9", "8"]))
-    assert reach(index, "a") == {"a": 160}
+    assert prefixes(index, "a") == {"a": 160}
     assert index.match(PROMPT).lower == {index.number("a"): (128, 32, 0)}
     index.apply("a", BlocksRemoved(["9", "8"], "host"))
-    assert reach(index, "a") == {"a": 128}
+    assert prefixes(index, "a") == {"a": 128}
     index.clear("a")
     assert len(index) == 0
 
 
 def test_tiers_against_sets() -> None:
-    """Random comings and goings in all tiers, compared with plain sets of what is where."""
+    """Random events in all tiers, compared with plain sets."""
     generator = random.Random(3)
     index = KvIndex(PrefixSums(seed=2))
     tiers: tuple[Tier, ...] = ("device", "host", "disk")
@@ -209,5 +212,53 @@ def test_tiers_against_sets() -> None:
                 expected[name] = ends[-1]
             if ends[-1] > ends[0]:
                 lower[index.number(name)] = (ends[0], ends[1] - ends[0], ends[2] - ends[1])
-        assert reach(index, "abc") == expected
+        assert prefixes(index, "abc") == expected
         assert match.lower == lower
+
+
+def peer_index(**held: int) -> KvIndex:
+    """An index with the given tokens of the prompt on the device of each worker."""
+    made = KvIndex(PrefixSums(1))
+    for worker, tokens in held.items():
+        store(made, worker, 0, tokens)
+    return made
+
+
+def store(index: KvIndex, worker: str, start: int, end: int, tier: Tier = "device", salt: str = "") -> None:
+    keys = [f"{i}" for i in range(start // 16, end // 16)]
+    parent = f"{start // 16 - 1}" if start else None
+    index.apply(worker, BlocksStored(keys, parent, IDS[start:end], salt, tier))
+
+
+def test_find_peer_returns_the_longest_prefix() -> None:
+    assert find_peer(peer_index(a=0, b=320, c=480), Prompt(IDS), "a", WORKERS) == PeerHint("c", 480)
+    assert find_peer(peer_index(a=160, b=320), Prompt(IDS), "a", WORKERS) == PeerHint("b", 320)
+
+
+def test_find_peer_needs_a_minimum_gain() -> None:
+    assert find_peer(peer_index(a=320, b=320), Prompt(IDS), "a", WORKERS) is None
+    assert find_peer(peer_index(a=320, b=320 + MIN_PEER_TOKENS - 16), Prompt(IDS), "a", WORKERS) is None
+    assert find_peer(peer_index(a=320, b=320 + MIN_PEER_TOKENS), Prompt(IDS), "a", WORKERS) == PeerHint(
+        "b", 320 + MIN_PEER_TOKENS
+    )
+    assert find_peer(peer_index(a=640), Prompt(IDS), "a", WORKERS) is None
+
+
+def test_find_peer_considers_usable_workers_only() -> None:
+    assert find_peer(peer_index(b=320, c=480), Prompt(IDS), "a", ("a", "b")) == PeerHint("b", 320)
+
+
+def test_find_peer_ignores_lower_tiers_of_peers() -> None:
+    made = peer_index(a=160, b=320)
+    store(made, "a", 160, 640, "disk")
+    assert find_peer(made, Prompt(IDS), "a", WORKERS) is None
+    made = peer_index(b=160)
+    store(made, "b", 160, 640, "host")
+    assert find_peer(made, Prompt(IDS), "a", WORKERS) == PeerHint("b", 160)
+
+
+def test_find_peer_respects_the_salt() -> None:
+    made = KvIndex(PrefixSums(1))
+    store(made, "b", 0, 640, salt="alice")
+    assert find_peer(made, Prompt(IDS, "bob"), "a", WORKERS) is None
+    assert find_peer(made, Prompt(IDS, "alice"), "a", WORKERS) == PeerHint("b", 640)

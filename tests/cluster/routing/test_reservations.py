@@ -1,6 +1,6 @@
 import random
 
-from paceline.cluster.routing.reservations import Promises
+from paceline.cluster.routing.reservations import Reservations
 from paceline.kv.prefix_sums import PrefixSums
 
 SUMS = PrefixSums(seed=3)
@@ -8,52 +8,52 @@ RED, BLUE = 17, 23
 PROMPT = list(range(160))
 
 
-def test_the_common_beginning_counts() -> None:
-    promises = Promises()
-    promises.add("1", 5, SUMS(PROMPT), RED)
-    assert promises.match(SUMS(PROMPT[:64] + [7] * 64), RED) == [(64, (5,))]
-    assert promises.match(SUMS([*PROMPT, *PROMPT]), RED) == [(160, (5,))]
-    assert promises.match(SUMS(PROMPT[:24]), RED) == [(16, (5,))]
-    assert promises.match(SUMS([7] * 160), RED) == []
+def test_common_prefix_matches() -> None:
+    reservations = Reservations()
+    reservations.add("1", 5, SUMS(PROMPT), RED)
+    assert reservations.match(SUMS(PROMPT[:64] + [7] * 64), RED) == [(64, (5,))]
+    assert reservations.match(SUMS([*PROMPT, *PROMPT]), RED) == [(160, (5,))]
+    assert reservations.match(SUMS(PROMPT[:24]), RED) == [(16, (5,))]
+    assert reservations.match(SUMS([7] * 160), RED) == []
 
 
-def test_salts_keep_promises_apart() -> None:
-    promises = Promises()
-    promises.add("1", 5, SUMS(PROMPT), RED)
-    assert promises.match(SUMS(PROMPT), BLUE) == []
+def test_salts_are_isolated() -> None:
+    reservations = Reservations()
+    reservations.add("1", 5, SUMS(PROMPT), RED)
+    assert reservations.match(SUMS(PROMPT), BLUE) == []
 
 
-def test_a_prompt_under_one_block_promises_nothing() -> None:
-    promises = Promises()
-    promises.add("1", 5, SUMS(PROMPT[:15]), RED)
-    assert len(promises) == 0
-    assert promises.match(SUMS(PROMPT[:15]), RED) == []
-    promises.drop("1")
+def test_prompt_under_one_block_reserves_nothing() -> None:
+    reservations = Reservations()
+    reservations.add("1", 5, SUMS(PROMPT[:15]), RED)
+    assert len(reservations) == 0
+    assert reservations.match(SUMS(PROMPT[:15]), RED) == []
+    reservations.remove("1")
 
 
-def test_the_last_one_at_a_worker_counts_until_it_is_over() -> None:
-    promises = Promises()
-    promises.add("1", 5, SUMS(PROMPT), RED)
-    promises.add("2", 5, SUMS(PROMPT[:32] + [9] * 32), RED)
-    promises.add("3", 6, SUMS(PROMPT), RED)
-    assert sorted(promises.match(SUMS(PROMPT), RED)) == [(32, (5,)), (160, (6,))]
-    promises.drop("1")  # was replaced
-    assert len(promises) == 2
-    promises.drop("2")
-    promises.drop("2")
-    assert promises.match(SUMS(PROMPT), RED) == [(160, (6,))]
-    promises.drop("3")
-    assert (len(promises), promises._by_first) == (0, {})
+def test_last_prompt_of_a_worker_counts_until_removed() -> None:
+    reservations = Reservations()
+    reservations.add("1", 5, SUMS(PROMPT), RED)
+    reservations.add("2", 5, SUMS(PROMPT[:32] + [9] * 32), RED)
+    reservations.add("3", 6, SUMS(PROMPT), RED)
+    assert sorted(reservations.match(SUMS(PROMPT), RED)) == [(32, (5,)), (160, (6,))]
+    reservations.remove("1")  # was replaced
+    assert len(reservations) == 2
+    reservations.remove("2")
+    reservations.remove("2")
+    assert reservations.match(SUMS(PROMPT), RED) == [(160, (6,))]
+    reservations.remove("3")
+    assert (len(reservations), reservations._by_first) == (0, {})
 
 
-def test_it_finds_what_a_walk_finds() -> None:
+def test_bisection_agrees_with_a_linear_search() -> None:
     generator = random.Random(5)
     for _ in range(200):
         one = [generator.randrange(2) for _ in range(16 * generator.randrange(1, 9))]
         other = one[: 16 * generator.randrange(1, 9)] + [generator.randrange(2) for _ in range(16)]
-        promises = Promises()
-        promises.add("1", 0, SUMS(one), RED)
+        reservations = Reservations()
+        reservations.add("1", 0, SUMS(one), RED)
         common = 0
         while common < min(len(one), len(other)) // 16 and one[: 16 * common + 16] == other[: 16 * common + 16]:
             common += 1
-        assert promises.match(SUMS(other), RED) == [(16 * common, (0,))]
+        assert reservations.match(SUMS(other), RED) == [(16 * common, (0,))]

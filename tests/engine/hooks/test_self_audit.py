@@ -36,9 +36,7 @@ MODEL = tiny_model()
 
 
 def engine(fraction: float = 1.0, **options: Any) -> Engine:
-    made = tiny_engine(MODEL, draft_model(tiny_model(perturb=0.1)), **options)
-    made.witness = made.audit = SelfAudit(made.runner, made.scheduler.tables, fraction)
-    return made
+    return tiny_engine(MODEL, draft_model(tiny_model(perturb=0.1)), audit_fraction=fraction, **options)
 
 
 def idle(made: Engine) -> AuditCounts:
@@ -194,18 +192,16 @@ def test_the_loop_audits_when_it_has_rested(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 def test_json_is_audited_under_its_grammar(rule: str) -> None:
-    made = engine_of(draft_model(tiny_model(perturb=0.1)), depth=5, tokenizer=True)
-    made.witness = made.audit = SelfAudit(made.runner, made.scheduler.tables, 1.0)
+    made = engine_of(draft_model(tiny_model(perturb=0.1)), depth=5, tokenizer=True, audit_fraction=1.0)
     sampling = {"json_schema": SCHEMA, "max_tokens": 80, **SAMPLED}
     outputs = outputs_of(made, seeded("r", PROMPT, {"verification": rule}, **sampling))
     assert idle(made) == AuditCounts(audited=len(tokens_of(outputs)))
 
 
 def test_a_text_that_left_its_grammar_has_drifted() -> None:
-    made = engine_of(tokenizer=True)
-    made.witness = made.audit = audit = SelfAudit(made.runner, made.scheduler.tables, 1.0)
+    made = engine_of(tokenizer=True, audit_fraction=1.0)
     outputs_of(made, seeded("r", PROMPT, json_schema=SCHEMA, max_tokens=80))
-    work = audit._pending[0]
+    work = made.audit._pending[0]
     work.text = replace(work.text, output_ids=(0, *work.text.output_ids[1:]))  # no JSON object begins with an `a`
     assert idle(made).drifted >= 1
 

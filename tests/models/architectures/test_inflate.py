@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
-from paceline.models.architectures import inflate as module
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.inflate import inflate, inflated_config
 from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
@@ -30,7 +29,8 @@ IDS = torch.randint(0, 160, (40,), generator=torch.Generator().manual_seed(1)).t
 @pytest.fixture
 def shapes(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Shape]:
     tiny = {"wide": WIDE, "same-heads": replace(WIDE, head_dim=16), "no-more-layers": replace(WIDE, num_layers=1)}
-    monkeypatch.setattr(module, "SHAPES", SHAPES | tiny)
+    for name, shape in tiny.items():
+        monkeypatch.setitem(SHAPES, name, shape)
     return tiny
 
 
@@ -111,7 +111,7 @@ def test_a_name_makes_a_model(tmp_path: Path, smollm2: Tokenizer, shapes: Mappin
     ("name", "message"),
     [
         ("inflate:llama-9b", "choose from: llama-1b, llama-8b, llama-70b"),
-        ("inflate:llama-8b?nois=0.1", "'nois' is not known"),
+        ("inflate:llama-8b?nois=0.1", "unknown parameter 'nois'"),
         ("inflate:llama-8b?noise=much", "noise must be a number"),
         ("inflate:llama-8b?noise=-1", "noise must be 0 or more"),
     ],

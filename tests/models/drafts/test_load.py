@@ -101,5 +101,5 @@ def test_another_targets_draft_is_refused_by_vocabulary(tmp_path: Path, smollm2:
     own = {"name": "SmolLM2", "vocabulary": fingerprint(smollm2).vocabulary}
     assert load(save(tmp_path / "own", "medusa", target=own), smollm2).name == "own"
     other = {"name": "another", "vocabulary": "0" * 64}
-    with pytest.raises(IncompatibleDraft, match="made for another, whose vocabulary differs"):
+    with pytest.raises(IncompatibleDraft, match="trained for another, whose vocabulary differs"):
         load(save(tmp_path / "other", "medusa", target=other), smollm2)

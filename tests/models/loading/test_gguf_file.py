@@ -1,4 +1,4 @@
-"""GGUF files written by the reference writer from tiny transformers models."""
+"""GGUF files of the reference writer, from tiny transformers models, and every tensor type against the reference."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from paceline.core.errors import UnsupportedModel
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.architectures.rope import Llama3Scaling, rope_from_hf
-from paceline.models.loading.gguf_file import open_gguf
+from paceline.models.loading.gguf_file import num_bytes, open_gguf, unpack
 from paceline.models.loading.gguf_reader import GGUFReader
 from tests.models.paged import PagedRunner, relative_error
 from tests.models.tiny import build
@@ -46,7 +46,7 @@ def _gguf_name(name: str) -> str:
 
 
 def write_gguf(path: Path, model: PreTrainedModel, kind: Type = Type.F32, **fields: int) -> None:
-    """As llama.cpp's converter does it: rotary pairs side by side for llama, scaling of Llama 3 as factors."""
+    """Write `model` as the converter of llama.cpp does: adjacent rotary pairs for llama, scaling of Llama 3 as factors."""
     config = model.config
     writer = gguf.GGUFWriter(path, config.model_type)
     writer.add_block_count(config.num_hidden_layers)
@@ -84,15 +84,14 @@ def write_gguf(path: Path, model: PreTrainedModel, kind: Type = Type.F32, **fiel
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "llama3-rope", "qwen2", "qwen3"])
-def test_the_same_logits_as_transformers(family: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_transformers(family: str, tmp_path: Path) -> None:
     reference = build(family)
     write_gguf(tmp_path / "tiny.gguf", reference)
     _check(tmp_path / "tiny.gguf", reference)
 
 
 @pytest.mark.parametrize("kind", [Type.Q8_0, Type.Q4_1], ids=lambda k: k.name)
-def test_quantised_weights_keep_their_rows(kind: Type, tmp_path: Path) -> None:
-    """q and k are reordered while still packed."""
+def test_quantised_rows_of_q_and_k_are_reordered(kind: Type, tmp_path: Path) -> None:
     reference = build("llama")
     with torch.no_grad():
         write_gguf(tmp_path / "tiny.gguf", reference, kind)
@@ -108,23 +107,23 @@ def _check(path: Path, reference: PreTrainedModel) -> None:
     assert relative_error(logits, reference(IDS).logits[0]) < 1e-4
 
 
-def test_metadata_equals_the_reference_readers(tmp_path: Path) -> None:
+def test_metadata_equals_that_of_the_reference_reader(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", build("qwen2"))
-    theirs = gguf.GGUFReader(tmp_path / "tiny.gguf")
-    ours = GGUFReader(tmp_path / "tiny.gguf")
-    assert ours.metadata == {k: f.contents() for k, f in theirs.fields.items() if not k.startswith("GGUF.")}
-    assert {n: (t.shape, t.type, t.offset) for n, t in ours.tensors.items()} == {
-        t.name: (tuple(t.shape[::-1].tolist()), int(t.tensor_type), t.data_offset) for t in theirs.tensors
+    reference = gguf.GGUFReader(tmp_path / "tiny.gguf")
+    reader = GGUFReader(tmp_path / "tiny.gguf")
+    assert reader.metadata == {k: f.contents() for k, f in reference.fields.items() if not k.startswith("GGUF.")}
+    assert {n: (t.shape, t.type, t.offset) for n, t in reader.tensors.items()} == {
+        t.name: (tuple(t.shape[::-1].tolist()), int(t.tensor_type), t.data_offset) for t in reference.tensors
     }
 
 
-def test_split_files_are_refused(tmp_path: Path) -> None:
+def test_split_files_are_rejected(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", build("llama"), **{"split.count": 2})
     with pytest.raises(UnsupportedModel, match="llama-gguf-split --merge"):
         open_gguf(tmp_path / "tiny.gguf")
 
 
-def test_broken_files_say_so(tmp_path: Path) -> None:
+def test_truncated_files_are_rejected(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf", build("llama"))
     whole = (tmp_path / "tiny.gguf").read_bytes()
     (tmp_path / "header.gguf").write_bytes(whole[:300])
@@ -137,3 +136,44 @@ def test_broken_files_say_so(tmp_path: Path) -> None:
     (tmp_path / "other.gguf").write_bytes(b"PK\x03\x04" + bytes(100))
     with pytest.raises(UnsupportedModel, match="not a little-endian GGUF"):
         open_gguf(tmp_path / "other.gguf")
+
+
+ROWS, COLUMNS = 6, 512
+
+
+def _stored(kind: Type) -> np.ndarray:
+    """[ROWS, bytes] of a valid tensor: quantised by the reference if it supports that, otherwise random blocks."""
+    random = np.random.default_rng(0)
+    if kind not in (Type.Q4_K, Type.Q5_K, Type.Q6_K):
+        values = random.normal(size=(ROWS, COLUMNS)).astype(np.float32)
+        return gguf.quants.quantize(values, kind).view(np.uint8).reshape(ROWS, -1)
+    block, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = random.integers(0, 256, (ROWS * COLUMNS // block, size), dtype=np.uint8)
+    halves = random.normal(size=(len(blocks), 2)).astype(np.float16).view(np.uint8)
+    if kind is not Type.Q6_K:
+        blocks[:, :4] = halves
+    else:
+        blocks[:, -2:] = halves[:, :2]
+    return blocks.reshape(ROWS, -1)
+
+
+SUPPORTED = (
+    *(Type.F32, Type.F16, Type.BF16, Type.Q8_0, Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1),
+    *(Type.Q4_K, Type.Q5_K, Type.Q6_K),
+)
+
+
+@pytest.mark.parametrize("kind", SUPPORTED, ids=lambda kind: kind.name)
+def test_unpacking_is_exact(kind: Type) -> None:
+    stored = _stored(kind)
+    assert num_bytes(kind, ROWS * COLUMNS) == stored.size
+    raw = stored.view(np.float16) if kind is Type.F16 else stored.view(np.float32) if kind is Type.F32 else stored
+    expected = torch.from_numpy(gguf.quants.dequantize(raw, kind).reshape(ROWS, COLUMNS))
+    weight = unpack(kind, torch.from_numpy(stored).flatten(), (ROWS, COLUMNS))
+    assert torch.equal(weight.dequantize(), expected)
+
+
+@pytest.mark.parametrize("kind", [Type.Q2_K, Type.IQ4_NL, Type.MXFP4], ids=lambda k: k.name)
+def test_other_tensor_types_are_rejected_by_name(kind: Type) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"{kind.name} .*Q4_1.*Q6_K"):
+        num_bytes(kind, 256)

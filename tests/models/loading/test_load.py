@@ -1,17 +1,20 @@
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
-from paceline.core.errors import UnsupportedModel
-from paceline.models.loading.load import load_model, open_checkpoint
+from paceline.core.errors import OutOfMemory, UnsupportedModel
+from paceline.models.loading import load
+from paceline.models.loading.load import load_model, open_checkpoint, weight_bytes
 from paceline.models.tokenizer.tokenizer import Tokenizer
+from tests.engine.test_build import save_checkpoint
 from tests.models.loading.test_gguf_file import write_gguf
 from tests.models.paged import PagedRunner
 from tests.models.tiny import build
 
 
-def test_a_folder_becomes_a_model_and_its_tokenizer(tmp_path: Path, smollm2: Tokenizer) -> None:
+def test_load_model_returns_model_and_tokenizer_of_a_folder(tmp_path: Path, smollm2: Tokenizer) -> None:
     build("qwen3").save_pretrained(tmp_path)
     (tmp_path / "tokenizer.json").write_text(smollm2.to_json())
     threads = torch.get_num_threads()
@@ -26,23 +29,57 @@ def test_a_folder_becomes_a_model_and_its_tokenizer(tmp_path: Path, smollm2: Tok
     assert logits.isfinite().all()
 
 
-def test_a_folder_with_one_gguf(tmp_path: Path) -> None:
+def test_a_folder_with_one_gguf_file_is_a_checkpoint(tmp_path: Path) -> None:
     write_gguf(tmp_path / "only.gguf", build("llama"))
     assert open_checkpoint(tmp_path).name == "only"
     assert open_checkpoint(tmp_path / "only.gguf").name == "only"
     (tmp_path / "second.gguf").touch()
-    with pytest.raises(UnsupportedModel, match="name one of them"):
+    with pytest.raises(UnsupportedModel, match="give the path of one of them"):
         open_checkpoint(tmp_path)
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
+def test_other_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(UnsupportedModel, match="give the folder"):
         open_checkpoint(tmp_path / "model.safetensors")
 
 
-def test_the_embedded_models_shape(smollm2: Tokenizer) -> None:
+def test_configuration_of_the_embedded_model(smollm2: Tokenizer) -> None:
     config = open_checkpoint("smollm2").config
     assert config.num_parameters == 134_515_008
     assert config.vocab_size == smollm2.vocab_size
     assert config.kv_bytes_per_token(4) == 46_080
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_checkpoint(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def test_a_model_that_does_not_fit_is_rejected_before_it_is_read(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = weight_bytes(folder, open_checkpoint(folder), CPU, torch.float32, False)
+    monkeypatch.setattr(load, "available_memory", lambda: needed - 1)
+    with pytest.raises(OutOfMemory, match=r"tiny does not fit: .* or quantization int8 or fp8"):
+        load_model(folder)
+    monkeypatch.setattr(load, "available_memory", lambda: needed)
+    loaded = load_model(folder)
+    assert loaded.model.weight_bytes == pytest.approx(needed, rel=0.1)
+
+
+def test_other_files_in_the_folder_do_not_count(folder: str, tmp_path: Path) -> None:
+    copy = shutil.copytree(folder, tmp_path / "copy")
+    (copy / "consolidated.safetensors").write_bytes(b"0" * 10**6)
+    first, second = (weight_bytes(path, open_checkpoint(path), CPU, torch.bfloat16, True) for path in (folder, copy))
+    assert first == second
+    first, second = (weight_bytes(path, open_checkpoint(path), CPU, torch.float32, False) for path in (folder, copy))
+    assert first == second
+
+
+def test_weight_bytes_of_an_inflated_model() -> None:
+    name = "inflate:llama-70b?base=smollm2"
+    checkpoint = open_checkpoint(name)
+    assert weight_bytes(name, checkpoint, CPU, torch.bfloat16, False) == pytest.approx(138e9, rel=0.02)
+    assert weight_bytes(name, checkpoint, CPU, torch.bfloat16, True) == pytest.approx(70e9, rel=0.02)

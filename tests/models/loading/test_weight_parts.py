@@ -1,4 +1,4 @@
-"""Weights in parts: from a model to bytes and back they are the same bits, and so are those read from disk part by part."""
+"""Weights in parts are exact to the bit, exported from a model or read from disk part by part."""
 
 import json
 import threading
@@ -65,20 +65,20 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float32, quantization: Quant
     return LoadedModel(folder.name, model.config, model, letters())
 
 
-def stock_of(one: LoadedModel, quantization: Quantization | None = None) -> ExportedWeights:
-    return ExportedWeights(one, weight_form(CPU, one.model.dtype, quantization), "f" * 64)
+def export(model: LoadedModel, quantization: Quantization | None = None) -> ExportedWeights:
+    return ExportedWeights(model, weight_form(CPU, model.model.dtype, quantization), "f" * 64)
 
 
-def carried(stock: ExportedWeights, manifest: Manifest) -> StreamedWeights:
-    """Every part through empty_part memory, as a courier would fill it."""
-    arrivals = StreamedWeights(Parts.of(config_from_json(manifest.config)))
+def transfer(exported: ExportedWeights, manifest: Manifest) -> StreamedWeights:
+    """Every part copied to empty memory, as a transfer does."""
+    streamed = StreamedWeights(Parts.of(config_from_json(manifest.config)))
     for i, part in enumerate(manifest.parts):
         tensors = empty_part(part, pinned=False)
-        for tensor, given in zip(tensors, stock.tensors(i), strict=True):
+        for tensor, given in zip(tensors, exported.tensors(i), strict=True):
             tensor_bytes(tensor)[:] = tensor_bytes(given)
         assert part_checksum(tensors) == part.sum
-        arrivals.put(i, assemble(part, tensors, CPU))
-    return arrivals
+        streamed.put(i, assemble(part, tensors, CPU))
+    return streamed
 
 
 def logits(model: torch.nn.Module) -> torch.Tensor:
@@ -86,25 +86,25 @@ def logits(model: torch.nn.Module) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), KINDS)
-def test_a_model_from_a_peer_has_the_same_bits(
+def test_a_transferred_model_has_the_same_bits(
     folder: Path, dtype: torch.dtype, quantization: Quantization | None
 ) -> None:
-    one = loaded(folder, dtype, quantization)
-    stock = stock_of(one, quantization)
-    manifest = stock.manifest
+    source = loaded(folder, dtype, quantization)
+    exported = export(source, quantization)
+    manifest = exported.manifest
     manifest.check()
-    assert manifest.weight_bytes == one.model.weight_bytes
-    arrivals = carried(stock, manifest)
-    other = StreamedModel(config_from_json(manifest.config), CPU, dtype, arrivals, manifest.weight_bytes)
-    assert other.is_complete
-    assert other.config == one.config
-    assert torch.equal(logits(other), logits(one.model))
-    again = ExportedWeights(LoadedModel("", other.config, other, letters()), stock.manifest.form, "f" * 64)
+    assert manifest.weight_bytes == source.model.weight_bytes
+    streamed = transfer(exported, manifest)
+    received = StreamedModel(config_from_json(manifest.config), CPU, dtype, streamed, manifest.weight_bytes)
+    assert received.is_complete
+    assert received.config == source.config
+    assert torch.equal(logits(received), logits(source.model))
+    again = ExportedWeights(LoadedModel("", received.config, received, letters()), exported.manifest.form, "f" * 64)
     assert [part.sum for part in again.manifest.parts] == [part.sum for part in manifest.parts]
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), KINDS)
-def test_parts_read_from_disk_are_those_of_the_whole_model(
+def test_parts_read_from_disk_equal_those_of_the_model(
     folder: Path, dtype: torch.dtype, quantization: Quantization | None
 ) -> None:
     model = loaded(folder, dtype, quantization).model
@@ -118,16 +118,16 @@ def test_parts_read_from_disk_are_those_of_the_whole_model(
             assert all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs)
 
 
-def test_a_pass_waits_for_a_layer_when_it_gets_there_and_no_sooner(folder: Path) -> None:
-    one = loaded(folder)
-    whole = carried(stock_of(one), stock_of(one).manifest)
+def test_a_pass_waits_for_each_layer_when_it_reaches_it(folder: Path) -> None:
+    source = loaded(folder)
+    whole = transfer(export(source), export(source).manifest)
     parts = whole.parts
-    arrivals = StreamedWeights(parts)
+    streamed = StreamedWeights(parts)
     order = [parts.layer(number) for number in range(parts.num_layers)]
-    arrivals.put(parts.tokenizer, {})
-    arrivals.put(parts.tables, whole.wait(parts.tables))
-    model = StreamedModel(one.config, CPU, torch.float32, arrivals, one.model.weight_bytes)
-    assert model.weight_bytes == one.model.weight_bytes  # known before they are there
+    streamed.put(parts.tokenizer, {})
+    streamed.put(parts.tables, whole.wait(parts.tables))
+    model = StreamedModel(source.config, CPU, torch.float32, streamed, source.model.weight_bytes)
+    assert model.weight_bytes == source.model.weight_bytes  # known before the layers are loaded
     exit_early = early_exit(ModelRunner(model, 2), 1)
     computed: list[torch.Tensor] = []
     runner = ModelRunner(model, 2)
@@ -135,22 +135,24 @@ def test_a_pass_waits_for_a_layer_when_it_gets_there_and_no_sooner(folder: Path)
     thread.start()
     for part in order:
         thread.join(0.02)
-        assert thread.is_alive(), f"it did not wait for {parts.name(part)}"
-        arrivals.put(part, whole.wait(part))
-        keys = runner.cache[part - 2][0]  # the pass comes this far: the keys of this layer are stored
-        _until(lambda keys=keys: bool(keys.any()))
+        assert thread.is_alive(), f"the pass did not wait for {parts.name(part)}"
+        streamed.put(part, whole.wait(part))
+        keys = runner.cache[part - 2][0]  # the pass reaches this layer and stores its keys
+        _wait_until(lambda keys=keys: bool(keys.any()))
         assert not any(bool(later[0].any()) for later in runner.cache[part - 1 :])
     thread.join(30)
-    assert torch.equal(computed[0], logits(one.model))
-    assert torch.equal(exit_early.forward(SPANS).logits, early_exit(ModelRunner(one.model, 2), 1).forward(SPANS).logits)
+    assert torch.equal(computed[0], logits(source.model))
+    assert torch.equal(
+        exit_early.forward(SPANS).logits, early_exit(ModelRunner(source.model, 2), 1).forward(SPANS).logits
+    )
 
 
-def test_whoever_waits_for_what_never_comes_is_told_why(folder: Path) -> None:
-    one = loaded(folder)
-    whole = carried(stock_of(one), stock_of(one).manifest)
-    arrivals = StreamedWeights(whole.parts)
-    arrivals.put(whole.parts.tables, whole.wait(whole.parts.tables))
-    model = StreamedModel(one.config, CPU, torch.float32, arrivals, 0)
+def test_a_pass_that_waits_for_a_missing_part_raises_the_error(folder: Path) -> None:
+    source = loaded(folder)
+    whole = transfer(export(source), export(source).manifest)
+    streamed = StreamedWeights(whole.parts)
+    streamed.put(whole.parts.tables, whole.wait(whole.parts.tables))
+    model = StreamedModel(source.config, CPU, torch.float32, streamed, 0)
     failed: list[Exception] = []
 
     def compute() -> None:
@@ -161,13 +163,13 @@ def test_whoever_waits_for_what_never_comes_is_told_why(folder: Path) -> None:
 
     thread = threading.Thread(target=compute)
     thread.start()
-    arrivals.fail(UnsupportedModel("no more"))
+    streamed.fail(UnsupportedModel("no more"))
     thread.join(30)
     assert [str(error) for error in failed] == ["no more"]
     assert not model.is_complete
 
 
-def test_the_tokenizer_goes_along() -> None:
+def test_the_tokenizer_is_transferred() -> None:
     tokenizer = letters()
     copy = tokenizer_from_tensor(tokenizer_to_tensor(tokenizer))
     assert fingerprint(copy) == fingerprint(tokenizer)
@@ -177,8 +179,8 @@ def test_the_tokenizer_goes_along() -> None:
         tokenizer_from_tensor(torch.tensor([1, 2, 3], dtype=torch.uint8))
 
 
-def test_a_manifest_that_makes_no_model_is_refused(folder: Path) -> None:
-    good = stock_of(loaded(folder)).manifest
+def test_an_invalid_manifest_is_rejected(folder: Path) -> None:
+    good = export(loaded(folder)).manifest
     tensor = replace(good.parts[1].pieces[0].tensors[0], shape=(1 << 40,))
     piece = replace(good.parts[1].pieces[0], tensors=(tensor,))
     config = json.loads(good.config)
@@ -199,12 +201,12 @@ def test_a_manifest_that_makes_no_model_is_refused(folder: Path) -> None:
             wrong.check()
 
 
-def test_configs_travel(folder: Path) -> None:
+def test_configurations_survive_json(folder: Path) -> None:
     config = open_checkpoint(folder).config
     assert config_from_json(config_to_json(config)) == config
 
 
-def test_packed_tensors_that_native_code_would_read_past_are_refused() -> None:
+def test_packed_tensors_too_small_for_native_code_are_rejected() -> None:
     weight = PackedWeight(Grouped(torch.zeros(40, 64, dtype=torch.uint8), torch.ones(40, 2), torch.ones(40, 2), 32))
     copy = PackedWeight.of(weight.form, weight.tensors)
     assert (copy.shape, copy.nbytes) == (weight.shape, weight.nbytes)
@@ -224,10 +226,10 @@ def test_packed_tensors_that_native_code_would_read_past_are_refused() -> None:
             PackedWeight.of(form, tensors)
 
 
-def _until(condition: Callable[[], bool]) -> None:
+def _wait_until(condition: Callable[[], bool]) -> None:
     pause = threading.Event()
     for _ in range(3000):
         if condition():
             return
         pause.wait(0.01)
-    raise AssertionError("it never happened")
+    raise AssertionError("the condition was not met within 30 seconds")

@@ -136,13 +136,16 @@ def test_pre_tokenizers_split_as_the_models_were_trained(pre: str, pieces: list[
 
 def test_tokens_that_have_a_text_of_their_own(smollm2: Tokenizer) -> None:
     word, part, end = smollm2.encode(" sky")[0], smollm2.encode("😀")[0], next(iter(smollm2.eos_ids))
-    assert (smollm2.alone(word), smollm2.alone(part)) == (" sky", None)
-    assert (smollm2.alone(end), smollm2.alone(end, skip_special=False)) == ("", smollm2.token(end))
-    assert tokenizer_from_gguf(SENTENCEPIECE).alone(259) is None  # a text's first space is not part of it
+    assert (smollm2.context_free_text(word), smollm2.context_free_text(part)) == (" sky", None)
+    assert (smollm2.context_free_text(end), smollm2.context_free_text(end, skip_special=False)) == (
+        "",
+        smollm2.token(end),
+    )
+    assert tokenizer_from_gguf(SENTENCEPIECE).context_free_text(259) is None  # a text's first space is not part of it
 
 
 def test_a_tokenizer_without_a_decoder_joins_words() -> None:
     backend = tokenizers.Tokenizer(models.WordLevel({"one": 0, "two": 1}, unk_token="one"))
     words = Tokenizer(backend, bos_id=None, eos_ids=(), special_tokens={}, chat_template=None)
-    assert words.alone(1) is None
+    assert words.context_free_text(1) is None
     assert words.decode([0, 1]) == "one two"

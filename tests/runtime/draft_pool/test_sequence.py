@@ -1,15 +1,15 @@
-"""One sequence as a target sees it: what it tells a draft worker, and what it makes of what comes back."""
+"""One sequence of the proposer `pool`: its requests to a draft worker, and the drafts it uses."""
 
 from dataclasses import dataclass, field
 from typing import cast
 
 import pytest
-from paceline.runtime.draft_worker.packed_branches import pack
 
 from paceline.cluster.pairing.pairing import RoundTrip
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.draft_pool.connection import DraftConnection, DraftCounters
-from paceline.runtime.draft_pool.sequence import PoolRider
+from paceline.runtime.draft_pool.sequence import PoolSequence
+from paceline.runtime.draft_worker.branches import BranchKey, pack
 from paceline.runtime.wire.messages import Load, RoundDraft, SequenceBranches
 from paceline.speculation.proposer import Progress
 
@@ -17,113 +17,114 @@ OFFERED = [11, 12, 13]
 
 
 @dataclass
-class FakeLink:
-    version: int = 3
+class FakeConnection:
     epoch: int = 1
-    counts: DraftCounters = field(default_factory=DraftCounters)
+    counters: DraftCounters = field(default_factory=DraftCounters)
     round_trip: RoundTrip = field(default_factory=RoundTrip)
     load: Load = field(default_factory=Load)
     faults: list[str] = field(default_factory=list)
 
-    def good(self) -> None: ...
+    def record_success(self) -> None: ...
 
-    def timed(self, *_: object) -> None: ...
+    def observe_round_trip(self, *_: object) -> None: ...
 
-    def fault(self, what: str) -> None:
+    def record_fault(self, what: str) -> None:
         self.faults.append(what)
 
 
-class Seat:
-    """A rider, and the engine around it."""
+class Driver:
+    """Calls a sequence as the proposer does."""
 
-    def __init__(self, version: int = 3) -> None:
+    def __init__(self) -> None:
         self.ids = [1, 2]
-        self.link = FakeLink(version)
-        progress = Progress(7, self.ids, 3, SamplingParams(temperature=0.0), 1, 0, 1, "coupled")
-        self.rider = PoolRider(progress, 1000)
-        self.rider.open_at(cast(DraftConnection, self.link))
+        self.connection = FakeConnection()
+        progress = Progress(7, self.ids, 3, SamplingParams(temperature=0.0, stop=("x",)), 1, 0, 1, "coupled")
+        self.sequence = PoolSequence(progress, 1000)
+        self.opened = self.sequence.open_at(cast(DraftConnection, self.connection))
 
-    def ask(self, *committed: int):
+    def start_round(self, *committed: int):
         self.ids += committed
-        self.rider.asked, self.rider.chain = 0, None  # as `observe` does
-        return self.rider.ask(3, 0.0)
+        self.sequence.requested, self.sequence.chain = 0, None  # as `observe` does
+        return self.sequence.start_round(3, 0.0)
 
-    def answer(self, tokens=OFFERED, begun=()):
-        self.rider.take(RoundDraft(7, self.rider.round, list(tokens), b"", False, list(begun)), 0.0, True)
-        self.offer()
+    def answer(self, tokens=OFFERED, started=()):
+        draft = RoundDraft(7, self.sequence.round, list(tokens), b"", False, list(started))
+        self.sequence.receive_draft(draft, 0.0, True)
+        self.use_draft()
 
-    def offer(self):
+    def use_draft(self):
         """As `collect` does."""
-        self.rider.offered = self.rider.chain.tokens
-        self.rider.asked, self.rider.chain = 0, None
+        self.sequence.offered = self.sequence.chain.tokens
+        self.sequence.requested, self.sequence.chain = 0, None
 
-    def sent(self, *branches):
-        for ahead in pack(7, self.rider.round, branches):
-            self.rider.take_ahead(ahead)
+    def receive(self, *branches):
+        for record in pack(7, self.sequence.round, branches):
+            self.sequence.receive_branches(record)
+
+
+def test_open_message_omits_parameters_that_drafting_does_not_use():
+    opened = Driver().opened
+    assert (opened.sequence, opened.ids, opened.rule) == (7, [1, 2], "coupled")
+    assert opened.sampling == SamplingParams(temperature=0.0)
 
 
 @pytest.mark.parametrize(
-    ("committed", "kept", "tokens"),
+    ("committed", "num_kept", "tokens"),
     [([11, 12, 99], 2, [99]), ([11, 12, 13, 14], 3, [14]), ([99], 0, [99]), ([11, 99, 98], 0, [11, 99, 98])],
 )
-def test_a_worker_is_not_sent_back_what_it_answered(committed, kept, tokens):
-    """Unless what was committed is no outcome of that round."""
-    seat = Seat()
-    seat.ask()
-    seat.answer()
-    step = seat.ask(*committed)
-    assert (step.kept, step.tokens, step.base) == (kept, tokens, 2)
-    assert seat.rider.known == 2 + len(committed)
+def test_tokens_of_the_worker_are_not_sent_back(committed, num_kept, tokens):
+    """Unless the committed tokens are no outcome of the round."""
+    driver = Driver()
+    driver.start_round()
+    driver.answer()
+    request = driver.start_round(*committed)
+    assert (request.num_kept, request.tokens, request.base) == (num_kept, tokens, 2)
+    assert driver.sequence.num_sent == 2 + len(committed)
 
 
-def test_an_older_worker_is_sent_everything():
-    seat = Seat(version=2)
-    seat.ask()
-    seat.answer()
-    step = seat.ask(11, 12, 99)
-    assert (step.kept, step.tokens) == (0, [11, 12, 99])
-
-
-def test_a_draft_that_was_sent_ahead_is_told_in_full():
-    """The worker may have given it up meanwhile, and drafted another."""
-    seat = Seat()
-    seat.ask()
-    seat.answer()
-    seat.sent(((1, 50), [51, 52, 53]))
-    step = seat.ask(11, 50)
-    assert (step.held, step.kept, step.tokens) == (3, 1, [50])
-    seat.offer()
-    step = seat.ask(51, 52, 60)
-    assert (step.held, step.kept, step.tokens) == (0, 0, [51, 52, 60])
+def test_tokens_of_a_branch_are_sent_back():
+    """The worker may have dropped the branch and drafted other tokens."""
+    driver = Driver()
+    driver.start_round()
+    driver.answer()
+    driver.receive((BranchKey(1, 50), [51, 52, 53]))
+    request = driver.start_round(11, 50)
+    assert (request.num_held, request.num_kept, request.tokens) == (3, 1, [50])
+    driver.use_draft()
+    request = driver.start_round(51, 52, 60)
+    assert (request.num_held, request.num_kept, request.tokens) == (0, 0, [51, 52, 60])
 
 
 @pytest.mark.parametrize(
-    ("committed", "is_missed"), [([11, 50], False), ([11, 51], True), ([50], True), ([*OFFERED, 77], False)]
+    ("committed", "is_unprepared"), [([11, 50], False), ([11, 51], True), ([50], True), ([*OFFERED, 77], False)]
 )
-def test_what_is_being_drafted_is_known_from_the_answer(committed, is_missed):
-    """And what follows after all was accepted is always being drafted."""
-    seat = Seat()
-    seat.ask()
-    seat.answer(begun=[1, 50])
-    seat.ask(*committed)
-    assert seat.rider.is_missed == is_missed
+def test_answer_shows_which_outcomes_are_prepared(committed, is_unprepared):
+    """The worker always prepares the outcome after full acceptance."""
+    driver = Driver()
+    driver.start_round()
+    driver.answer(started=[1, 50])
+    driver.start_round(*committed)
+    assert driver.sequence.is_unprepared == is_unprepared
 
 
-@pytest.mark.parametrize(("committed", "is_missed", "held"), [([11], False, 2), ([50], False, 0), ([60], True, 0)])
-def test_an_answer_that_came_late_says_what_is_drafted_all_the_same(committed, is_missed, held):
-    """Its round was verified without it: its first token, or one that is being prepared for, may be what was chosen."""
-    seat = Seat()
-    seat.ask()
-    seat.rider.asked = 0
-    seat.rider.take(RoundDraft(7, 1, OFFERED, b"", False, [0, 50, 1, 51]), 0.0, True)
-    step = seat.ask(*committed)
-    assert (seat.rider.is_missed, step.held, step.kept, step.tokens) == (is_missed, held, 0, committed)
+@pytest.mark.parametrize(
+    ("committed", "is_unprepared", "num_held"), [([11], False, 2), ([50], False, 0), ([60], True, 0)]
+)
+def test_late_answer_is_used_for_the_next_round(committed, is_unprepared, num_held):
+    """The committed token may be the first token of the late draft, or one that the worker prepares."""
+    driver = Driver()
+    driver.start_round()
+    driver.sequence.requested = 0
+    driver.sequence.receive_draft(RoundDraft(7, 1, OFFERED, b"", False, [0, 50, 1, 51]), 0.0, True)
+    request = driver.start_round(*committed)
+    assert (driver.sequence.is_unprepared, request.num_held) == (is_unprepared, num_held)
+    assert (request.num_kept, request.tokens) == (0, committed)
 
 
-def test_branches_that_are_none_count_against_the_worker():
-    seat = Seat()
-    seat.ask()
-    seat.answer()
-    seat.rider.take_ahead(SequenceBranches(7, seat.rider.round, [], b"nonsense", 3))
-    assert len(seat.link.faults) == 1
-    assert not seat.rider.branches
+def test_malformed_branches_are_a_fault_of_the_worker():
+    driver = Driver()
+    driver.start_round()
+    driver.answer()
+    driver.sequence.receive_branches(SequenceBranches(7, driver.sequence.round, b"nonsense", 3))
+    assert len(driver.connection.faults) == 1
+    assert not driver.sequence.branches

@@ -1,4 +1,4 @@
-"""A draft worker as its peers see it: one thread here takes both sides' turns."""
+"""A draft worker as its targets see it; one thread runs both sides."""
 
 import time
 from collections import Counter
@@ -6,14 +6,14 @@ from contextlib import closing, contextmanager
 
 import msgspec
 import pytest
-from paceline.runtime.draft_worker.packed_branches import unpack
 
 from paceline.cluster.pairing.ahead import PROBE_INTERVAL, PROBE_ROUNDS, WINDOW
 from paceline.core.clock import VirtualClock
+from paceline.core.sampling import SamplingParams
+from paceline.runtime.draft_worker.branches import unpack
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.wire.messages import (
-    OLDEST,
     TO_DRAFT_WORKER,
     TO_TARGET,
     VERSION,
@@ -30,8 +30,6 @@ from paceline.runtime.wire.messages import (
     Ping,
     Pong,
     RoundRequest,
-    Rule,
-    Sampling,
 )
 from paceline.runtime.wire.transport import Connection, Listener
 from tests.runtime.pools import ScriptedCore
@@ -39,53 +37,53 @@ from tests.runtime.pools import ScriptedCore
 VOCAB = 1000
 
 
-class Peer:
-    """A target, by hand."""
+class Target:
+    """A target that sends what the test calls for."""
 
     def __init__(self, worker):
         self.worker = worker
-        self.line = Connection(worker.address, TO_TARGET)
+        self.connection = Connection(worker.address, TO_TARGET)
         self.epoch = worker.epoch
 
     def close(self):
-        self.line.close()
+        self.connection.close()
 
-    def say(self, *messages):
+    def send(self, *messages):
         for message in messages:
-            assert self.line.send(message)
+            assert self.connection.send(message)
 
-    def hear(self, kind=None, seconds=10.0):
-        """The next message (of a kind), the worker working meanwhile."""
+    def receive(self, kind=None, seconds=10.0):
+        """The next message of a kind; the worker runs meanwhile."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            self.worker.turn(0.0)
-            message = self.line.receive(0.002)
+            self.worker.run_once(0.0)
+            message = self.connection.receive(0.002)
             if message is not None and (kind is None or isinstance(message, kind)):
                 return message
-        raise AssertionError(f"no {kind} came")
+        raise AssertionError(f"no {kind} arrived")
 
-    def ask(self, number, round_, base, *tokens):
-        """The answer to a round; the worker takes no turn more than it needs for it."""
+    def draft(self, number, round_, base, *tokens):
+        """The answer to a round; the worker runs no longer than it needs for it."""
         worker, traffic = self.worker, self.worker._listener.traffic
-        rounds, sent = worker.snapshot().rounds, traffic.sent
+        rounds, sent = worker.status().rounds, traffic.sent
         self.advance(number, round_, base, *tokens)
-        while worker.snapshot().rounds == rounds:
-            worker._hear(1.0)
+        while worker.status().rounds == rounds:
+            worker._receive(1.0)
         while traffic.sent == sent:
-            worker.turn(0.0)
-        answer = self.line.receive(5.0)
+            worker.run_once(0.0)
+        answer = self.connection.receive(5.0)
         assert isinstance(answer, Drafts)
         return answer
 
-    def greet(self, vocabulary="v", version=VERSION, oldest=OLDEST):
-        self.say(Hello(version, oldest, 9, vocabulary, "t"))
-        return self.hear()
+    def greet(self, vocabulary="v", version=VERSION):
+        self.send(Hello(version, 9, vocabulary, "t"))
+        return self.receive()
 
     def open(self, number, *ids, **more):
-        self.say(Open(self.epoch, number, list(ids), 1, Sampling(), 1, **more))
+        self.send(Open(self.epoch, number, list(ids), 1, SamplingParams(), 1, **more))
 
-    def advance(self, number, round_, base, *tokens, depth=3, ahead=False, held=0):
-        self.say(Advance(self.epoch, [RoundRequest(number, round_, base, list(tokens), depth, held)], ahead))
+    def advance(self, number, round_, base, *tokens, depth=3, send_ahead=False):
+        self.send(Advance(self.epoch, [RoundRequest(number, round_, base, list(tokens), depth)], send_ahead))
 
 
 @contextmanager
@@ -97,7 +95,7 @@ def serving(limits=None, clock=None, core=None):
     finally:
         worker.stop()
         worker.run()
-        assert not core.open, "rides leaked"
+        assert not core.open, "branches leaked"
 
 
 @pytest.fixture
@@ -107,391 +105,379 @@ def worker():
 
 
 @pytest.fixture
-def peer(worker):
-    with closing(Peer(worker)) as peer:
-        assert isinstance(peer.greet(), Hello)
-        yield peer
+def target(worker):
+    with closing(Target(worker)) as target:
+        assert isinstance(target.greet(), Hello)
+        yield target
 
 
-def test_hello_says_who_it_is(worker):
-    with closing(Peer(worker)) as peer:
-        hello = peer.greet()
+def test_hello_describes_the_worker(worker):
+    with closing(Target(worker)) as target:
+        hello = target.greet()
         assert (hello.version, hello.epoch, hello.vocabulary, hello.name) == (VERSION, worker.epoch, "v", "d")
         assert hello.max_sequences == 256
 
 
-@pytest.mark.parametrize(("version", "oldest"), [(VERSION + 1, VERSION), (VERSION + 1, OLDEST), (VERSION - 1, OLDEST)])
-def test_peers_one_version_apart_work_together(worker, version, oldest):
-    with closing(Peer(worker)) as peer:
-        assert isinstance(peer.greet(version=version, oldest=oldest), Hello)
-        # A newer peer's messages are longer, an older one's shorter
-        new = msgspec.msgpack.decode(TO_DRAFT_WORKER.encode(Open(worker.epoch, 1, [1, 2], 1, Sampling(), 1)))
-        peer.line.socket.send(msgspec.msgpack.encode([*new, "new"] if version > VERSION else new[:7]))
-        peer.advance(1, 1, 2)
-        assert peer.hear().drafts[0].tokens == [3, 4, 5]
-
-
-def test_it_learns_how_often_it_is_right():
-    with serving(DraftLimits(ahead_nodes=32)) as worker, closing(Peer(worker)) as peer:
-        peer.greet()
-        peer.open(1, 5)
-        peer.advance(1, 1, 1)
+def test_worker_learns_acceptance():
+    with serving(DraftLimits(ahead_nodes=32)) as worker, closing(Target(worker)) as target:
+        target.greet()
+        target.open(1, 5)
+        target.advance(1, 1, 1)
         last, length = 5, 1
         for round_ in range(2, 40):
-            peer.hear(Drafts)
+            target.receive(Drafts)
             right = last + 1
             last = (right + 100) % 900
-            peer.advance(1, round_, length, right, last)  # the first is accepted, the second never
+            target.advance(1, round_, length, right, last)  # the first is accepted, the second never
             length += 2
-        peer.hear(Drafts)
-        alphas = worker.snapshot().alphas
+        target.receive(Drafts)
+        alphas = worker.status().alphas
         assert alphas[0] > 0.9
         assert alphas[1] < 0.2
 
 
-def test_under_rejection_nothing_is_sent_ahead_and_the_answer_is_ready_all_the_same():
-    with serving(DraftLimits(ahead_nodes=32)) as worker, closing(Peer(worker)) as peer:
-        peer.greet()
-        peer.open(1, 5, 6, rule=Rule.REJECTION)
-        peer.open(2, 5, 6)
-        peer.say(Advance(peer.epoch, [RoundRequest(1, 1, 2, [], 3), RoundRequest(2, 1, 2, [], 3)], True))
-        assert {one.sequence for one in peer.hear(Drafts).drafts} == {1, 2}
+def test_under_rejection_drafts_are_made_ahead_but_not_sent_ahead():
+    with serving(DraftLimits(ahead_nodes=32)) as worker, closing(Target(worker)) as target:
+        target.greet()
+        target.open(1, 5, 6, rule="rejection")
+        target.open(2, 5, 6)
+        target.send(Advance(target.epoch, [RoundRequest(1, 1, 2, [], 3), RoundRequest(2, 1, 2, [], 3)], True))
+        assert {one.sequence for one in target.receive(Drafts).drafts} == {1, 2}
         for _ in range(30):
-            worker.turn(0.0)
-        peer.say(Ping(7))
-        told = set()
-        while not isinstance(message := peer.hear(), Pong):
-            told |= {one.sequence for one in message.sequences}
-        assert told == {2}
-        peer.advance(1, 2, 2, 7, 8, 10, ahead=True)  # two accepted, then the likeliest rival of the third
-        (drafted,) = peer.hear(Drafts).drafts
-        assert (drafted.sequence, drafted.tokens, drafted.ready) == (1, [11, 12, 13], True)
+            worker.run_once(0.0)
+        target.send(Ping(7))
+        sequences = set()
+        while not isinstance(message := target.receive(), Pong):
+            sequences |= {record.sequence for record in message.sequences}
+        assert sequences == {2}
+        target.advance(1, 2, 2, 7, 8, 10, send_ahead=True)  # two accepted, then the first alternative of the third
+        (drafted,) = target.receive(Drafts).drafts
+        assert (drafted.sequence, drafted.tokens, drafted.was_ready) == (1, [11, 12, 13], True)
 
 
-def test_an_older_peer_is_sent_nothing_it_does_not_know():
-    with serving(DraftLimits(ahead_nodes=32)) as worker:
-        told = []
-        for version in (2, 3):
-            with closing(Peer(worker)) as peer:
-                peer.greet(version=version, oldest=2)
-                peer.open(1, 5, 6)
-                peer.advance(1, 1, 2, ahead=True)
-                peer.hear(Drafts)
-                for _ in range(30):
-                    worker.turn(0.0)
-                peer.say(Ping(7))
-                ahead = []
-                while isinstance(message := peer.hear(), Branches):
-                    ahead += message.sequences
-                assert isinstance(message, Pong)
-                assert ahead
-                assert all(bool(one.packed) == (version == 3) for one in ahead)
-                told.append([branch for one in ahead for branch in unpack(one)])
-                peer.say(Goodbye())
-        assert told[0] == told[1], "the same branches, however they are written"
+def test_branches_are_sent_before_they_are_requested():
+    with serving(DraftLimits(ahead_nodes=32)) as worker, closing(Target(worker)) as target:
+        target.greet()
+        target.open(1, 5, 6)
+        target.advance(1, 1, 2, send_ahead=True)
+        target.receive(Drafts)
+        for _ in range(30):
+            worker.run_once(0.0)
+        target.send(Ping(7))
+        branches = {}
+        while isinstance(message := target.receive(), Branches):
+            branches |= {key: tokens for record in message.sequences for key, tokens in unpack(record)}
+        assert isinstance(message, Pong)
+        assert branches[3, 10] == [11, 12, 13], "the outcome after full acceptance"
+        assert all(tokens == [key.token + i for i in (1, 2, 3)] for key, tokens in branches.items())
+        assert len(branches) > 1
 
 
-def test_what_was_kept_of_its_answer_need_not_be_sent_back(peer):
-    peer.open(1, 5, 6)
-    peer.advance(1, 1, 2)
-    assert peer.hear(Drafts).drafts[0].tokens == [7, 8, 9]
-    peer.say(Advance(peer.epoch, [RoundRequest(1, 2, 2, [40], 3, kept=2)]))
-    assert peer.hear(Drafts).drafts[0].tokens == [41, 42, 43]
-    peer.say(Advance(peer.epoch, [RoundRequest(1, 3, 5, [50], 3)]))  # 5 6 7 8 40
-    assert peer.hear(Drafts).drafts[0].tokens == [51, 52, 53]
+def test_kept_tokens_are_not_sent_back(target):
+    target.open(1, 5, 6)
+    target.advance(1, 1, 2)
+    assert target.receive(Drafts).drafts[0].tokens == [7, 8, 9]
+    target.send(Advance(target.epoch, [RoundRequest(1, 2, 2, [40], 3, num_kept=2)]))
+    assert target.receive(Drafts).drafts[0].tokens == [41, 42, 43]
+    target.send(Advance(target.epoch, [RoundRequest(1, 3, 5, [50], 3)]))  # 5 6 7 8 40
+    assert target.receive(Drafts).drafts[0].tokens == [51, 52, 53]
 
 
-def test_nobody_can_keep_more_than_was_offered(peer):
-    peer.open(1, 5, 6)
-    peer.advance(1, 1, 2)
-    peer.hear(Drafts)
-    peer.say(Advance(peer.epoch, [RoundRequest(1, 2, 2, [40], 3, kept=4)]))
-    error = peer.hear(Error)
-    assert (error.code, error.sequences) == (ErrorCode.BASE, [1])
+def test_num_kept_beyond_the_offer_is_an_error(target):
+    target.open(1, 5, 6)
+    target.advance(1, 1, 2)
+    target.receive(Drafts)
+    target.send(Advance(target.epoch, [RoundRequest(1, 2, 2, [40], 3, num_kept=4)]))
+    error = target.receive(Error)
+    assert (error.code, error.sequences) == (ErrorCode.LENGTH, [1])
 
 
 @pytest.mark.parametrize(
-    ("hello", "fault"),
+    ("hello", "code"),
     [
         ({"vocabulary": "other"}, ErrorCode.VOCABULARY),
-        ({"version": VERSION + 9, "oldest": VERSION + 1}, ErrorCode.VERSION),
+        ({"version": VERSION + 1}, ErrorCode.VERSION),
+        ({"version": VERSION - 1}, ErrorCode.VERSION),
     ],
 )
-def test_who_does_not_fit_is_told_why(worker, hello, fault):
-    with closing(Peer(worker)) as peer:
-        error = peer.greet(**hello)
-        assert (type(error), error.code) == (Error, fault)
-        peer.open(1, 5)
-        assert peer.hear().code == ErrorCode.STRANGER
+def test_incompatible_target_receives_an_error(worker, hello, code):
+    with closing(Target(worker)) as target:
+        error = target.greet(**hello)
+        assert (type(error), error.code) == (Error, code)
+        target.open(1, 5)
+        assert target.receive().code == ErrorCode.NO_HELLO
 
 
-def test_a_round_and_the_next(peer):
-    peer.open(1, 5, 6)
-    peer.advance(1, 1, 2)
-    answer = peer.hear()
+def test_two_rounds(target):
+    target.open(1, 5, 6)
+    target.advance(1, 1, 2)
+    answer = target.receive()
     assert isinstance(answer, Drafts)
-    assert (answer.epoch, answer.drafts[0].sequence, answer.drafts[0].round) == (peer.epoch, 1, 1)
+    assert (answer.epoch, answer.drafts[0].sequence, answer.drafts[0].round) == (target.epoch, 1, 1)
     assert answer.drafts[0].tokens == [7, 8, 9]
-    peer.advance(1, 2, 2, 7, 8, 50, depth=2)
-    assert peer.hear().drafts[0].tokens == [51, 52]
+    target.advance(1, 2, 2, 7, 8, 50, depth=2)
+    assert target.receive().drafts[0].tokens == [51, 52]
 
 
 @pytest.mark.parametrize(
-    ("step", "fault"),
+    ("request_", "code"),
     [
-        (RoundRequest(2, 1, 2, [], 3), ErrorCode.UNKNOWN),
-        (RoundRequest(1, 1, 3, [], 3), ErrorCode.BASE),
+        (RoundRequest(2, 1, 2, [], 3), ErrorCode.UNKNOWN_SEQUENCE),
+        (RoundRequest(1, 1, 3, [], 3), ErrorCode.LENGTH),
         (RoundRequest(1, 1, 2, [VOCAB], 3), ErrorCode.MALFORMED),
     ],
 )
-def test_what_does_not_fit_must_be_opened_again(peer, step, fault):
-    peer.open(1, 5, 6)
-    peer.say(Advance(peer.epoch, [step]))
-    error = peer.hear()
-    assert (error.code, error.sequences) == (fault, [step.sequence])
-    peer.open(1, 5, 6)
-    peer.advance(1, 1, 2)
-    assert peer.hear().drafts[0].tokens == [7, 8, 9]
+def test_sequence_with_an_error_must_be_opened_again(target, request_, code):
+    target.open(1, 5, 6)
+    target.send(Advance(target.epoch, [request_]))
+    error = target.receive()
+    assert (error.code, error.sequences) == (code, [request_.sequence])
+    target.open(1, 5, 6)
+    target.advance(1, 1, 2)
+    assert target.receive().drafts[0].tokens == [7, 8, 9]
 
 
-def test_another_epoch_is_fenced_off(peer):
-    for message in (Open(1, 1, [5], 1, Sampling(), 1), Advance(1, []), Close(1, [1])):
-        peer.say(message)
-        assert peer.hear().code == ErrorCode.EPOCH
+def test_message_for_another_epoch_is_an_error(target):
+    for message in (Open(1, 1, [5], 1, SamplingParams(), 1), Advance(1, []), Close(1, [1])):
+        target.send(message)
+        assert target.receive().code == ErrorCode.EPOCH
 
 
-def test_a_round_that_was_overtaken_is_not_answered(peer):
-    peer.open(1, 5, 6)
-    peer.advance(1, 5, 2)
-    assert peer.hear().drafts[0].round == 5
-    peer.advance(1, 4, 2)
-    peer.say(Ping(3))
-    assert peer.hear() == Pong(peer.epoch, 3, peer.worker._load())
+def test_stale_round_is_not_answered(target):
+    target.open(1, 5, 6)
+    target.advance(1, 5, 2)
+    assert target.receive().drafts[0].round == 5
+    target.advance(1, 4, 2)
+    target.send(Ping(3))
+    assert target.receive() == Pong(target.epoch, 3, target.worker._load())
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Open(0, 1, [], 1, Sampling(), 1),
-        Open(0, 1, [VOCAB], 1, Sampling(), 1),
-        Open(0, 1, [5], 0, Sampling(), 1),
-        Open(0, 1, [5], 2, Sampling(), 1),
-        Open(0, 1, [5], 1, Sampling(logit_bias={VOCAB: 1.0}), 1),
+        Open(0, 1, [], 1, SamplingParams(), 1),
+        Open(0, 1, [VOCAB], 1, SamplingParams(), 1),
+        Open(0, 1, [5], 0, SamplingParams(), 1),
+        Open(0, 1, [5], 2, SamplingParams(), 1),
+        Open(0, 1, [5], 1, SamplingParams(logit_bias={VOCAB: 1.0}), 1),
     ],
 )
-def test_a_sequence_that_makes_no_sense_is_refused(peer, message):
-    peer.say(msgspec.structs.replace(message, epoch=peer.epoch))
-    assert peer.hear().code == ErrorCode.MALFORMED
+def test_invalid_sequence_is_rejected(target, message):
+    target.send(msgspec.structs.replace(message, epoch=target.epoch))
+    assert target.receive().code == ErrorCode.MALFORMED
 
 
-def test_no_room_is_busy_and_room_again_after_closing():
-    with serving(DraftLimits(max_sequences=2, max_tokens=100, ahead_nodes=0)) as worker, closing(Peer(worker)) as peer:
-        peer.greet()
-        peer.open(1, 5)
-        peer.open(2, 5)
-        peer.open(3, 5)
-        busy = peer.hear()
+def test_full_worker_is_busy_until_a_sequence_closes():
+    with (
+        serving(DraftLimits(max_sequences=2, max_tokens=100, ahead_nodes=0)) as worker,
+        closing(Target(worker)) as target,
+    ):
+        target.greet()
+        target.open(1, 5)
+        target.open(2, 5)
+        target.open(3, 5)
+        busy = target.receive()
         assert isinstance(busy, Busy)
         assert busy.sequences == [3]
         assert busy.retry_ms > 0
-        peer.say(Close(peer.epoch, [1, 99]))
-        peer.open(3, *[5] * 99)
-        peer.open(2, 5, 6, 7)
-        assert peer.hear(Busy).sequences == [2], "tokens are counted too"
+        target.send(Close(target.epoch, [1, 99]))
+        target.open(3, *[5] * 99)
+        target.open(2, 5, 6, 7)
+        assert target.receive(Busy).sequences == [2], "tokens count too"
 
 
-def test_too_many_targets_are_busy():
-    with serving(DraftLimits(max_peers=1)) as worker, closing(Peer(worker)) as one, closing(Peer(worker)) as two:
+def test_worker_is_busy_for_too_many_targets():
+    with serving(DraftLimits(max_peers=1)) as worker, closing(Target(worker)) as one, closing(Target(worker)) as two:
         assert isinstance(one.greet(), Hello)
         assert isinstance(two.greet(), Busy)
-        one.say(Goodbye())
+        one.send(Goodbye())
         assert isinstance(two.greet(), Hello | Busy)
 
 
-def test_goodbye_and_silence_free_everything():
+def test_goodbye_and_silence_close_all_sequences():
     clock = VirtualClock()
     with (
         serving(DraftLimits(silence=30.0), clock) as worker,
-        closing(Peer(worker)) as polite,
-        closing(Peer(worker)) as silent,
+        closing(Target(worker)) as polite,
+        closing(Target(worker)) as silent,
     ):
-        for peer in (polite, silent):
-            peer.greet()
-            peer.open(1, 5, 6)
-            peer.advance(1, 1, 2)
-            peer.hear(Drafts)
-        assert worker.snapshot().sequences == 2
-        polite.say(Goodbye())
-        while worker.snapshot().peers == 2:
-            worker.turn(0.01)
+        for target in (polite, silent):
+            target.greet()
+            target.open(1, 5, 6)
+            target.advance(1, 1, 2)
+            target.receive(Drafts)
+        assert worker.status().sequences == 2
+        polite.send(Goodbye())
+        while worker.status().peers == 2:
+            worker.run_once(0.01)
         clock.advance(31.0)
-        worker.turn(0.0)
-        assert (worker.snapshot().peers, worker.snapshot().sequences) == (0, 0)
+        worker.run_once(0.0)
+        assert (worker.status().peers, worker.status().sequences) == (0, 0)
         silent.advance(1, 2, 2)
-        assert silent.hear(Error).code == ErrorCode.STRANGER
+        assert silent.receive(Error).code == ErrorCode.NO_HELLO
 
 
-def test_targets_share_a_batch_by_turns():
-    """One target with many sequences, another with one, and room for four rides in a pass."""
+def test_targets_share_a_batch_round_robin():
+    """One target with many sequences, one with a single sequence, and four branches per pass."""
     core = ScriptedCore(lambda ids: 1)
     with (
         serving(DraftLimits(max_batch=4, ahead_nodes=0), core=core) as worker,
-        closing(Peer(worker)) as many,
-        closing(Peer(worker)) as few,
+        closing(Target(worker)) as many,
+        closing(Target(worker)) as few,
     ):
         many.greet()
         few.greet()
         for number in range(40):
             many.open(number, 5)
         few.open(1, 6)
-        worker.turn(0.05)
-        many.say(Advance(many.epoch, [RoundRequest(number, 1, 1, [], 8) for number in range(40)]))
+        worker.run_once(0.05)
+        many.send(Advance(many.epoch, [RoundRequest(number, 1, 1, [], 8) for number in range(40)]))
         few.advance(1, 1, 1, depth=8)
-        few.hear(Drafts)
-        assert len(core.steps) <= 12, "it waits for its eight passes and not for the other's eighty"
-        assert all(len(rides) <= 4 for rides in core.steps)
+        few.receive(Drafts)
+        assert len(core.steps) <= 12, "it waits for its own eight passes, not for the eighty of the other"
+        assert all(len(branches) <= 4 for branches in core.steps)
         for _ in range(200):
-            worker.turn(0.0)
-        rides = Counter(ride for rides in core.steps for ride in rides)
-        assert set(rides.values()) == {8}
+            worker.run_once(0.0)
+        branches = Counter(branch for branches in core.steps for branch in branches)
+        assert set(branches.values()) == {8}
 
 
-def test_sequences_of_different_targets_ride_together():
+def test_sequences_of_different_targets_share_a_pass():
     core = ScriptedCore(lambda ids: 1)
     with (
         serving(DraftLimits(ahead_nodes=0), core=core) as worker,
-        closing(Peer(worker)) as one,
-        closing(Peer(worker)) as two,
+        closing(Target(worker)) as one,
+        closing(Target(worker)) as two,
     ):
-        for peer in (one, two):
-            peer.greet()
-            peer.open(1, 5)  # the same number: numbers are the target's own
-        worker.turn(0.05)
+        for target in (one, two):
+            target.greet()
+            target.open(1, 5)  # the same number: each target has its own numbers
+        worker.run_once(0.05)
         core.steps.clear()
-        one.say(Advance(one.epoch, [RoundRequest(1, 1, 1, [], 2)]))
-        two.say(Advance(two.epoch, [RoundRequest(1, 1, 1, [], 2)]))
-        while worker.snapshot().waiting < 2:
-            worker._hear(0.05)
-        one.hear(Drafts)
-        two.hear(Drafts)
-        assert [len(rides) for rides in core.steps] == [2, 2]
+        one.send(Advance(one.epoch, [RoundRequest(1, 1, 1, [], 2)]))
+        two.send(Advance(two.epoch, [RoundRequest(1, 1, 1, [], 2)]))
+        while worker.status().waiting < 2:
+            worker._receive(0.05)
+        one.receive(Drafts)
+        two.receive(Drafts)
+        assert [len(branches) for branches in core.steps] == [2, 2]
 
 
-def test_what_was_ready_does_not_wait_for_what_was_not():
+def test_ready_draft_does_not_wait_for_others():
     core = ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB)
-    with serving(DraftLimits(ahead_nodes=16), core=core) as worker, closing(Peer(worker)) as peer:
-        peer.greet()
+    with serving(DraftLimits(ahead_nodes=16), core=core) as worker, closing(Target(worker)) as target:
+        target.greet()
         for number in (1, 2):
-            peer.open(number, 5, 6)
-            peer.advance(number, 1, 2, depth=4)
-            peer.hear(Drafts)
+            target.open(number, 5, 6)
+            target.advance(number, 1, 2, depth=4)
+            target.receive(Drafts)
         for _ in range(20):
-            worker.turn(0.0)
+            worker.run_once(0.0)
         passes = len(core.steps)
-        # 1 accepts all, as foreseen; 2 does something else
-        steps = [RoundRequest(1, 2, 2, [7, 8, 9, 10, 11], 4), RoundRequest(2, 2, 2, [500], 4)]
+        # 1 accepts all, which is prepared; 2 has an unprepared outcome
+        requests = [RoundRequest(1, 2, 2, [7, 8, 9, 10, 11], 4), RoundRequest(2, 2, 2, [500], 4)]
         sent = worker._listener.traffic.sent
-        peer.say(Advance(peer.epoch, steps))
+        target.send(Advance(target.epoch, requests))
         while worker._listener.traffic.sent == sent:
-            worker.turn(0.1)
+            worker.run_once(0.1)
         assert len(core.steps) <= passes + 1
-        first = peer.hear(Drafts)
-        assert [(d.sequence, d.ready, d.tokens) for d in first.drafts] == [(1, True, [12, 13, 14, 15])]
-        second = peer.hear(Drafts)
-        assert [(d.sequence, d.ready, d.tokens) for d in second.drafts] == [(2, False, [501, 502, 503, 504])]
+        first = target.receive(Drafts)
+        assert [(d.sequence, d.was_ready, d.tokens) for d in first.drafts] == [(1, True, [12, 13, 14, 15])]
+        second = target.receive(Drafts)
+        assert [(d.sequence, d.was_ready, d.tokens) for d in second.drafts] == [(2, False, [501, 502, 503, 504])]
 
 
-def drafted_on(worker, limit=100):
-    """Passes made while nobody asks."""
-    made = 0
-    while made < limit and worker.turn(0.0):
-        made += 1
-    return made
+def num_passes_ahead(worker, limit=100):
+    """Passes that the worker runs without a request."""
+    count = 0
+    while count < limit and worker.run_once(0.0):
+        count += 1
+    return count
 
 
-def test_it_stops_drafting_ahead_where_nothing_hits_and_resumes_when_it_does():
-    with serving(DraftLimits(ahead_nodes=9)) as worker, closing(Peer(worker)) as peer:
-        peer.greet()
-        peer.open(1, 5)
-        length, round_, made = 1, 0, []
+def test_drafting_ahead_pauses_without_hits_and_resumes_with_hits():
+    with serving(DraftLimits(ahead_nodes=9)) as worker, closing(Target(worker)) as target:
+        target.greet()
+        target.open(1, 5)
+        length, round_, passes_ahead = 1, 0, []
 
-        def go_on(*tokens):
+        def next_round(*tokens):
             nonlocal length, round_
             round_ += 1
-            answer = peer.ask(1, round_, length, *tokens)
+            answer = target.draft(1, round_, length, *tokens)
             length += len(tokens)
-            made.append(drafted_on(worker))
+            passes_ahead.append(num_passes_ahead(worker))
             return answer.drafts[0], answer.load
 
-        drafted, load = go_on()
-        while load.resting is None:
+        drafted, load = next_round()
+        while load.paused_hit_percent is None:
             assert round_ < 2 * WINDOW
-            drafted, load = go_on((drafted.tokens[0] + 500) % VOCAB)
-        assert all(made[:-1])
-        assert worker.snapshot().resting == 1
-        made.clear()
+            drafted, load = next_round((drafted.tokens[0] + 500) % VOCAB)
+        assert all(passes_ahead[:-1])
+        assert worker.status().paused == 1
+        passes_ahead.clear()
         for _ in range(PROBE_INTERVAL):
             first = (drafted.tokens[0] + 500) % VOCAB
-            drafted, load = go_on(first)
-            assert drafted.tokens == [(first + i) % VOCAB for i in (1, 2, 3)], "it answers on demand"
-        assert sum(passes > 0 for passes in made) == PROBE_ROUNDS
-        assert load.resting == 0
+            drafted, load = next_round(first)
+            assert drafted.tokens == [(first + i) % VOCAB for i in (1, 2, 3)], "drafted on demand"
+        assert sum(passes > 0 for passes in passes_ahead) == PROBE_ROUNDS
+        assert load.paused_hit_percent == 0
         for _ in range(PROBE_INTERVAL + 1):
-            drafted, load = go_on(*drafted.tokens, (drafted.tokens[-1] + 1) % VOCAB)
-        assert load.resting is None
-        assert drafted.ready
-        assert made[-1]
-        assert worker.snapshot().resting == 0
+            drafted, load = next_round(*drafted.tokens, (drafted.tokens[-1] + 1) % VOCAB)
+        assert load.paused_hit_percent is None
+        assert drafted.was_ready
+        assert passes_ahead[-1]
+        assert worker.status().paused == 0
 
 
-@pytest.mark.parametrize(("seconds", "rests"), [(0.012, True), (0.001, False)])
-def test_it_stops_drafting_ahead_where_that_is_in_the_way(seconds, rests):
-    """One of three tokens is there when it is asked for, in the midst of a pass that takes `seconds`, and 1 ms on demand."""
+@pytest.mark.parametrize(("seconds", "pauses"), [(0.012, True), (0.001, False)])
+def test_drafting_ahead_pauses_if_it_delays_requests(seconds, pauses):
+    """One of three tokens is ready; the request arrives during a pass of `seconds`, and a pass on demand takes 1 ms."""
     clock = VirtualClock()
 
-    class Timed(ScriptedCore):
+    class TimedCore(ScriptedCore):
         seconds = 0.001
 
-        def step(self, rides):
+        def step(self, branches):
             clock.advance(self.seconds)
-            return super().step(rides)
+            return super().step(branches)
 
-    core = Timed(lambda ids: (ids[-1] + 1) % VOCAB)
-    with serving(DraftLimits(ahead_nodes=3), clock, core) as worker, closing(Peer(worker)) as peer:
-        peer.greet()
-        peer.open(1, 5)
+    core = TimedCore(lambda ids: (ids[-1] + 1) % VOCAB)
+    with serving(DraftLimits(ahead_nodes=3), clock, core) as worker, closing(Target(worker)) as target:
+        target.greet()
+        target.open(1, 5)
         tokens, length = [], 1
         for round_ in range(1, 80):
             core.seconds = 0.001
-            (drafted,) = peer.ask(1, round_, length, *tokens).drafts
+            (drafted,) = target.draft(1, round_, length, *tokens).drafts
             length += len(tokens)
             core.seconds = seconds
-            for _ in range(2):  # the token after the last, and one of the next draft
-                worker.turn(0.0)
+            for _ in range(2):  # the token after the draft, and one of the next draft
+                worker.run_once(0.0)
             tokens = [*drafted.tokens, (drafted.tokens[-1] + 1) % VOCAB]
-        assert (worker.snapshot().resting == 1) is rests
+        assert (worker.status().paused == 1) is pauses
 
 
-def test_a_failing_pass_costs_its_sequences_and_nothing_else(worker, peer, caplog):
-    def fail(rides):
+def test_failed_pass_closes_its_sequences_only(worker, target, caplog):
+    def fail(branches):
         raise RuntimeError("the device is gone")
 
-    peer.open(1, 5)
+    target.open(1, 5)
     worker._core.step, good = fail, worker._core.step
-    peer.advance(1, 1, 1)
-    error = peer.hear(Error)
-    assert (error.code, error.sequences) == (ErrorCode.UNKNOWN, [1])
+    target.advance(1, 1, 1)
+    error = target.receive(Error)
+    assert (error.code, error.sequences) == (ErrorCode.UNKNOWN_SEQUENCE, [1])
     assert "the device is gone" in caplog.text
     worker._core.step = good
-    peer.open(1, 5)
-    peer.advance(1, 1, 1)
-    assert peer.hear(Drafts).drafts[0].tokens == [6, 7, 8]
+    target.open(1, 5)
+    target.advance(1, 1, 1)
+    assert target.receive(Drafts).drafts[0].tokens == [6, 7, 8]
 
 
-def test_garbage_is_answered_and_counted(worker, peer):
-    peer.line.socket.send(b"\xc1 not a message")
-    assert peer.hear(Error).code == ErrorCode.MALFORMED
-    assert worker.snapshot().malformed == 1
-    peer.open(1, 5)
-    peer.advance(1, 1, 1)
-    assert peer.hear(Drafts).drafts[0].tokens == [6, 7, 8]
+def test_malformed_message_is_answered_and_counted(worker, target):
+    target.connection.socket.send(b"\xc1 not a message")
+    assert target.receive(Error).code == ErrorCode.MALFORMED
+    assert worker.status().malformed == 1
+    target.open(1, 5)
+    target.advance(1, 1, 1)
+    assert target.receive(Drafts).drafts[0].tokens == [6, 7, 8]

@@ -17,7 +17,7 @@ from paceline.core.errors import EngineClosed, OutOfMemory
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.engine.build import build_engine
-from paceline.models.loading import weight_size
+from paceline.models.loading import load
 from paceline.models.loading.checksums import quick_checksum
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.loading.streamed_weights import StreamedModel, StreamedWeights
@@ -53,11 +53,11 @@ def loaded(model: str) -> LoadedModel:
     return load_model(model)
 
 
-def stock(loaded: LoadedModel, model: str, manifest: Manifest | None = None) -> ExportedWeights:
+def exported(loaded: LoadedModel, model: str, manifest: Manifest | None = None) -> ExportedWeights:
     return ExportedWeights(loaded, weight_form(CPU, torch.float32, None), quick_checksum(model), manifest)
 
 
-class CorruptStock(ExportedWeights):
+class CorruptWeights(ExportedWeights):
     """Weights that differ from their manifest from some part on."""
 
     def __init__(self, intact: ExportedWeights, loaded: LoadedModel, corrupt_from: int) -> None:
@@ -71,11 +71,11 @@ class CorruptStock(ExportedWeights):
 
 @contextmanager
 def servers(
-    *stocks: ExportedWeights | None, security: Security | None = None, limit: float = 0.0
+    *exports: ExportedWeights | None, security: Security | None = None, limit: float = 0.0
 ) -> Iterator[list[WeightServer]]:
     with ExitStack() as stack:
         made = []
-        for one in stocks:
+        for one in exports:
             server = WeightServer(ANY, security, limit)
             stack.callback(server.close)
             if one is not None:
@@ -121,14 +121,14 @@ def test_without_peers_the_model_comes_from_disk(loaded: LoadedModel, model: str
 
 
 def test_a_model_that_does_not_fit_is_refused_before_it_is_read(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weight_size, "available_memory", lambda: 1000)
+    monkeypatch.setattr(load, "available_memory", lambda: 1000)
     with loader() as one, pytest.raises(OutOfMemory, match="does not fit"):
         load_all(one, model)
     assert one.progress is None
 
 
 def test_a_peer_sends_the_whole_model(loaded: LoadedModel, model: str) -> None:
-    with servers(stock(loaded, model)) as (server,), loader(server) as one:
+    with servers(exported(loaded, model)) as (server,), loader(server) as one:
         found = load_all(one, "/nowhere/model")
         assert_same(found, loaded)
         assert found.name == loaded.name
@@ -136,7 +136,7 @@ def test_a_peer_sends_the_whole_model(loaded: LoadedModel, model: str) -> None:
 
 
 def test_weights_from_a_peer_can_be_served_again(loaded: LoadedModel, model: str) -> None:
-    with servers(stock(loaded, model)) as (server,), loader(server) as one:
+    with servers(exported(loaded, model)) as (server,), loader(server) as one:
         middle = one.load("/nowhere/model", CPU, torch.float32, None)
         stored = one.wait(middle)
     with servers(stored) as (server,), loader(server) as one:
@@ -145,8 +145,8 @@ def test_weights_from_a_peer_can_be_served_again(loaded: LoadedModel, model: str
 
 def test_several_peers_send_at_once(loaded: LoadedModel, model: str) -> None:
     """Both are so slow that neither can send everything before the other has sent a part."""
-    size = sum(part.nbytes for part in stock(loaded, model).manifest.parts)
-    with servers(*[stock(loaded, model)] * 2, limit=2.0 * size) as (first, second), loader(first, second) as one:
+    size = sum(part.nbytes for part in exported(loaded, model).manifest.parts)
+    with servers(*[exported(loaded, model)] * 2, limit=2.0 * size) as (first, second), loader(first, second) as one:
         assert_same(load_all(one, model), loaded)
         assert first.num_bytes > 0
         assert second.num_bytes > 0
@@ -154,8 +154,8 @@ def test_several_peers_send_at_once(loaded: LoadedModel, model: str) -> None:
 
 
 def test_the_other_peer_replaces_one_that_dies(loaded: LoadedModel, model: str) -> None:
-    size = sum(part.nbytes for part in stock(loaded, model).manifest.parts)
-    with servers(*[stock(loaded, model)] * 2, limit=float(size)) as (first, second), loader(first, second) as one:
+    size = sum(part.nbytes for part in exported(loaded, model).manifest.parts)
+    with servers(*[exported(loaded, model)] * 2, limit=float(size)) as (first, second), loader(first, second) as one:
         loading = one.load("/nowhere/model", CPU, torch.float32, None)
         first.close()
         one.wait(loading)
@@ -165,8 +165,8 @@ def test_the_other_peer_replaces_one_that_dies(loaded: LoadedModel, model: str) 
 def test_a_peer_with_corrupt_weights_is_dropped(
     loaded: LoadedModel, model: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    intact = stock(loaded, model)
-    corrupt = CorruptStock(intact, loaded, corrupt_from=0)
+    intact = exported(loaded, model)
+    corrupt = CorruptWeights(intact, loaded, corrupt_from=0)
     size = sum(part.nbytes for part in intact.manifest.parts)
     with servers(intact, corrupt, limit=2.0 * size) as (first, second), loader(first, second) as one:
         assert_same(load_all(one, "/nowhere/model"), loaded)
@@ -175,8 +175,8 @@ def test_a_peer_with_corrupt_weights_is_dropped(
 
 
 def test_the_rest_comes_from_disk_when_the_last_peer_fails(loaded: LoadedModel, model: str) -> None:
-    intact = stock(loaded, model)
-    corrupt = CorruptStock(intact, loaded, corrupt_from=4)
+    intact = exported(loaded, model)
+    corrupt = CorruptWeights(intact, loaded, corrupt_from=4)
     with servers(corrupt) as (server,), loader(server) as one:
         loading = one.load(model, CPU, torch.float32, None)
         one.wait(loading)
@@ -184,8 +184,8 @@ def test_the_rest_comes_from_disk_when_the_last_peer_fails(loaded: LoadedModel, 
 
 
 def test_without_peers_and_files_loading_fails(loaded: LoadedModel, model: str) -> None:
-    intact = stock(loaded, model)
-    corrupt = CorruptStock(intact, loaded, corrupt_from=4)
+    intact = exported(loaded, model)
+    corrupt = CorruptWeights(intact, loaded, corrupt_from=4)
     with servers(corrupt) as (server,), loader(server) as one:
         loading = one.load("/nowhere/model", CPU, torch.float32, None)
         with pytest.raises(WeightsUnavailable, match=r"no peer is left.*nowhere"):
@@ -200,7 +200,7 @@ def test_a_changed_checkpoint_on_disk_wins_over_the_peers(loaded: LoadedModel, m
     """An operator replaces the model and restarts the workers one by one: each must load the new one."""
     changed = save_checkpoint(tmp_path / "model", num_hidden_layers=LAYERS, seed=1)
     assert quick_checksum(changed) != quick_checksum(model)
-    with servers(stock(loaded, model)) as (server,), loader(server) as one:
+    with servers(exported(loaded, model)) as (server,), loader(server) as one:
         assert_same(load_all(one, changed), load_model(changed))
         assert server.num_bytes == 0
 
@@ -211,7 +211,7 @@ def test_a_copied_checkpoint_has_the_same_fingerprint(model: str, tmp_path: Path
 
 
 def test_a_peer_with_another_dtype_is_not_used(loaded: LoadedModel, model: str) -> None:
-    with servers(stock(loaded, model)) as (server,), loader(server) as one:
+    with servers(exported(loaded, model)) as (server,), loader(server) as one:
         found = one.load(model, CPU, torch.bfloat16, None)
         one.wait(found)
         assert found.model.dtype is torch.bfloat16
@@ -226,7 +226,7 @@ def test_a_peer_that_is_still_loading_is_not_used(loaded: LoadedModel, model: st
 def test_the_majority_of_peers_wins_and_a_tie_uses_disk(
     loaded: LoadedModel, model: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    intact = stock(loaded, model)
+    intact = exported(loaded, model)
     other = load_model(save_checkpoint(tmp_path / "model", num_hidden_layers=LAYERS, seed=1))
     wrong = ExportedWeights(other, intact.manifest.form, quick_checksum(model))
     with servers(intact, wrong, intact) as three, loader(*three) as one:
@@ -244,7 +244,7 @@ def test_a_key_that_is_not_allowed_gets_no_weights(loaded: LoadedModel, model: s
     def security_of(pair: KeyPair) -> Security:
         return Security(pair, allowed=frozenset({pair.public}))
 
-    with servers(stock(loaded, model), security=security_of(keys)) as (server,):
+    with servers(exported(loaded, model), security=security_of(keys)) as (server,):
         with loader(server, security=security_of(keys)) as one:
             assert_same(load_all(one, "/nowhere/model"), loaded)
         num_bytes = server.num_bytes
@@ -263,7 +263,7 @@ def test_a_key_that_is_not_allowed_gets_no_weights(loaded: LoadedModel, model: s
 
 
 def test_invalid_requests_are_refused(loaded: LoadedModel, model: str) -> None:
-    with servers(stock(loaded, model)) as (server,):
+    with servers(exported(loaded, model)) as (server,):
         connections = [Connection(server.address, TO_WEIGHT_CLIENT) for _ in range(MAX_CLIENTS + 1)]
         try:
             connections[0].send(PartRequest(10_000))
@@ -279,12 +279,12 @@ def test_invalid_requests_are_refused(loaded: LoadedModel, model: str) -> None:
         finally:
             for connection in connections:
                 connection.close()
-        with servers(stock(loaded, model)) as (second,), loader(second) as one:
+        with servers(exported(loaded, model)) as (second,), loader(second) as one:
             assert_same(load_all(one, "/nowhere/model"), loaded)
 
 
 def test_a_late_reply_to_a_cancelled_request_is_ignored(loaded: LoadedModel, model: str) -> None:
-    with servers(stock(loaded, model)) as (server,):
+    with servers(exported(loaded, model)) as (server,):
         client = TransferClient(None)
         peer = PeerSource(PeerAddress("peer", server.address), None, client, CPU)
         try:
@@ -323,17 +323,17 @@ class HeldSource:
 
 def held_source(loaded: LoadedModel) -> "tuple[Callable[..., LoadedModel], HeldSource, StreamedWeights, WeightSources]":
     parts = Parts.of(loaded.config)
-    arrivals, source = StreamedWeights(parts), HeldSource(loaded)
-    arrivals.put(parts.tokenizer, {})
-    sources = WeightSources(arrivals, PartQueue(list(range(1, parts.count))))
+    streamed, source = StreamedWeights(parts), HeldSource(loaded)
+    streamed.put(parts.tokenizer, {})
+    sources = WeightSources(streamed, PartQueue(list(range(1, parts.count))))
 
     def load(*_: object) -> LoadedModel:
         source.allowed.release()  # the part `tables`
         sources.add(source)
-        model = StreamedModel(loaded.config, CPU, torch.float32, arrivals, loaded.model.weight_bytes)
+        model = StreamedModel(loaded.config, CPU, torch.float32, streamed, loaded.model.weight_bytes)
         return replace(loaded, model=model)
 
-    return load, source, arrivals, sources
+    return load, source, streamed, sources
 
 
 def make_requests() -> list[Request]:
@@ -347,7 +347,7 @@ OPTIONS = {"device": "cpu", "kv_tokens": 1024, "max_num_seqs": 4, "max_batched_t
 
 def test_the_first_prefill_runs_while_layers_are_loading(loaded: LoadedModel, model: str) -> None:
     expected = run(build_engine(EngineConfig(model=model, **OPTIONS)), make_requests()).tokens
-    load, source, arrivals, _ = held_source(loaded)
+    load, source, streamed, _ = held_source(loaded)
     engine = build_engine(
         EngineConfig(model="/nowhere", **OPTIONS), load=load
     )  # and has make_requests no layer for anything
@@ -356,7 +356,7 @@ def test_the_first_prefill_runs_while_layers_are_loading(loaded: LoadedModel, mo
     thread.start()
     for layer in range(LAYERS):
         assert thread.is_alive()
-        assert arrivals.num_layers == layer
+        assert streamed.num_layers == layer
         source.allowed.release()
         keys = engine.runner.cache[layer][0]
         until(lambda keys=keys: bool(keys.any()))  # this layer is computed, and the next is not loaded
@@ -409,7 +409,7 @@ def test_the_embedded_model_generates_the_same_tokens() -> None:
 def test_an_unused_part_is_withdrawn(loaded: LoadedModel, model: str) -> None:
     clock = VirtualClock()
     server = WeightServer(ANY, None, clock=clock)
-    server.open(stock(loaded, model))
+    server.open(exported(loaded, model))
     connection, client = Connection(server.address, TO_WEIGHT_CLIENT), TransferClient(None)
     try:
         connection.send(PartRequest(2))

@@ -1,4 +1,4 @@
-from rateline.runtime.weights.server import BUSY_SHARE, SendRate
+from paceline.runtime.weights.server import BUSY_SHARE, SendRate
 
 
 def given(rate: SendRate, chunks: int, size: int, busy: bool = False, seconds: float = 0.0) -> float:

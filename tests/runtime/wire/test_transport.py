@@ -23,57 +23,57 @@ def connect(listener, security=None):
     return closing(Connection(listener.address, TO_TARGET, security))
 
 
-def exchange(listener, line, nonce=3, seconds=10.0):
-    assert line.send(Ping(nonce))
+def exchange(listener, connection, nonce=3, seconds=10.0):
+    assert connection.send(Ping(nonce))
     received = listener.receive(seconds)
     assert received is not None
     assert received.message == Ping(nonce)
     assert listener.send(received.peer, Pong(1, nonce))
-    assert line.receive(seconds) == Pong(1, nonce)
+    assert connection.receive(seconds) == Pong(1, nonce)
     return received
 
 
-def test_there_and_back():
-    with listen() as listener, connect(listener) as line:
-        assert exchange(listener, line).user == ""
-        assert listener.traffic.received == line.traffic.received == 1
-        assert listener.traffic.bytes_received == line.traffic.bytes_sent > 0
+def test_request_and_reply():
+    with listen() as listener, connect(listener) as connection:
+        assert exchange(listener, connection).client_key == ""
+        assert listener.traffic.received == connection.traffic.received == 1
+        assert listener.traffic.bytes_received == connection.traffic.bytes_sent > 0
         assert listener.receive(0.0) is None
 
 
-def test_a_line_may_be_laid_before_there_is_anybody():
+def test_connection_before_the_listener_exists():
     with listen() as gone:
         address = gone.address
-    with closing(Connection(address, TO_TARGET)) as line:
-        assert line.send(Ping(1))
+    with closing(Connection(address, TO_TARGET)) as connection:
+        assert connection.send(Ping(1))
         with listen(address=address) as listener:
             received = listener.receive(10.0)
             assert received is not None
             assert received.message == Ping(1)
 
 
-def test_curve_lets_in_the_list_and_tells_who_it_is():
+def test_curve_accepts_allowed_clients_and_reports_their_key():
     server, client = securities()
-    with listen(server) as listener, connect(listener, client) as line:
-        assert exchange(listener, line).user == client.own.public
+    with listen(server) as listener, connect(listener, client) as connection:
+        assert exchange(listener, connection).client_key == client.own.public
 
 
-@pytest.mark.parametrize("kind", ["a stranger with the server's key", "no key at all", "the wrong server key"])
-def test_curve_lets_nobody_else_in(kind):
+@pytest.mark.parametrize("kind", ["unknown client key", "no key", "wrong server key"])
+def test_curve_rejects_other_clients(kind):
     server, client = securities()
-    strangers = {
-        "a stranger with the server's key": Security(generate_key_pair(), server=server.own.public),
-        "no key at all": None,
-        "the wrong server key": Security(client.own, server=generate_key_pair().public),
+    clients = {
+        "unknown client key": Security(generate_key_pair(), server=server.own.public),
+        "no key": None,
+        "wrong server key": Security(client.own, server=generate_key_pair().public),
     }
-    with listen(server) as listener, connect(listener, strangers[kind]) as line, connect(listener, client) as known:
-        line.send(Ping(66))
+    with listen(server) as listener, connect(listener, clients[kind]) as connection, connect(listener, client) as known:
+        connection.send(Ping(66))
         exchange(listener, known)
         assert listener.receive(0.3) is None
-        assert listener.num_rejected == (kind == "a stranger with the server's key")
+        assert listener.num_rejected == (kind == "unknown client key")
 
 
-def test_without_keys_only_this_machine():
+def test_without_keys_only_loopback_addresses():
     for address in ("tcp://0.0.0.0:0", "tcp://*:0", "tcp://example.org:5000"):
         with pytest.raises(InvalidConfig, match="paceline keys"):
             Listener(address, TO_DRAFT_WORKER)
@@ -84,61 +84,61 @@ def test_without_keys_only_this_machine():
     assert not is_local("tcp://10.0.0.1:1")
 
 
-def test_a_client_must_know_whom_it_talks_to():
+def test_client_needs_the_public_key_of_the_server():
     with pytest.raises(InvalidConfig, match="public key"):
         Connection("tcp://127.0.0.1:1", TO_TARGET, Security(generate_key_pair()))
 
 
-def test_an_address_is_taken_once():
+def test_address_in_use():
     with listen() as listener, pytest.raises(AddressInUse, match="another port"):
         Listener(listener.address, TO_DRAFT_WORKER)
 
 
 @pytest.mark.parametrize("frames", [[b"\xc1"], [b""], [b"a", b"b"], [TO_DRAFT_WORKER.encode(Pong(1, 1))]])
-def test_what_is_no_message_is_counted_and_the_next_one_heard(frames):
-    with listen() as listener, connect(listener) as line:
-        line.socket.send_multipart(frames)
+def test_malformed_message_is_counted_and_the_next_one_received(frames):
+    with listen() as listener, connect(listener) as connection:
+        connection.socket.send_multipart(frames)
         received = listener.receive(10.0)
         assert received is not None
         assert isinstance(received.message, MalformedMessage)
         assert listener.traffic.malformed == 1
-        exchange(listener, line)
+        exchange(listener, connection)
 
 
-def test_a_message_beyond_the_limit_ends_the_connection_not_the_listener():
-    with listen() as listener, connect(listener) as line, connect(listener) as other:
-        line.socket.send(b"\0" * (9 << 20))
+def test_message_over_the_size_limit_ends_its_connection_only():
+    with listen() as listener, connect(listener) as connection, connect(listener) as other:
+        connection.socket.send(b"\0" * (9 << 20))
         exchange(listener, other)
         assert listener.traffic.malformed == 0
 
 
-def test_sending_never_blocks_and_what_does_not_fit_is_refused():
+def test_sending_never_blocks_and_counts_dropped_messages():
     with listen() as gone:
         address = gone.address
-    with closing(Connection(address, TO_TARGET)) as line:
+    with closing(Connection(address, TO_TARGET)) as connection:
         started = time.monotonic()
-        sent = sum(line.send(Ping(i)) for i in range(3 * QUEUE_MESSAGES))
+        sent = sum(connection.send(Ping(i)) for i in range(3 * QUEUE_MESSAGES))
         assert time.monotonic() - started < 10.0
         assert sent < 3 * QUEUE_MESSAGES
-        assert line.traffic.refused == 3 * QUEUE_MESSAGES - sent
+        assert connection.traffic.dropped == 3 * QUEUE_MESSAGES - sent
     with listen() as listener:
-        assert not listener.send(b"nobody", Goodbye())
-        assert listener.traffic.refused == 1
+        assert not listener.send(b"unknown", Goodbye())
+        assert listener.traffic.dropped == 1
 
 
 def test_other_threads_post_and_wake():
-    with listen() as listener, connect(listener) as line:
-        peer = exchange(listener, line).peer
+    with listen() as listener, connect(listener) as connection:
+        peer = exchange(listener, connection).peer
         thread = threading.Thread(target=listener.post, args=(peer, Pong(1, 77)))
         thread.start()
         started = time.monotonic()
-        assert listener.receive(30.0) is None, "woken, with nothing to receive"
+        assert listener.receive(30.0) is None, "woken without a message"
         assert time.monotonic() - started < 20.0
         thread.join()
-        assert line.receive(10.0) == Pong(1, 77)
+        assert connection.receive(10.0) == Pong(1, 77)
 
 
-def test_waiting_for_any_of_several():
+def test_wait_any():
     with listen() as listener, connect(listener) as one, connect(listener) as two:
         exchange(listener, one)
         peer = exchange(listener, two).peer
@@ -147,11 +147,11 @@ def test_waiting_for_any_of_several():
         assert wait_any([one, two], 10.0) == [two]
 
 
-def test_the_door_is_kept_from_the_start():
-    """libzmq lets everybody in where no handler is bound: a listener with an empty list lets in nobody."""
+def test_empty_allow_list_rejects_every_client():
+    """libzmq accepts every client if no ZAP handler is installed."""
     server, client = securities()
-    with listen(Security(server.own)) as listener, connect(listener, client) as line:
-        line.send(Ping(1))
+    with listen(Security(server.own)) as listener, connect(listener, client) as connection:
+        connection.send(Ping(1))
         assert listener.receive(0.5) is None
         assert listener.num_rejected >= 1
     assert zmq.has("curve")

@@ -19,7 +19,7 @@ from paceline.core.worker_status import (
     WorkerStatus,
 )
 from paceline.server.dashboard import overview as module
-from paceline.server.dashboard.overview import KEPT, Overview
+from paceline.server.dashboard.overview import MAX_SAMPLES, Overview
 from tests.server.fakes import Served, served
 
 SNAPSHOT = EngineStatus(3, 2, 10, 40, 0, 0, SpeculationFlags(True, "ngram", 6), ())
@@ -139,10 +139,10 @@ def test_without_a_cluster_the_process_is_the_worker() -> None:
 
 def test_samples_are_bounded_and_asked_for_by_time() -> None:
     watched = Watched()
-    for _ in range(KEPT + 5):
+    for _ in range(MAX_SAMPLES + 5):
         watched.tick()
     times = [sample.time for sample in watched.overview.report().samples]
-    assert times == [1000.0 + second for second in range(6, KEPT + 6)]
+    assert times == [1000.0 + second for second in range(6, MAX_SAMPLES + 6)]
     assert [sample.time for sample in watched.overview.report(since=times[-3]).samples] == times[-2:]
 
 
@@ -213,7 +213,7 @@ def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch, capl
 
     asyncio.run(live())
     assert watched.overview.report().samples
-    assert "lacks a sample" in caplog.text
+    assert "cannot take a dashboard sample" in caplog.text
 
 
 def test_over_http() -> None:

@@ -3,11 +3,11 @@
 import re
 
 import pytest
-from paceline.server.routes.dashboard import FOLDER
 
+from paceline.server.dashboard.routes import STATIC
 from tests.server.fakes import served
 
-FILES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file())
+FILES = sorted(str(path.relative_to(STATIC)) for path in STATIC.rglob("*") if path.is_file())
 TYPES = {"html": "text/html", "css": "text/css", "js": "javascript", "svg": "image/svg+xml"}
 
 
@@ -28,16 +28,16 @@ def test_every_file_is_served_as_what_it_is(name: str) -> None:
 
 
 def test_every_file_that_is_named_is_there() -> None:
-    page = (FOLDER / "index.html").read_text("utf-8")
+    page = (STATIC / "index.html").read_text("utf-8")
     named = set(re.findall(r'(?:href|src)="dashboard/([^"]+)"', page))
-    for script in FOLDER.glob("*.js"):
+    for script in STATIC.glob("*.js"):
         named |= set(re.findall(r'from "\./([^"]+)"', script.read_text("utf-8")))
     assert named <= set(FILES)
     assert set(FILES) - named == {"index.html", "vendor/uPlot.LICENSE"}
 
 
 def test_nothing_comes_from_another_host() -> None:
-    for path in FOLDER.glob("*.*"):
+    for path in STATIC.glob("*.*"):
         urls = re.findall(r"https?://[^\s\"')]+", path.read_text("utf-8"))
         assert urls in ([], ["http://www.w3.org/2000/svg"]), path.name
 

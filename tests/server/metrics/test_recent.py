@@ -1,6 +1,6 @@
 import pytest
 
-from paceline.server.metrics.recent import LIMIT, WINDOW, RecentValues
+from paceline.server.metrics.recent import MAX_VALUES, VALUES_WINDOW, RecentValues
 
 
 def test_percentiles_are_values_that_were_seen() -> None:
@@ -14,7 +14,7 @@ def test_without_values_there_are_none() -> None:
     assert RecentValues().percentiles((0.5,), now=0.0) is None
 
 
-@pytest.mark.parametrize(("later", "left"), [(WINDOW - 1.0, (7.0,)), (WINDOW, None)])
+@pytest.mark.parametrize(("later", "left"), [(VALUES_WINDOW - 1.0, (7.0,)), (VALUES_WINDOW, None)])
 def test_what_is_past_the_window_is_forgotten(later: float, left: tuple[float, ...] | None) -> None:
     values = RecentValues()
     values.add(7.0, now=10.0)
@@ -23,6 +23,6 @@ def test_what_is_past_the_window_is_forgotten(later: float, left: tuple[float, .
 
 def test_memory_is_bounded() -> None:
     values = RecentValues()
-    for value in range(LIMIT + 10):
+    for value in range(MAX_VALUES + 10):
         values.add(float(value), now=0.0)
-    assert values.percentiles((0.0, 1.0), now=0.0) == (10.0, LIMIT + 9.0)
+    assert values.percentiles((0.0, 1.0), now=0.0) == (10.0, MAX_VALUES + 9.0)

@@ -14,17 +14,16 @@ from itertools import accumulate
 from typing import Any
 
 from paceline.speculation.depth.acceptance import expected_tokens
-from paceline.speculation.depth.additive import AdditiveDepth
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import (
     Candidate,
     DepthPolicy,
-    Drafting,
+    DraftingObservation,
     RoundObservation,
     StepObservation,
     method_of,
 )
-from paceline.speculation.depth.threshold import ThresholdDepth
+from paceline.speculation.depth.simple_rules import AdditiveDepth, ThresholdDepth
 
 MS = 1e-3
 LIMIT = 63
@@ -124,17 +123,17 @@ class Totals:
 
 def decided(policy: DepthPolicy, batch: list[Candidate]) -> list[int]:
     """As an engine asks."""
-    return [0] * len(batch) if policy.rests(len(batch)) else policy.decide(batch)
+    return [0] * len(batch) if policy.skip_step(len(batch)) else policy.decide(batch)
 
 
 class Simulation:
     """Steps a policy through a world; `alpha`, `batch` and the tokens that every sequence has, its `context`, may be changed on
-    the way. With a `tree`, drafts are its first nodes and `alpha` is not used; with `seats`, which says how many a batch of so
+    the way. With a `tree`, drafts are its first nodes and `alpha` is not used; with `slots`, which says how many a batch of so
     many is given, passes are padded and as large for all as for the largest."""
 
     context = 0
-    seats: Callable[[int], int] | None = None
-    tells_seats = True
+    slots: Callable[[int], int] | None = None
+    reports_slots = True
 
     def __init__(
         self,
@@ -167,33 +166,35 @@ class Simulation:
 
     def take(
         self,
-        asked: list[int],
+        requested: list[int],
         totals: Totals,
         world: World,
         is_timed: bool = True,
         ids: list[int] | None = None,
         read: tuple[int, float] = (0, 0.0),
     ) -> None:
-        drafted = [depth if self._random.random() < world.delivery else 0 for depth in asked]
-        method, deepest = method_of(self.category), max(asked)
-        room = self.seats(len(asked)) if self.seats else len(asked)
-        rows = room * (1 + max(drafted)) if self.seats else room + sum(drafted)
+        drafted = [depth if self._random.random() < world.delivery else 0 for depth in requested]
+        method, deepest = method_of(self.category), max(requested)
+        slots = self.slots(len(requested)) if self.slots else len(requested)
+        rows = slots * (1 + max(drafted)) if self.slots else slots + sum(drafted)
         tokens = sum(self.expected(depth) for depth in drafted)
-        context = len(asked) * self.context
+        context = len(requested) * self.context
         reading = world.per_token * context
         totals.tokens += tokens
         totals.seconds += world.seconds(rows, deepest) + reading
-        totals.plain_seconds += tokens / len(asked) * (self.world.seconds(room, 0) + reading)
+        totals.plain_seconds += tokens / len(requested) * (self.world.seconds(slots, 0) + reading)
         totals.steps += 1
         totals.drafting_steps += deepest > 0
-        who = ids or range(len(asked))
-        rounds = tuple(self._round(*which) for which in zip(who, drafted, asked, strict=True))
-        drafting = (Drafting(method, deepest, self._noisy(world.drafting(deepest)), *read),) if deepest else ()
-        is_padded = self.seats is not None and self.tells_seats
+        who = ids or range(len(requested))
+        rounds = tuple(self._round(*which) for which in zip(who, drafted, requested, strict=True))
+        drafting = (
+            (DraftingObservation(method, deepest, self._noisy(world.drafting(deepest)), *read),) if deepest else ()
+        )
+        is_padded = self.slots is not None and self.reports_slots
         self.policy.observe(
             StepObservation(
-                batch=len(asked),
-                rows=rows if is_padded else len(asked) + sum(drafted),
+                batch=len(requested),
+                rows=rows if is_padded else len(requested) + sum(drafted),
                 prefill_rows=0,
                 drafting=drafting,
                 verify_seconds=self._noisy(world.rows_seconds(rows) + reading),
@@ -201,19 +202,19 @@ class Simulation:
                 rounds=rounds,
                 is_timed=is_timed,
                 context=context,
-                seats=room if is_padded else None,
+                slots=slots if is_padded else None,
             )
         )
 
     def expected(self, depth: int) -> float:
         return self.tree.expected(depth) if self.tree else expected_tokens([self.alpha] * depth, depth)
 
-    def _round(self, sequence_id: int, drafted: int, asked: int) -> RoundObservation:
+    def _round(self, sequence_id: int, drafted: int, requested: int) -> RoundObservation:
         if self.tree is None or drafted == 0:
-            return RoundObservation(sequence_id, self.category, drafted, self._accepted(drafted), asked)
+            return RoundObservation(sequence_id, self.category, drafted, self._accepted(drafted), requested)
         path = self.tree.walk(drafted, self._random)
         levels = max(self.tree.levels[:drafted])
-        return RoundObservation(sequence_id, self.category, levels, len(path), asked, drafted, path)
+        return RoundObservation(sequence_id, self.category, levels, len(path), requested, drafted, path)
 
     def _accepted(self, drafted: int) -> int:
         for i in range(drafted):
@@ -227,7 +228,7 @@ class Simulation:
 
 class AheadSimulation(Simulation):
     """Steps are launched one ahead of what was seen. A draft reads along with two plain steps; one that missed a step is
-    first caught up by a step of the slow world `host`, and so is a batch of which few draft: there the decision is asked
+    first caught up by a step of the slow world `host`, and so is a batch of which few draft: there the decision is requested
     for once more."""
 
     def __init__(self, policy: DepthPolicy, world: World, host: World, *, tells: bool = True, **rest: Any) -> None:
@@ -237,20 +238,20 @@ class AheadSimulation(Simulation):
         self._is_current, self._num_plain = False, 0
 
     def step(self, totals: Totals) -> None:
-        asked = self.depths = self.decide()
-        is_for_few = 2 * sum(asked) < max(asked) * len(asked) and max(asked) > 1
-        if any(asked) and (not self._is_current or is_for_few):
+        requested = self.depths = self.decide()
+        is_for_few = 2 * sum(requested) < max(requested) * len(requested) and max(requested) > 1
+        if any(requested) and (not self._is_current or is_for_few):
             while self._flights:
                 self.take(self._flights.popleft(), totals, self.world)
-            asked = self.depths = self.decide()
-            self.take(asked, totals, self.host, is_timed=not self._tells)
-            self._is_current, self._num_plain = any(asked), 0
+            requested = self.depths = self.decide()
+            self.take(requested, totals, self.host, is_timed=not self._tells)
+            self._is_current, self._num_plain = any(requested), 0
             return
-        self._num_plain = 0 if any(asked) else self._num_plain + 1
+        self._num_plain = 0 if any(requested) else self._num_plain + 1
         self._is_current = self._is_current and self._num_plain <= 2
-        if self._is_current and not any(asked):
+        if self._is_current and not any(requested):
             totals.seconds += self.world.drafting(1)
-        self._flights.append(asked)
+        self._flights.append(requested)
         if len(self._flights) > 1:
             self.take(self._flights.popleft(), totals, self.world)
 
@@ -273,13 +274,17 @@ class VisitorSimulation(Simulation):
         sizes = [self._prompt + int(made) for made in self._made]
         left = [max(1, self._tokens - int(made)) for made in self._made]
         facts = zip(self._ids, sizes, left, strict=True)
-        asked = self.depths = decided(self.policy, [Candidate(i, self.category, LIMIT, *rest) for i, *rest in facts])
-        late = [i for i, depth in enumerate(asked) if depth and self._ids[i] not in self._readers]
-        self._readers.update(self._ids[i] for i in late)
-        read = sum(sizes[i] for i in late)
+        requested = self.depths = decided(
+            self.policy, [Candidate(i, self.category, LIMIT, *rest) for i, *rest in facts]
+        )
+        unprofitable = [i for i, depth in enumerate(requested) if depth and self._ids[i] not in self._readers]
+        self._readers.update(self._ids[i] for i in unprofitable)
+        read = sum(sizes[i] for i in unprofitable)
         totals.seconds += read * self._reading
-        self.take(asked, totals, self.world, is_timed=not late, ids=self._ids, read=(read, read * self._reading))
-        self._made = [made + self.expected(depth) for made, depth in zip(self._made, asked, strict=True)]
+        self.take(
+            requested, totals, self.world, is_timed=not unprofitable, ids=self._ids, read=(read, read * self._reading)
+        )
+        self._made = [made + self.expected(depth) for made, depth in zip(self._made, requested, strict=True)]
         for i, made in enumerate(self._made):
             if made >= self._tokens:
                 self._ids[i], self._made[i], self._next = self._next, 0.0, self._next + 1

@@ -93,7 +93,7 @@ def test_loosened_evidence_gives_way_to_a_probe() -> None:
     for acceptance in (firm, loose):
         for _ in range(300):
             acceptance.observe("chat", 1, 0)
-    loose.loosen("chat")
+    loose.discount("chat")
     assert loose.alphas("chat") == firm.alphas("chat")
     for acceptance in (firm, loose):
         for _ in range(8):
@@ -105,7 +105,7 @@ def test_loosened_evidence_gives_way_to_a_probe() -> None:
 def test_an_empty_answer_is_no_rejection() -> None:
     acceptance = Acceptance(2)
     for _ in range(300):
-        acceptance.observe("chat", drafted=0, accepted=0, asked=4)
+        acceptance.observe("chat", drafted=0, accepted=0, requested=4)
     assert acceptance.alphas("chat")[0] == pytest.approx(0.7)
     assert acceptance.delivery("chat") < 0.05
     assert acceptance.delivery("code") == 1.0
@@ -196,7 +196,7 @@ def test_a_trees_old_rounds_are_forgotten_and_give_way_to_a_probe() -> None:
         for _ in range(300):
             acceptance.observe("chat", 1, 0, 4, 4, ())
     assert firm.survival("chat")[0] < 0.03
-    loose.loosen("chat")
+    loose.discount("chat")
     for acceptance in (firm, loose):
         for _ in range(8):
             acceptance.observe("chat", 1, 1, 1, 1, (0,))

@@ -7,10 +7,9 @@ from operator import mul
 import pytest
 
 from paceline.speculation.depth.allocation import Value, allocate
-from paceline.speculation.depth.curve import Curve
-from paceline.speculation.depth.draft_time import Line
+from paceline.speculation.depth.draft_time import LinearCost
 from paceline.speculation.depth.policy import Candidate, method_of
-from paceline.speculation.depth.step_time import Costs
+from paceline.speculation.depth.step_time import Costs, Curve
 
 
 def rate(batch: list[Candidate], depths: tuple[int, ...], values: dict[str, Value], costs: Costs) -> float:
@@ -36,7 +35,7 @@ def test_finds_the_best_of_all_allocations(seed: int) -> None:
     }
     seconds = list(accumulate(dice.choice((0.0, 0.1, 1.0)) for _ in range(6)))
     points = [(rows, 5.0 + extra, 1.0) for rows, extra in zip((1, 6, 8, 11, 15, 20), seconds, strict=True)]
-    costs = Costs(Curve(points), 1.0, 0.0, 0.0, {"one": Line(dice.uniform(0, 1), dice.uniform(0, 0.5))})
+    costs = Costs(Curve(points), 1.0, 0.0, 0.0, {"one": LinearCost(dice.uniform(0, 1), dice.uniform(0, 0.5))})
     found = allocate(batch, values, costs)
     options = [d for d in product(*(range(candidate.max_depth + 1) for candidate in batch)) if any(d)]
     if not options:
@@ -51,7 +50,7 @@ def test_finds_the_best_of_all_allocations(seed: int) -> None:
 def test_fills_the_rows_that_cost_nothing_and_no_more() -> None:
     """64 sequences, free up to 96 rows, dear beyond: 32 sequences get one draft."""
     batch = [Candidate(i, "chat", 8) for i in range(64)]
-    costs = Costs(Curve([(1, 10.0, 1), (96, 10.0, 1), (192, 40.0, 1)]), 1.0, 0.0, 0.0, {"chat": Line(0.1, 0.1)})
+    costs = Costs(Curve([(1, 10.0, 1), (96, 10.0, 1), (192, 40.0, 1)]), 1.0, 0.0, 0.0, {"chat": LinearCost(0.1, 0.1)})
     found = allocate(batch, {"chat": Value((0.8, 0.64, 0.5))}, costs)
     assert found is not None
     assert found.depths == [1] * 32 + [0] * 32
@@ -59,7 +58,7 @@ def test_fills_the_rows_that_cost_nothing_and_no_more() -> None:
 
 def test_rare_answers_are_worth_less() -> None:
     batch = [Candidate(0, "chat", 4)]
-    costs = Costs(Curve([(1, 10.0, 1)]), 1.0, 0.0, 1.0, {"chat": Line(0.0, 0.0)})
+    costs = Costs(Curve([(1, 10.0, 1)]), 1.0, 0.0, 1.0, {"chat": LinearCost(0.0, 0.0)})
     often = allocate(batch, {"chat": Value((0.8, 0.64))}, costs)
     rarely = allocate(batch, {"chat": Value((0.8, 0.64), delivery=0.05)}, costs)
     assert often is not None
@@ -82,7 +81,7 @@ def test_several_methods_each_pay_their_own_way(seed: int) -> None:
         name: Value(tuple(accumulate((dice.uniform(0.4, 1.0) for _ in range(4)), mul)))
         for name in dict.fromkeys(candidate.category for candidate in batch)
     }
-    lines = {name: Line(dice.uniform(0, 2), dice.uniform(0, 0.5)) for name in ("one", "two")}
+    lines = {name: LinearCost(dice.uniform(0, 2), dice.uniform(0, 0.5)) for name in ("one", "two")}
     costs = Costs(Curve([(1, 5.0, 1.0), (10, 5.0, 1.0), (25, 8.0, 1.0)]), 1.0, 0.0, 0.2, lines)
     found = allocate(batch, values, costs)
     options = [d for d in product(*(range(candidate.max_depth + 1) for candidate in batch)) if any(d)]
@@ -94,7 +93,7 @@ def test_several_methods_each_pay_their_own_way(seed: int) -> None:
 
 def test_what_every_pass_reads_makes_rows_cheap_beside_it() -> None:
     batch, values = [Candidate(0, "chat", 8)], {"chat": Value(tuple(0.8**k for k in range(1, 9)))}
-    curve, lines = Curve([(1, 1.0, 1), (9, 9.0, 1)]), {"chat": Line(0.0, 0.5)}
+    curve, lines = Curve([(1, 1.0, 1), (9, 9.0, 1)]), {"chat": LinearCost(0.0, 0.5)}
     found = [allocate(batch, values, Costs(curve, 1.0, context, 0.0, lines)) for context in (0.0, 50.0)]
     assert [plan is not None and plan.depths for plan in found] == [[1], [8]]
 
@@ -103,7 +102,7 @@ def test_a_dear_method_is_not_asked_beside_a_cheap_one() -> None:
     batch = [Candidate(0, "ngram/chat", 4), Candidate(1, "eagle/chat", 4)]
     values = {"ngram/chat": Value((0.8, 0.6)), "eagle/chat": Value((0.8, 0.6))}
     curve = Curve([(1, 10.0, 1)])
-    cheap, dear = Line(0.1, 0.0), Line(9.0, 0.5)
+    cheap, dear = LinearCost(0.1, 0.0), LinearCost(9.0, 0.5)
     found = allocate(batch, values, Costs(curve, 1.0, 0.0, 0.0, {"ngram": cheap, "eagle": dear}))
     both = allocate(batch, values, Costs(curve, 1.0, 0.0, 0.0, {"ngram": cheap, "eagle": cheap}))
     assert found is not None
@@ -117,7 +116,9 @@ def test_a_tree_is_filled_as_far_as_its_rows_are_worth() -> None:
     chances = tuple(0.5 / (1 + r) for r in range(31))
     batch = [Candidate(0, "eagle/chat", 31)]
     for per_row, least, most in ((0.0, 31, 31), (0.2, 6, 20), (2.0, 1, 3)):
-        costs = Costs(Curve([(1, 10.0, 1), (64, 10.0 + 63 * per_row, 1)]), 1.0, 0.0, 0.0, {"eagle": Line(1.0, 0.0)})
+        costs = Costs(
+            Curve([(1, 10.0, 1), (64, 10.0 + 63 * per_row, 1)]), 1.0, 0.0, 0.0, {"eagle": LinearCost(1.0, 0.0)}
+        )
         found = allocate(batch, {"eagle/chat": Value(chances)}, costs)
         assert found is not None
         assert least <= found.depths[0] <= most

@@ -1,14 +1,14 @@
 """Plain steps among those that draft."""
 
-from paceline.speculation.depth.baseline import EVERY, FIRST, MISSED, Baselines
+from paceline.speculation.depth.baseline import EVERY, FIRST, MAX_MISSED, Baselines
 
 
 def due(baselines: Baselines, batch: int, steps: int) -> list[int]:
     """Of so many steps that would draft, those that are plain instead. Each is seen before the next."""
     taken = []
     for step in range(1, steps + 1):
-        if baselines.replaces(batch, would_draft=True):
-            baselines.saw(batch, is_timed=True, is_loss=False)
+        if baselines.is_due(batch, would_draft=True):
+            baselines.observe_plain(batch, is_timed=True, is_loss=False)
             taken.append(step)
     return taken
 
@@ -29,47 +29,47 @@ def test_each_scale_of_a_batch_has_its_own() -> None:
 
 def test_a_plain_step_serves_as_one() -> None:
     baselines = Baselines()
-    baselines.saw(1, is_timed=True, is_loss=False)
+    baselines.observe_plain(1, is_timed=True, is_loss=False)
     assert due(baselines, 1, FIRST) == []
-    assert baselines.drafted(1) == FIRST
-    baselines.saw(1, is_timed=True, is_loss=False)
-    assert baselines.drafted(1) == 0
+    assert baselines.num_drafted(1) == FIRST
+    baselines.observe_plain(1, is_timed=True, is_loss=False)
+    assert baselines.num_drafted(1) == 0
     assert due(baselines, 1, FIRST) == []
 
 
 def test_one_by_which_drafting_loses_is_repeated_at_once() -> None:
     baselines = Baselines()
     assert due(baselines, 1, 3) == [1]
-    baselines.saw(1, is_timed=True, is_loss=True)
+    baselines.observe_plain(1, is_timed=True, is_loss=True)
     assert due(baselines, 1, FIRST) == [1]
 
 
 def test_one_that_told_no_time_is_taken_again_but_not_for_ever() -> None:
     baselines, taken = Baselines(), 0
-    while baselines.replaces(1, would_draft=True):
-        baselines.saw(1, is_timed=False, is_loss=False)
+    while baselines.is_due(1, would_draft=True):
+        baselines.observe_plain(1, is_timed=False, is_loss=False)
         taken += 1
-    assert taken == 1 + MISSED
+    assert taken == 1 + MAX_MISSED
 
 
 def test_who_did_not_draft_before_waits_for_it() -> None:
     """Steps may be decided on before it was seen."""
     baselines = Baselines()
-    assert all(baselines.replaces(8, would_draft=True) for _ in range(3))
-    baselines.saw(8, is_timed=True, is_loss=False)
-    steps = [baselines.replaces(8, would_draft=True) for _ in range(FIRST + 3)]
+    assert all(baselines.is_due(8, would_draft=True) for _ in range(3))
+    baselines.observe_plain(8, is_timed=True, is_loss=False)
+    steps = [baselines.is_due(8, would_draft=True) for _ in range(FIRST + 3)]
     assert steps == [*[False] * FIRST, True, False, False]  # now they do: what comes after it goes on
 
 
 def test_those_that_few_drafted_for_are_beginners_too() -> None:
     baselines = Baselines()
     due(baselines, 4, 3)
-    assert all(baselines.replaces(256, would_draft=True) for _ in range(3))
+    assert all(baselines.is_due(256, would_draft=True) for _ in range(3))
 
 
 def test_a_step_that_would_not_draft_ends_what_was_under_way() -> None:
     baselines = Baselines()
     due(baselines, 8, 3)
-    assert not baselines.replaces(8, would_draft=False)
-    baselines.saw(8, is_timed=True, is_loss=True)
-    assert all(baselines.replaces(8, would_draft=True) for _ in range(3))
+    assert not baselines.is_due(8, would_draft=False)
+    baselines.observe_plain(8, is_timed=True, is_loss=True)
+    assert all(baselines.is_due(8, would_draft=True) for _ in range(3))

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from paceline.speculation.depth.drift import AFTER, BEFORE, KEPT, UNIT, Change, DriftTest
+from paceline.speculation.depth.drift import KEPT, MIN_AFTER, MIN_BEFORE, UNIT, Change, DriftTest
 from tests.speculation.drift_simulator import FIRST, KINDS, Traffic
 
 
@@ -78,8 +78,8 @@ def units(test: DriftTest, rates: Sequence[float], first: int, rounds: int = 20)
 
 def test_few_requests_prove_nothing() -> None:
     test = DriftTest()
-    assert units(test, [0.9] * (BEFORE - 1), 0) == []
-    assert units(test, [0.1] * (AFTER - 1), 100) == []
+    assert units(test, [0.9] * (MIN_BEFORE - 1), 0) == []
+    assert units(test, [0.1] * (MIN_AFTER - 1), 100) == []
 
 
 def test_units_that_agree_are_no_proof_of_a_small_change() -> None:

@@ -4,30 +4,30 @@ from typing import Any
 
 import pytest
 
-from paceline.speculation.depth.entry import Entry
-from paceline.speculation.depth.policy import Drafting, RoundObservation, StepObservation
+from paceline.speculation.depth.policy import DraftingObservation, RoundObservation, StepObservation
+from paceline.speculation.depth.start_costs import SwitchOnCost
 
 PLAIN, USUAL = 0.010, 0.012
 
 
-def step(asked: int = 0, seconds: float = USUAL, behind: int = 0, **told: Any) -> StepObservation:
-    """`asked` sequences of eight draft one token, but for those whose draft is still `behind`."""
+def step(requested: int = 0, seconds: float = USUAL, behind: int = 0, **told: Any) -> StepObservation:
+    """`requested` sequences of eight draft one token, but for those whose draft is still `behind`."""
     return StepObservation(
         **{
             "batch": 8,
-            "rows": 8 + asked,
+            "rows": 8 + requested,
             "prefill_rows": 0,
-            "drafting": (Drafting("draft", 1, seconds - PLAIN),) if asked else (),
+            "drafting": (DraftingObservation("draft", 1, seconds - PLAIN),) if requested else (),
             "verify_seconds": PLAIN,
             "network_seconds": 0.0,
-            "rounds": tuple(RoundObservation(i, "draft/chat", int(i >= behind), 0, 1) for i in range(asked)),
+            "rounds": tuple(RoundObservation(i, "draft/chat", int(i >= behind), 0, 1) for i in range(requested)),
             **told,
         }
     )
 
 
-def begun(*steps: StepObservation) -> Entry:
-    entry = Entry()
+def begun(*steps: StepObservation) -> SwitchOnCost:
+    entry = SwitchOnCost()
     for one in steps:
         entry.observe(one, USUAL)
     return entry
@@ -39,7 +39,7 @@ def caught_up(seconds: float) -> list[StepObservation]:
 
 
 def test_costs_nothing_that_anybody_knows_of_at_first() -> None:
-    assert Entry().seconds(8) == 0.0
+    assert SwitchOnCost().seconds(8) == 0.0
 
 
 def test_every_step_until_the_draft_is_up_to_date_counts() -> None:
@@ -85,6 +85,6 @@ def test_steps_with_prompts_tell_nothing() -> None:
 
 
 def test_where_no_cost_is_known_nothing_is_learned() -> None:
-    entry = Entry()
+    entry = SwitchOnCost()
     entry.observe(step(8, 0.9), None)
     assert entry.seconds(8) == 0.0

@@ -5,9 +5,9 @@ from statistics import mean
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.speculation.depth.even_rounds import EvenRounds
-from paceline.speculation.depth.goodput import REST, GoodputDepth
-from paceline.speculation.depth.policy import Candidate, Drafting, RoundObservation, StepObservation
+from paceline.speculation.depth.goodput import SKIPPED_STEPS, GoodputDepth
+from paceline.speculation.depth.padded_batch import PaddedBatch
+from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 from tests.speculation.depth.simulator import (
     MS,
     AheadSimulation,
@@ -70,8 +70,8 @@ def test_probes_back_off_while_they_confirm_a_loss() -> None:
     simulation = Simulation(calibrated(World(draft=8 * MS)), World(draft=8 * MS), 0.05)
     early = simulation.run(2000).drafting_steps
     simulation.run(2000)
-    late = simulation.run(4000).drafting_steps / 2
-    assert 0 < late < 0.7 * early
+    unprofitable = simulation.run(4000).drafting_steps / 2
+    assert 0 < unprofitable < 0.7 * early
 
 
 @pytest.mark.parametrize(("before", "after", "limit"), [(0.2, 0.9, 4000), (0.9, 0.2, 400)])
@@ -108,7 +108,7 @@ def test_each_category_gets_what_it_is_worth() -> None:
     batch = [Candidate(0, "code", 8), Candidate(1, "poetry", 8), Candidate(2, "code", 2), Candidate(3, "code", 0)]
     for i in range(300):
         rounds = (RoundObservation(0, "code", 6, 6 if i % 2 else 4), RoundObservation(1, "poetry", 2, 0))
-        drafting = (Drafting("code", 6, 6 * MS), Drafting("poetry", 2, 2 * MS))
+        drafting = (DraftingObservation("code", 6, 6 * MS), DraftingObservation("poetry", 2, 2 * MS))
         policy.observe(StepObservation(4, 12, 0, drafting, 15 * MS, 0.0, rounds))
     assert policy.decide(batch) == [0] * 4  # no plain step of this size was timed yet
     policy.observe(StepObservation(4, 4, 0, (), 15 * MS, 0.0, ()))
@@ -127,7 +127,9 @@ def test_an_unseen_category_is_probed_while_another_drafts() -> None:
         probes += i >= 500 and depths[1] > 0
         rounds = (RoundObservation(0, "code", depths[0], depths[0]), RoundObservation(1, "poetry", depths[1], 0))
         drafting = tuple(
-            Drafting(c.category, depth, 2 * MS * depth) for c, depth in zip(batch, depths, strict=True) if depth
+            DraftingObservation(c.category, depth, 2 * MS * depth)
+            for c, depth in zip(batch, depths, strict=True)
+            if depth
         )
         policy.observe(StepObservation(2, 2 + sum(depths), 0, drafting, 15 * MS, 0.0, rounds))
     assert 1 <= probes <= 10
@@ -226,7 +228,7 @@ def misled(world: World) -> GoodputDepth:
 
 
 BUSY = World(lambda rows: max(4.0, 0.039 * rows) * MS, draft=1 * MS, network=0.0)
-"""Drafting for 256 loses 9%, but would gain 13% if the warm-up of one that was misled were right."""
+"""DraftingObservation for 256 loses 9%, but would gain 13% if the warm-up of one that was misled were right."""
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -267,7 +269,7 @@ def declined(batch: int) -> GoodputDepth:
     policy, world = calibrated(World(draft=40 * MS)), World(draft=40 * MS)
     simulation = Simulation(policy, world, alpha=0.05, batch=batch)
     simulation.run(600)
-    while policy.rests(batch):
+    while policy.skip_step(batch):
         pass
     while any(policy.decide([Candidate(i, simulation.category, 8) for i in range(batch)])):
         simulation.run(1)
@@ -276,35 +278,35 @@ def declined(batch: int) -> GoodputDepth:
 
 def test_a_decision_against_drafting_stands_for_a_while() -> None:
     policy = declined(16)
-    assert [policy.rests(size) for size in (16, 15, 17, 14, 18, 16, 16, 16, 16)] == [True] * REST + [False]
+    assert [policy.skip_step(size) for size in (16, 15, 17, 14, 18, 16, 16, 16, 16)] == [True] * SKIPPED_STEPS + [False]
 
 
 @pytest.mark.parametrize("size", [1, 13, 19, 64])
 def test_but_not_for_another_batch(size: int) -> None:
-    assert not declined(16).rests(size)
+    assert not declined(16).skip_step(size)
 
 
 def test_nor_once_somebody_was_drafted_for() -> None:
     policy = declined(16)
     simulation = Simulation(policy, World(draft=40 * MS), batch=16)
     simulation.take([1] * 16, Totals(), simulation.world)
-    assert not policy.rests(16)
+    assert not policy.skip_step(16)
 
 
 def test_it_rests_again_when_those_who_were_to_be_probed_are_gone() -> None:
     policy, batch = GoodputDepth(), [Candidate(0, "chat", 8)]
     simulation = Simulation(policy, World(draft=40 * MS), alpha=0.05)
     simulation.run(500)
-    while policy.rests(1) or not any(policy.decide(batch)):
+    while policy.skip_step(1) or not any(policy.decide(batch)):
         simulation.take([0], Totals(), simulation.world)
     others = [Candidate(1, "chat", 0)]  # it may not be drafted for
     rested = 0
     for _ in range(20):
-        if policy.rests(1):
+        if policy.skip_step(1):
             rested += 1
         else:
             assert policy.decide(others) == [0]
-    assert rested == REST
+    assert rested == SKIPPED_STEPS
 
 
 def test_nor_while_a_probe_is_waited_for() -> None:
@@ -312,9 +314,9 @@ def test_nor_while_a_probe_is_waited_for() -> None:
     simulation = Simulation(policy, World(draft=40 * MS), alpha=0.05)
     probes = 0
     for _ in range(2000):
-        if not policy.rests(1) and any(policy.decide(batch)):
+        if not policy.skip_step(1) and any(policy.decide(batch)):
             probes += 1
-            assert not policy.rests(1)  # asked again before a step was taken, it gives the same answer
+            assert not policy.skip_step(1)  # requested again before a step was taken, it gives the same answer
             depths = policy.decide(batch)
             assert any(depths)
             simulation.take(depths, Totals(), simulation.world)
@@ -333,9 +335,9 @@ class Beside(Simulation):
         self.num_probes += depths[1] > 0
         return depths
 
-    def _round(self, sequence_id: int, drafted: int, asked: int) -> RoundObservation:
+    def _round(self, sequence_id: int, drafted: int, requested: int) -> RoundObservation:
         self.category, self.alpha = (("draft/code", 0.97), ("draft/chat", 0.02))[sequence_id]
-        return super()._round(sequence_id, drafted, asked)
+        return super()._round(sequence_id, drafted, requested)
 
 
 def test_a_probe_does_not_pay_for_what_others_draft() -> None:
@@ -413,14 +415,19 @@ def test_those_that_draft_go_on_beside_those_that_are_left() -> None:
     depths: list[list[int]] = []
     for step in range(400):
         batch = [Candidate(0, "chat", 8, 5000, 256), Candidate(1 + step // 4, "chat", 8, 5000, 4)]
-        asked = policy.decide(batch)
-        depths.append(asked)
-        read = 5000 * sum(depth > 0 for depth in asked[1:] if step % 4 == 0) + 5000 * (step == 0)
+        requested = policy.decide(batch)
+        depths.append(requested)
+        read = 5000 * sum(depth > 0 for depth in requested[1:] if step % 4 == 0) + 5000 * (step == 0)
         rounds = tuple(
-            RoundObservation(c.sequence_id, "chat", depth, depth, depth) for c, depth in zip(batch, asked, strict=True)
+            RoundObservation(c.sequence_id, "chat", depth, depth, depth)
+            for c, depth in zip(batch, requested, strict=True)
         )
-        drafting = (Drafting("chat", max(asked), world.drafting(max(asked)), read, read * 2e-5),) if any(asked) else ()
-        rows = len(batch) + sum(asked)
+        drafting = (
+            (DraftingObservation("chat", max(requested), world.drafting(max(requested)), read, read * 2e-5),)
+            if any(requested)
+            else ()
+        )
+        rows = len(batch) + sum(requested)
         policy.observe(StepObservation(2, rows, 0, drafting, gpu(rows), 0.0, rounds))
     assert all(first > 0 for first, _ in depths[300:320])
     assert all(second == 0 for _, second in depths[300:320])
@@ -432,11 +439,15 @@ def test_where_few_would_draft_nobody_does() -> None:
     policy = calibrated(world)
     old = [Candidate(i, "chat", 8, 5000, 256) for i in range(16)]
     for step in range(300):
-        asked = policy.decide(old)
-        rounds = tuple(RoundObservation(i, "chat", depth, depth, depth) for i, depth in enumerate(asked))
+        requested = policy.decide(old)
+        rounds = tuple(RoundObservation(i, "chat", depth, depth, depth) for i, depth in enumerate(requested))
         read = (80_000, 1.6) if step == 0 else (0, 0.0)
-        drafting = (Drafting("chat", max(asked), world.drafting(max(asked)), *read),) if any(asked) else ()
-        rows = 16 + sum(asked)
+        drafting = (
+            (DraftingObservation("chat", max(requested), world.drafting(max(requested)), *read),)
+            if any(requested)
+            else ()
+        )
+        rows = 16 + sum(requested)
         policy.observe(StepObservation(16, rows, 0, drafting, gpu(rows), 0.0, rounds))
 
     def with_new(count: int) -> list[int]:
@@ -456,11 +467,11 @@ def padded(rows: float) -> float:
     return (5.0 + 0.016 * max(0.0, rows - 128)) * MS
 
 
-def dwindling(policy: GoodputDepth, alpha: float, *, tells_seats: bool = True) -> float:
+def dwindling(policy: GoodputDepth, alpha: float, *, reports_slots: bool = True) -> float:
     """Speed over plain decoding where a batch empties on its seats, again and again, as a share of the best."""
     world, totals, best = World(padded, draft=0.8 * MS, network=0.0), Totals(), 0.0
     simulation = Simulation(policy, world, alpha)
-    simulation.seats, simulation.tells_seats = lambda batch: 128, tells_seats
+    simulation.slots, simulation.reports_slots = lambda batch: 128, reports_slots
     for turn in range(20):
         for simulation.batch in (128, 120, 110, 100, 90, 80, 70):
             done = simulation.run(10)
@@ -474,13 +485,13 @@ def dwindling(policy: GoodputDepth, alpha: float, *, tells_seats: bool = True) -
 @pytest.mark.parametrize("alpha", [0.6, 0.8, 0.9])
 def test_rounds_as_large_for_all_as_for_the_largest(alpha: float) -> None:
     policy = calibrated(World(padded))
-    policy.run_ahead(EvenRounds(frozenset({"chat"}), lambda batch: 128, lambda depth: depth))
+    policy.run_ahead(PaddedBatch(frozenset({"chat"}), lambda batch: 128, lambda depth: depth))
     assert dwindling(policy, alpha) > 0.97
 
 
 def test_taken_for_passes_of_what_is_in_them_they_would_not_be_worth_it() -> None:
     """The simulator can fail the test above."""
-    assert dwindling(calibrated(World(padded)), 0.9, tells_seats=False) < 0.95
+    assert dwindling(calibrated(World(padded)), 0.9, reports_slots=False) < 0.95
 
 
 def test_who_is_late_is_taken_along_where_there_is_room() -> None:
@@ -490,16 +501,20 @@ def test_who_is_late_is_taken_along_where_there_is_room() -> None:
 
     def last_depth(policy: GoodputDepth) -> int:
         for step in range(200):
-            asked = policy.decide(batch[:15])
-            rounds = tuple(RoundObservation(i, "chat", depth, depth, depth) for i, depth in enumerate(asked))
+            requested = policy.decide(batch[:15])
+            rounds = tuple(RoundObservation(i, "chat", depth, depth, depth) for i, depth in enumerate(requested))
             read = (7500, 7500 * 1e-6) if step == 0 else (0, 0.0)
-            drafting = (Drafting("chat", max(asked), world.drafting(max(asked)), *read),) if any(asked) else ()
-            rows = 15 + sum(asked)
+            drafting = (
+                (DraftingObservation("chat", max(requested), world.drafting(max(requested)), *read),)
+                if any(requested)
+                else ()
+            )
+            rows = 15 + sum(requested)
             policy.observe(StepObservation(15, rows, 0, drafting, gpu(rows), 0.0, rounds))
         return max(policy.decide(batch)[-1] for _ in range(3))
 
     ahead = calibrated(world)
-    ahead.run_ahead(EvenRounds(frozenset({"chat"}), lambda count: count, lambda depth: depth))
+    ahead.run_ahead(PaddedBatch(frozenset({"chat"}), lambda count: count, lambda depth: depth))
     assert last_depth(calibrated(world)) == 0
     assert last_depth(ahead) > 0
 

@@ -3,12 +3,10 @@
 import pytest
 
 from paceline.speculation.depth.acceptance import Acceptance
-from paceline.speculation.depth.additive import AdditiveDepth
-from paceline.speculation.depth.fixed import FixedDepth
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate, RoundObservation, StepObservation
 from paceline.speculation.depth.probing import Probing
-from paceline.speculation.depth.threshold import ThresholdDepth
+from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, ThresholdDepth
 
 
 def step(*rounds: tuple[str, int, int]) -> StepObservation:
@@ -19,21 +17,21 @@ def step(*rounds: tuple[str, int, int]) -> StepObservation:
 def test_acceptance_is_the_new_level_at_every_position_and_soon_follows_what_is_seen() -> None:
     acceptance = Acceptance(4)
     for _ in range(500):
-        acceptance.observe("a", 4, 4, asked=4)
-        acceptance.observe("b", 4, 4, asked=4)
+        acceptance.observe("a", 4, 4, requested=4)
+        acceptance.observe("b", 4, 4, requested=4)
     acceptance.restart("a", 0.3)
     assert acceptance.alphas("a") == pytest.approx((0.3,) * 4)
     assert acceptance.survival("a") == pytest.approx((0.3, 0.09, 0.027, 0.0081))
     assert acceptance.alphas("b")[0] > 0.95
     for _ in range(16):
-        acceptance.observe("a", 4, 4, asked=4)
+        acceptance.observe("a", 4, 4, requested=4)
     assert acceptance.alphas("a")[0] > 0.7
 
 
 def test_how_often_there_are_drafts_is_not_forgotten() -> None:
     acceptance = Acceptance(4)
     for i in range(400):
-        acceptance.observe("a", 4 if i % 4 == 0 else 0, 0, asked=4)
+        acceptance.observe("a", 4 if i % 4 == 0 else 0, 0, requested=4)
     before = acceptance.delivery("a")
     acceptance.restart("a", 0.9)
     assert acceptance.delivery("a") == pytest.approx(before)
@@ -44,10 +42,10 @@ def test_a_category_that_was_hardly_ever_probed_is_due_at_once() -> None:
     probing.pick({"a": 0.0})  # it is known from here on
     for _ in range(6):
         for _ in range(2000):
-            probing.tick(())
+            probing.begin_step(())
         assert probing.pick({"a": 0.0}) == "a"
-        probing.result("a", 4, 0, 0.0)
-    probing.tick(())
+        probing.observe("a", 4, 0, 0.0)
+    probing.begin_step(())
     assert probing.pick({"a": 0.0}) is None
     probing.restart("a")
     assert probing.pick({"a": 0.0}) == "a"

@@ -6,10 +6,9 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.speculation.depth.curve import Curve
 from paceline.speculation.depth.draft_time import DraftTime
-from paceline.speculation.depth.policy import Drafting, StepObservation
-from paceline.speculation.depth.step_time import FORGET_STEPS, StepTime
+from paceline.speculation.depth.policy import DraftingObservation, StepObservation
+from paceline.speculation.depth.step_time import FORGET_STEPS, Curve, StepTime
 
 
 def step(
@@ -23,7 +22,7 @@ def step(
     method: str = "chat",
     is_timed: bool = True,
 ) -> StepObservation:
-    drafting = (Drafting(method, depth, draft),) if depth else ()
+    drafting = (DraftingObservation(method, depth, draft),) if depth else ()
     return StepObservation(batch, rows, prefill, drafting, verify, network, (), is_timed)
 
 
@@ -69,12 +68,12 @@ def test_draft_time_is_proportional_until_a_second_depth_is_seen() -> None:
 def test_a_draft_that_sat_idle_is_learned_only_when_quicker() -> None:
     draft = DraftTime()
     draft.add(1, 1, 2.0)
-    draft.idle()
+    draft.skip_idle()
     draft.add(1, 1, 8.0)
     assert draft.line(1) == pytest.approx((0.0, 2.0))
     draft.add(1, 1, 8.0)
     assert (draft.line(1) or (0.0, 0.0))[1] > 3.0
-    draft.idle()
+    draft.skip_idle()
     draft.add(1, 1, 0.1)
     assert (draft.line(1) or (0.0, 0.0))[1] < 4.0
 
@@ -91,9 +90,9 @@ def test_a_first_draft_that_took_an_age_is_forgotten_with_the_next() -> None:
 def test_a_deep_draft_as_quick_as_a_shallow_one_is_learned_beside_it() -> None:
     draft = DraftTime()
     draft.add(1, 1, 4.0)
-    assert not draft.knows_slope(1)
+    assert not draft.has_slope(1)
     draft.add(1, 8, 4.0)
-    assert draft.knows_slope(1)
+    assert draft.has_slope(1)
     assert draft.line(1) == pytest.approx((4.0, 0.0), abs=0.2)
 
 
@@ -126,8 +125,8 @@ def test_a_step_that_is_not_typical_teaches_no_seconds() -> None:
 def test_a_draft_caught_up_by_such_a_step_is_not_idle() -> None:
     draft = DraftTime()
     draft.add(1, 1, 2.0)
-    draft.idle()
-    draft.caught_up()
+    draft.skip_idle()
+    draft.skip_untimed()
     draft.add(1, 1, 8.0)
     assert (draft.line(1) or (0.0, 0.0))[1] > 3.0
 

@@ -72,11 +72,11 @@ def test_the_better_lookup_is_found() -> None:
 
 def test_a_lookup_that_is_not_used_is_judged_all_the_same() -> None:
     clock = VirtualClock()
-    late = guesser(lambda at: 3 if at > 200 else 0)
-    proposer = CombinedProposer({"steady": guesser(lambda at: 1), "late": late}, {}, clock)
+    unprofitable = guesser(lambda at: 3 if at > 200 else 0)
+    proposer = CombinedProposer({"steady": guesser(lambda at: 1), "unprofitable": unprofitable}, {}, clock)
     used = play(proposer, clock, 200)
     assert set(used[20:90]) == {"steady"}
-    assert set(used[-20:]) == {"late"}
+    assert set(used[-20:]) == {"unprofitable"}
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.004, "model"), (0.050, "lookup")])

@@ -15,7 +15,7 @@ TEXT = [(7 * i * i + 3) % 9973 for i in range(400)]
 
 
 def picks(ids: Sequence[int], found: Draft) -> list[int]:
-    """Of a target that knows what stands where, whatever was guessed before."""
+    """Of a target that knows what is_pending where, whatever was guessed before."""
     return [TEXT[len(ids)], *(TEXT[len(ids) + level] for level in depths(found.parents))]
 
 

@@ -15,9 +15,9 @@ def progress(ids: Sequence[int], depth: int, sequence_id: int = 0, salt: str = "
 
 
 def draft(proposer: SuffixProposer, *args: object, **options: object) -> Draft:
-    asked = progress(*args, **options)  # type: ignore[arg-type]
-    proposer.observe([asked])
-    return proposer.collect([asked.sequence_id], 0.0).split().get(asked.sequence_id, Draft())
+    requested = progress(*args, **options)  # type: ignore[arg-type]
+    proposer.observe([requested])
+    return proposer.collect([requested.sequence_id], 0.0).split().get(requested.sequence_id, Draft())
 
 
 def test_copies_from_the_text_so_far() -> None:
@@ -38,18 +38,18 @@ def test_an_answer_drafts_for_the_next_request_of_the_same_salt_only() -> None:
     proposer = SuffixProposer()
     draft(proposer, [1, 2, 3, *PASSAGE], 4, sequence_id=1, salt="ours", num_prompt=3)
     proposer.close([1])
-    asked = [7, 8, *PASSAGE[:8]]
-    assert draft(proposer, asked, 4, sequence_id=2, salt="ours", num_prompt=2).tokens == tuple(PASSAGE[8:12])
-    assert len(draft(proposer, asked, 4, sequence_id=3, salt="theirs", num_prompt=2)) == 0
-    assert len(draft(proposer, asked, 4, sequence_id=4, num_prompt=2)) == 0
+    requested = [7, 8, *PASSAGE[:8]]
+    assert draft(proposer, requested, 4, sequence_id=2, salt="ours", num_prompt=2).tokens == tuple(PASSAGE[8:12])
+    assert len(draft(proposer, requested, 4, sequence_id=3, salt="theirs", num_prompt=2)) == 0
+    assert len(draft(proposer, requested, 4, sequence_id=4, num_prompt=2)) == 0
 
 
 def test_rejection_sampling_draws_on_its_own_text_alone() -> None:
-    """The same seed asked before would have met the same noise."""
+    """The same seed requested before would have met the same noise."""
     proposer = SuffixProposer()
     draft(proposer, [1, 2, 3, *PASSAGE], 4, sequence_id=1)
     proposer.close([1])
-    asked = progress([7, 8, *PASSAGE[:8]], 4, sequence_id=2)
+    requested = progress([7, 8, *PASSAGE[:8]], 4, sequence_id=2)
     own = progress([*PASSAGE, 99, *PASSAGE[:8]], 4, sequence_id=3)
     for verification, temperature, others in (
         ("rejection", 1.0, False),
@@ -57,7 +57,7 @@ def test_rejection_sampling_draws_on_its_own_text_alone() -> None:
         ("coupled", 1.0, True),
     ):
         sampling = SamplingParams(temperature=temperature)
-        both = [replace(one, sampling=sampling, verification=verification) for one in (asked, own)]  # type: ignore[arg-type]
+        both = [replace(one, sampling=sampling, verification=verification) for one in (requested, own)]  # type: ignore[arg-type]
         proposer.observe(both)
         drafts = proposer.collect([2, 3], 0.0).split()
         assert (2 in drafts) == others

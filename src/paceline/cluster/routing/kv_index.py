@@ -147,7 +147,7 @@ class KvIndex:
             worker.blocks[tier][key], parent = tuple(nodes), nodes[-1]
 
     def _is_free(self, worker: _Worker, key: Hashable, own: Sequence[int], holders: int) -> bool:
-        """Whether the key is new, or stands for the same chain. A second key for a chain would outlive the nodes of the first."""
+        """Whether the key is new or has the same chain. A second key of a chain would outlive the nodes of the first."""
         nodes = tuple(map(self._tree.find, own))
         for blocks in worker.blocks:
             if key in blocks:

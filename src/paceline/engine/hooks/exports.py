@@ -1,4 +1,4 @@
-"""Prompts that this engine computes for another: what is ready of them, layer by layer while the pass still runs."""
+"""Export of KV blocks of prompts that this engine computes for another worker, layer by layer during the forward pass."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,14 +20,14 @@ from paceline.speculation.drafts import Draft
 
 
 class Sink(Protocol):
-    """Hears what is ready. Called on the engine's thread, in the middle of a pass: hand it over and return."""
+    """Receives what is ready. Called on the engine's thread during a forward pass: it must return at once."""
 
     def blocks(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
-        """`layer` of these blocks, the sequence's first ones, is what it will stay, once the device has come to `ready`."""
+        """`layer` of these blocks, the first of the sequence, is final once the device has reached `ready`."""
         ...
 
     def states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:
-        """By layer [n, D]: of the tokens from `start` on."""
+        """Hidden states by layer, [n, D], of the tokens from `start` on."""
         ...
 
 
@@ -36,42 +36,42 @@ class _Export:
     plan: HandoffPlan
     sink: Sink
     held: list[int] = field(default_factory=list)
-    """The sequence's first blocks, full, and kept until `end`: a pass reads them, and so may whoever hands them over."""
-    told: int = 0
-    """Blocks that the sink has heard of in all layers."""
-    told_states: int = 0
-    """Tokens up to where it has heard of states; after a preemption some are computed again."""
+    """First blocks of the sequence, full; held until `end`, because passes and the sink read them."""
+    num_reported: int = 0
+    """Blocks reported to the sink in all layers."""
+    num_reported_states: int = 0
+    """Tokens whose states were reported. After a preemption some of them are computed again."""
 
 
 class Exports(StepHook):
-    """Watches the passes of an engine. Its thread alone calls it, but for `begin` and `end` by way of `EngineLoop.call`."""
+    """Reports blocks and hidden states of exported requests. Called by the engine's thread only; see `EngineLoop.call`."""
 
     def __init__(self, runner: ModelRunner, tables: BlockTables) -> None:
         self._runner = runner
         self._tables = tables
         self._exports: dict[str, _Export] = {}
-        self._now: list[tuple[_Export, Scheduled]] = []
-        """Those of the pass under way."""
+        self._current: list[tuple[_Export, Scheduled]] = []
+        """Exports in the current pass."""
 
     def begin(self, request_id: str, plan: HandoffPlan, sink: Sink) -> None:
-        """Before the request is added to the engine."""
+        """Export a request. Call it before the request is added to the engine."""
         self._exports[request_id] = _Export(plan, sink)
 
-    def give(self, request_id: str, plan: HandoffPlan, sink: Sink, ids: Sequence[int], salt: str) -> bool:
-        """Tell `sink` of what is cached of `ids`, and compute nothing. False: it is not all there."""
+    def export_cached(self, request_id: str, plan: HandoffPlan, sink: Sink, ids: Sequence[int], salt: str) -> bool:
+        """Report the cached blocks of `ids` to `sink` without computing anything. False if some are not cached."""
         blocks = self._tables.pool.find(chain_keys(ids, salt))
         if len(blocks) < plan.end:
             return False
         held = blocks[: plan.end]
         self._tables.pool.hold(held)
         self._exports[request_id] = _Export(plan, sink, held)
-        ready = self._stamp()
+        ready = self._record_event()
         for layer in range(plan.layout.num_layers):
             sink.blocks(layer, tuple(held), ready)
         return True
 
     def end(self, request_id: str) -> None:
-        """Nobody reads its blocks any more."""
+        """Release the blocks of a request. Nothing may read them any more."""
         export = self._exports.pop(request_id, None)
         if export is not None:
             self._tables.pool.release(export.held)
@@ -86,52 +86,52 @@ class Exports(StepHook):
         """Hold the blocks that the pass will fill, and report each layer of them as soon as it is computed."""
         if not self._exports:
             return None
-        self._now = [
+        self._current = [
             (export, item)
             for item in schedule.items
             if (export := self._exports.get(item.sequence.request_id)) is not None
         ]
-        for export, item in self._now:
+        for export, item in self._current:
             full = (item.sequence.num_computed + item.num_tokens) // BLOCK_SIZE
             fresh = self._tables.blocks(item.sequence.id)[len(export.held) : min(full, export.plan.end)]
             self._tables.pool.hold(fresh)
             export.held.extend(fresh)
-        return self._after_layer if self._now else None
+        return self._after_layer if self._current else None
 
     def after_pass(self, schedule: Schedule, drafts: Mapping[int, Draft], output: ForwardOutput) -> None:
         """Report the hidden states of the pass."""
-        if not self._now:
+        if not self._current:
             return
         first_rows, row = {}, 0
         for item in schedule.items:
             first_rows[item.sequence.id] = row
             row += item.num_tokens + len(drafts.get(item.sequence.id, ()))
-        for export, item in self._now:
-            export.told = len(export.held)
-            self._tell_states(export, item, first_rows[item.sequence.id], output)
-        self._now = []
+        for export, item in self._current:
+            export.num_reported = len(export.held)
+            self._report_states(export, item, first_rows[item.sequence.id], output)
+        self._current = []
 
     def _after_layer(self, layer: int) -> None:
-        ready = self._stamp()
-        for export, _ in self._now:
-            if len(export.held) > export.told:
+        ready = self._record_event()
+        for export, _ in self._current:
+            if len(export.held) > export.num_reported:
                 export.sink.blocks(layer, tuple(export.held), ready)
 
     @torch.inference_mode()
-    def _tell_states(self, export: _Export, item: Scheduled, row: int, output: ForwardOutput) -> None:
+    def _report_states(self, export: _Export, item: Scheduled, row: int, output: ForwardOutput) -> None:
         if not export.plan.state_layers:
             return
         start = item.sequence.num_computed
-        first = max(start, export.plan.first_state, export.told_states)
+        first = max(start, export.plan.first_state, export.num_reported_states)
         last = min(start + item.num_tokens, export.plan.num_tokens)
         if first < last:
             part = slice(row + first - start, row + last - start)
-            # A copy: a pass may reuse the memory of its outputs
+            # A copy: the next pass may reuse the memory of its outputs
             states = {layer: output.inner[layer][part].clone() for layer in export.plan.state_layers}
-            export.sink.states(first, states, self._stamp())
-            export.told_states = last
+            export.sink.states(first, states, self._record_event())
+            export.num_reported_states = last
 
-    def _stamp(self) -> StreamEvent:
-        stamp = StreamEvent(self._runner.device)
-        stamp.record()
-        return stamp
+    def _record_event(self) -> StreamEvent:
+        event = StreamEvent(self._runner.device)
+        event.record()
+        return event

@@ -1,5 +1,4 @@
-"""What is handed over of a prompt, cut into parts that both sides know without asking: blocks by segment and layer, and the
-hidden states that a draft needs."""
+"""The parts of a hand-off, which both workers derive alike: blocks by segment and layer, and hidden states for a draft."""
 
 from dataclasses import dataclass
 
@@ -8,23 +7,23 @@ from paceline.models.kv_blocks import layer_bytes
 from paceline.models.runner import ModelRunner
 
 SEGMENT_BLOCKS = 8
-"""Blocks of a part, at least: what is smaller costs more in messages than it saves in waiting."""
+"""Minimum blocks of a part. Smaller parts cost more in messages than they save in waiting."""
 MAX_PARTS = 8192
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """How one worker keeps keys, values and hidden states: those of another mean the same if their layouts are equal."""
+    """Memory layout of keys, values and hidden states. Two workers can exchange blocks if their layouts are equal."""
 
     num_layers: int
     layer_bytes: int
-    """Of one block in one layer."""
+    """Bytes of one block in one layer."""
     state_bytes: int
-    """Of one token's hidden state."""
+    """Bytes of one token's hidden state."""
     kv_dtype: str
     dtype: str
     weights: str = ""
-    """Of which model: see `ModelRunner.identity`."""
+    """Identity of the weights: see `ModelRunner.identity`."""
 
     @staticmethod
     def of(runner: ModelRunner) -> "CacheLayout":
@@ -40,7 +39,7 @@ class CacheLayout:
 
     @property
     def name(self) -> str:
-        """Differs where anything does."""
+        """A string that is equal only for equal layouts."""
         return f"{self.num_layers}x{self.layer_bytes}/{self.kv_dtype}/{self.state_bytes}/{self.dtype}/{self.weights}"
 
 
@@ -76,24 +75,26 @@ class HandoffPlan:
 
     def __post_init__(self) -> None:
         if not 0 <= self.first < self.end:
-            raise ValueError(f"blocks {self.first} to {self.end} are none")
+            raise ValueError(f"invalid block range: {self.first} to {self.end}")
         layers = set(self.state_layers)
         if len(layers) < len(self.state_layers) or not layers <= set(range(self.layout.num_layers + 1)):
-            raise ValueError(f"there are no states after layers {self.state_layers}, each once")
+            raise ValueError(
+                f"invalid state layers {self.state_layers}: use distinct layers up to {self.layout.num_layers}"
+            )
 
     @property
     def num_tokens(self) -> int:
-        """Up to the end."""
+        """Tokens up to the end of the last block."""
         return self.end * BLOCK_SIZE
 
     @property
     def first_state(self) -> int:
-        """Token from which on states are handed over; `num_tokens` if none are."""
+        """First token whose states are sent; `num_tokens` if none are."""
         rows = self.state_rows if self.state_layers else 0
         return max(self.first * BLOCK_SIZE, self.num_tokens - rows)
 
     def parts(self) -> list[Part]:
-        """In the order in which they become ready: by segment, then by layer; a segment's states last."""
+        """Parts in the order in which they become ready: by segment, then by layer; the states of a segment last."""
         parts: list[Part] = []
         step = self._segment_blocks
         for start in range(self.first, self.end, step):
@@ -105,7 +106,7 @@ class HandoffPlan:
         return parts
 
     def size(self, part: Part) -> int:
-        """In bytes."""
+        """Bytes of a part."""
         if isinstance(part, BlockPart):
             return (part.stop - part.start) * self.layout.layer_bytes
         return len(self.state_layers) * (part.stop - part.start) * self.layout.state_bytes

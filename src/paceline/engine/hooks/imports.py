@@ -1,4 +1,4 @@
-"""Prompts that were computed elsewhere, on their way into this engine's cache."""
+"""Import of KV blocks that another worker computed into this engine's cache."""
 
 import itertools
 from collections.abc import Sequence
@@ -21,38 +21,37 @@ from paceline.speculation.proposer import Hidden
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
-    """Blocks that are reserved for a prompt and not yet anybody's. `write` may be called on any one thread, while the engine
-    computes: nobody else looks at these blocks."""
+class PromptImport:
+    """Blocks reserved for one prompt. One thread may `write` while the engine computes: no sequence uses them yet."""
 
     request_id: str
     ids: Sequence[int]
     plan: HandoffPlan
     blocks: tuple[int, ...]
-    """Of the whole prefix, those that were here before included."""
+    """Blocks of the whole prefix, including those that were cached here."""
     table: int
     runner: ModelRunner
     fence: StreamEvent
-    """What the device may still write to these blocks, for whoever had them before, lies before it."""
+    """Event after all work of the device that may still write to these blocks for their former owner."""
     num_cached: int
-    """Tokens that were here before."""
+    """Tokens that were cached here before."""
     states: list[Hidden] = field(default_factory=list)
-    """On the host: they go to the device on the stream of those who will read them."""
+    """Hidden states on the host. The engine copies them to the device on the stream that reads them."""
     _stream: "torch.cuda.Stream | None" = None
 
     def write(self, part: Part, data: Bytes) -> None:
-        """Returns when the bytes are where they belong; those of hidden states are kept, and must stay as they are."""
+        """Write one part; return when it is in the cache. Hidden states keep a reference to `data`, which must not change."""
         if self.runner.device.type != "cuda":
-            self._put(part, data)
+            self._write(part, data)
             return
         if self._stream is None:
             self.fence.wait()
             self._stream = torch.cuda.Stream(self.runner.device)
         with torch.cuda.device(self.runner.device), torch.cuda.stream(self._stream):
-            self._put(part, data)
+            self._write(part, data)
             self._stream.synchronize()
 
-    def _put(self, part: Part, data: Bytes) -> None:
+    def _write(self, part: Part, data: Bytes) -> None:
         if isinstance(part, BlockPart):
             write_layer(self.runner, part.layer, self.blocks[part.start : part.stop], data)
             return
@@ -62,10 +61,9 @@ class Arrival:
 
 
 class Imports(StepHook):
-    """Reserves blocks for what is to arrive, and publishes them once it has. The engine's thread alone calls it.
+    """Reserves blocks for prompts of other workers and publishes complete ones. Called by the engine's thread only.
 
-    What has arrived is a prefix hit like any other: the sequence is scheduled as if its prompt had been asked for before, and
-    computes what is left of it, its last token at least.
+    A published prompt is an ordinary prefix hit: the sequence computes the rest of its prompt, at least the last token.
     """
 
     def __init__(self, runner: ModelRunner, scheduler: Scheduler, speculator: Speculator, max_model_len: int) -> None:
@@ -73,34 +71,39 @@ class Imports(StepHook):
         self._scheduler = scheduler
         self._tables = scheduler.tables
         self._speculator = speculator
-        # One sequence of full length must always fit beside what is reserved: somebody can go on
-        self._most = self._tables.pool.num_blocks - blocks_for(max_model_len) - 1
+        # One sequence of full length must fit beside all reservations, so that the engine can always make progress
+        self._max_reserved = self._tables.pool.num_blocks - blocks_for(max_model_len) - 1
         self._numbers = itertools.count(1)
         self._reserved = 0
-        self._landed: dict[str, Arrival] = {}
-        """By request: complete, and held until its sequence has a seat."""
+        self._unscheduled: dict[str, PromptImport] = {}
+        """Published imports by request, held until the sequence is scheduled."""
 
     @cached_property
     def layout(self) -> CacheLayout:
         return CacheLayout.of(self._runner)
 
     def cached(self, ids: Sequence[int], salt: str) -> int:
-        """Tokens of the prompt that need not be computed, those in lower tiers included."""
+        """Tokens of the prompt that need not be computed, including those in lower tiers."""
         count, tiers = len(self._tables.find(ids, salt)[0]), self._scheduler.tiers
         return (count if tiers is None else count + tiers.below(ids, salt, count)) * BLOCK_SIZE
 
     def reserve(
         self, request_id: str, ids: Sequence[int], salt: str, state_layers: tuple[int, ...] = (), state_rows: int = 0
-    ) -> Arrival | None:
-        """Room for all full blocks of `ids` that are not here; None where there is none to spare, or nothing is missing."""
+    ) -> PromptImport | None:
+        """Reserve blocks for all full blocks of `ids` that are not cached. None if too few are free, or none is missing."""
         pool, end = self._tables.pool, (len(ids) - 1) // BLOCK_SIZE
         cached, _ = self._tables.find(ids, salt)
         missing = end - len(cached)
         needed = missing + pool.num_unheld(cached)
         spare = pool.num_free - 1 - len(self._scheduler.running)
-        if not self._tables.prefix_caching or missing <= 0 or needed > spare or self._reserved + end > self._most:
+        if (
+            not self._tables.prefix_caching
+            or missing <= 0
+            or needed > spare
+            or self._reserved + end > self._max_reserved
+        ):
             return None
-        table = -next(self._numbers)  # sequences count upwards from 0
+        table = -next(self._numbers)  # negative: the ids of sequences start at 0
         num_cached = self._tables.open(table, ids, salt)
         grown = self._tables.grow(table, end * BLOCK_SIZE)
         assert grown
@@ -109,34 +112,35 @@ class Imports(StepHook):
         fence.record()
         plan = HandoffPlan(self.layout, len(cached), end, state_layers, state_rows)
         blocks = tuple(self._tables.blocks(table))
-        return Arrival(request_id, ids, plan, blocks, table, self._runner, fence, num_cached)
+        return PromptImport(request_id, ids, plan, blocks, table, self._runner, fence, num_cached)
 
-    def land(self, arrival: Arrival, num_blocks: int) -> None:
-        """The first `num_blocks` blocks are complete, and can be hit from now on. They stay until `scheduled` or `request_cancelled`."""
-        self._tables.publish(arrival.table, arrival.ids, num_blocks * BLOCK_SIZE)
-        self._tables.shrink(arrival.table, num_blocks * BLOCK_SIZE)
-        self._landed[arrival.request_id] = arrival
+    def publish(self, incoming: PromptImport, num_blocks: int) -> None:
+        """Make the first `num_blocks` blocks a prefix hit; they must be complete. They are held until `scheduled` or
+        `request_cancelled`."""
+        self._tables.publish(incoming.table, incoming.ids, num_blocks * BLOCK_SIZE)
+        self._tables.shrink(incoming.table, num_blocks * BLOCK_SIZE)
+        self._unscheduled[incoming.request_id] = incoming
 
     def request_cancelled(self, request_id: str) -> None:
-        """The request will not be scheduled. What has landed stays cached as long as there is room."""
-        arrival = self._landed.pop(request_id, None)
-        if arrival is not None:
-            self.release(arrival)
+        """Release the blocks of a request that will not be scheduled. They stay cached until evicted."""
+        incoming = self._unscheduled.pop(request_id, None)
+        if incoming is not None:
+            self.release(incoming)
 
-    def release(self, arrival: Arrival) -> None:
-        """Nobody writes to it any more."""
-        self._tables.close(arrival.table)
-        self._reserved -= arrival.plan.end
+    def release(self, incoming: PromptImport) -> None:
+        """Release the reservation. No `write` may follow."""
+        self._tables.close(incoming.table)
+        self._reserved -= incoming.plan.end
 
     def scheduled(self, schedule: Schedule) -> None:
-        """Sequences in it that were waiting for an arrival hold its blocks now, and learn the hidden states that came along."""
-        if not self._landed:
+        """Release imports whose sequence is scheduled, and so holds the blocks itself, and pass on their hidden states."""
+        if not self._unscheduled:
             return
         for item in schedule.items:
-            arrival = self._landed.pop(item.sequence.request_id, None)
-            if arrival is not None:
-                self.release(arrival)
-                known = [hidden for hidden in arrival.states if hidden.end <= item.sequence.num_computed]
+            incoming = self._unscheduled.pop(item.sequence.request_id, None)
+            if incoming is not None:
+                self.release(incoming)
+                known = [hidden for hidden in incoming.states if hidden.end <= item.sequence.num_computed]
                 self._speculator.hand_over(item.sequence, [self._on_device(hidden) for hidden in known])
 
     def _on_device(self, hidden: Hidden) -> Hidden:

@@ -36,7 +36,7 @@ class TrafficClasses:
                 continue
             tally.round(round_.drafted, round_.accepted)
             self.breaker.record(round_.category, round_.drafted, round_.accepted, now, advantage)
-            change = self.drift.observe(round_.category, round_.sequence_id, round_.has_first)
+            change = self.drift.observe(round_.category, round_.sequence_id, round_.is_first_accepted)
             if change is not None:
                 changes.append(change)
         return self._noted(changes)

@@ -30,8 +30,8 @@ SHAPES = {
 
 @dataclass(frozen=True, slots=True)
 class Inflation:
-    """Parameters of an inflated model. `noise`, in standard deviations of each matrix, is added to the layers of the small model
-    and lowers the acceptance of its drafts. Noise depends on `seed` only; the other random weights depend on the device too."""
+    """Parameters of an inflated model. `noise`, in standard deviations of each matrix, changes the layers of the small model
+    and lowers the acceptance of its drafts. Noise depends on `seed` only; other random weights depend on the device too."""
 
     shape: str
     base: str = EMBEDDED

@@ -1,4 +1,4 @@
-"""May this draft ride in front of that target? Tokens must mean the same to both, and turns end alike."""
+"""Whether a draft fits a target: both must have the same vocabulary, special tokens, stop tokens and chat template."""
 
 import hashlib
 import json
@@ -14,14 +14,14 @@ if TYPE_CHECKING:  # a gateway computes fingerprints and has no torch
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """sha256 of each part that has to agree."""
+    """sha256 of each part of a tokenizer that target and draft must share."""
 
     vocabulary: str
     merges: str
     special_tokens: str
     stop_tokens: str
     chat_template: str | None
-    """None for a model without one: a base model is free to draft."""
+    """None for a base model, which fits any chat template."""
 
 
 def fingerprint(tokenizer: Tokenizer) -> Fingerprint:
@@ -35,26 +35,26 @@ def fingerprint(tokenizer: Tokenizer) -> Fingerprint:
 
 
 def check_compatible(target: Tokenizer, draft: Tokenizer) -> None:
-    """Raise `IncompatibleDraft`, with both checksums and the first difference, unless every part agrees.
+    """Raise `IncompatibleDraft`, with both checksums and the first difference, unless all parts are equal.
 
-    Embeddings of different sizes are fine: see `proposable_ids`.
+    Embeddings may differ in size: see `proposable_ids`.
     """
-    ours, theirs = fingerprint(target), fingerprint(draft)
+    target_parts, draft_parts = fingerprint(target), fingerprint(draft)
     for field in fields(Fingerprint):
-        one, other = getattr(ours, field.name), getattr(theirs, field.name)
-        if one == other or (field.name == "chat_template" and None in (one, other)):
+        expected, found = getattr(target_parts, field.name), getattr(draft_parts, field.name)
+        if expected == found or (field.name == "chat_template" and None in (expected, found)):
             continue
         part, why = field.name.replace("_", " "), _difference(field.name, target, draft)
         raise IncompatibleDraft(
-            f"target and draft differ in their {part}: {why} (sha256 of the target's {one}, of the draft's {other}); "
-            "choose a draft of the target's own family"
+            f"target and draft differ in their {part}: {why} (sha256 of the target's {expected}, of the draft's {found}); "
+            "choose a draft of the target's model family"
         )
 
 
 def proposable_ids(target: "ModelConfig", draft: "ModelConfig") -> range:
-    """Token ids a draft may propose: those that both embeddings have.
+    """Token ids that a draft may propose: those in both embeddings.
 
-    Rows beyond the tokenizer's own ids are padding; a target does not pick them, so proposing one only wastes a draft.
+    Rows beyond the tokenizer's ids are padding, which a target never samples.
     """
     return range(min(target.vocab_size, draft.vocab_size))
 
@@ -65,9 +65,10 @@ def _difference(part: str, target: Tokenizer, draft: Tokenizer) -> str:
         i = min(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
         return f"token {i} is {_quoted(ours.get(i))} in the target and {_quoted(theirs.get(i))} in the draft"
     if part == "merges":
-        one, other = _merges(target), _merges(draft)
-        i = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-        a, b = (" + ".join(m[i]) if i < len(m) else None for m in (one, other))
+        first, second = _merges(target), _merges(draft)
+        shorter = min(len(first), len(second))
+        i = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), shorter)
+        a, b = (" + ".join(m[i]) if i < len(m) else None for m in (first, second))
         return f"merge {i} is {_quoted(a)} in the target and {_quoted(b)} in the draft"
     if part == "special_tokens":
         i, token = min(set(_special(target)) ^ set(_special(draft)))

@@ -1,4 +1,4 @@
-"""A small Llama that was trained to follow its target, and borrows its embedding and head."""
+"""A distilled draft: a small Llama trained on its target's outputs, which uses its target's embedding and head."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,21 +14,23 @@ from paceline.models.loading.checkpoint import Weights
 
 
 class DistilledModel(DecoderModel):
-    """`DecoderModel` with the target's tables, a norm after the embedding, and logits over the target's vocabulary
-    whether or not its own is reduced."""
+    """`DecoderModel` with the target's embedding and head, and a norm after the embedding. Its logits cover the target's
+    vocabulary even if its own is reduced."""
 
     def __init__(self, config: Mapping[str, Any], weights: Weights, target: DecoderModel) -> None:
         width = int(config["hidden_size"])
         vocabulary = DraftVocabulary.of(target, weights, width)
         tables = embedding_for(target, width), vocabulary.head
-        super().__init__(_shape(config, target.config), _Named(weights), target.device, target.dtype, tables)
+        super().__init__(
+            _model_config(config, target.config), _RenamedWeights(weights), target.device, target.dtype, tables
+        )
         self.vocabulary = vocabulary
         self._table_bytes = vocabulary.nbytes + (0 if tables[0] is target.embedding else tables[0].nbytes)
         self.embed_norm = weights.vector("embed_norm.weight").to(target.device, target.dtype)
 
     @property
     def weight_bytes(self) -> int:
-        """Memory besides the target's own."""
+        """Bytes that are not shared with the target."""
         layers = (m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
         return sum(m.nbytes for m in layers) + self._table_bytes
 
@@ -43,8 +45,8 @@ class DistilledModel(DecoderModel):
         return self.vocabulary.expand_logits(logits)
 
 
-class _Named:
-    """The weights under the names `DecoderModel` asks for."""
+class _RenamedWeights:
+    """The weights under the names that `DecoderModel` expects."""
 
     def __init__(self, weights: Weights) -> None:
         self._weights = weights
@@ -59,7 +61,7 @@ class _Named:
         return self._weights.vector(name.removeprefix("model."))
 
 
-def _shape(config: Mapping[str, Any], target: ModelConfig) -> ModelConfig:
+def _model_config(config: Mapping[str, Any], target: ModelConfig) -> ModelConfig:
     return ModelConfig(
         architecture="llama",
         vocab_size=target.vocab_size,

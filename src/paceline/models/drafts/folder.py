@@ -1,7 +1,6 @@
-"""A folder with a trained draft in it: EAGLE head, Medusa heads or distilled model, in our layout or, for EAGLE-3, in the
-published `speculators` one.
+"""A folder with a trained draft: EAGLE head, Medusa heads or distilled model.
 
-A draft in our layout stores neither embedding nor head: it uses its target's.
+The layout is Paceline's, in which a draft has no embedding or head of its own, or for EAGLE-3 that of `speculators`.
 """
 
 import json
@@ -25,55 +24,57 @@ class DraftFolder:
     name: str
     kind: DraftKind
     config: Mapping[str, Any]
-    """config.json."""
+    """Contents of config.json."""
     weights: Weights
 
     @property
     def is_published(self) -> bool:
-        """In the `speculators` layout."""
+        """Whether the layout is that of `speculators`."""
         return "speculators_model_type" in self.config
 
     @property
     def hidden_size(self) -> int:
-        """Of the target it was made for; 0 if it does not say."""
+        """Hidden size of the target that the draft was trained for; 0 if unknown."""
         layer = self.config.get("transformer_layer_config") or {}
         sizes = (self.config.get("target_hidden_size"), self.config.get("hidden_size"), layer.get("hidden_size"))
         return int(next((size for size in sizes if size), 0))
 
     @property
-    def made_for(self) -> str:
+    def target_name(self) -> str:
+        """Name of the target that the draft was trained for."""
         return str((self.config.get("target") or {}).get("name", "another target"))
 
     def check_target(self, target: ModelConfig, tokenizer: Tokenizer | None) -> None:
-        """Raise `IncompatibleDraft` unless the draft was made for a target of this shape and vocabulary."""
+        """Raise `IncompatibleDraft` unless the draft was trained for a target of this shape and vocabulary."""
         layer = self.config.get("transformer_layer_config") or {}
         vocab = self.config.get("vocab_size") or layer.get("vocab_size")
         if not self.hidden_size:
-            raise UnsupportedModel(f"config.json of {self.name} does not say for which hidden size it was made")
-        for what, ours, theirs in (
+            raise UnsupportedModel(
+                f"config.json of {self.name} lacks hidden_size: add that of the target it was trained for"
+            )
+        for name, expected, found in (
             ("hidden size", target.hidden_size, self.hidden_size),
             ("vocabulary size", target.vocab_size, vocab),
         ):
-            # A published head may count its own, reduced vocabulary here
-            if ours != theirs and not (self.is_published and what == "vocabulary size"):
+            # A published head may list its reduced vocabulary here
+            if expected != found and not (self.is_published and name == "vocabulary size"):
                 raise IncompatibleDraft(
-                    f"{self.name} was made for a target of {what} {theirs}, and this one has {ours}: "
-                    "train one for it with `paceline train`"
+                    f"{self.name} was trained for a target of {name} {found}, and this target has {expected}: "
+                    "train a draft for it with `paceline train`"
                 )
-        made_for = self.config.get("target") or {}
-        checksum = made_for.get("vocabulary")
+        checksum = (self.config.get("target") or {}).get("vocabulary")
         if checksum is None or tokenizer is None:
             return
-        own = fingerprint(tokenizer).vocabulary
-        if checksum != own:
+        expected = fingerprint(tokenizer).vocabulary
+        if checksum != expected:
             raise IncompatibleDraft(
-                f"{self.name} was made for {self.made_for}, whose vocabulary differs from this "
-                f"target's (sha256 {checksum} and {own}): train one for it with `paceline train`"
+                f"{self.name} was trained for {self.target_name}, whose vocabulary differs from this "
+                f"target's (sha256 {checksum} and {expected}): train a draft for it with `paceline train`"
             )
 
 
 def open_draft_folder(folder: Path) -> DraftFolder | None:
-    """The draft in `folder`; None if it holds an ordinary model."""
+    """The draft in `folder`; None if it holds a whole model."""
     path = folder / "config.json"
     if not path.is_file():
         return None
@@ -84,8 +85,8 @@ def open_draft_folder(folder: Path) -> DraftFolder | None:
         return None
     if kind is None:
         if published != "eagle3":
-            raise UnsupportedModel(f"{folder} holds a speculator of type {published!r}; supported: eagle3")
+            raise UnsupportedModel(f"{folder} has a speculator of type {published!r}; supported: eagle3")
         kind = "eagle"
     if kind not in get_args(DraftKind):
-        raise UnsupportedModel(f"{folder} holds a draft of kind {kind!r}; supported: {', '.join(get_args(DraftKind))}")
+        raise UnsupportedModel(f"{folder} has a draft of kind {kind!r}; supported: {', '.join(get_args(DraftKind))}")
     return DraftFolder(folder.name, kind, config, FolderWeights(folder))

@@ -1,4 +1,4 @@
-"""The way in for trained drafts: a folder becomes a head, or a small model, on its target."""
+"""Loads trained drafts for a target."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from paceline.models.loading.load import LoadedModel, build_model, open_checkpoi
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedHead:
-    """A draft that works on the target's hidden states."""
+    """A draft that reads the target's hidden states."""
 
     name: str
     model: EagleModel | MedusaModel
@@ -31,7 +31,7 @@ class LoadedHead:
 
 
 def find_draft(name_or_path: str | Path) -> DraftFolder | None:
-    """The trained draft of this name; None if the name is an ordinary model's."""
+    """The trained draft with this name; None if the name is that of a whole model."""
     if str(name_or_path).startswith(PREFIX):
         return None
     path = find_model(name_or_path)
@@ -39,7 +39,7 @@ def find_draft(name_or_path: str | Path) -> DraftFolder | None:
 
 
 def load_tables(name_or_path: str | Path, device: torch.device, dtype: torch.dtype) -> LoadedModel:
-    """A target without its layers: what a distilled draft borrows of it."""
+    """A target without layers: the embedding and head that a distilled draft uses."""
     checkpoint = open_checkpoint(name_or_path, device, dtype)
     checkpoint = replace(checkpoint, config=replace(checkpoint.config, num_layers=0))
     model = build_model(checkpoint, device, dtype)
@@ -47,7 +47,7 @@ def load_tables(name_or_path: str | Path, device: torch.device, dtype: torch.dty
 
 
 def load_draft(folder: DraftFolder, target: LoadedModel) -> LoadedHead | LoadedModel:
-    """A head, or, for a distilled draft, a model like any other that uses its target's embedding and head."""
+    """A head; for a distilled draft, a model that uses its target's embedding and head."""
     with native.quiet_torch():
         width = inner_width(target.model, folder.hidden_size)
         folder.check_target(replace(target.config, hidden_size=width), target.tokenizer)

@@ -1,4 +1,4 @@
-"""Medusa: heads on the target's last hidden state, each guessing a token further on. One step, no cache."""
+"""Medusa: heads on the target's last hidden state. Head k predicts the token k positions further on; there is no cache."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -26,7 +26,7 @@ class MedusaModel:
         self.weight_bytes = sum(weight.nbytes for weight in self.weights) + self.vocabulary.nbytes
 
     def logits(self, last_hidden: Tensor) -> Tensor:
-        """[S, H, V'] float32 from the target's states after its final norm [S, D], or wider ones."""
+        """[S, H, V'] float32 from the target's states after its final norm, [S, D], or wider if the target is inflated."""
         rows, h = len(last_hidden), last_hidden[:, : self.hidden_size].contiguous()
         states = [h + silu(linear(h, weight, bias)) for weight, bias in zip(self.weights, self.biases, strict=True)]
         return self.vocabulary.logits(torch.cat(states)).unflatten(0, (self.num_heads, rows)).transpose(0, 1)

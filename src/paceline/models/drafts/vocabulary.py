@@ -46,8 +46,8 @@ class DraftVocabulary:
 
     @classmethod
     def of(cls, target: DecoderModel, weights: Weights, hidden_size: int) -> "DraftVocabulary":
-        """Vocabulary of a draft's checkpoint, which may have its own head. `d2t` [V'] holds the offset from each draft id to the
-        target's id."""
+        """Vocabulary of a draft's checkpoint, which may have its own head. `d2t` [V'] holds the offset of each draft id to
+        the target's id."""
         names, vocab_size = weights.names(), target.config.vocab_size
         ids = None
         if "d2t" in names:

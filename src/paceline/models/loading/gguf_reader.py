@@ -1,7 +1,7 @@
-"""The GGUF container: key-values and where the tensors lie, read in one pass over a memory map.
+"""Reads the header of a GGUF file: metadata, and type, shape and offset of each tensor. Imports without torch.
 
-The reference reader makes an array object of every token of the vocabulary and takes seconds for it; this one takes
-about a tenth of a second for 100,000 strings. Little-endian files of version 2 and 3.
+The reference reader creates an array object per token of the vocabulary, which takes seconds; this reader takes about a tenth
+of a second for 100,000 strings. It supports little-endian files of version 2 and 3.
 """
 
 import math
@@ -22,18 +22,18 @@ _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
     shape: tuple[int, ...]
-    """Rows first: [N, K]."""
+    """Shape, rows first: [N, K]."""
     type: int
     offset: int
-    """From the start of the file."""
+    """Offset from the start of the file."""
 
 
 class GGUFReader:
-    """`metadata` as plain Python values, `tensors` by name, `bytes_at` for their contents."""
+    """`metadata` has Python values, `tensors` maps names, `bytes_at` returns contents."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
-            # NOTE: copy-on-write, because torch warns about read-only memory; nothing writes to it.
+            # NOTE: copy-on-write, because torch warns about read-only memory. It is never written.
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         self._at = 0
         try:
@@ -44,7 +44,7 @@ class GGUFReader:
     def bytes_at(self, offset: int, count: int) -> np.ndarray:
         """[count] uint8, a view of the file."""
         if offset + count > len(self._map):
-            raise UnsupportedModel("the GGUF file is shorter than its header says: download it again")
+            raise UnsupportedModel("the GGUF file is shorter than its header states: download it again")
         return np.frombuffer(self._map, np.uint8, count, offset)
 
     def _read_header(self, path: Path) -> None:
@@ -89,7 +89,7 @@ class GGUFReader:
         return list(values)
 
     def _strings(self, count: int) -> list[str]:
-        """The hot loop: a vocabulary and its merges are some hundred thousand strings."""
+        """Hot loop: a vocabulary and its merges have several hundred thousand strings."""
         data, at, strings = self._map, self._at, []
         for _ in range(count):
             end = at + 8 + int.from_bytes(data[at : at + 8], "little")

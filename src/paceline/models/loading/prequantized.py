@@ -1,9 +1,9 @@
-"""8-bit weights as safetensors folders carry them: values beside a tensor of scales.
+"""8-bit weights in safetensors folders: values, and a tensor of scales.
 
     compressed-tensors    X.weight int8 or float8_e4m3fn, X.weight_scale of the tensor, of each output, or of 128 x 128 blocks
-    fp8                   X.weight float8_e4m3fn, X.weight_scale_inv of 128 x 128 blocks (it multiplies all the same)
+    fp8                   X.weight float8_e4m3fn, X.weight_scale_inv of 128 x 128 blocks (a factor, despite its name)
 
-Scales of activations that lie beside them are not needed: activations are not quantised here.
+Scales of activations are ignored: activations are not quantised.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 
 
 def check_scheme(config: Mapping[str, Any] | None) -> None:
-    """Raise for a `quantization_config` of config.json that these weights would not be read right with."""
+    """Raise `UnsupportedModel` for a `quantization_config` of config.json that is not supported."""
     if config is None:
         return
     method = config.get("quant_method")
@@ -46,17 +46,17 @@ def _check_group(weights: Mapping[str, Any]) -> None:
         _require(weights.get("block_structure") == _BLOCK, f"blocks of {weights.get('block_structure')}")
 
 
-def _require(good: bool, found: str) -> None:
-    if not good:
+def _require(is_supported: bool, found: str) -> None:
+    if not is_supported:
         raise UnsupportedModel(
             f"config.json has quantization_config with {found}: supported are 8-bit weights of fp8 (blocks of {_BLOCK}) and "
-            "compressed-tensors (scales of the tensor, of each output, or of such blocks); use the original weights, and "
-            "`quantization` to round them here"
+            "compressed-tensors (scales of the tensor, of each output, or of such blocks); use the original weights with "
+            "the option `quantization`"
         )
 
 
 def with_scales(name: str, values: Tensor, scale: Tensor) -> QuantizedWeight:
-    """values [N, K]; scale of the whole, [N] or [N, 1], or [ceil(N / 128), ceil(K / 128)]."""
+    """values [N, K]; scale of the whole matrix, [N] or [N, 1], or [ceil(N / 128), ceil(K / 128)]."""
     outputs, inputs = values.shape
     blocks = (-(-outputs // GROUP), -(-inputs // GROUP))
     scale = scale.float()

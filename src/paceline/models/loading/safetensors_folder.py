@@ -19,7 +19,7 @@ def open_folder(folder: Path) -> Checkpoint:
     path = folder / "config.json"
     if not path.is_file():
         raise UnsupportedModel(
-            f"{folder} has no config.json: give a folder as saved by `save_pretrained`, or a .gguf file"
+            f"{folder} has no config.json: give a folder saved by `save_pretrained`, or a .gguf file"
         )
     config = ModelConfig.from_hf(json.loads(path.read_text("utf-8")))
     return Checkpoint(folder.name, config, FolderWeights(folder), lambda: tokenizer_from_folder(folder))
@@ -41,12 +41,12 @@ class FolderWeights:
             self._shards = dict.fromkeys(self._file(single).keys(), single)
         else:
             raise UnsupportedModel(
-                f"{folder} has no model.safetensors; pickled weights are not read: save with `safe_serialization=True`"
+                f"{folder} has no model.safetensors, and pickled weights are not supported: save with `safe_serialization=True`"
             )
 
     @property
     def file_bytes(self) -> int:
-        """Of the files that hold weights; a folder may have others beside them, with the same weights in another layout."""
+        """Bytes of the files with these weights. A folder may have further files with the same weights in another layout."""
         return sum(path.stat().st_size for path in set(self._shards.values()))
 
     def names(self) -> frozenset[str]:
@@ -58,7 +58,7 @@ class FolderWeights:
             stem = name.removesuffix("weight")
             scale = next((stem + suffix for suffix in SCALES if stem + suffix in self._shards), None)
             if scale is None:
-                raise UnsupportedModel(f"{name} is {values.dtype} and has no {' or '.join(SCALES)} beside it")
+                raise UnsupportedModel(f"{name} is {values.dtype} and has no {' or '.join(SCALES)}")
             return with_scales(name, values, self._tensor(scale))
         if values.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UnsupportedModel(

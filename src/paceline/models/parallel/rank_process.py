@@ -1,4 +1,4 @@
-"""`python -m paceline.models.parallel.rank_process FD`: one rank of a model; the socket FD connects it to rank 0."""
+"""`python -m paceline.models.parallel.rank_process FD`: one rank of a model, connected to rank 0 by the socket FD."""
 
 import contextlib
 import signal
@@ -13,8 +13,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in i
 from paceline.kernels.cpu import native
 from paceline.models.loading.load import build_model, open_checkpoint
 from paceline.models.parallel.ranks import (
+    GROUP_TIMEOUT,
     HOST,
-    PATIENCE,
     Allocate,
     Failed,
     Forward,
@@ -31,14 +31,14 @@ from paceline.models.runners import early_exit
 
 
 def main(fd: int) -> int:
-    # Rank 0 decides when to end; a signal to the whole process group must not cut its last answers short.
+    # Rank 0 decides when to stop; a signal to the whole process group must not interrupt its last passes.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
     connection = Connection(fd)
     try:
         with native.quiet_torch():
             serve(connection)
-    except EOFError:  # rank 0 is done with us
+    except EOFError:  # rank 0 closed the connection
         return 0
     except Exception:
         with contextlib.suppress(OSError):
@@ -52,7 +52,7 @@ def main(fd: int) -> int:
 
 @torch.inference_mode()
 def serve(connection: Connection) -> None:
-    """Load this rank's share, then carry out orders until the connection ends."""
+    """Load this rank's share of the model, then execute commands until the connection closes."""
     start: Start = connection.recv()
     spec, device = start.spec, start.spec.device_of(start.rank)
     if device.type == "cuda":
@@ -62,21 +62,21 @@ def serve(connection: Connection) -> None:
     shard = Shard(start.rank, spec.size, all_reduce)
     model = build_model(open_checkpoint(spec.model, device, spec.dtype), device, spec.dtype, spec.quantization, shard)
     connection.send(Ready())
-    join_group(spec, start.rank, TCPStore(HOST, start.port, spec.size, is_master=False, timeout=PATIENCE))
-    runners: dict[int, ModelRunner] = {}  # by the number of layers they run
+    join_group(spec, start.rank, TCPStore(HOST, start.port, spec.size, is_master=False, timeout=GROUP_TIMEOUT))
+    runners: dict[int, ModelRunner] = {}  # number of layers -> runner
     whole = model.config.num_layers
     while True:
-        order = connection.recv()
-        if isinstance(order, Allocate):
-            runners = {whole: ModelRunner(model, order.num_blocks, order.kv_dtype)}
-        elif isinstance(order, Move):
-            runners[whole].move(order.sources, order.targets)
-        elif isinstance(order, Forward):
-            runner = runners.get(order.num_layers)
+        command = connection.recv()
+        if isinstance(command, Allocate):
+            runners = {whole: ModelRunner(model, command.num_blocks, command.kv_dtype)}
+        elif isinstance(command, Move):
+            runners[whole].move(command.sources, command.targets)
+        elif isinstance(command, Forward):
+            runner = runners.get(command.num_layers)
             if runner is None:
-                runner = runners[order.num_layers] = early_exit(runners[whole], order.num_layers)
-            rows = build_inputs(order.spans, device)
-            runner.model(rows.tokens, rows.positions, rows.layout, runner.cache)  # no logits: rank 0 has the head
+                runner = runners[command.num_layers] = early_exit(runners[whole], command.num_layers)
+            inputs = build_inputs(command.spans, device)
+            runner.model(inputs.tokens, inputs.positions, inputs.layout, runner.cache)  # rank 0 computes the logits
 
 
 if __name__ == "__main__":

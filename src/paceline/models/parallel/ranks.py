@@ -1,7 +1,7 @@
-"""The processes that share a model with this one, which is rank 0: started, told what to do, watched, ended.
+"""Processes of the other ranks of a tensor-parallel model. This process is rank 0.
 
-Rank 0 schedules and samples. It sends the inputs of each pass to the others over a socket each, and all compute it in step:
-tensors meet in the sums of `Shard.reduce` alone. A rank ends when its socket closes, so none outlives rank 0.
+Rank 0 schedules and samples. It sends the inputs of each pass to the other ranks, over one socket per rank, and all ranks
+compute the pass together. Only `Shard.reduce` exchanges tensors. A rank exits when its socket closes, so none outlives rank 0.
 """
 
 import contextlib
@@ -25,20 +25,20 @@ from paceline.kernels.quantized import Quantization
 from paceline.models.runner import Span
 
 HOST = "127.0.0.1"
-PATIENCE = timedelta(minutes=10)
-"""How long a rank waits for another inside a sum before it gives up."""
+GROUP_TIMEOUT = timedelta(minutes=10)
+"""Timeout of a collective operation."""
 GRACE_SECONDS = 5.0
-"""What a rank gets to end by itself."""
+"""Time for a rank to exit before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
-    """What every rank of a group loads."""
+    """Model that all ranks of a group load."""
 
     model: str
     size: int
     device: torch.device
-    """Of rank 0; GPUs of the others follow it."""
+    """Device of rank 0; the other ranks use the GPUs after it."""
     dtype: torch.dtype
     quantization: Quantization | None = None
 
@@ -57,12 +57,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A rank has its weights."""
+    """A rank has loaded its weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The last a rank says."""
+    """Last message of a rank that failed."""
 
     reason: str
 
@@ -77,7 +77,7 @@ class Allocate:
 class Forward:
     spans: tuple[Span, ...]
     num_layers: int
-    """All of the model's, or the first so many: an early exit."""
+    """Layers to run: all, or the first ones of an early exit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,17 +86,17 @@ class Move:
     targets: tuple[int, ...]
 
 
-Order = Allocate | Forward | Move
+Command = Allocate | Forward | Move
 
 
 def all_reduce(partial: Tensor) -> Tensor:
-    """The sum over all ranks, in place; every rank gets the same bits."""
+    """The sum over all ranks, in place; it is the same on every rank, to the bit."""
     dist.all_reduce(partial)
     return partial
 
 
 def join_group(spec: RankSpec, rank: int, store: Store) -> None:
-    """Blocks until all ranks are there."""
+    """Join the process group. Blocks until all ranks have joined."""
     device = spec.device_of(rank)
     is_gpu = device.type == "cuda"
     dist.init_process_group(
@@ -104,13 +104,13 @@ def join_group(spec: RankSpec, rank: int, store: Store) -> None:
         store=store,
         rank=rank,
         world_size=spec.size,
-        timeout=PATIENCE,
+        timeout=GROUP_TIMEOUT,
         device_id=device if is_gpu else None,
     )
 
 
 def share_cores(size: int) -> None:
-    """Ranks on one CPU must not run a thread on every core each."""
+    """Divide the cores among the ranks of one CPU."""
     native.set_num_threads(max(1, usable_cores() // size))
 
 
@@ -122,7 +122,7 @@ class _Member:
 
 
 class Ranks:
-    """The other ranks of a group. One group at a time can be in a process."""
+    """The other ranks of a group. A process can be in one group at a time."""
 
     def __init__(self, spec: RankSpec, members: Sequence[_Member], store: TCPStore) -> None:
         self._spec, self._members, self._store = spec, members, store
@@ -130,14 +130,16 @@ class Ranks:
 
     @classmethod
     def start(cls, spec: RankSpec) -> "Ranks":
-        """Start the processes; they load their weights while this one loads its own. `join` waits for them."""
+        """Start the processes. They load their weights in parallel with this process; `join` waits for them."""
         if dist.is_initialized():
-            raise InvalidConfig("this process already is part of a distributed group: close that engine first")
+            raise InvalidConfig("this process already belongs to a distributed group: close the other engine first")
         if spec.device.type == "cuda":
             have, last = torch.cuda.device_count(), spec.device_of(spec.size - 1)
             if last.index >= have:
-                raise InvalidConfig(f"tensor_parallel_size {spec.size} needs {last}, and there are {have} GPUs")
-        store = TCPStore(HOST, 0, spec.size, is_master=True, wait_for_workers=False, timeout=PATIENCE)
+                raise InvalidConfig(
+                    f"tensor_parallel_size {spec.size} needs {last}, and there are {have} GPUs: lower it"
+                )
+        store = TCPStore(HOST, 0, spec.size, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT)
         ranks = cls(spec, [_spawn(rank) for rank in range(1, spec.size)], store)
         try:
             for member in ranks._members:
@@ -155,31 +157,31 @@ class Ranks:
         return [member.process.pid for member in self._members]
 
     def join(self) -> None:
-        """Blocks until every rank has its weights and the group stands."""
+        """Block until every rank has loaded its weights and joined the group."""
         for member in self._members:
-            wait([member.connection])  # readable when it is closed, too
+            wait([member.connection])  # also returns when the connection is closed
             try:
                 answer = member.connection.recv()
             except (EOFError, OSError):
                 raise self._lost() from None
             if isinstance(answer, Failed):
                 raise RankLost(f"rank {member.rank} of {self._spec.size} could not start: {answer.reason}")
-        with self.watched():
+        with self.report_lost_ranks():
             join_group(self._spec, 0, self._store)
 
-    def tell(self, order: Order) -> None:
-        """Send `order` to all of them; they carry orders out one after the other."""
+    def send(self, command: Command) -> None:
+        """Send a command to all ranks, which execute commands in order."""
         try:
             for member in self._members:
                 if member.process.poll() is not None:
                     raise self._lost()
-                member.connection.send(order)
+                member.connection.send(command)
         except OSError:
             raise self._lost() from None
 
     @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """An error of a collective operation in here is told apart: somebody is gone, or it is a bug of ours."""
+    def report_lost_ranks(self) -> Iterator[None]:
+        """Raise `RankLost` for an error of a collective operation if a rank has exited; otherwise re-raise the error."""
         try:
             yield
         except RuntimeError as error:
@@ -188,7 +190,7 @@ class Ranks:
             raise self._lost() from error
 
     def close(self) -> None:
-        """End the ranks and leave the group. Safe to call twice."""
+        """Stop the ranks and leave the group. Can be called twice."""
         if self._closed:
             return
         self._closed = True
@@ -206,7 +208,7 @@ class Ranks:
             share_cores(1)
 
     def _first_dead(self, seconds: float) -> _Member | None:
-        """A rank that is gone; its end may come a moment after the connection broke."""
+        """A rank that has exited, possibly a moment after its connection broke; None if all still run after `seconds`."""
         for member in self._members:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 member.process.wait(seconds / len(self._members))
@@ -216,25 +218,25 @@ class Ranks:
     def _lost(self) -> RankLost:
         member = self._first_dead(GRACE_SECONDS)
         if member is None:
-            return RankLost(f"a rank of {self._spec.size} does not answer: restart the engine")
+            return RankLost(f"one of {self._spec.size} ranks does not respond: restart the engine")
         code, reason = member.process.returncode, ""
         with contextlib.suppress(EOFError, OSError):
             while member.connection.poll():
-                said = member.connection.recv()
-                reason = f": {said.reason}" if isinstance(said, Failed) else reason
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with status {code}"
+                message = member.connection.recv()
+                reason = f": {message.reason}" if isinstance(message, Failed) else reason
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
         return RankLost(
-            f"rank {member.rank} of {self._spec.size} {how}, and with it a part of the model: restart the engine{reason}"
+            f"rank {member.rank} of {self._spec.size} {how}, and its part of the model is lost: restart the engine{reason}"
         )
 
 
 def _spawn(rank: int) -> _Member:
-    # NOTE: not multiprocessing, which runs the caller's main module again: a script without a guard would start itself
-    ours, theirs = socket.socketpair()
-    with theirs:
+    # NOTE: multiprocessing would run the caller's main module again, and a script without a guard would start itself
+    own_end, rank_end = socket.socketpair()
+    with rank_end:
         process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.models.parallel.rank_process", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
+            [sys.executable, "-m", "paceline.models.parallel.rank_process", str(rank_end.fileno())],
+            pass_fds=[rank_end.fileno()],
             stdin=subprocess.DEVNULL,
         )
-    return _Member(rank, process, Connection(ours.detach()))
+    return _Member(rank, process, Connection(own_end.detach()))

@@ -1,4 +1,4 @@
-"""A model split over several devices, seen from rank 0: loaded like another, run like another."""
+"""Loads and runs a tensor-parallel model, from rank 0."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from paceline.models.runner import ModelRunner, Span
 
 
 def load_parallel(spec: RankSpec) -> tuple[LoadedModel, Ranks]:
-    """Rank 0's share of the model, its `config` being that of the share, and the ranks that have the others."""
+    """Rank 0's share of the model, with the config of that share, and the other ranks."""
     check_split(open_checkpoint(spec.model).config, spec.size)
     ranks = Ranks.start(spec)
     try:
@@ -28,7 +28,7 @@ def load_parallel(spec: RankSpec) -> tuple[LoadedModel, Ranks]:
 
 
 class ParallelRunner(ModelRunner):
-    """A `ModelRunner` whose passes the other ranks compute along with it."""
+    """A `ModelRunner` whose passes all ranks compute together."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class ParallelRunner(ModelRunner):
     ) -> None:
         self._ranks = ranks
         if cache is None:
-            ranks.tell(Allocate(num_blocks, kv_dtype))
+            ranks.send(Allocate(num_blocks, kv_dtype))
         super().__init__(model, num_blocks, kv_dtype, cache)
 
     def forward(
@@ -50,8 +50,8 @@ class ParallelRunner(ModelRunner):
         last_hidden: bool = False,
         after_layer: AfterLayer | None = None,
     ) -> ForwardOutput:
-        self._ranks.tell(Forward(tuple(spans), self.model.config.num_layers))
-        with self._ranks.watched():
+        self._ranks.send(Forward(tuple(spans), self.model.config.num_layers))
+        with self._ranks.report_lost_ranks():
             return super().forward(spans, state_layers, last_hidden, after_layer)
 
     def share_cache(self, model: DecoderModel) -> ModelRunner:
@@ -60,7 +60,7 @@ class ParallelRunner(ModelRunner):
 
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         if sources:
-            self._ranks.tell(Move(tuple(sources), tuple(targets)))
+            self._ranks.send(Move(tuple(sources), tuple(targets)))
             super().move(sources, targets)
 
     def close(self) -> None:

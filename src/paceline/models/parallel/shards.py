@@ -1,13 +1,12 @@
-"""One rank's share of a model whose layers are split over several devices.
+"""One rank's share of a tensor-parallel model.
 
-q, k, v, gate and up are split by output, o and down by input, so a layer needs two sums over the ranks and nothing else:
+q, k, v, gate and up are split by output, o and down by input, so that a layer needs two sums over the ranks:
 
-    attention     a rank has H / n query heads, and the key-value heads they read: KV / n of them, or one, of which
-                  n / KV ranks then have a copy
+    attention     a rank has H / n query heads and their key-value heads: KV / n of them, or one that n / KV ranks share
     feed-forward  a rank has F / n of the inner width
 
-Embedding and norms are whole on every rank. The head is whole on rank 0 alone, which samples: no logits ever travel, at
-the price of the head's memory and time on one device.
+Every rank has the whole embedding and all norms. Rank 0 has the whole head and samples: logits are never transferred, at the
+cost of the head's memory and time on one device.
 """
 
 from collections.abc import Callable
@@ -21,12 +20,12 @@ from paceline.models.architectures.config import ModelConfig
 from paceline.models.loading.checkpoint import Weights
 
 LARGEST_GROUP = 16
-"""Ranks that advice goes up to."""
+"""Largest group size that an error message suggests."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """Rank `rank` of `size`; `reduce` gives the sum of what all ranks hand in."""
+    """Rank `rank` of `size`. `reduce` returns the sum over all ranks."""
 
     rank: int
     size: int
@@ -40,7 +39,7 @@ def can_split(config: ModelConfig, size: int) -> bool:
 
 
 def check_split(config: ModelConfig, size: int) -> None:
-    """Raise unless every rank would get as many heads and as much of the feed-forward layer as every other."""
+    """Raise `InvalidConfig` unless heads and feed-forward layer can be split evenly over `size` ranks."""
     if can_split(config, size):
         return
     possible = [str(n) for n in range(1, LARGEST_GROUP + 1) if can_split(config, n)]
@@ -51,7 +50,7 @@ def check_split(config: ModelConfig, size: int) -> None:
 
 
 def shard_config(config: ModelConfig, size: int) -> ModelConfig:
-    """The shape of one rank's share."""
+    """Configuration of one rank's share."""
     return replace(
         config,
         num_heads=config.num_heads // size,
@@ -61,14 +60,14 @@ def shard_config(config: ModelConfig, size: int) -> ModelConfig:
 
 
 class ShardedWeights:
-    """`Weights` of one rank, cut out of the whole model's."""
+    """`Weights` of one rank: slices of the weights of the whole model."""
 
     def __init__(self, weights: Weights, config: ModelConfig, shard: Shard) -> None:
-        """`config` is the whole model's."""
+        """`config`: configuration of the whole model."""
         self._weights = weights
         own, width = shard_config(config, shard.size), config.head_dim
         query, inner = shard.rank * own.q_size, shard.rank * own.ffn_size
-        # where a key-value head is on several ranks, `rank * KV // size` is the one that this rank's queries read
+        # if ranks share a key-value head, the queries of this rank read head `rank * KV // size`
         key = shard.rank * config.num_kv_heads // shard.size * width
         self._outputs = {
             "q_proj": (query, query + own.q_size),

@@ -1,6 +1,6 @@
-"""Messages to prompt, by the model's own Jinja template, rendered as Hugging Face renders it.
+"""Renders chat messages with a model's Jinja template, as Hugging Face does.
 
-Templates come with checkpoints, so they run in an immutable sandbox.
+Templates are part of checkpoints and not trusted, so they run in an immutable sandbox.
 """
 
 import json
@@ -42,7 +42,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Encode the result with `add_special=False`: it carries its own special tokens."""
+        """The prompt for `messages`. Encode it with `add_special=False`: it contains its special tokens."""
         from jinja2 import TemplateError
 
         try:
@@ -50,11 +50,11 @@ class ChatTemplate:
                 messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **self._special_tokens
             )
         except (TemplateError, TypeError, KeyError, AttributeError) as error:
-            raise InvalidRequest(f"the chat template refuses these messages: {error}", "messages") from None
+            raise InvalidRequest(f"the chat template rejects these messages: {error}", "messages") from None
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-    """Unlike Jinja's own filter, no HTML escapes: the reader is a model."""
+    """JSON without the HTML escapes of Jinja's filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
 
 

@@ -1,7 +1,7 @@
-"""A tokenizer from GGUF fields: byte-level BPE by its merges, SentencePiece BPE by its scores.
+"""Tokenizers in GGUF metadata: byte-level BPE with merges, and SentencePiece BPE with scores.
 
-Pre-tokenizers are those the models were trained with, by the name in `tokenizer.ggml.pre`. A name we do not know is
-refused: a wrong split gives a prompt the model has never seen.
+`tokenizer.ggml.pre` names the pre-tokenizer that the model was trained with. Unknown names are rejected: another split would
+give other tokens.
 """
 
 from collections.abc import Mapping
@@ -54,7 +54,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
         raise UnsupportedModel(f"GGUF tokenizer {fields.get('model')!r} is not supported; supported: gpt2, llama")
     tokens: list[str] = fields["tokens"]
     types: list[int] = fields.get("token_type", [1] * len(tokens))
-    # Unused entries pad the vocabulary to the embedding's size; no text has them.
+    # Unused entries pad the vocabulary to the size of the embedding; they never occur in text.
     vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}
     backend = _byte_level(fields, vocab) if fields["model"] == "gpt2" else _sentencepiece(fields, vocab)
     control = [t for t, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _UNKNOWN)]
@@ -63,13 +63,13 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in defined])
 
     bos, eos = fields.get("bos_token_id"), fields.get("eos_token_id")
-    # llama.cpp's defaults where a file is silent
+    # Defaults of llama.cpp
     add_bos = fields.get("add_bos_token", fields["model"] == "llama" or fields.get("pre") in ("llama-bpe", "llama3"))
-    around = [tokens[bos]] if add_bos and bos is not None else []
+    before = [tokens[bos]] if add_bos and bos is not None else []
     after = [tokens[eos]] if fields.get("add_eos_token", False) and eos is not None else []
-    if around or after:
-        pairs = [(token, vocab[token]) for token in {*around, *after}]
-        backend.post_processor = processors.TemplateProcessing([*around, "$A", *after], special_tokens=pairs)
+    if before or after:
+        pairs = [(token, vocab[token]) for token in {*before, *after}]
+        backend.post_processor = processors.TemplateProcessing([*before, "$A", *after], special_tokens=pairs)
     names = {"bos_token": bos, "eos_token": eos, "unk_token": fields.get("unknown_token_id")}
     names["pad_token"] = fields.get("padding_token_id")
     return Tokenizer(
@@ -86,7 +86,7 @@ def _byte_level(fields: Mapping[str, Any], vocab: dict[str, int]) -> tokenizers.
     if pre not in _PRE_TOKENIZERS:
         raise UnsupportedModel(f"GGUF pre-tokenizer {pre!r} is not supported; supported: {', '.join(_PRE_TOKENIZERS)}")
     merges = [tuple(merge.split(" ", 1)) for merge in fields["merges"]]
-    # Llama 3 takes a word that is in the vocabulary whole, whether or not merges lead to it.
+    # Llama 3 keeps a word that is in the vocabulary whole, even if no merges produce it.
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in ("llama-bpe", "llama3", "llama-v3")))
     backend.pre_tokenizer = _PRE_TOKENIZERS[pre]
     backend.decoder = decoders.ByteLevel()
@@ -96,7 +96,7 @@ def _byte_level(fields: Mapping[str, Any], vocab: dict[str, int]) -> tokenizers.
 
 
 def _sentencepiece(fields: Mapping[str, Any], vocab: dict[str, int]) -> tokenizers.Tokenizer:
-    """Merges are not in the file: every way to cut a piece into two known ones, the best-scored piece first."""
+    """SentencePiece BPE. The file has no merges: they are all splits of a piece into two known pieces, best score first."""
     scores: list[float] = fields["scores"]
     merges = []
     for piece, index in vocab.items():

@@ -1,4 +1,4 @@
-"""Token ids in, one at a time; text out as soon as it can no longer change."""
+"""Incremental detokenisation: returns text as soon as later tokens cannot change it."""
 
 from collections.abc import Iterable
 
@@ -6,25 +6,26 @@ from paceline.models.tokenizer.tokenizer import REPLACEMENT, Tokenizer
 
 
 class TextStream:
-    """What `push` and `flush` return, joined, equals `decode` of all ids; no piece ends inside a character.
+    """The joined results of `push` and `flush` equal `decode` of all ids. No result ends inside a character.
 
-    Tokens whose text depends on others are decoded together with the last piece that gave text: some decoders treat the first
-    token of a text differently, and only the difference is new.
+    A token whose text depends on its neighbours is decoded together with the tokens of the last result, because some decoders
+    treat the first token of a text differently. Only the difference is returned.
     """
 
     def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
         self._window: list[int] = []
-        self._num_given = 0
-        """Leading ids of the window whose text was returned already, as `_given`."""
-        self._given = ""
+        self._num_returned = 0
+        """Leading ids of the window whose text, `_returned`, was already returned."""
+        self._returned = ""
 
     def push(self, ids: int | Iterable[int]) -> str:
+        """Add token ids. Returns the new text, possibly empty."""
         ids = (ids,) if isinstance(ids, int) else tuple(ids)
-        if len(self._window) == self._num_given:  # nothing is held back
-            texts = [self._tokenizer.alone(token, self._skip_special) for token in ids]
+        if len(self._window) == self._num_returned:  # no text is pending
+            texts = [self._tokenizer.context_free_text(token, self._skip_special) for token in ids]
             if None not in texts:
-                return "".join(texts)  # type: ignore[arg-type]  # there is no None
+                return "".join(texts)  # type: ignore[arg-type]  # checked above
         self._window.extend(ids)
         text = self._decode(self._window)
         if text.endswith(REPLACEMENT):
@@ -32,15 +33,15 @@ class TextStream:
         return self._advance(text)
 
     def flush(self) -> str:
-        """What is still held back: an unfinished character becomes U+FFFD."""
+        """The pending text; an unfinished character becomes U+FFFD."""
         return self._advance(self._decode(self._window))
 
     def _advance(self, text: str) -> str:
-        new = text[len(self._given) :]
+        new = text[len(self._returned) :]
         if new:
-            self._window = self._window[self._num_given :]
-            self._num_given = len(self._window)
-            self._given = self._decode(self._window)
+            self._window = self._window[self._num_returned :]
+            self._num_returned = len(self._window)
+            self._returned = self._decode(self._window)
         return new
 
     def _decode(self, ids: list[int]) -> str:

@@ -1,4 +1,4 @@
-"""Text to token ids and back, around the `tokenizers` library, and what a model says about its special tokens."""
+"""Encodes and decodes text with the `tokenizers` library, and holds a model's special tokens and chat template."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,14 +11,14 @@ import tokenizers
 from paceline.core.errors import UnsupportedModel
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>")
-"""Special tokens that end a turn or a text wherever they exist: checkpoints often declare only one of theirs."""
+"""Special tokens that end a turn or a text in any vocabulary: checkpoints often declare only one of them."""
 
 REPLACEMENT = "\ufffd"
-"""What an incomplete character is decoded to."""
+"""Decoded text of an incomplete character."""
 
 
 class Tokenizer:
-    """Read-only once built. `chat_template` is Jinja source, `special_tokens` what it calls `bos_token` and so on."""
+    """Read-only. `chat_template` is Jinja source; `special_tokens` are its variables `bos_token` and so on."""
 
     def __init__(
         self,
@@ -34,33 +34,37 @@ class Tokenizer:
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         known = (backend.token_to_id(token) for token in END_TOKENS)
         self.eos_ids = frozenset(eos_ids) | (self.special_ids & {i for i in known if i is not None})
-        """Every id that ends a generation."""
+        """Ids that end a generation."""
         self.special_tokens = dict(special_tokens)
         self.chat_template = chat_template
-        self._alone: tuple[dict[int, str | None], dict[int, str | None]] = ({}, {})  # with special tokens, without
+        self._context_free: tuple[dict[int, str | None], dict[int, str | None]] = (
+            {},
+            {},
+        )  # with special tokens, without
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """`add_special` adds what the model expects around a bare text, such as BOS; rendered chats have their own."""
+        """Token ids of `text`. `add_special` adds tokens that the model expects around plain text, such as BOS; a rendered chat
+        contains them."""
         return self._backend.encode(text, add_special_tokens=add_special).ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return self._backend.decode(ids, skip_special_tokens=skip_special)
 
-    def alone(self, token_id: int, skip_special: bool = True) -> str | None:
-        """The token's text where that is the same whatever stands around it: in a byte-level vocabulary all are but parts of
-        characters. None: decode it with its neighbours."""
-        known = self._alone[skip_special]
+    def context_free_text(self, token_id: int, skip_special: bool = True) -> str | None:
+        """The token's text if it does not depend on neighbouring tokens; otherwise None. In a byte-level vocabulary only parts
+        of characters depend on them."""
+        known = self._context_free[skip_special]
         if token_id not in known:
             text = self.decode([token_id], skip_special)
             known[token_id] = text if self._is_byte_level and REPLACEMENT not in text else None
         return known[token_id]
 
     def token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling (`Ġthe`), None for an id it does not have."""
+        """Spelling in the vocabulary (`Ġthe`); None for an unknown id."""
         return self._backend.id_to_token(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text, perhaps a part of a character; empty for an id outside the vocabulary."""
+        """Bytes of the token's text, possibly a part of a character; empty for an unknown id."""
         token = self.token(token_id)
         if token is None:
             return b""
@@ -80,7 +84,7 @@ class Tokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """One more than the largest id; the model's embedding may have more rows."""
+        """One more than the largest id. The embedding may have more rows."""
         return max(self.vocab.values()) + 1
 
     def to_json(self) -> str:
@@ -104,11 +108,11 @@ _BYTE_OF = _byte_alphabet()
 
 
 def tokenizer_from_folder(folder: Path) -> Tokenizer:
-    """From tokenizer.json and the small files that may lie beside it."""
+    """The tokenizer in tokenizer.json and the optional files beside it."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise UnsupportedModel(
-            f"{folder} has no tokenizer.json; make one with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
+            f"{folder} has no tokenizer.json: create it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
         )
     backend = tokenizers.Tokenizer.from_file(str(path))
     backend.no_truncation()
@@ -139,7 +143,7 @@ def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if file.is_file():
         return file.read_text("utf-8")
     template = _read_json(folder / "chat_template.json").get("chat_template", config.get("chat_template"))
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates, by name
         return {entry["name"]: entry["template"] for entry in template}.get("default")
     return template
 

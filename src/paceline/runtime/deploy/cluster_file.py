@@ -1,4 +1,4 @@
-"""Reading `cluster.yaml`."""
+"""Reads `cluster.yaml`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,23 +10,26 @@ from paceline.core.errors import InvalidConfig, MissingDependency
 
 
 def is_cluster_file(path: Path) -> bool:
-    """Whether the file names pools; otherwise it holds the settings of one server."""
+    """Whether the file has `pools`; otherwise it holds the settings of one server."""
     return "pools" in _document(path)
 
 
 def load_cluster(path: Path) -> ClusterConfig:
-    """Folders are relative to the file: whoever reads it, wherever from, means the same ones."""
+    """The configuration; folders in it are relative to the file."""
     try:
         config = cluster_config(_document(path))
     except InvalidConfig as error:
         raise InvalidConfig(f"{path}: {error}") from None
     pools = tuple(
-        replace(pool, limits=replace(pool.limits, kv_disk=_beside(path, pool.limits.kv_disk))) for pool in config.pools
+        replace(pool, limits=replace(pool.limits, kv_disk=_relative_to(path, pool.limits.kv_disk)))
+        for pool in config.pools
     )
-    return replace(config, keys=_beside(path, config.keys), state_dir=_beside(path, config.state_dir), pools=pools)
+    return replace(
+        config, keys=_relative_to(path, config.keys), state_dir=_relative_to(path, config.state_dir), pools=pools
+    )
 
 
-def _beside(path: Path, folder: str | None) -> str | None:
+def _relative_to(path: Path, folder: str | None) -> str | None:
     return None if folder is None else str((path.parent / Path(folder).expanduser()).resolve())
 
 

@@ -1,4 +1,4 @@
-"""From a cluster's configuration to workers that run, and to a way of finding them."""
+"""Starts, finds and stops the workers of a cluster, from its configuration."""
 
 import os
 import socket
@@ -23,7 +23,7 @@ from paceline.runtime.wire.keys import KeyFolder, KeyPair
 
 STOP_SECONDS = 30.0
 UP = b"up"
-"""What the supervisor says once its workers are started; all else is what is wrong."""
+"""Result of the supervisor once its workers are started; anything else is an error message."""
 
 
 def gateway_key(config: ClusterConfig) -> KeyPair | None:
@@ -31,7 +31,7 @@ def gateway_key(config: ClusterConfig) -> KeyPair | None:
 
 
 def process_specs(config: ClusterConfig) -> list[WorkerSpec]:
-    """For local processes: free ports, which stay theirs over restarts, and a share of the cores each."""
+    """Specifications of local processes: a free port each, kept over restarts, and an equal share of the cores."""
     workers = sum(pool.replicas for pool in config.pools)
     threads = max(1, usable_cores() // workers)
     return worker_specs(config, _addresses(config), threads)
@@ -39,7 +39,7 @@ def process_specs(config: ClusterConfig) -> list[WorkerSpec]:
 
 @contextmanager
 def running_processes(config: ClusterConfig, folder: StateFolder) -> Iterator[Directory]:
-    """Workers for the length of the block. Raises `AlreadyUp` when they are up elsewhere."""
+    """Workers for the duration of the block. Raises `AlreadyUp` if another process runs them."""
     folder.acquire()
     stop = threading.Event()
     try:
@@ -60,7 +60,7 @@ def running_processes(config: ClusterConfig, folder: StateFolder) -> Iterator[Di
 
 @contextmanager
 def cluster(config: ClusterConfig) -> Iterator[Directory]:
-    """The workers of a cluster: on Ray, or those that `up` started, or else processes that end with the block."""
+    """The workers of a cluster: on Ray, those started by `up`, or else processes that end with the block."""
     if config.ray is not None:
         from paceline.runtime.deploy.ray_deployment import RayDeployment
 
@@ -75,7 +75,7 @@ def cluster(config: ClusterConfig) -> Iterator[Directory]:
 
 
 def find(config: ClusterConfig) -> Directory:
-    """The workers that are up. Raises when there are none."""
+    """The running workers. Raises if there are none."""
     if config.ray is not None:
         from paceline.runtime.deploy.ray_deployment import RayDeployment
 
@@ -88,7 +88,7 @@ def find(config: ClusterConfig) -> Directory:
 
 @contextmanager
 def observed(config: ClusterConfig) -> Iterator[TargetPool]:
-    """A look at a cluster that is up, by somebody who asks nothing of it."""
+    """A pool that reads the status of a running cluster and submits no requests."""
     quiet = replace(config, router="least_loaded", health=replace(config.health, canary=0.0))
     pool = TargetPool(quiet, find(config), gateway_key(config))
     try:
@@ -98,35 +98,35 @@ def observed(config: ClusterConfig) -> Iterator[TargetPool]:
 
 
 def up(path: Path, config: ClusterConfig) -> StateFolder:
-    """Start a supervisor of its own, which outlives this process. Returns when it has started its workers."""
+    """Start a supervisor process that outlives this one. Returns when it has started its workers."""
     folder = StateFolder.of(config)
-    folder.acquire()  # so that what is wrong is told here
+    folder.acquire()  # raises here rather than in the supervisor
     folder.release()
     folder.logs.mkdir(parents=True, exist_ok=True)
-    ready, tell = os.pipe()
+    ready, descriptor = os.pipe()
     try:
         with (folder.logs / "supervisor.log").open("ab") as log:
             subprocess.run(
-                [sys.executable, "-m", "paceline.runtime.deploy.supervise", str(path.resolve()), str(tell)],
+                [sys.executable, "-m", "paceline.runtime.deploy.supervise", str(path.resolve()), str(descriptor)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                pass_fds=(tell,),
+                pass_fds=(descriptor,),
                 check=False,
             )
     finally:
-        os.close(tell)
-    with os.fdopen(ready, "rb") as answer:
-        said = answer.read()
-    if said != UP:
-        unsaid = f"the workers could not be started; {folder.logs / 'supervisor.log'} says why"
-        raise PacelineError(said.decode() or unsaid)
+        os.close(descriptor)
+    with os.fdopen(ready, "rb") as file:
+        result = file.read()
+    if result != UP:
+        unknown = f"the workers could not be started; see {folder.logs / 'supervisor.log'}"
+        raise PacelineError(result.decode() or unknown)
     return folder
 
 
 def down(config: ClusterConfig) -> bool:
-    """End all workers that `up` started. Returns whether there were any."""
+    """Stop all workers that `up` started. Returns whether there were any."""
     if config.ray is not None:
         from paceline.runtime.deploy.ray_deployment import RayDeployment
 
@@ -135,7 +135,7 @@ def down(config: ClusterConfig) -> bool:
 
 
 def _addresses(config: ClusterConfig) -> Mapping[str, str]:
-    """A free port each, and one for the door where it gives its weights; all are held until all are found."""
+    """A free port for each worker and one for its weight server. All are bound until all are found, so that they differ."""
     workers = [name for pool in config.pools for name in pool.worker_names]
     names = [*workers, *map(weight_server_name, workers)]
     host = "127.0.0.1" if config.host == "auto" else config.host

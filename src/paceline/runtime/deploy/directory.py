@@ -1,4 +1,4 @@
-"""Who belongs to a cluster, and where they are."""
+"""The members of a cluster and their addresses."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,25 +9,25 @@ from paceline.core.pool_config import Role
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A worker as others reach it."""
+    """A worker as other processes reach it."""
 
     name: str
     pool: str
     role: Role
     address: str
     key: str = ""
-    """Its public key; empty without encryption."""
+    """Public key; empty without encryption."""
 
 
 class Directory(Protocol):
     def members(self) -> Sequence[Member]:
-        """Everybody who should be there now. May block for a moment; called again and again."""
+        """All current members. May block for a moment; called at an interval."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FixedDirectory:
-    """Addresses that do not change."""
+    """A directory of fixed addresses."""
 
     known: tuple[Member, ...]
 

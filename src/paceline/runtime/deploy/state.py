@@ -1,4 +1,4 @@
-"""A cluster's folder: who is there, under which lock, and the logs. It is how one command finds what another started."""
+"""The state folder of a cluster: its members, its lock and its logs. Commands find a running cluster through it."""
 
 import fcntl
 import json
@@ -17,18 +17,18 @@ from paceline.runtime.deploy.directory import Member
 
 
 class AlreadyUp(PacelineError):
-    """Somebody else supervises this cluster."""
+    """Another process supervises this cluster."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
     pid: int
-    """Of whoever supervises the workers."""
+    """Process id of the supervisor."""
     members: tuple[Member, ...]
 
 
 class StateFolder:
-    """`state.json` is replaced, never rewritten in place. Whoever supervises holds `lock`: a state without it is history."""
+    """`state.json` is replaced atomically. The supervisor holds `lock`; a state without the lock held is stale."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,13 +46,13 @@ class StateFolder:
         return self.path / "logs"
 
     def acquire(self) -> None:
-        """Become the one who supervises. Raises `AlreadyUp`."""
+        """Take the supervisor's lock. Raises `AlreadyUp`."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / "lock").open("a")
         except OSError as error:
             raise InvalidConfig(f"cannot use the state folder {self.path}: {error.strerror}; set `state_dir`") from None
-        for _ in range(10):  # somebody who only looks holds it for an instant
+        for _ in range(10):  # readers hold the lock for an instant
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -61,7 +61,7 @@ class StateFolder:
                 self._lock = lock
                 return
         lock.close()
-        raise AlreadyUp(f"this cluster is up already ({self.path}): `paceline status` shows it")
+        raise AlreadyUp(f"this cluster is already up ({self.path}): see `paceline status`")
 
     def release(self) -> None:
         if self._lock is not None:
@@ -76,7 +76,7 @@ class StateFolder:
         Path(file.name).replace(self.path / "state.json")
 
     def read(self) -> ClusterState | None:
-        """Who is up; None when nobody supervises."""
+        """The current state; None without a supervisor."""
         if not self._is_held():
             return None
         try:
@@ -86,21 +86,21 @@ class StateFolder:
             return None
 
     def members(self) -> Sequence[Member]:
-        """As a `Directory`: nobody while nobody supervises."""
+        """Implements `Directory`; empty without a supervisor."""
         state = self.read()
         return () if state is None else state.members
 
     def stop(self, seconds: float) -> bool:
-        """End whoever supervises, and with it the workers. Returns whether there was somebody; raises if it does not end."""
+        """Stop the supervisor and its workers. Returns whether there was one; raises if it does not exit within `seconds`."""
         state = self.read()
         if state is None:
             return False
-        os.kill(state.pid, signal.SIGTERM)  # it holds the lock, so the number is still its own
+        os.kill(state.pid, signal.SIGTERM)  # it holds the lock, so the pid is not reused
         for _ in range(int(seconds / 0.05)):
             if not self._is_held():
                 return True
             time.sleep(0.05)
-        raise PacelineError(f"process {state.pid} did not end within {seconds:.0f} s; see the logs in {self.logs}")
+        raise PacelineError(f"process {state.pid} did not exit within {seconds:.0f} s; see the logs in {self.logs}")
 
     def _is_held(self) -> bool:
         try:

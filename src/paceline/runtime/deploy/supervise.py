@@ -1,7 +1,6 @@
-"""The supervisor that `paceline up` leaves behind: `python -m paceline.runtime.deploy.supervise CLUSTER_FILE DESCRIPTOR`.
+"""The background supervisor of `paceline up`: `python -m paceline.runtime.deploy.supervise CLUSTER_FILE DESCRIPTOR`.
 
-It goes on in a process of its own that nobody waits for, and writes to the descriptor: `UP` once its workers are started, or
-what keeps it from starting them.
+It detaches from the command and writes to the descriptor: `UP` once its workers are started, or the error.
 """
 
 import logging
@@ -20,24 +19,24 @@ from paceline.runtime.json_log import log_as
 logger = logging.getLogger(__name__)
 
 
-def main(path: Path, tell: int) -> int:
+def main(path: Path, descriptor: int) -> int:
     if os.fork():
         return 0
     log_as("supervisor")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
-    with os.fdopen(tell, "wb") as answer:
+    with os.fdopen(descriptor, "wb") as result:
         try:
             config = load_cluster(path)
             with running_processes(config, StateFolder.of(config)):
-                answer.write(UP)
-                answer.close()
+                result.write(UP)
+                result.close()
                 stop.wait()
         except PacelineError as error:
             logger.error("%s", error)
-            if not answer.closed:
-                answer.write(str(error).encode())
+            if not result.closed:
+                result.write(str(error).encode())
             return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""Starts workers as processes of this machine, restarts those that die, and leaves nothing behind."""
+"""Runs workers as local processes and restarts those that exit."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ from paceline.runtime.deploy.worker_spec import WorkerSpec
 logger = logging.getLogger(__name__)
 
 GRACE = 10.0
-"""Seconds a worker gets to end by itself."""
+"""Seconds that a worker has to exit after SIGTERM."""
 POLL = 0.1
 LAST_BYTES = 4096
 
@@ -33,15 +33,15 @@ class _Child:
     backoff: Backoff = field(default_factory=Backoff)
     process: "subprocess.Popen[bytes] | None" = None
     started: float = 0.0
-    due: float = 0.0
-    """When to start it again."""
+    restart_at: float = 0.0
+    """Time of the next start."""
 
 
 class Supervisor:
     """One thread calls `start`, `poll` and `stop`.
 
-    A worker's standard input is a pipe from here: should this process vanish, the pipe closes and the worker ends too.
-    Workers are in a session of their own, so that Ctrl-C reaches only whoever supervises them.
+    A worker's standard input is a pipe from this process. If this process dies, the pipe closes and the worker exits.
+    Each worker has its own session, so that Ctrl-C reaches the supervisor only.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Supervisor:
 
     @property
     def pids(self) -> dict[str, int]:
-        """Of the workers that run, by name."""
+        """Process ids of running workers, by name."""
         return {c.spec.name: c.process.pid for c in self._children if c.process is not None}
 
     def start(self) -> None:
@@ -67,25 +67,25 @@ class Supervisor:
             self._spawn(child)
 
     def poll(self) -> None:
-        """Notice who died, and start again who waited long enough."""
+        """Detect workers that exited, and restart those whose delay has passed."""
         now = self._clock.now()
         for child in self._children:
             if child.process is not None:
                 code = child.process.poll()
                 if code is None:
                     continue
-                wait = child.backoff.delay(now - child.started)
-                why = _last_error(self._log(child)) if code > 0 else ""
+                delay = child.backoff.delay(now - child.started)
+                reason = _last_error(self._log(child)) if code > 0 else ""
                 logger.warning(
-                    "%s ended with %s%s; it is started again in %.1f s", child.spec.name, _how(code), why, wait
+                    "%s exited with %s%s; restarting it in %.1f s", child.spec.name, _exit_text(code), reason, delay
                 )
                 self._release(child)
-                child.due = now + wait
-            if now >= child.due:
+                child.restart_at = now + delay
+            if now >= child.restart_at:
                 self._spawn(child)
 
     def run(self, stop: threading.Event) -> None:
-        """Supervise until `stop` is set, then stop everybody."""
+        """Supervise until `stop` is set, then stop all workers."""
         try:
             while not stop.wait(POLL):
                 self.poll()
@@ -93,7 +93,7 @@ class Supervisor:
             self.stop()
 
     def stop(self) -> None:
-        """Ask everybody to end, and end who does not. Touches only what was started here."""
+        """Terminate all workers, and kill those that do not exit in time. Only processes started here are affected."""
         running = [child for child in self._children if child.process is not None]
         for child in running:
             assert child.process is not None
@@ -104,7 +104,7 @@ class Supervisor:
             try:
                 child.process.wait(max(0.0, deadline - self._clock.now()))
             except subprocess.TimeoutExpired:
-                logger.warning("%s did not end in %.0f s and is killed", child.spec.name, GRACE)
+                logger.warning("%s did not exit within %.0f s and is killed", child.spec.name, GRACE)
                 child.process.kill()
                 child.process.wait()
             self._release(child)
@@ -128,12 +128,12 @@ class Supervisor:
 
 
 def _last_error(log: Path) -> str:
-    """` (what it said)`, if the last thing a worker said was an error: its own, or the end of a traceback."""
+    """The last log line in parentheses, if it is an error or the end of a traceback; otherwise empty."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
-    except OSError:  # somebody has cleared it away
+    except OSError:  # the log was removed
         return ""
     last = lines[-1].strip() if lines else ""
     try:
@@ -144,5 +144,5 @@ def _last_error(log: Path) -> str:
     return f" ({last})" if last else ""
 
 
-def _how(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"status {code}" if code >= 0 else signal.Signals(-code).name

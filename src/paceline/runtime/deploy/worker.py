@@ -1,4 +1,4 @@
-"""A worker from its specification, and as a process: `python -m paceline.runtime.deploy.worker SPEC`, SPEC as JSON."""
+"""Builds a worker from its specification, and runs it as a process: `python -m paceline.runtime.deploy.worker SPEC`."""
 
 import logging
 import os
@@ -38,7 +38,7 @@ from paceline.runtime.draft_worker.model_core import ModelCore
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.handoff.handoffs import Handoffs
-from paceline.runtime.handoff.prefill_service import PrefillDesk
+from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.json_log import log_as
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.worker import TargetWorker
@@ -55,14 +55,14 @@ logger = logging.getLogger(__name__)
 
 
 class Worker(Protocol):
-    """Either kind. The constructor listens; `run` serves until `stop`, which any thread may call."""
+    """A target or draft worker. The constructor binds its address; `run` serves until `stop`, which is thread-safe."""
 
     @property
     def address(self) -> str: ...
 
     @property
     def weight_address(self) -> str:
-        """Where it gives its weights to others; empty: nowhere."""
+        """Address of its weight server; empty without one."""
         ...
 
     def run(self) -> None: ...
@@ -71,23 +71,25 @@ class Worker(Protocol):
 
 
 def make_worker(spec: WorkerSpec) -> Worker:
-    """Listens when the model can be used. Of a target, later layers may still be on their way: it says so."""
+    """Load the model and listen. The later layers of a target may still be loading; its heartbeat reports that."""
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
         native.set_num_threads(spec.threads)
     keys = None if spec.keys is None else KeyFolder(Path(spec.keys))
     security = None if keys is None else keys.server_security(KEY_ROLE_OF[spec.role])
-    kinds = channels_for(spec.transfer)
-    weights = WeightManager(spec.weights, None if keys is None else keys.peer_security(KEY_ROLE_OF[spec.role]), kinds)
+    channels = channels_for(spec.transfer)
+    weights = WeightManager(
+        spec.weights, None if keys is None else keys.peer_security(KEY_ROLE_OF[spec.role]), channels
+    )
     try:
-        return _draft(spec, security, weights) if spec.role == "draft" else _target(spec, security, weights, kinds)
+        return _draft(spec, security, weights) if spec.role == "draft" else _target(spec, security, weights, channels)
     except BaseException:
         weights.close()
         raise
 
 
 def _target(
-    spec: WorkerSpec, security: Security | None, weights: WeightManager, kinds: Sequence[str] | None
+    spec: WorkerSpec, security: Security | None, weights: WeightManager, channels: Sequence[str] | None
 ) -> TargetWorker:
     proposers: list[PoolProposer] = []
 
@@ -97,11 +99,14 @@ def _target(
         return proposers[0]
 
     engine = build_engine(spec.engine, pool if spec.uses_drafts else None, weights.load)
-    if (
-        spec.role == "prefill" or spec.handoff_threshold is not None
-    ):  # blocks of a model that was replaced must not be used
+    if spec.role == "prefill" or spec.handoff_threshold is not None:  # blocks of another checkpoint must not be used
         engine.runner.identity = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}"
-    loop = EngineLoop(engine)
+    tracing = None
+    if spec.trace_endpoint is not None:
+        from paceline.runtime.tracing.tracer import Tracing
+
+        tracing = Tracing.to(spec.trace_endpoint, spec.name)
+    loop = EngineLoop(engine, tracing)
     own = None if security is None else security.own
     drafts = PoolControl(proposers[0], loop, own) if proposers else None
     listener = Listener(spec.address, TO_TARGET_WORKER, security)
@@ -109,29 +114,24 @@ def _target(
     if spec.publishes:
         host = listener.address.rpartition(":")[0]
         publisher = KvPublisher(f"{host}:0", f"{spec.name}@{secrets.token_hex(8)}", security)
-    handoffs = None if spec.handoff_threshold is None else Handoffs(loop, own, spec.handoff_threshold, kinds)
-    desk = None
-    if spec.role == "prefill" or spec.gives:
-        server = TransferServer(urlsplit(listener.address).hostname or "", security, kinds)
-        desk = PrefillDesk(loop, server, computes=spec.role == "prefill")
+    handoffs = None if spec.handoff_threshold is None else Handoffs(loop, own, spec.handoff_threshold, channels)
+    prefill_service = None
+    if spec.role == "prefill" or spec.shares_cache:
+        server = TransferServer(urlsplit(listener.address).hostname or "", security, channels)
+        prefill_service = PrefillService(loop, server, computes=spec.role == "prefill")
     weights.start(lambda: loop.run(lambda: _warm_up(engine, spec.engine)), lambda: engine.has_work)
-    tracing = None
-    if spec.trace_endpoint is not None:
-        from paceline.runtime.tracing.tracer import Tracing
-
-        tracing = loop.tracer = Tracing.to(spec.trace_endpoint, spec.name)
-    return TargetWorker(spec.name, loop, listener, drafts, publisher, weights, handoffs, desk, tracing)
+    return TargetWorker(spec.name, loop, listener, drafts, publisher, weights, handoffs, prefill_service, tracing)
 
 
 def _warm_up(engine: Engine, config: EngineConfig) -> None:
-    """All layers are there, and passes can be run for nobody."""
+    """Capture graphs and measure costs, once all layers are loaded."""
     engine.warm_up()
     calibrate(engine, config)
 
 
 def _draft(spec: WorkerSpec, security: Security | None, weights: WeightManager) -> Worker:
-    """Its cache is allocated here and now, for as many sequences as it will ever let in: targets that begin to speculate
-    later find `Busy` where there is no room, never a worker that runs out of memory."""
+    """The whole cache is allocated here, for all sequences that the worker will accept. Further sequences get `Busy`, so it
+    does not run out of memory later."""
     config = spec.engine
     device = pick_device(config.device)
     loaded, tables = load_draft_model(spec, device, weights)
@@ -145,11 +145,11 @@ def _draft(spec: WorkerSpec, security: Security | None, weights: WeightManager) 
     listener = Listener(spec.address, TO_DRAFT_WORKER, security)
     worker = DraftWorker(spec.name, core, listener, fingerprint(loaded.tokenizer).vocabulary, size, limits)
     weights.start(lambda: None, lambda: worker.status().sequences > 0)
-    return _GivingWeights(worker, weights)
+    return _DraftWorkerWithWeights(worker, weights)
 
 
-class _GivingWeights:
-    """A draft worker beside the door where it gives its weights."""
+class _DraftWorkerWithWeights:
+    """A draft worker and its weight server."""
 
     def __init__(self, worker: DraftWorker, weights: WeightManager) -> None:
         self._worker, self._weights = worker, weights
@@ -185,7 +185,7 @@ def main(text: str) -> int:
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    threading.Thread(target=_until_left_alone, args=(stop,), daemon=True).start()
+    threading.Thread(target=_wait_for_parent, args=(stop,), daemon=True).start()
     try:
         logger.info("loading %s", spec.engine.model)
         worker.append(make_worker(spec))
@@ -201,9 +201,9 @@ def main(text: str) -> int:
     return 0
 
 
-def _until_left_alone(stop: Callable[[], None]) -> None:
-    """Whoever started us holds the other end of standard input: when it is gone, so are we."""
-    while os.read(0, 4096):  # not sys.stdin: its lock, held here, would be in the way of ending
+def _wait_for_parent(stop: Callable[[], None]) -> None:
+    """Call `stop` when the parent process is gone: it holds the other end of standard input."""
+    while os.read(0, 4096):  # not sys.stdin: its lock would block the exit
         pass
     stop()
 

@@ -1,4 +1,4 @@
-"""Everything a worker is started from, as a value that travels as JSON."""
+"""The specification of a worker, passed to its process as JSON."""
 
 import json
 from collections.abc import Mapping
@@ -20,27 +20,27 @@ class WorkerSpec:
     pool: str
     role: Role
     address: str
-    """To bind: tcp://host:port, port 0 for a free one."""
+    """Address to bind, `tcp://host:port`; port 0 for a free one."""
     engine: EngineConfig
     keys: str | None = None
     threads: int | None = None
-    """CPU threads for models; None: one a core."""
+    """CPU threads of the model; None: one per core."""
     target: str | None = None
-    """Of a draft worker: the model it drafts for, whose embedding and head a trained draft borrows."""
+    """Draft worker: the target model, whose embedding and head a trained draft uses."""
     uses_drafts: bool = False
-    """Whether there is a draft pool that a target will be told of."""
+    """Target: whether the cluster has a draft pool."""
     publishes: bool = False
-    """Whether a target says what is in its cache."""
+    """Target: whether it publishes KV events."""
     handoff_threshold: int | None = None
-    """Of a target with prefill pools or peers; None: it computes all prompts itself."""
-    gives: bool = False
-    """Whether a target gives others what it has cached."""
+    """Target: minimum prompt length of a hand-off; None: it computes all prompts itself."""
+    shares_cache: bool = False
+    """Target: whether it sends cached blocks to other targets."""
     weights: WeightSpec | None = None
-    """None: the model is read from disk, and given to nobody."""
+    """Weight server and peers; None: the model is read from disk and not sent to others."""
     transfer: TransferSetting = "auto"
-    """How KV and weights go from and to others."""
+    """Transfer channel of KV blocks and weights."""
     trace_endpoint: str | None = None
-    """Of a target: where its spans go."""
+    """Target: OTLP endpoint of its spans."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -53,15 +53,15 @@ class WorkerSpec:
         return WorkerSpec(**values)
 
     def member(self, address: str) -> Member:
-        """As others reach it once it listens on `address`."""
+        """The worker as a member of the cluster, listening on `address`."""
         key = "" if self.keys is None else KeyFolder(Path(self.keys)).public_key(KEY_ROLE_OF[self.role])
         return Member(self.name, self.pool, self.role, address, key)
 
 
 def worker_specs(config: ClusterConfig, addresses: Mapping[str, str], threads: int | None) -> list[WorkerSpec]:
-    """One for each worker; `addresses` to bind, by name."""
+    """One specification per worker; `addresses` to bind, by name."""
     engines, weights = config.engines(), weight_specs(config, addresses)
-    takes = bool(config.prefills) or config.shares_caches
+    uses_handoffs = bool(config.prefills) or config.shares_caches
     return [
         WorkerSpec(
             name=name,
@@ -74,8 +74,8 @@ def worker_specs(config: ClusterConfig, addresses: Mapping[str, str], threads: i
             target=config.targets[0].model if pool.role == "draft" else None,
             uses_drafts=pool.role == "target" and bool(config.drafts),
             publishes=pool.role == "target" and config.router == "kv_aware",
-            handoff_threshold=config.handoff_threshold if pool.role == "target" and takes else None,
-            gives=pool.role == "target" and config.shares_caches,
+            handoff_threshold=config.handoff_threshold if pool.role == "target" and uses_handoffs else None,
+            shares_cache=pool.role == "target" and config.shares_caches,
             weights=weights.get(name),
             transfer=config.transfer,
             trace_endpoint=config.trace_endpoint if pool.role == "target" else None,

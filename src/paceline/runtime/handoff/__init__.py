@@ -1,1 +1,1 @@
-"""Prompts computed by a prefill worker and decoded by another worker."""
+"""Prompts computed by a prefill worker, or cached by a peer, and decoded by another worker."""

@@ -1,4 +1,4 @@
-"""One prompt that a prefill worker gives away: from blocks of its cache to parts of a transfer."""
+"""One prompt that a worker sends to another: copies blocks of its cache to parts of a transfer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,19 +16,19 @@ from paceline.runtime.wire.transport import Peer
 
 
 @dataclass(slots=True, eq=False)
-class _Rows:
-    """Hidden states of one part, as far as they have been computed."""
+class _StateRows:
+    """Hidden states of one part, as far as they are computed."""
 
     values: Tensor  # [layers, n, D] on the host
     missing: int
 
 
 class ExportJob:
-    """Hears from the engine's thread what is ready (`engine.exports.Sink`) and hands the copying to another: `later` carries
-    out, in order, on a thread that may wait for the device."""
+    """A `Sink` (`engine/hooks/exports.py`). The engine's thread reports what is ready; `defer` runs the copies, in order, on a
+    thread that may wait for the device."""
 
     def __init__(
-        self, peer: Peer, attempt: int, request_id: str, plan: HandoffPlan, runner: ModelRunner, later: "Later"
+        self, peer: Peer, attempt: int, request_id: str, plan: HandoffPlan, runner: ModelRunner, defer: "Defer"
     ) -> None:
         self.peer = peer
         self.attempt = attempt
@@ -38,65 +38,65 @@ class ExportJob:
         self.transfer = Transfer([plan.size(part) for part in self.parts])
         self.handle: TransferHandle | None = None
         self.is_over = False
-        """Nobody wants it any more: nothing further is read."""
+        """Whether the job has ended; nothing more is copied."""
         self.num_missing = len(self.parts)
         """Parts that are not filled yet."""
         self._runner = runner
-        self._later = later
-        self._filled = [0] * plan.layout.num_layers
-        """By layer: its parts that are."""
-        self._of_layer = [
+        self._defer = defer
+        self._num_filled = [0] * plan.layout.num_layers
+        """Filled parts by layer."""
+        self._parts_of_layer = [
             [i for i, part in enumerate(self.parts) if isinstance(part, BlockPart) and part.layer == layer]
             for layer in range(plan.layout.num_layers)
         ]
-        self._states = {i: part for i, part in enumerate(self.parts) if isinstance(part, StatePart)}
-        self._rows: dict[int, _Rows] = {}
+        self._state_parts = {i: part for i, part in enumerate(self.parts) if isinstance(part, StatePart)}
+        self._rows: dict[int, _StateRows] = {}
 
     @property
     def num_bytes(self) -> int:
         return sum(self.transfer.sizes)
 
     def blocks(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
-        self._later(self, lambda: self._fill_layer(layer, blocks, ready))
+        self._defer(self, lambda: self._fill_layer(layer, blocks, ready))
 
     def states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:
-        self._later(self, lambda: self._fill_states(start, states, ready))
+        self._defer(self, lambda: self._fill_states(start, states, ready))
 
     def _fill_layer(self, layer: int, blocks: tuple[int, ...], ready: StreamEvent) -> None:
         ready.wait()
-        mine = self._of_layer[layer]
-        while self._filled[layer] < len(mine):
-            index = mine[self._filled[layer]]
+        indices = self._parts_of_layer[layer]
+        while self._num_filled[layer] < len(indices):
+            index = indices[self._num_filled[layer]]
             part = self.parts[index]
             if part.stop > len(blocks):
                 return
             out = staging_bytes(self.transfer.sizes[index], self._runner.device)
             read_layer(self._runner, layer, blocks[part.start : part.stop], out)
             self._fill(index, out)
-            self._filled[layer] += 1
+            self._num_filled[layer] += 1
 
     @torch.inference_mode()
     def _fill_states(self, start: int, states: Mapping[int, Tensor], ready: StreamEvent) -> None:
         ready.wait()
         stacked = torch.stack([states[layer] for layer in self.plan.state_layers]).cpu()  # [layers, n, D]
         end = start + stacked.shape[1]
-        for index, part in list(self._states.items()):
+        for index, part in list(self._state_parts.items()):
             first, last = max(start, part.start), min(end, part.stop)
             if first >= last:
                 continue
             if index not in self._rows:
                 shape = (stacked.shape[0], part.stop - part.start, stacked.shape[2])
-                self._rows[index] = _Rows(torch.empty(shape, dtype=stacked.dtype), part.stop - part.start)
+                self._rows[index] = _StateRows(torch.empty(shape, dtype=stacked.dtype), part.stop - part.start)
             rows = self._rows[index]
             rows.values[:, first - part.start : last - part.start] = stacked[:, first - start : last - start]
             rows.missing -= last - first
             if not rows.missing:
-                del self._rows[index], self._states[index]
+                del self._rows[index], self._state_parts[index]
                 self._fill(index, rows.values.view(torch.uint8).numpy().data)
 
     def _fill(self, index: int, data: memoryview) -> None:
-        self.num_missing -= 1  # first: whoever has the last part may say so at once
+        self.num_missing -= 1  # before `fill`: the client may cancel the job right after the last part
         self.transfer.fill(index, data)
 
 
-Later = Callable[[ExportJob, Callable[[], None]], None]
+Defer = Callable[[ExportJob, Callable[[], None]], None]

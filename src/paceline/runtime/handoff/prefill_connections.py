@@ -1,4 +1,4 @@
-"""A target worker's lines to the prefill workers: who is there, what was asked of whom, and how it ended."""
+"""A target worker's connections to prefill workers and peers, and the prompts requested from them."""
 
 import itertools
 import logging
@@ -13,8 +13,7 @@ from paceline.core.clock import Clock
 from paceline.core.cluster_config import HealthConfig
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.target_connection import TargetConnection
-from paceline.runtime.handoff.peer_book import PeerBook
-from paceline.runtime.handoff.pending_prompt import PendingPrompt
+from paceline.runtime.handoff.remote_prompt import RemotePrompt
 from paceline.runtime.transfer.client import TransferClient
 from paceline.runtime.transfer.messages import TransferHandle
 from paceline.runtime.wire.codec import MalformedMessage
@@ -35,60 +34,85 @@ from paceline.runtime.wire.wakeup import CommandQueue
 logger = logging.getLogger(__name__)
 
 MAX_PROMPTS = 8
-"""Fetched at once."""
-TICK = 0.05
+"""Prompts fetched at once."""
+POLL_SECONDS = 0.05
+IDLE_SECONDS = 60.0
+"""Time after which an unused connection to a peer is closed: in a large cluster few pairs of targets share prefixes."""
 
-Over = Callable[[PendingPrompt, int], None]
+OnEnd = Callable[[RemotePrompt, int], None]
 
 
-class PrefillLines:
-    """`ask` may be called from any thread. Each prompt asked for ends in one call of `over`, on a thread of this object, with
-    the number of its first blocks that are complete; by then nobody writes to its arrival."""
+class RecentPeers:
+    """The peers that were used recently and should have a connection. Used by one thread."""
+
+    def __init__(self) -> None:
+        self._members: Mapping[str, Member] = {}
+        self._last_use: dict[str, float] = {}
+
+    def set_members(self, members: Mapping[str, Member]) -> None:
+        """Replace all peers."""
+        self._members = members
+
+    def use(self, name: str, now: float) -> None:
+        self._last_use[name] = now
+
+    def members(self, now: float) -> dict[str, Member]:
+        """Peers used within `IDLE_SECONDS`."""
+        self._last_use = {name: at for name, at in self._last_use.items() if now - at < IDLE_SECONDS}
+        return {name: self._members[name] for name in self._last_use if name in self._members}
+
+
+class PrefillConnections:
+    """Any thread may call `request`. Every requested prompt ends in one call of `on_end`, on this object's thread, with the
+    number of its first blocks that are complete. From then on nothing writes to its blocks."""
 
     def __init__(
-        self, over: Over, own: KeyPair | None, kinds: Sequence[str] | None, health: HealthConfig, clock: Clock
+        self, on_end: OnEnd, own: KeyPair | None, channels: Sequence[str] | None, health: HealthConfig, clock: Clock
     ) -> None:
         self.loads: tuple[PrefillLoad, ...] = ()
-        """Those that may be asked."""
-        self._over = over
+        """Loads of the usable prefill workers."""
+        self._on_end = on_end
         self._own = own
         self._health = health
         self._clock = clock
-        self._client = TransferClient(None if own is None else Security(own), kinds)
+        self._client = TransferClient(None if own is None else Security(own), channels)
         self._epoch = secrets.randbits(62)
-        self._prefills: dict[str, Member] = {}
-        self._peers = PeerBook()
-        self._able_peers: dict[str, PrefillLoad] = {}
+        self._prefill_workers: dict[str, Member] = {}
+        self._peers = RecentPeers()
+        self._peer_loads: dict[str, PrefillLoad] = {}
+        """Loads of the usable peers."""
         self._attempts = itertools.count(1)
-        self._lines: dict[str, TargetConnection] = {}
-        self._asked: dict[int, PendingPrompt] = {}
+        self._connections: dict[str, TargetConnection] = {}
+        self._requested: dict[int, RemotePrompt] = {}
+        """Open prompts by attempt."""
         self._commands = CommandQueue()
         self._fetchers = ThreadPoolExecutor(MAX_PROMPTS, "paceline-fetch")
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="paceline-prefill-lines", daemon=True)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="paceline-prefill-connections", daemon=True)
         self._thread.start()
 
     def set_workers(self, workers: Sequence[WorkerAddress], peers: Sequence[WorkerAddress] = ()) -> None:
-        """Use these and no others. `peers`: targets that may be asked for what they have cached."""
-        members = {w.name: Member(w.name, "prefill", "prefill", w.address, w.key) for w in workers}
-        others = {w.name: Member(w.name, "target", "target", w.address, w.key) for w in peers}
-        self._commands.put(lambda: self._meet(members, others))
+        """Replace the prefill workers and the peers, which are targets with cached prefixes."""
+        prefill_workers = {w.name: Member(w.name, "prefill", "prefill", w.address, w.key) for w in workers}
+        targets = {w.name: Member(w.name, "target", "target", w.address, w.key) for w in peers}
+        self._commands.put(lambda: self._set_members(prefill_workers, targets))
 
     def peer(self, name: str) -> PrefillLoad | None:
-        """If it may be asked. From any thread; if there is no line to it yet, there soon will be."""
-        self._commands.put(lambda: self._peers.need(name, self._clock.now()))
-        return self._able_peers.get(name)
+        """The load of a peer; None if it is not usable. Any thread may call it. The first call opens a connection."""
+        self._commands.put(lambda: self._peers.use(name, self._clock.now()))
+        return self._peer_loads.get(name)
 
-    def ask(self, pending: PendingPrompt) -> None:
-        self._commands.put(lambda: self._ask(pending))
+    def request(self, prompt: RemotePrompt) -> None:
+        """Send the prompt to its worker."""
+        self._commands.put(lambda: self._send_request(prompt))
 
     def wake(self) -> None:
-        """Some prompt was stopped."""
+        """Process prompts that were stopped."""
         self._commands.put(lambda: None)
 
     def close(self) -> None:
-        """What was asked for must have been stopped; of what is still under way nothing more is heard."""
-        self._ended.set()
+        """All requested prompts must have been stopped before. `on_end` is not called for those still in flight."""
+        self._stop.set()
         self._commands.put(lambda: None)
         self._thread.join()
         self._fetchers.shutdown()
@@ -96,103 +120,102 @@ class PrefillLines:
         self._commands.close()
 
     def _run(self) -> None:
-        while not self._ended.is_set():
+        while not self._stop.is_set():
             try:
-                self._turn()
-            except Exception:  # prompts wait for this thread: it goes on
-                logger.exception("something went wrong with the prefill workers")
-                self._ended.wait(TICK)
-        for line in self._lines.values():
-            line.send(Goodbye("this worker is stopping"))
-            line.close()
+                self._step()
+            except Exception:  # prompts wait for this thread: it must continue
+                logger.exception("error in the connections to prefill workers; retrying")
+                self._stop.wait(POLL_SECONDS)
+        for connection in self._connections.values():
+            connection.send(Goodbye("this worker is stopping"))
+            connection.close()
 
-    def _turn(self) -> None:
-        lines = self._lines.values()
-        self._commands.wait([line.socket for line in lines], TICK)
+    def _step(self) -> None:
+        self._commands.wait([one.socket for one in self._connections.values()], POLL_SECONDS)
         self._commands.run_all()
-        for line in list(self._lines.values()):
-            while (message := line.receive()) is not None:
-                self._hear(line, message)
-        self._tend(self._clock.now())
+        for connection in list(self._connections.values()):
+            while (message := connection.receive()) is not None:
+                self._process(connection, message)
+        self._update(self._clock.now())
 
-    def _meet(self, prefills: dict[str, Member], peers: dict[str, Member]) -> None:
-        self._prefills = prefills
-        self._peers.meet(peers)
+    def _set_members(self, prefill_workers: dict[str, Member], peers: dict[str, Member]) -> None:
+        self._prefill_workers = prefill_workers
+        self._peers.set_members(peers)
 
     def _connect(self, members: Mapping[str, Member]) -> None:
-        for name, line in list(self._lines.items()):
-            if members.get(name) != line.member:
-                del self._lines[name]
-                self._lose(line, "left the cluster")
-                line.close()
+        """Open connections to these members and close all others."""
+        for name, connection in list(self._connections.items()):
+            if members.get(name) != connection.member:
+                del self._connections[name]
+                self._fail_prompts(connection, "left the cluster")
+                connection.close()
         for name, member in members.items():
-            if name not in self._lines:
-                self._lines[name] = TargetConnection(member, self._health, self._own, self._epoch)
+            if name not in self._connections:
+                self._connections[name] = TargetConnection(member, self._health, self._own, self._epoch)
 
-    def _tend(self, now: float) -> None:
-        self._connect(self._prefills | self._peers.lines(now))
-        for line in self._lines.values():
-            before = line.state
-            line.poll(now)
-            if line.state is not before:
-                logger.info("%s worker %s is %s", line.member.role, line.name, line.state.value)
-                if line.state is WorkerState.SUSPECTED:
-                    self._lose(line, "does not answer")
-        able = [one for one in self._lines.values() if one.is_usable and not one.is_loading]
+    def _update(self, now: float) -> None:
+        """Update connections, health and loads, and end prompts past their deadline."""
+        self._connect(self._prefill_workers | self._peers.members(now))
+        for connection in self._connections.values():
+            before = connection.state
+            connection.poll(now)
+            if connection.state is not before:
+                logger.info("%s worker %s is %s", connection.member.role, connection.name, connection.state.value)
+                if connection.state is WorkerState.SUSPECTED:
+                    self._fail_prompts(connection, "does not answer")
+        usable = [one for one in self._connections.values() if one.is_usable and not one.is_loading]
         self.loads = tuple(
-            PrefillLoad(line.name, line.heartbeat.prompt_tokens, line.round_trip or 0.0, line.welcome.max_model_len)
-            for line in able
-            if line.member.role == "prefill" and line.heartbeat is not None and line.welcome is not None
+            PrefillLoad(one.name, one.heartbeat.prompt_tokens, one.round_trip or 0.0, one.welcome.max_model_len)
+            for one in usable
+            if one.member.role == "prefill" and one.heartbeat is not None and one.welcome is not None
         )
-        # What a peer has it gives at once, whatever else it has to compute
-        self._able_peers = {
-            line.name: PrefillLoad(line.name, 0, line.round_trip or 0.0)
-            for line in able
-            if line.member.role == "target"
+        # A peer sends cached blocks at once, whatever it has to compute
+        self._peer_loads = {
+            one.name: PrefillLoad(one.name, 0, one.round_trip or 0.0) for one in usable if one.member.role == "target"
         }
-        for pending in list(self._asked.values()):
-            if now >= pending.deadline:
-                pending.fail(f"it took longer than {pending.deadline - pending.asked:.1f} s")
-            self._end_if_stopped(pending)
+        for prompt in list(self._requested.values()):
+            if now >= prompt.deadline:
+                prompt.fail(f"it took longer than {prompt.deadline - prompt.requested:.1f} s")
+            self._end_if_stopped(prompt)
 
-    def _hear(self, line: TargetConnection, message: FromTargetWorker | MalformedMessage) -> None:
+    def _process(self, connection: TargetConnection, message: FromTargetWorker | MalformedMessage) -> None:
         match message:
             case Heartbeat():
-                if line.take_heartbeat(message, self._clock.now()):
-                    self._lose(line, "started anew")
+                if connection.take_heartbeat(message, self._clock.now()):
+                    self._fail_prompts(connection, "restarted")
             case Welcome():
-                line.welcome = message
+                connection.welcome = message
             case PrefillStarted():
-                pending = self._waiting(message.attempt)
-                if pending is not None:
-                    pending.is_granted = True
-                    self._fetchers.submit(self._fetch, pending, message.handle)
+                prompt = self._unanswered(message.attempt)
+                if prompt is not None:
+                    prompt.has_started = True
+                    self._fetchers.submit(self._fetch, prompt, message.handle)
             case RequestFailed():
-                pending = self._waiting(message.attempt)
-                if pending is not None:
-                    pending.fail(message.message)
-                    self._end_if_stopped(pending)
+                prompt = self._unanswered(message.attempt)
+                if prompt is not None:
+                    prompt.fail(message.message)
+                    self._end_if_stopped(prompt)
             case Goodbye():
-                self._lose(line, "is stopping")
-                line.welcome = None
+                self._fail_prompts(connection, "is stopping")
+                connection.welcome = None
             case MalformedMessage():
-                logger.warning("%s said something that is no message: %s", line.name, message)
+                logger.warning("%s sent an invalid message: %s", connection.name, message)
 
-    def _ask(self, pending: PendingPrompt) -> None:
-        line, arrival = self._lines.get(pending.worker), pending.arrival
-        assert arrival is not None
-        plan = arrival.plan
-        pending.attempt = next(self._attempts)
-        self._asked[pending.attempt] = pending
+    def _send_request(self, prompt: RemotePrompt) -> None:
+        connection, incoming = self._connections.get(prompt.worker), prompt.incoming
+        assert incoming is not None
+        plan = incoming.plan
+        prompt.attempt = next(self._attempts)
+        self._requested[prompt.attempt] = prompt
         is_sent = (
-            line is not None
-            and line.welcome is not None
-            and line.send(
+            connection is not None
+            and connection.welcome is not None
+            and connection.send(
                 Prefill(
-                    epoch=line.welcome.epoch,
-                    attempt=pending.attempt,
-                    ids=list(pending.ids[: plan.num_tokens]),
-                    salt=pending.request.cache_salt,
+                    epoch=connection.welcome.epoch,
+                    attempt=prompt.attempt,
+                    ids=list(prompt.ids[: plan.num_tokens]),
+                    salt=prompt.request.cache_salt,
                     first=plan.first,
                     layout=plan.layout.name,
                     state_layers=list(plan.state_layers),
@@ -201,33 +224,34 @@ class PrefillLines:
             )
         )
         if not is_sent:
-            pending.fail("it cannot be reached")
-        self._end_if_stopped(pending)
+            prompt.fail("it is not reachable")
+        self._end_if_stopped(prompt)
 
-    def _waiting(self, attempt: int) -> PendingPrompt | None:
-        """Asked for and not yet answered."""
-        pending = self._asked.get(attempt)
-        return None if pending is None or pending.is_granted else pending
+    def _unanswered(self, attempt: int) -> RemotePrompt | None:
+        """The prompt of this attempt, if the worker has not answered it."""
+        prompt = self._requested.get(attempt)
+        return None if prompt is None or prompt.has_started else prompt
 
-    def _lose(self, line: TargetConnection, why: str) -> None:
-        for pending in list(self._asked.values()):
-            if pending.worker == line.name:
-                pending.fail(f"it {why}")
-                self._end_if_stopped(pending)
+    def _fail_prompts(self, connection: TargetConnection, reason: str) -> None:
+        for prompt in list(self._requested.values()):
+            if prompt.worker == connection.name:
+                prompt.fail(f"it {reason}")
+                self._end_if_stopped(prompt)
 
-    def _end_if_stopped(self, pending: PendingPrompt) -> None:
-        """One that is being fetched ends with its fetch."""
-        if pending.stop.is_set() and not pending.is_granted:
-            assert pending.arrival is not None
-            self._end(pending, pending.arrival.plan.first)
+    def _end_if_stopped(self, prompt: RemotePrompt) -> None:
+        """End a stopped prompt without a fetch; a fetch in progress ends it itself."""
+        if prompt.stop.is_set() and not prompt.has_started:
+            assert prompt.incoming is not None
+            self._end(prompt, prompt.incoming.plan.first)
 
-    def _fetch(self, pending: PendingPrompt, handle: TransferHandle) -> None:  # on a thread of its own
-        num_blocks = pending.fetch(self._client, handle, max(0.0, pending.deadline - self._clock.now()))
-        self._commands.put(lambda: self._end(pending, num_blocks))
+    def _fetch(self, prompt: RemotePrompt, handle: TransferHandle) -> None:
+        """On a thread of the pool."""
+        num_blocks = prompt.fetch(self._client, handle, max(0.0, prompt.deadline - self._clock.now()))
+        self._commands.put(lambda: self._end(prompt, num_blocks))
 
-    def _end(self, pending: PendingPrompt, num_blocks: int) -> None:
-        del self._asked[pending.attempt]
-        line = self._lines.get(pending.worker)
-        if line is not None:
-            line.send(Cancel([pending.attempt]))
-        self._over(pending, num_blocks)
+    def _end(self, prompt: RemotePrompt, num_blocks: int) -> None:
+        del self._requested[prompt.attempt]
+        connection = self._connections.get(prompt.worker)
+        if connection is not None:
+            connection.send(Cancel([prompt.attempt]))
+        self._on_end(prompt, num_blocks)

@@ -1,4 +1,4 @@
-"""Where target workers have prompts computed: a prefill worker's engine, and what becomes of their cache."""
+"""The service that computes prompts for target workers, or sends cached ones, and offers their KV blocks as transfers."""
 
 import itertools
 import logging
@@ -26,22 +26,22 @@ from paceline.runtime.wire.transport import Peer
 logger = logging.getLogger(__name__)
 
 MAX_BYTES = 4 << 30
-"""Copied from the cache and not yet fetched, of all prompts together; one may always be more."""
-SPARE_BLOCKS = 16
-"""Of the cache, for whoever else wants something generated here: canaries."""
+"""Bytes copied from the cache and not fetched yet, over all prompts. A single prompt may exceed it."""
+RESERVED_BLOCKS = 16
+"""Blocks of the cache kept for canary requests."""
 
 
 class Busy(PacelineError):
-    """No more prompts at the moment: compute it yourself."""
+    """The worker accepts no more prompts for now. The target computes the prompt itself."""
 
 
-class PrefillDesk:
-    """One thread, the worker's, calls everything; the engine computes on its own, and a third thread copies what is ready."""
+class PrefillService:
+    """Called by the worker's thread only. The engine computes on its own thread, and a third thread copies what is ready."""
 
     def __init__(
         self, loop: EngineLoop, server: TransferServer, clock: Clock | None = None, computes: bool = True
     ) -> None:
-        """Unless it `computes`, nothing is given but what is cached: a target's desk, for other targets."""
+        """`computes` False: send cached blocks only, as a target does for its peers."""
         engine = loop.engine
         self._loop = loop
         self._engine = engine
@@ -51,23 +51,23 @@ class PrefillDesk:
         self._layout = CacheLayout.of(engine.runner)
         self._exports = engine.exports
         self._jobs: dict[tuple[Peer, int], ExportJob] = {}
-        self._since: dict[tuple[Peer, int], float] = {}
+        self._started: dict[tuple[Peer, int], float] = {}
         self._numbers = itertools.count()
         self._done = self._failed = self._tokens = self._bytes = 0
         self._seconds = 0.0
-        self._work: SimpleQueue[tuple[ExportJob, Callable[[], None]] | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._copy, name="paceline-exports", daemon=True)
+        self._copies: SimpleQueue[tuple[ExportJob, Callable[[], None]] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run_copies, name="paceline-exports", daemon=True)
         self._thread.start()
 
-    def ask(self, peer: Peer, message: Prefill) -> PrefillStarted:
-        """Begin to compute. Raises `Busy`, or `InvalidRequest` for what will never be computed here."""
+    def start(self, peer: Peer, message: Prefill) -> PrefillStarted:
+        """Start a prompt. Raises `Busy`, or `InvalidRequest` for a prompt that this worker can never compute."""
         plan = self._plan(message)
         engine, pool = self._engine, self._engine.scheduler.tables.pool
         jobs = self._jobs.values()
         blocks = sum(job.plan.end + 1 for job in jobs)
         if jobs and sum(job.num_bytes for job in jobs) > MAX_BYTES:
             raise Busy(f"{len(jobs)} prompts are waiting to be fetched")
-        if blocks + plan.end + 1 > pool.num_blocks - SPARE_BLOCKS:
+        if blocks + plan.end + 1 > pool.num_blocks - RESERVED_BLOCKS:
             raise Busy(f"the cache is full of {len(jobs)} other prompts")
         request = Request(
             id=f"prefill-{next(self._numbers)}",
@@ -78,47 +78,47 @@ class PrefillDesk:
             max_cached_tokens=plan.first_state if plan.state_layers else None,  # hidden states are not cached
         )
         engine.validate(request)
-        self.withdraw(peer, message.attempt)
-        job = ExportJob(peer, message.attempt, request.id, plan, engine.runner, self._later)
+        self.cancel(peer, message.attempt)
+        job = ExportJob(peer, message.attempt, request.id, plan, engine.runner, self._defer)
         job.handle = self._server.offer(job.transfer)
         self._jobs[peer, message.attempt] = job
-        self._since[peer, message.attempt] = self._clock.now()
+        self._started[peer, message.attempt] = self._clock.now()
         self._loop.call(lambda: self._begin(job, request))
         return PrefillStarted(message.attempt, job.handle)
 
-    def withdraw(self, peer: Peer, attempt: int) -> None:
-        """Whoever asked has it, or no longer wants it. What is unknown is no error."""
+    def cancel(self, peer: Peer, attempt: int) -> None:
+        """End a job: the target has fetched the prompt, or no longer needs it. An unknown attempt is no error."""
         job = self._jobs.pop((peer, attempt), None)
         if job is None:
             return
-        since = self._since.pop((peer, attempt))
+        started = self._started.pop((peer, attempt))
         if job.num_missing:
             self._failed += 1
         else:
             self._done += 1
             self._tokens += (job.plan.end - job.plan.first) * BLOCK_SIZE
             self._bytes += job.num_bytes
-            self._seconds += self._clock.now() - since
+            self._seconds += self._clock.now() - started
         self._end(job)
 
-    def drop(self, peer: Peer) -> None:
-        """It is gone."""
+    def cancel_all(self, peer: Peer) -> None:
+        """End all jobs of a target that is gone."""
         for key in [key for key in self._jobs if key[0] == peer]:
-            self.withdraw(*key)
+            self.cancel(*key)
 
-    def record(self) -> HandoffCounts:
+    def counts(self) -> HandoffCounts:
         return HandoffCounts(self._done, self._failed, self._tokens, self._bytes, self._seconds)
 
     def close(self) -> None:
-        """After the engine has stopped."""
-        self._work.put(None)
+        """Call it after the engine has stopped."""
+        self._copies.put(None)
         self._thread.join()
         self._server.close()
 
     def _plan(self, message: Prefill) -> HandoffPlan:
         if message.layout != self._layout.name:
             raise InvalidRequest(
-                f"this worker's cache is {self._layout.name} and the asker's {message.layout}: give prefill and target "
+                f"this worker's cache is {self._layout.name} and the target's {message.layout}: give prefill and target "
                 "pools the same model, dtype, quantization and kv_dtype"
             )
         if len(message.ids) % BLOCK_SIZE:
@@ -129,12 +129,13 @@ class PrefillDesk:
         except ValueError as error:
             raise InvalidRequest(str(error)) from None
 
-    def _begin(self, job: ExportJob, request: Request) -> None:  # on the engine's thread
+    def _begin(self, job: ExportJob, request: Request) -> None:
+        """On the engine's thread."""
         if job.is_over:
             return
         if not self._computes:
-            if not self._exports.give(request.id, job.plan, job, request.prompt_ids, request.cache_salt):
-                job.transfer.abort("it is not cached any more")
+            if not self._exports.export_cached(request.id, job.plan, job, request.prompt_ids, request.cache_salt):
+                job.transfer.abort("it is no longer cached")
             return
         self._exports.begin(request.id, job.plan, job)
         try:
@@ -148,23 +149,23 @@ class PrefillDesk:
         assert job.handle is not None
         self._server.withdraw(job.handle)
         self._call(lambda: self._engine.cancel(job.request_id))
-        self._work.put((job, lambda: None))
+        self._copies.put((job, lambda: None))
 
-    def _later(self, job: ExportJob, work: Callable[[], None]) -> None:
-        self._work.put((job, work))
+    def _defer(self, job: ExportJob, copy: Callable[[], None]) -> None:
+        self._copies.put((job, copy))
 
-    def _copy(self) -> None:
-        """Nothing is read from blocks that were given back: that they may be is said from here, after the last read."""
+    def _run_copies(self) -> None:
+        """Copy what is ready. This thread also releases the blocks of a job, after its last read of them."""
         device = self._engine.runner.device
-        on_its_own = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
-        with on_its_own:
-            while (item := self._work.get()) is not None:
-                job, work = item
+        stream = torch.cuda.stream(torch.cuda.Stream(device)) if device.type == "cuda" else nullcontext()
+        with stream:
+            while (item := self._copies.get()) is not None:
+                job, copy = item
                 try:
                     if not job.is_over:
-                        work()
+                        copy()
                 except Exception as error:
-                    logger.exception("a prompt could not be handed over")
+                    logger.exception("could not copy a prompt from the cache: its target computes it")
                     job.transfer.abort(f"it could not be read from the cache: {error!r}")
                     job.is_over = True
                 if job.is_over or not job.num_missing:

@@ -1,4 +1,4 @@
-"""What one gateway has asked a target worker for, and what it is yet to be told."""
+"""Requests of one gateway on a target worker, and the messages to be sent to it."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
@@ -11,62 +11,63 @@ from paceline.runtime.wire.stream_messages import MAX_OUTPUTS, Output, Outputs, 
 from paceline.runtime.wire.transport import Peer
 
 MAX_REASON = 2000
+"""Characters of an error message."""
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One submission, while it runs."""
+    """A running submission."""
 
     peer: Peer
     attempt: int
     request_id: str
-    counts: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """Output tokens by choice, those committed elsewhere included."""
-    unfinished: int = 0
+    num_tokens: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Output tokens by choice, including those that another worker committed."""
+    num_unfinished: int = 0
 
-    def begin(self, request: Request) -> None:
-        self.counts.update({i: len(tokens) for i, tokens in enumerate(request.committed) if tokens})
-        self.unfinished = len(request.unfinished)
+    def start(self, request: Request) -> None:
+        self.num_tokens.update({i: len(tokens) for i, tokens in enumerate(request.committed) if tokens})
+        self.num_unfinished = len(request.unfinished)
 
 
 @dataclass(slots=True)
 class GatewayJobs:
-    heard: float = 0.0
-    """When the gateway last gave a sign of life."""
+    last_message: float = 0.0
+    """Time of the gateway's last message."""
     jobs: dict[int, Job] = field(default_factory=dict)
-    """By attempt."""
+    """Running submissions, by attempt."""
     outbox: deque[Outputs | RequestFailed] = field(default_factory=deque)
-    """What its queue did not take yet: no more than the tokens of what it was admitted with."""
+    """Messages that the send queue has not accepted yet. The tokens of the admitted requests bound its size."""
 
-    def tell(self, news: Iterable[tuple[Job, OutputEvent]]) -> None:
-        """What the engine said of jobs; nothing is told of those that ended or were withdrawn meanwhile."""
+    def add_events(self, events: Iterable[tuple[Job, OutputEvent]]) -> None:
+        """Queue messages for these events. Events of jobs that ended or were cancelled are dropped."""
         outputs = []
-        for job, event in news:
+        for job, event in events:
             if self.jobs.get(job.attempt) is not job:
                 continue
             if isinstance(event, StepOutput):
                 outputs.append(self._output(job, event))
             else:
                 del self.jobs[job.attempt]
-                self.refuse(job.attempt, event)
+                self.fail(job.attempt, event)
         parts = range(0, len(outputs), MAX_OUTPUTS)
         self.outbox.extend(Outputs(outputs[i : i + MAX_OUTPUTS]) for i in parts)
 
-    def refuse(self, attempt: int, error: PacelineError) -> None:
-        """That attempt ended without its last token."""
+    def fail(self, attempt: int, error: PacelineError) -> None:
+        """Queue a `RequestFailed` for the attempt."""
         field = error.field if isinstance(error, InvalidRequest) else None
-        text = str(error)[:MAX_REASON].encode(errors="replace").decode()  # it may quote what is no text
+        text = str(error)[:MAX_REASON].encode(errors="replace").decode()  # it may quote lone surrogates
         self.outbox.append(RequestFailed(attempt, isinstance(error, InvalidRequest), text, field))
 
     def flush(self, send: Callable[[Outputs | RequestFailed], bool]) -> None:
-        """As much as `send` takes, in order."""
+        """Send queued messages in order, until `send` returns False."""
         while self.outbox and send(self.outbox[0]):
             self.outbox.popleft()
 
     def _output(self, job: Job, event: StepOutput) -> Output:
-        start = job.counts[event.choice]
-        job.counts[event.choice] += len(event.tokens)
-        job.unfinished -= event.finish_reason is not None
-        if job.unfinished == 0:
+        start = job.num_tokens[event.choice]
+        job.num_tokens[event.choice] += len(event.tokens)
+        job.num_unfinished -= event.finish_reason is not None
+        if job.num_unfinished == 0:
             del self.jobs[job.attempt]
         return Output.of(event, job.attempt, start)

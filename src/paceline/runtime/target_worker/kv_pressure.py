@@ -1,4 +1,4 @@
-"""The fourth way speculation goes wrong: sequences lose their seats for lack of cache while drafts take some of it."""
+"""Limits the depth while sequences are preempted for lack of cache blocks, some of which hold drafts."""
 
 import logging
 from dataclasses import replace
@@ -9,39 +9,39 @@ from paceline.core.worker_status import EngineStatus, Symptom
 
 logger = logging.getLogger(__name__)
 
-LOOKS = 3
-"""In a row that must agree, about a second apart."""
-DEPTH = 1
-"""What is left of speculation under pressure."""
+PERSISTENCE = 3
+"""Observations in a row, about a second apart, that start or end the limit."""
+LIMITED_DEPTH = 1
 
 
 class KvPressure:
-    """Watches preemptions a step. Under pressure `limit` bounds the depth; the operator's flags hold otherwise."""
+    """Watches preemptions per step. While they persist, `limit` bounds the depth of the operator's flags."""
 
     def __init__(self) -> None:
-        self._watch = SymptomWatch(LOOKS)
+        self._watch = SymptomWatch(PERSISTENCE)
         self._last: tuple[int, int] | None = None
 
     @property
     def active(self) -> tuple[Symptom, ...]:
         return self._watch.active
 
-    def observe(self, snapshot: EngineStatus, steps: int) -> bool:
-        """Returns whether the pressure set in or ended."""
-        before, now = self._last, (snapshot.preemptions, steps)
+    def observe(self, status: EngineStatus, steps: int) -> bool:
+        """Returns whether the limit starts or ends."""
+        last, now = self._last, (status.preemptions, steps)
         self._last = now
-        if before is None:
+        if last is None:
             return False
-        lost, steps_between = now[0] - before[0], now[1] - before[1]
-        if not steps_between and (snapshot.running or snapshot.waiting):  # a long step, which says nothing yet
+        preemptions, new_steps = now[0] - last[0], now[1] - last[1]
+        if not new_steps and (status.running or status.waiting):  # one long step
             return False
-        rate = lost / steps_between if steps_between else 0.0
-        was = bool(self.active)
-        for symptom in self._watch.observe(Vitals(preemptions=rate if snapshot.flags.enabled else 0.0)):
+        rate = preemptions / new_steps if new_steps else 0.0
+        was_active = bool(self.active)
+        for symptom in self._watch.observe(Vitals(preemptions=rate if status.flags.enabled else 0.0)):
             logger.warning("%s", symptom)
-        return bool(self.active) != was
+        return bool(self.active) != was_active
 
     def limit(self, flags: SpeculationFlags) -> SpeculationFlags:
         if not self.active:
             return flags
-        return replace(flags, max_depth=DEPTH if flags.max_depth is None else min(DEPTH, flags.max_depth))
+        depth = LIMITED_DEPTH if flags.max_depth is None else min(LIMITED_DEPTH, flags.max_depth)
+        return replace(flags, max_depth=depth)

@@ -1,5 +1,6 @@
-"""A target worker: an engine that gateways talk to over the wire."""
+"""A target worker: serves the requests of gateways with an engine."""
 
+import itertools
 import logging
 import secrets
 import threading
@@ -17,7 +18,7 @@ from paceline.engine.loop import EngineLoop
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.handoff.handoffs import Handoffs
-from paceline.runtime.handoff.prefill_service import PrefillDesk
+from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.jobs import GatewayJobs, Job
 from paceline.runtime.target_worker.kv_pressure import KvPressure
@@ -42,23 +43,25 @@ from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)
 
-SILENCE = 10.0
-"""Seconds after which a gateway that says nothing is taken for dead."""
+WRONG_EPOCH = "the message is for another epoch of this worker"
+
+GATEWAY_TIMEOUT = 10.0
+"""Seconds without a message after which a gateway's requests are cancelled."""
 IDLE_WAIT = 0.25
 MAX_JOBS = 8192
-"""Requests of one gateway; its own admission keeps far below."""
+"""Requests per gateway, far above a gateway's own admission limit."""
 
 
-class Closing(Protocol):
+class Closeable(Protocol):
     def close(self) -> None: ...
 
 
 class WorkerFailed(PacelineError):
-    """The worker's engine broke: the process should end, and be started again."""
+    """The worker cannot continue; its process must exit and be restarted."""
 
 
 class TargetWorker:
-    """Serves gateways until it is told to stop. `run` owns the listener; the engine has its own thread."""
+    """Serves gateways until `stop`. The thread of `run` owns the listener; the engine has its own thread."""
 
     def __init__(
         self,
@@ -69,12 +72,12 @@ class TargetWorker:
         publisher: KvPublisher | None = None,
         weights: WeightManager | None = None,
         handoffs: Handoffs | None = None,
-        desk: PrefillDesk | None = None,
-        tracing: Closing | None = None,
+        prefill_service: PrefillService | None = None,
+        tracing: Closeable | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`handoffs`: prompts may be computed by prefill workers. `desk`: this is one of them. `tracing`: to close at the
-        end."""
+        """`handoffs`: client of prefill workers. `prefill_service`: computes or sends prompts for other targets. `tracing` is
+        closed at the end."""
         self.name = name
         self.epoch = secrets.randbits(62)
         self._loop = loop
@@ -83,7 +86,7 @@ class TargetWorker:
         self._drafts = drafts
         self._handoffs = handoffs
         self._requests: Handoffs | EngineLoop = handoffs or loop
-        self._desk = desk
+        self._prefill_service = prefill_service
         self._tracing = tracing
         self._publisher = publisher
         self._weights = weights
@@ -93,9 +96,9 @@ class TargetWorker:
         self._flags = SpeculationFlags()
         self._pressure = KvPressure()
         self._stop = threading.Event()
-        self._numbers = iter(range(2**62))
+        self._request_numbers = itertools.count()
         self._gateways: dict[Peer, GatewayJobs] = {}
-        self._news: deque[tuple[Job, OutputEvent]] = deque()
+        self._events: deque[tuple[Job, OutputEvent]] = deque()
 
     @property
     def address(self) -> str:
@@ -103,33 +106,33 @@ class TargetWorker:
 
     @property
     def weight_address(self) -> str:
-        """Where it gives its weights to others; empty: nowhere."""
+        """Address of its weight server; empty without one."""
         return "" if self._weights is None else self._weights.address
 
     def run(self) -> None:
-        """Blocks until `stop`. Raises `WorkerFailed` if the engine breaks."""
+        """Blocks until `stop`. Raises `WorkerFailed` if the engine or the loading fails."""
         try:
             while not self._stop.is_set():
                 received = self._listener.receive(IDLE_WAIT)
                 if received is not None:
-                    self._hear(received.peer, received.message)
-                self._tell()
-                self._drop_silent()
+                    self._handle(received.peer, received.message)
+                self._send_events()
+                self._drop_silent_gateways()
                 if self._weights is not None and self._weights.error is not None:
-                    raise WorkerFailed(f"{self.name} cannot load its model: {self._weights.error}")
+                    raise WorkerFailed(f"{self.name} failed to load its model: {self._weights.error}")
                 if not self._loop.is_running:
-                    raise WorkerFailed(f"the engine of {self.name} has stopped; the log above says why")
+                    raise WorkerFailed(f"the engine of {self.name} has stopped; see the log above")
         finally:
             for peer in self._gateways:
                 self._listener.send(peer, Goodbye(f"{self.name} is stopping"))
             self._listener.close()
             if self._weights is not None:
-                self._weights.close()  # first: a pass may be waiting for a layer
+                self._weights.close()  # first: a forward pass may wait for a layer
             if self._handoffs is not None:
                 self._handoffs.close()
             self._loop.close()
-            if self._desk is not None:
-                self._desk.close()
+            if self._prefill_service is not None:
+                self._prefill_service.close()
             if self._drafts is not None:
                 self._drafts.close()
             if self._tracing is not None:
@@ -138,31 +141,31 @@ class TargetWorker:
                 self._publisher.close()
 
     def stop(self) -> None:
-        """From any thread; `run` returns soon after."""
+        """Thread-safe; `run` returns soon after."""
         self._stop.set()
         self._listener.wake()
 
-    def _hear(self, peer: Peer, message: FromGateway | MalformedMessage) -> None:
-        if isinstance(message, MalformedMessage):  # counted by the listener; whoever it was is not taken for alive
+    def _handle(self, peer: Peer, message: FromGateway | MalformedMessage) -> None:
+        if isinstance(message, MalformedMessage):  # the listener counts it; it does not keep a gateway alive
             return
         gateway = self._gateways.setdefault(peer, GatewayJobs())
-        gateway.heard = self._clock.now()
+        gateway.last_message = self._clock.now()
         match message:
             case Submit():
                 self._submit(peer, gateway, message)
             case Cancel():
                 for attempt in message.attempts:
-                    self._withdraw(gateway, attempt)
-                    if self._desk is not None:
-                        self._desk.withdraw(peer, attempt)
+                    self._cancel(gateway, attempt)
+                    if self._prefill_service is not None:
+                        self._prefill_service.cancel(peer, attempt)
             case HeartbeatRequest():
                 if self._drafts is not None:
                     self._drafts.maintain()
-                self._listener.send(peer, self._pulse(message.nonce))
+                self._listener.send(peer, self._heartbeat(message.nonce))
             case Hello():
                 self._listener.send(peer, self._welcome())
             case SetFlags():
-                self._change(message)
+                self._set_flags(message.flags)
             case WorkerList():
                 if self._drafts is not None:
                     self._drafts.set_workers(message.drafts)
@@ -177,96 +180,96 @@ class TargetWorker:
                 self._drop(peer)
 
     def _submit(self, peer: Peer, gateway: GatewayJobs, message: Submit) -> None:
-        if message.epoch != self.epoch:  # meant for the process that was here before
-            gateway.refuse(message.attempt, PacelineError("that was for another epoch"))
+        if message.epoch != self.epoch:  # sent to the previous process at this address
+            gateway.fail(message.attempt, PacelineError(WRONG_EPOCH))
             return
         if len(gateway.jobs) >= MAX_JOBS:
-            gateway.refuse(message.attempt, PacelineError(f"{MAX_JOBS} requests of this gateway are running here"))
+            gateway.fail(message.attempt, PacelineError(f"the limit of {MAX_JOBS} requests per gateway is reached"))
             return
-        job = Job(peer, message.attempt, f"{next(self._numbers)}")
+        job = Job(peer, message.attempt, f"{next(self._request_numbers)}")
         try:
             check_limits(message.request)
             request = replace(message.request, id=job.request_id)
-            job.begin(request)
+            job.start(request)
             gateway.jobs[job.attempt] = job
             if self._handoffs is None:
-                self._loop.submit(request, self._listen(job))
+                self._loop.submit(request, self._listener_of(job))
             else:
-                self._handoffs.submit(request, self._listen(job), message.peer)
+                self._handoffs.submit(request, self._listener_of(job), message.peer)
         except PacelineError as error:
             gateway.jobs.pop(job.attempt, None)
-            gateway.refuse(message.attempt, error)
-        except Exception as error:  # whatever a request holds, it must not end the worker for the others
-            logger.exception("a request could not be taken")
+            gateway.fail(message.attempt, error)
+        except Exception as error:  # no request may end the worker for all others
+            logger.exception("a request could not be started")
             gateway.jobs.pop(job.attempt, None)
-            gateway.refuse(message.attempt, InvalidRequest(f"the request cannot be served: {error!r}"))
+            gateway.fail(message.attempt, InvalidRequest(f"the request cannot be served: {error!r}"))
 
     def _prefill(self, peer: Peer, gateway: GatewayJobs, message: Prefill) -> None:
         try:
-            if self._desk is None:
-                raise InvalidRequest("this worker gives no part of its cache away")
+            if self._prefill_service is None:
+                raise InvalidRequest("this worker does not send cached blocks")
             if message.epoch != self.epoch:
-                raise PacelineError("that was for another epoch")
-            granted = self._desk.ask(peer, message)
-            self._listener.send(peer, granted)  # if it is lost, whoever asked withdraws it in time
+                raise PacelineError(WRONG_EPOCH)
+            started = self._prefill_service.start(peer, message)
+            self._listener.send(peer, started)  # if it is lost, the target cancels after its timeout
         except PacelineError as error:
-            gateway.refuse(message.attempt, error)
-        except Exception as error:  # whatever it holds, it must not end the worker for the others
-            logger.exception("a prompt could not be taken")
-            gateway.refuse(message.attempt, PacelineError(f"it cannot be computed here: {error!r}"))
+            gateway.fail(message.attempt, error)
+        except Exception as error:  # no request may end the worker for all others
+            logger.exception("a prefill could not be started")
+            gateway.fail(message.attempt, PacelineError(f"the prefill failed to start: {error!r}"))
 
-    def _listen(self, job: Job) -> Callable[[OutputEvent], None]:
+    def _listener_of(self, job: Job) -> Callable[[OutputEvent], None]:
         def listen(event: OutputEvent) -> None:  # on the engine's thread
-            self._news.append((job, event))
+            self._events.append((job, event))
             self._listener.wake()
 
         return listen
 
-    def _tell(self) -> None:
-        """Send what the engine said, one message a gateway."""
-        news: defaultdict[Peer, list[tuple[Job, OutputEvent]]] = defaultdict(list)
-        while self._news:
-            job, event = self._news.popleft()
-            news[job.peer].append((job, event))
+    def _send_events(self) -> None:
+        """Send the engine's outputs and errors, batched by gateway."""
+        events: defaultdict[Peer, list[tuple[Job, OutputEvent]]] = defaultdict(list)
+        while self._events:
+            job, event = self._events.popleft()
+            events[job.peer].append((job, event))
         for peer, gateway in self._gateways.items():
-            gateway.tell(news[peer])
+            gateway.add_events(events[peer])
             gateway.flush(partial(self._listener.send, peer))
 
-    def _withdraw(self, gateway: GatewayJobs, attempt: int) -> None:
+    def _cancel(self, gateway: GatewayJobs, attempt: int) -> None:
         job = gateway.jobs.pop(attempt, None)
         if job is not None and self._loop.is_running:
             self._requests.cancel(job.request_id)
 
-    def _drop_silent(self) -> None:
+    def _drop_silent_gateways(self) -> None:
         now = self._clock.now()
-        for peer in [peer for peer, gateway in self._gateways.items() if now - gateway.heard > SILENCE]:
-            logger.warning("a gateway went silent; its %d streams are dropped", len(self._gateways[peer].jobs))
+        for peer in [peer for peer, gateway in self._gateways.items() if now - gateway.last_message > GATEWAY_TIMEOUT]:
+            logger.warning("a gateway is silent; its %d requests are cancelled", len(self._gateways[peer].jobs))
             self._drop(peer)
 
     def _drop(self, peer: Peer) -> None:
         gateway = self._gateways.pop(peer)
-        if self._desk is not None:
-            self._desk.drop(peer)
+        if self._prefill_service is not None:
+            self._prefill_service.cancel_all(peer)
         for attempt in list(gateway.jobs):
-            self._withdraw(gateway, attempt)
+            self._cancel(gateway, attempt)
 
-    def _change(self, message: SetFlags) -> None:
+    def _set_flags(self, flags: SpeculationFlags) -> None:
         try:
-            self._engine.validate_flags(message.flags)
-            self._flags = message.flags
-            self._set_flags()
-        except PacelineError as error:  # the gateway checked them: it runs another version, or was told wrong
-            logger.warning("flags were not taken over: %s", error)
+            self._engine.validate_flags(flags)
+            self._flags = flags
+            self._apply_flags()
+        except PacelineError as error:  # the gateway's configuration differs from this worker's
+            logger.warning("the flags are ignored: %s", error)
 
-    def _set_flags(self) -> None:
+    def _apply_flags(self) -> None:
         flags = self._pressure.limit(self._flags)
         self._loop.call(lambda: self._engine.set_flags(flags))
 
     def _report(self) -> StatusReport:
         snapshot = self._engine.snapshot()
         if self._pressure.observe(snapshot, self._engine.num_steps) and self._loop.is_running:
-            self._set_flags()
-        handed = self._handoffs or self._desk
+            self._apply_flags()
+        handed = self._handoffs or self._prefill_service
         drafts = self._drafts
         status = replace(
             snapshot,
@@ -276,18 +279,18 @@ class TargetWorker:
                 *self._pressure.active,
                 *snapshot.audit.symptoms,
             ),
-            handoffs=None if handed is None else handed.record(),
+            handoffs=None if handed is None else handed.counts(),
         )
         return StatusReport(self.epoch, self.name, status)
 
-    def _pulse(self, nonce: int) -> Heartbeat:
+    def _heartbeat(self, nonce: int) -> Heartbeat:
         snapshot = self._engine.snapshot()
         loading = None if self._weights is None else self._weights.progress
         return Heartbeat(
             nonce=nonce,
             epoch=self.epoch,
             steps=self._engine.num_steps,
-            is_busy=self._engine.has_work and loading is None,  # waiting for a layer is no stall
+            is_busy=self._engine.has_work and loading is None,  # a wait for a layer is not a stall
             running=snapshot.running,
             waiting=snapshot.waiting,
             kv_used=snapshot.kv_used,

@@ -1,11 +1,11 @@
-"""The spans of one request where it is generated: waiting, prompt, and every round down to its verification.
+"""The spans of one request in the engine's process.
 
 generate
-  queue            until there is a seat
+  queue            until the first scheduled step
   prompt           until the first token
   round            one draft-and-verify round of one choice, or a plain step
-    draft            waiting for the draft; of the whole batch, as the step was
-    verify           the target's pass, likewise
+    draft            time of drafting, for the whole batch of the step
+    verify           time of the target's pass, for the whole batch
 """
 
 import time
@@ -20,33 +20,33 @@ from paceline.core.request import Request
 
 
 class RequestTrace:
-    """`saw` every output, then `end` once; one thread."""
+    """Call `add` for every output, then `end` once, on one thread."""
 
     def __init__(self, tracer: Tracer, context: Context, request: Request, clock: Clock) -> None:
         self._tracer, self._clock = tracer, clock
         self._submitted = clock.now()
-        # Spans have wall-clock times, steps those of the engine's clock
+        # Spans have wall-clock times; steps have times of the engine's clock
         self._offset = time.time_ns() - int(1e9 * self._submitted)
-        about: dict[str, str | int] = {
+        attributes: dict[str, str | int] = {
             "paceline.category": request.category,
             "paceline.prompt_tokens": len(request.prompt_ids),
             "paceline.choices": len(request.unfinished),
             "paceline.continued": bool(request.committed),
         }
-        self._span = tracer.start_span("generate", context, attributes=about, start_time=self._at(self._submitted))
-        self._inside = set_span_in_context(self._span)
+        self._span = tracer.start_span("generate", context, attributes=attributes, start_time=self._at(self._submitted))
+        self._context = set_span_in_context(self._span)
         self._started: set[int] = set()
         self._tokens = self._drafted = self._accepted = 0
 
-    def saw(self, output: StepOutput) -> None:
+    def add(self, output: StepOutput) -> None:
         now, times = self._clock.now(), output.times
         self._tokens += len(output.tokens)
         if output.choice not in self._started:
             self._started.add(output.choice)
-            seated = self._submitted + output.waited
-            self._child("queue", self._submitted, seated, {"paceline.choice": output.choice})
-            about = {"paceline.choice": output.choice, "paceline.cached_tokens": output.num_cached}
-            self._child("prompt", seated, now, about)
+            scheduled = self._submitted + output.waited
+            self._child("queue", self._submitted, scheduled, {"paceline.choice": output.choice})
+            attributes = {"paceline.choice": output.choice, "paceline.cached_tokens": output.num_cached}
+            self._child("prompt", scheduled, now, attributes)
         elif times is not None:
             self._drafted += output.drafted
             self._accepted += output.accepted
@@ -72,14 +72,14 @@ class RequestTrace:
         self._span.end(self._at(self._clock.now()))
 
     def _round(self, output: StepOutput, began: float, drafted: float, verified: float, now: float) -> None:
-        about: dict[str, str | int] = {
+        attributes: dict[str, str | int] = {
             "paceline.choice": output.choice,
             "paceline.method": output.method if output.drafted else "plain",
             "paceline.depth": output.drafted,
             "paceline.accepted": output.accepted,
             "paceline.tokens": len(output.tokens),
         }
-        span = self._tracer.start_span("round", self._inside, attributes=about, start_time=self._at(began))
+        span = self._tracer.start_span("round", self._context, attributes=attributes, start_time=self._at(began))
         inside = set_span_in_context(span)
         if output.drafted:
             self._tracer.start_span("draft", inside, start_time=self._at(began)).end(self._at(drafted))
@@ -87,7 +87,7 @@ class RequestTrace:
         span.end(self._at(now))
 
     def _child(self, name: str, start: float, end: float, attributes: dict[str, int]) -> None:
-        span = self._tracer.start_span(name, self._inside, attributes=attributes, start_time=self._at(start))
+        span = self._tracer.start_span(name, self._context, attributes=attributes, start_time=self._at(start))
         span.end(self._at(end))
 
     def _at(self, seconds: float) -> int:

@@ -1,8 +1,7 @@
-"""OpenTelemetry traces over OTLP: where spans go, and which requests have any.
+"""OpenTelemetry traces over OTLP.
 
-A gateway decides with the HTTP request whether it is traced: if the caller's `traceparent` says so, or there is none and the
-request is one of the `ratio`. Everybody behind it follows what comes with a context and nothing else. Spans have numbers and
-names in them, never a word of a prompt or an answer.
+The gateway decides whether a request is traced: by the client's `traceparent`, or without one by the sampling `ratio`. Workers
+trace exactly the requests that carry a context. Spans hold numbers and names, never text of prompts or outputs.
 """
 
 import threading
@@ -30,21 +29,25 @@ except ImportError:
 from paceline.runtime.tracing.request_trace import RequestTrace
 
 TIMEOUT = 5.0
-"""Seconds that a batch of spans, and all of them at the end, may take to be sent."""
+"""Timeout in seconds of sending a batch of spans, and of `close`."""
 QUEUE = 16384
-"""Spans that wait to be sent; when they are more, the oldest are dropped."""
+"""Capacity of the span queue; when it is full, spans are dropped."""
 DELAY = 1000
-"""Milliseconds that spans wait for others to be sent with."""
+"""Milliseconds between two batches."""
 
 
 class Tracing:
-    """Makes spans, and sends them from a thread of its own. `close` sends the last ones."""
+    """Creates spans and sends them from a background thread. `close` sends the last ones."""
 
     def __init__(self, exporter: SpanExporter, service: str, ratio: float = 0.0, clock: Clock | None = None) -> None:
-        """`ratio`: of the requests that come without a context, the share that is traced."""
-        about = {"service.name": "paceline", "service.instance.id": service, "service.version": version("paceline")}
+        """`ratio`: traced share of the requests without a context."""
+        attributes = {
+            "service.name": "paceline",
+            "service.instance.id": service,
+            "service.version": version("paceline"),
+        }
         self._provider = TracerProvider(
-            sampler=ParentBased(TraceIdRatioBased(ratio)), resource=Resource.create(about), shutdown_on_exit=False
+            sampler=ParentBased(TraceIdRatioBased(ratio)), resource=Resource.create(attributes), shutdown_on_exit=False
         )
         self._provider.add_span_processor(
             BatchSpanProcessor(exporter, max_queue_size=QUEUE, schedule_delay_millis=DELAY)
@@ -55,27 +58,28 @@ class Tracing:
 
     @staticmethod
     def to(endpoint: str, service: str, ratio: float = 0.0) -> "Tracing":
-        """Spans go to the OTLP collector at `endpoint`."""
+        """Send spans to the OTLP collector at `endpoint`."""
         return Tracing(OTLPSpanExporter(endpoint=trace_url(endpoint), timeout=TIMEOUT), service, ratio)
 
-    def serve(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> Span:
-        """The span of a request from outside, in the trace that its headers name, if they do. End it. Whether it is traced
-        is its `is_recording()`."""
+    def start_server_span(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> Span:
+        """Start the span of an HTTP request, in the trace of its headers if they name one. `is_recording()` says whether it is
+        traced. The caller ends it."""
         return self._tracer.start_span(
             name, self._contexts.extract(headers), SpanKind.SERVER, attributes, record_exception=False
         )
 
     def context(self, span: Span) -> str:
-        """For `Request.trace`."""
+        """The span's context, for `Request.trace`."""
         carrier: dict[str, str] = {}
         self._contexts.inject(carrier, set_span_in_context(span))
         return carrier.get("traceparent", "")
 
     def follow(self, request: Request) -> RequestTrace:
+        """The trace of a request that has just been submitted."""
         return RequestTrace(self._tracer, self._contexts.extract({"traceparent": request.trace}), request, self._clock)
 
     def close(self) -> None:
-        """Safe to call twice. Takes as long as the collector does, `TIMEOUT` at the most."""
+        """Send the remaining spans, for at most `TIMEOUT` seconds. May be called twice."""
         sender = threading.Thread(target=self._provider.shutdown, name="paceline-last-spans", daemon=True)
         sender.start()
         sender.join(TIMEOUT)

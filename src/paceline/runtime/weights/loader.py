@@ -47,7 +47,7 @@ class WeightLoader:
         self._peers = peers if len(peers) <= MAX_PEERS else random.sample(list(peers), MAX_PEERS)
         self._security = None if security is None else Security(security.own, security.own.public)
         self._client = TransferClient(security, channels)
-        self._arrivals: StreamedWeights | None = None
+        self._streamed: StreamedWeights | None = None
         self._sources: WeightSources | None = None
         self._manifest: Manifest | None = None
         self._form = self._fingerprint = ""
@@ -67,19 +67,19 @@ class WeightLoader:
     @property
     def progress(self) -> LoadProgress | None:
         """None before loading starts and when all layers are loaded."""
-        if self._arrivals is None or self._sources is None or self._arrivals.is_complete:
+        if self._streamed is None or self._sources is None or self._streamed.is_complete:
             return None
-        return LoadProgress(self._arrivals.num_layers, self._arrivals.parts.num_layers, self._sources.num_peers)
+        return LoadProgress(self._streamed.num_layers, self._streamed.parts.num_layers, self._sources.num_peers)
 
     @property
     def error(self) -> Exception | None:
         """The error that ended loading."""
-        return None if self._arrivals is None else self._arrivals.error
+        return None if self._streamed is None else self._streamed.error
 
     def wait(self, loaded: LoadedModel) -> ExportedWeights:
         """Wait until all weights are loaded and return them for a weight server. Raises if loading failed."""
-        assert self._arrivals is not None
-        self._arrivals.wait_all()
+        assert self._streamed is not None
+        self._streamed.wait_all()
         return ExportedWeights(loaded, self._form, self._fingerprint, self._manifest)
 
     def close(self) -> None:
@@ -95,13 +95,13 @@ class WeightLoader:
         checkpoint = open_checkpoint(local.name, local.device, local.dtype)
         check_memory(local.name, checkpoint, local.device, local.dtype, local.quantization is not None, ranks=1)
         parts = Parts.of(checkpoint.config)
-        self._arrivals = arrivals = StreamedWeights(parts)
-        arrivals.put(parts.tokenizer, {})  # read below, on this thread
+        self._streamed = streamed = StreamedWeights(parts)
+        streamed.put(parts.tokenizer, {})  # read below, on this thread
         queue = PartQueue([part for part in range(parts.count) if part != parts.tokenizer])
-        self._sources = WeightSources(arrivals, queue)
+        self._sources = WeightSources(streamed, queue)
         self._sources.add(DiskSource(checkpoint, local.device, local.dtype, local.quantization))
         tokenizer = checkpoint.read_tokenizer()
-        model = StreamedModel(checkpoint.config, local.device, local.dtype, arrivals, _matrix_bytes(arrivals))
+        model = StreamedModel(checkpoint.config, local.device, local.dtype, streamed, _matrix_bytes(streamed))
         return LoadedModel(checkpoint.name, checkpoint.config, model, tokenizer)
 
     def _load_from_peers(
@@ -111,14 +111,14 @@ class WeightLoader:
         self._fingerprint = manifest.fingerprint
         logger.info("loading %s from %s", manifest.name, ", ".join(peer.name for peer in peers))
         config = config_from_json(manifest.config)
-        self._arrivals = arrivals = StreamedWeights(Parts.of(config))
-        queue = PartQueue(list(range(arrivals.parts.count)))
-        self._sources = WeightSources(arrivals, queue, lambda: local.source(manifest))
+        self._streamed = streamed = StreamedWeights(Parts.of(config))
+        queue = PartQueue(list(range(streamed.parts.count)))
+        self._sources = WeightSources(streamed, queue, lambda: local.source(manifest))
         self._sources.add(*peers, *(peer.duplicate() for peer in peers))
-        data = arrivals.wait(arrivals.parts.tokenizer)["tokenizer"]
+        data = streamed.wait(streamed.parts.tokenizer)["tokenizer"]
         assert isinstance(data, torch.Tensor)
         tokenizer = tokenizer_from_tensor(data)
-        model = StreamedModel(config, device, dtype, arrivals, manifest.weight_bytes)
+        model = StreamedModel(config, device, dtype, streamed, manifest.weight_bytes)
         return LoadedModel(manifest.name, config, model, tokenizer)
 
     def _connect(self, device: torch.device) -> list[PeerSource]:
@@ -173,10 +173,10 @@ class _LocalCheckpoint:
         return DiskSource(checkpoint, self.device, self.dtype, self.quantization, manifest)
 
 
-def _matrix_bytes(arrivals: StreamedWeights) -> int:
+def _matrix_bytes(streamed: StreamedWeights) -> int:
     """Bytes of all matrices, before most are read. Every layer counts as layer 0: quantisers give no other more bits."""
-    parts = arrivals.parts
-    tables, layer = arrivals.wait(parts.tables), arrivals.wait(parts.layer(0)).values()
+    parts = streamed.parts
+    tables, layer = streamed.wait(parts.tables), streamed.wait(parts.layer(0)).values()
     matrices = (tables[name] for name in ("embedding", "head") if name in tables)
     own = sum(tensor.nbytes for piece in matrices for tensor in piece_tensors(piece))
     return own + parts.num_layers * sum(tensor.nbytes for piece in layer for tensor in piece_tensors(piece))

@@ -88,14 +88,14 @@ class WeightManager:
     def _finish(self, on_loaded: Callable[[], None], is_busy: Callable[[], bool]) -> None:
         assert self._loaded is not None
         try:
-            stock = self._loader.wait(self._loaded)
+            weights = self._loader.wait(self._loaded)
         except Exception:  # reported by `error`
             return
         logger.info("all %d layers are loaded", self._loaded.config.num_layers)
         try:
             on_loaded()
             if self._server is not None:
-                self._server.open(stock, is_busy)
+                self._server.open(weights, is_busy)
         except EngineClosed:  # the worker stopped meanwhile
             pass
         except Exception:

@@ -105,7 +105,7 @@ class WeightServer:
         self._send_rate = SendRate(bytes_per_second)
         self._clock = clock or WallClock()
         self._is_busy: Callable[[], bool] = lambda: False
-        self._stock: ExportedWeights | None = None
+        self._weights: ExportedWeights | None = None
         self._parts: dict[Peer, _PartTransfer] = {}
         self._unfinished: deque[Peer] = deque()
         """Clients whose part has chunks that are not ready, in round-robin order."""
@@ -117,13 +117,13 @@ class WeightServer:
 
     @property
     def is_open(self) -> bool:
-        return self._stock is not None
+        return self._weights is not None
 
-    def open(self, stock: ExportedWeights, is_busy: Callable[[], bool] = lambda: False) -> None:
+    def open(self, weights: ExportedWeights, is_busy: Callable[[], bool] = lambda: False) -> None:
         """Serve these weights from now on, slower while `is_busy`. First computes their checksums on the calling thread."""
-        _ = stock.manifest
+        _ = weights.manifest
         self._is_busy = is_busy
-        self._stock = stock
+        self._weights = weights
 
     def close(self) -> None:
         """Clients with a part in transfer get a goodbye. Safe to call twice."""
@@ -162,9 +162,9 @@ class WeightServer:
                 self._withdraw(peer)
 
     def _describe(self, request: WeightsRequest) -> WeightsReply | WeightsRefused:
-        if self._stock is None:
+        if self._weights is None:
             return WeightsRefused("it is still loading")
-        manifest = self._stock.manifest
+        manifest = self._weights.manifest
         if manifest.form != request.form:
             return WeightsRefused(f"it holds weights as {manifest.form!r}, requested was {request.form!r}"[:512])
         if request.fingerprint and manifest.fingerprint != request.fingerprint:
@@ -173,14 +173,14 @@ class WeightServer:
 
     def _offer(self, peer: Peer, part: int) -> PartReply | WeightsRefused:
         self._withdraw(peer)
-        if self._stock is None or part >= len(self._stock.manifest.parts):
+        if self._weights is None or part >= len(self._weights.manifest.parts):
             return WeightsRefused("there is no such part")
         if len(self._parts) >= MAX_CLIENTS:
             return WeightsRefused(f"it serves {MAX_CLIENTS} clients already")
-        chunks = chunk_ranges(self._stock.manifest.parts[part].tensors)
+        chunks = chunk_ranges(self._weights.manifest.parts[part].tensors)
         transfer = _WatchedTransfer([end - start for _, start, end in chunks], self._clock)
         handle = self._transfer_server.offer(transfer)
-        self._parts[peer] = _PartTransfer(handle, transfer, self._stock.tensors(part), iter(enumerate(chunks)))
+        self._parts[peer] = _PartTransfer(handle, transfer, self._weights.tensors(part), iter(enumerate(chunks)))
         self._unfinished.append(peer)
         return PartReply(part, handle)
 

@@ -155,13 +155,13 @@ class PartQueue:
 
 
 class WeightSources:
-    """A thread for each source, which loads parts of `queue` into `arrivals`. When the last source fails, `fallback` creates
+    """A thread for each source, which loads parts of `queue` into `streamed`. When the last source fails, `fallback` creates
     another; if that raises, steps that wait for a layer get its exception."""
 
     def __init__(
-        self, arrivals: StreamedWeights, queue: PartQueue, fallback: Callable[[], Source] | None = None
+        self, streamed: StreamedWeights, queue: PartQueue, fallback: Callable[[], Source] | None = None
     ) -> None:
-        self._arrivals, self._queue, self._fallback = arrivals, queue, fallback
+        self._streamed, self._queue, self._fallback = streamed, queue, fallback
         self._lock = threading.Lock()
         self._active: set[Source] = set()
         self._threads: list[threading.Thread] = []
@@ -190,8 +190,8 @@ class WeightSources:
             self._is_closed = True
             threads = list(self._threads)
         self._queue.close()
-        if not self._arrivals.is_complete:
-            self._arrivals.fail(error)
+        if not self._streamed.is_complete:
+            self._streamed.fail(error)
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join()
@@ -209,7 +209,7 @@ class WeightSources:
                     failure = error
                 else:
                     if self._queue.complete(assignment):
-                        self._arrivals.put(assignment.part, pieces)
+                        self._streamed.put(assignment.part, pieces)
         finally:
             source.close()
             self._remove(source, failure)
@@ -222,13 +222,13 @@ class WeightSources:
             return
         consequence = "the rest is loaded from elsewhere" if not is_last or self._fallback else "it was the last source"
         logger.warning("cannot load more weights from %s: %s; %s", source.name, failure, consequence)
-        if not is_last or self._arrivals.is_complete:
+        if not is_last or self._streamed.is_complete:
             return
         if self._fallback is None:
-            self._arrivals.fail(failure)
+            self._streamed.fail(failure)
             return
         fallback, self._fallback = self._fallback, None
         try:
             self.add(fallback())
         except Exception as error:
-            self._arrivals.fail(error)
+            self._streamed.fail(error)

@@ -1,18 +1,18 @@
-"""Spending drafted tokens over a batch so that expected tokens per second are highest. A pure function of estimates.
+"""How many tokens to draft for each sequence of a batch, for the most expected tokens per second. A pure function.
 
-The k-th node drafted for a sequence adds S_k expected tokens, the chance that it is accepted, and one row to the
+The k-th node drafted for a sequence adds S_k expected tokens, the probability that it is accepted, and one row to the
 target's pass. With B sequences, n nodes in all, and D_m the most that method m drafts for any of its sequences,
 
     rate = (B + sum of the n chosen S) / (t_verify(B + n) + t_context + t_network + sum_m (c0_m + c1_m D_m))
 
-Where a proposer asked for drafts has some only at times (`delivery`), both the tokens and the rows of a draft shrink by
-that share; what asking costs does not.
+A proposer returns drafts for a share of the requests (`delivery`). Tokens and rows of a draft shrink by that share; the
+cost of requesting it does not.
 
 For given D_m the best n nodes are the n largest S among positions up to D_m. S never increases with k, so a sequence's
-nodes enter in order. Equal S form a group, within which the rate can only peak where t_verify bends upwards: group
-ends and such bends are all there is to try. Of one category the nodes come by position, so that one pass over them
-tries every D. With several of one method every D up to `EVERY_DEPTH` is a pass, and some beyond, where one more or less
-makes little difference. Several methods take turns, each trying fewer, until none of them gains.
+nodes enter in order. Equal S form a group, within which the rate can only peak where t_verify bends upwards: only group
+ends and such bends are tried. The nodes of one category come by position, so that one pass over them tries every D. With
+several categories of one method every D up to `EVERY_DEPTH` is a pass, and some larger ones. Several methods take turns,
+each trying fewer, until no method gains.
 """
 
 from bisect import bisect_left, bisect_right
@@ -24,15 +24,17 @@ from typing import NamedTuple
 from paceline.speculation.depth.policy import Candidate, method_of
 from paceline.speculation.depth.step_time import Costs
 
-WORTHLESS = 0.01
-"""A draft less likely to be kept than this is left out, even where its row seems to cost nothing."""
+MIN_SURVIVAL = 0.01
+"""Acceptance probability below which a draft is left out, even if its row seems to cost nothing."""
 EVERY_DEPTH = 8
+"""Depth up to which every depth is tried."""
 SWEEPS = 2
+"""Turns of each method."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """`depths` beside the expected tokens per second they give."""
+    """Depths by candidate, and the expected tokens per second."""
 
     depths: list[int]
     rate: float
@@ -40,15 +42,15 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What a category's drafts are worth: S by position, and the chance that asking for drafts yields any."""
+    """The value of a category's drafts: S by position, and the probability that a request for drafts returns any."""
 
     survival: Sequence[float]
     delivery: float = 1.0
 
 
 def allocate(batch: Sequence[Candidate], values: Mapping[str, Value], costs: Costs) -> Allocation | None:
-    """The best allocation that drafts at all; None if no candidate may draft. Every category with a value has a method
-    whose costs are known."""
+    """The best allocation with at least one draft; None if no candidate may draft. The method of every category in `values`
+    has known costs."""
     groups = _groups(batch, values)
     if not groups:
         return None
@@ -56,22 +58,22 @@ def allocate(batch: Sequence[Candidate], values: Mapping[str, Value], costs: Cos
     for group in groups:
         most[group.method] = max(group.position, most.get(group.method, 0))
     best = _search(groups, most, dict.fromkeys(most, 0), len(batch), costs)
-    if len(most) > 1:  # one that pays alone may stand in the way of a better one: come from the other side as well
+    if len(most) > 1:  # the search from zero may stop at one method: search from the other side as well
         best = max(best, _search(groups, most, most, len(batch), costs), key=lambda plan: plan.rate)
     return Allocation(_spread(batch, groups, best), best.rate / costs.scale)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The `asked` most valuable nodes among positions up to each method's limit. `rate` is for a scale of 1."""
+    """The `num_nodes` most valuable nodes among positions up to each method's limit. `rate` is for a scale of 1."""
 
     rate: float
-    asked: int
+    num_nodes: int
     limits: Mapping[str, int]
 
 
 class _Group(NamedTuple):
-    """The same position of all sequences of a category that may draft so deep."""
+    """One position of all sequences of a category that may draft so deep."""
 
     survival: float
     position: int
@@ -82,13 +84,13 @@ class _Group(NamedTuple):
 
 
 def _groups(batch: Sequence[Candidate], values: Mapping[str, Value]) -> list[_Group]:
-    """All positions of all categories, most valuable row first; of equals the shallower."""
+    """All positions of all categories, most valuable first; among equals the shallower first."""
     groups = []
     caps = Counter([(candidate.category, candidate.max_depth) for candidate in batch])
     for category, value in values.items():
         own, method = [(cap, count) for (name, cap), count in caps.items() if name == category], method_of(category)
         for position, survival in enumerate(value.survival, start=1):
-            if survival < WORTHLESS:
+            if survival < MIN_SURVIVAL:
                 break
             width = sum([count for cap, count in own if cap >= position])
             if width == 0:
@@ -101,7 +103,7 @@ def _groups(batch: Sequence[Candidate], values: Mapping[str, Value]) -> list[_Gr
 def _search(
     groups: Sequence[_Group], most: Mapping[str, int], start: Mapping[str, int], batch: int, costs: Costs
 ) -> _Plan:
-    """The best limits that changing one method's at a time finds from `start`."""
+    """The best limits found from `start` by changing one method at a time."""
     is_alone, is_single = len(most) == 1, all(group.category == groups[0].category for group in groups)
     best = _Plan(0.0, 0, start)
     for _ in range(SWEEPS):
@@ -117,7 +119,7 @@ def _search(
 
 
 def _depths_to_try(most: int, is_alone: bool) -> list[int]:
-    """1, 2, ... 8, 10, 12, 15, 18, 22, ... and the most; of several methods 0, 1, 3, 9, ... and the most."""
+    """1, 2, ... 8, 10, 12, 15, 18, 22, ... and `most`; with several methods 0, 1, 3, 9, ... and `most`."""
     depths = [1] if is_alone else [0, 1]
     while depths[-1] < most:
         last = depths[-1]
@@ -129,11 +131,10 @@ def _depths_to_try(most: int, is_alone: bool) -> list[int]:
 def _fill(
     groups: Sequence[_Group], limits: Mapping[str, int], method: str, below: int, batch: int, costs: Costs
 ) -> _Plan:
-    """The best number of nodes within `limits`, of those that take `method` beyond `below`: a smaller limit has tried the
-    others."""
+    """The best number of nodes within `limits` that takes `method` beyond `below`: smaller limits were tried before."""
     seconds, bends, scale = costs.curve, costs.curve.bends, costs.scale
-    best_rate, best_asked = 0.0, 0
-    asked, rows, tokens, overhead = 0, float(batch), float(batch), (costs.context + costs.network) / scale
+    best_rate, best_nodes = 0.0, 0
+    num_nodes, rows, tokens, overhead = 0, float(batch), float(batch), (costs.context + costs.network) / scale
     reached = dict.fromkeys(limits, 0)
     is_new = below < 0
     for survival, position, width, _, own, delivery in groups:
@@ -151,21 +152,21 @@ def _fill(
                 more = count * delivery
                 rate = (tokens + more * survival) / (seconds(rows + more) + overhead)
                 if rate > best_rate and count:
-                    best_rate, best_asked = rate, asked + count
-        asked, rows, tokens = asked + width, rows + drafts, tokens + drafts * survival
-    return _Plan(best_rate, best_asked, limits)
+                    best_rate, best_nodes = rate, num_nodes + count
+        num_nodes, rows, tokens = num_nodes + width, rows + drafts, tokens + drafts * survival
+    return _Plan(best_rate, best_nodes, limits)
 
 
 def _spread(batch: Sequence[Candidate], groups: Sequence[_Group], plan: _Plan) -> list[int]:
-    """Hand out the nodes in the groups' order. A group cut short serves the front of the batch: step after step the same
-    sequences, whose drafts stay warm."""
+    """Depths by candidate: nodes are given out in the order of the groups. An incomplete group serves the front of the batch,
+    so that the same sequences draft in every step and their drafts stay up to date."""
     whole = {group.category: 0 for group in groups}
-    lucky, extra, drafts = "", 0, plan.asked
+    partial, extra, drafts = "", 0, plan.num_nodes
     for group in groups:
         if group.position > plan.limits[group.method]:
             continue
         if drafts < group.width:
-            lucky, extra = group.category, drafts
+            partial, extra = group.category, drafts
             break
         whole[group.category] = group.position
         drafts -= group.width
@@ -176,7 +177,7 @@ def _spread(batch: Sequence[Candidate], groups: Sequence[_Group], plan: _Plan) -
     for i, candidate in enumerate(batch):
         if extra == 0:
             break
-        if candidate.category == lucky and candidate.max_depth > depths[i]:
+        if candidate.category == partial and candidate.max_depth > depths[i]:
             depths[i] += 1
             extra -= 1
     return depths

@@ -1,65 +1,66 @@
-"""When a step is plain only to be timed: while drafts are made, nothing else says what decoding without them takes."""
+"""Plain steps taken only to be timed. While a batch drafts, only they measure what decoding without drafts takes."""
 
 from dataclasses import dataclass
 
 FIRST, EVERY = 4, 200
-"""Steps of drafting after which one is plain, besides the very first: at the beginning, and in the long run."""
-MISSED = 2
-"""In a row that told no time, after which the next is not taken at once."""
+"""Drafting steps between two baselines: at first, and in the long run. The very first step is a baseline too."""
+MAX_MISSED = 2
+"""Untimed baselines in a row that are repeated at once."""
 
 
 @dataclass(slots=True)
 class _Count:
-    drafted: int = 0
-    until: int = 0
-    missed: int = 0
+    num_drafted: int = 0
+    interval: int = 0
+    num_missed: int = 0
 
 
 class Baselines:
-    """Counts by scale of the batch, a power of two: what is fresh for a few sequences says nothing of many."""
+    """Counts by scale of the batch, a power of two: a time measured for few sequences does not hold for many."""
 
     def __init__(self) -> None:
         self._counts: dict[int, _Count] = {}
-        self._is_awaited = False  # one that nobody has seen the end of
-        self._under_way = 0  # sequences of the last step, but for baselines, if it drafted
+        self._is_pending = False  # a baseline was requested and not observed yet
+        self._last_drafting = 0  # batch of the last step if it drafted; baselines do not count
 
-    def replaces(self, batch: int, would_draft: bool) -> bool:
-        """Whether a step is one, rather than draft as it was to. Asked once for every step."""
+    def is_due(self, batch: int, would_draft: bool) -> bool:
+        """Whether this step is a baseline instead of drafting. Call it once for every step."""
         if not would_draft:
-            self._under_way = 0
+            self._last_drafting = 0
             return False
-        if self._is_awaited and 2 * self._under_way < batch:
-            return True  # it is dear to begin: nobody does before it was seen whether to
-        if self._is_due(batch):
-            self._is_awaited = True
+        if self._is_pending and 2 * self._last_drafting < batch:
+            return True  # starting to draft is expensive: no batch starts before the baseline is observed
+        if self._count_step(batch):
+            self._is_pending = True
             return True
-        self._under_way = batch
+        self._last_drafting = batch
         return False
 
-    def saw(self, batch: int, is_timed: bool, is_loss: bool) -> None:
-        """A plain step: one that was plain anyway is as good. The next that would draft is one too if this was to tell the time
-        and did not, or if drafting loses by it."""
-        was_awaited, self._is_awaited = self._is_awaited, False
+    def observe_plain(self, batch: int, is_timed: bool, is_loss: bool) -> None:
+        """A plain step, whether it was a baseline or not. The next drafting step becomes a baseline again if this was one
+        without a time, or if drafting loses by this measurement."""
+        was_pending, self._is_pending = self._is_pending, False
         count = self._count(batch)
         if is_timed:
-            count.drafted, count.until, count.missed = 0, max(FIRST, count.until), 0
+            count.num_drafted, count.interval, count.num_missed = 0, max(FIRST, count.interval), 0
             is_repeated = is_loss
         else:
-            count.missed += was_awaited
-            is_repeated = was_awaited and count.missed <= MISSED
+            count.num_missed += was_pending
+            is_repeated = was_pending and count.num_missed <= MAX_MISSED
         if is_repeated:
-            count.drafted = count.until
+            count.num_drafted = count.interval
 
-    def drafted(self, batch: int) -> int:
-        """Steps of drafting since the last plain one."""
-        return self._count(batch).drafted
+    def num_drafted(self, batch: int) -> int:
+        """Drafting steps since the last plain one."""
+        return self._count(batch).num_drafted
 
-    def _is_due(self, batch: int) -> bool:
+    def _count_step(self, batch: int) -> bool:
+        """Count a drafting step; whether it is to be a baseline."""
         count = self._count(batch)
-        count.drafted += 1
-        if count.drafted <= count.until:
+        count.num_drafted += 1
+        if count.num_drafted <= count.interval:
             return False
-        count.drafted, count.until = 0, min(max(FIRST, 2 * count.until), EVERY)
+        count.num_drafted, count.interval = 0, min(max(FIRST, 2 * count.interval), EVERY)
         return True
 
     def _count(self, batch: int) -> _Count:

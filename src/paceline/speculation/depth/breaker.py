@@ -1,16 +1,14 @@
-"""A circuit breaker per traffic category: after repeated loss, no drafts and no draft prefill until a probe goes well.
+"""A circuit breaker per traffic category: after repeated loss, no drafts and no draft prefill until a probe succeeds.
 
-    closed --(`trips` lossy windows running)--> open --(cool-down)--> half open --(one good window)--> closed
+    closed --(`trips` lossy windows in a row)--> open --(cool-down)--> half open --(one good window)--> closed
                                                   ^------------------(one lossy window)-----------------'
 
-A window is `window` rounds. It is lossy if its mean measured `gain` over plain decoding is under 1; where gain is not
-known, if its acceptance is under `threshold`. Acceptance is alpha, accepted / tested, since a threshold on accepted /
-drafted means another thing at every depth: at alpha 0.7 and depth 4 the latter averages 0.44, and a single round is
-under 0.5 half of the time, so three such rounds running turn up every dozen rounds of healthy traffic. Sixteen rounds
-hold about forty tested drafts; their alpha stays within 0.07 of the truth two times in three, and three windows
-running under 0.4 do not happen at alpha 0.7. At alpha 0.2 the breaker opens after 48 rounds.
+A window is `window` rounds. It is lossy if its mean measured `gain` over plain decoding is under 1; if the gain is not
+known, if its acceptance is under `threshold`. Acceptance is alpha, accepted / tested: a threshold on accepted / drafted
+means something else at every depth. Sixteen rounds contain about forty tested drafts. Three windows in a row under 0.4 do
+not occur at alpha 0.7; at alpha 0.2 the breaker opens after 48 rounds.
 
-The published rule, three low rounds running, is `BreakerRule(threshold, window=1, conditional=False)`.
+The published rule, three low rounds in a row, is `BreakerRule(threshold, window=1, conditional=False)`.
 """
 
 import sys
@@ -26,13 +24,15 @@ UNLIMITED = sys.maxsize
 @dataclass(frozen=True, slots=True)
 class BreakerRule:
     threshold: float = 0.4
-    """Acceptance under which a window is lossy: the configuration's `draft_acceptance_threshold`."""
+    """Acceptance under which a window is lossy; `draft_acceptance_threshold` in the configuration."""
     trips: int = 3
+    """Lossy windows in a row that open the breaker."""
     window: int = 16
+    """Rounds of a window."""
     conditional: bool = True
-    """Judge alpha (accepted / tested); False: accepted / drafted, as the published rule does."""
+    """Whether acceptance is alpha (accepted / tested); False: accepted / drafted, as in the published rule."""
     cooldown: float = 5.0
-    """Seconds; doubles with every probe that fails, up to `max_cooldown`."""
+    """Seconds until a probe; they double with every failed probe, up to `max_cooldown`."""
     max_cooldown: float = 120.0
     probes: int = 1
     """Sequences that may draft while half open."""
@@ -58,12 +58,12 @@ class _Circuit:
     lossy: int = 0
     rounds: int = 0
     accepted: int = 0
-    offered: int = 0
+    tested: int = 0
     gain: float = 0.0
     gains: int = 0
 
     def clear_window(self) -> None:
-        self.rounds = self.accepted = self.offered = self.gains = 0
+        self.rounds = self.accepted = self.tested = self.gains = 0
         self.gain = 0.0
 
 
@@ -75,7 +75,7 @@ class Breaker:
         self._circuits: dict[str, _Circuit] = {}
 
     def allow(self, category: str, now: float) -> int:
-        """How many sequences of the category may draft: all, a few to probe, or none."""
+        """The number of sequences of the category that may draft: all, a few to probe, or none."""
         circuit = self._circuit(category)
         if circuit.state is BreakerState.OPEN and now >= circuit.until:
             circuit.state = BreakerState.HALF_OPEN
@@ -85,14 +85,14 @@ class Breaker:
         return self._rule.probes if circuit.state is BreakerState.HALF_OPEN else 0
 
     def record(self, category: str, drafted: int, accepted: int, now: float, gain: float | None = None) -> None:
-        """One round. `gain` is the speed of speculation over plain decoding, measured. A round without drafts counts
-        only with a gain: the policy declined, knowing what drafts would have cost."""
+        """Count one round. `gain`: the measured speed of speculation over plain decoding. A round without drafts counts only
+        with a gain: the policy then knew what drafts would cost and declined."""
         circuit = self._circuit(category)
         if circuit.state is BreakerState.OPEN or (drafted == 0 and gain is None):
             return
         circuit.rounds += 1
         circuit.accepted += accepted
-        circuit.offered += known_positions(drafted, accepted) if self._rule.conditional else drafted
+        circuit.tested += known_positions(drafted, accepted) if self._rule.conditional else drafted
         if gain is not None:
             circuit.gain += gain
             circuit.gains += 1
@@ -104,11 +104,11 @@ class Breaker:
 
     def _judge(self, circuit: _Circuit, now: float) -> None:
         if circuit.gains:
-            lossy = circuit.gain < circuit.gains
+            is_lossy = circuit.gain < circuit.gains
         else:
-            lossy = circuit.accepted < self._rule.threshold * circuit.offered
+            is_lossy = circuit.accepted < self._rule.threshold * circuit.tested
         circuit.clear_window()
-        if not lossy:
+        if not is_lossy:
             circuit.lossy = 0
             circuit.cooldown = self._rule.cooldown
             circuit.state = BreakerState.CLOSED

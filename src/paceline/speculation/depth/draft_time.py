@@ -1,8 +1,8 @@
-"""Seconds one method takes to draft, c0 + c1 * depth: decayed least squares for each scale (power of two) of the batch.
+"""Seconds that one method takes to draft, c0 + c1 * depth: decayed least squares for each scale (power of two) of the batch.
 
-With one depth seen, c0 and c1 cannot be told apart. A small penalty on c0 then makes time proportional to depth:
-right for an autoregressive draft, cautious for one that drafts all its tokens in a single pass until a second depth
-shows it: `knows_slope` says whether one has.
+With samples of one depth, c0 and c1 cannot be separated. A small penalty on c0 then makes time proportional to depth: right
+for an autoregressive draft, pessimistic for one that drafts all tokens in a single pass, until a second depth is measured.
+`has_slope` tells whether one was.
 """
 
 import sys
@@ -11,10 +11,12 @@ from typing import NamedTuple
 
 _DECAY = 1.0 - 1.0 / 32.0
 _PENALTY = 0.02
-_SETTLED = 2
+_SETTLED_SAMPLES = 2
+_MAX_RATIO = 4.0
+"""Measured over expected time above which a sample is clipped, and under whose inverse the old samples are discarded."""
 
 
-class Line(NamedTuple):
+class LinearCost(NamedTuple):
     """Seconds of a draft: base + per_depth * depth."""
 
     base: float
@@ -46,21 +48,21 @@ class _Fit:
         """Whether the depths differ by enough to outweigh the penalty."""
         return self.n * self.dd - self.d * self.d > _PENALTY * self.dd
 
-    def line(self) -> Line:
+    def line(self) -> LinearCost:
         """argmin sum (t - c0 - c1 d)^2 + penalty c0^2 with c0, c1 >= 0."""
         n = self.n + _PENALTY
         det = n * self.dd - self.d * self.d
         c0 = (self.t * self.dd - self.dt * self.d) / det
         c1 = (n * self.dt - self.d * self.t) / det
         if c1 < 0.0:
-            return Line(self.t / self.n, 0.0)
+            return LinearCost(self.t / self.n, 0.0)
         if c0 < 0.0:
-            return Line(0.0, self.dt / self.dd)
-        return Line(c0, c1)
+            return LinearCost(0.0, self.dt / self.dd)
+        return LinearCost(c0, c1)
 
 
 class DraftTime:
-    """`add` what drafting took, ask what it would take."""
+    """Learns the drafting time of one method."""
 
     def __init__(self) -> None:
         self._fits: dict[int, _Fit] = {}
@@ -69,15 +71,15 @@ class DraftTime:
 
     @property
     def is_settled(self) -> bool:
-        """Whether more than one sample speaks for the line."""
-        return self._num_samples >= _SETTLED
+        """Whether the line rests on more than one sample."""
+        return self._num_samples >= _SETTLED_SAMPLES
 
-    def idle(self) -> None:
-        """A step went by without drafting."""
+    def skip_idle(self) -> None:
+        """The method did not draft in a step."""
         self._was_idle = True
 
-    def caught_up(self) -> None:
-        """It drafted, but what that took is not to be learned."""
+    def skip_untimed(self) -> None:
+        """The method drafted in an untimed step."""
         self._was_idle = False
 
     def add(self, batch: int, depth: int, seconds: float) -> None:
@@ -85,23 +87,23 @@ class DraftTime:
         line, scale = self.line(batch), batch.bit_length()
         was_idle, self._was_idle = self._was_idle, False
         if line is not None:
-            estimate = line.seconds(depth)
-            # HAZARD: a draft that sat idle first catches up on what it missed. Its time is only an upper bound.
-            if was_idle and seconds > estimate:
+            expected = line.seconds(depth)
+            # HAZARD: after an idle step the time includes what the draft had to catch up with: it is only an upper bound.
+            if was_idle and seconds > expected:
                 return
-            seconds = min(seconds, 4.0 * estimate)
+            seconds = min(seconds, _MAX_RATIO * expected)
         fit = self._fits.setdefault(scale, _Fit())
-        # HAZARD: a first draft may compile and load, and take any time. None is too quick: what a draft no shallower now
-        # takes a small part of was never the price.
-        if fit.shallowest <= depth and seconds < fit.line().seconds(fit.shallowest) / 4.0:
+        # HAZARD: the first draft may compile and load. No sample is too short: if a draft at least as deep takes a small
+        # part of the expected time, the old samples did not measure drafting.
+        if fit.shallowest <= depth and seconds < fit.line().seconds(fit.shallowest) / _MAX_RATIO:
             fit = self._fits[scale] = _Fit()
         fit.add(depth, seconds)
 
-    def line(self, batch: int) -> Line | None:
-        """None until something was measured. A scale never seen borrows from the nearest."""
+    def line(self, batch: int) -> LinearCost | None:
+        """None until something was measured. A scale without samples uses the nearest."""
         return self._nearest(batch).line() if self._fits else None
 
-    def knows_slope(self, batch: int) -> bool:
+    def has_slope(self, batch: int) -> bool:
         """Whether `line` rests on more than one depth."""
         return bool(self._fits) and self._nearest(batch).has_spread
 

@@ -1,23 +1,22 @@
-"""Has a category's acceptance changed? A change-point test, per category, on the first draft of every round.
+"""A change-point test per category on the acceptance of the first draft of every round.
 
-Only the first draft counts: whether it is accepted depends on draft and traffic, not on how deep a policy happens to go, so
-a change of depth is no drift. Rounds of one request resemble each other, and a test that took them for independent would
-find a change whenever a long request ends. The unit is therefore a sequence: n_i rounds, of which a_i had their first draft
-accepted (one of more than `UNIT` rounds counts as several).
+Only the first draft counts: its acceptance depends on draft and traffic and not on the depth, so that a change of depth is no
+drift. Rounds of one request resemble each other: a test that took them for independent would find a change whenever a long
+request ends. The unit is therefore a sequence: n_i rounds, in a_i of which the first draft was accepted (a sequence of more
+than `UNIT` rounds counts as several).
 
-Every few units, each split of the last `KEPT` of them into before and after is looked at:
+Every few units the test tries each split of the last `KEPT` units into before and after:
 
     p = sum a / sum n        s^2 = m / (m - 2) * sum (a_i - n_i p)^2 / sum n_i^2        V = s^2 * sum n_i^2 / (sum n)^2
     z = (p_after - p_before) / sqrt(V_before + V_after)
 
-s^2, over the m units of both sides, each about its own p, is how much sequences differ: it needs no assumption on how alike
-the rounds of one are. V is never taken for less than that of independent rounds, or units that happen to agree would prove
-anything. If |z| is at or over `THRESHOLD` for any split whose levels differ by `LEAST_CHANGE`, there was a change: where two
-levels fit best. What lies before it is forgotten.
+s^2, over the m units of both sides, each about its own p, measures how much sequences differ. It needs no assumption on how
+similar the rounds of one sequence are. V is at least that of independent rounds, because a few units may agree by chance.
+If |z| >= `THRESHOLD` for any split whose levels differ by `MIN_CHANGE`, acceptance has changed; the change is where two
+levels fit best. The units before it are forgotten.
 
-False alarms: on traffic that does not change, fewer than one in 10,000 requests over kinds of traffic that are alike or not;
-tests/speculation/drift_simulator.py counts them. Slow change moves through the window as it comes, and estimates that forget
-follow it without help.
+False alarms: fewer than one in 10,000 requests on traffic that does not change; tests/speculation/drift_simulator.py counts
+them. Slow change needs no test: the decaying estimates follow it.
 """
 
 from collections.abc import Iterable
@@ -26,23 +25,23 @@ from itertools import accumulate
 from math import sqrt
 
 UNIT = 512
-"""Rounds of one sequence that make a unit."""
+"""Rounds of one sequence that form a unit."""
 KEPT = 256
-"""Units that are remembered."""
-BEFORE, AFTER = 20, 12
-"""Units that either side of a split must have at the least."""
-FEWEST = 4
-"""And of the change, once there is no doubt of it."""
+"""Units remembered per category."""
+MIN_BEFORE, MIN_AFTER = 20, 12
+"""Smallest number of units on either side of a split."""
+MIN_UNITS = 4
+"""Smallest number of units on either side of the located change."""
 THRESHOLD = 5.5
-LEAST_CHANGE = 0.1
-"""Smaller ones are of no consequence for depth."""
+MIN_CHANGE = 0.1
+"""Change of acceptance that matters for depth."""
 EVERY = 4
-"""Units from one look to the next."""
+"""Units between two tests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A category's acceptance of first drafts, before and after."""
+    """The acceptance of a category's first drafts, before and after a change."""
 
     category: str
     before: float
@@ -62,13 +61,13 @@ class _History:
 
     rounds: list[int] = field(default_factory=list)
     accepted: list[int] = field(default_factory=list)
-    unseen: int = 0
-    """Units since the last look."""
+    num_untested: int = 0
+    """Units since the last test."""
 
     def add(self, unit: _Unit) -> None:
         self.rounds.append(unit.rounds)
         self.accepted.append(unit.accepted)
-        self.unseen += 1
+        self.num_untested += 1
         if len(self.rounds) > KEPT:
             self.forget(1)
 
@@ -77,14 +76,14 @@ class _History:
 
 
 class DriftTest:
-    """`observe` every round, `close` sequences that end. One writer, no clock."""
+    """`observe` every round and `close` sequences that end."""
 
     def __init__(self) -> None:
         self._open: dict[int, _Unit] = {}
         self._histories: dict[str, _History] = {}
 
     def observe(self, category: str, sequence_id: int, accepted: bool) -> Change | None:
-        """A round that had a draft: whether its first token was accepted. Returns the change that has just become certain."""
+        """Count a round with a draft; `accepted`: its first token was. Returns a change if this round completes a proof of one."""
         unit = self._open.get(sequence_id)
         if unit is None or unit.category != category:
             unit = self._open[sequence_id] = _Unit(category)
@@ -96,19 +95,19 @@ class DriftTest:
         return self._end(unit)
 
     def close(self, sequence_ids: Iterable[int]) -> list[Change]:
-        """These sequences are over, or were never seen. Returns what has become certain with them."""
+        """End these sequences; unknown ids are ignored. Returns the changes that were found with them."""
         units = [self._open.pop(one) for one in sequence_ids if one in self._open]
         return [change for unit in units if (change := self._end(unit)) is not None]
 
     def _end(self, unit: _Unit) -> Change | None:
         history = self._histories.setdefault(unit.category, _History())
         history.add(unit)
-        if history.unseen < EVERY:
+        if history.num_untested < EVERY:
             return None
-        history.unseen = 0
+        history.num_untested = 0
         if not _has_changed(history):
             return None
-        split = _when(history)
+        split = _change_point(history)
         before = sum(history.accepted[:split]) / sum(history.rounds[:split])
         history.forget(split)
         return Change(unit.category, before, sum(history.accepted) / sum(history.rounds))
@@ -117,18 +116,18 @@ class DriftTest:
 def _has_changed(history: _History) -> bool:
     n, a = history.rounds, history.accepted
     count = len(n)
-    if count < BEFORE + AFTER:
+    if count < MIN_BEFORE + MIN_AFTER:
         return False
-    # Prefix sums, so that each split costs the same: sum (a - np)^2 = sum aa - 2p sum an + pp sum nn
+    # Prefix sums, so that a split costs constant time: sum (a - np)^2 = sum aa - 2p sum an + pp sum nn
     rounds, accepted = list(accumulate(n)), list(accumulate(a))
     aa = list(accumulate(x * x for x in a))
     an = list(accumulate(x * y for x, y in zip(a, n, strict=True)))
     nn = list(accumulate(x * x for x in n))
-    for split in range(BEFORE, count - AFTER + 1):
+    for split in range(MIN_BEFORE, count - MIN_AFTER + 1):
         i = split - 1
         n1, n2 = rounds[i], rounds[-1] - rounds[i]
         p, q = accepted[i] / n1, (accepted[-1] - accepted[i]) / n2
-        if abs(q - p) < LEAST_CHANGE:
+        if abs(q - p) < MIN_CHANGE:
             continue
         squares = aa[-1] - 2.0 * (p * an[i] + q * (an[-1] - an[i])) + p * p * nn[i] + q * q * (nn[-1] - nn[i])
         spread = count / (count - 2) * max(0.0, squares) / nn[-1]
@@ -140,12 +139,12 @@ def _has_changed(history: _History) -> bool:
     return False
 
 
-def _when(history: _History) -> int:
-    """How many units lie before the change: two levels fit best, by least squares, where sum a^2 / n is largest."""
+def _change_point(history: _History) -> int:
+    """The number of units before the change: the least-squares fit of two levels, where sum a^2 / n is largest."""
     rounds, accepted = list(accumulate(history.rounds)), list(accumulate(history.accepted))
 
     def fit(split: int) -> float:
         n, a = rounds[split - 1], accepted[split - 1]
         return a * a / n + (accepted[-1] - a) ** 2 / (rounds[-1] - n)
 
-    return max(range(FEWEST, len(rounds) - FEWEST + 1), key=fit)
+    return max(range(MIN_UNITS, len(rounds) - MIN_UNITS + 1), key=fit)

@@ -1,12 +1,13 @@
-"""The default depth policy: as many drafts as make tokens come fastest, and none where plain decoding is faster.
+"""The default depth policy: the drafts with the most expected tokens per second, and none where plain decoding is faster.
 
-Each step it takes the best drafts under the measured costs (`StepTime`) and alphas (`Acceptance`) if they beat B / t_plain(B)
-by a margin (`BestDrafts`), and to begin with by as much more as makes up for beginning (`Entry`, `Lag`).
-What it does not do it cannot see, in both directions: at depth 0 it probes (`Probing`), and while it drafts it decodes a
-step plainly now and then (`Baselines`), so that what it must never fall below is a fresh measurement: before the first
-drafts for a batch of that scale, soon after, later one in 200. One by which drafting loses is repeated until they do not
-or drafting ends. Nor does one depth tell what another costs: where a method has drafted the same for long, a step in 16 drafts
-one more.
+In each step it takes the best drafts by measured costs (`StepTime`) and alphas (`Acceptance`) if they beat the plain rate
+B / t_plain(B) by a margin (`BestDrafts`). At a switch to drafting they must also recover its cost (`SwitchOnCost`,
+`DraftPrefillCost`).
+
+It measures what it does not do. At depth 0 it probes (`Probing`). While it drafts, some steps are plain (`Baselines`): one
+before the first drafts of a batch of that scale, one soon after, later one in 200. A baseline by which drafting loses is
+repeated until drafting wins or ends. One depth does not show the cost of another: a method that has long drafted to one
+depth drafts one more in every 16th step.
 """
 
 from collections import Counter
@@ -17,33 +18,31 @@ from paceline.core.errors import InvalidConfig
 from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.baseline import Baselines
 from paceline.speculation.depth.best_drafts import BestDrafts
-from paceline.speculation.depth.entry import Entry
-from paceline.speculation.depth.even_rounds import EvenRounds
-from paceline.speculation.depth.lag import Lag
+from paceline.speculation.depth.padded_batch import BatchShape, PaddedBatch, RaggedBatch
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 from paceline.speculation.depth.probing import SEQUENCES, Probing
-from paceline.speculation.depth.rounds import RaggedRounds, Rounds
+from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.step_time import StepTime
 
-REST = 8
-"""Steps for which a decision against drafting stands, if nothing is drafted meanwhile and the batch stays about as large: plain
-steps teach little, and to work it out takes longer than it may where a step takes a few milliseconds."""
-_ABOUT = 8
-"""By one in so many a batch may grow or shrink and rest on."""
-_AGEING = 32
-"""Rounds by which a step ages what is known of a category's acceptance, at the most: one of many sequences would leave nothing
-of those before it, and the best of many depths would be the one that its luck speaks for."""
+SKIPPED_STEPS = 8
+"""Steps for which a decision against drafting holds while nothing is drafted and the batch stays about as large. A plain step
+changes the estimates little, and a decision takes long beside a step of a few milliseconds."""
+_BATCH_CHANGE = 8
+"""Inverse share by which a batch may grow or shrink while the decision holds."""
+_MAX_AGEING = 32
+"""Rounds by which one step ages the evidence of a category, at most. A step of many sequences would otherwise erase what was
+learned before it."""
 VARY_EVERY = 16
-"""Steps of drafting of which one may differ by a draft, to tell c1 from c0."""
+"""Drafting steps of which one may differ by a draft, to separate c1 from c0."""
 
 
 class GoodputDepth:
-    """`DepthPolicy`. Drafting starts when it promises `margin` over plain, besides what starting costs, and stops when it
-    promises under a third of that."""
+    """Drafting starts at an advantage of `margin` over plain, besides the start costs, and stops under a third of it."""
 
     def __init__(
-        self, max_depth: int = 8, margin: float = 0.03, probe_share: float = 0.01, padded: EvenRounds | None = None
+        self, max_depth: int = 8, margin: float = 0.03, probe_share: float = 0.01, padded: PaddedBatch | None = None
     ) -> None:
+        """`padded`: the shape of batches that decode in graph steps; None: there are none."""
         if max_depth < 1 or margin < 0.0 or not 0.0 <= probe_share <= 0.01:
             raise InvalidConfig(
                 "goodput needs max_depth >= 1, margin >= 0 and probe_share in [0, 0.01]; "
@@ -52,16 +51,15 @@ class GoodputDepth:
         self._max_depth = max_depth
         self._acceptance = Acceptance(max_depth)
         self._times = StepTime()
-        self._entry = Entry()
-        self._lag = Lag()
+        self._switch_on = SwitchOnCost()
+        self._prefill = DraftPrefillCost()
         self._probing = Probing(probe_share)
-        self._drafts = BestDrafts(self._acceptance, self._times, self._entry, self._lag, margin)
-        self._resting, self._rested = 0, 0  # steps still to rest, and the batch that rests
+        self._drafts = BestDrafts(self._acceptance, self._times, self._switch_on, self._prefill, margin)
+        self._num_skipped, self._skipped_batch = 0, 0  # steps still to skip, and the batch that was decided for
         self._baselines = Baselines()
-        self._ragged = RaggedRounds()
-        self._even = padded
+        self._ragged, self._padded = RaggedBatch(), padded
         self._probed: dict[str, float] = {}
-        """Categories probed since they last drafted because it pays, and the acceptance expected of the first draft."""
+        """Categories probed since they last drafted because it pays, with the expected acceptance of the first draft."""
 
     @property
     def advantage(self) -> float | None:
@@ -69,143 +67,145 @@ class GoodputDepth:
         return self._drafts.advantage
 
     def calibrate(self, passes: Mapping[int, float], per_token: float = 0.0) -> None:
-        """Take on {target rows: seconds} from a warm-up, and what a token of context adds to a pass. Without one the costs are
-        learned on the way."""
+        """Start from the {target rows: seconds} of a warm-up and the time that a token of context adds to a pass. Without
+        this call the policy learns the costs from steps."""
         self._times.calibrate(passes, per_token)
 
     def alphas(self, category: str) -> tuple[float, ...]:
-        """Conditional acceptance by position, as now believed."""
+        """Conditional acceptance by position, as estimated now."""
         return self._acceptance.alphas(category)
 
     def observe(self, step: StepObservation) -> None:
-        self._entry.observe(step, self._times.usual(step))
-        self._lag.observe(step)
+        self._switch_on.observe(step, self._times.expected(step))
+        self._prefill.observe(step)
         if not step.drafting:
             is_timed = step.is_timed and not step.prefill_rows
-            self._baselines.saw(step.batch, is_timed, self._is_loss_by(step))
+            self._baselines.observe_plain(step.batch, is_timed, self._is_loss_by(step))
         self._times.observe(step)
-        if any(seen.drafted or seen.asked for seen in step.rounds):
-            self._resting = 0
+        if any(seen.drafted or seen.requested for seen in step.rounds):
+            self._num_skipped = 0
         counts = Counter([seen.category for seen in step.rounds])
         for seen in step.rounds:
-            age = min(1.0, _AGEING / counts[seen.category])
+            age = min(1.0, _MAX_AGEING / counts[seen.category])
             self._acceptance.observe(
-                seen.category, seen.drafted, seen.accepted, seen.asked, seen.num_nodes, seen.path, age
+                seen.category, seen.drafted, seen.accepted, seen.requested, seen.num_nodes, seen.path, age
             )
         for category, expected in self._probed.items():
-            rounds = [seen for seen in step.rounds if seen.category == category and (seen.drafted or seen.asked)]
+            rounds = [seen for seen in step.rounds if seen.category == category and (seen.drafted or seen.requested)]
             if rounds:
-                kept = sum(seen.has_first for seen in rounds)
-                loss = self._longer(step) - kept / step.batch
-                self._probing.result(category, len(rounds), kept, expected, loss, step.is_timed)
+                accepted = sum(seen.is_first_accepted for seen in rounds)
+                loss = self._added_share(step) - accepted / step.batch
+                self._probing.observe(category, len(rounds), accepted, expected, loss, step.is_timed)
 
     def restart(self, category: str, alpha: float) -> None:
-        self._resting = 0
+        self._num_skipped = 0
         self._acceptance.restart(category, alpha)
         self._probing.restart(category)
         self._probed.pop(category, None)
 
-    def rests(self, batch: int) -> bool:
-        if self._resting == 0 or _ABOUT * abs(batch - self._rested) > self._rested or self._probing.stands:
+    def skip_step(self, batch: int) -> bool:
+        has_changed = _BATCH_CHANGE * abs(batch - self._skipped_batch) > self._skipped_batch
+        if self._num_skipped == 0 or has_changed or self._probing.is_pending:
             return False
-        self._resting -= 1
-        self._probing.tick(())
+        self._num_skipped -= 1
+        self._probing.begin_step(())
         return True
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         depths = self._best(batch)
-        if self._baselines.replaces(len(batch), any(depths)):
+        if self._baselines.is_due(len(batch), any(depths)):
             return [0] * len(batch)
         drafting = {candidate.category for candidate, depth in zip(batch, depths, strict=True) if depth}
         for category in drafting:
             self._probed.pop(category, None)
-        if self._baselines.drafted(len(batch)) % VARY_EVERY == VARY_EVERY - 1:
+        if self._baselines.num_drafted(len(batch)) % VARY_EVERY == VARY_EVERY - 1:
             self._vary(batch, depths)
-        self._probing.tick(drafting)
+        self._probing.begin_step(drafting)
         self._probe(batch, depths, drafting)
         return depths
 
     def _best(self, batch: Sequence[Candidate]) -> list[int]:
-        depths = self._drafts.find(batch, self._rounds_of(batch))
+        depths = self._drafts.find(batch, self._shape_of(batch))
         if depths is None and self.advantage is not None:
-            self._resting, self._rested = REST, len(batch)
+            self._num_skipped, self._skipped_batch = SKIPPED_STEPS, len(batch)
         return depths or [0] * len(batch)
 
     def _vary(self, batch: Sequence[Candidate], depths: list[int]) -> None:
-        """One more each, or less where none may have more, for methods that only ever drafted to one depth."""
-        room = self._rounds_of(batch).seats(len(batch))
-        of_late = {method: self._times.knows_slope(method, room) for method in {method_of(c.category) for c in batch}}
+        """Change depths by one for methods that were timed at one depth only: up where the limit allows it, else down."""
+        slots = self._shape_of(batch).slots(len(batch))
+        has_slope = {method: self._times.has_slope(method, slots) for method in {method_of(c.category) for c in batch}}
         for i, (candidate, depth) in enumerate(zip(batch, depths, strict=True)):
-            if depth and not of_late[method_of(candidate.category)]:
+            if depth and not has_slope[method_of(candidate.category)]:
                 depths[i] = depth + 1 if depth < min(candidate.max_depth, self._max_depth) else max(1, depth - 1)
 
     def _probe(self, batch: Sequence[Candidate], depths: list[int], drafting: set[str]) -> None:
-        """One draft each (two if nothing but one is known) for a few sequences of a category that has gone unseen for long;
-        for all of them while its cost is hardly known, since a step that drafts for few may be taken another way."""
-        unseen = dict.fromkeys(c.category for c in batch if c.category not in drafting and c.max_depth)
-        if not unseen or self._times.plain(len(batch)) is None:
-            self._probing.drop()
+        """One draft each (two to learn the slope) for a few sequences of a category that has long been unobserved. While its
+        cost is hardly known the probe drafts for all of them: a step that drafts for few may use another executor."""
+        unobserved = dict.fromkeys(c.category for c in batch if c.category not in drafting and c.max_depth)
+        if not unobserved or self._times.plain(len(batch)) is None:
+            self._probing.cancel()
             return
-        asked = {method_of(category) for category in drafting}
-        unsettled = [name for name in unseen if not self._times.is_settled(method_of(name))]
+        methods = {method_of(category) for category in drafting}
+        unsettled = [name for name in unobserved if not self._times.is_settled(method_of(name))]
         chosen = {
-            name: self._probed_for(name, batch, len(batch) if name in unsettled else SEQUENCES) for name in unseen
+            name: self._probe_sequences(name, batch, len(batch) if name in unsettled else SEQUENCES)
+            for name in unobserved
         }
-        losses = {name: self._loss(name, chosen[name], batch, asked) for name in unseen}
+        losses = {name: self._loss(name, chosen[name], batch, methods) for name in unobserved}
         category = self._probing.pick(losses, unsettled)
         if category is None:
             return
         if self._probing.is_first(category):
-            self._acceptance.loosen(category)
+            self._acceptance.discount(category)
         self._probed[category] = self._acceptance.survival(category)[0]
         for i in chosen[category]:
             depths[i] = min(self._probe_depth(method_of(category), batch), batch[i].max_depth)
 
-    def _probed_for(self, category: str, batch: Sequence[Candidate], most: int) -> list[int]:
-        """Those with the least to read."""
+    def _probe_sequences(self, category: str, batch: Sequence[Candidate], most: int) -> list[int]:
+        """Up to `most` sequences of the category, those with the cheapest draft prefill."""
         chosen = [i for i, c in enumerate(batch) if c.category == category and c.max_depth]
-        return nsmallest(most, chosen, key=lambda i: self._lag.reading(batch[i]))
+        return nsmallest(most, chosen, key=lambda i: self._prefill.seconds(batch[i]))
 
     def _probe_depth(self, method: str, batch: Sequence[Candidate]) -> int:
-        room = self._rounds_of(batch).seats(len(batch))
-        return 2 if self._times.is_settled(method) and not self._times.knows_slope(method, room) else 1
+        slots = self._shape_of(batch).slots(len(batch))
+        return 2 if self._times.is_settled(method) and not self._times.has_slope(method, slots) else 1
 
     def _is_loss_by(self, step: StepObservation) -> bool:
-        """Whether drafting as decided last loses against this plain step, whatever is believed of such."""
-        plain = self._times.plain(step.room, step.context)
+        """Whether drafting as last decided loses against the time of this one plain step."""
+        plain = self._times.plain(step.num_slots, step.context)
         if not self._drafts.is_drafting or plain is None or self.advantage is None:
             return False
-        return self.advantage * step.seconds / plain < self._drafts.least
+        return self.advantage * step.seconds / plain < self._drafts.min_advantage
 
-    def _longer(self, step: StepObservation) -> float:
-        """By what share of a plain one it took longer for its probes; 0 where that is not known. Where others draft as well,
-        it is as long as such steps are."""
-        plain = self._times.plain(step.room, step.context)
-        is_alone = all(seen.category in self._probed for seen in step.rounds if seen.asked)
-        without = plain if is_alone else self._times.usual(step)
+    def _added_share(self, step: StepObservation) -> float:
+        """Time that probes added to the step, as a share of a plain step; 0 if that is not known. Beside drafts that pay, the
+        reference is the expected time of such a step."""
+        plain = self._times.plain(step.num_slots, step.context)
+        is_alone = all(seen.category in self._probed for seen in step.rounds if seen.requested)
+        without = plain if is_alone else self._times.expected(step)
         if plain is None or without is None or step.prefill_rows:
             return 0.0
         return (step.seconds - without) / plain
 
-    def _loss(self, category: str, chosen: Sequence[int], batch: Sequence[Candidate], asked: set[str]) -> float:
-        """What a probe costs, as a share of a plain step, where the methods `asked` draft anyway: by how much it makes a step
-        longer, as far as is known, less the tokens that it gains."""
-        method, rounds = method_of(category), self._rounds_of(batch)
-        room, context = rounds.seats(len(batch)), sum([candidate.num_tokens for candidate in batch])
-        costs, plain = self._times.costs(room, context), self._times.plain(room, context)
+    def _loss(self, category: str, chosen: Sequence[int], batch: Sequence[Candidate], methods: set[str]) -> float:
+        """Expected loss of a probe as a share of a plain step: the time that it adds, less the tokens that it gains.
+        `methods` draft in this step anyway."""
+        method, shape = method_of(category), self._shape_of(batch)
+        slots, context = shape.slots(len(batch)), sum([candidate.num_tokens for candidate in batch])
+        costs, plain = self._times.costs(slots, context), self._times.plain(slots, context)
         if plain is None:
             return 0.0
-        seconds = sum(self._lag.reading(batch[i]) for i in chosen)
+        seconds = sum(self._prefill.seconds(batch[i]) for i in chosen)
         if seconds:
-            seconds += self._entry.seconds(len(batch))
-        if costs is not None and method in costs.lines and method not in asked:
+            seconds += self._switch_on.seconds(len(batch))
+        if costs is not None and method in costs.lines and method not in methods:
             depth = self._probe_depth(method, batch)
             seconds += costs.lines[method].seconds(depth)
-            if not asked:
-                rows = rounds.rows(len(batch), len(chosen), depth)
+            if not methods:
+                rows = shape.rows(len(batch), len(chosen), depth)
                 seconds += costs.network + costs.verify(rows) - plain
-        kept = self._acceptance.survival(category)[0] * self._acceptance.delivery(category) * len(chosen)
-        return seconds / plain - kept / len(batch)
+        accepted = self._acceptance.survival(category)[0] * self._acceptance.delivery(category) * len(chosen)
+        return seconds / plain - accepted / len(batch)
 
-    def _rounds_of(self, batch: Sequence[Candidate]) -> Rounds:
-        return self._even if self._even is not None and self._even.holds(batch) else self._ragged
+    def _shape_of(self, batch: Sequence[Candidate]) -> BatchShape:
+        return self._padded if self._padded is not None and self._padded.covers(batch) else self._ragged

@@ -1,4 +1,4 @@
-"""The interface of every depth rule: what happened goes in, a depth for each sequence comes out. No clock, no I/O."""
+"""The interface of depth policies: observations go in, a depth for each sequence comes out. No clock, no I/O."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,18 +7,18 @@ from typing import NamedTuple, Protocol
 
 @dataclass(frozen=True, slots=True)
 class RoundObservation:
-    """One sequence's round: how many tokens deep its draft was and how many of them the target kept."""
+    """One round of one sequence: the levels that its draft had, and how many of them the target accepted."""
 
     sequence_id: int
     category: str
     drafted: int
     accepted: int
-    asked: int = 0
-    """The depth asked for; a proposer may answer with less or nothing. 0: not asked, or not known."""
+    requested: int = 0
+    """Depth requested; a proposer may return less or nothing. 0: no request, or not known."""
     num_nodes: int | None = None
-    """Of a tree, whose `drafted` is its levels. None: a chain."""
+    """Nodes of a tree, whose `drafted` is its levels. None: a chain."""
     path: tuple[int, ...] | None = None
-    """The accepted nodes of a tree, in draft order."""
+    """Accepted nodes of a tree, in draft order."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.accepted <= self.drafted:
@@ -27,104 +27,102 @@ class RoundObservation:
             raise ValueError(f"a path of {len(self.path)} nodes cannot be {self.accepted} accepted")
 
     @property
-    def has_first(self) -> bool:
-        """Whether the first node drafted was accepted."""
+    def is_first_accepted(self) -> bool:
+        """Whether the first drafted node was accepted."""
         return self.accepted > 0 and (self.path is None or self.path[0] == 0)
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """accepted / drafted. Not alpha: the published rules compare this one."""
+        """accepted / drafted. Not alpha: the published rules compare this rate."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class Drafting:
-    """What one method was asked for in a step."""
+class DraftingObservation:
+    """The drafts that one method was requested to make in a step."""
 
     method: str
     depth: int
-    """The deepest draft asked for, answered or not."""
+    """Deepest draft requested, whether it came or not."""
     seconds: float
-    read_tokens: int = 0
-    """What its draft first had to read: all that was written without it."""
-    read_seconds: float = 0.0
-    """Not part of `seconds`."""
+    prefill_tokens: int = 0
+    """Tokens of draft prefill."""
+    prefill_seconds: float = 0.0
+    """Time of draft prefill; not part of `seconds`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepObservation:
-    """One step of the engine. Seconds are what the step waited: work hidden behind the target's pass costs nothing."""
+    """One engine step. Seconds are time that the step waited: work hidden behind the target's pass costs nothing."""
 
     batch: int
     """Sequences that decoded in this step."""
     rows: int
-    """Target rows of those sequences, drafts included: `room` when nothing was drafted."""
+    """Target rows of those sequences, drafts included; `num_slots` if nothing was drafted."""
     prefill_rows: int
-    drafting: tuple[Drafting, ...]
-    """Empty if the proposers were left alone."""
+    drafting: tuple[DraftingObservation, ...]
+    """Drafts by method; empty for a plain step."""
     verify_seconds: float
     network_seconds: float
     rounds: tuple[RoundObservation, ...]
     is_timed: bool = True
-    """Whether its seconds are those of steps to come. A step taken another way than most says what was accepted, not what
-    it costs."""
+    """Whether its seconds are typical of later steps. An untimed step reports acceptance and no cost."""
     context: int = 0
-    """Tokens that the sequences have which decoded: a pass reads them all."""
-    seats: int | None = None
-    """Sequences that the pass was padded to, in `rows` too; None: it was not."""
-    boarding_seconds: float = 0.0
-    """For which nothing was computed before it, since it was to draft and those before it were not."""
+    """Tokens of the sequences that decoded; a pass reads them all."""
+    slots: int | None = None
+    """Slots of a padded batch, all of them counted in `rows`; None: a ragged batch."""
+    switch_on_seconds: float = 0.0
+    """Time in which the device was idle before this step because the step drafts and the ones before it did not."""
 
     @property
-    def room(self) -> int:
-        """Sequences that the pass was as large as."""
-        return self.batch if self.seats is None else self.seats
+    def num_slots(self) -> int:
+        """Sequences that the pass had rows for."""
+        return self.batch if self.slots is None else self.slots
 
     @property
     def seconds(self) -> float:
-        """Of the whole step."""
-        drafting = sum(drafting.seconds + drafting.read_seconds for drafting in self.drafting)
-        return self.boarding_seconds + self.verify_seconds + self.network_seconds + drafting
+        """Time of the whole step."""
+        drafting = sum(drafting.seconds + drafting.prefill_seconds for drafting in self.drafting)
+        return self.switch_on_seconds + self.verify_seconds + self.network_seconds + drafting
 
 
 def method_of(category: str) -> str:
-    """The part before the slash: what drafting costs depends on the method alone."""
+    """The part before the slash; the cost of drafting depends on the method alone."""
     return category.partition("/")[0]
 
 
 class Candidate(NamedTuple):
-    """A sequence about to decode. `max_depth` is the least of what request, server and breaker allow; 0 forbids
-    drafting."""
+    """A sequence about to decode. `max_depth` is the smallest limit of request, server and breaker; 0 forbids drafting."""
 
     sequence_id: int
     category: str
     max_depth: int
     num_tokens: int = 0
-    """That it has, its prompt included."""
+    """Tokens of the sequence, its prompt included."""
     remaining: int | None = None
-    """Tokens it may still have; None: not known."""
+    """Tokens that the sequence may still generate; None: not known."""
 
 
 class DepthPolicy(Protocol):
     @property
     def advantage(self) -> float | None:
-        """Speed expected of drafting over plain decoding at the last decision; None for a policy that does not know."""
+        """Expected speed of drafting over plain decoding at the last decision; None for a policy that has no estimate."""
         ...
 
     def observe(self, step: StepObservation) -> None:
-        """Learn from a step that has been committed."""
+        """Learn from a committed step."""
         ...
 
     def restart(self, category: str, alpha: float) -> None:
-        """The category is no longer what was observed of it; `alpha` is the new acceptance of its first drafts."""
+        """Discard what was learned of the category; `alpha` is the new acceptance of its first drafts."""
         ...
 
-    def rests(self, batch: int) -> bool:
-        """Whether none of so many gets a draft in this step, whoever they are. Then `decide` is not asked: it has to look at
-        each of them."""
+    def skip_step(self, batch: int) -> bool:
+        """Whether this step of `batch` sequences is plain without a decision. `decide` is then not called for it; it costs
+        time for every candidate."""
         ...
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
-        """A depth for each candidate, in order, between 0 and its `max_depth`. Called once a step with all that
+        """A depth for each candidate, in order, between 0 and its `max_depth`. Called once a step with all sequences that
         decode."""
         ...

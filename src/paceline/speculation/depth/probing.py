@@ -1,14 +1,15 @@
-"""When to draft a little at a loss, only to see. Acceptance cannot be observed at depth 0.
+"""When to draft a little at a loss, only to measure acceptance: it cannot be observed at depth 0.
 
-An allowance grows by `share` of a step with every step and pays for each probing step by what that lost, the tokens it gained
-taken off: probing then costs no more than half of `share` in time, whatever drafts cost and whatever it takes to catch one up.
-A category is due when it has not drafted for its interval, or sooner where little is to be lost. A probe is a burst of
-steps until it has seen four rounds. If these are as expected, the interval doubles; if they surprise, four more follow out of
-the allowance saved meanwhile, and the estimates decide.
+Every step adds `share` of a step to a budget. A probing step pays by the time it lost, less the tokens that it gained. Probing
+then costs at most half of `share` of the time, whatever drafts and draft prefills cost.
 
-A probe stands until it was seen: who decides twice before a step is taken gets the same answer and pays once. Nor, while
-costs are hardly known, is it over with steps that tell no time, such as one that only catches a draft up: the next step
-repeats it, twice at most. Deterministic: it counts steps and draws nothing at random.
+A category is due when it has not drafted for its interval, or sooner if a probe costs little. A probe is a burst of steps
+until four rounds are observed. If their acceptance is as expected, the interval doubles. If it is higher, four more rounds
+follow out of the saved budget, and the estimates decide.
+
+A picked probe stays pending until its step is observed: a second decision before that step gets the same answer and pays
+once. While the costs of a method are hardly known, an untimed step, such as one with a draft prefill, does not end its probe:
+the next step repeats it, at most twice. Deterministic: it counts steps and draws nothing at random.
 """
 
 import math
@@ -20,20 +21,22 @@ LONGEST_INTERVAL = 1600
 SEQUENCES = 4
 """Sequences that one probe drafts for, one token each."""
 SURPRISE = 0.25
-"""By how much a probe's acceptance must exceed what was expected to go on probing."""
+"""Acceptance over expectation above which a probe continues."""
 ROUNDS = 4
-"""Rounds that a probe must see before it is judged."""
-UNTIMED = 2
-"""Steps without a time after which a probe is repeated at once."""
-_SAVINGS = 16.0
-_DEAR = 0.5
-"""A probe that loses this share of a step costs one step's allowance."""
-_LEAST = 0.1
-"""Of a step's allowance, what a probe costs that loses nothing. A cheap one is due so much sooner, too."""
-_MODERATE = 8.0
-_HICCUP = 64.0
-"""No step costs more: what takes longer was not the probe."""
-_EARN_BACK = 0.97
+"""Rounds that a probe must observe before it is judged."""
+MAX_UNTIMED = 2
+"""Untimed steps after which a probe is repeated at once."""
+_MAX_BUDGET = 16.0
+_LOSS_PER_UNIT = 0.5
+"""Share of a step, lost by a probe, that costs one unit of the budget."""
+_MIN_PRICE = 0.1
+"""Price of a probe that loses nothing. A cheap probe is due sooner by the same factor."""
+_MAX_NEW_PRICE = 8.0
+"""Highest price of a probe of a category whose cost is hardly known."""
+_MAX_PRICE = 64.0
+"""Highest price of any probing step: a longer delay had another cause."""
+_INTERVAL_DECAY = 0.97
+"""Factor on the interval for each step in which the category drafts."""
 
 
 @dataclass(slots=True)
@@ -42,87 +45,89 @@ class _Watch:
     interval: float = FIRST_INTERVAL
     in_burst: bool = False
     rounds: int = 0
-    kept: int = 0
+    accepted: int = 0
     price: float = 1.0
     is_new: bool = False
-    untimed: int = 0
-    gave_up: bool = False
-    """Its costs were never learned from a probe: the next pays its full price."""
+    num_untimed: int = 0
+    is_untimed: bool = False
+    """The last probe ended without a time: the next one pays its full price."""
 
 
 class Probing:
     def __init__(self, share: float = 0.01) -> None:
         self._share = share
-        self._allowance = 2.0
+        self._budget = 2.0
         self._step = 0
         self._watches: dict[str, _Watch] = {}
-        self._standing: str | None = None
+        self._pending: str | None = None
 
     @property
-    def stands(self) -> bool:
-        """Whether a probe was picked that nobody has seen the end of."""
-        return self._standing is not None
+    def is_pending(self) -> bool:
+        """Whether a probe was picked whose step is not observed yet."""
+        return self._pending is not None
 
-    def drop(self) -> None:
-        """Nobody is left to be probed."""
-        self._standing = None
+    def cancel(self) -> None:
+        """No candidate is left for the pending probe."""
+        self._pending = None
 
-    def tick(self, drafting: Iterable[str]) -> None:
-        """A step begins, in which these categories draft anyway."""
+    def begin_step(self, drafting: Iterable[str]) -> None:
+        """A step begins, in which these categories draft because it pays."""
         self._step += 1
-        self._allowance = min(_SAVINGS, self._allowance + self._share)
+        self._budget = min(_MAX_BUDGET, self._budget + self._share)
         for category in drafting:
             watch = self._watch(category)
-            watch.last, watch.in_burst, watch.rounds, watch.kept = self._step, False, 0, 0
-            watch.interval = max(FIRST_INTERVAL, watch.interval * _EARN_BACK)
+            watch.last, watch.in_burst, watch.rounds, watch.accepted = self._step, False, 0, 0
+            watch.interval = max(FIRST_INTERVAL, watch.interval * _INTERVAL_DECAY)
 
     def pick(self, losses: Mapping[str, float], unsettled: Collection[str] = ()) -> str | None:
-        """The category to probe in this step: the one that stands, else of those due the longest unseen. By category: what
-        that would lose, as a share of the step. Those `unsettled`, of which that is hardly known, wait for no interval
-        and pay a moderate price at most."""
-        if self._standing in losses:
-            return self._standing
-        self._standing = None
+        """The category to probe in this step: the pending one, or of those due the one unobserved for longest.
+
+        `losses`: what a probe of each category would lose, as a share of the step. The loss of an `unsettled` category is
+        hardly known; it waits for no interval and pays at most a moderate price.
+        """
+        if self._pending in losses:
+            return self._pending
+        self._pending = None
         due = []
         for category, loss in losses.items():
             watch, is_new = self._watch(category), category in unsettled
-            least, most = 1.0 if is_new else _LEAST, _MODERATE if is_new and not watch.gave_up else math.inf
-            price = min(max(least, loss / _DEAR), most)
+            least, most = 1.0 if is_new else _MIN_PRICE, _MAX_NEW_PRICE if is_new and not watch.is_untimed else math.inf
+            price = min(max(least, loss / _LOSS_PER_UNIT), most)
             is_due = is_new or watch.in_burst or self._step - watch.last >= watch.interval * min(1.0, price)
-            if is_due and self._allowance >= min(price, _SAVINGS):
+            if is_due and self._budget >= min(price, _MAX_BUDGET):
                 due.append((watch.last, category, price))
         if due:
-            _, self._standing, price = min(due)
-            watch = self._watch(self._standing)
-            watch.price, watch.is_new = price, self._standing in unsettled
-        return self._standing
+            _, self._pending, price = min(due)
+            watch = self._watch(self._pending)
+            watch.price, watch.is_new = price, self._pending in unsettled
+        return self._pending
 
     def restart(self, category: str) -> None:
-        """What is known of the category no longer holds: it is due at once, and then as often as at first."""
+        """The category has changed: it is due at once, and then as often as a new one."""
         self._watches[category] = _Watch(self._step - FIRST_INTERVAL)
 
     def is_first(self, category: str) -> bool:
-        """Whether the probe just picked opens a burst."""
+        """Whether the probe just picked starts a burst."""
         return not self._watch(category).in_burst
 
-    def result(
-        self, category: str, rounds: int, kept: int, expected: float, loss: float = 0.0, is_timed: bool = True
+    def observe(
+        self, category: str, rounds: int, accepted: int, expected: float, loss: float = 0.0, is_timed: bool = True
     ) -> None:
-        """A probing step: of its `rounds`, `kept` had their draft accepted, a share `expected` of them was thought to. `loss`
-        is as in `pick`; it `is_timed` if the next one will take as long."""
+        """A probing step: in `accepted` of its `rounds` the first draft was accepted; `expected` is the expected share.
+        `loss` is as in `pick`; `is_timed`: the next such step takes as long."""
         watch = self._watch(category)
-        most = _MODERATE if watch.is_new and not watch.gave_up else _HICCUP
-        self._allowance -= min(max(watch.price, loss / _DEAR), most)
-        watch.untimed = 0 if is_timed else watch.untimed + 1
-        if is_timed or not watch.is_new or watch.untimed > UNTIMED:
-            watch.gave_up, watch.untimed = not is_timed, 0
-            if self._standing == category:
-                self._standing = None
+        most = _MAX_NEW_PRICE if watch.is_new and not watch.is_untimed else _MAX_PRICE
+        self._budget -= min(max(watch.price, loss / _LOSS_PER_UNIT), most)
+        watch.num_untimed = 0 if is_timed else watch.num_untimed + 1
+        if is_timed or not watch.is_new or watch.num_untimed > MAX_UNTIMED:
+            watch.is_untimed, watch.num_untimed = not is_timed, 0
+            if self._pending == category:
+                self._pending = None
         watch.last, watch.in_burst = self._step, True
-        watch.rounds, watch.kept = watch.rounds + rounds, watch.kept + kept
+        watch.rounds, watch.accepted = watch.rounds + rounds, watch.accepted + accepted
         if watch.rounds >= ROUNDS:
-            watch.in_burst = watch.kept / watch.rounds - expected > SURPRISE
-            watch.rounds = watch.kept = 0
+            watch.in_burst = watch.accepted / watch.rounds - expected > SURPRISE
+            watch.rounds = watch.accepted = 0
             if not watch.in_burst:
                 watch.interval = min(LONGEST_INTERVAL, watch.interval * 2.0)
 

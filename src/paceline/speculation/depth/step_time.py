@@ -1,51 +1,103 @@
-"""What a step costs, measured: t_plain(batch), t_verify(rows), draft and network time. The cost half of goodput.
+"""The measured costs of a step: t_plain(batch), t_verify(rows), draft time and network time.
 
-A pass is plain (a row for each sequence that it has room for) or verifying (more). The two are kept apart, since other
-kernels may serve them; plain passes stand in for verifying ones of a size not measured. Samples fall into buckets of rows,
-exact below 16 and eight to a doubling above, each a decayed mean of both rows and seconds. Steps with prefill rows are
-ignored.
+A plain pass has one row for each slot, a verifying pass has more. The two are measured apart, since different kernels may serve
+them; plain passes stand in for verifying ones of a size not measured. Samples fall into buckets of rows, exact below 16 and
+eight to a doubling above, each a decayed mean of rows and seconds. Steps with prefill rows are ignored.
 
-Attention makes every pass slower as contexts grow, by so much a token whatever the rows: where a warm-up has measured that,
-curves are of passes without any context. What is left of it, and all else that changes slowly, a common `scale` follows: it
-learns from whatever is measured and carries along what is not. A warm-up measures passes one by one with the host in the
-way: its curve has about the right shape at the wrong height. The first plain steps after it move the scale alone; after them
-what it said of a size is worth one step of that size.
+Attention makes every pass slower by a constant time per token of context. If a warm-up has measured that time, the curves are
+of passes without context. A common `scale` follows the rest of it and all other slow changes: it learns from every
+measurement and moves sizes that were not measured. A warm-up measures single passes: its curve has about the right shape at
+the wrong height. The first plain steps after it move the scale alone; afterwards its sample of a size weighs as one step.
 """
 
-from collections.abc import Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from paceline.core.errors import InvalidConfig
-from paceline.speculation.depth.curve import Curve
-from paceline.speculation.depth.draft_time import DraftTime, Line
+from paceline.speculation.depth.draft_time import DraftTime, LinearCost
 from paceline.speculation.depth.policy import StepObservation
 
 WINDOW = 16.0
-"""Samples a bucket remembers."""
-DRIFT = 0.5
+"""Samples that a bucket remembers."""
+SHARED = 0.5
 """Share of what a mature bucket learns from a sample that all buckets learn with it."""
 FIRST_STEPS = 8
 """Plain steps after a warm-up that correct its height."""
-_LEAST_SHARE = 0.25
-"""Of a pass that is not its context's, whatever a warm-up has said of that."""
 FORGET_STEPS = 4000
-"""A verify bucket not visited for so long is dropped: it may be what keeps us from visiting it."""
+"""Steps after which an unvisited verify bucket is dropped: it may be the reason that no step visits it."""
+_MIN_SHARE = 0.25
+"""Smallest share of a pass that is not the cost of its context."""
+
+Point = tuple[float, float, float]
+"""rows, seconds, weight"""
+
+
+class Curve:
+    """Seconds as a function of target rows: straight lines between measured points that never slope down.
+
+    Left of the first point the curve is flat. Right of the last it keeps the slope of the last doubling of rows, at most that
+    of proportional cost: a pass over twice the rows never takes more than twice as long. One point alone extends flat, which
+    allows the first draft and with it the first measurement.
+    """
+
+    def __init__(self, points: Iterable[Point]) -> None:
+        rows, seconds = _isotonic(sorted(points))
+        if not rows:
+            raise ValueError("a curve needs at least one point")
+        back = max(0, bisect_right(rows, rows[-1] / 2.0) - 1)
+        run = rows[-1] - rows[back]
+        rise = (seconds[-1] - seconds[back]) / run if run > 0.0 else 0.0
+        self._rows, self._seconds = rows, seconds
+        self._slope = min(rise, seconds[-1] / rows[-1])
+        slopes = [
+            0.0,
+            *((t1 - t0) / (r1 - r0) for (r0, t0), (r1, t1) in pairwise(zip(rows, seconds, strict=True))),
+            self._slope,
+        ]
+        self.bends = [at for at, (left, right) in zip(rows, pairwise(slopes), strict=True) if right > left]
+        """Rows at which the slope rises, ascending."""
+
+    def __call__(self, rows: float) -> float:
+        i = bisect_left(self._rows, rows)
+        if i == len(self._rows):
+            return self._seconds[-1] + self._slope * (rows - self._rows[-1])
+        right = self._seconds[i]
+        if i == 0:
+            return right
+        left, start = self._seconds[i - 1], self._rows[i - 1]
+        return left + (right - left) * (rows - start) / (self._rows[i] - start)
+
+
+def _isotonic(points: list[Point]) -> tuple[list[float], list[float]]:
+    """Pool adjacent violators: the closest non-decreasing seconds in weighted least squares."""
+    blocks: list[tuple[float, float, int]] = []  # mean seconds, weight, number of points
+    for _, seconds, weight in points:
+        size = 1
+        while blocks and blocks[-1][0] > seconds:
+            earlier, mass, count = blocks.pop()
+            seconds = (seconds * weight + earlier * mass) / (weight + mass)
+            weight += mass
+            size += count
+        blocks.append((seconds, weight, size))
+    return [point[0] for point in points], [seconds for seconds, _, size in blocks for _ in range(size)]
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds of a drafting step: verify(rows) + network + the line of every method asked, at its deepest draft."""
+    """Seconds of a drafting step: verify(rows) + network + the line of every drafting method at its deepest draft."""
 
     curve: Curve
     scale: float
     context: float
-    """Of reading what the sequences have, in any pass over them."""
+    """Time to read the context of the batch, in any pass."""
     network: float
-    lines: Mapping[str, Line]
-    """By method; one that was never timed has none."""
+    lines: Mapping[str, LinearCost]
+    """Draft time by method; a method that was never timed has none."""
 
     def verify(self, rows: float) -> float:
-        """A pass over `rows` target rows, drafts among them."""
+        """A pass over `rows` target rows, drafts included."""
         return self.scale * self.curve(rows) + self.context
 
 
@@ -53,7 +105,7 @@ class Costs:
 class _Bucket:
     rows: float
     seconds: float
-    """Divided by the common scale."""
+    """Seconds divided by the common scale."""
     weight: float
     seen: int
     is_warm: bool = False
@@ -69,13 +121,13 @@ class StepTime:
         self._curves: dict[bool, Curve] = {}
         self._scale = 1.0
         self._steps = 0
-        self._unsure = 0
+        self._num_corrections = 0  # plain steps that still correct the height of a warm-up
         self._drafts: dict[str, DraftTime] = {}
         self._network = 0.0
-        self._per_token = 0.0  # of context
+        self._per_token = 0.0  # seconds per token of context
 
     def calibrate(self, passes: Mapping[int, float], per_token: float = 0.0) -> None:
-        """Take on {rows: seconds} from a warm-up, and the seconds that each token of context adds to a pass."""
+        """Start from the {rows: seconds} of a warm-up and the seconds that each token of context adds to a pass."""
         if any(rows < 1 or seconds <= 0.0 for rows, seconds in passes.items()) or per_token < 0.0:
             raise InvalidConfig(
                 f"calibration needs rows >= 1, seconds > 0 and per_token >= 0, got {dict(passes)}, {per_token}"
@@ -83,84 +135,83 @@ class StepTime:
         self._per_token = per_token
         for rows, seconds in passes.items():
             self._plain[_bucket(rows)] = _Bucket(rows, seconds / self._scale, 1.0, self._steps, is_warm=True)
-        self._unsure = FIRST_STEPS
+        self._num_corrections = FIRST_STEPS
         self._curves.clear()
 
     def observe(self, step: StepObservation) -> None:
         self._steps += 1
-        asked = {drafting.method for drafting in step.drafting}
+        methods = {drafting.method for drafting in step.drafting}
         for method, draft in self._drafts.items():
-            if method not in asked:
-                draft.idle()
+            if method not in methods:
+                draft.skip_idle()
             elif not step.is_timed:
-                draft.caught_up()
+                draft.skip_untimed()
         if not step.is_timed:
             return
         if step.prefill_rows or step.batch == 0 or step.verify_seconds <= 0.0:
             return
-        most = (1.0 - _LEAST_SHARE) * step.verify_seconds
-        if self._per_token * step.context > most:  # it cannot be so dear
+        most = (1.0 - _MIN_SHARE) * step.verify_seconds
+        if self._per_token * step.context > most:  # the warm-up overestimated it
             self._per_token = most / step.context
-        self._add(step.rows, step.verify_seconds - self._per_token * step.context, drafting=step.rows > step.room)
+        self._add(step.rows, step.verify_seconds - self._per_token * step.context, drafting=step.rows > step.num_slots)
         for drafting in step.drafting:
-            self._drafts.setdefault(drafting.method, DraftTime()).add(step.room, drafting.depth, drafting.seconds)
+            self._drafts.setdefault(drafting.method, DraftTime()).add(step.num_slots, drafting.depth, drafting.seconds)
         if step.drafting:
-            surprise = min(step.network_seconds, 4.0 * self._network) if self._network else step.network_seconds
-            self._network += (surprise - self._network) / (WINDOW if self._network else 1.0)
+            sample = min(step.network_seconds, 4.0 * self._network) if self._network else step.network_seconds
+            self._network += (sample - self._network) / (WINDOW if self._network else 1.0)
 
-    def plain(self, room: int, context: int = 0) -> float | None:
-        """Seconds of a pass without drafts, with room for so many sequences, which have `context` tokens together; None until
-        anything was measured."""
+    def plain(self, slots: int, context: int = 0) -> float | None:
+        """Seconds of a pass without drafts over `slots` rows, whose sequences have `context` tokens together; None until a
+        pass was measured."""
         curve = self._curve(drafting=False)
-        return None if curve is None else self._scale * curve(room) + self._per_token * context
+        return None if curve is None else self._scale * curve(slots) + self._per_token * context
 
-    def costs(self, room: int, context: int = 0) -> Costs | None:
-        """What drafting for so many sequences costs; None until both a pass and a draft were measured."""
+    def costs(self, slots: int, context: int = 0) -> Costs | None:
+        """The cost of drafting for `slots` sequences; None until both a pass and a draft were measured."""
         curve = self._curve(drafting=True)
-        lines = {method: line for method, draft in self._drafts.items() if (line := draft.line(room)) is not None}
+        lines = {method: line for method, draft in self._drafts.items() if (line := draft.line(slots)) is not None}
         if curve is None or not lines:
             return None
         return Costs(curve, self._scale, self._per_token * context, self._network, lines)
 
-    def usual(self, step: StepObservation) -> float | None:
-        """What such a step takes as far as is known."""
-        costs = self.costs(step.room, step.context)
+    def expected(self, step: StepObservation) -> float | None:
+        """The time that such a step takes, if known."""
+        costs = self.costs(step.num_slots, step.context)
         if costs is None or any(drafting.method not in costs.lines for drafting in step.drafting):
             return None
         drafting = sum(costs.lines[drafting.method].seconds(drafting.depth) for drafting in step.drafting)
         return costs.verify(step.rows) + costs.network + drafting
 
     def is_settled(self, method: str) -> bool:
-        """Whether the method's drafts were timed often enough to go by."""
+        """Whether the drafts of the method were timed more than once."""
         return method in self._drafts and self._drafts[method].is_settled
 
-    def knows_slope(self, method: str, room: int) -> bool:
-        """Whether it was timed at more than one depth of late."""
-        return method in self._drafts and self._drafts[method].knows_slope(room)
+    def has_slope(self, method: str, slots: int) -> bool:
+        """Whether the method was recently timed at more than one depth."""
+        return method in self._drafts and self._drafts[method].has_slope(slots)
 
     def _add(self, rows: int, seconds: float, drafting: bool) -> None:
         buckets = self._verify if drafting else self._plain
         bucket = buckets.get(_bucket(rows))
         curve = self._curve(drafting)
         if bucket is None:
-            # A first sample is all we have: bound it by what its neighbours suggest.
+            # A first sample has nothing to be averaged with: bound it by its neighbours.
             expected = seconds if curve is None else self._scale * curve(rows)
             seconds = min(max(seconds, expected / 4.0), expected * 4.0)
             buckets[_bucket(rows)] = _Bucket(rows, seconds / self._scale, 1.0, self._steps)
         else:
             expected = self._scale * bucket.seconds
-            mature = bucket.weight >= WINDOW / 2.0
-            limit = 1.5 if mature or bucket.is_warm else 4.0
+            is_mature = bucket.weight >= WINDOW / 2.0
+            limit = 1.5 if is_mature or bucket.is_warm else 4.0
             bucket.weight = min(WINDOW, bucket.weight + 1.0)
-            # Geometric means: with both factors powers of the same ratio, noise cannot push scale and bucket apart.
-            surprise = min(max(seconds / expected, 1.0 / limit), limit)
-            learned = surprise ** (1.0 / bucket.weight)
-            shared = learned**DRIFT if mature else 1.0
-            if self._unsure and not drafting and bucket.is_warm:
-                self._unsure -= 1
-                learned = shared = surprise ** (
-                    1.0 / (1 + FIRST_STEPS - self._unsure)
-                )  # as if the warm-up were one more step
+            # Geometric means: both factors are powers of the same ratio, so noise cannot push scale and bucket apart.
+            ratio = min(max(seconds / expected, 1.0 / limit), limit)
+            learned = ratio ** (1.0 / bucket.weight)
+            shared = learned**SHARED if is_mature else 1.0
+            if self._num_corrections and not drafting and bucket.is_warm:
+                self._num_corrections -= 1
+                # The warm-up weighs as one more step.
+                learned = shared = ratio ** (1.0 / (1 + FIRST_STEPS - self._num_corrections))
             self._scale *= shared
             bucket.seconds *= learned / shared
             bucket.rows += (rows - bucket.rows) / bucket.weight

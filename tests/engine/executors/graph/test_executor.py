@@ -11,7 +11,7 @@ from paceline.engine.executors.graph import executor as graph_executor
 from paceline.engine.executors.graph.batch import GraphBatch
 from paceline.engine.executors.graph.eligibility import STEPS_BETWEEN_ADMISSIONS
 from paceline.models.gpu.runner import GpuRunner
-from paceline.speculation.depth.fixed import FixedDepth
+from paceline.speculation.depth.simple_rules import FixedDepth
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text

@@ -3,9 +3,8 @@
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.speculation.depth.additive import AdditiveDepth
 from paceline.speculation.depth.policy import Candidate, DepthPolicy, RoundObservation, StepObservation
-from paceline.speculation.depth.threshold import ThresholdDepth
+from paceline.speculation.depth.simple_rules import AdditiveDepth, ThresholdDepth
 
 
 def step(*rounds: tuple[int, int], category: str = "chat") -> StepObservation:

@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_layers_are_rounded_and_tables_are_not(kind: Quantization, tmp_path: Path) -> None:
+def test_layers_are_quantised_and_tables_are_kept(kind: Quantization, tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path)
     exact = open_folder(tmp_path)
     weights = QuantizedWeights(exact.weights, kind, CPU)
@@ -36,24 +36,24 @@ def test_layers_are_rounded_and_tables_are_not(kind: Quantization, tmp_path: Pat
     ]
     assert logits[0] is not None
     assert logits[1] is not None
-    # a weight is off by about 0.7% (of its deviation) or 2.5% (of itself), and seven matrices in a row add up
+    # a weight has an error of about 0.7% of its deviation (int8) or 2.5% of itself (fp8), over seven matrices
     difference = (logits[0] - logits[1]).norm() / logits[1].norm()
     assert 1e-4 < difference < (0.03 if kind == "int8" else 0.12)
 
 
-def test_memory_is_counted_as_it_is_stored(tmp_path: Path) -> None:
+def test_weight_bytes_are_those_stored(tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path)
     exact = open_folder(tmp_path)
     tables = 2 * 160 * 64
     layers = exact.config.num_parameters - tables - 64 * (2 * 3 + 1)
     dense = DecoderModel(exact.config, exact.weights, CPU, torch.bfloat16)
     small = DecoderModel(exact.config, QuantizedWeights(exact.weights, "fp8", CPU), CPU, torch.bfloat16)
-    outputs = 3 * (64 + 2 * 32 + 64 + 2 * 96 + 64)  # a scale each
+    outputs = 3 * (64 + 2 * 32 + 64 + 2 * 96 + 64)  # one scale each
     assert dense.weight_bytes == 2 * (tables + layers)
     assert small.weight_bytes == 2 * tables + layers + 4 * outputs
 
 
-def test_what_is_quantised_already_stays_so_on_a_cpu(tmp_path: Path) -> None:
+def test_quantised_weights_are_kept_on_a_cpu(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", build("llama"))
     source = open_checkpoint(tmp_path / "m.gguf").weights
     names = [name for name in source.names() if name.endswith("_proj.weight")]
@@ -64,15 +64,15 @@ def test_what_is_quantised_already_stays_so_on_a_cpu(tmp_path: Path) -> None:
             assert isinstance(weight, Grouped)
 
 
-def test_an_eight_bit_cache_is_near_and_a_path_can_be_moved_in_it() -> None:
+def test_an_8_bit_cache_is_close_and_slots_can_be_moved() -> None:
     model = tiny_model()
     tokens = [3, 14, 15, 9, 26, 5, 35, 8]
     runners = [ModelRunner(model, 4, dtype) for dtype in (None, torch.float8_e4m3fn)]
     spans = [Span([2, 1], 0, tokens, len(tokens))]
-    exact, near = (runner.forward(spans).logits for runner in runners)
+    exact, quantised = (runner.forward(spans).logits for runner in runners)
     assert exact is not None
-    assert near is not None
-    assert 1e-4 < relative_error(near, exact) < 0.5
+    assert quantised is not None
+    assert 1e-4 < relative_error(quantised, exact) < 0.5
     runner = runners[1]
     assert runner.cache[0][0].dtype is torch.float8_e4m3fn
     before = runner.cache[1][1].view(torch.uint8).flatten(0, 1)[33].clone()
@@ -81,8 +81,8 @@ def test_an_eight_bit_cache_is_near_and_a_path_can_be_moved_in_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_speculation_changes_no_word_in_eight_bits(kind: Quantization) -> None:
-    """Weights and cache in 8 bits: another model, but the same text with drafts and without."""
+def test_speculation_is_exact_with_8_bit_weights_and_cache(kind: Quantization) -> None:
+    """8 bits change the model, but its text is the same with and without drafts."""
     weights = QuantizedWeights(RandomWeights(TINY, 0), kind, CPU)
     model = DecoderModel(TINY, weights, CPU, torch.float32)
     requests = [request("greedy", [1, 2, 3], temperature=0.0), request("seeded", [4, 5], temperature=0.8, seed=7)]

@@ -1,4 +1,4 @@
-"""Draft workers that come, go and fill up while targets run: speed changes, the text does not."""
+"""Draft workers that join, leave and fill up while targets run: the text does not change."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from paceline.runtime.wire.transport import Listener
 from tests.engine.harness import MODEL, letters, tokens_of
 from tests.exactness.suite import mixed_requests, plain_text
 from tests.fakes import TINY, tiny_engine, tiny_model
-from tests.runtime.pools import VOCABULARY, Patient, draft_worker, model_core
+from tests.runtime.pools import VOCABULARY, PatientProposer, draft_worker, model_core
 from tests.runtime.target_harness import Gate, Heard, Members, Running, cluster, until
 
 REQUESTS = [
@@ -31,11 +31,11 @@ EXPECTED = plain_text(MODEL, REQUESTS)
 
 
 class Target(Running):
-    """A target worker that drafts with the pool, as patiently as it takes."""
+    """A target worker that drafts with the pool and waits for every draft."""
 
     def __init__(self, steps: int | None = None) -> None:
         self.proposer = PoolProposer((), VOCABULARY, TINY.vocab_size, name="target-0")
-        self.engine = tiny_engine(MODEL, Patient(self.proposer, 1.0), max_num_seqs=16)
+        self.engine = tiny_engine(MODEL, PatientProposer(self.proposer, 1.0), max_num_seqs=16)
         self.engine.tokenizer = self.engine.validator._tokenizer = letters()
         self.gate = None if steps is None else Gate(self.engine, steps)
         loop = EngineLoop(self.engine)
@@ -65,11 +65,11 @@ def states(pool: TargetPool) -> dict[str, str]:
     return {worker.name: worker.state for worker in pool.workers()}
 
 
-def said(outputs: list[StepOutput], asked: list[Request] = REQUESTS) -> dict[tuple[str, int], list[int]]:
+def texts(outputs: list[StepOutput], asked: list[Request] = REQUESTS) -> dict[tuple[str, int], list[int]]:
     return {(one.id, i): tokens_of(outputs, one.id, i) for one in asked for i in range(one.sampling.n)}
 
 
-def test_draft_workers_come_and_go() -> None:
+def test_draft_workers_join_and_leave() -> None:
     core = model_core(tiny_model(perturb=0.1))
     target = Target(steps=4)
     with (
@@ -81,18 +81,18 @@ def test_draft_workers_come_and_go() -> None:
         assert target.gate is not None
         assert target.gate.reached.wait(20)
         members.known[1:] = [draft_member(second)]
-        until(lambda: [drafter.name for drafter in pool._drafters.workers] == ["draft-1"])
+        until(lambda: [drafter.name for drafter in pool._worker_list.drafts] == ["draft-1"])
         target.gate.open()
-        assert said(heard.all()) == EXPECTED
+        assert texts(heard.all()) == EXPECTED
         until(lambda: states(pool) == {"target-0": "ready", "draft-1": "ready"})
-        until(lambda: not first._roster.targets)  # it was told goodbye
+        until(lambda: not first._scheduler.targets)  # it received a goodbye
         again = Heard(pool, *[replace(one, id=f"{one.id}-again") for one in REQUESTS]).all()
         assert sum(output.accepted for output in again) > 0
-        assert second.snapshot().rounds > 0
+        assert second.status().rounds > 0
 
 
-def test_speculation_switched_on_in_mid_load_finds_busy_not_the_end_of_memory() -> None:
-    """The draft pool has room for three sequences. Ten are running when speculation is switched on."""
+def test_speculation_enabled_under_load_is_answered_with_busy() -> None:
+    """The draft pool has room for three sequences. Ten are running when speculation is enabled."""
     core = model_core(tiny_model(perturb=0.1), num_blocks=12)
     target = Target(steps=4)
     with (
@@ -104,20 +104,19 @@ def test_speculation_switched_on_in_mid_load_finds_busy_not_the_end_of_memory() 
         heard = Heard(pool, *REQUESTS)
         assert target.gate is not None
         assert target.gate.reached.wait(20)
-        assert draft.snapshot().sequences == 0
+        assert draft.status().sequences == 0
         pool.set_flags(SpeculationFlags(enabled=True))
         until(lambda: pool._flags == SpeculationFlags(enabled=True))
         target.gate.open()
         outputs = heard.all()
-        assert said(outputs) == EXPECTED
+        assert texts(outputs) == EXPECTED
         assert sum(output.accepted for output in outputs) > 0
-        links = target.proposer.snapshot().links
-        assert links[0].counts.busy > 0
-        until(lambda: draft.snapshot().sequences == 0)
+        assert target.proposer.connections[0].counters.busy > 0
+        until(lambda: draft.status().sequences == 0)
         assert core.num_free_blocks == 12
 
 
-def test_a_draft_of_another_vocabulary_is_not_used() -> None:
+def test_draft_with_another_vocabulary_is_not_used() -> None:
     target = Target()
     with (
         draft_worker(model_core(tiny_model()), TINY.vocab_size, vocabulary="another one") as draft,
@@ -125,5 +124,5 @@ def test_a_draft_of_another_vocabulary_is_not_used() -> None:
     ):
         members.known.append(draft_member(draft))
         until(lambda: states(pool).get("draft-0") == "suspected")
-        assert said(Heard(pool, *REQUESTS).all()) == EXPECTED
-        assert draft.snapshot().rounds == 0
+        assert texts(Heard(pool, *REQUESTS).all()) == EXPECTED
+        assert draft.status().rounds == 0

@@ -1,4 +1,4 @@
-"""`EvenRounds.allocate` against every depth."""
+"""`PaddedBatch.allocate` against every depth."""
 
 import random
 from itertools import accumulate
@@ -7,14 +7,13 @@ from operator import mul
 import pytest
 
 from paceline.speculation.depth.allocation import Value
-from paceline.speculation.depth.curve import Curve
-from paceline.speculation.depth.draft_time import Line
-from paceline.speculation.depth.even_rounds import EvenRounds
+from paceline.speculation.depth.draft_time import LinearCost
+from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate
-from paceline.speculation.depth.step_time import Costs
+from paceline.speculation.depth.step_time import Costs, Curve
 
-CHAINS = EvenRounds(frozenset({"one"}), lambda batch: -(-batch // 4) * 4, lambda depth: depth)
-TREES = EvenRounds(
+CHAINS = PaddedBatch(frozenset({"one"}), lambda batch: -(-batch // 4) * 4, lambda depth: depth)
+TREES = PaddedBatch(
     frozenset({"one"}), lambda batch: batch, lambda depth: next(n for n in (1, 3, 7) if n >= 0.8 * depth)
 )
 
@@ -22,12 +21,12 @@ TREES = EvenRounds(
 def costs(dice: random.Random) -> Costs:
     seconds = accumulate(dice.choice((0.0, 0.5, 2.0)) for _ in range(6))
     points = [(rows, 5.0 + extra, 1.0) for rows, extra in zip((1, 8, 12, 20, 32, 48), seconds, strict=True)]
-    return Costs(Curve(points), 1.0, 0.3, 0.1, {"one": Line(dice.uniform(0, 1), dice.uniform(0, 0.5))})
+    return Costs(Curve(points), 1.0, 0.3, 0.1, {"one": LinearCost(dice.uniform(0, 1), dice.uniform(0, 0.5))})
 
 
 @pytest.mark.parametrize("rounds", [CHAINS, TREES], ids=["chains", "trees"])
 @pytest.mark.parametrize("seed", range(20))
-def test_finds_the_best_depth(rounds: EvenRounds, seed: int) -> None:
+def test_finds_the_best_depth(rounds: PaddedBatch, seed: int) -> None:
     dice = random.Random(seed)
     batch = [Candidate(i, dice.choice(("one/a", "one/b")), dice.randint(0, 6)) for i in range(6)]
     survival = {name: tuple(accumulate((dice.uniform(0.6, 1) for _ in range(7)), mul)) for name in ("one/a", "one/b")}
@@ -39,7 +38,7 @@ def test_finds_the_best_depth(rounds: EvenRounds, seed: int) -> None:
         tokens = 6 + sum(
             values[c.category].delivery * sum(survival[c.category][: min(nodes, c.max_depth)]) for c in batch
         )
-        return tokens / (told.verify(rounds.seats(6) * (1 + nodes)) + 0.1 + told.lines["one"].seconds(nodes))
+        return tokens / (told.verify(rounds.slots(6) * (1 + nodes)) + 0.1 + told.lines["one"].seconds(nodes))
 
     found = rounds.allocate(batch, values, told)
     best = max(rate(depth) for depth in range(1, max(c.max_depth for c in batch) + 1))
@@ -62,6 +61,6 @@ def test_worthless_drafts_are_left_out() -> None:
 
 
 def test_who_decodes_in_them() -> None:
-    assert CHAINS.holds([Candidate(0, "one/a", 4), Candidate(1, "one/b", 2)])
-    assert CHAINS.holds([Candidate(0, "one/a", 4), Candidate(1, "two/a", 0)])
-    assert not CHAINS.holds([Candidate(0, "one/a", 4), Candidate(1, "two/a", 2)])
+    assert CHAINS.covers([Candidate(0, "one/a", 4), Candidate(1, "one/b", 2)])
+    assert CHAINS.covers([Candidate(0, "one/a", 4), Candidate(1, "two/a", 0)])
+    assert not CHAINS.covers([Candidate(0, "one/a", 4), Candidate(1, "two/a", 2)])

@@ -5,7 +5,7 @@ import sys
 
 def test_after_a_rehearsal_no_pass_wants_a_kernel_that_is_not_compiled() -> None:
     run = subprocess.run(
-        [sys.executable, "-m", "tests.models.gpu.rehearsed_kernels"],
+        [sys.executable, "-m", "tests.models.gpu.compiled_kernels"],
         env={**os.environ, "TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,

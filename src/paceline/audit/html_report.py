@@ -1,9 +1,12 @@
-"""Pictures of an audit, as SVG."""
+"""An audit's report as one HTML file without scripts or external resources."""
 
+import html
 import io
 import math
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from paceline.audit.findings import MEANING
 from paceline.audit.report import Report
 from paceline.audit.two_sample import LEVEL
 from paceline.core.errors import MissingDependency
@@ -12,14 +15,89 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+SHOWN = 200
+"""Most findings listed."""
+STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin-top: 2rem }
+table { border-collapse: collapse; width: 100% }
+th, td { text-align: left; padding: .3rem .6rem; border-bottom: 1px solid #8884 }
+.clean, .drift { display: inline-block; padding: .1rem .6rem; border-radius: 1rem; color: #fff; background: #1a7f37 }
+.drift { background: #cf222e }
+figure { background: #fff; color: #000; margin: 1rem 0; padding: .5rem; border-radius: .5rem; overflow-x: auto }
+figure svg { max-width: 100%; height: auto }
+"""
+
+
+def page(report: Report, decode: Callable[[int], str]) -> str:
+    """The HTML page. `decode` returns the text of a token id."""
+    verdict = "clean" if report.is_clean else "drift"
+    about = "".join(_row([name, str(value)]) for name, value in report.about.items())
+    checks = "".join(
+        _row(
+            [check.name, f"{check.num_checked:,} {check.unit}", f"{check.num_wrong:,}", check.detail],
+            mark="drift" if check.num_wrong else "clean",
+        )
+        for check in report.checks
+    )
+    power = "".join(f"<li>{html.escape(line)}</li>" for line in report.power)
+    pictures = "".join(f"<figure>{svg}</figure>" for svg in plots(report))
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Audit: {verdict}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLE}</style></head><body>'
+        f'<h1>Audit <span class="{verdict}">{verdict}</span></h1>'
+        f"<h2>Settings</h2><table>{about}</table>"
+        f"<h2>Checks</h2><table><tr><th>check</th><th>checked</th><th>wrong</th><th></th><th></th></tr>{checks}</table>"
+        f"{pictures}{_findings(report, decode)}"
+        f"<h2>Power of the checks</h2><ul>{power}</ul></body></html>\n"
+    )
+
+
+def _findings(report: Report, decode: Callable[[int], str]) -> str:
+    if not report.findings:
+        return ""
+
+    def token(one: int | None) -> str:
+        return "" if one is None or one < 0 else f"{one} {decode(one)!r}"
+
+    rows = "".join(
+        _row(
+            [
+                str(finding.prompt),
+                str(finding.index),
+                finding.origin,
+                MEANING[finding.kind],
+                token(finding.token),
+                token(finding.other),
+                f"{finding.figure:.3g}",
+            ]
+        )
+        for finding in report.findings[:SHOWN]
+    )
+    more = len(report.findings) - SHOWN
+    rest = f"<p>And {more:,} more.</p>" if more > 0 else ""
+    head = "".join(
+        f"<th>{name}</th>" for name in ("prompt", "token", "origin", "finding", "found", "plain", "gap or KL")
+    )
+    return f"<h2>Findings</h2><table><tr>{head}</tr>{rows}</table>{rest}"
+
+
+def _row(cells: Iterable[str], mark: str | None = None) -> str:
+    shown = "".join(f"<td>{html.escape(cell)}</td>" for cell in cells)
+    pill = "" if mark is None else f'<td><span class="{mark}">{mark}</span></td>'
+    return f"<tr>{shown}{pill}</tr>"
+
+
 GOOD, BAD, GREY = "#1f6feb", "#cf222e", "#9aa5b1"
 ORIGINS = ("accepted", "recovered", "bonus", "plain")
 SMALLEST = 1e-12
-"""Where 0 is drawn on a logarithmic axis."""
+"""Position of 0 on a logarithmic axis."""
 
 
 def plots(report: Report) -> list[str]:
-    """Each the text of one `<svg>` element."""
+    """SVG elements as text."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -36,7 +114,7 @@ def plots(report: Report) -> list[str]:
 
 
 def _by_origin(axes: "Axes", report: Report) -> None:
-    """Tokens checked, by where they came from, and those of them that drifted."""
+    """Bars of checked and drifted tokens by origin."""
     wrong = {(finding.prompt, finding.index) for finding in report.findings}
     counts = dict.fromkeys(ORIGINS, 0)
     drifted = dict.fromkeys(ORIGINS, 0)
@@ -52,11 +130,11 @@ def _by_origin(axes: "Axes", report: Report) -> None:
     axes.invert_yaxis()
     axes.margins(x=0.25)
     axes.legend(frameon=False, fontsize=8, loc="lower right")
-    _dress(axes, "Tokens that drifted, by origin", "tokens", "")
+    _decorate(axes, "Tokens that drifted, by origin", "tokens", "")
 
 
 def _margins(axes: "Axes", report: Report) -> None:
-    """How clearly picks won: what lies far left of the others could have gone either way by rounding."""
+    """Histogram of the margins of tokens over the second best; small ones could change by rounding."""
     margins = [max(margin, SMALLEST) for text in report.texts for margin in text.margins]
     low = min(margins, default=SMALLEST)
     edges = _decades(min(low, 1e-5), max(margins, default=1.0))
@@ -66,7 +144,7 @@ def _margins(axes: "Axes", report: Report) -> None:
         axes.hist([max(gap, edges[0]) for gap in gaps], bins=edges, color=BAD, label="gap of a token that drifted")
         axes.legend(frameon=False, fontsize=8)
     axes.set_xscale("log")
-    _dress(axes, "How far the pick lay above the second best", "logits", "tokens")
+    _decorate(axes, "Margin of the chosen token over the second best", "logits", "tokens")
 
 
 def _ranks(axes: "Axes", report: Report) -> None:
@@ -81,7 +159,7 @@ def _ranks(axes: "Axes", report: Report) -> None:
     two = report.two_sample
     axes.plot([0, 1], [0, 1], color="black", linewidth=0.6, linestyle=":")
     axes.legend(frameon=False, fontsize=8, loc="lower right")
-    _dress(axes, f"Ranks of tokens: p = {two.p_value:.3g}, alarm below {LEVEL:g}", "rank under plain p", "share")
+    _decorate(axes, f"Ranks of tokens: p = {two.p_value:.3g}, alarm below {LEVEL:g}", "rank under plain p", "share")
 
 
 def _divergences(axes: "Axes", report: Report) -> None:
@@ -103,7 +181,7 @@ def _divergences(axes: "Axes", report: Report) -> None:
     axes.set_yscale("log")
     axes.set_ylim(SMALLEST / 3, 1e4)
     axes.legend(frameon=False, fontsize=8, loc="upper right", ncols=4)
-    _dress(axes, f"KL from what a plain pass gives, drift above the line; {SMALLEST:g}: none", "output token", "KL")
+    _decorate(axes, f"KL from a plain pass; drift above the line; {SMALLEST:g} stands for 0", "output token", "KL")
 
 
 def _decades(low: float, high: float) -> list[float]:
@@ -111,7 +189,7 @@ def _decades(low: float, high: float) -> list[float]:
     return [10.0 ** (start + step / 4) for step in range(4 * (end - start) + 1)]
 
 
-def _dress(axes: "Axes", title: str, x: str, y: str) -> None:
+def _decorate(axes: "Axes", title: str, x: str, y: str) -> None:
     axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(x)
     axes.set_ylabel(y)
@@ -122,7 +200,7 @@ def _svg(figure: "Figure") -> str:
     import matplotlib
 
     out = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text as text: smaller, and read by whoever reads the page
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text: smaller, and searchable
         figure.savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
     return text[text.index("<svg") :]

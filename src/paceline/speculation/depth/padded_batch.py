@@ -1,0 +1,93 @@
+"""The two shapes of a target pass, and the best drafts for each.
+
+A ragged batch has a row for each scheduled token. A padded batch, which graph steps use, has as many rows for every slot as for
+the sequence with the most drafts: an unused row costs as much as a used one. In a padded batch every sequence therefore drafts
+as deep as the deepest, within its own limit.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from paceline.speculation.depth.allocation import MIN_SURVIVAL, Allocation, Value, allocate
+from paceline.speculation.depth.policy import Candidate, method_of
+from paceline.speculation.depth.step_time import Costs
+
+
+class BatchShape(Protocol):
+    @property
+    def is_padded(self) -> bool: ...
+
+    def slots(self, batch: int, /) -> int:
+        """Sequences that a pass over `batch` sequences has rows for."""
+        ...
+
+    def rows(self, batch: int, num_drafting: int, depth: int) -> int:
+        """Rows of a pass over `batch` sequences, of which `num_drafting` have `depth` drafts each."""
+        ...
+
+    def allocate(self, batch: Sequence[Candidate], values: Mapping[str, Value], costs: Costs) -> Allocation | None:
+        """The best drafts; None if no candidate may draft. The method of every category in `values` has known costs."""
+        ...
+
+
+class RaggedBatch:
+    is_padded = False
+
+    def slots(self, batch: int, /) -> int:
+        return batch
+
+    def rows(self, batch: int, num_drafting: int, depth: int) -> int:
+        return batch + num_drafting * depth
+
+    def allocate(self, batch: Sequence[Candidate], values: Mapping[str, Value], costs: Costs) -> Allocation | None:
+        return allocate(batch, values, costs)
+
+
+@dataclass(frozen=True, slots=True)
+class PaddedBatch:
+    methods: frozenset[str]
+    """Methods whose drafts are made in graph steps."""
+    slots: Callable[[int], int]
+    nodes: Callable[[int], int]
+    """Draft tokens per slot if the deepest request of the batch asks for that depth."""
+
+    @property
+    def is_padded(self) -> bool:
+        return True
+
+    def rows(self, batch: int, num_drafting: int, depth: int) -> int:
+        return self.slots(batch) * (1 + self.nodes(depth))
+
+    def covers(self, batch: Sequence[Candidate]) -> bool:
+        """Whether the batch decodes in graph steps: no candidate drafts by another method."""
+        return {method_of(category) for category in {c.category for c in batch if c.max_depth}} <= self.methods
+
+    def allocate(self, batch: Sequence[Candidate], values: Mapping[str, Value], costs: Costs) -> Allocation | None:
+        caps = Counter([(c.category, c.max_depth) for c in batch if c.category in values])
+        most = max((cap for _, cap in caps), default=0)
+        lines = [costs.lines[method] for method in {method_of(category) for category, _ in caps}]
+        tokens, reached, best, best_rate = float(len(batch)), 0, 0, 0.0
+        for nodes in sorted({self.nodes(depth) for depth in range(1, most + 1)}):
+            gained = sum([_gained(position, caps, values) for position in range(reached, nodes)])
+            if gained == 0.0:
+                break
+            reached, tokens = nodes, tokens + gained
+            seconds = costs.verify(self.rows(len(batch), len(batch), nodes)) + costs.network
+            rate = tokens / (seconds + sum([line.seconds(nodes) for line in lines]))
+            if rate > best_rate:
+                best, best_rate = nodes, rate
+        if best == 0:
+            return None
+        return Allocation([min(c.max_depth, best) if c.category in values else 0 for c in batch], best_rate)
+
+
+def _gained(position: int, caps: Mapping[tuple[str, int], int], values: Mapping[str, Value]) -> float:
+    """Expected tokens of the drafts at one position."""
+    gained = 0.0
+    for (category, cap), count in caps.items():
+        value = values[category]
+        if cap > position < len(value.survival) and value.survival[position] >= MIN_SURVIVAL:
+            gained += count * value.delivery * value.survival[position]
+    return gained

@@ -1,0 +1,143 @@
+"""Depth policies that know nothing of cost: a fixed depth, and two published rules to compare with `goodput`.
+
+`threshold`: over the last 100 rounds (at least 10) the mean of accepted / drafted moves K: above 0.9, K + 1 up to 10;
+above 0.8, keep; above 0.6 and K > 3, K - 1; at most 0.6, K - 2 down to 1. It starts at 5.
+
+`additive` (additive increase, multiplicative decrease): after a good round K = min(16, K + 1). A low round, accepted / drafted
+under the minimum, leaves K alone until it is the third in a row: then K = max(2, floor(0.75 K)). It starts at 6.
+
+The bounds are parameters. Both rules keep state per traffic category, and K moves once a step: a large batch does not move it
+faster. At batch 1 they are the published rules exactly.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.core.errors import InvalidConfig
+from paceline.speculation.depth.policy import Candidate, StepObservation
+
+WINDOW = 100
+"""Rounds in the mean of `threshold`."""
+NEEDED = 10
+"""Rounds before `threshold` moves K."""
+LOW_ROUNDS = 3
+"""Low rounds in a row before `additive` lowers K."""
+
+
+class FixedDepth:
+    """The same depth in every step, for measurements."""
+
+    advantage: float | None = None
+
+    def __init__(self, depth: int) -> None:
+        self._depth = depth
+
+    def observe(self, step: StepObservation) -> None:
+        pass
+
+    def restart(self, category: str, alpha: float) -> None:
+        pass
+
+    def skip_step(self, batch: int) -> bool:
+        return False
+
+    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+        return [min(self._depth, candidate.max_depth) for candidate in batch]
+
+
+@dataclass(slots=True)
+class _Threshold:
+    depth: int
+    rates: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+
+
+class ThresholdDepth:
+    """K follows the mean acceptance rate of the last rounds."""
+
+    advantage: float | None = None
+
+    def __init__(self, least: int = 1, most: int = 10, start: int = 5) -> None:
+        self._least, self._most = min(least, most), most
+        self._start = min(max(start, least), most)
+        self._states: dict[str, _Threshold] = {}
+
+    def observe(self, step: StepObservation) -> None:
+        touched = {}
+        for seen in step.rounds:
+            if seen.drafted:
+                state = self._states.setdefault(seen.category, _Threshold(self._start))
+                state.rates.append(seen.draft_acceptance_rate)
+                touched[seen.category] = state
+        for state in touched.values():
+            if len(state.rates) >= NEEDED:
+                state.depth = self._moved(state.depth, round(sum(state.rates) / len(state.rates), 9))
+
+    def restart(self, category: str, alpha: float) -> None:
+        self._states.pop(category, None)
+
+    def skip_step(self, batch: int) -> bool:
+        return False
+
+    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+        return [min(self.depth(candidate.category), candidate.max_depth) for candidate in batch]
+
+    def depth(self, category: str) -> int:
+        state = self._states.get(category)
+        return self._start if state is None else state.depth
+
+    def _moved(self, depth: int, rate: float) -> int:
+        if rate > 0.9:
+            return min(self._most, depth + 1)
+        if rate > 0.8:
+            return depth
+        if rate > 0.6:
+            return max(self._least, depth - 1) if depth > 3 else depth
+        return max(self._least, depth - 2)
+
+
+@dataclass(slots=True)
+class _Additive:
+    depth: int
+    num_low: int = 0
+
+
+class AdditiveDepth:
+    """One more after a good round, a quarter less after three low rounds in a row."""
+
+    advantage: float | None = None
+
+    def __init__(self, minimum: float = 0.65, least: int = 2, most: int = 16, start: int = 6) -> None:
+        if not 0.0 < minimum <= 1.0:
+            raise InvalidConfig(f"draft_acceptance_threshold must be in (0, 1], got {minimum}")
+        self._minimum = minimum
+        self._least, self._most = min(least, most), most
+        self._start = min(max(start, least), most)
+        self._states: dict[str, _Additive] = {}
+
+    def observe(self, step: StepObservation) -> None:
+        rates: dict[str, list[float]] = {}
+        for seen in step.rounds:
+            if seen.drafted:
+                rates.setdefault(seen.category, []).append(seen.draft_acceptance_rate)
+        for category, values in rates.items():
+            state = self._states.setdefault(category, _Additive(self._start))
+            if round(sum(values) / len(values), 9) >= self._minimum:
+                state.depth, state.num_low = min(self._most, state.depth + 1), 0
+            elif state.num_low + 1 < LOW_ROUNDS:
+                state.num_low += 1
+            else:
+                state.depth, state.num_low = max(self._least, state.depth * 3 // 4), 0
+
+    def restart(self, category: str, alpha: float) -> None:
+        self._states.pop(category, None)
+
+    def skip_step(self, batch: int) -> bool:
+        return False
+
+    def decide(self, batch: Sequence[Candidate]) -> list[int]:
+        return [min(self.depth(candidate.category), candidate.max_depth) for candidate in batch]
+
+    def depth(self, category: str) -> int:
+        state = self._states.get(category)
+        return self._start if state is None else state.depth
