@@ -11,13 +11,14 @@ import random
 from functools import cache
 
 import torch
-from paceline.runtime.draft_worker.packed_branches import unpack
 
 from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import Verification
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runner import ModelRunner
-from paceline.runtime.draft_worker import distributions as laws
-from paceline.runtime.draft_worker.core import Drawn, Facts, Ride
+from paceline.runtime.draft_worker import distributions
+from paceline.runtime.draft_worker.branches import BranchKey, unpack
+from paceline.runtime.draft_worker.core import DraftBranch, DraftedToken, SequenceParams
 from paceline.runtime.draft_worker.model_core import ModelCore
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
@@ -26,7 +27,6 @@ from paceline.runtime.wire.messages import (
     TO_TARGET,
     VERSION,
     Advance,
-    Branch,
     Branches,
     Drafts,
     Hello,
@@ -34,8 +34,6 @@ from paceline.runtime.wire.messages import (
     Open,
     RoundDraft,
     RoundRequest,
-    Rule,
-    Sampling,
 )
 from paceline.runtime.wire.transport import Connection, Listener
 
@@ -53,37 +51,39 @@ def embedded() -> tuple[LoadedModel, ModelCore]:
     return loaded, ModelCore(ModelRunner(loaded.model, 512), 512, size, size)
 
 
-def chains(rule: str, temperature: float, depth: int, count: int) -> list[list[Drawn]]:
+def chains(rule: str, temperature: float, depth: int, count: int) -> list[list[DraftedToken]]:
     """Drafts of the embedded model after one prompt, another seed each."""
     loaded, core = embedded()
     ids = loaded.tokenizer.encode(PROMPT)
-    rides = [
-        Ride(i, Facts(SamplingParams(temperature=temperature), i, 0, len(ids), rule, ""), list(ids), len(ids))
+    branches = [
+        DraftBranch(
+            i, SequenceParams(SamplingParams(temperature=temperature), i, 0, len(ids), rule, ""), list(ids), len(ids)
+        )
         for i in range(count)
     ]
-    drawn: list[list[Drawn]] = [[] for _ in rides]
+    drawn: list[list[DraftedToken]] = [[] for _ in branches]
     for _ in range(depth):
-        for ride, chain, token in zip(rides, drawn, core.step(rides), strict=True):
+        for branch, chain, token in zip(branches, drawn, core.step(branches), strict=True):
             assert token is not None
             chain.append(token)
-            ride.ids.append(token.token)
+            branch.ids.append(token.token)
     return drawn
 
 
-def sizes(drawn: list[list[Drawn]], depth: int) -> float:
+def sizes(drawn: list[list[DraftedToken]], depth: int) -> float:
     """Bytes per sequence of one Advance and its Drafts."""
     rng, batch, epoch = random.Random(0), len(drawn), 2**47 + 1
     steps = [RoundRequest(1000 + i, 250, 1800, [rng.randrange(49_152)], depth, 0, depth) for i in range(batch)]
     drafts = []
     for i, chain in enumerate(drawn):
-        data = laws.encode([one.law for one in chain if one.law is not None])
+        data = distributions.encode([one.distribution for one in chain if one.distribution is not None])
         drafts.append(RoundDraft(1000 + i, 250, [one.token for one in chain], data, True))
     total = len(TO_DRAFT_WORKER.encode(Advance(epoch, steps)))
     total += len(TO_TARGET.encode(Drafts(epoch, drafts, Load(64, 3, 2000))))
     return total / batch
 
 
-def far_away(rule: Rule, depth: int, batch: int, is_foreseen: bool, rounds: int = 2) -> float:
+def far_away(rule: Verification, depth: int, batch: int, is_foreseen: bool, rounds: int = 2) -> float:
     """The same as counted on the line to a worker that is asked to send ahead, when all it offers is accepted and then comes
     what it would have drafted itself, `is_foreseen`, or something else."""
     loaded, core = embedded()
@@ -93,7 +93,7 @@ def far_away(rule: Rule, depth: int, batch: int, is_foreseen: bool, rounds: int 
     line = Connection(worker.address, TO_TARGET)
     line.send(Hello(VERSION, 1, "v"))
     for i in range(batch):
-        line.send(Open(worker.epoch, 1000 + i, ids, len(ids), Sampling(), i, rule=rule))
+        line.send(Open(worker.epoch, 1000 + i, ids, len(ids), SamplingParams(), i, rule=rule))
     length, counted = len(ids), 0
     steps = [RoundRequest(1000 + i, 1, length, [], depth) for i in range(batch)]
     offered: dict[int, list[int]] = {}
@@ -101,28 +101,28 @@ def far_away(rule: Rule, depth: int, batch: int, is_foreseen: bool, rounds: int 
         if round_ == 2:  # opening is not a round
             counted = line.traffic.bytes_sent + line.traffic.bytes_received
         line.send(Advance(worker.epoch, steps, True))
-        offered = {step.sequence: offered[step.sequence] for step in steps if step.held}
+        offered = {step.sequence: offered[step.sequence] for step in steps if step.num_held}
         is_answered = not offered
-        sent: dict[int, Branch] = {}
+        sent: dict[int, tuple[BranchKey, list[int]]] = {}
         is_working = True
         # Until nothing is left to draft ahead, and all of it is here
         while is_working or len(offered) < batch or (is_foreseen and len(sent) < batch):
-            is_working = worker.turn(0.01)
+            is_working = worker.run_once(0.01)
             while (message := line.receive(0.001)) is not None:
                 if isinstance(message, Drafts):
                     offered.update((one.sequence, one.tokens) for one in message.drafts)
                 elif isinstance(message, Branches):
                     for one in message.sequences:
-                        sent.update((one.sequence, branch) for branch in unpack(one) if branch.accepted == depth)
+                        sent.update((one.sequence, branch) for branch in unpack(one) if branch[0].accepted == depth)
         length += depth + 1 if round_ > 1 else 0
         steps = []
         for i, tokens in offered.items():
             kept = depth if is_answered else 0
-            token = sent[i].token if is_foreseen else 40_000 + round_
+            token = sent[i][0].token if is_foreseen else 40_000 + round_
             steps.append(
                 RoundRequest(i, round_ + 1, length, [*tokens[kept:], token], depth, depth if is_foreseen else 0, kept)
             )
-            offered[i] = sent[i].tokens if is_foreseen else []
+            offered[i] = sent[i][1] if is_foreseen else []
     total = line.traffic.bytes_sent + line.traffic.bytes_received - counted
     line.close()
     worker.stop()
@@ -140,12 +140,12 @@ def main() -> None:
     rejection = chains("rejection", 1.0, args.depth, args.batch)
     print(f"depth {args.depth}, embedded model (vocabulary {vocab}), temperature 1.0, bytes per sequence and round\n")
     print(f"| what | batch 1 | batch {args.batch} |\n|---|---:|---:|")
-    for name, drawn, rule in (("coupled", coupled, Rule.COUPLED), ("rejection", rejection, Rule.REJECTION)):
-        print(f"| {name} | {sizes(drawn[:1], args.depth):.0f} | {sizes(drawn, args.depth):.0f} |")
-        for foreseen in (False, True) if rule is Rule.COUPLED else (False,):  # under rejection nothing is sent ahead
+    for rule, drawn in (("coupled", coupled), ("rejection", rejection)):
+        print(f"| {rule} | {sizes(drawn[:1], args.depth):.0f} | {sizes(drawn, args.depth):.0f} |")
+        for foreseen in (False, True) if rule == "coupled" else (False,):  # under rejection nothing is sent ahead
             far = [far_away(rule, args.depth, batch, foreseen) for batch in (1, args.batch)]
             print(
-                f"| {name}, from far away{', foreseen' if foreseen else ''} | {far[0]:.0f} | {far[1]:.0f} |", flush=True
+                f"| {rule}, from far away{', foreseen' if foreseen else ''} | {far[0]:.0f} | {far[1]:.0f} |", flush=True
             )
     print(f"| dense float32 rows instead | {args.depth * vocab * 4} | {args.depth * vocab * 4} |")
 

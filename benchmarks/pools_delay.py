@@ -18,7 +18,7 @@ from pools_fakes import VOCAB, VOCABULARY, Run, TimedCore, decode, until_up, wor
 
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_worker.core import Facts, Ride
+from paceline.runtime.draft_worker.core import DraftBranch, SequenceParams
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress, ProposerTraits
@@ -77,17 +77,19 @@ class Beside:
         self._progress.update((p.sequence_id, p) for p in batch)
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
-        rides = {
-            i: Ride(i, Facts(p.sampling, p.seed, 0, p.num_prompt, "coupled", ""), list(p.ids), len(p.ids))
+        branches = {
+            i: DraftBranch(
+                i, SequenceParams(p.sampling, p.seed, 0, p.num_prompt, "coupled", ""), list(p.ids), len(p.ids)
+            )
             for i in sequence_ids
             if (p := self._progress.get(i))
         }
         depth = max(p.depth for p in self._progress.values())
         for _ in range(depth):
-            for ride, drawn in zip(rides.values(), self._core.step(list(rides.values())), strict=True):
+            for branch, drawn in zip(branches.values(), self._core.step(list(branches.values())), strict=True):
                 assert drawn is not None
-                ride.ids.append(drawn.token)
-        return DraftBatch.chains((i, ride.ids[ride.num_committed :]) for i, ride in rides.items())
+                branch.ids.append(drawn.token)
+        return DraftBatch.chains((i, branch.ids[branch.num_committed :]) for i, branch in branches.items())
 
     def close(self, sequence_ids: Sequence[int]) -> None:
         for i in sequence_ids:
@@ -108,7 +110,7 @@ def _pooled(args: argparse.Namespace, address: str) -> tuple[Run, float, float]:
     proposer = PoolProposer([DraftAddress("draft-0", address)], VOCABULARY, VOCAB)
     until_up(proposer)
     run = decode(proposer, args.batch, args.steps, args.depth, args.verify, warm=20)
-    counts = proposer.snapshot().links[0].counts
+    counts = proposer.connections[0].counters
     proposer.shut_down()
     waited = sum(seconds > 0.001 * args.scale for seconds in run.overheads) / len(run.overheads)
     return run, waited, counts.ready / counts.rounds

@@ -15,11 +15,10 @@ from functools import lru_cache
 from multiprocessing.connection import Connection
 
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.draft_pool.connection import State
 from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_worker.core import Drawn, Ride
+from paceline.runtime.draft_worker.core import DraftBranch, DraftedToken
 from paceline.runtime.draft_worker.scheduler import DraftLimits
-from paceline.runtime.draft_worker.worker import DraftSnapshot, DraftWorker
+from paceline.runtime.draft_worker.worker import DraftWorker, DraftWorkerStatus
 from paceline.runtime.wire.keys import Security
 from paceline.runtime.wire.messages import TO_DRAFT_WORKER
 from paceline.runtime.wire.transport import Listener
@@ -45,34 +44,34 @@ def truth(seed: int, position: int) -> int:
 
 
 class TimedCore:
-    """Sleeps `seconds` a pass, whatever the batch. A ride whose text has left the truth drafts nonsense, as a model would."""
+    """Sleeps `seconds` a pass, whatever the batch. A branch whose text has left the truth drafts nonsense, as a model would."""
 
     def __init__(self, alpha: float, seconds: float, odds: Sequence[float] = RIVAL_ODDS) -> None:
         self._alpha, self._seconds, self._odds = alpha, seconds, odds
         self.num_passes = 0
-        self._drawn: dict[tuple[int, int, bool], Drawn] = {}
+        self._drawn: dict[tuple[int, int, bool], DraftedToken] = {}
 
-    def step(self, rides: Sequence[Ride]) -> list[Drawn | None]:
+    def step(self, branches: Sequence[DraftBranch]) -> list[DraftedToken | None]:
         started = time.perf_counter()
-        drawn: list[Drawn | None] = [self._draw(ride) for ride in rides]
+        drawn: list[DraftedToken | None] = [self._draw(branch) for branch in branches]
         self.num_passes += 1
         rest = self._seconds - (time.perf_counter() - started)
         if rest > 0:
             time.sleep(rest)
         return drawn
 
-    def fork(self, ride: Ride, child: Ride) -> None:
+    def fork(self, branch: DraftBranch, child: DraftBranch) -> None:
         pass
 
-    def cut(self, ride: Ride, length: int) -> None:
-        del ride.ids[length:]
+    def truncate(self, branch: DraftBranch, length: int) -> None:
+        del branch.ids[length:]
 
-    def close(self, rides: Sequence[Ride]) -> None:
+    def close(self, branches: Sequence[DraftBranch]) -> None:
         pass
 
-    def _draw(self, ride: Ride) -> Drawn:
-        seed, position = ride.facts.seed, len(ride.ids)
-        on_track = ride.ids[-1] == truth(seed, position - 1)
+    def _draw(self, branch: DraftBranch) -> DraftedToken:
+        seed, position = branch.params.seed, len(branch.ids)
+        on_track = branch.ids[-1] == truth(seed, position - 1)
         drawn = self._drawn.get((seed, position, on_track))
         if drawn is None:
             if len(self._drawn) > 1 << 16:
@@ -80,21 +79,21 @@ class TimedCore:
             drawn = self._drawn[seed, position, on_track] = self._guess(seed, position, on_track)
         return drawn
 
-    def _guess(self, seed: int, position: int, on_track: bool) -> Drawn:
+    def _guess(self, seed: int, position: int, on_track: bool) -> DraftedToken:
         """One hash decides all: sampling arithmetic is not what is measured here."""
         h = mix(2, seed, position)
         right = truth(seed, position)
         rivals = [(right + 1 + (h + i) % 1000) % VOCAB for i in range(1 + len(self._odds))]
         wrong = rivals.pop()
         if on_track and (h >> 40) / 2**24 < self._alpha:
-            return Drawn(right, tuple(rivals))
+            return DraftedToken(right, tuple(rivals))
         u = (h >> 16 & 0xFFFFFF) / 2**24
         for rank, odds in enumerate(self._odds):
             if on_track and u < odds:
                 rivals[rank] = right
                 break
             u -= odds
-        return Drawn(wrong, tuple(rivals))
+        return DraftedToken(wrong, tuple(rivals))
 
 
 def serve(connection: Connection, alpha: float, seconds: float, limits: DraftLimits, security: Security | None) -> None:
@@ -110,14 +109,14 @@ def _until_closed(connection: Connection, worker: DraftWorker) -> None:
     with suppress(EOFError):
         while True:
             connection.recv()
-            connection.send(worker.snapshot())
+            connection.send(worker.status())
     worker.stop()
 
 
 @contextmanager
 def worker_process(
     alpha: float, seconds: float, limits: DraftLimits, security: Security | None = None
-) -> Iterator[tuple[str, Callable[[], DraftSnapshot]]]:
+) -> Iterator[tuple[str, Callable[[], DraftWorkerStatus]]]:
     """A draft worker in a process of its own: its address, and how to ask it for a snapshot."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
@@ -125,9 +124,9 @@ def worker_process(
     process.start()
     there.close()
 
-    def snapshot() -> DraftSnapshot:
+    def snapshot() -> DraftWorkerStatus:
         here.send(None)
-        answer: DraftSnapshot = here.recv()
+        answer: DraftWorkerStatus = here.recv()
         return answer
 
     try:
@@ -139,7 +138,7 @@ def worker_process(
 
 def until_up(proposer: PoolProposer, seconds: float = 10.0) -> None:
     until = time.perf_counter() + seconds
-    while proposer.snapshot().links[0].state is not State.UP:
+    while not proposer.connections[0].is_ready:
         if time.perf_counter() > until:
             raise SystemExit("the draft worker does not answer")
         proposer.observe([])

@@ -17,6 +17,8 @@ import psutil
 import zmq
 from pools_fakes import VOCAB, VOCABULARY, decode, until_up, worker_process
 
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import Verification
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.scheduler import DraftLimits
@@ -32,9 +34,10 @@ from paceline.runtime.wire.messages import (
     Open,
     Ping,
     RoundRequest,
-    Sampling,
 )
 from paceline.runtime.wire.transport import Connection
+
+RULES: tuple[Verification, ...] = ("coupled", "rejection")
 
 
 class Fuzzer:
@@ -65,8 +68,8 @@ class Fuzzer:
         kind = rng.randrange(12)
         if kind < 4:
             ids = [rng.randrange(VOCAB if rng.random() < 0.9 else 2**31) for _ in range(rng.randint(0, 30))]
-            sampling = Sampling(rng.random() * 2, rng.randrange(50), rng.random() or 1.0)
-            return Open(epoch, number, ids, rng.randint(0, 30), sampling, rng.getrandbits(62), rule=rng.randrange(2))
+            sampling = SamplingParams(temperature=rng.random() * 2, top_k=rng.randrange(50), top_p=rng.random() or 1.0)
+            return Open(epoch, number, ids, rng.randint(0, 30), sampling, rng.getrandbits(62), rule=rng.choice(RULES))
         if kind < 9:
             steps = [
                 RoundRequest(
@@ -78,7 +81,7 @@ class Fuzzer:
         return (
             Close(epoch, [number]),
             Ping(rng.getrandbits(40)),
-            Hello(rng.randrange(4), rng.randrange(4), 1, VOCABULARY if rng.random() < 0.9 else "?"),
+            Hello(rng.randrange(2, 5), 1, VOCABULARY if rng.random() < 0.9 else "?"),
             Goodbye("bye"),
         )[rng.randrange(4)]
 
@@ -155,7 +158,7 @@ def main() -> None:
             knock(address, args.connections // parts, rng)
             line.send(Hello(VERSION, 1, VOCABULARY, "fuzzer"))
             run = decode(good, 4, 20, 5, 0.03, first_seed=100 * part)
-            counts, seen = good.snapshot().links[0].counts, snapshot()
+            counts, seen = good.connections[0].counters, snapshot()
             assert run.tokens > 4 * 20, "the valid target got no drafts"
             memory, files = worker.memory_info().rss / 1e6, worker.num_fds()
             done = part * args.messages // parts, part * args.connections // parts

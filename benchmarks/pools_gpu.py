@@ -40,7 +40,7 @@ from paceline.models.drafts.compatibility import fingerprint
 from paceline.models.loading.load import LoadedModel
 from paceline.models.runner import Span
 from paceline.models.tokenizer.chat_template import ChatTemplate
-from paceline.runtime.draft_pool.connection import DraftAddress, State
+from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
 
 SKIPPED = 8
@@ -120,17 +120,17 @@ class Bench:
             with one.worker(nodes) as address, self._joined(address):
                 self._decode([self.prompts[0]], WARM_TOKENS, "pool", depth, Row("warm"))
                 self._waits.clear()
-                before = self.pool.snapshot()
-                counts = replace(before.links[0].counts)  # the snapshot's are counted on
+                before = self.pool.status()
+                counters = replace(self.pool.connections[0].counters)  # a copy: they go on counting
                 row = self.measure(f"{one.name}, {how}", "pool", depth)
-                after = self.pool.snapshot()
-                steps, link = max(1, after.steps - before.steps), after.links[0]
+                after = self.pool.status()
+                steps, now = max(1, after.steps - before.steps), self.pool.connections[0].counters
                 row.waited = sum(seconds > WAITED for seconds in self._waits) / max(1, len(self._waits))
                 row.wait_ms = 1e3 * (after.wait_seconds - before.wait_seconds) / steps
-                row.ready = (link.counts.ready - counts.ready) / max(1, link.counts.rounds - counts.rounds)
+                row.ready = (now.ready - counters.ready) / max(1, now.rounds - counters.rounds)
                 row.undrafted = after.undrafted - before.undrafted
-                if link.counts.losses or link.counts.faults:
-                    self.report.notes.append(f"{row.name}, depth {depth}: {link.counts}")
+                if now.losses or now.faults:
+                    self.report.notes.append(f"{row.name}, depth {depth}: {now}")
             assert one.last is not None
             row.pass_ms = 1e3 * one.last.pass_seconds
             say(" | ".join(cell for cell in row.cells(self.report.rows[0].rate) if cell))
@@ -163,10 +163,10 @@ class Bench:
                 engine.add(Request(name, tuple(prompt), sampling, speculation))
             started = 0.0
             while engine.has_work:
-                waited = self.pool.snapshot().wait_seconds
+                waited = self.pool.status().wait_seconds
                 outputs = engine.step()
                 now = time.perf_counter()
-                self._waits.append(self.pool.snapshot().wait_seconds - waited)
+                self._waits.append(self.pool.status().wait_seconds - waited)
                 for output in outputs:
                     texts[output.request_id].extend(output.tokens)
                 if started and outputs:
@@ -189,10 +189,10 @@ class Bench:
         self.pool.set_workers([DraftAddress("draft-0", address)])
         try:
             until = time.perf_counter() + 10.0
-            while self.pool.snapshot().links[0].state is not State.UP:
+            while not self.pool.connections[0].is_ready:
                 if time.perf_counter() > until:
                     raise TimeoutError("the draft worker does not answer")
-                self.pool.tend()
+                self.pool.maintain()
                 time.sleep(0.002)
             yield
         finally:

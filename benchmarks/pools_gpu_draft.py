@@ -22,10 +22,10 @@ from paceline.engine.build import pick_dtype
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.models.loading.load import load_model
 from paceline.models.runners import make_runner
-from paceline.runtime.draft_worker.core import Facts, Ride
+from paceline.runtime.draft_worker.core import DraftBranch, SequenceParams
 from paceline.runtime.draft_worker.model_core import ModelCore
 from paceline.runtime.draft_worker.scheduler import DraftLimits
-from paceline.runtime.draft_worker.worker import DraftSnapshot, DraftWorker
+from paceline.runtime.draft_worker.worker import DraftWorker, DraftWorkerStatus
 from paceline.runtime.wire.messages import (
     TO_DRAFT_WORKER,
     TO_TARGET,
@@ -36,7 +36,6 @@ from paceline.runtime.wire.messages import (
     Hello,
     Open,
     RoundRequest,
-    Sampling,
 )
 from paceline.runtime.wire.transport import Connection, Listener
 
@@ -58,7 +57,7 @@ print("works")
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What the worker is made of. `widest`: rides of the largest pass to be ready for."""
+    """What the worker is made of. `widest`: branches of the largest pass to be ready for."""
 
     model: str
     device: str
@@ -97,7 +96,7 @@ def serve(pipe: Pipe, draft: Draft) -> None:
             watch.start()
             worker.run()
             watch.join()
-            pipe.send(worker.snapshot())
+            pipe.send(worker.status())
 
 
 def _stop_when_told(pipe: Pipe, worker: DraftWorker) -> None:
@@ -108,31 +107,31 @@ def _stop_when_told(pipe: Pipe, worker: DraftWorker) -> None:
 
 def warm(core: ModelCore, draft: Draft) -> None:
     """Meet every shape of pass once: what is compiled or recorded later would be in somebody's measurement."""
-    facts = Facts(SamplingParams(temperature=0.0), 0, 0, 1, "coupled", "")
+    params = SequenceParams(SamplingParams(temperature=0.0), 0, 0, 1, "coupled", "")
     number, tokens = 0, iter(range(1000, 40_000))
 
-    def ride(length: int) -> Ride:
+    def branch(length: int) -> DraftBranch:
         nonlocal number
         number += 1
-        return Ride(-number, facts, [next(tokens) for _ in range(length)], length)
+        return DraftBranch(-number, params, [next(tokens) for _ in range(length)], length)
 
     length = 8
     while length <= draft.prompt:
-        rides = [ride(length)]
-        core.step(rides)
-        core.close(rides)
+        branches = [branch(length)]
+        core.step(branches)
+        core.close(branches)
         length *= 2
     batch = 1
     while batch < 2 * draft.widest:  # passes are padded to powers of two
-        rides = [ride(8) for _ in range(batch)]
-        core.step(rides)
+        branches = [branch(8) for _ in range(batch)]
+        core.step(branches)
         for rows in (1, 2, 4, 8):
-            for one in rides:
+            for one in branches:
                 one.ids.extend([1000] * rows)
-            core.step(rides)
-        child = Ride(-1_000_000 - batch, facts, [*rides[0].ids, 1001], rides[0].num_committed)
-        core.fork(rides[0], child)
-        core.close([child, *rides])
+            core.step(branches)
+        child = DraftBranch(-1_000_000 - batch, params, [*branches[0].ids, 1001], branches[0].num_committed)
+        core.fork(branches[0], child)
+        core.close([child, *branches])
         batch *= 2
 
 
@@ -142,7 +141,7 @@ class Host:
     def __init__(self, name: str, draft: Draft, is_process: bool, mps: str | None = None) -> None:
         """`mps`: the pipe folder of the daemon that a process is to share the GPU through."""
         self.name = name
-        self.last: DraftSnapshot | None = None
+        self.last: DraftWorkerStatus | None = None
         """What the last worker said of itself in the end."""
         self.is_lost = False
         self._pipe, there = multiprocessing.Pipe()
@@ -173,7 +172,7 @@ class Host:
         finally:
             self._pipe.send(None)
             snapshot = self._hear(20.0)
-            assert isinstance(snapshot, DraftSnapshot)
+            assert isinstance(snapshot, DraftWorkerStatus)
             self.last = snapshot
 
     def close(self) -> None:
@@ -292,7 +291,7 @@ class Feeder:
             hello = line.receive(10.0)
             if not isinstance(hello, Hello):
                 raise RuntimeError(f"the draft worker answered {hello}")
-            line.send(Open(hello.epoch, 1, self._ids, len(self._ids), Sampling(temperature=0.0), 0))
+            line.send(Open(hello.epoch, 1, self._ids, len(self._ids), SamplingParams(temperature=0.0), 0))
             length, committed, round_ = len(self._ids), list[int](), 0
             while not self._is_over:
                 round_, sent = round_ + 1, time.perf_counter()

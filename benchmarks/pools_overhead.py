@@ -54,7 +54,7 @@ def measure(curve: bool, ahead_nodes: int, batch: int, steps: int, verify: float
         before = cpu_seconds(worker.pid)
         run = decode(proposer, batch, steps, 7, verify, first_seed=batch, warm=0)
         worker_cpu = (cpu_seconds(worker.pid) - before) / steps
-        counts = proposer.snapshot().links[0].counts
+        counts = proposer.connections[0].counters
         proposer.shut_down()
     whole, cpu = statistics.median(run.overheads), statistics.median(run.cpu)
     return Measured(sorted(run.pooled), whole, cpu, worker_cpu, counts.ready / counts.rounds)

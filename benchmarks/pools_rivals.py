@@ -12,7 +12,7 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.models.loading.load import load_model
 from paceline.models.runner import ModelRunner, Span
-from paceline.runtime.draft_worker.core import Facts
+from paceline.runtime.draft_worker.core import SequenceParams
 from paceline.runtime.draft_worker.model_core import NUM_RIVALS, rank
 from paceline.speculation.verification.distribution import pick
 from paceline.speculation.verification.rows import RowContext
@@ -46,7 +46,7 @@ def main() -> None:
         ids, logits = text_and_logits(args.length, temperature)
         first = len(ids) - len(logits)
         rows = [RowContext(params, 1, 0, first + i, ids, 1) for i in range(len(logits))]
-        facts = [Facts(params, 1, 0, 1, "coupled", "")] * len(rows)
+        params = [SequenceParams(params, 1, 0, 1, "coupled", "")] * len(rows)
         truth = torch.tensor(ids[first:])
         noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
         low, high = 0.0, 8.0
@@ -57,7 +57,7 @@ def main() -> None:
         draft = logits + low * noise
         own = pick(draft, rows).tolist()
         ranks: Counter[int | None] = Counter()
-        for token, mine, ranked in zip(truth.tolist(), own, rank(draft, rows, facts), strict=True):
+        for token, mine, ranked in zip(truth.tolist(), own, rank(draft, rows, params), strict=True):
             if token != mine:
                 rivals = [rival for rival in ranked if rival != mine][:NUM_RIVALS]
                 ranks[rivals.index(token) if token in rivals else None] += 1

@@ -27,7 +27,7 @@ IDS = [3, 100, 4, 77, 12, 9, 150, 0, 31]
 
 @pytest.fixture
 def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(shapes, "SHAPES", SHAPES | {"wide": WIDE})
+    monkeypatch.setitem(SHAPES, "wide", WIDE)
     build("llama3-rope").save_pretrained(tmp_path / "small")
     writer.write_tokenizer(word_tokenizer(), open_checkpoint(tmp_path / "small").config, tmp_path / "small")
     return tmp_path / "small"

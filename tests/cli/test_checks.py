@@ -141,7 +141,7 @@ BF16 = torch.bfloat16
 @pytest.fixture
 def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     wide = Shape(hidden_size=512, num_layers=4, num_heads=16, num_kv_heads=4, head_dim=32, ffn_size=1024)
-    monkeypatch.setattr(shapes, "SHAPES", SHAPES | {"wide": wide})
+    monkeypatch.setitem(SHAPES, "wide", wide)
     build("llama").save_pretrained(tmp_path / "small")
     write_tokenizer(word_tokenizer(), open_checkpoint(tmp_path / "small").config, tmp_path / "small")
     return tmp_path / "small"

@@ -126,7 +126,7 @@ def test_names_that_make_no_sense(name: str, message: str) -> None:
     [
         ({"hidden_size": 32}, "hidden size 64 and the shape 32"),
         ({"num_kv_heads": 1, "num_heads": 12}, "key-value heads 2 and the shape 1"),
-        ({"num_heads": 4}, "heads of a key-value head 2 and the shape 1"),
+        ({"num_heads": 4}, "heads per key-value head 2 and the shape 1"),
         ({"head_dim": 24}, "heads of 16 do not fit evenly into heads of 24"),
     ],
 )

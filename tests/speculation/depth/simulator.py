@@ -1,7 +1,7 @@
-"""A server in a few lines: known alphas and costs, a depth policy in the loop. Run it for the figures of docs/depth.md.
+"""A simulated server with known alphas and costs and a depth policy in the loop. Run it for the figures of docs/depth.md.
 
 Speed is compared in expectation: a step that drafts depth K for a sequence earns 1 + sum_k prod alpha, while the policy
-itself sees sampled acceptances and noisy times. So a ratio says what the policy decided, not what the dice did.
+itself observes sampled acceptances and noisy times. A ratio then depends on the decisions and not on sampling noise.
 """
 
 import heapq
@@ -31,19 +31,19 @@ LIMIT = 63
 
 @dataclass(frozen=True)
 class World:
-    """`rows_seconds` is the target's pass, drafting costs `draft` a token and `network` a round."""
+    """`rows_seconds`: the target's pass. Drafting costs `draft` per token and `network` per round."""
 
     rows_seconds: Callable[[float], float] = lambda rows: 15 * MS
     draft: float = 2 * MS
     network: float = 0.5 * MS
     delivery: float = 1.0
-    asking: float = 0.0
-    """What drafting costs whatever the depth."""
+    overhead: float = 0.0
+    """Cost of drafting at any depth."""
     per_token: float = 0.0
-    """Of context, in any pass."""
+    """Cost of a token of context, in any pass."""
 
     def drafting(self, deepest: int) -> float:
-        return self.asking + self.draft * deepest if deepest else 0.0
+        return self.overhead + self.draft * deepest if deepest else 0.0
 
     def seconds(self, rows: float, deepest: int) -> float:
         return self.rows_seconds(rows) + self.drafting(deepest) + (self.network if deepest else 0.0)
@@ -57,7 +57,7 @@ class World:
 
 
 def roofline(rows: float) -> float:
-    """Weights are read once whatever the rows; past about 100 rows arithmetic is what takes time."""
+    """Bound by memory up to about 100 rows, then by arithmetic."""
     return 1 * MS + max(10 * MS, 0.1 * MS * rows)
 
 
@@ -71,35 +71,35 @@ def linear(rows: float) -> float:
 
 
 class Tree:
-    """Nodes drafted best first where the target picks one of a node's children with the chances `children`, or none."""
+    """A tree drafted best first. The target picks one of a node's children with the probabilities `children`, or none."""
 
     def __init__(self, children: tuple[float, ...], num_nodes: int) -> None:
         self.parents: list[int] = []
         self.levels: list[int] = []
-        self.chances: list[float] = []
-        """That node r is accepted: they never rise."""
-        self._children: dict[int, list[tuple[float, int]]] = {}  # of a node: (chance, child)
-        queue = [(-chance, -1, i) for i, chance in enumerate(children)]
+        self.probabilities: list[float] = []
+        """Acceptance probability of node r; never increasing."""
+        self._children: dict[int, list[tuple[float, int]]] = {}  # node -> (probability, child)
+        queue = [(-p, -1, i) for i, p in enumerate(children)]
         heapq.heapify(queue)
         while len(self.parents) < num_nodes:
-            chance, parent, place = heapq.heappop(queue)
+            p, parent, place = heapq.heappop(queue)
             node = len(self.parents)
             self.parents.append(parent)
             self.levels.append(1 if parent < 0 else self.levels[parent] + 1)
-            self.chances.append(-chance)
+            self.probabilities.append(-p)
             self._children.setdefault(parent, []).append((children[place], node))
             for i, own in enumerate(children):
-                heapq.heappush(queue, (chance * own, node, i))
+                heapq.heappush(queue, (p * own, node, i))
 
     def expected(self, num_nodes: int) -> float:
-        return 1.0 + sum(self.chances[:num_nodes])
+        return 1.0 + sum(self.probabilities[:num_nodes])
 
     def walk(self, num_nodes: int, dice: random.Random) -> tuple[int, ...]:
         """The accepted nodes of its first `num_nodes`."""
         path: list[int] = []
         while True:
             children = self._children.get(path[-1] if path else -1, ())
-            ends = accumulate(chance for chance, _ in children)
+            ends = accumulate(p for p, _ in children)
             at = dice.random()
             node = next((node for end, (_, node) in zip(ends, children, strict=True) if at < end), num_nodes)
             if node >= num_nodes:
@@ -112,7 +112,7 @@ class Totals:
     tokens: float = 0.0
     seconds: float = 0.0
     plain_seconds: float = 0.0
-    """What plain decoding would have taken for as many tokens."""
+    """Time of plain decoding for as many tokens."""
     steps: int = 0
     drafting_steps: int = 0
 
@@ -122,14 +122,15 @@ class Totals:
 
 
 def decided(policy: DepthPolicy, batch: list[Candidate]) -> list[int]:
-    """As an engine asks."""
+    """The depths, as the engine requests them."""
     return [0] * len(batch) if policy.skip_step(len(batch)) else policy.decide(batch)
 
 
 class Simulation:
-    """Steps a policy through a world; `alpha`, `batch` and the tokens that every sequence has, its `context`, may be changed on
-    the way. With a `tree`, drafts are its first nodes and `alpha` is not used; with `slots`, which says how many a batch of so
-    many is given, passes are padded and as large for all as for the largest."""
+    """Runs a policy in a world. `alpha`, `batch` and `context`, the tokens of every sequence, may change between steps.
+
+    With a `tree`, drafts are its first nodes and `alpha` is unused. With `slots`, the slots of a batch of that size, passes
+    are padded."""
 
     context = 0
     slots: Callable[[int], int] | None = None
@@ -171,7 +172,7 @@ class Simulation:
         world: World,
         is_timed: bool = True,
         ids: list[int] | None = None,
-        read: tuple[int, float] = (0, 0.0),
+        prefill: tuple[int, float] = (0, 0.0),
     ) -> None:
         drafted = [depth if self._random.random() < world.delivery else 0 for depth in requested]
         method, deepest = method_of(self.category), max(requested)
@@ -179,10 +180,10 @@ class Simulation:
         rows = slots * (1 + max(drafted)) if self.slots else slots + sum(drafted)
         tokens = sum(self.expected(depth) for depth in drafted)
         context = len(requested) * self.context
-        reading = world.per_token * context
+        context_seconds = world.per_token * context
         totals.tokens += tokens
-        totals.seconds += world.seconds(rows, deepest) + reading
-        totals.plain_seconds += tokens / len(requested) * (self.world.seconds(slots, 0) + reading)
+        totals.seconds += world.seconds(rows, deepest) + context_seconds
+        totals.plain_seconds += tokens / len(requested) * (self.world.seconds(slots, 0) + context_seconds)
         totals.steps += 1
         totals.drafting_steps += deepest > 0
         who = ids or range(len(requested))
@@ -197,7 +198,7 @@ class Simulation:
                 rows=rows if is_padded else len(requested) + sum(drafted),
                 prefill_rows=0,
                 drafting=drafting,
-                verify_seconds=self._noisy(world.rows_seconds(rows) + reading),
+                verify_seconds=self._noisy(world.rows_seconds(rows) + context_seconds),
                 network_seconds=self._noisy(world.network) if deepest else 0.0,
                 rounds=rounds,
                 is_timed=is_timed,
@@ -226,87 +227,90 @@ class Simulation:
         return seconds * max(0.5, self._random.gauss(1.0, self._noise))
 
 
-class AheadSimulation(Simulation):
-    """Steps are launched one ahead of what was seen. A draft reads along with two plain steps; one that missed a step is
-    first caught up by a step of the slow world `host`, and so is a batch of which few draft: there the decision is requested
-    for once more."""
+class GraphSimulation(Simulation):
+    """Graph steps, submitted one ahead. A draft follows two plain steps. After more, or if few of the batch draft, a step of the
+    slow world `host` replaces the graph step, after a second decision."""
 
-    def __init__(self, policy: DepthPolicy, world: World, host: World, *, tells: bool = True, **rest: Any) -> None:
+    def __init__(
+        self, policy: DepthPolicy, world: World, host: World, *, is_host_timed: bool = False, **rest: Any
+    ) -> None:
         super().__init__(policy, world, **rest)
-        self.host, self._tells = host, tells
-        self._flights: deque[list[int]] = deque()
+        self.host, self._is_host_timed = host, is_host_timed
+        self._in_flight: deque[list[int]] = deque()
         self._is_current, self._num_plain = False, 0
 
     def step(self, totals: Totals) -> None:
         requested = self.depths = self.decide()
         is_for_few = 2 * sum(requested) < max(requested) * len(requested) and max(requested) > 1
         if any(requested) and (not self._is_current or is_for_few):
-            while self._flights:
-                self.take(self._flights.popleft(), totals, self.world)
+            while self._in_flight:
+                self.take(self._in_flight.popleft(), totals, self.world)
             requested = self.depths = self.decide()
-            self.take(requested, totals, self.host, is_timed=not self._tells)
+            self.take(requested, totals, self.host, is_timed=self._is_host_timed)
             self._is_current, self._num_plain = any(requested), 0
             return
         self._num_plain = 0 if any(requested) else self._num_plain + 1
         self._is_current = self._is_current and self._num_plain <= 2
         if self._is_current and not any(requested):
             totals.seconds += self.world.drafting(1)
-        self._flights.append(requested)
-        if len(self._flights) > 1:
-            self.take(self._flights.popleft(), totals, self.world)
+        self._in_flight.append(requested)
+        if len(self._in_flight) > 1:
+            self.take(self._in_flight.popleft(), totals, self.world)
 
 
-class VisitorSimulation(Simulation):
-    """Sequences come with a prompt, have `tokens` tokens and leave for the next. A draft first reads all that its sequence has,
-    `reading` seconds a token, in a step of its own kind."""
+class PrefillSimulation(Simulation):
+    """Sequences with a prompt that end after `tokens` tokens, each followed by a new one. The first draft of a sequence needs a
+    draft prefill, `per_token` seconds a token, in an untimed step."""
 
     def __init__(
-        self, policy: DepthPolicy, world: World, *, tokens: int, reading: float, prompt: int = 350, **rest: Any
+        self, policy: DepthPolicy, world: World, *, tokens: int, per_token: float, prompt: int = 350, **rest: Any
     ) -> None:
         super().__init__(policy, world, **rest)
-        self._tokens, self._prompt, self._reading = tokens, prompt, reading
+        self._tokens, self._prompt, self._per_token = tokens, prompt, per_token
         self._next = self.batch
         self._ids = list(range(self.batch))
-        self._made = [float(tokens * i // self.batch) for i in range(self.batch)]  # they do not leave all at once
-        self._readers: set[int] = set()
+        self._num_output = [float(tokens * i // self.batch) for i in range(self.batch)]  # they end at different times
+        self._prefilled: set[int] = set()
 
     def step(self, totals: Totals) -> None:
-        sizes = [self._prompt + int(made) for made in self._made]
-        left = [max(1, self._tokens - int(made)) for made in self._made]
+        sizes = [self._prompt + int(count) for count in self._num_output]
+        left = [max(1, self._tokens - int(count)) for count in self._num_output]
         facts = zip(self._ids, sizes, left, strict=True)
         requested = self.depths = decided(
             self.policy, [Candidate(i, self.category, LIMIT, *rest) for i, *rest in facts]
         )
-        unprofitable = [i for i, depth in enumerate(requested) if depth and self._ids[i] not in self._readers]
-        self._readers.update(self._ids[i] for i in unprofitable)
-        read = sum(sizes[i] for i in unprofitable)
+        new = [i for i, depth in enumerate(requested) if depth and self._ids[i] not in self._prefilled]
+        self._prefilled.update(self._ids[i] for i in new)
+        num_tokens = sum(sizes[i] for i in new)
         totals.seconds += read * self._reading
         self.take(
             requested, totals, self.world, is_timed=not unprofitable, ids=self._ids, read=(read, read * self._reading)
         )
-        self._made = [made + self.expected(depth) for made, depth in zip(self._made, requested, strict=True)]
-        for i, made in enumerate(self._made):
-            if made >= self._tokens:
-                self._ids[i], self._made[i], self._next = self._next, 0.0, self._next + 1
+        self._num_output = [
+            count + self.expected(depth) for count, depth in zip(self._num_output, requested, strict=True)
+        ]
+        for i, count in enumerate(self._num_output):
+            if count >= self._tokens:
+                self._ids[i], self._num_output[i], self._next = self._next, 0.0, self._next + 1
 
     def ideal(self) -> float:
-        """Of a fixed depth for all that reads every prompt, or of none."""
+        """Speed of the best fixed depth with a prefill of every prompt, or of plain decoding."""
         plain = self._tokens * self.world.seconds(self.batch, 0)
         faster = self.world.best_rate(self.alpha, self.batch) / self.world.rate(self.alpha, self.batch, 0)
-        return max(1.0, plain / (plain / faster + self.batch * self._prompt * self._reading))
+        return max(1.0, plain / (plain / faster + self.batch * self._prompt * self._per_token))
 
 
 def steps_until(simulation: Simulation, speedup: float, limit: int) -> int:
-    """Steps until 50 in a row reach `speedup` together; the 50 are counted."""
+    """Steps until the end of the first block of 50 that reaches `speedup`."""
     for block in range(limit // 50):
         if simulation.run(50).speedup >= speedup:
             return 50 * (block + 1)
     raise AssertionError(f"not at {speedup:.2f}x within {limit} steps")
 
 
-def calibrated(world: World, max_depth: int = 8) -> GoodputDepth:
-    """What a server's warm-up does."""
-    policy = GoodputDepth(max_depth)
+def calibrated(world: World, max_depth: int = 8, padded: PaddedBatch | None = None) -> GoodputDepth:
+    """A policy calibrated as by the warm-up of a server."""
+    policy = GoodputDepth(max_depth, padded=padded)
     sizes = (1, 2, 4, 8, 16, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
     policy.calibrate({rows: world.rows_seconds(rows) for rows in sizes}, world.per_token)
     return policy
@@ -340,16 +344,16 @@ def table() -> None:
 
 
 def best_tree(tree: Tree, world: World, batch: int, most: int = 31) -> tuple[int, float]:
-    """The best number of nodes, the same for all, and its speed over plain decoding."""
+    """The best number of nodes, equal for all, and its speed over plain decoding."""
     rates = [batch * tree.expected(n) / world.seconds(batch * (n + 1), n) for n in range(most + 1)]
     best = max(range(most + 1), key=rates.__getitem__)
     return best, rates[best] / rates[0]
 
 
 def trees() -> None:
-    """After 300 steps, over 600, three seeds."""
+    """Speed over 600 steps after 300, three seeds."""
     print("| children | batch | best fixed nodes | goodput |\n|---|---|---|---|")
-    world = World(gpu, draft=0.0, network=0.0, asking=0.6 * MS)
+    world = World(gpu, draft=0.0, network=0.0, overhead=0.6 * MS)
     for children in ((0.4, 0.2, 0.1, 0.05), (0.55, 0.15, 0.07, 0.03), (0.75, 0.1, 0.04, 0.02)):
         tree = Tree(children, LIMIT)
         for batch in (1, 8):
@@ -363,19 +367,19 @@ def trees() -> None:
             print(f"| {', '.join(map(str, children))} | {batch} | {cells} |")
 
 
-def visitors() -> None:
-    """After 1,000 steps, over 2,000: what a draft must read, prompts of 350 tokens, counts too."""
-    print("| batch | tokens each | reading, ms a prompt | best | goodput |\n|---|---|---|---|---|")
+def prefills() -> None:
+    """Speed over 2,000 steps after 1,000, with draft prefills of prompts of 350 tokens."""
+    print("| batch | tokens each | draft prefill, ms a prompt | best | goodput |\n|---|---|---|---|---|")
     world = World(gpu, draft=0.8 * MS, network=0.0)
     for batch in (1, 16, 64):
         for tokens in (32, 128, 512):
-            for reading in (0.5, 3.0):
-                simulation = VisitorSimulation(
-                    calibrated(world), world, alpha=0.8, batch=batch, tokens=tokens, reading=reading * MS / 350
+            for prefill in (0.5, 3.0):
+                simulation = PrefillSimulation(
+                    calibrated(world), world, alpha=0.8, batch=batch, tokens=tokens, per_token=prefill * MS / 350
                 )
                 simulation.run(1000)
                 speedup = simulation.run(2000).speedup
-                print(f"| {batch} | {tokens} | {reading} | {simulation.ideal():.2f}x | {speedup:.2f}x |")
+                print(f"| {batch} | {tokens} | {prefill} | {simulation.ideal():.2f}x | {speedup:.2f}x |")
 
 
 def jumps() -> None:
@@ -393,7 +397,7 @@ def jumps() -> None:
 
 
 def ramp(policy: DepthPolicy, world: World, alpha: float) -> list[float]:
-    """Speed over plain while the batch grows from 1 to 64 and beyond, 100 steps each."""
+    """Speed over plain decoding for batches from 1 to 128, 100 steps each."""
     simulation, speedups = Simulation(policy, world, alpha), []
     for batch in (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128):
         simulation.batch = batch
@@ -402,17 +406,17 @@ def ramp(policy: DepthPolicy, world: World, alpha: float) -> list[float]:
 
 
 def microseconds(categories: int) -> float:
-    """Of one `decide` for 64 sequences, up to 8 drafts each, after new measurements; CPU time, the quickest of 300."""
+    """CPU time of one `decide` for 64 sequences, up to 8 drafts each, after new measurements; the fastest of 300."""
     policy = calibrated(World(roofline))
     simulation = Simulation(policy, World(roofline), 0.7, 64)
     batch = [Candidate(i, f"chat/{i % categories}", 8) for i in range(64)]
-    quickest = float("inf")
+    fastest = float("inf")
     for _ in range(300):
         simulation.step(Totals())
         start = time.thread_time()
         policy.decide(batch)
-        quickest = min(quickest, time.thread_time() - start)
-    return quickest * 1e6
+        fastest = min(fastest, time.thread_time() - start)
+    return fastest * 1e6
 
 
 if __name__ == "__main__":
@@ -420,7 +424,7 @@ if __name__ == "__main__":
     print()
     trees()
     print()
-    visitors()
+    prefills()
     print()
     jumps()
     for name, make in POLICIES.items():
