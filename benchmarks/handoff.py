@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 from paceline.core.cluster_config import cluster_config
 from paceline.core.errors import PacelineError
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def cluster(way: str, folder: Path, options: argparse.Namespace) -> Iterator[ClusterLLM]:
+def cluster(way: str, folder: Path, options: argparse.Namespace) -> Iterator[ClusterTarget]:
     limits = {
         "max_num_seqs": 16,
         "max_batched_tokens": options.chunk,
@@ -116,14 +116,14 @@ def cluster(way: str, folder: Path, options: argparse.Namespace) -> Iterator[Clu
     if way == "apart":
         pools.append({"name": "prefill", "role": "prefill", **common})
     settings = cluster_config({"name": way, "state_dir": str(folder), "health": {"canary": 0.0}, "pools": pools})
-    with running_processes(settings, StateFolder.of(settings)) as directory, ClusterLLM(settings, directory) as llm:
-        while len(llm.workers()) < 2 or any(worker.state != "ready" for worker in llm.workers()):
+    with running_processes(settings, StateFolder.of(settings)) as directory, ClusterTarget(settings, directory) as llm:
+        while len(llm.pool.workers()) < 2 or any(worker.state != "ready" for worker in llm.pool.workers()):
             time.sleep(0.1)
         yield llm
 
 
 def play(
-    llm: ClusterLLM, name: str, generator: random.Random, options: argparse.Namespace, result: Result, disturb: bool
+    llm: ClusterTarget, name: str, generator: random.Random, options: argparse.Namespace, result: Result, disturb: bool
 ) -> None:
     streams = [submit(llm, f"{name}-{i}", ids(generator, SHORT), options.tokens) for i in range(options.streams)]
     for stream in streams:
@@ -143,7 +143,7 @@ def play(
     result.gaps.extend(gap for stream in streams for gap in gaps(stream, since, long.times[0]))
 
 
-def submit(llm: ClusterLLM, name: str, prompt: tuple[int, ...], tokens: int) -> Heard:
+def submit(llm: ClusterTarget, name: str, prompt: tuple[int, ...], tokens: int) -> Heard:
     heard = Heard(time.perf_counter())
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, seed=0, ignore_eos=True)
     llm.pool.submit(Request(name, prompt, sampling, SpeculationParams(enabled=False)), heard.listen)

@@ -51,7 +51,7 @@ def embedded() -> tuple[LoadedModel, ModelCore]:
     return loaded, ModelCore(ModelRunner(loaded.model, 512), 512, size, size)
 
 
-def chains(rule: str, temperature: float, depth: int, count: int) -> list[list[DraftedToken]]:
+def chains(rule: Verification, temperature: float, depth: int, count: int) -> list[list[DraftedToken]]:
     """Drafts of the embedded model after one prompt, another seed each."""
     loaded, core = embedded()
     ids = loaded.tokenizer.encode(PROMPT)
@@ -140,7 +140,8 @@ def main() -> None:
     rejection = chains("rejection", 1.0, args.depth, args.batch)
     print(f"depth {args.depth}, embedded model (vocabulary {vocab}), temperature 1.0, bytes per sequence and round\n")
     print(f"| what | batch 1 | batch {args.batch} |\n|---|---:|---:|")
-    for rule, drawn in (("coupled", coupled), ("rejection", rejection)):
+    tables: tuple[tuple[Verification, list[list[DraftedToken]]], ...] = (("coupled", coupled), ("rejection", rejection))
+    for rule, drawn in tables:
         print(f"| {rule} | {sizes(drawn[:1], args.depth):.0f} | {sizes(drawn, args.depth):.0f} |")
         for foreseen in (False, True) if rule == "coupled" else (False,):  # under rejection nothing is sent ahead
             far = [far_away(rule, args.depth, batch, foreseen) for batch in (1, args.batch)]

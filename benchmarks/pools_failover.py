@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 from paceline.bench.default_prompts import DEFAULT_PROMPTS
 from paceline.core.cluster_config import ClusterConfig, cluster_config
@@ -54,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = config(given.model, given.draft, Path(folder))
         where = on_ray(settings) if given.ray else as_processes(settings, Path(folder))
-        with where as (directory, kill), ClusterLLM(settings, directory) as llm:
+        with where as (directory, kill), ClusterTarget(settings, directory) as llm:
             for victims in ((), ("draft-0", "target-0"), ()):
                 wait_for(llm)
                 rows.append(run(llm, asked, expected, victims, kill))
@@ -105,11 +105,11 @@ def plain(model: str, asked: list[Request]) -> Tokens:
     return tokens
 
 
-def run(llm: ClusterLLM, asked: list[Request], expected: Tokens, victims: tuple[str, ...], kill: Kill) -> str:
+def run(llm: ClusterTarget, asked: list[Request], expected: Tokens, victims: tuple[str, ...], kill: Kill) -> str:
     """One load; the victims die when a third and two thirds of it are done."""
     events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
     tokens: Tokens = {one.id: [] for one in asked}
-    continued, started = llm.pool.continued, time.perf_counter()
+    continued, started = llm.pool.num_continued, time.perf_counter()
     last = dict.fromkeys(tokens, started)
     pause = drafted = accepted = 0.0
     total, done, unfinished = sum(map(len, expected.values())), 0, len(asked)
@@ -134,13 +134,13 @@ def run(llm: ClusterLLM, asked: list[Request], expected: Tokens, victims: tuple[
     seconds = time.perf_counter() - started
     differ = sum(tokens[name] != expected[name] for name in expected)
     return (
-        f"| {', '.join(victims) or 'none'} | {len(asked)} | {llm.pool.continued - continued} | {pause:.1f} s | {seconds:.1f} "
+        f"| {', '.join(victims) or 'none'} | {len(asked)} | {llm.pool.num_continued - continued} | {pause:.1f} s | {seconds:.1f} "
         f"| {accepted:.0f} / {drafted:.0f} | {differ} |"
     )
 
 
-def wait_for(llm: ClusterLLM) -> None:
-    while not (len(llm.workers()) == 4 and all(worker.state == "ready" for worker in llm.workers())):
+def wait_for(llm: ClusterTarget) -> None:
+    while not (len(llm.pool.workers()) == 4 and all(worker.state == "ready" for worker in llm.pool.workers())):
         time.sleep(0.1)
 
 

@@ -46,7 +46,7 @@ def main() -> None:
         ids, logits = text_and_logits(args.length, temperature)
         first = len(ids) - len(logits)
         rows = [RowContext(params, 1, 0, first + i, ids, 1) for i in range(len(logits))]
-        params = [SequenceParams(params, 1, 0, 1, "coupled", "")] * len(rows)
+        sequences = [SequenceParams(params, 1, 0, 1, "coupled", "")] * len(rows)
         truth = torch.tensor(ids[first:])
         noise = torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))
         low, high = 0.0, 8.0
@@ -57,7 +57,7 @@ def main() -> None:
         draft = logits + low * noise
         own = pick(draft, rows).tolist()
         ranks: Counter[int | None] = Counter()
-        for token, mine, ranked in zip(truth.tolist(), own, rank(draft, rows, params), strict=True):
+        for token, mine, ranked in zip(truth.tolist(), own, rank(draft, rows, sequences), strict=True):
             if token != mine:
                 rivals = [rival for rival in ranked if rival != mine][:NUM_RIVALS]
                 ranks[rivals.index(token) if token in rivals else None] += 1

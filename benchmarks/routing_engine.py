@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 from paceline.core.cluster_config import ClusterConfig, cluster_config
 from paceline.core.errors import PacelineError
@@ -111,10 +111,10 @@ def settings(router: str, folder: Path) -> ClusterConfig:
 
 
 @contextlib.contextmanager
-def cluster(router: str, folder: Path) -> Iterator[ClusterLLM]:
+def cluster(router: str, folder: Path) -> Iterator[ClusterTarget]:
     config = settings(router, folder)
-    with running_processes(config, StateFolder.of(config)) as directory, ClusterLLM(config, directory) as llm:
-        while not all(worker.state == "ready" for worker in llm.workers()):
+    with running_processes(config, StateFolder.of(config)) as directory, ClusterTarget(config, directory) as llm:
+        while not all(worker.state == "ready" for worker in llm.pool.workers()):
             time.sleep(0.1)
         yield llm
 
@@ -128,7 +128,7 @@ def request(name: str, prompt: tuple[int, ...]) -> Request:
     return Request(name, prompt, sampling, SpeculationParams(enabled=False))
 
 
-def warm(llm: ClusterLLM, router: str) -> list[float]:
+def warm(llm: ClusterTarget, router: str) -> list[float]:
     """What a prompt that nobody has takes, once on each worker, one after the other."""
     taken = []
     for i in range(WORKERS):
@@ -140,7 +140,7 @@ def warm(llm: ClusterLLM, router: str) -> list[float]:
     return taken
 
 
-def run(llm: ClusterLLM, requests: Sequence[Request], clients: int, turn: int) -> list[Outcome]:
+def run(llm: ClusterTarget, requests: Sequence[Request], clients: int, turn: int) -> list[Outcome]:
     """In order, `clients` at a time."""
     events: SimpleQueue[tuple[float, StepOutput | PacelineError]] = SimpleQueue()
     outcomes: dict[str, Outcome] = {}

@@ -5,5 +5,5 @@
 set -euo pipefail
 folder=${1:-$(mktemp -d)/draft}
 paceline train distilled --model smollm2 --out "$folder" --device cpu \
-    --steps 4 --text-tokens 1024 --length 64 --writer-rows 8 --rows 4 --layers 1
+    --steps 2 --text-tokens 64 --length 32 --writer-rows 2 --rows 2 --layers 1
 paceline generate "The sea is" --model smollm2 --draft "$folder" --max-tokens 16

@@ -12,7 +12,6 @@ from paceline.bench.inflate import make, write_folder
 from paceline.cli.commands import cli
 from paceline.core.errors import InvalidRequest
 from paceline.kernels.quantized import Quantization
-from paceline.models.architectures import inflate as shapes
 from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.checkpoint import Checkpoint

@@ -16,7 +16,6 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft
 from paceline.engine.memory_fit import GIB
 from paceline.kernels.cpu import native
-from paceline.models.architectures import inflate as shapes
 from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
 from paceline.models.loading.load import load_model, open_checkpoint
 from tests.cli.fakes import word_tokenizer

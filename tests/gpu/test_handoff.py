@@ -16,7 +16,7 @@ from tests.exactness.suite import plain_text
 from tests.fakes import tiny_engine, tiny_model
 from tests.heads import eagle
 from tests.runtime.handoff.test_handoffs import LONG, Prefiller, Target, apart
-from tests.runtime.target_harness import Heard
+from tests.runtime.target_harness import StreamReader
 
 DEVICE = "cuda"
 
@@ -60,7 +60,7 @@ def test_between_workers_while_others_decode() -> None:
     with apart(target, prefiller) as pool:
         busy = [replace(one, id=f"busy{i}", prompt_ids=LONG[i : i + 9]) for i, one in enumerate(requests())]
         asked = [*busy, *requests()]
-        outputs = Heard(pool, *asked).all()
+        outputs = StreamReader(pool, *asked).read_all()
         assert target.handoffs.record().done > 0
         assert target.handoffs.record().failed == 0
     check(asked, {(one.id, 0): tokens_of(outputs, one.id) for one in asked})

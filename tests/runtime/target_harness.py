@@ -20,8 +20,8 @@ from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, FromGateway
 from paceline.runtime.wire.transport import Listener
 from tests.engine.harness import engine_of
 
-PATIENT = HealthConfig(heartbeat=0.05, misses=400, stall=30.0, canary=0.0)
-QUICK = HealthConfig(heartbeat=0.05, misses=10, stall=30.0, canary=0.0)
+LENIENT = HealthConfig(heartbeat=0.05, misses=400, stall=30.0, canary=0.0)
+STRICT = HealthConfig(heartbeat=0.05, misses=10, stall=30.0, canary=0.0)
 """Half a second of silence is too much. On a busy machine it may suspect the innocent."""
 WAIT = 60.0
 
@@ -47,7 +47,7 @@ class Gate:
         return self._step()
 
 
-class Deaf(Listener[FromGateway]):
+class LossyListener(Listener[FromGateway]):
     """A listener that can be cut off from the network, as a machine that vanished."""
 
     cut = False
@@ -57,13 +57,13 @@ class Deaf(Listener[FromGateway]):
         return True if self.cut or self.lose(message) else super().send(peer, message)
 
 
-class Running:
+class WorkerThread:
     """A worker on a thread."""
 
     def __init__(self, name: str, engine: Engine | None = None, port: int = 0, steps: int | None = None) -> None:
         self.engine = engine or engine_of(tokenizer=True)
         self.gate = None if steps is None else Gate(self.engine, steps)
-        self.listener = Deaf(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
+        self.listener = LossyListener(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
         self.worker = TargetWorker(name, EngineLoop(self.engine), self.listener)
         self._start()
 
@@ -90,7 +90,7 @@ class Running:
 class Members:
     """A directory that a test writes in."""
 
-    def __init__(self, *workers: Running) -> None:
+    def __init__(self, *workers: WorkerThread) -> None:
         self.known = [worker.member for worker in workers]
 
     def members(self) -> Sequence[Member]:
@@ -98,12 +98,12 @@ class Members:
 
 
 def cluster(**options: Any) -> ClusterConfig:
-    options = {"health": PATIENT, "router": "round_robin", **options}
+    options = {"health": LENIENT, "router": "round_robin", **options}
     return ClusterConfig((PoolConfig("target", "target", "tiny"),), **options)
 
 
 @contextmanager
-def pool_of(*workers: Running, wait: bool = True, **options: Any) -> Iterator[TargetPool]:
+def pool_of(*workers: WorkerThread, wait: bool = True, **options: Any) -> Iterator[TargetPool]:
     pool = TargetPool(cluster(**options), Members(*workers))
     try:
         if wait:
@@ -115,7 +115,7 @@ def pool_of(*workers: Running, wait: bool = True, **options: Any) -> Iterator[Ta
             worker.stop()
 
 
-class Heard:
+class StreamReader:
     """Everything a listener was told."""
 
     def __init__(self, pool: TargetPool, *requests: Request) -> None:

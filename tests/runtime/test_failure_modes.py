@@ -31,7 +31,7 @@ from paceline.server.metrics.metrics import Metrics
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from tests.fakes import TINY, request, run, tiny_engine, tiny_model
 from tests.runtime.pools import ScriptedCore, lockstep
-from tests.runtime.target_harness import Running, until
+from tests.runtime.target_harness import WorkerThread, until
 
 SNAPSHOT = EngineStatus(1, 0, 90, 100, 0, 0, SpeculationFlags(True, "pool", 6), ())
 STEP, DEPTH = 0.015, 5
@@ -71,7 +71,7 @@ def shown(proposer: PoolProposer, pressure: KvPressure) -> WorkerStatus:
     member = Member("target-0", "target", "target", "tcp://127.0.0.1:1")
     line = TargetLine(member, HealthConfig(), None, 1)
     try:
-        line.heard(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.0)
+        line.reader(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.0)
         line.welcome = Welcome(2, 1, 9, "target-0", "v", 40, 256, 8, 4, ["pool"], "pool")
         line.report = report
         (row,) = worker_statuses([member], [line])
@@ -177,7 +177,7 @@ def test_low_acceptance_ends_in_plain_decoding_and_stays_seen() -> None:
 
 def test_a_worker_that_preempts_goes_down_to_a_depth_of_one_and_up_again() -> None:
     """What the scheduler counts is what the worker goes by, whenever it is asked for a report."""
-    target = Running("a")
+    target = WorkerThread("a")
     engine, line = target.engine, Connection(target.worker.address, TO_GATEWAY)
 
     def report() -> StatusReport:

@@ -11,7 +11,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.runtime.wire.stream_messages import PrefillStarted
 from tests.engine.harness import engine_of, outputs_of, tokens_of
 from tests.runtime.handoff.test_handoffs import PrefillWorker, Target, assert_all_released, split_cluster
-from tests.runtime.target_harness import Heard
+from tests.runtime.target_harness import StreamReader
 
 
 def requests(rng: random.Random, count: int) -> list[Request]:
@@ -44,7 +44,7 @@ def test_random_faults_change_no_text(seed: int, monkeypatch: pytest.MonkeyPatch
     prefill_workers[0].listener.lose = lambda message: isinstance(message, PrefillStarted) and next(losses, False)  # type: ignore[method-assign]
     submitted = requests(rng, 14)
     with split_cluster(*targets, *prefill_workers) as pool:
-        outputs = {one.id: Heard(pool, one) for one in submitted}
+        outputs = {one.id: StreamReader(pool, one) for one in submitted}
         for one in rng.sample(submitted, 3):
             pool.cancel(one.id)
             del outputs[one.id]

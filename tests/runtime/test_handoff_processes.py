@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 from paceline.core.cluster_config import cluster_config
 from paceline.core.config import EngineConfig, from_mapping
@@ -22,7 +22,7 @@ from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.fakes import run, tiny_model
 from tests.heads import draft_config, draft_tensors, save_draft
-from tests.runtime.target_harness import Heard, until
+from tests.runtime.target_harness import StreamReader, until
 from tests.runtime.test_processes import member, tokens, worker_pid
 
 LIMITS = {"max_num_seqs": 16, "max_batched_tokens": 64, "max_model_len": 512, "kv_tokens": 8192}
@@ -41,7 +41,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterLLM]:
+def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterTarget]:
     folder = tmp_path_factory.mktemp("cluster")
     keys = KeyFolder.create(folder / "keys")
     common = {"model": target, "devices": ["cpu"], "limits": LIMITS}
@@ -59,9 +59,9 @@ def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     )
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterLLM(settings, directory, keys.key_pair("gateway"), start_seconds=60) as one,
+        ClusterTarget(settings, directory, keys.key_pair("gateway"), start_seconds=60) as one,
     ):
-        until(lambda: len(one.workers()) == 2 and all(worker.state == "ready" for worker in one.workers()))
+        until(lambda: len(one.pool.workers()) == 2 and all(worker.state == "ready" for worker in one.pool.workers()))
         yield one
 
 
@@ -93,31 +93,31 @@ def single_engine_drafts(model: str, head: str, one: Request) -> list[tuple[int,
     return [(output.drafted, output.accepted) for output in outputs]
 
 
-def counts(llm: ClusterLLM, role: str) -> HandoffCounts:
-    (found,) = [worker.handoffs for worker in llm.workers() if worker.role == role]
+def counts(llm: ClusterTarget, role: str) -> HandoffCounts:
+    (found,) = [worker.handoffs for worker in llm.pool.workers() if worker.role == role]
     assert found is not None
     return found
 
 
-def test_text_and_drafts_equal_those_of_one_process(llm: ClusterLLM, target: str, head: str) -> None:
+def test_text_and_drafts_equal_those_of_one_process(llm: ClusterTarget, target: str, head: str) -> None:
     (first, *rest) = requests("a", 4, 0)
-    stream = Heard(llm.pool, first)
+    stream = StreamReader(llm.pool, first)
     assert tokens(stream) == plain(target, [first])
     assert [(o.drafted, o.accepted) for o in stream.outputs] == single_engine_drafts(target, head, first)
-    assert tokens(Heard(llm.pool, *rest)) == plain(target, rest)
+    assert tokens(StreamReader(llm.pool, *rest)) == plain(target, rest)
     until(lambda: counts(llm, "target").done >= 2)
     until(lambda: counts(llm, "prefill").done == counts(llm, "target").done)
     assert counts(llm, "target").bytes == counts(llm, "prefill").bytes > 0
     assert counts(llm, "target").failed == 0
 
 
-def test_kill_9_of_the_prefill_worker_during_a_hand_off(llm: ClusterLLM, target: str) -> None:
+def test_kill_9_of_the_prefill_worker_during_a_hand_off(llm: ClusterTarget, target: str) -> None:
     submitted = requests("k", 3, 5)
     expected = plain(target, submitted)
     pid, before = worker_pid(member(llm, "prefill-0")), counts(llm, "target")
     os.kill(pid, signal.SIGSTOP)  # so that hand-offs are certainly in flight
-    stream = Heard(llm.pool, *submitted)
-    until(lambda: any(worker.kv_use for worker in llm.workers() if worker.role == "target"))
+    stream = StreamReader(llm.pool, *submitted)
+    until(lambda: any(worker.kv_use for worker in llm.pool.workers() if worker.role == "target"))
     os.kill(pid, signal.SIGKILL)
     assert tokens(stream) == expected
     until(lambda: counts(llm, "target").failed > before.failed)

@@ -9,10 +9,10 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
-from tests.runtime.target_harness import Heard, until
+from tests.runtime.target_harness import StreamReader, until
 from tests.runtime.test_processes import LIMITS, member, plain, tokens, worker_pid
 
 SYSTEM = tuple(i % 35 for i in range(100))
@@ -37,18 +37,18 @@ def test_a_killed_worker_takes_its_prefixes_with_it(tmp_path: Path) -> None:
     )
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterLLM(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
+        ClusterTarget(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
     ):
-        until(lambda: len(llm.workers()) == 2 and all(worker.state == "ready" for worker in llm.workers()))
+        until(lambda: len(llm.pool.workers()) == 2 and all(worker.state == "ready" for worker in llm.pool.workers()))
         index = llm.pool._caches.index
 
         def held() -> dict[str, int]:
             return {name: index.num_blocks(name) for name in ("target-0", "target-1")}
 
         def ask(i: int) -> int:
-            heard = Heard(llm.pool, asked(i))
-            assert tokens(heard) == plain(model, [asked(i)])
-            return heard.outputs[-1].num_cached
+            reader = StreamReader(llm.pool, asked(i))
+            assert tokens(reader) == plain(model, [asked(i)])
+            return reader.outputs[-1].num_cached
 
         assert ask(0) == 0
         until(lambda: sum(held().values()) >= 6)

@@ -28,21 +28,21 @@ from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, PrefillStarted
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, engine_of, outputs_of, request, tokens_of
 from tests.engine.tiered import tiered
-from tests.runtime.target_harness import PATIENT, Deaf, Heard, Members, Running, until
+from tests.runtime.target_harness import LENIENT, LossyListener, StreamReader, Members, WorkerThread, until
 
 LONG = tuple((7 * i + i // 11) % 40 for i in range(199))
 TOKENS = 192
 """Tokens of its full blocks."""
 
 
-class Peer(Running):
+class Peer(WorkerThread):
     def __init__(self, name: str, engine: Engine | None = None) -> None:
         self.engine = engine or engine_of(tokenizer=True)
         self.engine.tokenizer = self.engine.tokenizer or engine_of(tokenizer=True).tokenizer
         self.gate = None
-        self.listener = Deaf("tcp://127.0.0.1:0", TO_TARGET_WORKER)
+        self.listener = LossyListener("tcp://127.0.0.1:0", TO_TARGET_WORKER)
         loop = EngineLoop(self.engine)
-        self.handoffs = Handoffs(loop, threshold=40, health=PATIENT)
+        self.handoffs = Handoffs(loop, threshold=40, health=LENIENT)
         self.service = PrefillService(loop, TransferServer("127.0.0.1", None), computes=False)
         self.publisher = KvPublisher("tcp://127.0.0.1:0", f"{name}@1")
         self.worker = TargetWorker(
@@ -67,7 +67,7 @@ class Peer(Running):
 def peers(*workers: Peer) -> Iterator[TargetPool]:
     """A gateway that routes requests round-robin, whatever the workers have cached."""
     config = ClusterConfig(
-        (PoolConfig("target", "target", "tiny", replicas=len(workers)),), health=PATIENT, router="kv_aware"
+        (PoolConfig("target", "target", "tiny", replicas=len(workers)),), health=LENIENT, router="kv_aware"
     )
     pool = TargetPool(config, Members(*workers))
     try:
@@ -101,10 +101,10 @@ def test_the_second_worker_fetches_the_blocks_of_the_first(sampling: dict[str, A
     a, b = Peer("a"), Peer("b")
     first, second = request("first", LONG, **sampling), request("second", (*LONG, 1, 2, 3), **sampling)
     with peers(a, b) as pool:
-        assert tokens_of(Heard(pool, first).all(), "first") == plain(first)
+        assert tokens_of(StreamReader(pool, first).read_all(), "first") == plain(first)
         until(lambda: pool._caches.index.num_blocks("a") >= TOKENS // 16)
         steps = a.engine.num_steps
-        outputs = Heard(pool, second).all()
+        outputs = StreamReader(pool, second).read_all()
         assert tokens_of(outputs, "second") == plain(second)
         assert outputs[0].num_cached == TOKENS
         counts = b.handoffs.counts()
@@ -130,7 +130,7 @@ def test_a_peer_with_other_weights_is_refused() -> None:
     a, b = Peer("a", old), Peer("b", new)
     one = request("r", LONG, **SAMPLED)
     with peers(a, b) as pool:
-        Heard(pool, one).all()
+        StreamReader(pool, one).read_all()
         assert tokens_of(b.run_with_hint(replace(one, id="s"), PeerHint("a", TOKENS)), "s") == plain(one)
         assert (b.handoffs.counts().done, b.handoffs.counts().failed) == (0, 1)
 
@@ -139,7 +139,7 @@ def test_a_wrong_hint_gives_a_tenant_no_blocks_of_another() -> None:
     a, b = Peer("a"), Peer("b")
     one = replace(request("r", LONG, **SAMPLED), cache_salt="alice")
     with peers(a, b) as pool:
-        Heard(pool, one).all()
+        StreamReader(pool, one).read_all()
         outputs = b.run_with_hint(replace(one, id="s", cache_salt="bob"), PeerHint("a", TOKENS))
         assert tokens_of(outputs, "s") == plain(one)
         assert b.handoffs.counts().done == 0
@@ -153,7 +153,7 @@ def test_a_peer_that_does_not_answer_times_out(monkeypatch: pytest.MonkeyPatch) 
     a, b = Peer("a"), Peer("b")
     one = request("r", LONG, **SAMPLED)
     with peers(a, b) as pool:
-        Heard(pool, one).all()
+        StreamReader(pool, one).read_all()
         a.listener.lose = lambda message: isinstance(message, PrefillStarted)
         assert tokens_of(b.run_with_hint(replace(one, id="s"), PeerHint("a", TOKENS)), "s") == plain(one)
         assert b.handoffs.counts().failed == 1
@@ -164,7 +164,7 @@ def test_blocks_in_the_own_lower_tiers_are_not_requested() -> None:
     a, b = Peer("a"), Peer("b", tiered(slots=64))
     one = request("r", LONG, **SAMPLED)
     with peers(a, b) as pool:
-        Heard(pool, one).all()
+        StreamReader(pool, one).read_all()
         b.run_with_hint(replace(one, id="own"), PeerHint("a", 0))  # b computes it
         for i in range(3):  # and evicts it to its host tier
             b.run_with_hint(request(f"other {i}", [(i + j * j) % 40 for j in range(200)]), PeerHint("a", 0))

@@ -19,11 +19,11 @@ from paceline.engine.build import build_engine
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.fakes import run
-from tests.runtime.target_harness import Heard, until
+from tests.runtime.target_harness import StreamReader, until
 
 LIMITS = {"max_num_seqs": 32, "max_batched_tokens": 256, "max_model_len": 256, "kv_tokens": 8192}
 
@@ -57,9 +57,9 @@ def plain(model: str, asked: list[Request]) -> dict[tuple[str, int], list[int]]:
     return run(engine, [replace(one, speculation=off) for one in asked]).tokens
 
 
-def tokens(heard: Heard) -> dict[tuple[str, int], list[int]]:
+def tokens(reader: StreamReader) -> dict[tuple[str, int], list[int]]:
     said: dict[tuple[str, int], list[int]] = {}
-    for output in heard.all():
+    for output in reader.read_all():
         said.setdefault((output.request_id, output.choice), []).extend(output.tokens)
     return said
 
@@ -91,53 +91,53 @@ def worker_pid(member: Member) -> int:
     raise AssertionError(f"nobody listens at {member.address}")
 
 
-def member(llm: ClusterLLM, name: str) -> Member:
+def member(llm: ClusterTarget, name: str) -> Member:
     return next(m for m in llm.pool._directory.members() if m.name == name)
 
 
-def kill_with_streams(llm: ClusterLLM, pid: int, heard: Heard, late: list[Request]) -> None:
+def kill_with_streams(llm: ClusterTarget, pid: int, reader: StreamReader, late: list[Request]) -> None:
     """`target-0`, in mid-load however busy the machine is: it may have finished all it had, but is stopped before it gets some
     of `late`. They must be more than it had: an idle target would get them all."""
     os.kill(pid, signal.SIGSTOP)
-    heard.ask(*late)
-    ids, line = {request.id for request in late}, llm.pool.lines()["target-0"]
+    reader.submit(*late)
+    ids, line = {request.id for request in late}, llm.pool.targets()["target-0"]
     until(lambda: any(stream.request.id in ids for stream in list(line.streams.values())))
     os.kill(pid, signal.SIGKILL)
 
 
 @pytest.fixture
-def llm(models: tuple[str, str], tmp_path: Path) -> Iterator[ClusterLLM]:
+def llm(models: tuple[str, str], tmp_path: Path) -> Iterator[ClusterTarget]:
     """Two targets and two drafts, all of them ready, on encrypted lines."""
     keys = KeyFolder.create(tmp_path / "keys")
     settings = config(models, tmp_path, keys=str(keys.path))
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterLLM(settings, directory, keys.key_pair("gateway"), start_seconds=60) as one,
+        ClusterTarget(settings, directory, keys.key_pair("gateway"), start_seconds=60) as one,
     ):
-        until(lambda: len(one.workers()) == 4 and all(worker.state == "ready" for worker in one.workers()))
+        until(lambda: len(one.pool.workers()) == 4 and all(worker.state == "ready" for worker in one.pool.workers()))
         yield one
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before, "a worker was left behind"
 
 
-def test_kill_9_of_a_draft_and_of_a_target_in_mid_load(llm: ClusterLLM, models: tuple[str, str]) -> None:
+def test_kill_9_of_a_draft_and_of_a_target_in_mid_load(llm: ClusterTarget, models: tuple[str, str]) -> None:
     drafter, victim = (worker_pid(member(llm, name)) for name in ("draft-0", "target-0"))
     asked, more = requests(64), iter(requests(256)[64:])
     first, late = asked[:32], asked[32:]
-    heard = Heard(llm.pool, *first)
+    reader = StreamReader(llm.pool, *first)
     for _ in range(400):
-        heard.some()
+        reader.read()
     os.kill(drafter, signal.SIGKILL)
     for _ in range(400):
-        heard.some()
-    kill_with_streams(llm, victim, heard, late)
-    heard.all()
-    assert llm.pool.continued > 0
-    while not any(output.accepted for output in heard.outputs):  # how many are in time is for the machine to say
+        reader.read()
+    kill_with_streams(llm, victim, reader, late)
+    reader.read_all()
+    assert llm.pool.num_continued > 0
+    while not any(output.accepted for output in reader.outputs):  # how many are in time is for the machine to say
         asked.append(next(more))
-        heard.ask(asked[-1])
-        heard.all()
-    assert tokens(heard) == plain(models[0], asked)
-    until(lambda: all(worker.state == "ready" for worker in llm.workers()))  # started again, and used again
+        reader.submit(asked[-1])
+        reader.read_all()
+    assert tokens(reader) == plain(models[0], asked)
+    until(lambda: all(worker.state == "ready" for worker in llm.pool.workers()))  # started again, and used again
     assert worker_pid(member(llm, "target-0")) != victim
-    assert tokens(Heard(llm.pool, *asked[:8])) == plain(models[0], asked[:8])
+    assert tokens(StreamReader(llm.pool, *asked[:8])) == plain(models[0], asked[:8])

@@ -14,8 +14,8 @@ from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import PacelineError
 from paceline.runtime.deploy.deployment import observed
 from paceline.runtime.deploy.ray_deployment import RayDeployment
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
-from tests.runtime.target_harness import Heard, until
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from tests.runtime.target_harness import StreamReader, until
 from tests.runtime.test_processes import checkpoints, config, kill_with_streams, plain, requests, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -53,21 +53,21 @@ def test_kill_9_on_ray_is_not_noticed_in_the_text(settings: ClusterConfig) -> No
     pids = deployment.pids()
     assert pids["target-0"][1] == pids["draft-0"][1] != pids["target-1"][1] == pids["draft-1"][1]  # a pair a node
     asked = requests(64)
-    with ClusterLLM(settings, deployment, start_seconds=60) as llm:
-        until(lambda: len(llm.workers()) == 4 and all(worker.state == "ready" for worker in llm.workers()))
-        heard = Heard(llm.pool, *asked[:32])
+    with ClusterTarget(settings, deployment, start_seconds=60) as llm:
+        until(lambda: len(llm.pool.workers()) == 4 and all(worker.state == "ready" for worker in llm.pool.workers()))
+        reader = StreamReader(llm.pool, *asked[:32])
         for _ in range(300):
-            heard.some()
+            reader.read()
         os.kill(pids["draft-0"][0], signal.SIGKILL)
         for _ in range(300):
-            heard.some()
-        kill_with_streams(llm, pids["target-0"][0], heard, asked[32:])
-        assert tokens(heard) == plain(settings.targets[0].model, asked)
-        assert llm.pool.continued > 0
+            reader.read()
+        kill_with_streams(llm, pids["target-0"][0], reader, asked[32:])
+        assert tokens(reader) == plain(settings.targets[0].model, asked)
+        assert llm.pool.num_continued > 0
     again = RayDeployment.up(settings)  # a new gateway finds the pools, those that Ray started again included
-    with ClusterLLM(settings, again, start_seconds=60) as llm:
-        until(lambda: len(llm.workers()) == 4 and all(worker.state == "ready" for worker in llm.workers()))
-        assert tokens(Heard(llm.pool, *asked[:4])) == plain(settings.targets[0].model, asked[:4])
+    with ClusterTarget(settings, again, start_seconds=60) as llm:
+        until(lambda: len(llm.pool.workers()) == 4 and all(worker.state == "ready" for worker in llm.pool.workers()))
+        assert tokens(StreamReader(llm.pool, *asked[:4])) == plain(settings.targets[0].model, asked[:4])
     after = again.pids()
     assert {name for name in pids if pids[name] != after[name]} == {"draft-0", "target-0"}
     assert RayDeployment.down(settings) is True

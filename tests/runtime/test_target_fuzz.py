@@ -22,8 +22,8 @@ from paceline.runtime.wire.stream_messages import (
     WorkerList,
 )
 from paceline.runtime.wire.transport import Connection
-from tests.runtime.gateway_client.test_target_pool import EXPECTED, REQUESTS, said
-from tests.runtime.target_harness import Heard, Running, pool_of, until
+from tests.runtime.gateway_client.test_target_pool import EXPECTED, REQUESTS, texts
+from tests.runtime.target_harness import StreamReader, WorkerThread, pool_of, until
 
 MESSAGES = 20_000
 ODD: list[Any] = [None, -1, 0, 1, 2**31, 2**63 - 1, 2**64 - 1, 1.5, float("nan"), float("inf"), True, "", "x" * 300]
@@ -68,7 +68,7 @@ def mutated(rng: random.Random, epoch: int, attempt: int) -> bytes:
 
 def test_fuzzed_messages() -> None:
     rng = random.Random(7)
-    worker = Running("a")
+    worker = WorkerThread("a")
     with pool_of(worker) as pool:
         pest: Connection[FromTargetWorker] = Connection(worker.worker.address, TO_GATEWAY)
         try:
@@ -78,7 +78,7 @@ def test_fuzzed_messages() -> None:
                     pass
             until(lambda: worker.listener.traffic.received > MESSAGES)
             assert worker.listener.traffic.malformed > MESSAGES // 20
-            assert said(Heard(pool, *REQUESTS).all()) == EXPECTED
+            assert texts(StreamReader(pool, *REQUESTS).read_all()) == EXPECTED
             pest.send(Goodbye())
             until(lambda: not worker.engine.has_work)
         finally:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 from paceline.cluster.routing.router import RoundRobin
 from paceline.core.cluster_config import cluster_config
@@ -15,7 +15,7 @@ from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
-from tests.runtime.target_harness import Heard, until
+from tests.runtime.target_harness import StreamReader, until
 from tests.runtime.test_processes import LIMITS, plain, tokens
 
 
@@ -25,7 +25,7 @@ def make_request(name: str, first: int, tail: int) -> Request:
 
 
 @contextmanager
-def running(tmp_path: Path, model: str, keys: KeyFolder) -> Iterator[ClusterLLM]:
+def running(tmp_path: Path, model: str, keys: KeyFolder) -> Iterator[ClusterTarget]:
     limits = {**LIMITS, "kv_disk": str(tmp_path / "kv"), "kv_host_bytes": 1 << 20}
     pool: dict[str, Any] = {"name": "target", "role": "target", "model": model, "replicas": 2, "devices": ["cpu"]}
     settings = cluster_config(
@@ -41,9 +41,9 @@ def running(tmp_path: Path, model: str, keys: KeyFolder) -> Iterator[ClusterLLM]
     )
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterLLM(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
+        ClusterTarget(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
     ):
-        until(lambda: len(llm.workers()) == 2 and all(worker.state == "ready" for worker in llm.workers()))
+        until(lambda: len(llm.pool.workers()) == 2 and all(worker.state == "ready" for worker in llm.pool.workers()))
         yield llm
 
 
@@ -54,12 +54,12 @@ def test_blocks_come_from_a_peer_and_after_a_restart_from_disk(tmp_path: Path) -
         pool._streams._router = RoundRobin()  # alternates between target-0 and target-1, whatever they have cached
 
         def peer_tokens() -> int:
-            return sum(worker.handoffs.peer_tokens for worker in llm.workers() if worker.handoffs)
+            return sum(worker.handoffs.peer_tokens for worker in llm.pool.workers() if worker.handoffs)
 
         for number in range(30):  # at first the two have no connection to each other
             for tail in (1, 2):
                 one = make_request(f"{number}-{tail}", number, tail)
-                stream = Heard(pool, one)
+                stream = StreamReader(pool, one)
                 assert tokens(stream) == plain(model, [one])
                 until(lambda: pool._caches.index.match(one.prompt_ids).groups != [])  # noqa: B023
             if peer_tokens():
@@ -68,7 +68,7 @@ def test_blocks_come_from_a_peer_and_after_a_restart_from_disk(tmp_path: Path) -
     with running(tmp_path, model, keys) as llm:
         one = make_request("again", 0, 1)
         until(lambda: bool(llm.pool._caches.index.match(one.prompt_ids).groups))
-        stream = Heard(llm.pool, one)
+        stream = StreamReader(llm.pool, one)
         assert tokens(stream) == plain(model, [one])
         assert stream.outputs[-1].num_cached == 208
-        until(lambda: (tiers := llm.snapshot().tiers) is not None and tiers.disk_hits == 208)
+        until(lambda: (tiers := llm.engine_status().tiers) is not None and tiers.disk_hits == 208)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 from paceline.core.config import EngineConfig
 from paceline.engine.engine import Engine
@@ -20,7 +20,7 @@ from paceline.runtime.deploy.worker_spec import WorkerSpec
 from paceline.runtime.weights.loader import WeightsUnavailable
 from paceline.runtime.weights.spec import PeerAddress, WeightSpec
 from paceline.runtime.wire.keys import KeyFolder
-from tests.runtime.target_harness import Heard, until
+from tests.runtime.target_harness import StreamReader, until
 from tests.runtime.test_processes import LIMITS, checkpoints, config, member, plain, requests, tokens, worker_pid
 
 ANY = "tcp://127.0.0.1:0"
@@ -36,16 +36,16 @@ def test_a_killed_worker_reloads_its_model_from_peers(tmp_path: Path) -> None:
     folder = StateFolder.of(settings)
     with (
         running_processes(settings, folder) as directory,
-        ClusterLLM(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
+        ClusterTarget(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
     ):
-        until(lambda: len(llm.workers()) == 2 and all(worker.state == "ready" for worker in llm.workers()))
+        until(lambda: len(llm.pool.workers()) == 2 and all(worker.state == "ready" for worker in llm.pool.workers()))
         Path(models[0]).rename(tmp_path / "gone")
         os.kill(worker_pid(member(llm, "target-0")), signal.SIGKILL)
-        until(lambda: any(worker.state != "ready" for worker in llm.workers()))
-        until(lambda: all(worker.state == "ready" for worker in llm.workers()))
+        until(lambda: any(worker.state != "ready" for worker in llm.pool.workers()))
+        until(lambda: all(worker.state == "ready" for worker in llm.pool.workers()))
         os.kill(worker_pid(member(llm, "target-1")), signal.SIGKILL)  # target-0 loaded its weights from it
         until(lambda: not llm.pool.targets()["target-1"].is_usable)
-        assert tokens(Heard(llm.pool, *requested)) == expected
+        assert tokens(StreamReader(llm.pool, *requested)) == expected
         assert "from target-1" in (folder.logs / "target-0.log").read_text()
 
 

@@ -9,10 +9,10 @@ import pytest
 
 pytest.importorskip("ray")
 
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 from paceline.runtime.deploy.ray_deployment import RayDeployment
-from tests.runtime.target_harness import Heard, until
+from tests.runtime.target_harness import StreamReader, until
 from tests.runtime.test_processes import checkpoints, config, plain, requests, tokens
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
@@ -31,13 +31,13 @@ def test_a_killed_actor_reloads_its_model_from_a_peer(tmp_path: Path) -> None:
         settings = replace(settings, pools=settings.targets)
         deployment = RayDeployment.up(settings)
         pids = deployment.pids()
-        with ClusterLLM(settings, deployment, start_seconds=60) as llm:
-            until(lambda: len(llm.workers()) == 2 and all(worker.state == "ready" for worker in llm.workers()))
+        with ClusterTarget(settings, deployment, start_seconds=60) as llm:
+            until(lambda: len(llm.pool.workers()) == 2 and all(worker.state == "ready" for worker in llm.pool.workers()))
             Path(models[0]).rename(tmp_path / "gone")
             os.kill(pids["target-0"][0], signal.SIGKILL)
-            until(lambda: any(worker.state != "ready" for worker in llm.workers()))
-            until(lambda: all(worker.state == "ready" for worker in llm.workers()))
-            assert tokens(Heard(llm.pool, *requested)) == expected
+            until(lambda: any(worker.state != "ready" for worker in llm.pool.workers()))
+            until(lambda: all(worker.state == "ready" for worker in llm.pool.workers()))
+            assert tokens(StreamReader(llm.pool, *requested)) == expected
         assert RayDeployment.down(settings) is True
     finally:
         ray.shutdown()

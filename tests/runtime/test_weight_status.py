@@ -11,7 +11,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.target_worker.worker import WorkerFailed
 from paceline.runtime.wire.stream_messages import LoadProgress
-from tests.runtime.target_harness import Heard, Running, pool_of, until
+from tests.runtime.target_harness import StreamReader, WorkerThread, pool_of, until
 
 
 class FakeWeights:
@@ -28,9 +28,9 @@ class FakeWeights:
         self.closed.set()
 
 
-def running(name: str, progress: LoadProgress | None = None) -> tuple[Running, FakeWeights]:
+def running(name: str, progress: LoadProgress | None = None) -> tuple[WorkerThread, FakeWeights]:
     weights = FakeWeights(progress)
-    one = Running(name)
+    one = WorkerThread(name)
     one.worker._weights = weights  # type: ignore[assignment]
     return one, weights
 
@@ -67,15 +67,15 @@ def test_a_loading_worker_gets_requests_only_if_no_other_is_ready() -> None:
     other, _ = running("target-1")
     with pool_of(one, other) as pool:
         until(is_state(pool, "target-0", "loading 12/30 layers from 2 peers"))
-        Heard(pool, *requests(6)).all()
+        StreamReader(pool, *requests(6)).read_all()
         assert (one.engine.num_steps > 0, other.engine.num_steps > 0) == (False, True)
         other.stop()
         until(lambda: state(pool, "target-1") != "ready")
-        Heard(pool, *requests(2)).all()
+        StreamReader(pool, *requests(2)).read_all()
         assert one.engine.num_steps > 0
 
 
-class Unstarted(Running):
+class Unstarted(WorkerThread):
     def _start(self) -> None:
         pass
 

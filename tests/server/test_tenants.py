@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from paceline.runtime.gateway_client.cluster_llm import ClusterLLM
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
@@ -29,7 +29,7 @@ CACHED = 96
 class House:
     """A gateway in front of workers that publish what they have cached, routed by it."""
 
-    def __init__(self, llm: ClusterLLM, workers: Sequence[Publishing], app: FastAPI) -> None:
+    def __init__(self, llm: ClusterTarget, workers: Sequence[Publishing], app: FastAPI) -> None:
         self._llm, self._app = llm, app
         self.workers = workers
 
@@ -59,8 +59,8 @@ class House:
 def house(names: str, **config: Any) -> Iterator[House]:
     workers = [Publishing(name) for name in names]
     try:
-        with ClusterLLM(cluster(router="kv_aware"), Members(*workers), tokenizer=letters(), start_seconds=60) as llm:
-            until(lambda: sum(line.is_usable for line in llm.pool.lines().values()) == len(workers))
+        with ClusterTarget(cluster(router="kv_aware"), Members(*workers), tokenizer=letters(), start_seconds=60) as llm:
+            until(lambda: sum(line.is_usable for line in llm.pool.targets().values()) == len(workers))
             settings = ServerConfig(engine=llm.config, **config)
             metrics = Metrics("tiny")
             metrics.add_cluster(llm.cluster_status)

@@ -71,7 +71,7 @@ class Report:
         ]
         if not self.is_coupled:
             lines.append(
-                f"The two-sample test detects a distance of {self.two_sample.detectable:.3f} between the ranks with probability "
+                f"The two-sample test detects a distance of {self.two_sample.detectable:.3f} between ranks with probability "
                 f"{1 - MISS:.0%} or more, and has a false alarm once in {1 / LEVEL:.0f} audits."
             )
         return tuple(lines)

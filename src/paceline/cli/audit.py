@@ -111,8 +111,8 @@ def verify(
     """Verify that an audit log of strict mode is unchanged.
 
     A line that was changed, removed, added or moved breaks the chain of hashes: the command prints the first such line and the
-    exit status is 1. A truncated or rewritten file is detected only with a --head stored elsewhere: from the last verification, from
-    the server's log, or from GET /admin/trail.
+    exit status is 1. A truncated or rewritten file is detected only with a --head stored elsewhere: from the last verification,
+    from the server's log, or from GET /admin/trail.
     """
     try:
         found = verify_trail(file, head)

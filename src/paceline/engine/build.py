@@ -61,16 +61,18 @@ def build_engine(
     pool: Callable[[LoadedModel], Proposer] | None = None,
     load: Load = load_model,
     hooks: Sequence[StepHook] = (),
+    extra_proposers: Mapping[str, Proposer] | None = None,
 ) -> Engine:
     """`pool` makes the proposer `pool` for the loaded target: drafts from draft workers. `load` loads a target for one device;
-    it may return before all weights have arrived. `hooks` listen to every step."""
+    it may return before all weights have arrived. `hooks` listen to every step. `extra_proposers` join the built-in
+    ones under their names."""
     device = pick_device(config.device)
     dtype, quantization = pick_dtype(config.dtype, device), pick_quantization(config.quantization)
     if config.tensor_parallel_size == 1:
-        return _assemble(config, load(config.model, device, dtype, quantization), None, pool, hooks)
+        return _assemble(config, load(config.model, device, dtype, quantization), None, pool, hooks, extra_proposers)
     target, ranks = load_parallel(RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization))
     try:
-        return _assemble(config, target, ranks, pool, hooks)
+        return _assemble(config, target, ranks, pool, hooks, extra_proposers)
     except BaseException:
         ranks.close()
         raise
@@ -82,6 +84,7 @@ def _assemble(
     ranks: Ranks | None,
     pool: Callable[[LoadedModel], Proposer] | None,
     hooks: Sequence[StepHook],
+    extra_proposers: Mapping[str, Proposer] | None,
 ) -> Engine:
     device = target.model.device
     name = pick_draft(config.draft, config.model, device.type)
@@ -101,6 +104,7 @@ def _assemble(
     proposers = make_proposers(config, target, draft, runner, tables, kv_dtype)
     if pool is not None:
         proposers["pool"] = pool(target)
+    proposers.update(extra_proposers or {})
     method = pick_method(config.speculation, proposers)
     validator = RequestValidator(
         Limits(target.config.vocab_size, window), config.speculation, method, proposers, target.tokenizer

@@ -23,6 +23,7 @@ from paceline.engine.loop import EngineLoop, Tracer
 from paceline.engine.transcript import Transcript
 from paceline.engine.validator import draw_seed
 from paceline.models.tokenizer.chat_template import ChatTemplate
+from paceline.speculation.proposer import Proposer
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -40,11 +41,17 @@ class LLM:
     """
 
     def __init__(
-        self, model: str = "smollm2", *, draft: str | None = None, hooks: Sequence[StepHook] = (), **options: Any
+        self,
+        model: str = "smollm2",
+        *,
+        draft: str | None = None,
+        hooks: Sequence[StepHook] = (),
+        proposers: Mapping[str, Proposer] | None = None,
+        **options: Any,
     ) -> None:
-        """`hooks` listen to every step of the engine."""
+        """`hooks` listen to every step of the engine. `proposers` join the built-in ones; requests choose them by name."""
         self.config = from_mapping(EngineConfig, {"model": model, "draft": draft, **options})
-        self._loop = EngineLoop(build_engine(self.config, hooks=hooks))
+        self._loop = EngineLoop(build_engine(self.config, hooks=hooks, extra_proposers=proposers))
         self.engine = self._loop.engine
         assert self.engine.tokenizer is not None
         self.tokenizer = self.engine.tokenizer

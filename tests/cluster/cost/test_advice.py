@@ -15,7 +15,7 @@ def draft(alpha: float, name: str = "draft_model", ms: float = 2.0, network: flo
 
 
 @pytest.mark.parametrize(("alpha", "depth"), [(0.7, 4), (0.8, 5), (0.9, 8)])
-def test_the_best_depth_is_recommended_and_reckoned_up(alpha: float, depth: int) -> None:
+def test_best_depth_is_recommended_with_its_figures(alpha: float, depth: int) -> None:
     advice = advise(target(), [draft(alpha, network=0.5)], 16)
     assert advice.speculate
     assert (advice.choice.method, advice.choice.depth) == ("draft_model", depth)
@@ -25,7 +25,7 @@ def test_the_best_depth_is_recommended_and_reckoned_up(alpha: float, depth: int)
     assert [one.depth for one in advice.table] == list(range(17))
 
 
-def test_low_acceptance_and_a_dear_draft_mean_plain_decoding() -> None:
+def test_low_acceptance_and_a_slow_draft_give_plain_decoding() -> None:
     advice = advise(target(), [draft(0.3, ms=6.0)], 8)
     assert not advice.speculate
     assert advice.choice.depth == 0
@@ -36,12 +36,12 @@ def test_low_acceptance_and_a_dear_draft_mean_plain_decoding() -> None:
     assert "quantised target" in advice.reasons[0]
 
 
-def test_a_gain_within_noise_is_none() -> None:
+def test_gain_below_the_margin_is_no_gain() -> None:
     assert not advise(target(), [draft(0.42, ms=6.0)], 8).speculate  # 1.014x
     assert advise(target(), [draft(0.46, ms=6.0)], 8).speculate
 
 
-def test_acceptance_so_low_that_a_free_draft_would_lose() -> None:
+def test_very_low_acceptance_loses_even_with_a_free_draft() -> None:
     growing = Target({1: 10 * MS, 9: 50 * MS})
     advice = advise(growing, [draft(0.2, ms=0.0)], 8)
     assert not advice.speculate
@@ -50,7 +50,7 @@ def test_acceptance_so_low_that_a_free_draft_would_lose() -> None:
     assert "Even a free draft would not pay" in hopeless.reasons[0]
 
 
-def test_a_good_draft_far_away_is_not_called_badly_accepted() -> None:
+def test_distant_draft_is_not_reported_as_low_acceptance() -> None:
     advice = advise(target(), [draft(0.8, ms=20.0, network=50.0)], 8)
     assert not advice.speculate
     # Depth 3: 44.3 ms of plain decoding against 65 ms without the drafting, 75 without the network
@@ -58,7 +58,7 @@ def test_a_good_draft_far_away_is_not_called_badly_accepted() -> None:
     assert "too little is accepted" not in advice.reasons[0]
 
 
-def test_the_fastest_method_wins_and_the_next_is_named() -> None:
+def test_fastest_method_wins_and_the_next_is_named() -> None:
     advice = advise(
         target(), [draft(0.65, "ngram", 0.3), draft(0.78, "eagle", 0.5), draft(0.88, "layer_skip", 5.2)], 16
     )
@@ -66,7 +66,7 @@ def test_the_fastest_method_wins_and_the_next_is_named() -> None:
     assert any(reason.startswith("Next best: ngram at depth ") for reason in advice.reasons)
 
 
-def test_rules_of_thumb_are_named_where_the_figures_disagree() -> None:
+def test_rules_of_thumb_are_named_where_they_disagree() -> None:
     advice = advise(target(), [draft(0.45, "ngram", 0.01)], 8)
     assert advice.speculate
     text = " ".join(advice.reasons)
@@ -75,7 +75,7 @@ def test_rules_of_thumb_are_named_where_the_figures_disagree() -> None:
     assert not any("rule of thumb" in reason for reason in advise(target(), [draft(0.8)], 8).reasons)
 
 
-def test_a_deepest_choice_says_that_deeper_was_not_looked_at() -> None:
+def test_largest_depth_suggests_a_larger_max_depth() -> None:
     assert any("larger --max-depth" in reason for reason in advise(target(), [draft(0.9)], 4).reasons)
 
 
@@ -91,11 +91,13 @@ def test_memory_decides_between_methods() -> None:
     assert "memory" in [caution.cause for caution in alone.cautions]
 
 
-def test_money_is_weighed_when_a_price_is_given() -> None:
+def test_cost_is_compared_if_a_price_is_given() -> None:
     advice = advise(target(price_per_hour=2.69), [draft(0.8)], 8)
-    assert any(reason.startswith("A million tokens cost $") and "dearer" not in reason for reason in advice.reasons)
+    assert any(
+        reason.startswith("A million tokens cost $") and "more expensive" not in reason for reason in advice.reasons
+    )
     dear = advise(target(price_per_hour=1.0), [draft(0.8, price_per_hour=3.0)], 8)
-    assert any("dearer" in reason for reason in dear.reasons)
+    assert any("more expensive" in reason for reason in dear.reasons)
 
 
 @pytest.mark.parametrize(
@@ -106,20 +108,20 @@ def test_money_is_weighed_when_a_price_is_given() -> None:
         ("network", draft(0.9, ms=0.1, network=5.0)),
     ],
 )
-def test_the_failure_modes_are_seen_with_a_remedy(cause: str, one: Method) -> None:
+def test_failure_modes_have_a_remedy(cause: str, one: Method) -> None:
     (found,) = [caution for caution in advise(target(), [one], 16).cautions if caution.cause == cause]
     assert found.remedy
-    assert str(found).startswith(found.seen)
+    assert str(found).startswith(found.finding)
 
 
-def test_slots_and_larger_passes_are_seen_at_a_large_batch() -> None:
+def test_cautions_at_a_large_batch() -> None:
     busy = Target({64: 10 * MS, 64 * 9: 20 * MS}, batch=64, kv_tokens=4096)
     causes = [caution.cause for caution in advise(busy, [draft(0.9, ms=0.2)], 8).cautions]
     assert causes == ["memory", "verify time"]
     assert not advise(target(), [draft(0.9, ms=1.0)], 8).cautions
 
 
-def test_nothing_to_draft_with() -> None:
+def test_no_method() -> None:
     advice = advise(target(), [], 8)
     assert not advice.speculate
     assert len(advice.table) == 1

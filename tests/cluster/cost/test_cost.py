@@ -32,22 +32,22 @@ def draft(alpha: float | tuple[float, ...], per_token: float = 2 * MS, network: 
     ("alpha", "expected"),
     [(0.7, (2.53, 2.94, 3.14, 3.27)), (0.8, (2.95, 3.69, 4.16, 4.57)), (0.9, (3.44, 4.69, 5.70, 6.86))],
 )
-def test_expected_tokens_of_one_alpha(alpha: float, expected: tuple[float, ...]) -> None:
+def test_expected_tokens_with_constant_alpha(alpha: float, expected: tuple[float, ...]) -> None:
     for depth, tokens in zip((3, 5, 7, 10), expected, strict=True):
         assert expected_tokens((alpha,), depth) == pytest.approx((1 - alpha ** (depth + 1)) / (1 - alpha))
         assert expected_tokens((alpha,), depth) == pytest.approx(tokens, abs=0.005)
 
 
 def test_expected_tokens_by_position_and_at_the_ends() -> None:
-    assert expected_tokens((0.5, 0.8), 3) == pytest.approx(1 + 0.5 + 0.4 + 0.32)  # the last alpha goes on
+    assert expected_tokens((0.5, 0.8), 3) == pytest.approx(1 + 0.5 + 0.4 + 0.32)  # the last alpha repeats
     assert expected_tokens((0.5,), 0) == 1.0
     assert expected_tokens((1.0,), 6) == 7.0
     assert expected_tokens((0.0,), 6) == 1.0
 
 
-def test_mean_alpha_is_accepted_over_tested_and_not_over_drafted() -> None:
+def test_mean_alpha_is_accepted_over_tested() -> None:
     assert mean_alpha((0.775,), 7) == pytest.approx(0.775)
-    assert (expected_tokens((0.775,), 7) - 1) / 7 == pytest.approx(0.41, abs=0.005)  # the dashboards' figure
+    assert (expected_tokens((0.775,), 7) - 1) / 7 == pytest.approx(0.41, abs=0.005)  # accepted / drafted
     assert mean_alpha((0.9, 0.5), 2) == pytest.approx((0.9 + 0.45) / (1 + 0.9))
 
 
@@ -57,7 +57,7 @@ def test_the_best_depth(alpha: float, depth: int, speedup: float) -> None:
     assert (best.depth, round(best.speedup, 2)) == (depth, speedup)
 
 
-def test_speedup_where_verifying_takes_longer_than_a_plain_step() -> None:
+def test_speedup_with_a_slower_verify_pass() -> None:
     target = Target({8: 12 * MS, 48: 20 * MS}, batch=8)  # K = 5 verifies 48 rows
     one = prospect(target, draft(0.8), 5)
     assert one.verify_seconds == pytest.approx(20 * MS)
@@ -67,14 +67,14 @@ def test_speedup_where_verifying_takes_longer_than_a_plain_step() -> None:
     assert plain(target).tokens_per_second == pytest.approx(8 / (12 * MS))
 
 
-def test_a_method_with_nothing_to_offer_in_half_the_rounds() -> None:
+def test_method_with_drafts_in_half_the_rounds() -> None:
     target = Target({1: 10 * MS, 4: 13 * MS})
     one = prospect(target, Method("ngram", (0.5,), {1: 0.0}, delivery=0.5), 3)
     assert one.tokens == pytest.approx(1 + 0.5 * (0.5 + 0.25 + 0.125))
     assert one.round_seconds == pytest.approx(11.5 * MS)
 
 
-def test_drafts_that_fork_are_priced_as_measured_and_only_there() -> None:
+def test_trees_use_measured_depths_only() -> None:
     tree = Method("eagle", (0.9,), {8: 1 * MS, 32: 3 * MS}, tokens={8: 2.2, 32: 2.8})
     found = prospects(FLAT, tree, 32)
     assert [(one.depth, one.tokens) for one in found] == [(8, 2.2), (32, 2.8)]
@@ -96,7 +96,7 @@ def test_dollars_per_million_tokens() -> None:
     assert plain(FLAT).dollars_per_million is None
 
 
-def test_memory_of_caches_and_speculative_slots() -> None:
+def test_memory_of_caches_and_draft_slots() -> None:
     assert kv_bytes(80, 8, 128, 4096, 2) == pytest.approx(1.34e9, rel=0.005)
     assert speculative_slots(5, 256) == 1280
     per_token = kv_bytes(80, 8, 128, 1, 2)
@@ -109,18 +109,18 @@ def test_memory_of_caches_and_speculative_slots() -> None:
     assert prospect(target, elsewhere, 5).memory_bytes == 140_007 + 2280 * per_token
 
 
-def test_what_does_not_fit_the_device_says_so() -> None:
+def test_method_that_does_not_fit_the_device() -> None:
     target = Target({1: 0.01}, footprint=Footprint(70), memory_bytes=80)
     assert prospect(target, Method("head", (0.8,), {1: 0.0}, footprint=Footprint(10)), 4).fits
     assert not prospect(target, Method("draft_model", (0.8,), {1: 0.0}, footprint=Footprint(11)), 4).fits
 
 
-def test_curves_are_straight_between_points_and_level_outside() -> None:
+def test_curves_are_linear_between_points_and_constant_outside() -> None:
     curve = {2: 1.0, 4: 3.0, 8: 3.0}
     assert [at(curve, x) for x in (1, 2, 3, 4, 6, 100)] == [1.0, 1.0, 2.0, 3.0, 3.0, 3.0]
 
 
-def test_figures_that_cannot_be_are_refused() -> None:
+def test_invalid_figures_are_rejected() -> None:
     with pytest.raises(InvalidRequest, match="alpha"):
         draft(1.2)
     with pytest.raises(InvalidRequest, match="negative"):

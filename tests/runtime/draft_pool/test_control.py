@@ -21,7 +21,7 @@ from tests.engine.harness import MODEL, letters, tokens_of
 from tests.exactness.suite import mixed_requests, plain_text
 from tests.fakes import TINY, tiny_engine, tiny_model
 from tests.runtime.pools import VOCABULARY, PatientProposer, draft_worker, model_core
-from tests.runtime.target_harness import Gate, Heard, Members, Running, cluster, until
+from tests.runtime.target_harness import Gate, StreamReader, Members, WorkerThread, cluster, until
 
 REQUESTS = [
     replace(one, sampling=replace(one.sampling, max_tokens=20, ignore_eos=True, seed=one.sampling.seed or 0))
@@ -30,7 +30,7 @@ REQUESTS = [
 EXPECTED = plain_text(MODEL, REQUESTS)
 
 
-class Target(Running):
+class Target(WorkerThread):
     """A target worker that drafts with the pool and waits for every draft."""
 
     def __init__(self, steps: int | None = None) -> None:
@@ -77,16 +77,16 @@ def test_draft_workers_join_and_leave() -> None:
         draft_worker(model_core(tiny_model(perturb=0.1)), TINY.vocab_size, name="draft-1") as second,
         served(target, first) as (pool, members),
     ):
-        heard = Heard(pool, *REQUESTS)
+        reader = StreamReader(pool, *REQUESTS)
         assert target.gate is not None
         assert target.gate.reached.wait(20)
         members.known[1:] = [draft_member(second)]
         until(lambda: [drafter.name for drafter in pool._worker_list.drafts] == ["draft-1"])
         target.gate.open()
-        assert texts(heard.all()) == EXPECTED
+        assert texts(reader.read_all()) == EXPECTED
         until(lambda: states(pool) == {"target-0": "ready", "draft-1": "ready"})
         until(lambda: not first._scheduler.targets)  # it received a goodbye
-        again = Heard(pool, *[replace(one, id=f"{one.id}-again") for one in REQUESTS]).all()
+        again = StreamReader(pool, *[replace(one, id=f"{one.id}-again") for one in REQUESTS]).read_all()
         assert sum(output.accepted for output in again) > 0
         assert second.status().rounds > 0
 
@@ -101,14 +101,14 @@ def test_speculation_enabled_under_load_is_answered_with_busy() -> None:
     ):
         pool.set_flags(SpeculationFlags(enabled=False))
         until(lambda: target.engine.speculator.enabled is False)
-        heard = Heard(pool, *REQUESTS)
+        reader = StreamReader(pool, *REQUESTS)
         assert target.gate is not None
         assert target.gate.reached.wait(20)
         assert draft.status().sequences == 0
         pool.set_flags(SpeculationFlags(enabled=True))
         until(lambda: pool._flags == SpeculationFlags(enabled=True))
         target.gate.open()
-        outputs = heard.all()
+        outputs = reader.read_all()
         assert texts(outputs) == EXPECTED
         assert sum(output.accepted for output in outputs) > 0
         assert target.proposer.connections[0].counters.busy > 0
@@ -124,5 +124,5 @@ def test_draft_with_another_vocabulary_is_not_used() -> None:
     ):
         members.known.append(draft_member(draft))
         until(lambda: states(pool).get("draft-0") == "suspected")
-        assert texts(Heard(pool, *REQUESTS).all()) == EXPECTED
+        assert texts(StreamReader(pool, *REQUESTS).read_all()) == EXPECTED
         assert draft.status().rounds == 0

@@ -13,18 +13,18 @@ from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER
 from tests.engine.harness import GREEDY, engine_of, outputs_of, request, tokens_of
-from tests.runtime.target_harness import Deaf, Heard, Members, Running, cluster, pool_of, until
+from tests.runtime.target_harness import LossyListener, StreamReader, Members, WorkerThread, cluster, pool_of, until
 
 SYSTEM = [3 + i % 30 for i in range(100)]
 
 
-class Publishing(Running):
+class Publishing(WorkerThread):
     """A worker that says what is in its cache."""
 
     def __init__(self, name: str, port: int = 0) -> None:
         self.engine = engine_of(tokenizer=True)
         self.gate = None
-        self.listener = Deaf(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
+        self.listener = LossyListener(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
         self.publisher = KvPublisher("tcp://127.0.0.1:0", f"{name}@{id(self)}")
         self.worker = TargetWorker(name, EngineLoop(self.engine), self.listener, publisher=self.publisher)
         self._start()
@@ -35,7 +35,7 @@ class Publishing(Running):
 
 
 @contextmanager
-def kv_aware(*workers: Running) -> Iterator[TargetPool]:
+def kv_aware(*workers: WorkerThread) -> Iterator[TargetPool]:
     with pool_of(*workers, router="kv_aware") as pool:
         yield pool
 
@@ -54,7 +54,7 @@ def asked(name: str, tail: int, salt: str = "") -> Request:
 
 
 def cached(pool: TargetPool, one: Request) -> int:
-    return Heard(pool, one).all()[-1].num_cached
+    return StreamReader(pool, one).read_all()[-1].num_cached
 
 
 def test_a_prefix_is_computed_once_and_found_where_it_is() -> None:
@@ -71,7 +71,7 @@ def test_the_text_is_that_of_one_engine() -> None:
     requests = [asked(f"{i}", i % 3) for i in range(9)]
     expected = [tokens_of(outputs_of(engine_of(tokenizer=True), one), one.id, 0) for one in requests]
     with kv_aware(Publishing("a"), Publishing("b")) as pool:
-        outputs = Heard(pool, *requests).all()
+        outputs = StreamReader(pool, *requests).read_all()
     assert [tokens_of(outputs, one.id, 0) for one in requests] == expected
 
 
@@ -94,10 +94,10 @@ def test_a_worker_that_started_anew_is_known_to_have_nothing() -> None:
         until(lambda: knows(pool, a) and knows(pool, b))
         home = a if a.num_cached else b
         home.stop()
-        until(lambda: not pool.lines()[home.worker.name].is_usable)
+        until(lambda: not pool.targets()[home.worker.name].is_usable)
         again = Publishing(home.worker.name, home.port)
         try:
-            until(lambda: pool.lines()[again.worker.name].is_usable and knows(pool, again))
+            until(lambda: pool.targets()[again.worker.name].is_usable and knows(pool, again))
             assert cached(pool, asked("1", 1)) == 0
             until(lambda: sum(knows(pool, worker) for worker in (again, a if home is b else b)) == 2)
             assert cached(pool, asked("2", 2)) == 96
@@ -126,7 +126,7 @@ def test_a_restarted_gateway_knows_what_changed_while_nobody_listened() -> None:
         assert had < worker.num_cached <= worker.engine.scheduler.tables.pool.num_blocks
         with pool_without_stopping(worker) as again:
             index = index_of(again).index
-            # A full cache always holds as many: the count alone does not tell that the last of them was heard of
+            # A full cache always holds as many: the count alone does not tell that the last of them was reader of
             until(lambda: knows(again, worker) and index.match(SYSTEM, "39").groups)
             assert not index.match(SYSTEM, "red").groups
             assert cached(again, asked("again", 1, "39")) == 96
@@ -179,22 +179,22 @@ def test_batches_lost_on_the_way_are_made_up_for() -> None:
 def pool_without_stopping(worker: Publishing) -> Iterator[TargetPool]:
     pool = TargetPool(cluster(router="kv_aware"), Members(worker))
     try:
-        until(lambda: all(line.is_usable for line in pool.lines().values()) and bool(pool.lines()))
+        until(lambda: all(line.is_usable for line in pool.targets().values()) and bool(pool.targets()))
         yield pool
     finally:
         pool.close()
 
 
 def test_workers_that_publish_nothing_are_served_all_the_same() -> None:
-    with kv_aware(Running("a"), Running("b")) as pool:
-        assert len(Heard(pool, *(asked(f"{i}", i) for i in range(4))).all()) >= 4
+    with kv_aware(WorkerThread("a"), WorkerThread("b")) as pool:
+        assert len(StreamReader(pool, *(asked(f"{i}", i) for i in range(4))).read_all()) >= 4
         assert len(index_of(pool).index) == 0
 
 
 def test_nobody_is_followed_twice() -> None:
     worker = Publishing("a")
     with kv_aware(worker) as pool:
-        line = pool.lines()["a"]
+        line = pool.targets()["a"]
         follower = CacheFollower(None, WallClock())
         assert line.welcome is not None
         follower.follow(line.member, line.welcome)

@@ -19,7 +19,7 @@ from paceline.runtime.tracing.tracer import Tracing
 from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, Submit
 from tests.collector import collector
 from tests.engine.harness import GREEDY, PROMPT, engine_of, oracle, plain_tokens, request
-from tests.runtime.target_harness import Gate, Heard, Running, pool_of
+from tests.runtime.target_harness import Gate, StreamReader, WorkerThread, pool_of
 
 TOKENS = 20
 TEXT = plain_tokens(max_tokens=TOKENS, **GREEDY)
@@ -181,11 +181,11 @@ def test_the_context_travels() -> None:
 
 def test_rounds_of_a_target_worker_reach_the_collector() -> None:
     with collector() as found:
-        worker = Running("target-0")
+        worker = WorkerThread("target-0")
         tracing = Tracing.to(found.url, "target-0")
         worker.worker._tracing = worker.worker._loop.tracer = tracing
         with pool_of(worker) as pool:
-            outputs = Heard(pool, asked(seed=1)).all()
+            outputs = StreamReader(pool, asked(seed=1)).read_all()
         spans = found.spans["target-0"]
         assert found.paths[0] == "/v1/traces"
     assert {span.trace_id.hex() for span in spans} == {TRACE}

@@ -15,6 +15,7 @@ from typing import Any
 
 from paceline.speculation.depth.acceptance import expected_tokens
 from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import (
     Candidate,
     DepthPolicy,
@@ -186,11 +187,11 @@ class Simulation:
         totals.plain_seconds += tokens / len(requested) * (self.world.seconds(slots, 0) + context_seconds)
         totals.steps += 1
         totals.drafting_steps += deepest > 0
-        who = ids or range(len(requested))
-        rounds = tuple(self._round(*which) for which in zip(who, drafted, requested, strict=True))
-        drafting = (
-            (DraftingObservation(method, deepest, self._noisy(world.drafting(deepest)), *read),) if deepest else ()
-        )
+        numbers = ids or range(len(requested))
+        rounds = tuple(self._round(*one) for one in zip(numbers, drafted, requested, strict=True))
+        drafting: tuple[DraftingObservation, ...] = ()
+        if deepest:
+            drafting = (DraftingObservation(method, deepest, self._noisy(world.drafting(deepest)), *prefill),)
         is_padded = self.slots is not None and self.reports_slots
         self.policy.observe(
             StepObservation(
@@ -228,8 +229,8 @@ class Simulation:
 
 
 class GraphSimulation(Simulation):
-    """Graph steps, submitted one ahead. A draft follows two plain steps. After more, or if few of the batch draft, a step of the
-    slow world `host` replaces the graph step, after a second decision."""
+    """Graph steps, submitted one ahead. A draft follows two plain steps. After more, or if few of the batch draft, a step of
+    the slow world `host` replaces the graph step, after a second decision."""
 
     def __init__(
         self, policy: DepthPolicy, world: World, host: World, *, is_host_timed: bool = False, **rest: Any
@@ -282,10 +283,9 @@ class PrefillSimulation(Simulation):
         new = [i for i, depth in enumerate(requested) if depth and self._ids[i] not in self._prefilled]
         self._prefilled.update(self._ids[i] for i in new)
         num_tokens = sum(sizes[i] for i in new)
-        totals.seconds += read * self._reading
-        self.take(
-            requested, totals, self.world, is_timed=not unprofitable, ids=self._ids, read=(read, read * self._reading)
-        )
+        prefill = num_tokens, num_tokens * self._per_token
+        totals.seconds += prefill[1]
+        self.take(requested, totals, self.world, is_timed=not new, ids=self._ids, prefill=prefill)
         self._num_output = [
             count + self.expected(depth) for count, depth in zip(self._num_output, requested, strict=True)
         ]

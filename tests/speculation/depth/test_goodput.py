@@ -432,11 +432,7 @@ def test_a_long_sequence_drafts_beside_short_ones_that_do_not() -> None:
             RoundObservation(c.sequence_id, "chat", depth, depth, depth)
             for c, depth in zip(batch, requested, strict=True)
         )
-        drafting = (
-            (DraftingObservation("chat", max(requested), world.drafting(max(requested)), read, read * 2e-5),)
-            if any(requested)
-            else ()
-        )
+        drafting = drafted(world, requested, prefill, prefill * 2e-5)
         rows = len(batch) + sum(requested)
         policy.observe(StepObservation(2, rows, 0, drafting, gpu(rows), 0.0, rounds))
     assert all(first > 0 for first, _ in depths[300:320])
@@ -451,12 +447,7 @@ def test_a_batch_in_which_few_would_draft_does_not() -> None:
     for step in range(300):
         requested = policy.decide(old)
         rounds = tuple(RoundObservation(i, "chat", depth, depth, depth) for i, depth in enumerate(requested))
-        read = (80_000, 1.6) if step == 0 else (0, 0.0)
-        drafting = (
-            (DraftingObservation("chat", max(requested), world.drafting(max(requested)), *read),)
-            if any(requested)
-            else ()
-        )
+        drafting = drafted(world, requested, *((80_000, 1.6) if step == 0 else ()))
         rows = 16 + sum(requested)
         policy.observe(StepObservation(16, rows, 0, drafting, gpu(rows), 0.0, rounds))
 
@@ -514,12 +505,7 @@ def test_a_padded_batch_drafts_for_an_excluded_sequence_if_its_own_gain_pays() -
         for step in range(200):
             requested = policy.decide(batch[:15])
             rounds = tuple(RoundObservation(i, "chat", depth, depth, depth) for i, depth in enumerate(requested))
-            read = (7500, 7500 * 1e-6) if step == 0 else (0, 0.0)
-            drafting = (
-                (DraftingObservation("chat", max(requested), world.drafting(max(requested)), *read),)
-                if any(requested)
-                else ()
-            )
+            drafting = drafted(world, requested, *((7500, 7500 * 1e-6) if step == 0 else ()))
             rows = 15 + sum(requested)
             policy.observe(StepObservation(15, rows, 0, drafting, gpu(rows), 0.0, rounds))
         return max(policy.decide(batch)[-1] for _ in range(3))

@@ -1,6 +1,6 @@
-"""Whether to speculate, how and how deep, and why: the figures of `cost` read the way an operator has to.
+"""Advice from the cost model: whether to speculate, with which method, at which depth, and why.
 
-The decision is the arithmetic's alone. Published rules of thumb are held against it and named where they disagree.
+Only the cost model decides. The advice names published rules of thumb where they disagree with it.
 """
 
 from collections.abc import Sequence
@@ -10,41 +10,41 @@ from typing import Literal
 from paceline.cluster.cost.cost import Method, Prospect, Target, expected_tokens, plain, prospects, speculative_slots
 
 MARGIN = 0.03
-"""A gain below this is noise, and not worth a second model. The depth rule `goodput` starts drafting at the same."""
+"""Minimum gain. The depth rule `goodput` starts drafting at the same gain."""
 RULE_DEPTH, RULE_ALPHA = 4, 0.65
-"""The rule of thumb: start at depth 4, go deeper only above this alpha."""
+"""Rule of thumb: depth 4, deeper only above this alpha."""
 LOSING_ALPHA = 0.5
-"""The rule of thumb: below this speculation usually loses."""
+"""Rule of thumb: speculation loses below this alpha."""
 ALERT_ALPHA = 0.6
-FEW_ACCEPTED = 2.0
+MIN_ACCEPTED = 2.0
 LARGE_SLOTS = 0.05
-"""Share of the cache that drafts may hold before it is worth a word."""
+"""Share of the cache held by drafts from which a caution is given."""
 
 Cause = Literal["acceptance", "draft time", "network", "memory", "verify time"]
 
 
 @dataclass(frozen=True, slots=True)
 class Caution:
-    """One way in which speculation fails or nearly does: what is seen, and what helps."""
+    """A failure mode of speculation: the finding and the remedy."""
 
     cause: Cause
-    seen: str
+    finding: str
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.seen} {self.remedy}"
+        return f"{self.finding} {self.remedy}"
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """`choice` is plain decoding where nothing pays. `table` holds plain first, then every method by depth."""
+    """`choice` is plain decoding if no method pays. `table` holds plain decoding, then every method by depth."""
 
     choice: Prospect
     table: tuple[Prospect, ...]
     verdict: str
     reasons: tuple[str, ...]
     cautions: tuple[Caution, ...]
-    """Of the choice; where that is plain, of the best that was refused."""
+    """Cautions about the choice, or about the best method if the choice is plain decoding."""
 
     @property
     def speculate(self) -> bool:
@@ -74,7 +74,7 @@ def advise(target: Target, methods: Sequence[Method], max_depth: int) -> Advice:
         )
         return Advice(baseline, table, verdict, tuple(reasons), cautions)
     reasons = [_arithmetic(target, best), *_depth_reasons(target, by_method[best.method], method, best)]
-    reasons += _rivals(by_method, best)
+    reasons += _next_best(by_method, best)
     fastest = _fastest(every)
     if not fastest.fits:
         reasons.append(f"{_name(fastest)} would be faster ({fastest.speedup:.2f}x), but {_too_large(target, fastest)}")
@@ -85,7 +85,7 @@ def advise(target: Target, methods: Sequence[Method], max_depth: int) -> Advice:
 
 
 def _fastest(candidates: Sequence[Prospect]) -> Prospect:
-    """Of equals the first, which is the shallowest."""
+    """Ties go to the first, which has the smallest depth."""
     return max(candidates, key=lambda one: one.speedup)
 
 
@@ -107,8 +107,8 @@ def _depth_reasons(target: Target, depths: Sequence[Prospect], method: Method, b
             f"{_ms(after.round_seconds - best.round_seconds)} to a round ({after.speedup:.2f}x)."
         )
     elif len(depths) > 1:
-        reasons.append(f"Depth {best.depth} is the deepest looked at; a larger --max-depth may do better.")
-    if best.depth > RULE_DEPTH and best.alpha <= RULE_ALPHA and not method.tokens:  # it speaks of chains
+        reasons.append(f"Depth {best.depth} is the largest that was compared; a larger --max-depth may do better.")
+    if best.depth > RULE_DEPTH and best.alpha <= RULE_ALPHA and not method.tokens:  # the rule is about chains
         reasons.append(
             f"The rule of thumb would stay at depth {RULE_DEPTH} below alpha {RULE_ALPHA:g}; here drafting is cheap enough "
             f"({_ms(best.draft_seconds)} a round) to go deeper."
@@ -122,21 +122,21 @@ def _depth_reasons(target: Target, depths: Sequence[Prospect], method: Method, b
     return reasons
 
 
-def _rivals(by_method: dict[str, list[Prospect]], best: Prospect) -> list[str]:
-    rivals = [_fastest(some) for name, some in by_method.items() if name != best.method and some]
-    rivals = sorted((one for one in rivals if one.fits), key=lambda one: -one.speedup)
-    return [f"Next best: {_name(one)}, {one.speedup:.2f}x." for one in rivals[:1]]
+def _next_best(by_method: dict[str, list[Prospect]], best: Prospect) -> list[str]:
+    others = [_fastest(some) for name, some in by_method.items() if name != best.method and some]
+    others = sorted((one for one in others if one.fits), key=lambda one: -one.speedup)
+    return [f"Next best: {_name(one)}, {one.speedup:.2f}x." for one in others[:1]]
 
 
 def _money(speculative: float, baseline: float) -> str:
     text = f"A million tokens cost ${speculative:.2f}, plain ${baseline:.2f}."
     if speculative > baseline:
-        text += " Faster, but dearer: the draft's own device costs more than the speed brings back."
+        text += " Faster, but more expensive: the draft's own device costs more than the speed saves."
     return text
 
 
 def _refusal(target: Target, method: Method, best: Prospect) -> str:
-    """Which term eats the gain: without it, would it pay?"""
+    """The term that takes the gain: whether the method would pay without it."""
     gain = best.tokens * target.plain_seconds
     without = {
         "drafting": gain / (best.round_seconds - best.draft_seconds),
@@ -147,22 +147,20 @@ def _refusal(target: Target, method: Method, best: Prospect) -> str:
     text = _arithmetic(target, best)
     term, speedup = max(without.items(), key=lambda item: item[1])
     if speedup >= 1.0 + MARGIN:
-        text += f" If {term} were free it would be {speedup:.2f}x: that is where the gain goes."
+        text += f" If {term} were free it would be {speedup:.2f}x."
     elif best.tokens < 1.0 + MARGIN:
         text += " Even a free draft would not pay: too little is accepted."
     else:
         text += f" No single term takes the gain: even if {term} were free it would be {speedup:.2f}x."
     if best.alpha < LOSING_ALPHA:
-        text += (
-            f" Alpha is below {LOSING_ALPHA:g}: a quantised target, or a draft trained on this traffic, brings more."
-        )
+        text += f" Alpha is below {LOSING_ALPHA:g}: a quantised target, or a draft trained on this traffic, may help."
     if needed is not None:
         text += f" At these times depth {best.depth} breaks even at alpha {needed:.2f}."
     return text
 
 
 def _needed_alpha(target: Target, method: Method, best: Prospect) -> float | None:
-    """The alpha at which this depth would gain nothing and lose nothing; None: not even 1 would do."""
+    """The alpha at which this depth breaks even; None: none does."""
     need = 1.0 + (best.round_seconds / target.plain_seconds - 1.0) / method.delivery
     if method.tokens or need > best.depth + 1:
         return None
@@ -176,13 +174,13 @@ def _needed_alpha(target: Target, method: Method, best: Prospect) -> float | Non
 def _cautions(target: Target, best: Prospect) -> tuple[Caution, ...]:
     """The four failure modes, and passes that grow with their rows."""
     found = []
-    if best.depth >= FEW_ACCEPTED and best.accepted < FEW_ACCEPTED:
+    if best.depth >= MIN_ACCEPTED and best.accepted < MIN_ACCEPTED:
         alert = " Below 0.6 for ten minutes is worth an alert." if best.alpha < ALERT_ALPHA else ""
         found.append(
             Caution(
                 "acceptance",
-                f"{best.accepted:.2f} drafts accepted a round, fewer than {FEW_ACCEPTED:.0f}.",
-                f"A draft closer to the target helps: same family, distilled, or adapted to this traffic.{alert}",
+                f"{best.accepted:.2f} accepted drafts per round, fewer than {MIN_ACCEPTED:.0f}.",
+                f"Use a draft closer to the target: same family, distilled, or trained on this traffic.{alert}",
             )
         )
     if best.draft_seconds > best.verify_seconds:

@@ -1,6 +1,6 @@
-"""What speculation brings and what it costs: figures in, expected tokens, speed, memory and dollars out.
+"""The cost model of speculation: expected tokens, speed, memory and dollars from measured times.
 
-Seconds, bytes and dollars throughout. alpha is conditional by position: accepted there, given that all before were.
+Units are seconds, bytes and dollars. alpha is conditional by position: accepted, given that all earlier drafts were.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ PLAIN = "plain"
 
 
 def survival(alphas: Sequence[float], depth: int) -> list[float]:
-    """[depth] S_k = prod_{j<=k} alpha_j: the tokens that draft k adds. Beyond the last known position its alpha goes on."""
+    """[depth] S_k = prod_{j<=k} alpha_j: the tokens that draft k adds. The last alpha applies to all later positions."""
     chances, chance = [], 1.0
     for k in range(depth):
         chance *= alphas[min(k, len(alphas) - 1)]
@@ -27,7 +27,7 @@ def expected_tokens(alphas: Sequence[float], depth: int) -> float:
 
 
 def mean_alpha(alphas: Sequence[float], depth: int) -> float:
-    """Accepted over tested drafts of a chain: sum_k S_k / sum_k S_{k-1}, S_0 = 1. One alpha everywhere is itself."""
+    """Accepted / tested drafts of a chain: sum_k S_k / sum_k S_{k-1}, S_0 = 1."""
     chances = survival(alphas, depth)
     return sum(chances) / (1.0 + sum(chances[:-1])) if depth else 0.0
 
@@ -37,17 +37,17 @@ def dollars_per_million(price_per_hour: float, tokens_per_second: float) -> floa
 
 
 def kv_bytes(layers: int, kv_heads: int, head_dim: int, tokens: int, width: int) -> int:
-    """Keys and values of `tokens` tokens at `width` bytes a value."""
+    """Bytes of the keys and values of `tokens` tokens, at `width` bytes per value."""
     return 2 * layers * kv_heads * head_dim * tokens * width
 
 
 def speculative_slots(depth: int, sequences: int) -> int:
-    """Cache slots that drafts of the whole batch hold until they are verified."""
+    """Cache slots that the drafts of the batch hold until verification."""
     return depth * sequences
 
 
 def at(curve: Mapping[int, float], x: float) -> float:
-    """Straight between the measured points, level outside them."""
+    """Linear interpolation of `curve`; constant outside its points."""
     xs = sorted(curve)
     if x <= xs[0]:
         return curve[xs[0]]
@@ -71,23 +71,23 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that is served, and the load it is served at."""
+    """The target model and its load."""
 
     pass_seconds: Mapping[int, float]
-    """Rows -> one pass with its sampling. A plain step has `batch` rows, a round at depth K has batch * (K + 1)."""
+    """Seconds of one pass with sampling, by rows. A plain step has `batch` rows, a round at depth K has batch * (K + 1)."""
     batch: int = 1
     footprint: Footprint = field(default_factory=Footprint)
     kv_tokens: int = 0
-    """Tokens that the caches hold for committed text."""
+    """Committed tokens in the cache."""
     memory_bytes: int | None = None
-    """What the device has; None does not judge."""
+    """Memory of the device; None: not checked."""
     price_per_hour: float | None = None
 
     def __post_init__(self) -> None:
         if self.batch < 1:
-            raise InvalidRequest(f"a batch holds at least one sequence, got {self.batch}", field="batch")
+            raise InvalidRequest(f"batch must be at least 1, got {self.batch}", field="batch")
         if not self.pass_seconds or min(self.pass_seconds.values()) <= 0.0:
-            raise InvalidRequest("the time of a target pass must be given, and be above 0", field="pass_seconds")
+            raise InvalidRequest("the time of a target pass is required and must be above 0", field="pass_seconds")
 
     @property
     def plain_seconds(self) -> float:
@@ -96,22 +96,22 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One way to draft, as measured or given."""
+    """A method of drafting, with measured or given figures."""
 
     name: str
     alphas: tuple[float, ...]
     draft_seconds: Mapping[int, float]
-    """Depth -> what a round waits for its drafts."""
+    """Seconds that a round waits for its drafts, by depth."""
     network_seconds: float = 0.0
     delivery: float = 1.0
-    """Share of rounds in which it has anything to offer; in the others a round is a plain step."""
+    """Share of rounds with a draft; the others are plain steps."""
     tokens: Mapping[int, float] = field(default_factory=dict)
-    """Depth -> tokens a round as measured, for drafts that fork or stop early: alphas of a chain say nothing about those."""
+    """Measured tokens per round by depth, for trees and drafts that stop early; alphas describe chains only."""
     nodes: Mapping[int, float] = field(default_factory=dict)
-    """Depth -> tokens of such a draft; none given: as many as asked for."""
+    """Tokens of such a draft by depth; empty: the depth."""
     footprint: Footprint = field(default_factory=Footprint)
     price_per_hour: float = 0.0
-    """Of a device of its own; 0: it shares the target's, memory included."""
+    """Price of its own device; 0: it shares the target's device and memory."""
 
     def __post_init__(self) -> None:
         if not self.alphas or not all(0.0 <= alpha <= 1.0 for alpha in self.alphas):
@@ -120,33 +120,33 @@ class Method:
                 field="alpha",
             )
         if not self.draft_seconds or min(*self.draft_seconds.values(), self.network_seconds) < 0.0:
-            raise InvalidRequest(f"{self.name}: times must be given and not be negative", field="draft_seconds")
+            raise InvalidRequest(f"{self.name}: times are required and must not be negative", field="draft_seconds")
         if not 0.0 < self.delivery <= 1.0:
             raise InvalidRequest(f"{self.name}: delivery must be in (0, 1], got {self.delivery}", field="delivery")
 
 
 @dataclass(frozen=True, slots=True)
 class Prospect:
-    """What one method at one depth would do; depth 0 is plain decoding."""
+    """Expected result of one method at one depth; depth 0 is plain decoding."""
 
     method: str
     depth: int
     alpha: float
     tokens: float
-    """A round and sequence."""
+    """Tokens per round and sequence."""
     draft_seconds: float
     verify_seconds: float
     network_seconds: float
     speedup: float
     tokens_per_second: float
-    """Of the whole batch."""
+    """Tokens per second of the batch."""
     memory_bytes: int
     fits: bool
     dollars_per_million: float | None
 
     @property
     def accepted(self) -> float:
-        """Draft tokens kept in a round."""
+        """Accepted drafts per round."""
         return self.tokens - 1.0
 
     @property
@@ -175,13 +175,13 @@ def prospect(target: Target, method: Method, depth: int) -> Prospect:
 
 
 def prospects(target: Target, method: Method, max_depth: int) -> list[Prospect]:
-    """Every depth there are figures for: up to `max_depth` for chains, the measured ones for others."""
+    """Prospects up to `max_depth`: of every depth for chains, of the measured depths for others."""
     depths = sorted(method.tokens) or range(1, max_depth + 1)
     return [prospect(target, method, depth) for depth in depths if depth <= max_depth]
 
 
 def best_depth(target: Target, method: Method, max_depth: int) -> Prospect:
-    """The fastest; of equals, the shallowest."""
+    """The fastest prospect; ties go to the smaller depth."""
     return max(prospects(target, method, max_depth), key=lambda one: one.speedup)
 
 
@@ -199,8 +199,8 @@ def _prospect(
     per_second = target.batch * rate
     # Drafts hold slots in the target's cache, and in the draft's own where it has one.
     kv_tokens = target.kv_tokens + speculative_slots(depth, target.batch)
-    is_guest = method is not None and not method.price_per_hour
-    memory = target.footprint.bytes(kv_tokens) + (method.footprint.bytes(kv_tokens) if method and is_guest else 0)
+    shares_device = method is not None and not method.price_per_hour
+    memory = target.footprint.bytes(kv_tokens) + (method.footprint.bytes(kv_tokens) if method and shares_device else 0)
     price = target.price_per_hour
     return Prospect(
         method=name,
