@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
-
 from paceline.core.cluster_config import cluster_config
 from paceline.core.errors import PacelineError
 from paceline.core.output import StepOutput
@@ -32,6 +30,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 WAYS = ("whole", "apart")
 VOCABULARY, SHORT = 49_152, 24

@@ -18,8 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
-
 from paceline.bench.default_prompts import DEFAULT_PROMPTS
 from paceline.core.cluster_config import ClusterConfig, cluster_config
 from paceline.core.config import EngineConfig
@@ -34,6 +32,7 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.deploy.deployment import process_specs
 from paceline.runtime.deploy.directory import Directory, FixedDirectory
 from paceline.runtime.deploy.supervisor import Supervisor
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 Tokens = dict[str, list[int]]
 Kill = Callable[[str], None]

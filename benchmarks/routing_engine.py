@@ -25,8 +25,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
 
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
-
 from paceline.core.cluster_config import ClusterConfig, cluster_config
 from paceline.core.errors import PacelineError
 from paceline.core.output import StepOutput
@@ -35,6 +33,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 WORKERS, PROMPTS, HELD = 4, 8, 3
 SYSTEM, QUESTION, ANSWER, VOCABULARY = 1500, 30, 8, 49_152

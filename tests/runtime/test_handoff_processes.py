@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 from paceline.core.cluster_config import cluster_config
 from paceline.core.config import EngineConfig, from_mapping
@@ -18,6 +17,7 @@ from paceline.core.worker_status import HandoffCounts
 from paceline.engine.build import build_engine
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.fakes import run, tiny_model

@@ -28,7 +28,7 @@ from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, PrefillStarted
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, engine_of, outputs_of, request, tokens_of
 from tests.engine.tiered import tiered
-from tests.runtime.target_harness import LENIENT, LossyListener, StreamReader, Members, WorkerThread, until
+from tests.runtime.target_harness import LENIENT, LossyListener, Members, StreamReader, WorkerThread, until
 
 LONG = tuple((7 * i + i // 11) % 40 for i in range(199))
 TOKENS = 192

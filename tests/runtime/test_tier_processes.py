@@ -5,14 +5,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
-
 from paceline.cluster.routing.router import RoundRobin
 from paceline.core.cluster_config import cluster_config
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.runtime.target_harness import StreamReader, until

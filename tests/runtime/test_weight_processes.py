@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
 from paceline.core.config import EngineConfig
 from paceline.engine.engine import Engine
@@ -17,6 +16,7 @@ from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.deploy.worker import Worker, make_worker
 from paceline.runtime.deploy.worker_spec import WorkerSpec
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 from paceline.runtime.weights.loader import WeightsUnavailable
 from paceline.runtime.weights.spec import PeerAddress, WeightSpec
 from paceline.runtime.wire.keys import KeyFolder

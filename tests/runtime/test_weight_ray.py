@@ -9,9 +9,8 @@ import pytest
 
 pytest.importorskip("ray")
 
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
-
 from paceline.runtime.deploy.ray_deployment import RayDeployment
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 from tests.runtime.target_harness import StreamReader, until
 from tests.runtime.test_processes import checkpoints, config, plain, requests, tokens
 
@@ -32,7 +31,9 @@ def test_a_killed_actor_reloads_its_model_from_a_peer(tmp_path: Path) -> None:
         deployment = RayDeployment.up(settings)
         pids = deployment.pids()
         with ClusterTarget(settings, deployment, start_seconds=60) as llm:
-            until(lambda: len(llm.pool.workers()) == 2 and all(worker.state == "ready" for worker in llm.pool.workers()))
+            until(
+                lambda: len(llm.pool.workers()) == 2 and all(worker.state == "ready" for worker in llm.pool.workers())
+            )
             Path(models[0]).rename(tmp_path / "gone")
             os.kill(pids["target-0"][0], signal.SIGKILL)
             until(lambda: any(worker.state != "ready" for worker in llm.pool.workers()))

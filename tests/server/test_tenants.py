@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
+from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.auth.api_keys import KeyFile

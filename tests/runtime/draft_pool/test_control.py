@@ -21,7 +21,7 @@ from tests.engine.harness import MODEL, letters, tokens_of
 from tests.exactness.suite import mixed_requests, plain_text
 from tests.fakes import TINY, tiny_engine, tiny_model
 from tests.runtime.pools import VOCABULARY, PatientProposer, draft_worker, model_core
-from tests.runtime.target_harness import Gate, StreamReader, Members, WorkerThread, cluster, until
+from tests.runtime.target_harness import Gate, Members, StreamReader, WorkerThread, cluster, until
 
 REQUESTS = [
     replace(one, sampling=replace(one.sampling, max_tokens=20, ignore_eos=True, seed=one.sampling.seed or 0))

@@ -13,7 +13,7 @@ from paceline.core.speculation import SpeculationFlags
 from paceline.runtime.wire.stream_messages import Outputs
 from tests.engine.harness import GREEDY, PROMPT, SAMPLED, engine_of, outputs_of, request, text_of, tokens_of
 from tests.fakes import tiny_engine, tiny_model
-from tests.runtime.target_harness import LENIENT, STRICT, Gate, StreamReader, Members, WorkerThread, pool_of, until
+from tests.runtime.target_harness import LENIENT, STRICT, Gate, Members, StreamReader, WorkerThread, pool_of, until
 
 REQUESTS = [
     request(f"r{i}", [*PROMPT, i], **({"max_tokens": 24} | sampling))

@@ -40,7 +40,17 @@ from tests.engine.harness import (
 )
 from tests.fakes import tiny_engine, tiny_model
 from tests.heads import eagle
-from tests.runtime.target_harness import LENIENT, STRICT, LossyListener, Gate, StreamReader, Members, WorkerThread, cluster, until
+from tests.runtime.target_harness import (
+    LENIENT,
+    STRICT,
+    Gate,
+    LossyListener,
+    Members,
+    StreamReader,
+    WorkerThread,
+    cluster,
+    until,
+)
 
 LONG = tuple((7 * i + i // 11) % 40 for i in range(199))
 THRESHOLD = 40

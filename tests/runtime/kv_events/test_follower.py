@@ -13,7 +13,7 @@ from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER
 from tests.engine.harness import GREEDY, engine_of, outputs_of, request, tokens_of
-from tests.runtime.target_harness import LossyListener, StreamReader, Members, WorkerThread, cluster, pool_of, until
+from tests.runtime.target_harness import LossyListener, Members, StreamReader, WorkerThread, cluster, pool_of, until
 
 SYSTEM = [3 + i % 30 for i in range(100)]
 
