@@ -4,11 +4,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from paceline.runtime.kv_events.follower import CacheFollower
+
 from paceline.core.clock import WallClock
 from paceline.core.request import Request
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.gateway_client.target_pool import TargetPool
-from paceline.runtime.kv_events.follower import CacheFollower
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER

@@ -21,7 +21,7 @@ from paceline.runtime.gateway_client.stream import Stream
 from paceline.runtime.gateway_client.stream_table import StreamTable
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.gateway_client.worker_statuses import worker_statuses
-from paceline.runtime.kv_events.follower import CacheFollower
+from paceline.runtime.kv_events.tracker import CacheTracker
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.keys import KeyPair
 from paceline.runtime.wire.messages import VERSION, Goodbye
@@ -55,7 +55,7 @@ class TargetPool:
         self._directory = directory
         self._own = own
         self._clock = clock or WallClock()
-        self._caches = CacheFollower(own, self._clock)
+        self._caches = CacheTracker(own, self._clock)
         self._kv_router = (
             KvRouter(self._caches.index, self._clock, config.shares_caches) if config.router == "kv_aware" else None
         )
@@ -185,7 +185,7 @@ class TargetPool:
         for name, target in list(self._targets.items()):
             if current.get(name) != target.member:
                 del self._targets[name]
-                self._caches.forget(name)
+                self._caches.remove(name)
                 self._streams.release(target, "left the cluster")
                 target.close()
         for name, member in current.items():
@@ -238,7 +238,7 @@ class TargetPool:
             return
         target.welcome = message
         if self._config.router == "kv_aware":
-            self._caches.follow(target.member, message)
+            self._caches.track(target.member, message)
         target.send(self._worker_list)
         if self._flags is not None:
             target.send(SetFlags(self._flags))

@@ -1,1 +1,1 @@
-"""KV events: published by workers, followed by gateways."""
+"""KV events: workers publish them, and gateways track the caches of all workers by them."""

@@ -1,7 +1,7 @@
-"""Cache events as vLLM puts them on the wire, so that its servers can feed our index and its tools can read our workers.
+"""Cache events in vLLM's wire format: vLLM servers can feed the index, and vLLM's tools can read Paceline workers.
 
-A batch is a msgpack array: time, events, rank. An event is a map that says what it is by its field `type`, or, from versions
-before 0.24, an array of the same fields in order after that word. We write what is current and read both, batches as maps too.
+A batch is a msgpack array: time, events, rank. An event is a map with its type in the field `type`; vLLM before 0.24 sends an
+array of the type and the same fields in order. This module writes maps and reads both, and batches as maps too.
 """
 
 import time
@@ -19,7 +19,7 @@ Hash = int | bytes
 MEDIUMS: dict[Tier, str] = {"device": "GPU", "host": "CPU", "disk": "STORAGE"}
 TIERS: dict[str | None, Tier] = {None: "device", "DISK": "disk", **{medium: tier for tier, medium in MEDIUMS.items()}}
 FIRST_GROUP = (None, 0)
-"""Models with several kinds of attention have a group of blocks for each; the first tells enough."""
+"""Block groups that are read. Models with several kinds of attention have a group for each; the first is enough."""
 
 
 class BlockStored(msgspec.Struct, tag=True):
@@ -31,7 +31,7 @@ class BlockStored(msgspec.Struct, tag=True):
     medium: str | None = None
     lora_name: str | None = None
     extra_keys: list[list[Any] | None] | None = None
-    """By block, what its hash covers besides tokens. The salt is in the first block's of a sequence."""
+    """For each block, what its hash covers besides tokens. The first block of a sequence has the salt."""
     group_idx: int | None = None
 
 
@@ -75,13 +75,13 @@ _EVENT_ARRAY = msgspec.msgpack.Decoder(_StoredArray | _RemovedArray | _ClearedAr
 
 
 def encode(events: Iterable[CacheEvent], now: float | None = None) -> bytes:
-    """A batch. Neighbours in one chain become one event."""
-    wire = [msgspec.Raw(_ENCODER.encode(_to_wire(event))) for event in _joined(events)]
+    """A batch. Consecutive blocks of a chain become one event."""
+    wire = [msgspec.Raw(_ENCODER.encode(_to_wire(event))) for event in _join(events)]
     return _ENCODER.encode(_BatchArray(time.time() if now is None else now, wire, 0))
 
 
 def decode(data: bytes) -> list[CacheEvent]:
-    """What of a batch can be routed by. Raises `MalformedMessage`."""
+    """The events of a batch that routing can use. Raises `MalformedMessage`."""
     try:
         batch: EventBatch = _BATCH_ARRAY.decode(data) if _is_array(data) else _BATCH_MAP.decode(data)
         decoded = [(_EVENT_ARRAY if _is_array(raw) else _EVENT_MAP).decode(raw) for raw in map(bytes, batch.events)]
@@ -90,24 +90,24 @@ def decode(data: bytes) -> list[CacheEvent]:
     return [event for wire in decoded if (event := _from_wire(wire)) is not None]
 
 
-def short(key: Any) -> Any:
-    """Eight bytes of a key tell one worker's blocks apart, and an index of many is half the size."""
+def short_key(key: Any) -> Any:
+    """The first eight bytes of a key as an integer. They identify a block of one worker, and halve the index."""
     return int.from_bytes(key[:8], "big") if isinstance(key, bytes) else key
 
 
-def _joined(events: Iterable[CacheEvent]) -> Iterator[CacheEvent]:
-    """Caches store and evict block by block: one event for neighbours says as much."""
+def _join(events: Iterable[CacheEvent]) -> Iterator[CacheEvent]:
+    """Join consecutive events: caches store and evict block by block."""
     run: list[Any] = []
     for event in events:
-        if run and not _follows(run[-1], event):
-            yield _one(run)
+        if run and not _can_join(run[-1], event):
+            yield _merge(run)
             run = []
         run.append(event)
     if run:
-        yield _one(run)
+        yield _merge(run)
 
 
-def _follows(last: CacheEvent, event: CacheEvent) -> bool:
+def _can_join(last: CacheEvent, event: CacheEvent) -> bool:
     match last, event:
         case BlocksStored(), BlocksStored():
             return event.parent == last.keys[-1] and event.tier == last.tier
@@ -117,7 +117,7 @@ def _follows(last: CacheEvent, event: CacheEvent) -> bool:
             return False
 
 
-def _one(run: list[Any]) -> CacheEvent:
+def _merge(run: list[Any]) -> CacheEvent:
     first: CacheEvent = run[0]
     match first:
         case BlocksStored():
@@ -136,21 +136,21 @@ def _to_wire(event: CacheEvent) -> BlockStored | BlockRemoved | AllBlocksCleared
             if event.salt and event.parent is None:
                 extra = [[event.salt], *[None] * (len(event.keys) - 1)]
             return BlockStored(
-                block_hashes=[short(key) for key in event.keys],
-                parent_block_hash=short(event.parent),
+                block_hashes=[short_key(key) for key in event.keys],
+                parent_block_hash=short_key(event.parent),
                 token_ids=list(event.tokens),
                 block_size=event.block_size,
                 medium=MEDIUMS[event.tier],
                 extra_keys=extra,
             )
         case BlocksRemoved():
-            return BlockRemoved([short(key) for key in event.keys], MEDIUMS[event.tier])
+            return BlockRemoved([short_key(key) for key in event.keys], MEDIUMS[event.tier])
         case CacheCleared():
             return AllBlocksCleared()
 
 
 def _from_wire(event: BlockStored | BlockRemoved | AllBlocksCleared) -> CacheEvent | None:
-    """None for what no prompt of ours can hit."""
+    """None for blocks that no prompt can hit."""
     match event:
         case BlockStored():
             tier = TIERS.get(event.medium)
@@ -170,7 +170,7 @@ def _from_wire(event: BlockStored | BlockRemoved | AllBlocksCleared) -> CacheEve
 
 
 def _salt(event: BlockStored) -> str | None:
-    """None where the blocks depend on more than tokens and a salt: an adapter, an image."""
+    """The salt of the blocks; None if they depend on more than tokens and a salt, such as an adapter or an image."""
     extra: Sequence[list[Any] | None] = event.extra_keys or ()
     if event.lora_id is not None or event.lora_name is not None or any(extra[1:]):
         return None

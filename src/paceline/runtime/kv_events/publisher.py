@@ -1,48 +1,94 @@
-"""Tells whoever listens what is in a worker's cache: numbered batches by ZeroMQ PUB, and a socket to ask for missed ones."""
+"""Publishes the events of a worker's cache: numbered batches over ZeroMQ PUB, and a second socket that replays missed ones."""
 
 import threading
 from collections import deque
+from collections.abc import Hashable, Iterator
 from contextlib import suppress
 
 import zmq
 
 from paceline.core.errors import InvalidConfig
-from paceline.core.kv_events import CacheCleared, CacheEvent
-from paceline.runtime.kv_events.catalog import KvCatalog
+from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, CacheEvent, Tier
 from paceline.runtime.kv_events.events import encode
 from paceline.runtime.wire.curve import Authenticator, encrypt_server
 from paceline.runtime.wire.keys import Security
 from paceline.runtime.wire.transport import AddressInUse, is_local
 
-GATHER_MS = 10
-"""Events of so long go out as one batch."""
-IDLE_TURNS = 100
-"""Turns without an event after which an empty batch is sent: whoever missed the last one notices by its number."""
-KEPT_BATCHES = 10_000
-KEPT_BYTES = 16 << 20
-QUEUE_BATCHES = 10_000
+COLLECT_MS = 10
+"""Time over which events are collected into one batch."""
+IDLE_POLLS = 100
+"""Polls without an event before an empty batch is sent: its number shows subscribers that they missed a batch."""
+MAX_KEPT_BATCHES = 10_000
+MAX_KEPT_BYTES = 16 << 20
+MAX_QUEUED_BATCHES = 10_000
 END = (-1).to_bytes(8, "big", signed=True)
 
 
-class KvPublisher:
-    """Frames: topic, number (8 bytes, big-endian), batch. To an empty frame and a number on the other socket it answers with
-    every batch since, each as an empty frame, topic, number and batch, then number -1. What is older than it remembers is
-    answered by one batch that tells the whole cache, under the number of the last one.
+class CacheContents:
+    """The blocks of a cache by its events. Returns events that rebuild the cache from an empty one."""
 
-    The topic is new at every start, so that numbers of another life are not taken for this one's.
+    def __init__(self) -> None:
+        self._blocks: dict[Tier, dict[Hashable, BlocksStored]] = {tier: {} for tier in TIERS}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks.values()))
+
+    def apply(self, event: CacheEvent) -> None:
+        match event:
+            case BlocksStored():
+                size, parent = event.block_size, event.parent
+                for i, key in enumerate(event.keys):
+                    tokens = event.tokens[i * size : (i + 1) * size]
+                    block = BlocksStored((key,), parent, tokens, event.salt, event.tier, size)
+                    self._blocks[event.tier].setdefault(key, block)
+                    parent = key
+            case BlocksRemoved():
+                for key in event.keys:
+                    self._blocks[event.tier].pop(key, None)
+            case CacheCleared():
+                for blocks in self._blocks.values():
+                    blocks.clear()
+
+    def events(self) -> Iterator[CacheEvent]:
+        """`CacheCleared`, then every block after its parent. A block whose parent is in no tier cannot be hit and is left out."""
+        yield CacheCleared()
+        visited: set[Hashable] = set()
+        children: dict[Hashable | None, list[BlocksStored]] = {}
+        for blocks in self._blocks.values():
+            for block in blocks.values():
+                children.setdefault(block.parent, []).append(block)
+        pending = list(reversed(children.get(None, ())))
+        while pending:  # depth first: consecutive blocks of a chain stay consecutive
+            block = pending.pop()
+            yield block
+            if block.keys[0] not in visited:
+                visited.add(block.keys[0])
+                pending.extend(reversed(children.get(block.keys[0], ())))
+
+
+class KvPublisher:
+    """A batch has the frames topic, number (8 bytes, big-endian), batch.
+
+    A replay request is an empty frame and a number. The reply is every batch from that number on, each as an empty frame, topic,
+    number and batch, then number -1. If the number is older than the kept batches, the reply is one batch with the whole cache
+    under the number of the last batch.
+
+    The topic is new at every start, so that subscribers do not mix up batch numbers of two runs.
     """
 
     def __init__(self, address: str, topic: str, security: Security | None = None) -> None:
         """`address`: tcp://host:port for both sockets, port 0 for free ones."""
         if security is None and not is_local(address):
-            raise InvalidConfig(f"{address} can be reached from other machines: give keys, or use 127.0.0.1")
+            raise InvalidConfig(f"{address} can be reached from other machines: create keys, or use 127.0.0.1")
         self._topic = topic.encode()
         self._events: deque[CacheEvent] = deque([CacheCleared()])
-        self._catalog = KvCatalog()
+        self._contents = CacheContents()
         self._kept: deque[tuple[int, bytes]] = deque()
+        """Sent batches with their numbers, for replay."""
         self._kept_bytes = 0
         self._next = 0
-        self._over = threading.Event()
+        """Number of the next batch."""
+        self._stop = threading.Event()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._authenticator = None
         if security is not None:
@@ -52,7 +98,7 @@ class KvPublisher:
         try:
             self.address, self.replay_address = (_bind(socket, address) for socket in (self._pub, self._replay))
         except zmq.ZMQError as error:
-            self._hang_up()
+            self._close_sockets()
             raise AddressInUse(f"cannot publish on {address}: {error}; choose another port") from None
         self._thread = threading.Thread(target=self._run, name="paceline-kv-events", daemon=True)
         self._thread.start()
@@ -66,41 +112,41 @@ class KvPublisher:
         return int(self.replay_address.rpartition(":")[2])
 
     def put(self, event: CacheEvent) -> None:
-        """From the engine's thread; never waits."""
+        """Queue an event, from the engine's thread. Never waits."""
         self._events.append(event)
 
     def close(self) -> None:
-        """What was put before is still sent. Safe to call twice."""
-        self._over.set()
+        """Send the queued events and stop. Safe to call twice."""
+        self._stop.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        idle = 0
-        while not self._over.is_set():
-            if self._replay.poll(GATHER_MS):
-                self._answer()
-            idle = 0 if self._events else idle + 1
-            if self._events or idle >= IDLE_TURNS:
+        num_idle = 0
+        while not self._stop.is_set():
+            if self._replay.poll(COLLECT_MS):
+                self._reply()
+            num_idle = 0 if self._events else num_idle + 1
+            if self._events or num_idle >= IDLE_POLLS:
                 self._send()
-                idle = 0
+                num_idle = 0
         if self._events:
             self._send()
-        self._hang_up()
+        self._close_sockets()
 
     def _send(self) -> None:
         events = [self._events.popleft() for _ in range(len(self._events))]
         for event in events:
-            self._catalog.apply(event)
+            self._contents.apply(event)
         batch = encode(events)
         self._pub.send_multipart([self._topic, _number(self._next), batch])
         self._kept.append((self._next, batch))
         self._kept_bytes += len(batch)
         self._next += 1
-        while len(self._kept) > KEPT_BATCHES or self._kept_bytes > KEPT_BYTES:
+        while len(self._kept) > MAX_KEPT_BATCHES or self._kept_bytes > MAX_KEPT_BYTES:
             self._kept_bytes -= len(self._kept.popleft()[1])
 
-    def _answer(self) -> None:
+    def _reply(self) -> None:
         frames = self._replay.recv_multipart()
         if len(frames) != 3 or len(frames[2]) != 8:
             return
@@ -109,21 +155,21 @@ class KvPublisher:
         if start >= oldest:
             batches = [(number, batch) for number, batch in self._kept if number >= start]
         else:
-            batches = [(self._next - 1, encode(self._catalog.events()))]
-        with suppress(zmq.Again):  # who does not read what it asked for will ask again
+            batches = [(self._next - 1, encode(self._contents.events()))]
+        with suppress(zmq.Again):  # a subscriber that does not read its reply will ask again
             for number, batch in batches:
                 self._replay.send_multipart([peer, b"", self._topic, _number(number), batch], zmq.DONTWAIT)
             self._replay.send_multipart([peer, b"", b"", END, b""], zmq.DONTWAIT)
 
     def _socket(self, kind: int, security: Security | None) -> "zmq.Socket[bytes]":
         socket = self._context.socket(kind)
-        socket.setsockopt(zmq.SNDHWM, QUEUE_BATCHES)
+        socket.setsockopt(zmq.SNDHWM, MAX_QUEUED_BATCHES)
         socket.setsockopt(zmq.LINGER, 200)
         if security is not None:
             encrypt_server(socket, security.own)
         return socket
 
-    def _hang_up(self) -> None:
+    def _close_sockets(self) -> None:
         self._pub.close()
         self._replay.close()
         if self._authenticator is not None:

@@ -1,4 +1,4 @@
-"""Follows what one worker, ours or a stock vLLM server, says about its cache, and makes up for what was missed."""
+"""Subscription to the cache events of one worker, or of a vLLM server, with replay of missed batches."""
 
 import logging
 from collections import deque
@@ -18,21 +18,21 @@ from paceline.runtime.wire.keys import Security
 logger = logging.getLogger(__name__)
 
 REPLAY_SECONDS = 2.0
-"""How long an answer may take until what was missed is given up."""
+"""Timeout of a replay. After it the missed batches are given up."""
 RETRY_SECONDS = 30.0
-"""After that, whoever did not answer is asked for everything again: it may have been busy."""
+"""Time from a failed replay to a request for the whole cache: the worker may have been busy."""
 MAX_TRIES = 3
-MAX_HELD = 10_000
-MAX_AT_ONCE = 1_000
-QUEUE_BATCHES = 100_000
+MAX_HELD_BATCHES = 10_000
+MAX_BATCHES_PER_RECEIVE = 1_000
+MAX_QUEUED_BATCHES = 100_000
 
 
 class KvSubscriber:
-    """Hands every event to `sink`, once and in order. Where something is lost, a `CacheCleared` comes instead, and what follows
-    is told as if the cache had been empty: too little may be known, never something that is gone. All of it is asked for again
-    later.
+    """Passes every event to `sink`, once and in order. If batches are lost, `sink` gets `CacheCleared` and then the later events
+    as if the cache had been empty: the view may miss blocks, but never contains removed ones. The whole cache is requested
+    again later.
 
-    Owned by one thread, which calls `receive` when one of `sockets` has something, and now and then. It never waits.
+    Used by one thread. It calls `receive` when one of `sockets` is readable, and from time to time. No call waits.
     """
 
     def __init__(
@@ -50,18 +50,18 @@ class KvSubscriber:
         self._replay = None if replay_address is None else _connect(zmq.DEALER, replay_address, security)
         self._topic: bytes | None = None
         self._expected: int | None = None
-        """Number of the batch that is wanted next; None: whichever comes."""
+        """Number of the next batch; None: any."""
         self._last_live = -1
-        self._asked: float | None = None
-        """Since when an answer is waited for."""
-        self._tries = 0
-        self._retry: float | None = None
-        """When to ask for everything again."""
-        self._resume: int | None = None
-        self._is_retelling = False
-        """Whether everything was asked for again, and nothing came yet: should that stay so, go on from `_resume`."""
-        self._held: deque[tuple[int, bytes]] = deque(maxlen=MAX_HELD)
-        """Batches that came meanwhile."""
+        self._requested: float | None = None
+        """Time of the open replay request, or of its last reply; None without one."""
+        self._num_tries = 0
+        self._retry_time: float | None = None
+        """Time to request the whole cache again."""
+        self._is_full_replay = False
+        """Whether the whole cache was requested and no reply has arrived; without one, continue at `_resume_number`."""
+        self._resume_number: int | None = None
+        self._held: deque[tuple[int, bytes]] = deque(maxlen=MAX_HELD_BATCHES)
+        """Live batches that arrived during a replay."""
         self._restart()
 
     @property
@@ -70,123 +70,122 @@ class KvSubscriber:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something that was missed is still being asked for."""
-        return self._asked is not None
+        """Whether a replay is in progress."""
+        return self._requested is not None
 
     def receive(self) -> None:
-        """Take in what came."""
+        """Process the messages that have arrived."""
         for socket in self.sockets:
-            hear = self._hear_live if socket is self._live else self._hear_replay
+            process = self._process_live if socket is self._live else self._process_replay
             with suppress(zmq.Again):
-                for _ in range(MAX_AT_ONCE):
-                    hear(socket.recv_multipart(zmq.DONTWAIT))
+                for _ in range(MAX_BATCHES_PER_RECEIVE):
+                    process(socket.recv_multipart(zmq.DONTWAIT))
         now = self._clock.now()
-        if self._asked is not None and now - self._asked > REPLAY_SECONDS:
-            self._go_on() if self._is_retelling else self._give_up()
-        elif self._asked is None and self._retry is not None and now >= self._retry:
-            self._resume, self._expected = self._expected, 0
-            self._retry, self._is_retelling = None, True
-            self._ask()
+        if self._requested is not None and now - self._requested > REPLAY_SECONDS:
+            self._resume() if self._is_full_replay else self._skip_missed()
+        elif self._requested is None and self._retry_time is not None and now >= self._retry_time:
+            self._resume_number, self._expected = self._expected, 0
+            self._retry_time, self._is_full_replay = None, True
+            self._request_replay()
 
     def close(self) -> None:
         for socket in self.sockets:
             socket.close(0)
 
-    def _hear_live(self, frames: Sequence[bytes]) -> None:
+    def _process_live(self, frames: Sequence[bytes]) -> None:
         if len(frames) != 3 or len(frames[1]) != 8:
             return
         topic, number, batch = frames[0], int.from_bytes(frames[1], "big"), frames[2]
-        is_new_life = number <= self._last_live or (self._topic is not None and topic != self._topic)
+        has_restarted = number <= self._last_live or (self._topic is not None and topic != self._topic)
         self._topic, self._last_live = topic, number
-        if is_new_life:
+        if has_restarted:
             self._restart()
         self._held.append((number, batch))
-        if self._asked is None:
-            self._take_held()
+        if self._requested is None:
+            self._apply_held()
 
-    def _hear_replay(self, frames: Sequence[bytes]) -> None:
-        """An empty frame, the topic (which vLLM before 0.26 leaves out), number, batch."""
-        if self._asked is None or len(frames) not in (3, 4) or len(frames[-2]) != 8:
-            return  # no answer, or the end of one that was given up
-        if frames[-2] == END and self._is_retelling:
-            self._go_on()
+    def _process_replay(self, frames: Sequence[bytes]) -> None:
+        """Frames: an empty one, the topic (absent in vLLM before 0.26), number, batch."""
+        if self._requested is None or len(frames) not in (3, 4) or len(frames[-2]) != 8:
+            return  # invalid, or the end of a replay that timed out
+        if frames[-2] == END and self._is_full_replay:
+            self._resume()
             return
         if frames[-2] == END:
-            self._asked = None
-            self._take_held()
+            self._requested = None
+            self._apply_held()
             return
-        if self._is_retelling:
-            self._is_retelling = False
+        if self._is_full_replay:
+            self._is_full_replay = False
             self._sink(CacheCleared())
         if len(frames) == 4 and self._topic is None:
-            self._topic = frames[1]  # nothing else may be heard of this life, and the next is known by it
-        self._asked = self._clock.now()
+            self._topic = frames[1]  # there may be no live batch before a restart, which the topic shows
+        self._requested = self._clock.now()
         number = int.from_bytes(frames[-2], "big")
         if self._expected is None or number >= self._expected:
             if number != self._expected:
                 self._sink(CacheCleared())
             self._apply(number, frames[-1])
 
-    def _take_held(self) -> None:
-        """In order, as far as there is no gap; then ask for what is missing."""
+    def _apply_held(self) -> None:
+        """Apply held batches up to the first gap, and request the missing ones."""
         while self._held:
             number, batch = self._held[0]
             if self._expected is not None and number > self._expected:
-                self._ask()
+                self._request_replay()
                 return
             self._held.popleft()
             if self._expected is None or number == self._expected:
                 self._apply(number, batch)
-        self._tries = 0
+        self._num_tries = 0
 
     def _apply(self, number: int, batch: bytes) -> None:
         self._expected = number + 1
         try:
             events = decode(batch)
         except MalformedMessage as malformed:
-            logger.warning(
-                "a batch of cache events cannot be read, and all known of that cache is dropped: %s", malformed
-            )
+            logger.warning("invalid batch of cache events; the cache counts as empty: %s", malformed)
             events = [CacheCleared()]
         for event in events:
             self._sink(event)
 
     def _restart(self) -> None:
-        """Nothing of what was known holds: tell everything from the first batch on."""
+        """Discard everything and request all batches."""
         self._sink(CacheCleared())
         self._held.clear()
-        self._expected, self._tries = 0, 0
-        self._retry, self._is_retelling = None, False
-        self._ask()
+        self._expected, self._num_tries = 0, 0
+        self._retry_time, self._is_full_replay = None, False
+        self._request_replay()
 
-    def _ask(self) -> None:
-        if self._replay is None or self._tries >= MAX_TRIES:
-            self._give_up()
+    def _request_replay(self) -> None:
+        """Request the batches from `_expected` on."""
+        if self._replay is None or self._num_tries >= MAX_TRIES:
+            self._skip_missed()
             return
         assert self._expected is not None
-        self._tries += 1
-        self._asked = self._clock.now()
-        with suppress(zmq.Again):  # nobody is there, and questions wait for them already
+        self._num_tries += 1
+        self._requested = self._clock.now()
+        with suppress(zmq.Again):  # not connected, and the queue of requests is full
             self._replay.send_multipart([b"", self._expected.to_bytes(8, "big")], zmq.DONTWAIT)
 
-    def _give_up(self) -> None:
-        """Go on with whatever came since."""
+    def _skip_missed(self) -> None:
+        """Continue with the held batches."""
         self._sink(CacheCleared())
-        self._resume = self._held[0][0] if self._held else None
-        self._go_on()
+        self._resume_number = self._held[0][0] if self._held else None
+        self._resume()
 
-    def _go_on(self) -> None:
-        """From `_resume`, for now."""
-        self._asked, self._tries, self._is_retelling = None, 0, False
-        self._expected = self._resume
+    def _resume(self) -> None:
+        """Continue at `_resume_number`, and retry a full replay later."""
+        self._requested, self._num_tries, self._is_full_replay = None, 0, False
+        self._expected = self._resume_number
         if self._replay is not None:
-            self._retry = self._clock.now() + RETRY_SECONDS
-        self._take_held()
+            self._retry_time = self._clock.now() + RETRY_SECONDS
+        self._apply_held()
 
 
 def _connect(kind: int, address: str, security: Security | None) -> "zmq.Socket[bytes]":
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(kind)
-    socket.setsockopt(zmq.RCVHWM, QUEUE_BATCHES)
+    socket.setsockopt(zmq.RCVHWM, MAX_QUEUED_BATCHES)
     socket.setsockopt(zmq.SNDHWM, MAX_TRIES)
     socket.setsockopt(zmq.LINGER, 0)
     if security is not None:

@@ -1,4 +1,4 @@
-"""A gateway's knowledge of all its workers' caches: a subscription for each, and the index they feed."""
+"""The caches of all workers as a gateway knows them: a subscription for each worker, and the index that they feed."""
 
 from functools import partial
 from urllib.parse import urlsplit
@@ -11,12 +11,12 @@ from paceline.runtime.kv_events.subscriber import KvSubscriber
 from paceline.runtime.wire.keys import KeyPair, Security
 from paceline.runtime.wire.stream_messages import Welcome
 
-FRESH_SECONDS = 0.01
-"""Workers gather events for as long: to look more often finds nothing."""
+POLL_SECONDS = 0.01
+"""Interval between two reads: workers collect events for as long."""
 
 
-class CacheFollower:
-    """Owned by one thread. A worker that is not followed, or publishes nothing, is taken to have nothing."""
+class CacheTracker:
+    """Used by one thread. A worker that is not tracked, or publishes no events, counts as empty."""
 
     def __init__(self, own: KeyPair | None, clock: Clock) -> None:
         self.index = KvIndex(PrefixSums())
@@ -24,13 +24,13 @@ class CacheFollower:
         self._clock = clock
         self._subscribers: dict[str, KvSubscriber] = {}
         self._epochs: dict[str, int] = {}
-        self._looked = 0.0
+        self._last_read = 0.0
 
-    def follow(self, member: Member, welcome: Welcome) -> None:
-        """The worker is there. If it started anew, what was known of it is void."""
+    def track(self, member: Member, welcome: Welcome) -> None:
+        """Subscribe to a worker. A new epoch discards what was known of the worker."""
         if self._epochs.get(member.name) == welcome.epoch:
             return
-        self.forget(member.name)
+        self.remove(member.name)
         self._epochs[member.name] = welcome.epoch
         if welcome.events_port and welcome.replay_port:
             host = urlsplit(member.address).netloc.rpartition(":")[0]
@@ -40,15 +40,16 @@ class CacheFollower:
             )
 
     def watch(self, name: str, address: str, replay_address: str | None, security: Security | None = None) -> None:
-        """Take the events at `address` for `name`'s, instead of any before: a stock vLLM server's, for one. Without the address
-        of its replay socket, whatever is missed makes all known of it void."""
+        """Subscribe to the events at `address` under `name`, for example those of a vLLM server. It replaces an earlier
+        subscription. Without a replay address, a lost batch discards what was known of the server."""
         sink = partial(self.index.apply, name)
         subscriber = KvSubscriber(address, replay_address, sink, self._clock, security)
         before, self._subscribers[name] = self._subscribers.get(name), subscriber
         if before is not None:
             before.close()
 
-    def forget(self, name: str) -> None:
+    def remove(self, name: str) -> None:
+        """Unsubscribe and discard what was known of the worker."""
         self._epochs.pop(name, None)
         subscriber = self._subscribers.pop(name, None)
         if subscriber is not None:
@@ -56,13 +57,13 @@ class CacheFollower:
         self.index.clear(name)
 
     def receive(self) -> None:
-        """Take in what the workers said. Never waits."""
+        """Apply the events that have arrived. Never waits."""
         now = self._clock.now()
-        if now - self._looked >= FRESH_SECONDS:
-            self._looked = now
+        if now - self._last_read >= POLL_SECONDS:
+            self._last_read = now
             for subscriber in self._subscribers.values():
                 subscriber.receive()
 
     def close(self) -> None:
         for name in list(self._subscribers):
-            self.forget(name)
+            self.remove(name)
