@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
-from paceline.bench.default_prompts import DEFAULT_PROMPTS
+from paceline.bench.presets import DEFAULT_PROMPTS
 from paceline.core.cluster_config import ClusterConfig, cluster_config
 from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError

@@ -27,7 +27,7 @@ from gap import largest_gap
 from pools_gpu_draft import LIVE, PIPE, STARTED, Draft, Feeder, Host, mps_daemon, say
 from pools_gpu_report import Contention, Report, Row
 
-from paceline.bench.default_prompts import DEFAULT_PROMPTS
+from paceline.bench.presets import DEFAULT_PROMPTS
 from paceline.bench.prompts import load_prompts, select
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.request import Request

@@ -1,6 +1,13 @@
 import pytest
 
-from paceline.bench.calibrate import _methods, alphas_by_level, calibration_config, ladder, pass_times, summarise
+from paceline.bench.calibrate import (
+    _methods,
+    alphas_by_level,
+    calibration_config,
+    depths_to_measure,
+    pass_times,
+    summarise,
+)
 from paceline.bench.profiling.profile import RoundTimes
 from paceline.bench.profiling.recorder import Outcome, RecordedRound
 from paceline.cluster.cost.cost import Footprint
@@ -13,48 +20,48 @@ def one(*outcomes: Outcome, draft: float = 0.0, total: float = 1.0, batch: int =
     return RecordedRound("x", times, batch, batch + sum(o.nodes for o in outcomes), 0, outcomes)
 
 
-def test_depths_that_are_tried() -> None:
-    assert ladder(1) == [1]
-    assert ladder(4) == [1, 4]
-    assert ladder(10) == [1, 4, 10]
-    assert ladder(32) == [1, 4, 16, 32]
+def test_depths_to_measure() -> None:
+    assert depths_to_measure(1) == [1]
+    assert depths_to_measure(4) == [1, 4]
+    assert depths_to_measure(10) == [1, 4, 10]
+    assert depths_to_measure(32) == [1, 4, 16, 32]
 
 
-def test_the_engine_drafts_as_told() -> None:
+def test_calibration_config_has_a_fixed_depth() -> None:
     config = calibration_config(EngineConfig(), 12).speculation
     assert (config.enabled, config.depth, config.max_depth) == (True, "fixed", 12)
 
 
-def test_only_methods_that_are_there() -> None:
+def test_unknown_method_is_rejected() -> None:
     assert _methods(("ngram", "suffix"), ()) == ["ngram", "suffix"]
     assert _methods(("ngram", "suffix"), ("suffix",)) == ["suffix"]
     with pytest.raises(InvalidRequest, match="no method 'eagle' here; choose from: ngram, suffix"):
         _methods(("suffix", "ngram"), ("eagle",))
 
 
-def test_too_few_rounds_say_what_to_do() -> None:
+def test_too_few_rounds_error_has_advice() -> None:
     with pytest.raises(InvalidRequest, match="--tokens"):
         pass_times([one()])
 
 
-def test_more_rows_never_take_less() -> None:
+def test_pass_times_do_not_decrease() -> None:
     rounds = [one(total=3.0)] * 3 + [one(Outcome(1, 1, 1, 0), total=2.0)] * 3
     assert pass_times(rounds) == {1: 2.5, 2: 2.5}
 
 
-def test_alpha_by_level_does_not_count_what_was_not_looked_at() -> None:
+def test_alpha_by_level_ignores_levels_after_a_rejection() -> None:
     rounds = [(3, 3)] * 5 + [(3, 1)] * 5  # level 2: 5 of 10; level 3: 5 of 5
     assert alphas_by_level(rounds) == (1.0, 0.5, 1.0)
     assert alphas_by_level([(3, 0)] * 10) == (0.0,)
-    assert alphas_by_level([(3, 3)] * 4) == ()  # too seldom to say anything
+    assert alphas_by_level([(3, 3)] * 4) == ()  # too few trials
 
 
-def test_pass_times_are_what_a_step_takes_but_for_its_drafts() -> None:
+def test_pass_times_exclude_drafting() -> None:
     rounds = [one(total=t) for t in (1.0, 2.0, 9.0)] + [one(Outcome(1, 1, 1, 0), draft=1.0, total=4.0)] * 3
-    assert pass_times([*rounds, one(Outcome(4, 4, 4, 0))]) == {1: 2.0, 2: 3.0}  # five rows were seen once
+    assert pass_times([*rounds, one(Outcome(4, 4, 4, 0))]) == {1: 2.0, 2: 3.0}  # five rows occurred once
 
 
-def test_a_chain_is_summed_up_from_its_deepest_run() -> None:
+def test_chain_is_summarised_from_its_deepest_run() -> None:
     deep = [one(Outcome(2, 2, 2, 1), draft=0.2)] * 8 + [one(Outcome(2, 0, 0, 0), draft=0.2)] * 8
     shallow = [one(Outcome(1, 1, 1, 1), draft=0.1), one(Outcome(1, 1, 1, 1), draft=9.0, batch=2)]
     method = summarise("ngram", {2: deep, 1: shallow}, 1, Footprint(7))
@@ -66,7 +73,7 @@ def test_a_chain_is_summed_up_from_its_deepest_run() -> None:
     assert method.footprint.weight_bytes == 7
 
 
-def test_a_tree_is_priced_by_the_tokens_it_brought() -> None:
+def test_tree_is_summarised_by_its_tokens() -> None:
     rounds = {4: [one(Outcome(4, 2, 4, 2))] * 6 + [one(Outcome(4, 2, 4, 0))] * 2, 2: [one(Outcome(2, 1, 2, 1))] * 4}
     method = summarise("eagle", rounds, 1, Footprint())
     assert method is not None
@@ -74,11 +81,11 @@ def test_a_tree_is_priced_by_the_tokens_it_brought() -> None:
     assert method.nodes == {4: 4.0, 2: 2.0}
 
 
-def test_so_is_a_chain_that_stops_early() -> None:
+def test_short_chain_is_summarised_by_its_tokens() -> None:
     method = summarise("suffix", {8: [one(Outcome(8, 3, 3, 3))] * 4 + [one(Outcome(8, 1, 1, 0))] * 4}, 1, Footprint())
     assert method is not None
     assert (method.tokens, method.nodes) == ({8: 2.5}, {8: 2.0})
 
 
-def test_a_method_with_nothing_to_offer_says_nothing() -> None:
+def test_method_without_drafts_is_none() -> None:
     assert summarise("ngram", {4: [one(Outcome(4, 0, 0, 0))] * 9}, 1, Footprint()) is None

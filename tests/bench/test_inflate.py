@@ -39,7 +39,7 @@ def logits(checkpoint: Checkpoint) -> Tensor:
     return rows
 
 
-def test_the_folder_is_the_model(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_computes_the_same_model(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "SHARD_BYTES", 400_000)
     large = make(Inflation("wide", str(base), noise=0.05, seed=2), torch.device("cpu"), torch.float32)
     heard: list[tuple[int, int]] = []
@@ -59,7 +59,7 @@ def test_the_folder_is_the_model(base: Path, tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_a_quantised_folder_is_what_quantising_gives(kind: Quantization, base: Path, tmp_path: Path) -> None:
+def test_quantized_folder_matches_quantization(kind: Quantization, base: Path, tmp_path: Path) -> None:
     what = Inflation("wide", str(base))
     size = write_folder(make(what, torch.device("cpu"), torch.bfloat16, kind), tmp_path / "large")
     folder, made = open_checkpoint(tmp_path / "large"), make(what, torch.device("cpu"), torch.bfloat16, kind)
@@ -69,7 +69,7 @@ def test_a_quantised_folder_is_what_quantising_gives(kind: Quantization, base: P
     assert 1e-4 < relative_error(logits(folder), logits(exact)) < 0.3
 
 
-def test_nothing_is_overwritten_and_nothing_left_half_done(base: Path, tmp_path: Path) -> None:
+def test_no_overwrite_and_no_partial_folder(base: Path, tmp_path: Path) -> None:
     large = make(Inflation("wide", str(base)), torch.device("cpu"), torch.float32)
 
     def interrupt(done: int, of: int) -> None:
@@ -87,7 +87,7 @@ def test_nothing_is_overwritten_and_nothing_left_half_done(base: Path, tmp_path:
         write_folder(large, tmp_path / "other")
 
 
-def test_the_command(base: Path, tmp_path: Path) -> None:
+def test_command(base: Path, tmp_path: Path) -> None:
     out = tmp_path / "large"
     options = ("--base", str(base), "--noise", "0.05", "--seed", "7", "--quantization", "fp8", "--out", str(out))
     result = CliRunner().invoke(cli, ("bench", "inflate", "--shape", "wide", *options))
@@ -96,7 +96,7 @@ def test_the_command(base: Path, tmp_path: Path) -> None:
     assert json.loads((out / "config.json").read_text())["quantization_config"]["quant_method"] == "compressed-tensors"
     assert open_checkpoint(out).config.hidden_size == 192
     assert not (tmp_path / "large.part").exists()
-    assert len({path.stat().st_mode for path in out.iterdir()}) == 1  # who may read one file may read them all
+    assert len({path.stat().st_mode for path in out.iterdir()}) == 1  # all files have the same permissions
     refused = CliRunner().invoke(cli, ("bench", "inflate", "--shape", "huge", "--out", str(tmp_path / "other")))
     assert refused.exit_code == 2
     assert "choose from: llama-1b" in refused.stderr

@@ -34,10 +34,10 @@ def answer(content: bytes, status: int = 200, sampling: SamplingParams | None = 
     return asyncio.run(run()), asked
 
 
-def test_a_streamed_answer_becomes_a_trace() -> None:
+def test_streamed_answer_becomes_a_trace() -> None:
     trace, asked = answer(events(delta("Hel"), delta("lo"), {"choices": [], "usage": {"completion_tokens": 2}}))
     assert trace.text == "Hello"
-    assert [beat.tokens for beat in trace.beats] == [1, 1]
+    assert [arrival.tokens for arrival in trace.arrivals] == [1, 1]
     assert trace.token_ids is None
     assert asked["path"] == "/v1/chat/completions"
     assert asked["stream_options"] == {"include_usage": True}
@@ -45,21 +45,21 @@ def test_a_streamed_answer_becomes_a_trace() -> None:
     assert "response_format" not in asked
 
 
-def test_tokens_are_spread_by_length_and_their_sum_kept() -> None:
+def test_tokens_are_distributed_by_length() -> None:
     trace, _ = answer(
         events(delta("a"), delta("bcdefgh"), delta("ij"), {"choices": [], "usage": {"completion_tokens": 7}})
     )
-    assert [beat.tokens for beat in trace.beats] == [1, 5, 1]
+    assert [arrival.tokens for arrival in trace.arrivals] == [1, 5, 1]
 
 
-def test_rounds_come_from_the_server_or_stay_unknown() -> None:
+def test_rounds_come_from_the_server_or_are_unknown() -> None:
     usage = {"choices": [], "usage": {"completion_tokens": 9}}
     speculative = usage | {"metrics": {"speculative_decoding": {"num_accepted_draft_tokens": 4}}}
     assert answer(events(delta("abc"), speculative))[0].num_rounds == 4
     assert answer(events(delta("abc"), usage))[0].num_rounds == 0
 
 
-def test_what_only_some_servers_know_is_sent_only_when_asked() -> None:
+def test_nonstandard_fields_are_sent_only_if_set() -> None:
     _, asked = answer(events(delta("{}")), sampling=SamplingParams(top_k=5, json_schema={"type": "object"}))
     assert asked["top_k"] == 5
     assert asked["response_format"]["json_schema"]["schema"] == {"type": "object"}
@@ -73,12 +73,12 @@ def test_what_only_some_servers_know_is_sent_only_when_asked() -> None:
         (b"data: what\n\n", 200, "not JSON"),
     ],
 )
-def test_failures_are_errors_of_ours(content: bytes, status: int, complaint: str) -> None:
+def test_failures_raise_server_failed(content: bytes, status: int, complaint: str) -> None:
     with pytest.raises(ServerFailed, match=complaint):
         answer(content, status)
 
 
-def test_nobody_there() -> None:
+def test_unreachable_server() -> None:
     async def run() -> None:
         async with connect("http://127.0.0.1:9", None, VirtualClock()):
             pass

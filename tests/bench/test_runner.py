@@ -7,14 +7,14 @@ from paceline.bench.contender import Message
 from paceline.bench.prompts import BenchPrompt
 from paceline.bench.report import Measured, Report
 from paceline.bench.runner import Workload, compare
-from paceline.bench.trace import Beat, Trace
+from paceline.bench.trace import Arrival, Trace
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import PacelineError
 from paceline.core.sampling import SamplingParams
 
 
 class Scripted:
-    """Answers with the last message in capitals, one token a second, or `speed` tokens."""
+    """Answers with the last message in capitals, at `speed` tokens per second."""
 
     def __init__(self, name: str, clock: VirtualClock, log: list[str], speed: int = 1, wrong: str = "") -> None:
         self.name, self._clock, self._log, self._speed, self._wrong = name, clock, log, speed, wrong
@@ -29,11 +29,11 @@ class Scripted:
         started = self._clock.now()
         text = messages[-1]["content"].upper()
         self._clock.advance(1.0)
-        beats = [Beat(self._clock.now(), 1)]
+        arrivals = [Arrival(self._clock.now(), 1)]
         for _ in range(4 // self._speed):
             self._clock.advance(1.0)
-            beats.append(Beat(self._clock.now(), self._speed, self._speed - 1, self._speed - 1))
-        return Trace(category, started, tuple(beats), text.replace(self._wrong or "\0", "?"))
+            arrivals.append(Arrival(self._clock.now(), self._speed, self._speed - 1, self._speed - 1))
+        return Trace(category, started, tuple(arrivals), text.replace(self._wrong or "\0", "?"))
 
 
 def run(
@@ -48,12 +48,12 @@ def run(
     return measured, log, contenders[1]
 
 
-def test_contenders_take_turns_and_so_does_the_first_place() -> None:
+def test_contenders_alternate_and_the_first_changes() -> None:
     _, log, _ = run([BenchPrompt(("a",)), BenchPrompt(("b",)), BenchPrompt(("c",))])
     assert log == ["plain", "fast", "fast", "plain", "plain", "fast"]
 
 
-def test_speeds_by_category_and_together() -> None:
+def test_speeds_by_category_and_overall() -> None:
     (plain, fast), _, _ = run([BenchPrompt(("a",), "x"), BenchPrompt(("b",), "y")], concurrency=2)
     assert plain.overall.tokens_per_second == 1.0
     assert fast.overall.tokens_per_second == pytest.approx(5 / 3)
@@ -62,7 +62,7 @@ def test_speeds_by_category_and_together() -> None:
     assert fast.overall.alpha == 1.0
 
 
-def test_turns_carry_the_conversation_and_seeds_the_prompt_number() -> None:
+def test_turns_extend_the_conversation_and_seeds_count_prompts() -> None:
     _, _, fast = run([BenchPrompt(("hello", "more")), BenchPrompt(("other",))])
     messages, sampling = fast.asked[1]
     assert [m["content"] for m in messages] == ["be brief", "hello", "HELLO", "more"]
@@ -70,7 +70,7 @@ def test_turns_carry_the_conversation_and_seeds_the_prompt_number() -> None:
     assert sampling.max_tokens == SamplingParams().max_tokens
 
 
-def test_a_different_text_is_found_and_placed() -> None:
+def test_difference_is_located() -> None:
     (plain, fast), _, _ = run([BenchPrompt(("abc",), "x"), BenchPrompt(("xyz",), "y")], wrong="Y")
     assert plain.identical == 2
     assert (fast.identical, fast.compared) == (1, 2)
@@ -82,6 +82,6 @@ def test_a_different_text_is_found_and_placed() -> None:
     assert json["contenders"][1]["by_category"]["x"]["alpha_by_position"] == [1.0]
 
 
-def test_an_error_comes_out_as_itself() -> None:
+def test_error_is_raised_unchanged() -> None:
     with pytest.raises(PacelineError, match="no"):
         run([BenchPrompt(("a",)), BenchPrompt(("b",), "fails")], concurrency=2)

@@ -1,4 +1,4 @@
-"""Target workers on threads of this process, over real sockets, around tiny engines that can be held at a step."""
+"""Target workers on threads of the test process, with real sockets and tiny engines that can be stopped at a step."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,12 +22,12 @@ from tests.engine.harness import engine_of
 
 LENIENT = HealthConfig(heartbeat=0.05, misses=400, stall=30.0, canary=0.0)
 STRICT = HealthConfig(heartbeat=0.05, misses=10, stall=30.0, canary=0.0)
-"""Half a second of silence is too much. On a busy machine it may suspect the innocent."""
+"""Half a second without a heartbeat is too long. On a busy machine a healthy worker may be suspected."""
 WAIT = 60.0
 
 
 class Gate:
-    """Lets an engine make so many steps, and then no more until it is opened."""
+    """Blocks an engine after a number of steps, until it is opened."""
 
     def __init__(self, engine: Engine, steps: int) -> None:
         self.reached = threading.Event()
@@ -48,17 +48,17 @@ class Gate:
 
 
 class LossyListener(Listener[FromGateway]):
-    """A listener that can be cut off from the network, as a machine that vanished."""
+    """A listener that can drop all or some messages, like a lost machine."""
 
-    cut = False
+    is_cut = False
     lose: Callable[[Any], bool] = staticmethod(lambda message: False)
 
     def send(self, peer: bytes, message: Any) -> bool:
-        return True if self.cut or self.lose(message) else super().send(peer, message)
+        return True if self.is_cut or self.lose(message) else super().send(peer, message)
 
 
 class WorkerThread:
-    """A worker on a thread."""
+    """A target worker on a thread."""
 
     def __init__(self, name: str, engine: Engine | None = None, port: int = 0, steps: int | None = None) -> None:
         self.engine = engine or engine_of(tokenizer=True)
@@ -88,7 +88,7 @@ class WorkerThread:
 
 
 class Members:
-    """A directory that a test writes in."""
+    """A directory that a test can change."""
 
     def __init__(self, *workers: WorkerThread) -> None:
         self.known = [worker.member for worker in workers]
@@ -107,7 +107,7 @@ def pool_of(*workers: WorkerThread, wait: bool = True, **options: Any) -> Iterat
     pool = TargetPool(cluster(**options), Members(*workers))
     try:
         if wait:
-            until(lambda: sum(line.is_usable for line in pool.targets().values()) == len(workers))
+            until(lambda: sum(target.is_usable for target in pool.targets().values()) == len(workers))
         yield pool
     finally:
         pool.close()
@@ -116,40 +116,40 @@ def pool_of(*workers: WorkerThread, wait: bool = True, **options: Any) -> Iterat
 
 
 class StreamReader:
-    """Everything a listener was told."""
+    """Submits requests and reads their outputs."""
 
     def __init__(self, pool: TargetPool, *requests: Request) -> None:
         self.outputs: list[StepOutput] = []
         self._pool = pool
         self._events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
         self._unfinished = 0
-        self.ask(*requests)
+        self.submit(*requests)
 
-    def ask(self, *requests: Request) -> None:
+    def submit(self, *requests: Request) -> None:
         self._unfinished += sum(request.sampling.n for request in requests)
         for request in requests:
             self._pool.submit(request, self._events.put)
 
-    def some(self) -> None:
-        """Until one more output came."""
+    def read(self) -> None:
+        """Wait for one output."""
         event = self._events.get(timeout=WAIT)
         if isinstance(event, PacelineError):
             raise event
         self._unfinished -= event.finish_reason is not None
         self.outputs.append(event)
 
-    def all(self) -> list[StepOutput]:
+    def read_all(self) -> list[StepOutput]:
         while self._unfinished:
-            self.some()
+            self.read()
         assert self._events.empty()
         return self.outputs
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what another thread will do; fails when it does not."""
+    """Wait until the condition holds; fails after `WAIT` seconds."""
     pause = threading.Event()
     for _ in range(int(WAIT / 0.005)):
         if condition():
             return
         pause.wait(0.005)
-    raise AssertionError("it never happened")
+    raise AssertionError("the condition did not become true in time")

@@ -1,13 +1,11 @@
-"""The four ways speculation over a network goes wrong: each is detected, logged once with its figure, shown in `status` and on
-the metrics page, and answered."""
+"""The four failure modes of speculation over a network: each is detected, logged once, shown in `status` and metrics, and
+handled."""
 
 import logging
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 import pytest
-from paceline.runtime.deploy.status import worker_statuses
-from paceline.runtime.target_worker.reports import engine_report
 
 from paceline.cli.cluster import view
 from paceline.cli.console import out
@@ -22,9 +20,10 @@ from paceline.runtime.draft_pool.connection import DraftConnection
 from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_pool.statistics import STALE_SECONDS, PoolStatistics
-from paceline.runtime.gateway_client.target_connection import TargetLine
+from paceline.runtime.gateway_client.target_connection import TargetConnection
+from paceline.runtime.gateway_client.worker_statuses import worker_statuses
 from paceline.runtime.target_worker.kv_pressure import KvPressure
-from paceline.runtime.wire.messages import MAX_DEPTH, Load
+from paceline.runtime.wire.messages import MAX_DEPTH, VERSION, Load
 from paceline.runtime.wire.stream_messages import TO_GATEWAY, Heartbeat, SetFlags, StatusReport, StatusRequest, Welcome
 from paceline.runtime.wire.transport import Connection
 from paceline.server.metrics.metrics import Metrics
@@ -33,7 +32,7 @@ from tests.fakes import TINY, request, run, tiny_engine, tiny_model
 from tests.runtime.pools import ScriptedCore, lockstep
 from tests.runtime.target_harness import WorkerThread, until
 
-SNAPSHOT = EngineStatus(1, 0, 90, 100, 0, 0, SpeculationFlags(True, "pool", 6), ())
+STATUS = EngineStatus(1, 0, 90, 100, 0, 0, SpeculationFlags(True, "pool", 6), ())
 STEP, DEPTH = 0.015, 5
 
 
@@ -64,42 +63,43 @@ def observed(
 
 
 def shown(proposer: PoolProposer, pressure: KvPressure) -> WorkerStatus:
-    """The target's row of the table, as a gateway makes it from what came over the wire."""
+    """The target's row of the table, from a report sent over the wire."""
     side = PoolControl(proposer, cast(EngineLoop, None))
-    report = TO_GATEWAY.decode(TO_GATEWAY.encode(engine_report("target-0", 9, SNAPSHOT, side, pressure.active)))
+    status = replace(STATUS, drafters=tuple(side.drafters()), symptoms=(*side.symptoms(), *pressure.active))
+    report = TO_GATEWAY.decode(TO_GATEWAY.encode(StatusReport(9, "target-0", status)))
     assert isinstance(report, StatusReport)
     member = Member("target-0", "target", "target", "tcp://127.0.0.1:1")
-    line = TargetLine(member, HealthConfig(), None, 1)
+    connection = TargetConnection(member, HealthConfig(), None, 1)
     try:
-        line.reader(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.0)
-        line.welcome = Welcome(2, 1, 9, "target-0", "v", 40, 256, 8, 4, ["pool"], "pool")
-        line.report = report
-        (row,) = worker_statuses([member], [line])
+        connection.take_heartbeat(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.0)
+        connection.welcome = Welcome(VERSION, 9, "target-0", "v", 40, 256, 8, 4, ["pool"], "pool")
+        connection.report = report
+        (row,) = worker_statuses([member], [connection])
     finally:
-        line.close()
+        connection.close()
     return row
 
 
-SICK = {
+CASES = {
     "low_acceptance": (FakeConnection(), 1, 1.0, 2.0),
     "slow_draft": (FakeConnection(pass_us=5000), 4, DEPTH * 0.005, STEP),
     "slow_network": (FakeConnection(trip=0.010), 4, 0.010, DEPTH * 0.001),
 }
 
 
-@pytest.mark.parametrize("name", [*SICK, "kv_pressure"])
-def test_told_once_with_its_figure_and_shown_everywhere(name: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("name", [*CASES, "kv_pressure"])
+def test_symptom_is_logged_once_and_shown(name: str, caplog: pytest.LogCaptureFixture) -> None:
     proposer, pressure = PoolProposer((), "v", 40), KvPressure()
     with caplog.at_level(logging.WARNING):
         if name == "kv_pressure":
             figure, limit = 0.5, 0.0
-            for look in range(20):
-                pressure.observe(replace(SNAPSHOT, preemptions=5 * look), 10 * look)
+            for i in range(20):
+                pressure.observe(replace(STATUS, preemptions=5 * i), 10 * i)
         else:
-            connection, accepted, figure, limit = SICK[name]
+            connection, accepted, figure, limit = CASES[name]
             observed(proposer._statistics, connection, accepted, now=WallClock().now())
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert told.startswith(f"{name}: {figure:.4g} against {limit:.4g}; ")
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"{name}: {figure:.4g} against {limit:.4g}; ")
     row = shown(proposer, pressure)
     (symptom,) = row.symptoms
     assert (symptom.name, symptom.figure, symptom.limit) == (name, pytest.approx(figure), pytest.approx(limit))
@@ -112,7 +112,7 @@ def test_told_once_with_its_figure_and_shown_everywhere(name: str, caplog: pytes
     assert line in metrics.render().decode()
 
 
-def test_a_healthy_pool_has_no_symptom() -> None:
+def test_healthy_pool_has_no_symptom() -> None:
     statistics = PoolStatistics()
     connection = observed(statistics, FakeConnection())
     assert statistics.symptoms(0.0) == ()
@@ -120,39 +120,29 @@ def test_a_healthy_pool_has_no_symptom() -> None:
     assert not statistics.wants_branches(connection)
 
 
-def test_nothing_is_wrong_where_nobody_speculates_any_more() -> None:
-    statistics, pressure = PoolStatistics(), KvPressure()
+def test_symptoms_end_when_speculation_stops() -> None:
+    statistics = PoolStatistics()
     connection = observed(statistics, FakeConnection(pass_us=5000), now=100.0)
     assert [symptom.name for symptom in statistics.symptoms(100.0 + STALE_SECONDS / 2)] == ["slow_draft"]
     assert statistics.symptoms(100.0 + STALE_SECONDS) == ()
-    assert statistics.max_depth(connection) == 3, "the next request finds the draft as slow as the last one did"
-
-    for look in range(4):
-        pressure.observe(replace(SNAPSHOT, preemptions=5 * look), 10 * look)
-    last, flags = replace(SNAPSHOT, preemptions=15), SpeculationFlags(max_depth=4)
-    for _ in range(9):
-        pressure.observe(last, 30)
-    assert pressure.limit(flags).max_depth == 1, "a long step says nothing"
-    assert [pressure.observe(replace(last, running=0), 30) for _ in range(3)] == [False, False, True]
-    assert pressure.active == ()
-    assert pressure.limit(flags) == flags
+    assert statistics.max_depth(connection) == 3, "the draft is still slow for the next request"
 
 
-def test_a_slow_draft_is_asked_for_less() -> None:
+def test_slow_draft_limits_the_depth() -> None:
     statistics = PoolStatistics()
     assert statistics.max_depth(observed(statistics, FakeConnection(pass_us=5000))) == 3, (
-        "what it drafts in a step of 15 ms"
+        "tokens drafted in a step of 15 ms"
     )
 
 
-def test_a_slow_network_is_sent_ahead_over() -> None:
+def test_slow_network_requests_branches() -> None:
     statistics = PoolStatistics()
     connection = observed(statistics, FakeConnection(trip=0.010))
     assert statistics.wants_branches(connection)
 
 
-def test_one_quick_answer_among_slow_ones_does_not_call_it_off() -> None:
-    """On a busy machine a worker at hand is sometimes quick: what a step waits for is what it mostly takes."""
+def test_one_fast_response_does_not_end_branches() -> None:
+    """The median counts: a step usually waits that long."""
     statistics = PoolStatistics()
     connection = observed(statistics, FakeConnection(trip=0.0002))
     for _ in range(15):
@@ -161,8 +151,8 @@ def test_one_quick_answer_among_slow_ones_does_not_call_it_off() -> None:
     assert statistics.wants_branches(connection)
 
 
-def test_low_acceptance_ends_in_plain_decoding_and_stays_seen() -> None:
-    """By the breaker, long before the symptom is sure: it must not be forgotten because nothing is drafted any more."""
+def test_low_acceptance_opens_the_breaker_and_stays_a_symptom() -> None:
+    """The breaker opens before the symptom is certain. The symptom stays although no drafts follow."""
     target = tiny_model()
     core = ScriptedCore(lambda ids: TINY.vocab_size - 1)
     with lockstep(core, TINY.vocab_size) as (proposer, worker):
@@ -175,31 +165,31 @@ def test_low_acceptance_ends_in_plain_decoding_and_stays_seen() -> None:
         assert symptom.figure < 1.0
 
 
-def test_a_worker_that_preempts_goes_down_to_a_depth_of_one_and_up_again() -> None:
-    """What the scheduler counts is what the worker goes by, whenever it is asked for a report."""
+def test_preemptions_limit_the_depth_to_one_until_they_end() -> None:
+    """The worker reads the scheduler's counter with every status request."""
     target = WorkerThread("a")
-    engine, line = target.engine, Connection(target.worker.address, TO_GATEWAY)
+    engine, connection = target.engine, Connection(target.worker.address, TO_GATEWAY)
 
     def report() -> StatusReport:
-        engine.num_steps += 10  # it is idle: nobody else counts
-        line.send(StatusRequest())
-        answer = line.receive(10.0)
+        engine.num_steps += 10  # the engine is idle
+        connection.send(StatusRequest())
+        answer = connection.receive(10.0)
         assert isinstance(answer, StatusReport)
         return answer
 
     try:
-        line.send(SetFlags(SpeculationFlags(True, None, 4)))
+        connection.send(SetFlags(SpeculationFlags(True, None, 4)))
         until(lambda: engine.validator.flags.max_depth == 4)
-        assert report().symptoms == []
+        assert report().status.symptoms == ()
         for _ in range(3):
             engine.scheduler.num_preemptions += 5
-            told = report().symptoms
-        assert [(one.name, one.figure) for one in told] == [("kv_pressure", 0.5)]
+            symptoms = report().status.symptoms
+        assert [(one.name, one.figure) for one in symptoms] == [("kv_pressure", 0.5)]
         until(lambda: engine.validator.flags.max_depth == 1)
         for _ in range(3):
-            told = report().symptoms
-        assert told == []
+            symptoms = report().status.symptoms
+        assert symptoms == ()
         until(lambda: engine.validator.flags.max_depth == 4)
     finally:
-        line.close()
+        connection.close()
         target.stop()

@@ -1,4 +1,4 @@
-"""Routing by what is cached between processes, on encrypted lines, with a worker killed."""
+"""KV-aware routing between processes with encrypted connections, and a killed worker."""
 
 import os
 import signal
@@ -18,11 +18,11 @@ from tests.runtime.test_processes import LIMITS, member, plain, tokens, worker_p
 SYSTEM = tuple(i % 35 for i in range(100))
 
 
-def asked(i: int) -> Request:
+def make_request(i: int) -> Request:
     return Request(f"r{i}", (*SYSTEM, i), SamplingParams(max_tokens=4, temperature=1.0, seed=i, ignore_eos=True))
 
 
-def test_a_killed_worker_takes_its_prefixes_with_it(tmp_path: Path) -> None:
+def test_prefixes_of_a_killed_worker_are_forgotten(tmp_path: Path) -> None:
     model, keys = save_checkpoint(tmp_path / "target"), KeyFolder.create(tmp_path / "keys")
     pool = {"name": "target", "role": "target", "model": model, "replicas": 2, "devices": ["cpu"], "limits": LIMITS}
     settings = cluster_config(
@@ -45,17 +45,17 @@ def test_a_killed_worker_takes_its_prefixes_with_it(tmp_path: Path) -> None:
         def held() -> dict[str, int]:
             return {name: index.num_blocks(name) for name in ("target-0", "target-1")}
 
-        def ask(i: int) -> int:
-            reader = StreamReader(llm.pool, asked(i))
-            assert tokens(reader) == plain(model, [asked(i)])
+        def run_request(i: int) -> int:
+            reader = StreamReader(llm.pool, make_request(i))
+            assert tokens(reader) == plain(model, [make_request(i)])
             return reader.outputs[-1].num_cached
 
-        assert ask(0) == 0
+        assert run_request(0) == 0
         until(lambda: sum(held().values()) >= 6)
-        assert [ask(i) for i in range(1, 5)] == [96] * 4
-        [home] = [name for name, count in held().items() if count]
-        os.kill(worker_pid(member(llm, home)), signal.SIGKILL)
-        until(lambda: held()[home] == 0)  # known once it is back
-        assert ask(5) == 0
+        assert [run_request(i) for i in range(1, 5)] == [96] * 4
+        [holder] = [name for name, count in held().items() if count]
+        os.kill(worker_pid(member(llm, holder)), signal.SIGKILL)
+        until(lambda: held()[holder] == 0)  # known once it is back
+        assert run_request(5) == 0
         until(lambda: sum(held().values()) >= 6)
-        assert ask(6) == 96
+        assert run_request(6) == 96

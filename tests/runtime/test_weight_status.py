@@ -85,6 +85,6 @@ def test_a_worker_whose_model_cannot_load_stops() -> None:
     weights = FakeWeights(LoadProgress(3, 30, 1))
     weights.error = EngineClosed("no peer is left")
     worker._weights = weights  # type: ignore[assignment]
-    with pytest.raises(WorkerFailed, match="target-0 cannot load its model: no peer is left"):
+    with pytest.raises(WorkerFailed, match="target-0 failed to load its model: no peer is left"):
         worker.run()
     assert weights.closed.is_set()

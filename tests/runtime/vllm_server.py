@@ -1,4 +1,4 @@
-"""A stock vLLM server as far as an index can tell: its event schema, its two encodings, its two sockets."""
+"""The event side of a vLLM server: its schema, its two encodings, its two sockets."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, tag=True):
-    """From 0.24 on. Fields without a default are always on the wire, and must be there to be read."""
+    """Format since 0.24. Fields without a default are always on the wire, and decoders require them."""
 
     block_hashes: list[bytes | int]
     parent_block_hash: bytes | int | None
@@ -46,13 +46,13 @@ class AllBlocksCleared(msgspec.Struct, omit_defaults=True, tag=True):
 
 
 class TypedBatch(Batch, array_like=True, omit_defaults=True):
-    """As its own tools read it."""
+    """The batch as vLLM's own tools decode it."""
 
     events: list[BlockStored | BlockRemoved | AllBlocksCleared]
 
 
-class OldStored(msgspec.Struct, array_like=True, omit_defaults=True, tag="BlockStored"):
-    """0.17 to 0.23; before that it ended with `lora_id`, then with `medium`."""
+class StoredArray(msgspec.Struct, array_like=True, omit_defaults=True, tag="BlockStored"):
+    """Format of 0.17 to 0.23. Earlier versions ended with `lora_id`, then with `medium`."""
 
     block_hashes: list[bytes | int]
     parent_block_hash: bytes | int | None
@@ -64,12 +64,12 @@ class OldStored(msgspec.Struct, array_like=True, omit_defaults=True, tag="BlockS
     extra_keys: list[tuple[Any, ...] | None] | None = None
 
 
-class OldRemoved(msgspec.Struct, array_like=True, omit_defaults=True, tag="BlockRemoved"):
+class RemovedArray(msgspec.Struct, array_like=True, omit_defaults=True, tag="BlockRemoved"):
     block_hashes: list[bytes | int]
     medium: str | None
 
 
-class OldCleared(msgspec.Struct, array_like=True, omit_defaults=True, tag="AllBlocksCleared"):
+class ClearedArray(msgspec.Struct, array_like=True, omit_defaults=True, tag="AllBlocksCleared"):
     pass
 
 
@@ -77,55 +77,55 @@ def key(ids: Sequence[int], salt: str = "") -> int:
     return hash((tuple(ids), salt)) & (1 << 64) - 1
 
 
-class Vllm:
-    """Publishes on its own sockets. Single-threaded: `answer` serves those who ask for what they missed."""
+class VllmServer:
+    """Publishes on its own sockets. Single-threaded: `reply` serves replay requests."""
 
-    def __init__(self, encoding: Encoding, remembers: int = 10_000) -> None:
+    def __init__(self, encoding: Encoding, max_kept: int = 10_000) -> None:
         self.encoding = encoding
         self._topic = b"kv-events"
         self._number = 0
-        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=remembers)
+        self._buffer: deque[tuple[int, bytes]] = deque(maxlen=max_kept)
         self.address = self.replay_address = "tcp://127.0.0.1:0"
         self._bind()
 
-    def store(self, ids: Sequence[int], salt: str = "", start: int = 0, heard: bool = True, size: int = 16) -> None:
+    def store(self, ids: Sequence[int], salt: str = "", start: int = 0, is_sent: bool = True, size: int = 16) -> None:
         """The blocks of `ids` from token `start` on."""
         hashes = [key(ids[:end], salt) for end in range(start + size, len(ids) + 1, size)]
         parent = key(ids[:start], salt) if start else None
         tokens = list(ids[start : start + size * len(hashes)])
         extra = [(salt,) if salt and not start and not i else None for i in range(len(hashes))]
         if self.encoding == "arrays":
-            event: Any = OldStored(hashes, parent, tokens, size, None, "GPU", None, extra)
+            event: Any = StoredArray(hashes, parent, tokens, size, None, "GPU", None, extra)
         else:
             event = BlockStored(hashes, parent, tokens, size, None, "GPU", None, extra, 0, "full_attention")
-        self._publish(event, heard)
+        self._publish(event, is_sent)
 
-    def remove(self, *prefixes: Sequence[int], heard: bool = True) -> None:
+    def remove(self, *prefixes: Sequence[int], is_sent: bool = True) -> None:
         hashes = [key(prefix) for prefix in prefixes]
-        old = self.encoding == "arrays"
-        self._publish(OldRemoved(hashes, "GPU") if old else BlockRemoved(hashes, "GPU", 0), heard)
+        is_array = self.encoding == "arrays"
+        self._publish(RemovedArray(hashes, "GPU") if is_array else BlockRemoved(hashes, "GPU", 0), is_sent)
 
     def clear(self) -> None:
-        self._publish(OldCleared() if self.encoding == "arrays" else AllBlocksCleared(), True)
+        self._publish(ClearedArray() if self.encoding == "arrays" else AllBlocksCleared(), True)
 
-    def answer(self) -> None:
+    def reply(self) -> None:
         while self._replay.poll(0):
-            who, _, start = self._replay.recv_multipart()
+            client, _, start = self._replay.recv_multipart()
             topic = [] if self.encoding == "arrays" else [self._topic]
             for number, batch in self._buffer:
                 if number >= int.from_bytes(start, "big"):
-                    self._replay.send_multipart([who, b"", *topic, number.to_bytes(8, "big"), batch])
-            self._replay.send_multipart([who, b"", *(b"" for _ in topic), END, b""])
+                    self._replay.send_multipart([client, b"", *topic, number.to_bytes(8, "big"), batch])
+            self._replay.send_multipart([client, b"", *(b"" for _ in topic), END, b""])
 
     def restart(self) -> None:
-        """Another process at the same addresses: an empty cache, numbers from 0."""
+        """Restart as another process at the same addresses: an empty cache, numbers from 0."""
         self.close()
         self._number = 0
         self._buffer.clear()
         self._bind()
 
     def wait_subscribed(self) -> None:
-        assert self.pub.poll(10_000), "nobody subscribes"
+        assert self.pub.poll(10_000), "no subscription arrived"
         self.pub.recv()
 
     def close(self) -> None:
@@ -142,9 +142,9 @@ class Vllm:
         self.address = self.pub.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
         self.replay_address = self._replay.get_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
-    def _publish(self, event: Any, heard: bool) -> None:
+    def _publish(self, event: Any, is_sent: bool) -> None:
         batch = msgspec.msgpack.encode(Batch(1.0 + self._number, [event], 0))
         self._buffer.append((self._number, batch))
-        if heard:
+        if is_sent:
             self.pub.send_multipart([self._topic, self._number.to_bytes(8, "big"), batch])
         self._number += 1

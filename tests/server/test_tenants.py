@@ -19,7 +19,7 @@ from paceline.server.config.flags import FlagStore
 from paceline.server.gateway.gateway import Gateway
 from paceline.server.metrics.metrics import Metrics
 from tests.engine.harness import letters
-from tests.runtime.kv_events.test_follower import SYSTEM, Publishing, knows
+from tests.runtime.kv_events.test_tracker import SYSTEM, PublishingWorker, is_current
 from tests.runtime.target_harness import Members, cluster, until
 
 PROMPT = letters().decode(SYSTEM)
@@ -29,15 +29,15 @@ CACHED = 96
 class House:
     """A gateway in front of workers that publish what they have cached, routed by it."""
 
-    def __init__(self, llm: ClusterTarget, workers: Sequence[Publishing], app: FastAPI) -> None:
+    def __init__(self, llm: ClusterTarget, workers: Sequence[PublishingWorker], app: FastAPI) -> None:
         self._llm, self._app = llm, app
         self.workers = workers
 
     def ask(self, question: str, key: str | None = None, **body: Any) -> int:
-        """Prompt tokens that were cached. Returns when the gateway knows what the workers have."""
+        """Prompt tokens that were cached. Returns when the gateway is_current what the workers have."""
         reply = self.call("POST", "/v1/completions", key, {"prompt": PROMPT + question, "max_tokens": 3, **body})
         assert reply.status_code == 200, reply.text
-        until(lambda: all(knows(self._llm.pool, worker) for worker in self.workers))
+        until(lambda: all(is_current(self._llm.pool, worker) for worker in self.workers))
         return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     def call(self, method: str, path: str, key: str | None = None, body: Any = None) -> httpx.Response:
@@ -57,7 +57,7 @@ class House:
 
 @contextmanager
 def house(names: str, **config: Any) -> Iterator[House]:
-    workers = [Publishing(name) for name in names]
+    workers = [PublishingWorker(name) for name in names]
     try:
         with ClusterTarget(cluster(router="kv_aware"), Members(*workers), tokenizer=letters(), start_seconds=60) as llm:
             until(lambda: sum(line.is_usable for line in llm.pool.targets().values()) == len(workers))

@@ -1,4 +1,4 @@
-"""A short run of an engine that finds out what speculation would do here: alpha, draft and pass times by method and depth."""
+"""A short run that measures alpha, draft times and pass times by method and depth."""
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -23,45 +23,47 @@ if TYPE_CHECKING:
 
 MIN_SAMPLES = 3
 TIMING_PROMPTS = 2
-"""Enough to time a depth; alpha is measured at the largest, on all prompts."""
+"""Prompts to time one depth with; alpha is measured at the largest depth, on all prompts."""
 NEVER = 10**9
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What to run: `sampling` seeds prompt i with `seed + i`; `batch` prompts at a time."""
+    """The workload of a calibration: prompt i has `seed + i`; `batch` prompts run at a time."""
 
     prompts: Sequence[BenchPrompt]
     sampling: SamplingParams
     max_depth: int
     batch: int = 1
     methods: tuple[str, ...] = ()
-    """Which to look at; none named: all that the engine has."""
+    """Methods to measure; empty: all of the engine's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
+    """The measured target and methods."""
+
     target: Target
     methods: tuple[Method, ...]
     silent: tuple[str, ...]
-    """Methods that had nothing to offer, or too little to say anything about."""
+    """Methods with no drafts, or too few to measure."""
 
 
 def calibration_config(config: EngineConfig, max_depth: int) -> EngineConfig:
-    """The same engine, drafting as deep as it is told however bad that is."""
+    """The same engine config with a fixed depth and no circuit breaker."""
     speculation = replace(
         config.speculation, enabled=True, depth="fixed", min_depth=None, max_depth=max_depth, breaker_rounds=NEVER
     )
     return replace(config, speculation=speculation)
 
 
-def ladder(max_depth: int) -> list[int]:
-    """1, 4, 16 and the largest: times are straight enough between."""
+def depths_to_measure(max_depth: int) -> list[int]:
+    """1, 4, 16 and the largest depth: times are about linear between."""
     return sorted({depth for depth in (1, 4, 16) if depth < max_depth} | {max_depth})
 
 
 def calibrate(llm: "LLM", trial: Trial, clock: Clock, on_part: Callable[[str], None]) -> Calibration:
-    """Needs an engine made with `calibration_config`. `on_part(what)` hears what is measured next."""
+    """Measure an engine built with `calibration_config`. `on_part` receives the name of the next measurement."""
     engine = llm.engine
     prompts = list(islice(cycle(trial.prompts), max(len(trial.prompts), trial.batch)))
     half = max(trial.batch, len(prompts) // 2)
@@ -77,19 +79,19 @@ def calibrate(llm: "LLM", trial: Trial, clock: Clock, on_part: Callable[[str], N
             recorder.label = None
             return [one for one in recorder.rounds[before:] if one.is_decode]
 
-        # Plain decoding first and last: a machine that gets slower or faster meanwhile favours nobody.
+        # Plain decoding runs first and last, so that a drift of the machine's speed cancels.
         measure("plain", prompts[:half], {"enabled": False})
         rounds: dict[str, dict[int, list[RecordedRound]]] = {}
         for method in methods:
             by_depth = rounds[method] = {}
             varies = False
-            for depth in reversed(ladder(trial.max_depth)):
+            for depth in reversed(depths_to_measure(trial.max_depth)):
                 some = prompts if varies or not by_depth else prompts[: max(TIMING_PROMPTS, trial.batch)]
                 wanted = {"method": method, "max_depth": depth}
                 by_depth[depth] = measure(f"{method} at depth {depth}", some, wanted)
                 varies = varies or _varies(by_depth[depth])
                 if not any(outcome.levels for one in by_depth[depth] for outcome in one.outcomes):
-                    break  # nothing to offer
+                    break  # no drafts
         measure("plain", prompts[half:] or prompts[:half], {"enabled": False})
         every = [one for one in recorder.rounds if one.is_decode and one.batch == trial.batch]
     found = {
@@ -106,8 +108,8 @@ def calibrate(llm: "LLM", trial: Trial, clock: Clock, on_part: Callable[[str], N
 def summarise(
     name: str, by_depth: Mapping[int, Sequence[RecordedRound]], batch: int, footprint: Footprint
 ) -> Method | None:
-    """Rounds of one method, by the depth that was asked for. None: too few drafts to say anything."""
-    # All prompts were run at the largest depth, and a few only at the others.
+    """A method from its rounds by requested depth. None: too few drafts."""
+    # Only the largest depth ran with all prompts.
     outcomes = [outcome for one in by_depth[max(by_depth)] for outcome in one.outcomes]
     alphas = alphas_by_level((outcome.levels, outcome.accepted) for outcome in outcomes)
     drafts = {
@@ -134,8 +136,7 @@ def summarise(
 
 
 def alphas_by_level(rounds: Iterable[tuple[int, int]]) -> tuple[float, ...]:
-    """From (levels, accepted): levels 1..accepted say yes, the next says no, the rest nothing. Seldom tested ones are left
-    out."""
+    """Alpha by level from (levels, accepted): levels 1..accepted succeed, the next fails. Levels with few trials are left out."""
     hits: defaultdict[int, int] = defaultdict(int)
     trials: defaultdict[int, int] = defaultdict(int)
     for levels, accepted in rounds:
@@ -149,13 +150,13 @@ def alphas_by_level(rounds: Iterable[tuple[int, int]]) -> tuple[float, ...]:
 
 
 def pass_times(rounds: Iterable[RecordedRound]) -> dict[int, float]:
-    """Rows -> what a step takes but for its drafts: the pass, sampling, and the CPU between. More rows never take less."""
+    """Seconds of a step without drafting (pass, sampling, CPU) by rows; non-decreasing."""
     seconds: defaultdict[int, list[float]] = defaultdict(list)
     for one in rounds:
         seconds[one.rows].append(one.times.total - one.times.draft)
     known = {rows: some for rows, some in seconds.items() if len(some) >= MIN_SAMPLES}
     if not known:
-        raise InvalidRequest("too few rounds to time anything: give longer answers (--tokens)", field="tokens")
+        raise InvalidRequest("too few rounds to measure: give longer answers (--tokens)", field="tokens")
     curve = Curve((rows, median(some), len(some)) for rows, some in known.items())
     return {rows: curve(rows) for rows in sorted(known)}
 
@@ -164,7 +165,7 @@ def _methods(available: Collection[str], wanted: Sequence[str]) -> list[str]:
     unknown = [method for method in wanted if method not in available]
     if unknown:
         raise InvalidRequest(
-            f"no method {unknown[0]!r} here; choose from: {', '.join(sorted(available))}", field="methods"
+            f"unknown method {unknown[0]!r}; choose from: {', '.join(sorted(available))}", field="methods"
         )
     return list(wanted or available)
 
@@ -176,7 +177,7 @@ def _run(llm: "LLM", trial: Trial, prompts: Sequence[BenchPrompt], label: str, s
             [[{"role": "user", "content": prompts[i].turns[0]}] for i in wave],
             [replace(trial.sampling, seed=(trial.sampling.seed or 0) + i) for i in wave],
             speculation=speculation,
-            # A salt of its own: no method may live on text that another run has written.
+            # A salt per run: runs do not share the prefix cache.
             cache_salt=f"calibrate/{label}/{first}",
         )
 
@@ -199,7 +200,7 @@ def _target(llm: "LLM", rounds: Iterable[RecordedRound], batch: int) -> Target:
 
 
 def _varies(rounds: Iterable[RecordedRound]) -> bool:
-    """Whether drafts are anything but chains as long as asked for."""
+    """Whether some draft is not a chain of the requested length."""
     return any(outcome.levels not in (0, outcome.asked) for one in rounds for outcome in one.outcomes)
 
 

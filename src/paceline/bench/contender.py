@@ -1,19 +1,23 @@
-"""Who is measured: something that answers a conversation and says when each token came."""
+"""Contenders: systems that answer a conversation and report when each token arrived."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from paceline.bench.trace import Beat, Trace
+from paceline.bench.trace import Arrival, Trace
 from paceline.core.clock import Clock
 from paceline.core.sampling import SamplingParams
 
 if TYPE_CHECKING:
+    from paceline.bench.profiling.recorder import Recorder
     from paceline.engine.llm import LLM
+
 
 Message = Mapping[str, str]
 
 
 class Contender(Protocol):
+    """A system to measure."""
+
     name: str
 
     async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> Trace: ...
@@ -29,11 +33,11 @@ class EngineContender:
         self._clock = clock
 
     async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> Trace:
-        beats: list[Beat] = []
+        arrivals: list[Arrival] = []
         ids: list[int] = []
         text = ""
         started = self._clock.now()
-        # A salt of its own: nobody may live on the prefixes that the other contender computed.
+        # A salt per contender: contenders do not share the prefix cache.
         stream = self._llm.astream(
             messages,
             sampling,
@@ -42,7 +46,20 @@ class EngineContender:
             cache_salt=f"bench/{self.name}",
         )
         async for output in stream:
-            beats.append(Beat.of(output, self._clock.now()))
+            arrivals.append(Arrival.of(output, self._clock.now()))
             ids += output.tokens
             text += output.text
-        return Trace(category, started, tuple(beats), text, tuple(ids))
+        return Trace(category, started, tuple(arrivals), text, tuple(ids))
+
+
+class ProfiledContender:
+    """Labels the recorded rounds with the contender's name. Contenders run one after the other; the warm-up is not recorded."""
+
+    def __init__(self, contender: Contender, recorder: "Recorder") -> None:
+        self.name = contender.name
+        self._contender = contender
+        self._recorder = recorder
+
+    async def answer(self, messages: Sequence[Message], sampling: SamplingParams, category: str) -> Trace:
+        self._recorder.label = None if category == "warm-up" else self.name
+        return await self._contender.answer(messages, sampling, category)

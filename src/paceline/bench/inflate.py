@@ -1,4 +1,4 @@
-"""An inflated model as a Hugging Face folder: how it is kept, and given to other engines."""
+"""Writes an inflated model as a Hugging Face folder, which other engines can load."""
 
 import json
 import shutil
@@ -23,14 +23,14 @@ from paceline.models.loading.load import open_checkpoint
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
 SHARD_BYTES = 4 * 2**30
-"""A file's size at the most, and about what writing takes of the memory."""
+"""Largest size of a file, and about the memory that writing takes."""
 
 
 def make(
-    what: Inflation, device: torch.device, dtype: torch.dtype, quantization: Quantization | None = None
+    inflation: Inflation, device: torch.device, dtype: torch.dtype, quantization: Quantization | None = None
 ) -> Checkpoint:
-    """The large model; its matrices are made on `device` when they are asked for."""
-    large = inflate(open_checkpoint(what.base), what, device, dtype)
+    """The large model; its matrices are generated on `device` at first use."""
+    large = inflate(open_checkpoint(inflation.base), inflation, device, dtype)
     if quantization is None:
         return large
     return replace(large, weights=QuantizedWeights(large.weights, quantization, device))
@@ -39,20 +39,22 @@ def make(
 def write_folder(
     checkpoint: Checkpoint, folder: Path, progress: Callable[[int, int], None] = lambda done, of: None
 ) -> int:
-    """Write config, weights and tokenizer; returns the bytes of the weights. `progress` hears of weights done, out of how
-    many. The folder appears under its name when it is complete."""
+    """Write config, weights and tokenizer; return the bytes of the weights. `progress` receives (tensors done, all tensors).
+
+    The folder gets its name when it is complete.
+    """
     if folder.exists():
-        raise InvalidRequest(f"{folder} exists: name a folder that does not, or remove it", field="out")
+        raise InvalidRequest(f"{folder} exists: give another folder, or remove it", field="out")
     work = folder.with_name(folder.name + ".part")
     if work.exists():
-        raise InvalidRequest(f"{work} was left by a run that did not end: remove it", field="out")
+        raise InvalidRequest(f"{work} is left from an interrupted run: remove it", field="out")
     work.mkdir(parents=True)
     try:
         size = _write_weights(checkpoint, work, progress)
-        described = hf_config(checkpoint.config) | _quantization_config(checkpoint)
-        (work / "config.json").write_text(json.dumps(described, indent=2) + "\n", "utf-8")
+        content = hf_config(checkpoint.config) | _quantization_config(checkpoint)
+        (work / "config.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
         write_tokenizer(checkpoint.read_tokenizer(), checkpoint.config, work)
-        for file in work.glob("*.safetensors"):  # they are written for their owner alone
+        for file in work.glob("*.safetensors"):  # save_file makes them readable by their owner only
             shutil.copymode(work / "config.json", file)
         work.rename(folder)
     except BaseException:
@@ -100,7 +102,7 @@ def _tensors(checkpoint: Checkpoint, name: str) -> dict[str, Tensor]:
 
 
 def _quantization_config(checkpoint: Checkpoint) -> dict[str, Any]:
-    """What the compressed-tensors layout says of weights with one scale an output."""
+    """The compressed-tensors entry for weights with one scale per output."""
     weight = checkpoint.weights.matrix("model.layers.0.self_attn.k_proj.weight")
     if not isinstance(weight, QuantizedWeight):
         return {}
@@ -134,7 +136,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
             }
         case _:
             raise UnsupportedModel(
-                "this GGUF's rope factors cannot be said in a config.json: start from the safetensors of the same model"
+                "config.json cannot hold this GGUF's rope factors: use the safetensors of the same model"
             )
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -159,10 +161,10 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
 
 def write_tokenizer(tokenizer: Tokenizer, config: ModelConfig, folder: Path) -> None:
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), "utf-8")
-    described = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_position}
-    described |= tokenizer.special_tokens
+    content = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.max_position}
+    content |= tokenizer.special_tokens
     if tokenizer.chat_template is not None:
-        described["chat_template"] = tokenizer.chat_template
-    (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n", "utf-8")
+        content["chat_template"] = tokenizer.chat_template
+    (folder / "tokenizer_config.json").write_text(json.dumps(content, indent=2) + "\n", "utf-8")
     generation = {"bos_token_id": tokenizer.bos_id, "eos_token_id": sorted(tokenizer.eos_ids)}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", "utf-8")

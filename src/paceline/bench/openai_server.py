@@ -1,8 +1,7 @@
 """Any OpenAI-compatible server as a contender: streamed over HTTP, timed at the client.
 
-A chunk says when text came, not how many tokens it was. The total is the server's `usage`; it is spread over the chunks by
-the length of their text, so percentiles per token are close where a server sends several tokens at once, and exact where it
-sends one at a time.
+A chunk has no token count. The server's `usage` gives the total, which is distributed over the chunks by the length of their
+text. Percentiles per token are exact if every chunk is one token, and close otherwise.
 """
 
 import json
@@ -11,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from paceline.bench.contender import Message
-from paceline.bench.trace import Beat, Trace
+from paceline.bench.trace import Arrival, Trace
 from paceline.core.clock import Clock
 from paceline.core.errors import MissingDependency, PacelineError
 from paceline.core.sampling import SamplingParams
@@ -23,11 +22,11 @@ TIMEOUT = 600.0
 
 
 class ServerFailed(PacelineError):
-    """The server to compare with cannot be reached, or does not answer as OpenAI's API does."""
+    """The other server cannot be reached, or its API is not OpenAI's."""
 
 
 class ServerContender:
-    """Made by `connect`, which finds the name of the model."""
+    """A server and the model it serves; created by `connect`."""
 
     def __init__(self, client: "httpx.AsyncClient", model: str, clock: Clock) -> None:
         self.name = f"server {model}"
@@ -53,10 +52,12 @@ class ServerContender:
                     usage = chunk.get("usage") or usage
                     metrics = (chunk.get("metrics") or {}).get("speculative_decoding") or metrics
         except httpx.HTTPError as error:
-            raise ServerFailed(f"{self._client.base_url} broke off: {error!r}") from error
+            raise ServerFailed(f"the connection to {self._client.base_url} failed: {error!r}") from error
         tokens = usage.get("completion_tokens", len(pieces))
-        beats = _spread(pieces, tokens)
-        return Trace(category, started, beats, "".join(text for _, text in pieces), rounds=_rounds(beats, metrics))
+        arrivals = _spread(pieces, tokens)
+        return Trace(
+            category, started, arrivals, "".join(text for _, text in pieces), rounds=_rounds(arrivals, metrics)
+        )
 
     def _body(self, messages: Sequence[Message], sampling: SamplingParams) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -69,7 +70,7 @@ class ServerContender:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        if sampling.top_k:  # not OpenAI's, but most servers have it
+        if sampling.top_k:  # not in OpenAI's API, but most servers have it
             body["top_k"] = sampling.top_k
         if sampling.json_schema is not None:
             schema = {"name": "answer", "schema": dict(sampling.json_schema)}
@@ -93,9 +94,9 @@ async def connect(url: str, api_key: str | None, clock: Clock) -> AsyncIterator[
             await _check(response)
             models = [entry["id"] for entry in response.json()["data"]]
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ServerFailed(f"no server answers at {base}: {error}; start one, or check the address") from error
+            raise ServerFailed(f"no server at {base}: {error}; start one, or check the address") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise ServerFailed(f"{base}/models does not answer as OpenAI's API does: {error!r}") from error
+            raise ServerFailed(f"{base}/models is not OpenAI's API: {error!r}") from error
         if not models:
             raise ServerFailed(f"{base} serves no model")
         yield ServerContender(client, models[0], clock)
@@ -124,22 +125,22 @@ async def _chunks(response: "httpx.Response") -> AsyncIterator[dict[str, Any]]:
         yield chunk
 
 
-def _spread(pieces: Sequence[tuple[float, str]], tokens: int) -> tuple[Beat, ...]:
-    """`tokens` over the pieces by length of text, whole tokens each, their sum kept."""
+def _spread(pieces: Sequence[tuple[float, str]], tokens: int) -> tuple[Arrival, ...]:
+    """Distribute `tokens` over the pieces by the length of their text, in whole tokens."""
     if len(pieces) == tokens:
-        return tuple(Beat(at, 1) for at, _ in pieces)
+        return tuple(Arrival(at, 1) for at, _ in pieces)
     characters = sum(len(text) for _, text in pieces)
-    beats, seen, given = [], 0, 0
+    arrivals, seen, assigned = [], 0, 0
     for at, text in pieces:
         seen += len(text)
-        share = round(tokens * seen / characters) - given
-        given += share
-        beats.append(Beat(at, share))
-    return tuple(beats)
+        share = round(tokens * seen / characters) - assigned
+        assigned += share
+        arrivals.append(Arrival(at, share))
+    return tuple(arrivals)
 
 
-def _rounds(beats: Sequence[Beat], metrics: Mapping[str, Any]) -> int:
-    """Passes after the first token: every accepted draft saved one. 0 where the server does not tell."""
+def _rounds(arrivals: Sequence[Arrival], metrics: Mapping[str, Any]) -> int:
+    """Passes after the first token: every accepted draft saved one. 0 if the server does not report it."""
     if "num_accepted_draft_tokens" not in metrics:
         return 0
-    return max(0, sum(beat.tokens for beat in beats) - 1 - int(metrics["num_accepted_draft_tokens"]))
+    return max(0, sum(arrival.tokens for arrival in arrivals) - 1 - int(metrics["num_accepted_draft_tokens"]))

@@ -1,20 +1,104 @@
-"""Scenarios to measure: what kind of traffic, how it is sampled, how long the answers are."""
+"""Built-in prompts and scenarios: the kind of traffic, its sampling, and the length of answers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from paceline.bench.default_prompts import SUPPORT_SYSTEM
+from paceline.bench.prompts import BenchPrompt
 from paceline.core.errors import InvalidRequest
+
+SUPPORT_SYSTEM = """You are the first line of support of Harbor Internet. You answer billing and outage tickets.
+Be brief, friendly and exact. Never promise a refund; say that billing will look at the case within two working days.
+For an outage, ask the customer to restart the router: unplug it, wait thirty seconds, plug it in again, wait for the green
+light. If that does not help, ask for the customer number and the colour of the light, and open a ticket.
+Close every answer with: Is there anything else I can help you with?"""
+
+DEFAULT_PROMPTS: tuple[BenchPrompt, ...] = (
+    BenchPrompt(
+        (
+            "My internet has been down since this morning. What should I do?",
+            "I restarted the router and the light is still red. My customer number is 48213.",
+        ),
+        "support",
+    ),
+    BenchPrompt(
+        (
+            "I was charged twice in May: 39.90 on the 2nd and 39.90 on the 3rd. Please help.",
+            "How long will that take, and will I get an e-mail?",
+        ),
+        "support",
+    ),
+    BenchPrompt(("Write a Python function that returns the n-th Fibonacci number without recursion.",), "code"),
+    BenchPrompt(
+        (
+            "Rename the variable x to total in this code and change nothing else:\n"
+            "def add_all(values):\n    x = 0\n    for value in values:\n        x = x + value\n"
+            '    print("the sum is", x)\n    return x\n',
+        ),
+        "code",
+    ),
+    BenchPrompt(
+        (
+            "Summarise in two sentences: The city council met on Tuesday to discuss the new tram line between the harbour "
+            "and the university. Supporters said the line would carry 12,000 passengers a day and take cars off the bridge. "
+            "Opponents said the cost of 180 million would be better spent on buses. The council postponed the vote until "
+            "March, when a study of the bridge will be ready.",
+        ),
+        "summarisation",
+    ),
+    BenchPrompt(
+        (
+            "Summarise in one sentence: Honeybees tell each other where flowers are by dancing. A bee that returns to the "
+            "hive runs in a figure of eight; the angle of its run gives the direction relative to the sun, and the length "
+            "of the run gives the distance. Other bees follow the dancer with their antennae and then fly out themselves.",
+        ),
+        "summarisation",
+    ),
+    BenchPrompt(
+        (
+            "List every person and their job, one a line, from this text: Anna Weber, head of sales, met Peter Lund, the "
+            "finance director, in Oslo. They were joined by Maria Rossi, who leads engineering, and by John Okafor, the "
+            "company's lawyer.",
+        ),
+        "extraction",
+    ),
+    BenchPrompt(
+        (
+            "Copy only the rows with a status of late, exactly as they are:\n"
+            "order,date,status\n1041,2024-03-01,late\n1042,2024-03-01,sent\n1043,2024-03-02,late\n1044,2024-03-03,sent\n"
+            "1045,2024-03-03,late\n1046,2024-03-04,sent\n",
+        ),
+        "extraction",
+    ),
+    BenchPrompt(("Write the opening of a story about a lighthouse keeper who finds a door in the sea.",), "creative"),
+    BenchPrompt(("Write a short poem about rust, in which nothing rhymes.",), "creative"),
+    BenchPrompt(
+        (
+            "Give this as a JSON object with the keys name, age, city and hobbies: Lena is 34, lives in Graz and likes "
+            "climbing, chess and baking.",
+        ),
+        "json",
+    ),
+    BenchPrompt(
+        ('Return a JSON object with a key "books": a list of three novels, each with title, author and year.',),
+        "json",
+    ),
+    BenchPrompt(
+        ("Write a COBOL program that reads a file of customer records and prints the total of all balances.",), "legacy"
+    ),
+    BenchPrompt(("Write a Fortran 77 subroutine that multiplies two matrices, with comments.",), "legacy"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
+    """One scenario."""
+
     name: str
     about: str
     categories: tuple[str, ...] | None
-    """Of the built-in prompts; None takes all. A prompt file is used whole."""
+    """Categories of the built-in prompts; None: all. A prompt file is used whole."""
     tokens: int
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `SamplingParams`."""
@@ -22,7 +106,7 @@ class Preset:
     system: str | None = None
 
 
-DEFAULT = Preset("default", "a bit of everything, greedily, one request at a time", None, 96, {"temperature": 0.0})
+DEFAULT = Preset("default", "all categories, greedy, one request at a time", None, 96, {"temperature": 0.0})
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
@@ -31,13 +115,13 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             DEFAULT,
             Preset(
                 "support-chat",
-                "billing and outage tickets behind one long system prompt, at temperature 0.7, over several turns",
+                "billing and outage tickets after a long system prompt, temperature 0.7, several turns",
                 ("support",),
                 96,
                 {"temperature": 0.7},
                 system=SUPPORT_SYSTEM,
             ),
-            Preset("code", "functions and edits of given code, greedily", ("code",), 160, {"temperature": 0.0}),
+            Preset("code", "functions and edits of given code, greedy", ("code",), 160, {"temperature": 0.0}),
             Preset(
                 "extraction",
                 "summaries and facts taken from a given text: answers repeat their prompt",
@@ -47,28 +131,28 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             ),
             Preset(
                 "creative",
-                "stories and verse at temperature 1: the hardest to guess",
+                "stories and verse at temperature 1: the hardest to draft",
                 ("creative",),
                 128,
                 {"temperature": 1.0},
             ),
             Preset(
                 "json",
-                "answers held to a JSON object by a grammar",
+                "answers constrained to a JSON object by a grammar",
                 ("json",),
                 96,
                 {"temperature": 0.0, "json_schema": {"type": "object"}},
             ),
             Preset(
                 "low-acceptance",
-                "legacy languages that a draft knows little about: speculation must not cost anything here",
+                "legacy languages with low acceptance: speculation must not be slower than plain decoding",
                 ("legacy",),
                 128,
                 {"temperature": 0.7},
             ),
             Preset(
                 "public-api",
-                "everything at once, eight requests at a time, sampled as a public API would be",
+                "all categories, eight concurrent requests, sampled as on a public API",
                 None,
                 96,
                 {"temperature": 0.7, "top_p": 0.9, "top_k": 50},
@@ -81,5 +165,5 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 
 def find_preset(name: str) -> Preset:
     if name not in PRESETS:
-        raise InvalidRequest(f"no preset {name!r}; choose from: {', '.join(PRESETS)}", field="preset")
+        raise InvalidRequest(f"unknown preset {name!r}; choose from: {', '.join(PRESETS)}", field="preset")
     return PRESETS[name]

@@ -1,7 +1,7 @@
-"""Prompts to measure with: lines of JSON, one conversation each.
+"""Prompts from a file of JSON lines, one conversation each.
 
-A line has `prompt` or `question` (one user turn), `turns` (several, as in Spec-Bench) or `messages` (the user's count);
-it may have `category`; other keys are ignored.
+A line has `prompt` or `question` (one user turn), `turns` (several, as in Spec-Bench) or `messages` (user messages only), and
+optionally `category`. Other keys are ignored.
 """
 
 import json
@@ -15,8 +15,10 @@ from paceline.core.errors import InvalidRequest
 
 @dataclass(frozen=True, slots=True)
 class BenchPrompt:
+    """The user turns of one conversation."""
+
     turns: tuple[str, ...]
-    """What the user says, turn by turn; each is answered before the next is asked."""
+    """User messages; each is answered before the next is sent."""
     category: str = "default"
 
 
@@ -27,14 +29,14 @@ def load_prompts(path: Path) -> list[BenchPrompt]:
         raise InvalidRequest(f"cannot read the prompts in {path}: {error}", field="prompts") from error
     prompts = [_parse(line, f"{path}:{number}") for number, line in enumerate(lines, 1) if line.strip()]
     if not prompts:
-        raise InvalidRequest(f"{path} holds no prompts: give one JSON object a line", field="prompts")
+        raise InvalidRequest(f"{path} holds no prompts: give one JSON object per line", field="prompts")
     return prompts
 
 
 def select(
     prompts: Sequence[BenchPrompt], categories: Iterable[str] | None = None, limit: int | None = None
 ) -> list[BenchPrompt]:
-    """Those of `categories`, or all; at most `limit`, taken from every category in turn."""
+    """The prompts of `categories`, or all; at most `limit`, taken from all categories in turn."""
     if categories is not None:
         wanted = set(categories)
         known = dict.fromkeys(prompt.category for prompt in prompts)
@@ -64,7 +66,7 @@ def _parse(line: str, where: str) -> BenchPrompt:
         turns = [turns]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
         raise InvalidRequest(
-            f"{where} needs `prompt` or `question`, a text, `turns`, a list of texts, or `messages`", field="prompts"
+            f"{where} needs `prompt` or `question` (a text), `turns` (a list of texts), or `messages`", field="prompts"
         )
     return BenchPrompt(tuple(turns), str(entry.get("category", "default")))
 

@@ -1,4 +1,4 @@
-"""What a run found, as values and as JSON."""
+"""The result of a bench run, as values and as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from paceline.bench.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where an answer left the reference's text."""
+    """The first difference of an answer from the reference."""
 
     answer: int
     category: str
@@ -21,12 +21,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One contender's figures, and how its text compares with the first contender's."""
+    """One contender's figures, and its differences from the first contender's text."""
 
     name: str
     overall: Summary
     by_category: Mapping[str, Summary]
-    """Seconds are those of the requests, added up: tokens per second are what one request saw."""
+    """Figures by category; seconds are summed over requests, so tokens per second are those of one request."""
     identical: int
     differences: tuple[Difference, ...]
 
@@ -37,7 +37,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`about` says what was run; the first contender is the reference for speed and text."""
+    """`about` holds the settings; the first contender is the reference for speed and text."""
 
     about: Mapping[str, Any]
     contenders: tuple[Measured, ...]

@@ -1,4 +1,4 @@
-"""Runs the same conversations through every contender, in turns, so that a slow moment of the machine hits all alike."""
+"""Runs the same conversations through all contenders in turns, so that load of the machine affects all of them."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -16,15 +16,17 @@ WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Workload:
+    """Conversations to run."""
+
     prompts: Sequence[BenchPrompt]
     sampling: SamplingParams
-    """Prompt number i is answered with `seed + i`, by every contender."""
+    """Sampling parameters; prompt i has `seed + i` for every contender."""
     concurrency: int = 1
     system: str | None = None
 
     @property
     def waves(self) -> list[range]:
-        """Indices of prompts that run together."""
+        """Indices of prompts that run concurrently."""
         count = len(self.prompts)
         return [range(i, min(i + self.concurrency, count)) for i in range(0, count, self.concurrency)]
 
@@ -34,7 +36,7 @@ async def compare(
 ) -> tuple[Measured, ...]:
     """Measure every contender; the first is the reference for text. `on_wave(n)`: n more conversations are done.
 
-    Who goes first changes from wave to wave. A wave ends when its last answer does.
+    The first contender changes with every wave. A wave ends with its last answer.
     """
     traces: list[list[Trace]] = [[] for _ in contenders]
     seconds = [0.0] * len(contenders)
@@ -62,7 +64,7 @@ async def _run_wave(contender: Contender, workload: Workload, wave: range) -> li
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(_converse(contender, workload, i)) for i in wave]
-    except ExceptionGroup as failures:  # the first is as good as all of them
+    except ExceptionGroup as failures:  # one error is enough
         raise failures.exceptions[0] from None
     return [trace for task in tasks for trace in task.result()]
 

@@ -1,18 +1,18 @@
-"""Traces in, figures out."""
+"""Figures of a set of traces."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from paceline.bench.trace import Beat, Trace
+from paceline.bench.trace import Arrival, Trace
 from paceline.speculation.depth.acceptance import known_positions
 
 MIN_TRIALS = 5
-"""An alpha tested fewer times than this says little."""
+"""Trials below which an alpha is unreliable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alpha:
-    """Conditional acceptance at one position: accepted there, of the drafts whose predecessors all were."""
+    """Conditional acceptance at one position, given that all positions before it were accepted."""
 
     accepted: int
     trials: int
@@ -24,7 +24,7 @@ class Alpha:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Seconds throughout. None: nothing was there to measure it on."""
+    """Figures of some traces, in seconds. None: no data."""
 
     requests: int
     tokens: int
@@ -34,7 +34,7 @@ class Summary:
     token_p50: float | None
     token_p99: float | None
     tokens_per_round: float | None
-    """Committed in a pass of the target, rounds without a draft included and the prompt's own pass not."""
+    """Tokens committed per pass of the target, without the prefill."""
     drafted: int
     accepted: int
     alphas: tuple[Alpha, ...]
@@ -56,8 +56,8 @@ class Summary:
 
     @classmethod
     def of(cls, traces: Sequence[Trace], seconds: float | None = None) -> "Summary":
-        """`seconds` is the time all of them took together; None adds up what each took alone."""
-        beats = [beat for trace in traces for beat in trace.beats]
+        """`seconds`: wall time of all traces; None: the sum of their times."""
+        arrivals = [arrival for trace in traces for arrival in trace.arrivals]
         first = [trace.ttft for trace in traces if trace.ttft is not None]
         waits = [wait for trace in traces for wait in trace.token_seconds]
         rounds = sum(trace.num_rounds for trace in traces)
@@ -70,32 +70,32 @@ class Summary:
             token_p50=percentile(waits, 50),
             token_p99=percentile(waits, 99),
             tokens_per_round=sum(trace.round_tokens for trace in traces) / rounds if rounds else None,
-            drafted=sum(beat.drafted for beat in beats),
-            accepted=sum(beat.accepted for beat in beats),
-            alphas=alphas_by_position(beats),
+            drafted=sum(arrival.drafted for arrival in arrivals),
+            accepted=sum(arrival.accepted for arrival in arrivals),
+            alphas=alphas_by_position(arrivals),
         )
 
 
-def alphas_by_position(beats: Iterable[Beat]) -> tuple[Alpha, ...]:
-    """A round that drafted K and accepted n says yes to positions 1..n and no to n + 1; of the rest it says nothing.
+def alphas_by_position(arrivals: Iterable[Arrival]) -> tuple[Alpha, ...]:
+    """A round that accepted n of K drafts is a success for positions 1..n and a failure for n + 1.
 
-    NOTE: counts a draft's tokens as its positions, which holds for chains.
+    NOTE: a draft's tokens are its positions, which holds for chains only.
     """
     accepted: list[int] = []
     trials: list[int] = []
-    for beat in beats:
-        known = known_positions(beat.drafted, beat.accepted)
+    for arrival in arrivals:
+        known = known_positions(arrival.drafted, arrival.accepted)
         missing = [0] * (known - len(trials))
         accepted += missing
         trials += missing
         for i in range(known):
             trials[i] += 1
-            accepted[i] += i < beat.accepted
+            accepted[i] += i < arrival.accepted
     return tuple(Alpha(hits, count) for hits, count in zip(accepted, trials, strict=True))
 
 
 def percentile(values: Sequence[float], percent: float) -> float | None:
-    """Linear between the two nearest ranks, as numpy's default."""
+    """Linear interpolation between the nearest ranks, as numpy's default."""
     if not values:
         return None
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""What was seen of one request, whoever served it. Seconds on one clock."""
+"""The arrivals of one request's tokens, in seconds on one clock."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ from paceline.core.output import StepOutput
 
 
 @dataclass(frozen=True, slots=True)
-class Beat:
-    """One arrival: the tokens of a step, together."""
+class Arrival:
+    """The tokens of one step, which arrive together."""
 
     at: float
     tokens: int
@@ -15,51 +15,53 @@ class Beat:
     accepted: int = 0
 
     @classmethod
-    def of(cls, output: StepOutput, at: float) -> "Beat":
+    def of(cls, output: StepOutput, at: float) -> "Arrival":
         return cls(at, len(output.tokens), output.drafted, output.accepted)
 
 
 @dataclass(frozen=True, slots=True)
 class Trace:
+    """One request and its answer."""
+
     category: str
     started: float
-    beats: tuple[Beat, ...]
+    arrivals: tuple[Arrival, ...]
     text: str
     token_ids: tuple[int, ...] | None = None
-    """None where only text came back."""
+    """Token ids; None if the server returns text only."""
     rounds: int | None = None
-    """Passes of the target after the first token, where beats are not steps: 0 if nobody knows. None: each beat is one."""
+    """Passes of the target after the first token; 0: unknown; None: every arrival is one."""
 
     @property
     def tokens(self) -> int:
-        return sum(beat.tokens for beat in self.beats)
+        return sum(arrival.tokens for arrival in self.arrivals)
 
     @property
     def seconds(self) -> float:
-        return self.beats[-1].at - self.started if self.beats else 0.0
+        return self.arrivals[-1].at - self.started if self.arrivals else 0.0
 
     @property
     def ttft(self) -> float | None:
         """Time to first token."""
-        return self.beats[0].at - self.started if self.beats else None
+        return self.arrivals[0].at - self.started if self.arrivals else None
 
     @property
     def token_seconds(self) -> list[float]:
-        """What each token after the first arrival took. Tokens that arrive together share the wait for them."""
+        """The time of each token after the first arrival. Tokens that arrive together share it."""
         waits: list[float] = []
-        last = self.beats[0].at if self.beats else 0.0
-        for beat in self.beats[1:]:
-            if beat.tokens:
-                waits += [(beat.at - last) / beat.tokens] * beat.tokens
-                last = beat.at
+        last = self.arrivals[0].at if self.arrivals else 0.0
+        for arrival in self.arrivals[1:]:
+            if arrival.tokens:
+                waits += [(arrival.at - last) / arrival.tokens] * arrival.tokens
+                last = arrival.at
         return waits
 
     @property
     def num_rounds(self) -> int:
-        """Passes of the target after the one that computed the prompt and gave the first token."""
-        return max(0, len(self.beats) - 1) if self.rounds is None else self.rounds
+        """Passes of the target after the prefill."""
+        return max(0, len(self.arrivals) - 1) if self.rounds is None else self.rounds
 
     @property
     def round_tokens(self) -> int:
-        """Tokens of those rounds; 0 where they are not known."""
+        """Tokens of those rounds; 0 if unknown."""
         return self.tokens - 1 if self.num_rounds else 0

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.bench.calibrate import Trial, calibrate, calibration_config
-from paceline.bench.default_prompts import DEFAULT_PROMPTS
+from paceline.bench.presets import DEFAULT_PROMPTS
 from paceline.bench.prompts import load_prompts, select
 from paceline.cli import console
 from paceline.cli.console import loaded
@@ -113,10 +113,10 @@ def advise_command(
 def _write(advice: Advice, title: str, plot_file: Path | None, html_file: Path | None) -> None:
     if plot_file is None and html_file is None:
         return
-    from paceline.bench.advice_plot import draw
+    from paceline.bench.plots import plot_advice
     from paceline.cli.render.advice import page
 
-    png = draw(advice, title)
+    png = plot_advice(advice, title)
     if plot_file is not None:
         plot_file.write_bytes(png)
     if html_file is not None:

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.bench.contender import Contender, EngineContender
-from paceline.bench.default_prompts import DEFAULT_PROMPTS
+from paceline.bench.contender import Contender, EngineContender, ProfiledContender
 from paceline.bench.openai_server import connect
-from paceline.bench.presets import DEFAULT, PRESETS, find_preset
-from paceline.bench.profiling.contender import ProfiledContender
+from paceline.bench.presets import DEFAULT, DEFAULT_PROMPTS, PRESETS, find_preset
 from paceline.bench.profiling.profile import Profile, RoundTimes, profile
 from paceline.bench.profiling.recorder import Recorder
 from paceline.bench.prompts import load_prompts, select
@@ -103,11 +101,11 @@ def bench(
         figures = report.to_json() | ({"profiles": [one.to_json() for one in profiles]} if profiles else {})
         json_file.write_text(json.dumps(figures, indent=2) + "\n", "utf-8")
     if plot_file is not None:
-        from paceline.bench.plot import plot
+        from paceline.bench.plots import plot_report
 
-        plot(report, plot_file)
+        plot_report(report, plot_file)
     if profile_file is not None and profiles:
-        from paceline.bench.profiling.plot import plot_profiles
+        from paceline.bench.plots import plot_profiles
 
         plot_profiles(profiles, str(report.about["title"]), profile_file)
     if contenders[1].differences:  # another server may serve another model
@@ -135,7 +133,7 @@ async def _measure(
 
 def _profiles(recorder: Recorder, llm: "LLM") -> list[Profile]:
     """One profile per contender, of rounds that only decode."""
-    from paceline.bench.profiling.bandwidth import copy_bandwidth
+    from paceline.bench.profiling.memory_reads import copy_bandwidth
 
     bandwidth = copy_bandwidth(llm.engine.runner.device, WallClock())
     rounds: dict[str, list[RoundTimes]] = {}

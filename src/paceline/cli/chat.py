@@ -7,7 +7,7 @@ import typer
 from rich.text import Text
 
 from paceline.bench.summary import Summary
-from paceline.bench.trace import Beat, Trace
+from paceline.bench.trace import Arrival, Trace
 from paceline.cli import console
 from paceline.cli.console import loaded
 from paceline.cli.options import ENGINE, MaxTokens, Seed, Temperature, TopK, TopP, sampling_params, with_settings
@@ -84,13 +84,13 @@ class Conversation:
         from paceline.cli.render.token_colours import Painter
 
         painter = Painter(self._llm.tokenizer)
-        beats: list[Beat] = []
+        arrivals: list[Arrival] = []
         text = ""
         started = self._clock.now()
         stream = self._llm.stream(messages, self._sampling, category="chat")
         try:
             for output in stream:
-                beats.append(Beat.of(output, self._clock.now()))
+                arrivals.append(Arrival.of(output, self._clock.now()))
                 text += output.text
                 _write(painter.paint(output))
         except KeyboardInterrupt:
@@ -98,7 +98,7 @@ class Conversation:
             _write(Text(" [stopped]", "dim"))
         _write(painter.flush())
         console.out.print()
-        return Trace("chat", started, tuple(beats), text)
+        return Trace("chat", started, tuple(arrivals), text)
 
 
 def speed_line(trace: Trace) -> str:

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.bench.profiling.plot import plot_profiles
+from paceline.bench.plots import plot_profiles
 from paceline.bench.profiling.profile import PARTS, Profile, RoundTimes, profile
 
 

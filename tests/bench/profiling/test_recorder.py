@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.bench.profiling.bandwidth import REPEATS, copy_bandwidth
-from paceline.bench.profiling.memory_reads import draft_parts, pass_bytes
+from paceline.bench.profiling.memory_reads import REPEATS, copy_bandwidth, draft_parts, pass_bytes
 from paceline.bench.profiling.recorder import Outcome, Recorder
 from paceline.core.clock import VirtualClock
 from paceline.engine.engine import Engine

@@ -1,4 +1,4 @@
-"""Target workers behind one interface: the text is that of one engine, whatever happens to the workers."""
+"""The target pool: outputs equal those of one engine, whatever happens to the workers."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,10 +35,10 @@ REQUESTS = [
 ]
 
 
-def texts(outputs: list[StepOutput], asked: list[Request] = REQUESTS) -> dict[Any, Any]:
-    """By request and choice: tokens, text, log-probabilities, and how it ended."""
+def texts(outputs: list[StepOutput], requests: list[Request] = REQUESTS) -> dict[Any, Any]:
+    """Tokens, text, log-probabilities and finish reasons, by request and choice."""
     result = {}
-    for one in asked:
+    for one in requests:
         for choice in range(one.sampling.n):
             own = [o for o in outputs if (o.request_id, o.choice) == (one.id, choice)]
             logprobs = [p for o in own for p in o.logprobs or ()]
@@ -50,26 +50,26 @@ def texts(outputs: list[StepOutput], asked: list[Request] = REQUESTS) -> dict[An
 EXPECTED = texts([output for one in REQUESTS for output in outputs_of(engine_of(tokenizer=True), one)])
 
 
-def test_two_workers_say_what_one_engine_says() -> None:
+def test_two_workers_generate_what_one_engine_does() -> None:
     with pool_of(WorkerThread("a"), WorkerThread("b")) as pool:
-        assert pool.seats == 16
+        assert pool.max_num_seqs == 16
         assert texts(StreamReader(pool, *REQUESTS).read_all()) == EXPECTED
-        assert pool.continued == 0
+        assert pool.num_continued == 0
 
 
 @pytest.mark.parametrize("steps", [1, 4, 11])
-@pytest.mark.parametrize("end", ["leaves", "vanishes", "loses"])
-def test_a_lost_worker_is_not_noticed_in_the_text(end: str, steps: int) -> None:
+@pytest.mark.parametrize("end", ["stops", "disappears", "loses a message"])
+def test_lost_worker_does_not_change_the_outputs(end: str, steps: int) -> None:
     a, b = WorkerThread("a", steps=steps), WorkerThread("b")
-    with pool_of(a, b, health=STRICT if end == "vanishes" else LENIENT) as pool:
+    with pool_of(a, b, health=STRICT if end == "disappears" else LENIENT) as pool:
         reader = StreamReader(pool, *REQUESTS)
         assert a.gate is not None
         assert a.gate.reached.wait(20)
-        if end == "leaves":
+        if end == "stops":
             a.stop()
-        elif end == "vanishes":
-            a.listener.cut = True
-        else:  # one message of many outputs gets lost on the way; had it been a stream's last, nothing would tell
+        elif end == "disappears":
+            a.listener.is_cut = True
+        else:  # one message is lost. The loss of a stream's last message would go unnoticed.
             left = iter([True])
 
             def lose(message: object) -> bool:
@@ -82,16 +82,16 @@ def test_a_lost_worker_is_not_noticed_in_the_text(end: str, steps: int) -> None:
             a.listener.lose = lose  # type: ignore[method-assign]
             a.gate.open()
         assert texts(reader.read_all()) == EXPECTED
-        assert pool.continued > 0
+        assert pool.num_continued > 0
 
 
-def test_a_worker_that_started_anew_is_used_again() -> None:
+def test_restarted_worker_is_used_again() -> None:
     a = WorkerThread("a", steps=5)
     with pool_of(a) as pool:
         reader = StreamReader(pool, *REQUESTS)
         assert a.gate is not None
         assert a.gate.reached.wait(20)
-        a.listener.cut = True  # not even a goodbye
+        a.listener.is_cut = True  # without a goodbye
         a.stop()
         again = WorkerThread("a", port=a.port)
         try:
@@ -101,23 +101,23 @@ def test_a_worker_that_started_anew_is_used_again() -> None:
             again.stop()
 
 
-def test_a_worker_that_was_only_silent_returns_and_its_old_words_are_void() -> None:
+def test_stale_outputs_of_a_silent_worker_are_ignored() -> None:
     a, b = WorkerThread("a", steps=3), WorkerThread("b", steps=0)
     with pool_of(a, b, health=STRICT) as pool:
         reader = StreamReader(pool, *REQUESTS)
         assert a.gate is not None and b.gate is not None  # noqa: PT018
         assert a.gate.reached.wait(20)
-        a.listener.cut = True
+        a.listener.is_cut = True
         until(lambda: pool.targets()["a"].state is WorkerState.SUSPECTED)
-        a.listener.cut = False
-        a.gate.open()  # it goes on with streams that are b's by now, until it hears of it
+        a.listener.is_cut = False
+        a.gate.open()  # it continues streams that belong to b now, until it is cancelled
         until(lambda: pool.targets()["a"].is_usable)
         b.gate.open()
         assert texts(reader.read_all()) == EXPECTED
         until(lambda: not a.engine.has_work)
 
 
-def test_who_has_not_been_found_yet_is_listed() -> None:
+def test_configured_worker_without_address_is_listed() -> None:
     with pool_of(WorkerThread("target-1")) as pool:
         until(lambda: [row.state for row in pool.workers() if row.name == "target-1"] == ["ready"])
         assert [(row.name, row.state) for row in pool.workers()] == [("target-0", "starting"), ("target-1", "ready")]
@@ -136,13 +136,13 @@ def test_requests_wait_for_the_first_worker() -> None:
             late.stop()
 
 
-def test_cancelling_frees_the_worker() -> None:
+def test_cancel_frees_the_worker() -> None:
     a = WorkerThread("a", steps=2)
     with pool_of(a) as pool:
         reader = StreamReader(pool, request("r", PROMPT, max_tokens=200, **GREEDY))
         reader.read()
         pool.cancel("r")
-        pool.cancel("never reader of")
+        pool.cancel("unknown")
         assert a.gate is not None
         a.gate.open()
         until(lambda: not a.engine.has_work)
@@ -150,7 +150,7 @@ def test_cancelling_frees_the_worker() -> None:
         StreamReader(pool, request("r", PROMPT, max_tokens=3, **GREEDY)).read_all()  # the id is free again
 
 
-def test_the_worker_has_the_last_word_on_a_request() -> None:
+def test_worker_can_reject_a_request() -> None:
     with pool_of(WorkerThread("a")) as pool:
         reader = StreamReader(pool, request("r", [4000], max_tokens=3))
         with pytest.raises(InvalidRequest, match="outside the vocabulary") as error:
@@ -158,14 +158,14 @@ def test_the_worker_has_the_last_word_on_a_request() -> None:
         assert error.value.field == "prompt"
 
 
-def test_one_id_runs_once() -> None:
+def test_request_id_must_be_unique() -> None:
     with pool_of(WorkerThread("a", steps=0)) as pool:
         StreamReader(pool, REQUESTS[0])
         with pytest.raises(InvalidRequest, match="already running"):
             StreamReader(pool, REQUESTS[0])
 
 
-def test_a_gateway_that_closes_tells_its_callers_and_frees_its_workers() -> None:
+def test_close_fails_running_requests_and_frees_the_workers() -> None:
     a = WorkerThread("a", steps=3)
     with pool_of(a) as pool:
         reader = StreamReader(pool, request("r", PROMPT, max_tokens=200, **GREEDY))
@@ -180,7 +180,7 @@ def test_a_gateway_that_closes_tells_its_callers_and_frees_its_workers() -> None
             StreamReader(pool, REQUESTS[0])
 
 
-def test_a_new_gateway_finds_the_workers_of_the_old_one() -> None:
+def test_second_gateway_uses_the_same_workers() -> None:
     a, b = WorkerThread("a"), WorkerThread("b")
     epochs = {a.worker.epoch, b.worker.epoch}
     with pool_of(a, b) as pool:
@@ -188,10 +188,10 @@ def test_a_new_gateway_finds_the_workers_of_the_old_one() -> None:
         pool.close()
         with pool_of(a, b) as second:
             assert texts(StreamReader(second, *REQUESTS).read_all()) == EXPECTED
-            assert {line.health.epoch for line in second.targets().values()} == epochs
+            assert {target.health.epoch for target in second.targets().values()} == epochs
 
 
-def test_flags_reach_every_worker_and_those_that_join_later() -> None:
+def test_flags_reach_all_workers_including_later_ones() -> None:
     a, b = WorkerThread("a"), WorkerThread("b")
     with pool_of(a) as pool:
         pool.set_flags(SpeculationFlags(enabled=True, max_depth=2))
@@ -199,12 +199,12 @@ def test_flags_reach_every_worker_and_those_that_join_later() -> None:
         assert isinstance(pool._directory, Members)
         pool._directory.known.append(b.member)
         until(lambda: b.engine.snapshot().flags.max_depth == 2)
-        until(lambda: {r.max_depth for r in pool.reports()} == {2} and len(pool.reports()) == 2)
+        until(lambda: {report.status.flags.max_depth for report in pool.reports()} == {2} and len(pool.reports()) == 2)
     b.stop()
 
 
-def test_a_worker_with_other_weights_is_found_out() -> None:
-    """And gets nothing to do, while the right ones go on."""
+def test_canaries_detect_a_worker_with_other_weights() -> None:
+    """It gets no requests, and the other workers continue."""
     wrong = tiny_engine(tiny_model(seed=9))
     wrong.tokenizer = wrong.validator._tokenizer = engine_of(tokenizer=True).tokenizer
     workers = [WorkerThread("a"), WorkerThread("b"), WorkerThread("c", wrong)]
@@ -214,27 +214,27 @@ def test_a_worker_with_other_weights_is_found_out() -> None:
         assert {pool.targets()[name].state for name in "ab"} == {WorkerState.READY}
 
 
-def test_a_request_that_kills_whoever_takes_it_is_given_up() -> None:
+def test_request_that_loses_too_many_workers_fails() -> None:
     with pool_of(WorkerThread("a", steps=0)) as pool:
         reader = StreamReader(pool, request("r", PROMPT, **GREEDY))
-        line = pool.targets()["a"]
+        target = pool.targets()["a"]
         for _ in range(9):
-            until(lambda: bool(line.streams))
-            ((attempt, stream),) = line.streams.items()
-            pool._mailbox.put(lambda stream=stream: pool._streams.move(stream))  # type: ignore[misc]
-            until(lambda attempt=attempt: attempt not in line.streams)  # type: ignore[misc]
-        with pytest.raises(EngineClosed, match="lost 9 workers"):
+            until(lambda: bool(target.streams))
+            ((attempt, stream),) = target.streams.items()
+            pool._commands.put(lambda stream=stream: pool._streams._reassign(stream))  # type: ignore[misc]
+            until(lambda attempt=attempt: attempt not in target.streams)  # type: ignore[misc]
+        with pytest.raises(EngineClosed, match="failed on 9 workers"):
             reader.read_all()
 
 
-def test_a_broken_listener_ends_its_own_request_only() -> None:
+def test_listener_that_raises_ends_its_own_request_only() -> None:
     with pool_of(WorkerThread("a")) as pool:
         pool.submit(request("bad", PROMPT, **GREEDY), lambda event: 1 / 0)  # type: ignore[arg-type, return-value]
         assert tokens_of(StreamReader(pool, REQUESTS[1]).read_all(), "r1") == EXPECTED["r1", 0][0]
-        until(lambda: "bad" not in pool._streams)
+        until(lambda: "bad" not in pool._streams._streams)
 
 
-def test_a_stuck_engine_is_suspected() -> None:
+def test_stalled_engine_is_suspected() -> None:
     a, b = WorkerThread("a"), WorkerThread("b")
     stuck = Gate(a.engine, 2)
     with pool_of(a, b, health=replace(LENIENT, stall=0.5)) as pool:

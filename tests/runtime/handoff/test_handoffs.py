@@ -213,7 +213,7 @@ def check_fallback(
         if prefill_worker.gate is not None:
             assert prefill_worker.gate.reached.wait(20)
         inject_fault(target, prefill_worker)
-        assert texts_of(stream.all()) == EXPECTED
+        assert texts_of(stream.read_all()) == EXPECTED
         assert target.handoffs.counts().failed > 0
         assert_all_released(target)
 
@@ -225,7 +225,7 @@ def test_a_stopped_prefill_worker(steps: int) -> None:
 
 def test_a_prefill_worker_that_loses_its_network() -> None:
     def cut_network(target: Target, prefill_worker: PrefillWorker) -> None:
-        prefill_worker.listener.cut = True
+        prefill_worker.listener.is_cut = True
 
     check_fallback(cut_network, 1, health=STRICT)
 
@@ -298,7 +298,7 @@ def test_a_target_that_stops_during_a_hand_off_releases_everything() -> None:
         assert prefill_worker.gate.reached.wait(20)
         target.stop()
         prefill_worker.gate.open()
-        assert tokens_of(stream.all(), "greedy") == EXPECTED["greedy", 0][0]
+        assert tokens_of(stream.read_all(), "greedy") == EXPECTED["greedy", 0][0]
         assert_all_released(prefill_worker, other)
 
 
@@ -398,7 +398,7 @@ def test_parts_arrive_while_the_prompt_is_computed(monkeypatch: pytest.MonkeyPat
         assert {(part.start, part.stop) for part in written} == {(0, 8)}
         assert stream.outputs == []
         prefill_worker.gate.open()
-        assert tokens_of(stream.all(), "greedy") == EXPECTED["greedy", 0][0]
+        assert tokens_of(stream.read_all(), "greedy") == EXPECTED["greedy", 0][0]
 
 
 def test_blocks_that_arrived_before_a_failure_are_not_computed_again() -> None:
@@ -411,7 +411,7 @@ def test_blocks_that_arrived_before_a_failure_are_not_computed_again() -> None:
         steps = target.engine.num_steps
         until(lambda: _num_complete(target) == 8)
         prefill_worker.stop()
-        assert tokens_of(stream.all(), "greedy") == EXPECTED["greedy", 0][0]
+        assert tokens_of(stream.read_all(), "greedy") == EXPECTED["greedy", 0][0]
         # At most 71 tokens are left, two steps of 64; all 199 tokens would take four
         assert target.engine.num_steps - steps <= len(EXPECTED["greedy", 0][0]) + 1
 

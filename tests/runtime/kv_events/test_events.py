@@ -2,14 +2,14 @@ import msgspec
 import pytest
 
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
-from paceline.runtime.kv_events.events import decode, encode, short
+from paceline.runtime.kv_events.events import decode, encode, short_key
 from paceline.runtime.wire.codec import MalformedMessage
 
 KEYS = [bytes([i]) * 32 for i in range(4)]
 
 
-def plain(*events: CacheEvent) -> object:
-    """What is on the wire, as anybody's msgpack reads it."""
+def decoded_batch(*events: CacheEvent) -> object:
+    """The bytes on the wire as a generic msgpack decoder reads them."""
     return msgspec.msgpack.decode(encode(events, now=1.5))
 
 
@@ -17,14 +17,14 @@ def packed(batch: object) -> bytes:
     return msgspec.msgpack.encode(batch)
 
 
-def test_stored_blocks_as_vllm_has_them() -> None:
+def test_stored_blocks_have_vllms_format() -> None:
     event = BlocksStored(KEYS[:2], None, list(range(32)), "red")
-    assert plain(event) == [
+    assert decoded_batch(event) == [
         1.5,
         [
             {
                 "type": "BlockStored",
-                "block_hashes": [short(KEYS[0]), short(KEYS[1])],
+                "block_hashes": [short_key(KEYS[0]), short_key(KEYS[1])],
                 "parent_block_hash": None,
                 "token_ids": list(range(32)),
                 "block_size": 16,
@@ -39,18 +39,18 @@ def test_stored_blocks_as_vllm_has_them() -> None:
     ]
 
 
-def test_removed_and_cleared_as_vllm_has_them() -> None:
-    assert plain(BlocksRemoved([KEYS[1]], "host"), CacheCleared()) == [
+def test_removed_and_cleared_have_vllms_format() -> None:
+    assert decoded_batch(BlocksRemoved([KEYS[1]], "host"), CacheCleared()) == [
         1.5,
         [
-            {"type": "BlockRemoved", "block_hashes": [short(KEYS[1])], "medium": "CPU", "group_idx": None},
+            {"type": "BlockRemoved", "block_hashes": [short_key(KEYS[1])], "medium": "CPU", "group_idx": None},
             {"type": "AllBlocksCleared"},
         ],
         0,
     ]
 
 
-def test_there_and_back() -> None:
+def test_events_decode_to_themselves() -> None:
     events = [
         CacheCleared(),
         BlocksStored([1, 2], None, list(range(32)), "red"),
@@ -61,7 +61,7 @@ def test_there_and_back() -> None:
     assert decode(encode([])) == []
 
 
-def test_neighbours_in_a_chain_become_one_event() -> None:
+def test_consecutive_blocks_of_a_chain_become_one_event() -> None:
     blocks = [BlocksStored([i], i - 1 if i else None, [i] * 16, "s" if not i else "") for i in range(3)]
     joined = decode(encode([*blocks, BlocksStored([9], 1, [9] * 16), BlocksRemoved([9]), BlocksRemoved([2])]))
     assert joined == [
@@ -72,7 +72,7 @@ def test_neighbours_in_a_chain_become_one_event() -> None:
 
 
 @pytest.mark.parametrize("rank", [[], [None], [3]])
-def test_the_older_arrays(rank: list[object]) -> None:
+def test_arrays_of_older_vllm_versions(rank: list[object]) -> None:
     stored = ["BlockStored", [11, b"x" * 32], 10, list(range(32)), 16, None]
     batch = [
         2.0,
@@ -83,7 +83,7 @@ def test_the_older_arrays(rank: list[object]) -> None:
     assert decode(packed(batch)) == [event, event, BlocksRemoved([11]), BlocksRemoved([11], "host"), CacheCleared()]
 
 
-def test_maps_with_the_least_that_vllm_leaves_in() -> None:
+def test_maps_without_optional_fields() -> None:
     stored = {
         "type": "BlockStored",
         "block_hashes": [1],
@@ -102,7 +102,7 @@ def test_maps_with_the_least_that_vllm_leaves_in() -> None:
 
 
 @pytest.mark.parametrize("medium", ["STORAGE", "DISK"])
-def test_files_are_the_lowest_tier_by_either_name(medium: str) -> None:
+def test_both_names_of_the_disk_tier(medium: str) -> None:
     removed = {"type": "BlockRemoved", "block_hashes": [1], "medium": medium, "locality": "REMOTE"}
     assert decode(packed([0.1, [removed]])) == [BlocksRemoved([1], "disk")]
 
@@ -120,7 +120,7 @@ def test_files_are_the_lowest_tier_by_either_name(medium: str) -> None:
         {"block_hashes": []},
     ],
 )
-def test_what_no_prompt_of_ours_can_hit_is_left_out(changes: dict[str, object]) -> None:
+def test_blocks_that_no_prompt_can_hit_are_left_out(changes: dict[str, object]) -> None:
     stored = {
         "type": "BlockStored",
         "block_hashes": [1],
@@ -145,6 +145,6 @@ def test_what_no_prompt_of_ours_can_hit_is_left_out(changes: dict[str, object]) 
         encode([BlocksStored([1], None, [1] * 16)])[:-3],
     ],
 )
-def test_what_is_no_batch_is_refused(data: bytes) -> None:
+def test_an_invalid_batch_is_refused(data: bytes) -> None:
     with pytest.raises(MalformedMessage):
         decode(data)

@@ -1,4 +1,4 @@
-"""What a gateway is told of what it asked for."""
+"""Messages that a target worker sends to a gateway."""
 
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.output import StepOutput
@@ -11,7 +11,7 @@ from paceline.runtime.wire.stream_messages import MAX_OUTPUTS, Outputs, RequestF
 
 def job_of(gateway: GatewayJobs, attempt: int = 1, request: Request | None = None) -> Job:
     job = gateway.jobs[attempt] = Job(b"g", attempt, "r")
-    job.begin(request or Request("r", (1, 2), SamplingParams()))
+    job.start(request or Request("r", (1, 2), SamplingParams()))
     return job
 
 
@@ -26,57 +26,59 @@ def sent(gateway: GatewayJobs) -> list[Outputs | RequestFailed]:
     return messages
 
 
-def test_outputs_say_where_they_begin_and_the_last_one_ends_the_job() -> None:
+def test_outputs_have_start_positions_and_the_last_ends_the_job() -> None:
     gateway = GatewayJobs()
     job = job_of(gateway)
-    gateway.tell([(job, step(5, 6)), (job, step(7))])
-    gateway.tell([(job, step(8, end=True))])
-    told = [output for message in sent(gateway) if isinstance(message, Outputs) for output in message.outputs]
-    assert [(one.start, list(one.tokens)) for one in told] == [(0, [5, 6]), (2, [7]), (3, [8])]
+    gateway.add_events([(job, step(5, 6)), (job, step(7))])
+    gateway.add_events([(job, step(8, end=True))])
+    outputs = [output for message in sent(gateway) if isinstance(message, Outputs) for output in message.outputs]
+    assert [(one.start, list(one.tokens)) for one in outputs] == [(0, [5, 6]), (2, [7]), (3, [8])]
     assert gateway.jobs == {}
 
 
-def test_a_continued_job_counts_on_from_what_was_committed_elsewhere() -> None:
+def test_continued_job_starts_after_the_committed_tokens() -> None:
     gateway = GatewayJobs()
     request = Request("r", (1, 2), SamplingParams(n=3), committed=((9, 9), None, ()))
     job = job_of(gateway, request=request)
-    gateway.tell([(job, step(5, choice=0, end=True)), (job, step(6, choice=2))])
+    gateway.add_events([(job, step(5, choice=0, end=True)), (job, step(6, choice=2))])
     (message,) = sent(gateway)
     assert isinstance(message, Outputs)
     assert [(one.choice, one.start) for one in message.outputs] == [(0, 2), (2, 0)]
-    assert gateway.jobs == {1: job}  # the third choice goes on; the second was finished before
-    gateway.tell([(job, step(7, choice=2, end=True))])
+    assert gateway.jobs == {1: job}  # the third choice continues; the second was finished
+    gateway.add_events([(job, step(7, choice=2, end=True))])
     assert gateway.jobs == {}
 
 
-def test_nothing_is_told_of_a_job_that_was_withdrawn_or_replaced() -> None:
+def test_events_of_a_replaced_job_are_dropped() -> None:
     gateway = GatewayJobs()
     old = job_of(gateway)
     new = job_of(gateway)
-    gateway.tell([(old, step(5)), (old, PacelineError("gone"))])
+    gateway.add_events([(old, step(5)), (old, PacelineError("gone"))])
     assert (sent(gateway), gateway.jobs) == ([], {1: new})
 
 
-def test_an_error_ends_a_job_and_says_whose_fault_it_is() -> None:
+def test_error_ends_a_job_and_marks_invalid_requests() -> None:
     gateway = GatewayJobs()
-    gateway.tell([(job_of(gateway, 1), PacelineError("broken")), (job_of(gateway, 2), InvalidRequest("no", field="n"))])
+    gateway.add_events(
+        [(job_of(gateway, 1), PacelineError("broken")), (job_of(gateway, 2), InvalidRequest("no", field="n"))]
+    )
     assert sent(gateway) == [RequestFailed(1, False, "broken", None), RequestFailed(2, True, "no", "n")]
     assert gateway.jobs == {}
 
 
-def test_a_reason_is_text_of_bounded_length_whatever_it_quotes() -> None:
+def test_error_message_is_valid_text_of_bounded_length() -> None:
     gateway = GatewayJobs()
-    gateway.refuse(1, PacelineError("\ud800" * (MAX_REASON + 1)))
+    gateway.fail(1, PacelineError("\ud800" * (MAX_REASON + 1)))
     (message,) = sent(gateway)
     assert isinstance(message, RequestFailed)
     assert message.message == "?" * MAX_REASON
 
 
-def test_what_is_not_taken_stays_in_order_and_no_message_is_too_large() -> None:
+def test_unsent_messages_stay_in_order_and_bounded() -> None:
     gateway = GatewayJobs()
     job = job_of(gateway)
-    gateway.tell([(job, step(i % 100)) for i in range(MAX_OUTPUTS + 1)])
-    gateway.refuse(7, PacelineError("busy"))
+    gateway.add_events([(job, step(i % 100)) for i in range(MAX_OUTPUTS + 1)])
+    gateway.fail(7, PacelineError("busy"))
     gateway.flush(lambda message: False)
     messages = sent(gateway)
     assert [len(one.outputs) if isinstance(one, Outputs) else one.attempt for one in messages] == [MAX_OUTPUTS, 1, 7]

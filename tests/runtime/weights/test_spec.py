@@ -47,7 +47,7 @@ def test_serving_weights_can_be_disabled_and_limited() -> None:
     weights = specs({"name": "a", "replicas": 2}, weights={"limit": 12.5})["a-0"].weights
     assert weights is not None
     assert weights.bytes_per_second == 12.5e6
-    with pytest.raises(InvalidConfig, match=r"weights.limit must be MB a second"):
+    with pytest.raises(InvalidConfig, match=r"weights.limit must be MB per second"):
         specs({"name": "a"}, weights={"limit": -1.0})
     with pytest.raises(InvalidConfig, match=r"did you mean 'weights.from_peers'"):
         specs({"name": "a"}, weights={"from_peer": True})

@@ -1,1 +1,1 @@
-"""Where the time of a step goes, measured step by step."""
+"""The time of each part of a step, measured step by step."""

@@ -1,31 +1,35 @@
-"""Which models run beside the target, what they keep in memory, and what a pass has to read of it."""
+"""Memory of drafts, bytes that a pass reads, and the memory bandwidth of a device."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from paceline.cluster.cost.cost import Footprint
+from paceline.core.clock import Clock
 
 if TYPE_CHECKING:
+    import torch
+
     from paceline.engine.engine import Engine
     from paceline.models.runner import Span
 
+
 BLOCK_AXES = 2
-"""A cache tensor is [blocks, slots, …]."""
+"""Leading axes of a cache tensor: [blocks, slots, …]."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftParts:
-    """What a proposer drafts with; the target itself is never among them."""
+    """The models of a proposer, without the target."""
 
     runners: tuple[Any, ...]
-    """A model with its cache: `forward(spans, …)`."""
+    """Models with a KV cache: `forward(spans, …)`."""
     heads: tuple[Any, ...]
-    """Models without one: `logits(hidden)`."""
+    """Models without a KV cache: `logits(hidden)`."""
 
 
 def draft_parts(engine: "Engine", methods: Iterable[str] | None = None) -> DraftParts:
-    """Of these methods, or of all; each part once."""
+    """The parts of these methods, or of all; each part once."""
     proposers = engine.speculator.proposers
     traits = [proposers[method].traits for method in methods or proposers]
     runners = dict.fromkeys(runner for one in traits for runner in one.runners)
@@ -34,10 +38,10 @@ def draft_parts(engine: "Engine", methods: Iterable[str] | None = None) -> Draft
 
 
 def footprint(engine: "Engine", method: str) -> Footprint:
-    """Memory that the method takes besides the target's own."""
+    """Memory of a method, without the target's."""
     parts = draft_parts(engine, [method])
     shared = {id(layer) for layer in engine.runner.model.layers}
-    # An early exit of the target has the target's layers and its cache.
+    # Layer skip uses the target's layers and cache.
     own = [runner for runner in parts.runners if not any(id(layer) in shared for layer in _layers(runner.model))]
     return Footprint(
         weight_bytes=sum(model.weight_bytes for model in (*(runner.model for runner in own), *parts.heads)),
@@ -46,7 +50,7 @@ def footprint(engine: "Engine", method: str) -> Footprint:
 
 
 def kv_bytes_per_token(runner: Any) -> int:
-    """Over all layers, as the cache stores it."""
+    """KV bytes of one token over all layers."""
     return sum(
         tensor.nbytes // (tensor.shape[0] * tensor.shape[1])
         for tensor in _tensors(runner.cache)
@@ -55,17 +59,17 @@ def kv_bytes_per_token(runner: Any) -> int:
 
 
 def weight_reads(model: Any) -> int:
-    """Bytes of matrices that one pass goes through. Of an embedding only the rows of its tokens are read: nothing."""
+    """Bytes of matrices that one pass reads. Embeddings do not count: only the rows of its tokens are read."""
     layers = _layers(model)
     if layers:
         matrices = (m for layer in layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
         return int(sum(matrix.nbytes for matrix in matrices) + model.head.nbytes)
-    # A head counts its own vocabulary, where it has one; it reads whichever it uses.
+    # weight_bytes includes a head's own vocabulary; the pass reads the head it uses.
     return int(model.weight_bytes - model.vocabulary.nbytes + model.vocabulary.head.nbytes)
 
 
 def pass_bytes(runner: Any, spans: "Sequence[Span]") -> int:
-    """Every matrix once, and the keys and values of each context once."""
+    """Bytes of a pass: every matrix and the keys and values of each context once."""
     window = getattr(runner.model.config, "sliding_window", None)
     contexts = (span.context_len + len(span.tokens) for span in spans)
     tokens = sum(contexts if window is None else (min(context, window) for context in contexts))
@@ -82,3 +86,25 @@ def _tensors(cache: Any) -> Iterator[Any]:
             yield from _tensors(part)
         else:
             yield part
+
+
+CPU_BYTES = 1 << 28
+GPU_BYTES = 1 << 32
+REPEATS = 5
+
+
+def copy_bandwidth(device: "torch.device", clock: Clock, num_bytes: int | None = None) -> float:
+    """Bytes per second, read plus written, of the fastest of a few large copies."""
+    import torch
+
+    on_gpu = device.type == "cuda"
+    source = torch.zeros(num_bytes or (GPU_BYTES if on_gpu else CPU_BYTES), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    seconds = []
+    for _ in range(REPEATS + 1):  # the first run faults the pages in
+        before = clock.now()
+        target.copy_(source)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        seconds.append(clock.now() - before)
+    return 2 * source.nbytes / min(seconds[1:])

@@ -1,4 +1,4 @@
-"""Where a round's time goes: times of rounds in, shares and the distance to the memory's own speed out. Pure arithmetic."""
+"""Shares of a round's time by part, and the distance to the bandwidth floor."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,24 +11,24 @@ LABELS = {"draft": "draft", "verify": "verify", "sample": "sample", "gap": "CPU 
 
 @dataclass(frozen=True, slots=True)
 class RoundTimes:
-    """Seconds of one round, by the clock or by a GPU's events."""
+    """Seconds of one round, by the clock or by GPU events."""
 
     draft: float
-    """Waiting for proposers."""
+    """Drafting."""
     verify: float
-    """The target's pass."""
+    """The target's forward pass."""
     sample: float
     """From logits to verdicts."""
     gap: float
-    """Everything else: scheduling, commit, text, and whatever lies between two steps."""
+    """All other time: scheduling, commit, text, and the time between steps."""
     total: float
     bytes_read: int
-    """Weights and cached keys and values that the round's passes had to read."""
+    """Bytes of weights and KV cache that the passes read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One line of the table."""
+    """One part of the time."""
 
     part: str
     seconds: float
@@ -46,16 +46,16 @@ class Profile:
     median_seconds: float
     bytes_read: float
     bandwidth: float
-    """Bytes per second that a large copy reaches on this device."""
+    """Bytes per second of a large copy on this device."""
 
     @property
     def floor_seconds(self) -> float:
-        """No round can be faster: its bytes, once through the memory."""
+        """The time to read the bytes once; no round is faster."""
         return self.bytes_read / self.bandwidth
 
     @property
     def floor_fraction(self) -> float:
-        """1.0 is as fast as the memory allows."""
+        """Floor over time; 1.0 is the limit of the memory."""
         return self.floor_seconds / self.seconds
 
     def share(self, part: str) -> float:

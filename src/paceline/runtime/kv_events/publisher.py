@@ -50,7 +50,7 @@ class CacheContents:
                     blocks.clear()
 
     def events(self) -> Iterator[CacheEvent]:
-        """`CacheCleared`, then every block after its parent. A block whose parent is in no tier cannot be hit and is left out."""
+        """`CacheCleared`, then every block after its parent. Blocks without a cached parent cannot be hit and are left out."""
         yield CacheCleared()
         visited: set[Hashable] = set()
         children: dict[Hashable | None, list[BlocksStored]] = {}
@@ -69,9 +69,9 @@ class CacheContents:
 class KvPublisher:
     """A batch has the frames topic, number (8 bytes, big-endian), batch.
 
-    A replay request is an empty frame and a number. The reply is every batch from that number on, each as an empty frame, topic,
-    number and batch, then number -1. If the number is older than the kept batches, the reply is one batch with the whole cache
-    under the number of the last batch.
+    A replay request is an empty frame and a number. The reply is every batch from that number on, each as an empty frame,
+    topic, number and batch, then number -1. If the number is older than the kept batches, the reply is one batch with the
+    whole cache under the number of the last batch.
 
     The topic is new at every start, so that subscribers do not mix up batch numbers of two runs.
     """

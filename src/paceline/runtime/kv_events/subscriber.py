@@ -28,8 +28,8 @@ MAX_QUEUED_BATCHES = 100_000
 
 
 class KvSubscriber:
-    """Passes every event to `sink`, once and in order. If batches are lost, `sink` gets `CacheCleared` and then the later events
-    as if the cache had been empty: the view may miss blocks, but never contains removed ones. The whole cache is requested
+    """Passes every event to `sink`, once and in order. If batches are lost, `sink` gets `CacheCleared` and then later events as
+    if the cache had been empty: the view may miss blocks, but never contains removed ones. The whole cache is requested
     again later.
 
     Used by one thread. It calls `receive` when one of `sockets` is readable, and from time to time. No call waits.

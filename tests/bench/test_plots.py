@@ -1,0 +1,18 @@
+from pathlib import Path
+
+import pytest
+
+from paceline.bench.plots import plot_report
+from paceline.bench.report import Report, measure
+from paceline.bench.trace import Arrival, Trace
+
+pytest.importorskip("matplotlib")
+
+
+@pytest.mark.parametrize("drafted", [0, 3])
+def test_plot_with_and_without_drafts(tmp_path: Path, drafted: int) -> None:
+    plain = [Trace(c, 0.0, (Arrival(0.1, 1), Arrival(0.2, 1)), "ab") for c in "xy"]
+    fast = [Trace(c, 0.0, (Arrival(0.1, 1), *[Arrival(0.2, 1 + drafted, drafted, drafted)] * 6), "ab") for c in "xy"]
+    report = Report({"title": "test"}, (measure("plain", plain, 1.0, plain), measure("fast", fast, 1.0, plain)))
+    plot_report(report, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,74 @@
+"""The rows of the worker table."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.core.cluster_config import HealthConfig
+from paceline.core.speculation import SpeculationFlags
+from paceline.core.worker_status import BreakerState, DrafterStatus, EngineStatus, Symptom, TrafficStatus
+from paceline.runtime.deploy.directory import Member
+from paceline.runtime.gateway_client.target_connection import TargetConnection
+from paceline.runtime.gateway_client.worker_statuses import worker_statuses
+from paceline.runtime.wire.messages import VERSION
+from paceline.runtime.wire.stream_messages import Heartbeat, StatusReport, Welcome
+
+DRAFTER = DrafterStatus("draft-0", "ready", 4, 0.002, 0.001, 10, 7, 1)
+STATUS = EngineStatus(
+    running=3,
+    waiting=1,
+    kv_used=10,
+    kv_total=100,
+    preemptions=2,
+    invalid_drafts=1,
+    flags=SpeculationFlags(True, "pool", 4),
+    traffic=(TrafficStatus("pool", "code", BreakerState.CLOSED, (0.8, 0.6), 3.0, {"declined": 2}),),
+    drafters=(DRAFTER,),
+    symptoms=(Symptom("slow_draft", 0.03, 0.01, "less depth"),),
+)
+
+
+def test_rows_of_targets_and_draft_workers() -> None:
+    target, draft, unseen = (
+        Member("target-0", "target", "target", "tcp://127.0.0.1:1"),
+        Member("draft-0", "draft", "draft", "tcp://127.0.0.1:2"),
+        Member("draft-1", "draft", "draft", "tcp://127.0.0.1:3"),
+    )
+    connection = TargetConnection(target, HealthConfig(), None, 1)
+    try:
+        starting = worker_statuses([target, draft], [connection])
+        assert [row.state for row in starting] == ["starting", "unseen"]
+        connection.poll(0.0)
+        connection.take_heartbeat(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.2)
+        assert connection.round_trip is None  # it had to connect first
+        connection.welcome = Welcome(VERSION, 9, "target-0", "v", 40, 256, 8, 4, ["pool"], "pool")
+        connection.report = StatusReport(9, "target-0", STATUS)
+        connection.poll(1.0)
+        connection.take_heartbeat(Heartbeat(2, 9, 5, True, 3, 1, 10, 100), 1.004)
+        connection.poll(1.1)
+        rows = worker_statuses([target, draft, unseen], [connection])
+    finally:
+        connection.close()
+    assert [row.state for row in rows] == ["ready", "ready", "unseen"]
+    one, two, _ = rows
+    assert (one.running, one.waiting, one.kv_use, one.depth, one.round_trip) == (3, 1, 0.1, 3.0, pytest.approx(0.004))
+    assert one.alpha is not None
+    assert round(one.alpha, 3) == 0.7
+    assert one.symptoms == STATUS.symptoms
+    assert (two.running, two.answers, two.hits, two.late, two.round_trip) == (4, 10, 7, 1, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("shares", "shown"), [([None], None), ([0.02, None], None), ([0.02], 0.02), ([0.0, 0.5], 0.25)]
+)
+def test_draft_worker_that_drafts_ahead_for_no_target(shares: list[float | None], shown: float | None) -> None:
+    draft = Member("draft-0", "draft", "draft", "tcp://127.0.0.1:2")
+    targets = [
+        SimpleNamespace(
+            name=f"target-{i}", is_usable=True, status=replace(STATUS, drafters=(replace(DRAFTER, resting=share),))
+        )
+        for i, share in enumerate(shares)
+    ]
+    (row,) = worker_statuses([draft], targets)  # type: ignore[arg-type]
+    assert row.resting == shown
