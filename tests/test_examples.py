@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SECONDS = 240
+SECONDS = 900
 
 
 def run(*command: str) -> str:
@@ -93,6 +93,7 @@ def test_http_client() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
 def test_cluster(tmp_path: Path) -> None:
     config = yaml.safe_load((EXAMPLES / "cluster" / "cluster.yaml").read_text("utf-8"))
     config |= {"name": f"example-{os.getpid()}", "state_dir": str(tmp_path / "state")}
@@ -105,6 +106,7 @@ def test_cluster(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(SECONDS)
 def test_training(tmp_path: Path) -> None:
     run(str(EXAMPLES / "train_a_draft.sh"), str(tmp_path / "draft"))
     assert (tmp_path / "draft" / "card.md").is_file()

@@ -151,7 +151,7 @@ def test_a_pass_is_timed_whether_it_fits_a_graph_or_not(monkeypatch: pytest.Monk
     runner.capture_ragged(64, 50)
     recorded = len(runner._ragged)
     spans = [Span([0], 0, tokens(1), 1)] * count
-    assert 0.0 < runner.seconds(spans, VirtualClock()) < 60.0
+    assert 0.0 < runner.measure_seconds(spans, VirtualClock()) < 60.0
     assert (len(runner._graphs), len(runner._ragged)) == (count <= 8, recorded)
     assert type(runner._graph_of(spans)) is {2: PassGraph, 40: RaggedGraph, 130: type(None)}[count]
 
