@@ -112,8 +112,8 @@ def test_a_head_may_bring_its_own_tables():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("fc", "makes 32 x 96 of what the weights have as fc 32 x 95"),
-        ("layers.0.self_attn.k_proj", "makes 128 x 64 of what .*q_proj 64 x 64, .*k_proj 32 x 63, "),
+        ("fc", "requires a matrix of 32 x 96, and the weights have fc 32 x 95"),
+        ("layers.0.self_attn.k_proj", "requires a matrix of 128 x 64, .*q_proj 64 x 64, .*k_proj 32 x 63, "),
     ],
 )
 def test_weights_of_another_shape_than_the_config_says_are_refused(name, message):

@@ -84,7 +84,7 @@ def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_draft_is_no_target(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModel, match="give it as `draft`"):
+    with pytest.raises(UnsupportedModel, match="pass it as `draft`"):
         open_checkpoint(save(tmp_path / "draft", "medusa"))
 
 
@@ -93,7 +93,7 @@ def test_another_targets_draft_is_refused_by_shape(tmp_path: Path, key: str, val
     path = save(tmp_path / "draft", "medusa")
     config = json.loads((tmp_path / "draft" / "config.json").read_text())
     (tmp_path / "draft" / "config.json").write_text(json.dumps({**config, key: value}))
-    with pytest.raises(IncompatibleDraft, match=rf"{value}, and this one has"):
+    with pytest.raises(IncompatibleDraft, match=rf"{value}, and this target has"):
         load(path)
 
 

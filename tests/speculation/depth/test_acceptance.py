@@ -29,12 +29,12 @@ def test_positions_after_the_first_rejection_are_not_tested(drafted: int, accept
     assert known_positions(drafted, accepted) == known
 
 
-def test_the_prior_stands_until_something_is_seen() -> None:
+def test_the_prior_holds_without_rounds() -> None:
     assert Acceptance(3).alphas("chat") == pytest.approx((0.7, 0.7, 0.7))
 
 
 def test_one_round_by_hand() -> None:
-    """Prior 0.7 worth 4 rounds, a window of 128: the round weighs g = 128/127 of the prior's unit."""
+    """A prior of 0.7 weighs 4 rounds; with a window of 128 the round weighs g = 128/127 of the prior's unit."""
     acceptance = Acceptance(3)
     acceptance.observe("chat", drafted=3, accepted=1)
     g = 128 / 127
@@ -88,21 +88,21 @@ def test_a_position_no_longer_drafted_drifts_to_the_one_before() -> None:
     assert acceptance.alphas("chat")[1] > 0.8
 
 
-def test_loosened_evidence_gives_way_to_a_probe() -> None:
-    firm, loose = Acceptance(1), Acceptance(1)
-    for acceptance in (firm, loose):
+def test_a_probe_outweighs_discounted_evidence() -> None:
+    firm, discounted = Acceptance(1), Acceptance(1)
+    for acceptance in (firm, discounted):
         for _ in range(300):
             acceptance.observe("chat", 1, 0)
-    loose.discount("chat")
-    assert loose.alphas("chat") == firm.alphas("chat")
-    for acceptance in (firm, loose):
+    discounted.discount("chat")
+    assert discounted.alphas("chat") == firm.alphas("chat")
+    for acceptance in (firm, discounted):
         for _ in range(8):
             acceptance.observe("chat", 1, 1)
     assert firm.alphas("chat")[0] < 0.1
-    assert loose.alphas("chat")[0] > 0.45
+    assert discounted.alphas("chat")[0] > 0.45
 
 
-def test_an_empty_answer_is_no_rejection() -> None:
+def test_a_missing_draft_is_no_rejection() -> None:
     acceptance = Acceptance(2)
     for _ in range(300):
         acceptance.observe("chat", drafted=0, accepted=0, requested=4)
@@ -111,7 +111,7 @@ def test_an_empty_answer_is_no_rejection() -> None:
     assert acceptance.delivery("code") == 1.0
 
 
-def test_categories_are_apart_and_empty_rounds_say_nothing() -> None:
+def test_categories_are_separate_and_empty_rounds_are_ignored() -> None:
     acceptance = Acceptance(2)
     acceptance.observe("chat", 2, 0)
     acceptance.observe("code", 0, 0)
@@ -126,7 +126,7 @@ def test_sums_do_not_overflow() -> None:
     assert acceptance.alphas("chat")[0] == pytest.approx(1.0)
 
 
-def test_impossible_input_is_refused() -> None:
+def test_invalid_input_is_rejected() -> None:
     with pytest.raises(InvalidConfig, match="max_depth"):
         Acceptance(0)
     with pytest.raises(ValueError, match="accepted"):
@@ -135,73 +135,73 @@ def test_impossible_input_is_refused() -> None:
 
 # --- trees
 
-FORK = (0.5, 0.3, 0.15, 0.05)
-"""Chances of four siblings, of which the target takes at most one."""
+SIBLINGS = (0.5, 0.3, 0.15, 0.05)
+"""Probabilities of four siblings, of which the target takes at most one."""
 
 
 def observe_siblings(acceptance: Acceptance, rounds: int, num_nodes: int = 4) -> None:
     dice = random.Random(3)
     for _ in range(rounds):
-        (node,) = dice.choices(range(4), FORK)
+        (node,) = dice.choices(range(4), SIBLINGS)
         path = (node,) if node < num_nodes else ()
         acceptance.observe("chat", 1, len(path), 4, num_nodes, path)
 
 
-def test_a_chain_told_as_a_tree_is_the_same_chain() -> None:
-    chain, told, dice = Acceptance(5), Acceptance(5), random.Random(4)
+def test_a_chain_reported_as_a_tree_is_the_same_chain() -> None:
+    chain, tree, dice = Acceptance(5), Acceptance(5), random.Random(4)
     for _ in range(200):
         accepted = dice.randint(0, 4)
         chain.observe("chat", 4, accepted)
-        told.observe("chat", 4, accepted, 0, 4, tuple(range(accepted)))
-    assert told.alphas("chat") == chain.alphas("chat")
-    assert told.survival("chat") == chain.survival("chat")
+        tree.observe("chat", 4, accepted, 0, 4, tuple(range(accepted)))
+    assert tree.alphas("chat") == chain.alphas("chat")
+    assert tree.survival("chat") == chain.survival("chat")
 
 
-def test_each_node_of_a_tree_has_its_own_chance() -> None:
+def test_each_node_of_a_tree_has_its_own_probability() -> None:
     acceptance = Acceptance(4, window=4000)
     observe_siblings(acceptance, 8000)
     assert acceptance.survival("chat") == pytest.approx((0.5, 0.3, 0.15, 0.05), abs=0.025)
-    assert acceptance.alphas("chat")[0] > 0.99  # by level: one of the four always is
+    assert acceptance.alphas("chat")[0] > 0.99  # by level: one of the four is always accepted
 
 
-def test_a_tree_cut_short_says_nothing_about_the_rest() -> None:
+def test_a_shorter_tree_does_not_change_later_nodes() -> None:
     acceptance = Acceptance(4, window=4000)
     observe_siblings(acceptance, 8000)
     observe_siblings(acceptance, 8000, num_nodes=2)
     assert acceptance.survival("chat") == pytest.approx((0.5, 0.3, 0.15, 0.05), abs=0.03)
 
 
-def test_nodes_never_drafted_go_on_as_the_others_fell() -> None:
+def test_nodes_never_drafted_are_extrapolated() -> None:
     acceptance = Acceptance(12)
     observe_siblings(acceptance, 500)
-    chances = acceptance.survival("chat")
-    assert all(0.0 < later <= earlier for earlier, later in pairwise(chances))
-    assert chances[4] < chances[2]
+    values = acceptance.survival("chat")
+    assert all(0.0 < later <= earlier for earlier, later in pairwise(values))
+    assert values[4] < values[2]
 
 
-def test_a_trees_chances_never_rise() -> None:
+def test_node_probabilities_never_increase() -> None:
     acceptance = Acceptance(4)
     for i in range(400):
         path = ((0,), (1,), (1,), ())[i % 4]  # the second is taken more often than the first
         acceptance.observe("chat", 1, len(path), 4, 4, path)
-    chances = acceptance.survival("chat")
-    assert chances[0] == pytest.approx(chances[1])
-    assert chances[0] + chances[1] == pytest.approx(0.75, abs=0.05)
-    assert chances[3] <= chances[2] < 0.1
+    values = acceptance.survival("chat")
+    assert values[0] == pytest.approx(values[1])
+    assert values[0] + values[1] == pytest.approx(0.75, abs=0.05)
+    assert values[3] <= values[2] < 0.1
 
 
-def test_a_trees_old_rounds_are_forgotten_and_give_way_to_a_probe() -> None:
-    firm, loose = Acceptance(4), Acceptance(4)
-    for acceptance in (firm, loose):
+def test_a_probe_outweighs_discounted_evidence_of_a_tree() -> None:
+    firm, discounted = Acceptance(4), Acceptance(4)
+    for acceptance in (firm, discounted):
         for _ in range(300):
             acceptance.observe("chat", 1, 0, 4, 4, ())
     assert firm.survival("chat")[0] < 0.03
-    loose.discount("chat")
-    for acceptance in (firm, loose):
+    discounted.discount("chat")
+    for acceptance in (firm, discounted):
         for _ in range(8):
             acceptance.observe("chat", 1, 1, 1, 1, (0,))
     assert firm.survival("chat")[0] < 0.12
-    assert loose.survival("chat")[0] > 0.45
+    assert discounted.survival("chat")[0] > 0.45
 
 
 def test_sums_of_trees_do_not_overflow() -> None:

@@ -48,7 +48,7 @@ def test_finds_the_best_of_all_allocations(seed: int) -> None:
 
 
 def test_fills_the_rows_that_cost_nothing_and_no_more() -> None:
-    """64 sequences, free up to 96 rows, dear beyond: 32 sequences get one draft."""
+    """64 sequences, rows free up to 96 and expensive beyond: 32 sequences get one draft."""
     batch = [Candidate(i, "chat", 8) for i in range(64)]
     costs = Costs(Curve([(1, 10.0, 1), (96, 10.0, 1), (192, 40.0, 1)]), 1.0, 0.0, 0.0, {"chat": LinearCost(0.1, 0.1)})
     found = allocate(batch, {"chat": Value((0.8, 0.64, 0.5))}, costs)
@@ -56,7 +56,7 @@ def test_fills_the_rows_that_cost_nothing_and_no_more() -> None:
     assert found.depths == [1] * 32 + [0] * 32
 
 
-def test_rare_answers_are_worth_less() -> None:
+def test_a_low_delivery_lowers_the_rate() -> None:
     batch = [Candidate(0, "chat", 4)]
     costs = Costs(Curve([(1, 10.0, 1)]), 1.0, 0.0, 1.0, {"chat": LinearCost(0.0, 0.0)})
     often = allocate(batch, {"chat": Value((0.8, 0.64))}, costs)
@@ -67,14 +67,14 @@ def test_rare_answers_are_worth_less() -> None:
     assert rarely.rate == pytest.approx((1 + 0.05 * 1.44) / 11)
 
 
-def test_nobody_may_draft() -> None:
+def test_no_allocation_if_no_candidate_may_draft() -> None:
     costs = Costs(Curve([(1, 1.0, 1)]), 1.0, 0.0, 0.0, {})
     assert allocate([Candidate(0, "chat", 0)], {"chat": Value((0.8,))}, costs) is None
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_several_methods_each_pay_their_own_way(seed: int) -> None:
-    """Methods take turns in the search: not always the very best, but close to it."""
+def test_several_methods_are_near_the_best(seed: int) -> None:
+    """Methods take turns in the search, which is then approximate."""
     dice = random.Random(seed)
     batch = [Candidate(i, dice.choice(("one/a", "two/a", "two/b")), dice.randint(0, 4)) for i in range(5)]
     values = {
@@ -91,19 +91,19 @@ def test_several_methods_each_pay_their_own_way(seed: int) -> None:
     assert found.rate > 0.98 * best
 
 
-def test_what_every_pass_reads_makes_rows_cheap_beside_it() -> None:
+def test_with_a_long_context_more_rows_pay() -> None:
     batch, values = [Candidate(0, "chat", 8)], {"chat": Value(tuple(0.8**k for k in range(1, 9)))}
     curve, lines = Curve([(1, 1.0, 1), (9, 9.0, 1)]), {"chat": LinearCost(0.0, 0.5)}
     found = [allocate(batch, values, Costs(curve, 1.0, context, 0.0, lines)) for context in (0.0, 50.0)]
     assert [plan is not None and plan.depths for plan in found] == [[1], [8]]
 
 
-def test_a_dear_method_is_not_asked_beside_a_cheap_one() -> None:
+def test_an_expensive_method_does_not_draft_beside_a_cheap_one() -> None:
     batch = [Candidate(0, "ngram/chat", 4), Candidate(1, "eagle/chat", 4)]
     values = {"ngram/chat": Value((0.8, 0.6)), "eagle/chat": Value((0.8, 0.6))}
     curve = Curve([(1, 10.0, 1)])
-    cheap, dear = LinearCost(0.1, 0.0), LinearCost(9.0, 0.5)
-    found = allocate(batch, values, Costs(curve, 1.0, 0.0, 0.0, {"ngram": cheap, "eagle": dear}))
+    cheap, expensive = LinearCost(0.1, 0.0), LinearCost(9.0, 0.5)
+    found = allocate(batch, values, Costs(curve, 1.0, 0.0, 0.0, {"ngram": cheap, "eagle": expensive}))
     both = allocate(batch, values, Costs(curve, 1.0, 0.0, 0.0, {"ngram": cheap, "eagle": cheap}))
     assert found is not None
     assert both is not None
@@ -111,17 +111,17 @@ def test_a_dear_method_is_not_asked_beside_a_cheap_one() -> None:
     assert both.depths == [2, 2]
 
 
-def test_a_tree_is_filled_as_far_as_its_rows_are_worth() -> None:
-    """Late nodes are seldom accepted; where a row costs little they are drafted all the same."""
-    chances = tuple(0.5 / (1 + r) for r in range(31))
+def test_the_size_of_a_tree_depends_on_the_cost_of_a_row() -> None:
+    """Late nodes are rarely accepted; cheap rows are used for them all the same."""
+    survival = tuple(0.5 / (1 + r) for r in range(31))
     batch = [Candidate(0, "eagle/chat", 31)]
     for per_row, least, most in ((0.0, 31, 31), (0.2, 6, 20), (2.0, 1, 3)):
         costs = Costs(
             Curve([(1, 10.0, 1), (64, 10.0 + 63 * per_row, 1)]), 1.0, 0.0, 0.0, {"eagle": LinearCost(1.0, 0.0)}
         )
-        found = allocate(batch, {"eagle/chat": Value(chances)}, costs)
+        found = allocate(batch, {"eagle/chat": Value(survival)}, costs)
         assert found is not None
         assert least <= found.depths[0] <= most
         assert found.rate == pytest.approx(
-            max(rate(batch, (n,), {"eagle/chat": Value(chances)}, costs) for n in range(1, 32))
+            max(rate(batch, (n,), {"eagle/chat": Value(survival)}, costs) for n in range(1, 32))
         )

@@ -1,10 +1,10 @@
-"""Plain steps among those that draft."""
+"""Plain steps among drafting steps."""
 
 from paceline.speculation.depth.baseline import EVERY, FIRST, MAX_MISSED, Baselines
 
 
 def due(baselines: Baselines, batch: int, steps: int) -> list[int]:
-    """Of so many steps that would draft, those that are plain instead. Each is seen before the next."""
+    """Numbers of the drafting steps that are baselines instead. Each is observed before the next."""
     taken = []
     for step in range(1, steps + 1):
         if baselines.is_due(batch, would_draft=True):
@@ -13,21 +13,21 @@ def due(baselines: Baselines, batch: int, steps: int) -> list[int]:
     return taken
 
 
-def test_first_of_all_then_soon_and_seldom_later() -> None:
+def test_the_first_step_is_one_and_intervals_double() -> None:
     steps = due(Baselines(), 1, 2000)
     gaps = [after - before for before, after in zip([0, *steps], steps, strict=False)]
     assert gaps[:5] == [1, FIRST + 1, 2 * FIRST + 1, 4 * FIRST + 1, 8 * FIRST + 1]
     assert set(gaps[7:]) == {EVERY + 1}
 
 
-def test_each_scale_of_a_batch_has_its_own() -> None:
+def test_each_scale_of_batch_has_its_own() -> None:
     baselines = Baselines()
     due(baselines, 4, 2000)
     assert due(baselines, 256, 20) == due(Baselines(), 1, 20)
-    assert due(baselines, 7, 20) == []  # of one scale with 4
+    assert due(baselines, 7, 20) == []  # the same scale as 4
 
 
-def test_a_plain_step_serves_as_one() -> None:
+def test_any_plain_step_counts_as_one() -> None:
     baselines = Baselines()
     baselines.observe_plain(1, is_timed=True, is_loss=False)
     assert due(baselines, 1, FIRST) == []
@@ -37,14 +37,14 @@ def test_a_plain_step_serves_as_one() -> None:
     assert due(baselines, 1, FIRST) == []
 
 
-def test_one_by_which_drafting_loses_is_repeated_at_once() -> None:
+def test_a_baseline_by_which_drafting_loses_is_repeated_at_once() -> None:
     baselines = Baselines()
     assert due(baselines, 1, 3) == [1]
     baselines.observe_plain(1, is_timed=True, is_loss=True)
     assert due(baselines, 1, FIRST) == [1]
 
 
-def test_one_that_told_no_time_is_taken_again_but_not_for_ever() -> None:
+def test_an_untimed_baseline_is_repeated_a_few_times() -> None:
     baselines, taken = Baselines(), 0
     while baselines.is_due(1, would_draft=True):
         baselines.observe_plain(1, is_timed=False, is_loss=False)
@@ -52,22 +52,22 @@ def test_one_that_told_no_time_is_taken_again_but_not_for_ever() -> None:
     assert taken == 1 + MAX_MISSED
 
 
-def test_who_did_not_draft_before_waits_for_it() -> None:
-    """Steps may be decided on before it was seen."""
+def test_a_batch_does_not_start_to_draft_before_the_baseline_is_observed() -> None:
+    """Steps may be decided before it is observed."""
     baselines = Baselines()
     assert all(baselines.is_due(8, would_draft=True) for _ in range(3))
     baselines.observe_plain(8, is_timed=True, is_loss=False)
     steps = [baselines.is_due(8, would_draft=True) for _ in range(FIRST + 3)]
-    assert steps == [*[False] * FIRST, True, False, False]  # now they do: what comes after it goes on
+    assert steps == [*[False] * FIRST, True, False, False]  # a drafting batch continues after a baseline
 
 
-def test_those_that_few_drafted_for_are_beginners_too() -> None:
+def test_a_much_larger_batch_waits_too() -> None:
     baselines = Baselines()
     due(baselines, 4, 3)
     assert all(baselines.is_due(256, would_draft=True) for _ in range(3))
 
 
-def test_a_step_that_would_not_draft_ends_what_was_under_way() -> None:
+def test_a_step_that_would_not_draft_ends_drafting() -> None:
     baselines = Baselines()
     due(baselines, 8, 3)
     assert not baselines.is_due(8, would_draft=False)

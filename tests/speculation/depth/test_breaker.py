@@ -1,4 +1,4 @@
-"""The breaker's states, and that healthy traffic does not trip it."""
+"""The states of the breaker; healthy traffic does not open it."""
 
 import random
 
@@ -16,7 +16,7 @@ def rounds(breaker: Breaker, count: int, accepted: int, now: float, drafted: int
         breaker.record("chat", drafted, accepted, now)
 
 
-def test_opens_after_three_lossy_windows_running() -> None:
+def test_opens_after_three_lossy_windows_in_a_row() -> None:
     breaker = Breaker(QUICK)
     rounds(breaker, 5, 0, now=0.0)
     assert breaker.allow("chat", 0.0) == UNLIMITED
@@ -26,7 +26,7 @@ def test_opens_after_three_lossy_windows_running() -> None:
     assert breaker.allow("code", 9.9) == UNLIMITED
 
 
-def test_a_good_window_between_starts_the_count_again() -> None:
+def test_a_good_window_resets_the_count() -> None:
     breaker = Breaker(QUICK)
     for _ in range(5):
         rounds(breaker, 4, 0, now=0.0)
@@ -102,14 +102,14 @@ def sampled(breaker: Breaker, alpha: float, depth: int, count: int, seed: int) -
 
 
 @pytest.mark.parametrize("depth", [1, 4, 8])
-def test_healthy_traffic_never_trips_and_bad_traffic_soon_does(depth: int) -> None:
+def test_healthy_traffic_never_opens_it_and_bad_traffic_soon_does(depth: int) -> None:
     assert sampled(Breaker(), 0.7, depth, 20_000, seed=3) is None
     opened = sampled(Breaker(), 0.2, depth, 200, seed=3)
     assert opened is not None
     assert opened <= 96
 
 
-def test_the_published_rule_can_be_had_and_trips_on_luck() -> None:
+def test_the_published_rule_opens_on_healthy_traffic() -> None:
     published = Breaker(BreakerRule(threshold=0.5, window=1, conditional=False))
     for accepted in (1, 1, 2, 1, 1):
         published.record("chat", 4, accepted, 0.0)
@@ -121,7 +121,7 @@ def test_the_published_rule_can_be_had_and_trips_on_luck() -> None:
     assert opened < 100
 
 
-def test_rules_are_checked() -> None:
+def test_invalid_rules_are_rejected() -> None:
     with pytest.raises(InvalidConfig, match="draft_acceptance_threshold"):
         BreakerRule(threshold=65)
     with pytest.raises(InvalidConfig, match="cooldown"):

@@ -1,15 +1,15 @@
-"""Change is found, and only where there is any. Traffic is simulated: requests with a level of their own each."""
+"""Changes are found, with few false alarms. Traffic is simulated: every request has its own acceptance level."""
 
 from collections.abc import Sequence
 
 import pytest
 
 from paceline.speculation.depth.drift import KEPT, MIN_AFTER, MIN_BEFORE, UNIT, Change, DriftTest
-from tests.speculation.drift_simulator import FIRST, KINDS, Traffic
+from tests.speculation.depth.drift_simulator import FIRST, KINDS, Traffic
 
 
-def test_traffic_that_stays_as_it_is_raises_no_more_alarms_than_promised() -> None:
-    """One in 10,000 requests. The simulator counts 4 in 360,000; here are 24,000."""
+def test_constant_traffic_raises_few_false_alarms() -> None:
+    """The limit is one in 10,000 requests. The simulator counts 4 in 360,000; this test runs 24,000."""
     alarms = [
         change
         for level, spread, rounds, batch in KINDS
@@ -41,12 +41,12 @@ def test_a_change_is_found_soon(
             _, change = changes[0]
             assert change.category == "chat"
             assert change.before == pytest.approx(before, abs=0.15)
-            # Of four requests at the least: two standard errors of their mean are `spread`, and rounds add a little
+            # The level after rests on at least four requests: two standard errors of their mean are `spread`
             assert change.after == pytest.approx(after, abs=spread + 0.05)
     assert found >= least
 
 
-def test_after_a_change_the_new_level_is_what_is_compared_with() -> None:
+def test_after_a_change_the_new_level_is_the_reference() -> None:
     traffic = Traffic(3, 0.05, 20)
     traffic.run(0.8, 60)
     assert len(traffic.run(0.4, 60)) == 1
@@ -55,7 +55,7 @@ def test_after_a_change_the_new_level_is_what_is_compared_with() -> None:
     assert back.after > back.before + 0.3
 
 
-def test_categories_are_apart() -> None:
+def test_categories_are_separate() -> None:
     test = DriftTest()
     number = 0
     for _ in range(100):
@@ -82,19 +82,19 @@ def test_few_requests_prove_nothing() -> None:
     assert units(test, [0.1] * (MIN_AFTER - 1), 100) == []
 
 
-def test_units_that_agree_are_no_proof_of_a_small_change() -> None:
+def test_units_that_agree_by_chance_prove_nothing() -> None:
     test = DriftTest()
     assert units(test, [0.75] * 40, 0, rounds=4) == []
     assert units(test, [0.5] * 10, 100, rounds=4) == []
 
 
-def test_a_change_too_small_to_matter_is_none() -> None:
+def test_a_small_change_is_ignored() -> None:
     test = DriftTest()
     assert units(test, [0.8] * 120, 0, rounds=200) == []
     assert units(test, [0.75] * 120, 1000, rounds=200) == []
 
 
-def test_a_sequence_without_end_is_heard_too() -> None:
+def test_a_change_within_one_long_sequence_is_found() -> None:
     test = DriftTest()
     changes = [
         change for unit in range(40) for _ in range(UNIT) if (change := test.observe("chat", 1, unit < 20)) is not None
@@ -102,7 +102,7 @@ def test_a_sequence_without_end_is_heard_too() -> None:
     assert [(change.before, change.after) for change in changes] == [(1.0, 0.0)]
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_memory_is_bounded() -> None:
     test = DriftTest()
     units(test, [0.5] * (KEPT + 50), 0, rounds=2)
     assert len(test._histories["chat"].rounds) == KEPT

@@ -1,4 +1,4 @@
-"""`PaddedBatch.allocate` against every depth."""
+"""`PaddedBatch.allocate` against a search of all depths."""
 
 import random
 from itertools import accumulate
@@ -24,23 +24,25 @@ def costs(dice: random.Random) -> Costs:
     return Costs(Curve(points), 1.0, 0.3, 0.1, {"one": LinearCost(dice.uniform(0, 1), dice.uniform(0, 0.5))})
 
 
-@pytest.mark.parametrize("rounds", [CHAINS, TREES], ids=["chains", "trees"])
+@pytest.mark.parametrize("shape", [CHAINS, TREES], ids=["chains", "trees"])
 @pytest.mark.parametrize("seed", range(20))
-def test_finds_the_best_depth(rounds: PaddedBatch, seed: int) -> None:
+def test_finds_the_best_depth(shape: PaddedBatch, seed: int) -> None:
     dice = random.Random(seed)
     batch = [Candidate(i, dice.choice(("one/a", "one/b")), dice.randint(0, 6)) for i in range(6)]
     survival = {name: tuple(accumulate((dice.uniform(0.6, 1) for _ in range(7)), mul)) for name in ("one/a", "one/b")}
     values = {name: Value(survival[name], dice.uniform(0.5, 1.0)) for name in ("one/a", "one/b")}
-    told = costs(dice)
+    expected_costs = costs(dice)
 
     def rate(depth: int) -> float:
-        nodes = rounds.nodes(depth)
+        nodes = shape.nodes(depth)
         tokens = 6 + sum(
             values[c.category].delivery * sum(survival[c.category][: min(nodes, c.max_depth)]) for c in batch
         )
-        return tokens / (told.verify(rounds.slots(6) * (1 + nodes)) + 0.1 + told.lines["one"].seconds(nodes))
+        return tokens / (
+            expected_costs.verify(shape.slots(6) * (1 + nodes)) + 0.1 + expected_costs.lines["one"].seconds(nodes)
+        )
 
-    found = rounds.allocate(batch, values, told)
+    found = shape.allocate(batch, values, expected_costs)
     best = max(rate(depth) for depth in range(1, max(c.max_depth for c in batch) + 1))
     assert found is not None
     assert found.rate == pytest.approx(best)
@@ -49,18 +51,18 @@ def test_finds_the_best_depth(rounds: PaddedBatch, seed: int) -> None:
     assert rate(deepest) == pytest.approx(best)
 
 
-def test_nobody_may_draft() -> None:
-    told = costs(random.Random(0))
-    assert CHAINS.allocate([Candidate(0, "one", 0)], {"one": Value((0.9,))}, told) is None
-    assert CHAINS.allocate([Candidate(0, "two", 4)], {}, told) is None
+def test_no_allocation_if_no_candidate_may_draft() -> None:
+    expected_costs = costs(random.Random(0))
+    assert CHAINS.allocate([Candidate(0, "one", 0)], {"one": Value((0.9,))}, expected_costs) is None
+    assert CHAINS.allocate([Candidate(0, "two", 4)], {}, expected_costs) is None
 
 
-def test_worthless_drafts_are_left_out() -> None:
+def test_drafts_without_value_are_left_out() -> None:
     found = CHAINS.allocate([Candidate(0, "one", 4)], {"one": Value((0.005, 0.001))}, costs(random.Random(0)))
     assert found is None
 
 
-def test_who_decodes_in_them() -> None:
+def test_covers_batches_of_its_methods() -> None:
     assert CHAINS.covers([Candidate(0, "one/a", 4), Candidate(1, "one/b", 2)])
     assert CHAINS.covers([Candidate(0, "one/a", 4), Candidate(1, "two/a", 0)])
     assert not CHAINS.covers([Candidate(0, "one/a", 4), Candidate(1, "two/a", 2)])

@@ -1,4 +1,4 @@
-"""A category that is no longer what it was: estimates start from the new level, and nobody waits long to look."""
+"""After a change of a category, estimates start from the new level and the category is probed at once."""
 
 import pytest
 
@@ -10,11 +10,13 @@ from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, T
 
 
 def step(*rounds: tuple[str, int, int]) -> StepObservation:
-    seen = tuple(RoundObservation(i, category, drafted, kept) for i, (category, drafted, kept) in enumerate(rounds))
+    seen = tuple(
+        RoundObservation(i, category, drafted, accepted) for i, (category, drafted, accepted) in enumerate(rounds)
+    )
     return StepObservation(len(seen), 2 * len(seen), 0, (), 0.01, 0.0, seen)
 
 
-def test_acceptance_is_the_new_level_at_every_position_and_soon_follows_what_is_seen() -> None:
+def test_acceptance_starts_at_the_new_level_and_follows_new_rounds() -> None:
     acceptance = Acceptance(4)
     for _ in range(500):
         acceptance.observe("a", 4, 4, requested=4)
@@ -28,7 +30,7 @@ def test_acceptance_is_the_new_level_at_every_position_and_soon_follows_what_is_
     assert acceptance.alphas("a")[0] > 0.7
 
 
-def test_how_often_there_are_drafts_is_not_forgotten() -> None:
+def test_delivery_is_kept() -> None:
     acceptance = Acceptance(4)
     for i in range(400):
         acceptance.observe("a", 4 if i % 4 == 0 else 0, 0, requested=4)
@@ -37,9 +39,9 @@ def test_how_often_there_are_drafts_is_not_forgotten() -> None:
     assert acceptance.delivery("a") == pytest.approx(before)
 
 
-def test_a_category_that_was_hardly_ever_probed_is_due_at_once() -> None:
+def test_a_rarely_probed_category_is_due_at_once() -> None:
     probing = Probing()
-    probing.pick({"a": 0.0})  # it is known from here on
+    probing.pick({"a": 0.0})  # registers the category
     for _ in range(6):
         for _ in range(2000):
             probing.begin_step(())
@@ -51,7 +53,7 @@ def test_a_category_that_was_hardly_ever_probed_is_due_at_once() -> None:
     assert probing.pick({"a": 0.0}) == "a"
 
 
-def test_goodput_believes_the_new_level() -> None:
+def test_goodput_starts_at_the_new_level() -> None:
     policy = GoodputDepth(4)
     for _ in range(300):
         policy.observe(step(("m/a", 4, 0), ("m/b", 4, 0)))
@@ -61,7 +63,7 @@ def test_goodput_believes_the_new_level() -> None:
 
 
 @pytest.mark.parametrize("policy", [ThresholdDepth(), AdditiveDepth()])
-def test_the_published_rules_begin_again(policy: ThresholdDepth | AdditiveDepth) -> None:
+def test_the_published_rules_start_again(policy: ThresholdDepth | AdditiveDepth) -> None:
     candidates = [Candidate(0, "m/a", 32), Candidate(1, "m/b", 32)]
     start = policy.decide(candidates)
     for _ in range(60):

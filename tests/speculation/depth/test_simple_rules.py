@@ -1,4 +1,4 @@
-"""`threshold` and `additive` against traces worked out by hand."""
+"""`threshold` and `additive` against traces computed by hand."""
 
 import pytest
 
@@ -64,13 +64,13 @@ def test_additive_bounds() -> None:
     assert depths(AdditiveDepth(), [(4, 0)] * 30)[2::3] == [4, 3, 2, 2, 2, 2, 2, 2, 2, 2]
 
 
-def test_additive_minimum_is_inclusive_and_checked() -> None:
+def test_additive_minimum_is_inclusive_and_validated() -> None:
     assert depths(AdditiveDepth(0.6), [(10, 6)]) == [7]
     with pytest.raises(InvalidConfig, match="draft_acceptance_threshold"):
         AdditiveDepth(65)
 
 
-def test_additive_takes_a_step_as_one_round() -> None:
+def test_additive_counts_a_step_as_one_round() -> None:
     policy = AdditiveDepth()
     policy.observe(step(*[(4, 0)] * 64))
     assert policy.decide([Candidate(0, "chat", 99)]) == [6]
@@ -86,7 +86,7 @@ def test_plain_rounds_change_nothing(policy: DepthPolicy) -> None:
     assert policy.decide([Candidate(0, "chat", 99)]) == before
 
 
-def test_bounds_may_be_others() -> None:
+def test_bounds_are_parameters() -> None:
     assert depths(ThresholdDepth(least=2, most=6), [(5, 5)] * 12) == [5] * 9 + [6, 6, 6]
     assert depths(ThresholdDepth(least=2, most=6), [(5, 0)] * 12) == [5] * 9 + [3, 2, 2]
     assert depths(AdditiveDepth(least=4, most=7), [(4, 4)] * 3) == [7, 7, 7]

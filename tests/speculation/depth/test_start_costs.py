@@ -100,7 +100,7 @@ PLAIN, EXPECTED = 0.010, 0.012
 
 
 def timed_step(requested: int = 0, seconds: float = EXPECTED, behind: int = 0, **fields: Any) -> StepObservation:
-    """A step in which `requested` of eight sequences draft one token, except the first `behind`, which return no draft."""
+    """A step in which `requested` of eight sequences draft one token; the first `behind` return no draft."""
     return StepObservation(
         **{
             "batch": 8,

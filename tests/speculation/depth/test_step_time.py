@@ -65,7 +65,7 @@ def test_draft_time_is_proportional_until_a_second_depth_is_seen() -> None:
     assert c0 + 8 * c1 == pytest.approx(4.0, rel=0.2)
 
 
-def test_a_draft_that_sat_idle_is_learned_only_when_quicker() -> None:
+def test_after_an_idle_step_only_a_shorter_time_is_learned() -> None:
     draft = DraftTime()
     draft.add(1, 1, 2.0)
     draft.skip_idle()
@@ -78,7 +78,7 @@ def test_a_draft_that_sat_idle_is_learned_only_when_quicker() -> None:
     assert (draft.line(1) or (0.0, 0.0))[1] < 4.0
 
 
-def test_a_first_draft_that_took_an_age_is_forgotten_with_the_next() -> None:
+def test_a_very_slow_first_draft_is_forgotten() -> None:
     draft = DraftTime()
     draft.add(1, 1, 900.0)
     assert not draft.is_settled
@@ -87,7 +87,7 @@ def test_a_first_draft_that_took_an_age_is_forgotten_with_the_next() -> None:
     assert draft.line(1) == pytest.approx((0.0, 1.0))
 
 
-def test_a_deep_draft_as_quick_as_a_shallow_one_is_learned_beside_it() -> None:
+def test_a_deep_draft_as_fast_as_a_shallow_one_shows_the_slope() -> None:
     draft = DraftTime()
     draft.add(1, 1, 4.0)
     assert not draft.has_slope(1)
@@ -109,7 +109,7 @@ def test_each_method_has_its_own_line() -> None:
     assert not times.is_settled("medusa")
 
 
-def test_a_step_that_is_not_typical_teaches_no_seconds() -> None:
+def test_untimed_steps_are_ignored() -> None:
     times = StepTime()
     times.calibrate({1: 0.010, 8: 0.010})
     times.observe(step(1, 5, 0.050, depth=4, draft=0.040, is_timed=False))
@@ -122,7 +122,7 @@ def test_a_step_that_is_not_typical_teaches_no_seconds() -> None:
     assert costs.lines["chat"].seconds(4) == pytest.approx(0.004)
 
 
-def test_a_draft_caught_up_by_such_a_step_is_not_idle() -> None:
+def test_a_draft_is_not_idle_after_an_untimed_step() -> None:
     draft = DraftTime()
     draft.add(1, 1, 2.0)
     draft.skip_idle()
@@ -131,8 +131,8 @@ def test_a_draft_caught_up_by_such_a_step_is_not_idle() -> None:
     assert (draft.line(1) or (0.0, 0.0))[1] > 3.0
 
 
-def test_context_takes_its_time_whatever_the_rows() -> None:
-    """A warm-up has none; steps with much of it leave the curve as it is."""
+def test_context_adds_the_same_time_at_any_number_of_rows() -> None:
+    """A warm-up has no context; steps with a long context do not change the curve."""
     times = StepTime()
     times.calibrate({1: 0.010, 64: 0.020}, per_token=1e-6)
     for tokens in (1000, 20_000) * 8:
@@ -145,7 +145,7 @@ def test_context_takes_its_time_whatever_the_rows() -> None:
     assert costs.verify(5) == pytest.approx(0.016, rel=0.02)
 
 
-def test_a_context_that_was_thought_dearer_than_it_is() -> None:
+def test_an_overestimated_cost_of_context_is_corrected() -> None:
     times = StepTime()
     times.calibrate({1: 0.010}, per_token=1e-3)
     for _ in range(40):
@@ -155,7 +155,7 @@ def test_a_context_that_was_thought_dearer_than_it_is() -> None:
 
 
 def test_the_first_steps_set_the_height_of_a_warm_up() -> None:
-    """A warm-up 8% too slow, all of it: eight plain steps of one size put every size right."""
+    """All times of the warm-up are 8% too high: eight plain steps of one size correct every size."""
     times = StepTime()
     times.calibrate(dict.fromkeys((1, 8, 64), 1.08 * 0.004))
     for _ in range(8):
@@ -173,7 +173,7 @@ def test_nothing_is_known_at_first() -> None:
     assert times.costs(1) is None
 
 
-def test_plain_and_verify_are_kept_apart() -> None:
+def test_plain_and_verify_are_separate() -> None:
     times = StepTime()
     for _ in range(20):
         times.observe(step(8, 8, 0.010))
@@ -202,7 +202,7 @@ def test_outliers_barely_move_a_mature_estimate() -> None:
     assert times.plain(1) == pytest.approx(0.010, rel=0.05)
 
 
-def test_follows_a_real_change_and_carries_unvisited_rows_along() -> None:
+def test_follows_a_real_change_also_at_unvisited_rows() -> None:
     times = StepTime()
     times.calibrate({1: 0.010, 5: 0.012, 64: 0.020})
     dice = random.Random(0)
@@ -215,7 +215,7 @@ def test_follows_a_real_change_and_carries_unvisited_rows_along() -> None:
     assert 0.012 < (times.plain(1) or 0.0) <= 0.0181
 
 
-def test_noise_alone_does_not_let_unvisited_rows_wander() -> None:
+def test_noise_alone_does_not_move_unvisited_rows() -> None:
     times = StepTime()
     times.calibrate({1: 0.010, 64: 0.020})
     dice = random.Random(0)
@@ -224,7 +224,7 @@ def test_noise_alone_does_not_let_unvisited_rows_wander() -> None:
     assert times.plain(64) == pytest.approx(0.020, rel=0.05)
 
 
-def test_an_exact_batch_is_answered_exactly_inside_a_wide_bucket() -> None:
+def test_a_measured_batch_is_exact_inside_a_wide_bucket() -> None:
     times = StepTime()
     times.observe(step(67, 67, 0.067))
     times.observe(step(80, 80, 0.080))
@@ -245,6 +245,6 @@ def test_verify_rows_long_unvisited_are_forgotten() -> None:
     assert costs.verify(5) == pytest.approx(0.010, rel=0.01)
 
 
-def test_calibration_is_checked() -> None:
+def test_an_invalid_calibration_is_rejected() -> None:
     with pytest.raises(InvalidConfig, match="rows >= 1"):
         StepTime().calibrate({0: 0.1})

@@ -15,7 +15,7 @@ similar the rounds of one sequence are. V is at least that of independent rounds
 If |z| >= `THRESHOLD` for any split whose levels differ by `MIN_CHANGE`, acceptance has changed; the change is where two
 levels fit best. The units before it are forgotten.
 
-False alarms: fewer than one in 10,000 requests on traffic that does not change; tests/speculation/drift_simulator.py counts
+False alarms: fewer than one in 10,000 requests on traffic that does not change; tests/speculation.depth.drift_simulator.py counts
 them. Slow change needs no test: the decaying estimates follow it.
 """
 

@@ -1,4 +1,4 @@
-"""Traffic for the drift test, and what it makes of it: `python -m tests.speculation.drift_simulator`."""
+"""Simulated traffic for the drift test. `python -m tests.speculation.depth.drift_simulator` prints false alarms and delays."""
 
 import random
 
@@ -6,7 +6,7 @@ from paceline.speculation.depth.drift import Change, DriftTest
 
 
 class Traffic:
-    """Requests whose level is drawn around `level`, a few at a time, with so many rounds each on average."""
+    """Requests whose acceptance is drawn around `level`, `batch` at a time, with `rounds` rounds each on average."""
 
     def __init__(self, seed: int, spread: float, rounds: float, batch: int = 1) -> None:
         self.test = DriftTest()
@@ -40,7 +40,7 @@ class Traffic:
         return [self._number, own, 1 + int(self._random.expovariate(1.0 / self._rounds))]
 
 
-KINDS = (  # level, how much requests differ, rounds of one, how many at once
+KINDS = (  # level, spread of requests, rounds per request, batch
     (0.2, 0.0, 5, 1),
     (0.5, 0.15, 20, 1),
     (0.8, 0.15, 20, 8),
@@ -50,7 +50,7 @@ KINDS = (  # level, how much requests differ, rounds of one, how many at once
     (0.7, 0.25, 60, 4),
     (0.05, 0.02, 4, 2),
 )
-CHANGES = (  # from, to, how much requests differ, rounds of one
+CHANGES = (  # before, after, spread of requests, rounds per request
     (0.8, 0.5, 0.1, 20),
     (0.8, 0.6, 0.1, 20),
     (0.3, 0.7, 0.15, 10),
@@ -58,17 +58,17 @@ CHANGES = (  # from, to, how much requests differ, rounds of one
     (0.8, 0.65, 0.15, 20),
 )
 FIRST = 1000
-"""Seeds from here on: the constants of the test were chosen with those below 200."""
+"""First seed: the constants of the test were chosen with seeds below 200."""
 
 
 def main(seeds: int = 150, requests: int = 300) -> None:
-    print(f"{'level':>6}{'differ':>8}{'rounds':>8}{'at once':>9}   false alarms in {seeds * requests} requests")
+    print(f"{'level':>6}{'spread':>8}{'rounds':>8}{'batch':>9}   false alarms in {seeds * requests} requests")
     for level, spread, rounds, batch in KINDS:
         alarms = sum(
             len(Traffic(seed, spread, rounds, batch).run(level, requests)) for seed in range(FIRST, FIRST + seeds)
         )
         print(f"{level:6}{spread:8}{rounds:8}{batch:9}   {alarms}", flush=True)
-    print(f"\n{'from':>6}{'to':>6}{'differ':>8}{'rounds':>8}   requests until it is found: median, nine of ten; missed")
+    print(f"\n{'from':>6}{'to':>6}{'spread':>8}{'rounds':>8}   requests until found: median, 90th percentile; missed")
     for before, after, spread, rounds in CHANGES:
         delays, missed = [], 0
         for seed in range(FIRST, FIRST + seeds):
