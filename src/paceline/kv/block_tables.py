@@ -93,6 +93,28 @@ class BlockTables:
                 self.pool.report(BlocksStored((table.parent,), above, tuple(tokens), table.salt, block_size=BLOCK_SIZE))
             table.num_published += 1
 
+    def fork(self, source_id: int, sequence_id: int, num_tokens: int) -> tuple[range, range] | None:
+        """Open a table on the first `num_tokens` of another: full blocks are shared, a partly filled one is copied.
+
+        Returns the slots to copy from and to; None, without a change, if no block is free. The source may only append while
+        it has forks, and only committed blocks are published, so neither sequence writes where the other reads.
+        """
+        source = self._tables[source_id]
+        num_full, rest = divmod(num_tokens, BLOCK_SIZE)
+        assert source.num_published <= num_full, "a fork begins after the published blocks"
+        shared = source.blocks[:num_full]
+        blocks, sources, targets = list(shared), range(0), range(0)
+        if rest:
+            copy = self.pool.allocate()
+            if copy is None:
+                return None
+            first, copied = source.blocks[num_full] * BLOCK_SIZE, copy * BLOCK_SIZE
+            blocks.append(copy)
+            sources, targets = range(first, first + rest), range(copied, copied + rest)
+        self.pool.hold(shared)
+        self._tables[sequence_id] = _Table(source.parent, blocks, source.num_published, source.salt)
+        return sources, targets
+
     def close(self, sequence_id: int) -> None:
         """Let go of everything the sequence held. Closing what is not open is no error: cancellation may come twice."""
         table = self._tables.pop(sequence_id, None)

@@ -197,7 +197,7 @@ class ModelDrafter(Generic[Q]):
         if picked:
             for i, token in zip(picked, pick(logits[picked], [rows[i] for i in picked]).tolist(), strict=True):
                 chosen[i] = token, None
-        sampled = [i for i, one in enumerate(params) if one.needs_distribution]
+        sampled = [i for i, one in enumerate(sequences) if one.params.needs_distribution]
         if sampled:
             for i, (token, q) in zip(sampled, self._sample_q(logits[sampled], [rows[i] for i in sampled]), strict=True):
                 chosen[i] = token, q
