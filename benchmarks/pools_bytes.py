@@ -18,7 +18,7 @@ from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runner import ModelRunner
 from paceline.runtime.draft_worker import distributions
 from paceline.runtime.draft_worker.branches import BranchKey, unpack
-from paceline.runtime.draft_worker.core import DraftBranch, DraftedToken, SequenceParams
+from paceline.runtime.draft_worker.core import DraftBranch, DraftedToken
 from paceline.runtime.draft_worker.model_core import ModelCore
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
@@ -36,6 +36,7 @@ from paceline.runtime.wire.messages import (
     RoundRequest,
 )
 from paceline.runtime.wire.transport import Connection, Listener
+from paceline.speculation.proposers.model_drafter import SequenceParams
 
 PROMPT = "The three most surprising things about the history of the bicycle are"
 

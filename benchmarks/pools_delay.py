@@ -18,10 +18,11 @@ from pools_fakes import VOCAB, VOCABULARY, Run, TimedCore, decode, until_up, wor
 
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
-from paceline.runtime.draft_worker.core import DraftBranch, SequenceParams
+from paceline.runtime.draft_worker.core import DraftBranch
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposers.model_drafter import SequenceParams
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:

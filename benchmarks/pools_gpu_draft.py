@@ -22,7 +22,7 @@ from paceline.engine.build import pick_dtype
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.models.loading.load import load_model
 from paceline.models.runners import make_runner
-from paceline.runtime.draft_worker.core import DraftBranch, SequenceParams
+from paceline.runtime.draft_worker.core import DraftBranch
 from paceline.runtime.draft_worker.model_core import ModelCore
 from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker, DraftWorkerStatus
@@ -38,6 +38,7 @@ from paceline.runtime.wire.messages import (
     RoundRequest,
 )
 from paceline.runtime.wire.transport import Connection, Listener
+from paceline.speculation.proposers.model_drafter import SequenceParams
 
 NUM_BLOCKS = 1024
 MAX_ROWS = 512

@@ -12,8 +12,8 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.models.loading.load import load_model
 from paceline.models.runner import ModelRunner, Span
-from paceline.runtime.draft_worker.core import SequenceParams
-from paceline.runtime.draft_worker.model_core import NUM_RIVALS, rank
+from paceline.runtime.draft_worker.model_core import NUM_ALTERNATIVES, rank
+from paceline.speculation.proposers.model_drafter import SequenceParams
 from paceline.speculation.verification.distribution import pick
 from paceline.speculation.verification.rows import RowContext
 
@@ -39,8 +39,8 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=400)
     parser.add_argument("--alpha", type=float, default=0.8)
     args = parser.parse_args()
-    print("| temperature | alpha | " + " | ".join(f"rival {r}" for r in range(NUM_RIVALS)) + " | none of them |")
-    print("|---|---:|" + "---:|" * (NUM_RIVALS + 1))
+    print("| temperature | alpha | " + " | ".join(f"rival {r}" for r in range(NUM_ALTERNATIVES)) + " | none of them |")
+    print("|---|---:|" + "---:|" * (NUM_ALTERNATIVES + 1))
     for temperature in (0.0, 0.7, 1.0):
         params = SamplingParams(temperature=temperature)
         ids, logits = text_and_logits(args.length, temperature)
@@ -59,10 +59,10 @@ def main() -> None:
         ranks: Counter[int | None] = Counter()
         for token, mine, ranked in zip(truth.tolist(), own, rank(draft, rows, sequences), strict=True):
             if token != mine:
-                rivals = [rival for rival in ranked if rival != mine][:NUM_RIVALS]
+                rivals = [rival for rival in ranked if rival != mine][:NUM_ALTERNATIVES]
                 ranks[rivals.index(token) if token in rivals else None] += 1
         total = sum(ranks.values())
-        shares = " | ".join(f"{ranks[r] / total:.2f}" for r in (*range(NUM_RIVALS), None))
+        shares = " | ".join(f"{ranks[r] / total:.2f}" for r in (*range(NUM_ALTERNATIVES), None))
         print(f"| {temperature} | {1 - total / len(own):.2f} | {shares} |", flush=True)
 
 

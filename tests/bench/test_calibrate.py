@@ -35,7 +35,7 @@ def test_calibration_config_has_a_fixed_depth() -> None:
 def test_unknown_method_is_rejected() -> None:
     assert _methods(("ngram", "suffix"), ()) == ["ngram", "suffix"]
     assert _methods(("ngram", "suffix"), ("suffix",)) == ["suffix"]
-    with pytest.raises(InvalidRequest, match="no method 'eagle' here; choose from: ngram, suffix"):
+    with pytest.raises(InvalidRequest, match="unknown method 'eagle'; choose from: ngram, suffix"):
         _methods(("suffix", "ngram"), ("eagle",))
 
 

@@ -83,7 +83,7 @@ def test_no_overwrite_and_no_partial_folder(base: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="exists"):
         write_folder(large, tmp_path / "large")
     (tmp_path / "other.part").mkdir()
-    with pytest.raises(InvalidRequest, match=r"other\.part was left by a run that did not end"):
+    with pytest.raises(InvalidRequest, match=r"other\.part is left from an interrupted run"):
         write_folder(large, tmp_path / "other")
 
 

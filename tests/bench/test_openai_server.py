@@ -83,5 +83,5 @@ def test_unreachable_server() -> None:
         async with connect("http://127.0.0.1:9", None, VirtualClock()):
             pass
 
-    with pytest.raises(ServerFailed, match=r"no server answers at http://127\.0\.0\.1:9/v1"):
+    with pytest.raises(ServerFailed, match=r"no server at http://127\.0\.0\.1:9/v1"):
         asyncio.run(run())

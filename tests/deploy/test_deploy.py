@@ -1,4 +1,4 @@
-"""The files in deploy/ fit together. Whether Kubernetes likes them is not known here; see deploy/README.md."""
+"""The files in deploy/ are consistent. They are not tested against Kubernetes; see deploy/README.md."""
 
 from pathlib import Path
 from typing import Any
@@ -18,31 +18,31 @@ GATEWAY = DOCUMENTS["Deployment"]["spec"]["template"]["spec"]
 
 
 @pytest.mark.parametrize("name", ["cluster.yaml", "laptop.yaml"])
-def test_the_examples_are_clusters(name: str) -> None:
+def test_examples_are_clusters(name: str) -> None:
     assert is_cluster_file(DEPLOY / name)
     config = load_cluster(DEPLOY / name)
     assert [pool.role for pool in config.pools] == ["target", "draft"]
     assert all(0 < engine.memory_fraction < 1 for engine in config.engines().values())
 
 
-def test_the_example_with_a_prefill_pool_is_a_cluster() -> None:
+def test_example_with_a_prefill_pool() -> None:
     config = load_cluster(DEPLOY / "prefill.yaml")
     assert [pool.role for pool in config.pools] == ["target", "prefill"]
     assert config.handoff_threshold == 512
 
 
-def test_the_cluster_in_the_config_map_fits_its_nodes() -> None:
+def test_cluster_of_the_config_map_fits_its_nodes() -> None:
     config = cluster_config(yaml.safe_load(DOCUMENTS["ConfigMap"]["data"]["cluster.yaml"]))
     gpus = sum(pool.ray.num_gpus for pool in config.pools)
     limits = WORKER["containers"][0]["resources"]["limits"]
-    assert gpus <= float(limits["nvidia.com/gpu"])  # a pair a node
+    assert gpus <= float(limits["nvidia.com/gpu"])  # one pair per node
     assert sum(pool.ray.num_cpus for pool in config.pools) <= float(limits["cpu"])
     assert GROUP["replicas"] == config.targets[0].replicas
     assert config.gateway["port"] == GATEWAY["containers"][0]["ports"][0]["containerPort"]
 
 
 @pytest.mark.parametrize("pod", [HEAD, WORKER, GATEWAY])
-def test_mounts_have_volumes_and_keys_are_where_the_cluster_looks(pod: dict[str, Any]) -> None:
+def test_mounts_have_volumes_and_keys_are_mounted(pod: dict[str, Any]) -> None:
     config = cluster_config(yaml.safe_load(DOCUMENTS["ConfigMap"]["data"]["cluster.yaml"]))
     volumes = {volume["name"] for volume in pod["volumes"]}
     mounts = {m["mountPath"]: m["name"] for c in pod["containers"] for m in c["volumeMounts"]}
@@ -54,7 +54,7 @@ def test_mounts_have_volumes_and_keys_are_where_the_cluster_looks(pod: dict[str,
     assert {c["image"] for c in (*pod["containers"], copy)} == {"paceline:latest"}
 
 
-def test_the_gateway_is_found_by_its_service_and_its_probes() -> None:
+def test_service_and_probes_match_the_gateway() -> None:
     labels = DOCUMENTS["Deployment"]["spec"]["template"]["metadata"]["labels"]
     assert DOCUMENTS["Deployment"]["spec"]["selector"]["matchLabels"] == labels
     assert DOCUMENTS["Service"]["spec"]["selector"] == labels
@@ -65,10 +65,10 @@ def test_the_gateway_is_found_by_its_service_and_its_probes() -> None:
         assert container[probe]["httpGet"]["port"] in ports
 
 
-def test_ray_is_of_one_version() -> None:
+def test_ray_version_is_the_same_everywhere() -> None:
     constraints = (DEPLOY.parent / "constraints.txt").read_text()
     version = DOCUMENTS["RayCluster"]["spec"]["rayVersion"]
     assert f"ray=={version}\n" in constraints
     assert (
         f"'ray[default]=={version}'" in (DEPLOY / "Dockerfile").read_text()
-    )  # bare Ray answers none of KubeRay's probes
+    )  # without the extra, Ray does not answer KubeRay's probes

@@ -1,4 +1,4 @@
-"""The Grafana dashboard and the alerts ask for metrics that exist, by labels that they have; promtool agrees where it is."""
+"""The Grafana dashboard and the alerts use existing metrics and labels; checked with promtool if it is installed."""
 
 import json
 import re
@@ -23,7 +23,7 @@ needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="pr
 
 
 def documented() -> dict[str, set[str]]:
-    """Series names and their labels. A test of the server pins the page to what there is."""
+    """Series names and their labels from docs/metrics.md, which a test of the server compares with the metrics."""
     page = (ROOT / "docs" / "metrics.md").read_text("utf-8")
     rows = re.findall(r"^\| `(paceline_\w+)` \| (\w+) \| ([\w, ]*)\|", page, re.MULTILINE)
     series = {}
@@ -42,7 +42,7 @@ def used(expression: str) -> set[str]:
 
 
 @pytest.mark.parametrize("expression", [*QUERIES, *EXPRESSIONS])
-def test_only_metrics_that_exist_by_labels_that_they_have(expression: str) -> None:
+def test_queries_use_existing_metrics_and_labels(expression: str) -> None:
     names = used(expression)
     assert names or "paceline:" in expression
     assert names <= set(SERIES)
@@ -53,13 +53,13 @@ def test_only_metrics_that_exist_by_labels_that_they_have(expression: str) -> No
         assert set(re.findall(r"\w+", grouped)) <= allowed
 
 
-def test_counters_are_asked_for_rates_and_gauges_are_not() -> None:
+def test_rates_are_taken_of_counters_only() -> None:
     for expression in (*QUERIES, *EXPRESSIONS):
         for inner in re.findall(r"(?:rate|increase)\((\w+)", expression):
             assert inner.endswith(("_total", "_bucket", "_sum", "_count")), inner
 
 
-def test_every_panel_has_a_place_and_a_source() -> None:
+def test_panels_do_not_overlap_and_have_a_source() -> None:
     ids = [panel["id"] for panel in DASHBOARD["panels"]]
     assert len(set(ids)) == len(ids)
     taken: set[tuple[int, int]] = set()
@@ -73,15 +73,15 @@ def test_every_panel_has_a_place_and_a_source() -> None:
     assert {one["name"] for one in DASHBOARD["templating"]["list"]} == {"datasource", "model", "category"}
 
 
-def test_variables_choose_from_labels_that_exist() -> None:
-    asked = [one["query"]["query"] for one in DASHBOARD["templating"]["list"] if one["type"] == "query"]
-    assert len(asked) == 2
-    for query in asked:
+def test_variables_use_existing_labels() -> None:
+    queries = [one["query"]["query"] for one in DASHBOARD["templating"]["list"] if one["type"] == "query"]
+    assert len(queries) == 2
+    for query in queries:
         name, label = re.fullmatch(r"label_values\((\w+), (\w+)\)", query).groups()  # type: ignore[union-attr]
         assert label in SERIES[name]
 
 
-def test_what_operators_need_is_on_the_dashboard() -> None:
+def test_dashboard_shows_the_key_metrics() -> None:
     shown = set().union(*(used(query) for query in QUERIES))
     assert {
         "paceline_generated_tokens_total",
@@ -101,7 +101,7 @@ def test_what_operators_need_is_on_the_dashboard() -> None:
     } <= shown
 
 
-def test_the_alerts_there_are() -> None:
+def test_alerts_are_complete() -> None:
     assert {
         "PacelineLowAcceptance",
         "PacelineDraftSlowerThanVerify",
@@ -125,14 +125,14 @@ def promtool(*arguments: str, folder: Path) -> None:
 
 
 @needs_promtool
-def test_the_alerts_do_what_they_say() -> None:
+def test_alerts_pass_promtool() -> None:
     promtool("check", "rules", "alerts.yaml", folder=PROMETHEUS)
     promtool("test", "rules", "alerts_test.yaml", folder=PROMETHEUS)
 
 
 @needs_promtool
-def test_the_queries_of_the_dashboard_are_queries(tmp_path: Path) -> None:
-    """As rules, since those can be checked without a server."""
+def test_dashboard_queries_pass_promtool(tmp_path: Path) -> None:
+    """Checked as recording rules, which need no server."""
     rules = [
         {"record": f"panel:{i}", "expr": query.replace("$__rate_interval", "1m")} for i, query in enumerate(QUERIES)
     ]

@@ -88,4 +88,4 @@ def assert_nothing_leased(engine: Engine) -> None:
         assert all(entry.leases == 0 for entry in shelf._entries.values())
     tiers = engine.scheduler.tiers
     assert tiers is not None
-    assert tiers._visits == {}
+    assert tiers._waiting == {}

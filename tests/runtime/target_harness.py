@@ -16,6 +16,7 @@ from paceline.engine.loop import EngineLoop
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.target_worker.worker import TargetWorker
+from paceline.runtime.tracing.tracer import Tracing
 from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, FromGateway
 from paceline.runtime.wire.transport import Listener
 from tests.engine.harness import engine_of
@@ -60,11 +61,18 @@ class LossyListener(Listener[FromGateway]):
 class WorkerThread:
     """A target worker on a thread."""
 
-    def __init__(self, name: str, engine: Engine | None = None, port: int = 0, steps: int | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        engine: Engine | None = None,
+        port: int = 0,
+        steps: int | None = None,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.engine = engine or engine_of(tokenizer=True)
         self.gate = None if steps is None else Gate(self.engine, steps)
         self.listener = LossyListener(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
-        self.worker = TargetWorker(name, EngineLoop(self.engine), self.listener)
+        self.worker = TargetWorker(name, EngineLoop(self.engine, tracing), self.listener, tracing=tracing)
         self._start()
 
     def _start(self) -> None:

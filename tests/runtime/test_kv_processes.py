@@ -42,7 +42,7 @@ def test_prefixes_of_a_killed_worker_are_forgotten(tmp_path: Path) -> None:
         until(lambda: len(llm.pool.workers()) == 2 and all(worker.state == "ready" for worker in llm.pool.workers()))
         index = llm.pool._caches.index
 
-        def held() -> dict[str, int]:
+        def num_blocks() -> dict[str, int]:
             return {name: index.num_blocks(name) for name in ("target-0", "target-1")}
 
         def run_request(i: int) -> int:
@@ -51,11 +51,11 @@ def test_prefixes_of_a_killed_worker_are_forgotten(tmp_path: Path) -> None:
             return reader.outputs[-1].num_cached
 
         assert run_request(0) == 0
-        until(lambda: sum(held().values()) >= 6)
+        until(lambda: sum(num_blocks().values()) >= 6)
         assert [run_request(i) for i in range(1, 5)] == [96] * 4
-        [holder] = [name for name, count in held().items() if count]
+        [holder] = [name for name, count in num_blocks().items() if count]
         os.kill(worker_pid(member(llm, holder)), signal.SIGKILL)
-        until(lambda: held()[holder] == 0)  # known once it is back
+        until(lambda: num_blocks()[holder] == 0)  # known after its restart
         assert run_request(5) == 0
-        until(lambda: sum(held().values()) >= 6)
+        until(lambda: sum(num_blocks().values()) >= 6)
         assert run_request(6) == 96

@@ -1,4 +1,4 @@
-"""The same workers as Ray actors on two virtual nodes: found by name, packed in pairs, killed and continued."""
+"""Workers as Ray actors on two virtual nodes: found by name, placed in pairs, killed and restarted."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def settings(tmp_path: Path) -> Iterator[ClusterConfig]:
         cluster.shutdown()
 
 
-def test_no_ray_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_cluster_is_an_error_with_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def init(**_: object) -> None:
         raise ConnectionError("Could not find any running Ray instance")
 
@@ -44,30 +44,30 @@ def test_no_ray_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         RayDeployment.up(config(("target", "draft"), tmp_path, ray="auto"))
 
 
-def test_kill_9_on_ray_is_not_noticed_in_the_text(settings: ClusterConfig) -> None:
+def test_kill_9_on_ray_does_not_change_the_outputs(settings: ClusterConfig) -> None:
     with pytest.raises(PacelineError, match="not up"):
         RayDeployment.find(settings)
     deployment = RayDeployment.up(settings)
-    with observed(settings) as pool:  # whoever looks now sees all that are to be, not only who has loaded
+    with observed(settings) as pool:  # lists all configured workers, also those that are loading
         assert len(pool.workers()) == 4
     pids = deployment.pids()
-    assert pids["target-0"][1] == pids["draft-0"][1] != pids["target-1"][1] == pids["draft-1"][1]  # a pair a node
-    asked = requests(64)
+    assert pids["target-0"][1] == pids["draft-0"][1] != pids["target-1"][1] == pids["draft-1"][1]  # one pair per node
+    submitted = requests(64)
     with ClusterTarget(settings, deployment, start_seconds=60) as llm:
         until(lambda: len(llm.pool.workers()) == 4 and all(worker.state == "ready" for worker in llm.pool.workers()))
-        reader = StreamReader(llm.pool, *asked[:32])
+        reader = StreamReader(llm.pool, *submitted[:32])
         for _ in range(300):
             reader.read()
         os.kill(pids["draft-0"][0], signal.SIGKILL)
         for _ in range(300):
             reader.read()
-        kill_with_streams(llm, pids["target-0"][0], reader, asked[32:])
-        assert tokens(reader) == plain(settings.targets[0].model, asked)
+        kill_with_streams(llm, pids["target-0"][0], reader, submitted[32:])
+        assert tokens(reader) == plain(settings.targets[0].model, submitted)
         assert llm.pool.num_continued > 0
-    again = RayDeployment.up(settings)  # a new gateway finds the pools, those that Ray started again included
+    again = RayDeployment.up(settings)  # a new gateway finds all workers, including restarted ones
     with ClusterTarget(settings, again, start_seconds=60) as llm:
         until(lambda: len(llm.pool.workers()) == 4 and all(worker.state == "ready" for worker in llm.pool.workers()))
-        assert tokens(StreamReader(llm.pool, *asked[:4])) == plain(settings.targets[0].model, asked[:4])
+        assert tokens(StreamReader(llm.pool, *submitted[:4])) == plain(settings.targets[0].model, submitted[:4])
     after = again.pids()
     assert {name for name in pids if pids[name] != after[name]} == {"draft-0", "target-0"}
     assert RayDeployment.down(settings) is True

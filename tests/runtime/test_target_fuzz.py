@@ -1,4 +1,4 @@
-"""Whatever a gateway sends, the worker stays up and serves the others."""
+"""Invalid messages of one gateway do not stop a worker or affect other gateways."""
 
 import copy
 import random
@@ -26,12 +26,37 @@ from tests.runtime.gateway_client.test_target_pool import EXPECTED, REQUESTS, te
 from tests.runtime.target_harness import StreamReader, WorkerThread, pool_of, until
 
 MESSAGES = 20_000
-ODD: list[Any] = [None, -1, 0, 1, 2**31, 2**63 - 1, 2**64 - 1, 1.5, float("nan"), float("inf"), True, "", "x" * 300]
-ODD += [[], [[]], [1, 2], {}, {"a": 1}, b"\xff", '{"type": "nonsense"}', "[" * 5000, "rejection", "draft_model"]
+INVALID_VALUES: list[Any] = [
+    None,
+    -1,
+    0,
+    1,
+    2**31,
+    2**63 - 1,
+    2**64 - 1,
+    1.5,
+    float("nan"),
+    float("inf"),
+    True,
+    "",
+    "x" * 300,
+]
+INVALID_VALUES += [
+    [],
+    [[]],
+    [1, 2],
+    {},
+    {"a": 1},
+    b"\xff",
+    '{"type": "nonsense"}',
+    "[" * 5000,
+    "rejection",
+    "draft_model",
+]
 
 
 def mutated(rng: random.Random, epoch: int, attempt: int) -> bytes:
-    """A message with a few wrong fields, or bytes that were never one."""
+    """A message with a few invalid fields, or random bytes."""
     kind = rng.randrange(10)
     if kind == 0:
         return rng.randbytes(rng.randrange(200))
@@ -61,25 +86,25 @@ def mutated(rng: random.Random, epoch: int, attempt: int) -> bytes:
                 break
             where = inner
         key = rng.choice(list(where)) if isinstance(where, dict) else rng.randrange(len(where))
-        where[key] = copy.deepcopy(rng.choice(ODD))
+        where[key] = copy.deepcopy(rng.choice(INVALID_VALUES))
     data = msgspec.msgpack.encode(fields)
     return data[: rng.randrange(len(data))] if kind == 1 else data
 
 
-def test_fuzzed_messages() -> None:
+def test_worker_survives_fuzzed_messages() -> None:
     rng = random.Random(7)
     worker = WorkerThread("a")
     with pool_of(worker) as pool:
-        pest: Connection[FromTargetWorker] = Connection(worker.worker.address, TO_GATEWAY)
+        connection: Connection[FromTargetWorker] = Connection(worker.worker.address, TO_GATEWAY)
         try:
             for i in range(MESSAGES):
-                pest.socket.send(mutated(rng, worker.worker.epoch, i))
-                while pest.receive() is not None:
+                connection.socket.send(mutated(rng, worker.worker.epoch, i))
+                while connection.receive() is not None:
                     pass
             until(lambda: worker.listener.traffic.received > MESSAGES)
             assert worker.listener.traffic.malformed > MESSAGES // 20
             assert texts(StreamReader(pool, *REQUESTS).read_all()) == EXPECTED
-            pest.send(Goodbye())
+            connection.send(Goodbye())
             until(lambda: not worker.engine.has_work)
         finally:
-            pest.close()
+            connection.close()

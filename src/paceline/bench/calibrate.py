@@ -136,7 +136,7 @@ def summarise(
 
 
 def alphas_by_level(rounds: Iterable[tuple[int, int]]) -> tuple[float, ...]:
-    """Alpha by level from (levels, accepted): levels 1..accepted succeed, the next fails. Levels with few trials are left out."""
+    """Alpha by level from (levels, accepted): levels 1..accepted succeed, the next fails. Rare levels are left out."""
     hits: defaultdict[int, int] = defaultdict(int)
     trials: defaultdict[int, int] = defaultdict(int)
     for levels, accepted in rounds:

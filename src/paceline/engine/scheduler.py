@@ -64,7 +64,7 @@ class Scheduler:
         if len(self.running) >= self.max_num_seqs:
             return False
         for sequence in self.waiting:
-            if self.tiers is None or not self.tiers.is_coming(sequence):
+            if self.tiers is None or not self.tiers.is_fetching(sequence):
                 spare = self.tables.pool.num_free - self._needed(sequence, len(self.running))
                 return spare >= 0 or spare + self._num_idle >= 0
         return False
@@ -88,7 +88,7 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         bisect.insort(self.waiting, sequence, key=_rank)
         if self.tiers is not None:
-            self.tiers.seek(sequence)
+            self.tiers.prefetch(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a finished or cancelled sequence and free its blocks at once."""
@@ -96,7 +96,7 @@ class Scheduler:
         queue.remove(sequence)
         self.tables.close(sequence.id)
         if self.tiers is not None:
-            self.tiers.forget(sequence)
+            self.tiers.cancel(sequence)
         sequence.status = Status.FINISHED
 
     def schedule(self) -> Schedule:
@@ -158,7 +158,7 @@ class Scheduler:
                 return
             sequence.num_computed = self.tables.open(sequence.id, sequence.cacheable_ids, sequence.cache_salt)
             if self.tiers is not None:
-                sequence.num_computed += self.tiers.land(sequence)
+                sequence.num_computed += self.tiers.load(sequence)
             count = min(sequence.num_uncomputed, budget)
             if not self.tables.grow(sequence.id, sequence.num_computed + count):
                 self.tables.close(sequence.id)

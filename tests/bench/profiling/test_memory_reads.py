@@ -10,7 +10,7 @@ from tests.fakes import draft_model, tiny_engine, tiny_model
 DRAFT = tiny_model(seed=3)
 
 
-def test_a_pass_reads_every_matrix_and_each_context_once() -> None:
+def test_pass_reads_every_matrix_and_context_once() -> None:
     runner = ModelRunner(MODEL, 4)
     per_token = MODEL.config.kv_bytes_per_token(4)
     assert kv_bytes_per_token(runner) == per_token
@@ -19,18 +19,18 @@ def test_a_pass_reads_every_matrix_and_each_context_once() -> None:
     assert pass_bytes(runner, spans) == MODEL.weight_bytes + 8 * per_token
 
 
-def test_a_draft_model_takes_its_weights_and_a_cache() -> None:
+def test_draft_model_has_weights_and_a_cache() -> None:
     engine = tiny_engine(MODEL, draft_model(DRAFT))
     taken = footprint(engine, "fake")
     assert taken.weight_bytes == DRAFT.weight_bytes
     assert taken.kv_bytes_per_token == DRAFT.config.kv_bytes_per_token(4)
 
 
-def test_a_lookup_takes_nothing() -> None:
+def test_lookup_has_no_footprint() -> None:
     assert footprint(tiny_engine(MODEL, NgramProposer()), "fake").bytes(100) == 0
 
 
-def test_an_early_exit_of_the_target_takes_nothing_and_reads_less() -> None:
+def test_layer_skip_has_no_footprint_and_reads_less() -> None:
     engine = tiny_engine(MODEL)
     engine.speculator.proposers = {"fake": LayerSkipProposer(engine.runner, engine.scheduler.tables, 1)}
     assert footprint(engine, "fake").bytes(100) == 0
@@ -38,7 +38,7 @@ def test_an_early_exit_of_the_target_takes_nothing_and_reads_less() -> None:
     assert 0 < weight_reads(runner.model) < weight_reads(MODEL)
 
 
-def test_a_choice_of_methods_takes_what_its_models_take_and_no_part_counts_twice() -> None:
+def test_combined_methods_count_each_part_once() -> None:
     engine = tiny_engine(MODEL)
     draft = draft_model(DRAFT)
     combined = CombinedProposer({"ngram": NgramProposer()}, {"draft_model": draft}, WallClock())

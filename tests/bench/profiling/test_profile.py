@@ -25,7 +25,7 @@ def test_parts_are_means_and_add_up() -> None:
     assert one.share("verify") == pytest.approx(4 / 7)
 
 
-def test_the_floor_is_bytes_over_bandwidth() -> None:
+def test_floor_is_bytes_over_bandwidth() -> None:
     one = made()
     assert one.floor_seconds == 4.0  # 200 bytes at 50 a second
     assert one.floor_fraction == pytest.approx(4 / 7)
@@ -37,7 +37,7 @@ def test_no_rounds_no_profile() -> None:
     assert profile("plain", [], 1.0) is None
 
 
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
+def test_plot_of_profiles(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     plot_profiles([made("plain"), made()], "test", tmp_path / "profile.png")
     assert (tmp_path / "profile.png").read_bytes().startswith(b"\x89PNG")

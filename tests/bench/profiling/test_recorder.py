@@ -1,4 +1,4 @@
-"""On a clock that moves only where a part of the round is made to take time."""
+"""The recorder, with a virtual clock that advances in chosen parts of a round."""
 
 from collections.abc import Callable
 from typing import Any
@@ -47,7 +47,7 @@ def drive(engine: Engine, clock: VirtualClock | None = None, between: float = 0.
             clock.advance(between)
 
 
-def test_every_second_of_a_round_has_its_place(timed: tuple[Engine, VirtualClock]) -> None:
+def test_parts_add_up_to_the_round(timed: tuple[Engine, VirtualClock]) -> None:
     engine, clock = timed
     recorder = Recorder(clock)
     with engine.listening(recorder):
@@ -63,7 +63,7 @@ def test_every_second_of_a_round_has_its_place(timed: tuple[Engine, VirtualClock
     assert last.times.gap == 0.0  # nothing follows it
 
 
-def test_what_was_drafted_and_accepted_is_written_down(timed: tuple[Engine, VirtualClock]) -> None:
+def test_drafted_and_accepted_are_recorded(timed: tuple[Engine, VirtualClock]) -> None:
     engine, clock = timed
     recorder = Recorder(clock)
     with engine.listening(recorder):
@@ -75,7 +75,7 @@ def test_what_was_drafted_and_accepted_is_written_down(timed: tuple[Engine, Virt
     assert (first.batch, first.rows, first.asked) == (1, 4, 3)
 
 
-def test_levels_of_a_tree_are_not_its_nodes() -> None:
+def test_tree_levels_and_nodes_differ() -> None:
     engine = engine_of(oracle_tree(TEXT), 4)
     recorder = Recorder(engine.clock)
     with engine.listening(recorder):
@@ -84,7 +84,7 @@ def test_levels_of_a_tree_are_not_its_nodes() -> None:
     assert recorder.rounds[1].outcomes == (Outcome(asked=4, levels=2, nodes=4, accepted=2),)
 
 
-def test_nothing_is_kept_without_a_label_or_after_the_context() -> None:
+def test_nothing_is_recorded_without_a_label_or_hook() -> None:
     engine = engine_of(oracle(TEXT), 3)
     recorder = Recorder(engine.clock)
     with engine.listening(recorder):
@@ -95,7 +95,7 @@ def test_nothing_is_kept_without_a_label_or_after_the_context() -> None:
     assert recorder.rounds == []
 
 
-def test_bytes_are_those_of_every_level_of_target_and_draft() -> None:
+def test_bytes_count_every_level_of_target_and_draft() -> None:
     draft = tiny_model(seed=0)
     engine = tiny_engine(MODEL, draft_model(draft), 2, clock=StepClock())
     recorder = Recorder(engine.clock)

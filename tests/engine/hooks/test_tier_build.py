@@ -1,4 +1,4 @@
-"""From settings to tiers, as a person gives them: a model on disk, a folder for blocks, a restart."""
+"""Tiers built from user settings: a model on disk, a folder for blocks, a restart."""
 
 import shutil
 from collections.abc import Callable
@@ -25,40 +25,40 @@ def llm(model: str, **settings: Any) -> LLM:
     return LLM(model, max_model_len=256, kv_tokens=512, device="cpu", speculation={"enabled": False}, **settings)
 
 
-def answer(one: LLM) -> tuple[list[int], int]:
-    """Its tokens, and how many of the prompt's were cached."""
+def run_prompt(one: LLM) -> tuple[list[int], int]:
+    """Output tokens, and the number of cached prompt tokens."""
     outputs = list(one.stream(PROMPT, SAMPLING))
     return [token for output in outputs for token in output.tokens], outputs[-1].num_cached
 
 
-def test_a_conversation_survives_a_restart(tmp_path: Path) -> None:
+def test_cached_blocks_survive_a_restart(tmp_path: Path) -> None:
     model, folder = save_checkpoint(tmp_path / "model"), str(tmp_path / "kv")
     with llm(model) as plain:
-        expected, _ = answer(plain)
+        expected, _ = run_prompt(plain)
     with llm(model, kv_disk=folder) as first:
-        assert answer(first) == (expected, 0)
+        assert run_prompt(first) == (expected, 0)
     with llm(model, kv_disk=folder) as second:
-        assert answer(second) == (expected, 96)
+        assert run_prompt(second) == (expected, 96)
         tiers = second.engine.snapshot().tiers
         assert tiers is not None
         assert tiers.disk_hits == 96
 
 
-def test_other_weights_under_the_same_name_find_nothing(tmp_path: Path) -> None:
+def test_other_weights_under_the_same_name_get_no_hits(tmp_path: Path) -> None:
     folder = str(tmp_path / "kv")
     with llm(save_checkpoint(tmp_path / "model"), kv_disk=folder) as first:
-        answer(first)
+        run_prompt(first)
     shutil.rmtree(tmp_path / "model")
     with llm(save_checkpoint(tmp_path / "model", seed=1), kv_disk=folder) as second:
-        assert answer(second)[1] == 0
+        assert run_prompt(second)[1] == 0
 
 
-def test_other_precision_finds_nothing(tmp_path: Path) -> None:
+def test_another_precision_gets_no_hits(tmp_path: Path) -> None:
     model, folder = save_checkpoint(tmp_path / "model"), str(tmp_path / "kv")
     with llm(model, kv_disk=folder) as first:
-        answer(first)
+        run_prompt(first)
     with llm(model, kv_disk=folder, quantization="int8") as second:
-        assert answer(second)[1] == 0
+        assert run_prompt(second)[1] == 0
 
 
 def test_two_servers_cannot_share_a_folder(tmp_path: Path) -> None:
@@ -69,16 +69,16 @@ def test_two_servers_cannot_share_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def made() -> Callable[..., Any]:
+def build_tiers() -> Callable[..., Any]:
     engine = engine_of()
     return lambda **settings: make_tiers(
         EngineConfig(**settings), engine.runner, engine.scheduler.tables, StepClock(), 256
     )
 
 
-def test_by_default_the_device_is_the_only_tier(tmp_path: Path, made: Callable[..., Any]) -> None:
-    assert made() is None
-    assert made(kv_host_bytes=0) is None
+def test_by_default_the_device_is_the_only_tier(tmp_path: Path, build_tiers: Callable[..., Any]) -> None:
+    assert build_tiers() is None
+    assert build_tiers(kv_host_bytes=0) is None
     engine = build_engine(
         EngineConfig(model=save_checkpoint(tmp_path / "m"), device="cpu", max_model_len=64, kv_tokens=256)
     )
@@ -86,13 +86,13 @@ def test_by_default_the_device_is_the_only_tier(tmp_path: Path, made: Callable[.
     assert engine.snapshot().tiers is None
 
 
-def test_what_does_not_fit_the_model_is_refused(tmp_path: Path, made: Callable[..., Any]) -> None:
-    with pytest.raises(InvalidConfig, match="is too little"):
-        made(kv_host_bytes=1000)
+def test_invalid_sizes_are_refused(tmp_path: Path, build_tiers: Callable[..., Any]) -> None:
+    with pytest.raises(InvalidConfig, match="is too small"):
+        build_tiers(kv_host_bytes=1000)
     with pytest.raises(InvalidConfig, match="tensor_parallel_size"):
-        made(kv_host_bytes=1 << 20, tensor_parallel_size=2)
+        build_tiers(kv_host_bytes=1 << 20, tensor_parallel_size=2)
     with pytest.raises(OutOfMemory, match="set it lower"):
-        made(kv_host_bytes=1 << 60)
-    with pytest.raises(InvalidConfig, match=r"kv_disk_bytes .* is too little"):
-        made(kv_disk=str(tmp_path / "kv"), kv_disk_bytes=1000, model=save_checkpoint(tmp_path / "model"))
-    assert made(kv_host_bytes=1 << 20) is not None
+        build_tiers(kv_host_bytes=1 << 60)
+    with pytest.raises(InvalidConfig, match=r"kv_disk_bytes .* is too small"):
+        build_tiers(kv_disk=str(tmp_path / "kv"), kv_disk_bytes=1000, model=save_checkpoint(tmp_path / "model"))
+    assert build_tiers(kv_host_bytes=1 << 20) is not None

@@ -1,4 +1,4 @@
-"""One command finds what another started, and only while it runs."""
+"""The state folder: commands find a running cluster through it."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from paceline.runtime.deploy.state import AlreadyUp, StateFolder
 MEMBER = Member("target-0", "target", "target", "tcp://127.0.0.1:5555", "key")
 
 
-def test_members_are_there_while_somebody_supervises(tmp_path: Path) -> None:
+def test_members_exist_while_the_lock_is_held(tmp_path: Path) -> None:
     folder, other = StateFolder(tmp_path / "c"), StateFolder(tmp_path / "c")
     assert other.read() is None
     folder.acquire()
@@ -34,7 +34,7 @@ def test_members_are_there_while_somebody_supervises(tmp_path: Path) -> None:
     other.release()
 
 
-def test_a_state_left_by_a_crash_is_history(tmp_path: Path) -> None:
+def test_state_left_by_a_crash_is_ignored(tmp_path: Path) -> None:
     folder = StateFolder(tmp_path)
     folder.acquire()
     folder.write([MEMBER])
@@ -58,7 +58,7 @@ signal.pause()
 """
 
 
-def test_stop_ends_whoever_holds_the_lock(tmp_path: Path) -> None:
+def test_stop_ends_the_supervisor(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", SUPERVISOR, str(tmp_path)], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"up\n"
@@ -66,14 +66,14 @@ def test_stop_ends_whoever_holds_the_lock(tmp_path: Path) -> None:
         assert process.wait(10) in (0, -signal.SIGTERM)
 
 
-def test_where_the_state_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_location_of_the_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pools = (PoolConfig("t", "target", "m"),)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert StateFolder.of(ClusterConfig(pools, name="two")).path == tmp_path / "paceline" / "two"
     assert StateFolder.of(ClusterConfig(pools, state_dir=str(tmp_path / "x"))).path == tmp_path / "x"
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InvalidConfig, match="state_dir"):
         StateFolder(tmp_path / "file" / "c").acquire()

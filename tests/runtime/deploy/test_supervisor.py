@@ -1,4 +1,4 @@
-"""Processes are started, started again, and never left behind."""
+"""The supervisor starts, restarts and stops worker processes."""
 
 import os
 import signal
@@ -17,32 +17,34 @@ from paceline.runtime.deploy.worker_spec import WorkerSpec
 from tests.runtime.target_harness import until
 
 SPECS = [WorkerSpec(name, "p", "target", "tcp://127.0.0.1:0", EngineConfig()) for name in ("a", "b")]
-PATIENT = "import signal, sys; print('up', flush=True); signal.pause()"
-STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+WAITS = "import signal, sys; print('up', flush=True); signal.pause()"
+IGNORES_SIGTERM = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
+)
 
 
-def supervisor(folder: Path, code: str = PATIENT, clock: VirtualClock | None = None) -> Supervisor:
+def supervisor(folder: Path, code: str = WAITS, clock: VirtualClock | None = None) -> Supervisor:
     return Supervisor(SPECS, folder, lambda spec: [sys.executable, "-c", code], clock)
 
 
-def ended(pid: int) -> bool:
+def has_exited(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
 
-def test_logs_are_in_one_place_and_nothing_is_left(tmp_path: Path) -> None:
+def test_logs_are_in_one_folder_and_no_process_remains(tmp_path: Path) -> None:
     one = supervisor(tmp_path / "logs")
     one.start()
     pids = one.pids
     until(lambda: all((tmp_path / "logs" / f"{name}.log").read_text() == "up\n" for name in pids))
     one.stop()
     assert one.pids == {}
-    assert all(ended(pid) for pid in pids.values())
+    assert all(has_exited(pid) for pid in pids.values())
 
 
-def test_who_dies_is_started_again_after_a_while(tmp_path: Path) -> None:
+def test_exited_worker_is_restarted_after_a_delay(tmp_path: Path) -> None:
     clock = VirtualClock()
     one = supervisor(tmp_path, clock=clock)
     one.start()
@@ -63,38 +65,36 @@ def test_who_dies_is_started_again_after_a_while(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "why"),
+    ("code", "reason"),
     [
-        ('print(\'{"level": "error", "message": "no such model"}\'); exit(1)', "status 1 (no such model); it"),
-        ('print(\'{"level": "info", "message": "loading"}\'); exit(3)', "status 3; it"),
-        ("1 / 0", "status 1 (ZeroDivisionError: division by zero); it"),
+        ('print(\'{"level": "error", "message": "no such model"}\'); exit(1)', "status 1 (no such model); restarting"),
+        ('print(\'{"level": "info", "message": "loading"}\'); exit(3)', "status 3; restarting"),
+        ("1 / 0", "status 1 (ZeroDivisionError: division by zero); restarting"),
     ],
 )
-def test_why_a_worker_ended_is_said(code: str, why: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_reason_of_an_exit_is_logged(code: str, reason: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     one = supervisor(tmp_path, code, VirtualClock())
     one.start()
     until(lambda: one.poll() is None and not one.pids)  # type: ignore[func-returns-value]
-    assert f"a ended with {why}" in caplog.text
+    assert f"a exited with {reason}" in caplog.text
 
 
-def test_a_worker_whose_log_is_gone_is_started_again_all_the_same(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_worker_without_log_is_restarted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     code = f"from pathlib import Path; [log.unlink() for log in Path({str(tmp_path)!r}).glob('a.log')]; exit(4)"
     one = supervisor(tmp_path, code, VirtualClock())
     one.start()
     until(lambda: one.poll() is None and not one.pids)  # type: ignore[func-returns-value]
-    assert "a ended with status 4; it" in caplog.text
+    assert "a exited with status 4; restarting" in caplog.text
 
 
-def test_who_does_not_listen_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.runtime.deploy.supervisor.GRACE", 0.1)
-    one = supervisor(tmp_path, STUBBORN)
+    one = supervisor(tmp_path, IGNORES_SIGTERM)
     one.start()
     pids = one.pids
     until(lambda: all((tmp_path / f"{name}.log").read_text() == "up\n" for name in pids))
     one.stop()
-    assert all(ended(pid) for pid in pids.values())
+    assert all(has_exited(pid) for pid in pids.values())
 
 
 ORPHANS = """
@@ -110,7 +110,7 @@ time.sleep(60)
 """
 
 
-def test_workers_notice_that_their_supervisor_was_killed(tmp_path: Path) -> None:
+def test_workers_exit_when_their_supervisor_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", ORPHANS, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         pids = [int(word) for word in process.stdout.readline().split()]
@@ -118,6 +118,6 @@ def test_workers_notice_that_their_supervisor_was_killed(tmp_path: Path) -> None
         process.kill()
         until(lambda: all((tmp_path / f"{s.name}.log").read_text() == "up\nalone\n" for s in SPECS))
         deadline = time.monotonic() + 10
-        while not all(ended(pid) for pid in pids) and time.monotonic() < deadline:
+        while not all(has_exited(pid) for pid in pids) and time.monotonic() < deadline:
             os.sched_yield()
-        assert all(ended(pid) for pid in pids)
+        assert all(has_exited(pid) for pid in pids)

@@ -16,7 +16,7 @@ POOLS = [
 PREFILL = {"name": "prefill", "role": "prefill", "model": "big"}
 
 
-def test_specs_travel_as_json() -> None:
+def test_specs_round_trip_as_json() -> None:
     specs = process_specs(cluster_config({"pools": POOLS}))
     assert [WorkerSpec.from_json(spec.to_json()) for spec in specs] == specs
     assert [spec.name for spec in specs] == ["target-0", "target-1", "draft-0"]
@@ -24,22 +24,22 @@ def test_specs_travel_as_json() -> None:
     assert len({spec.address for spec in specs}) == 3
 
 
-def test_targets_without_a_draft_pool_know_that() -> None:
+def test_targets_without_a_draft_pool() -> None:
     assert not any(spec.uses_drafts for spec in process_specs(cluster_config({"pools": POOLS[:1]})))
 
 
-def test_targets_publish_their_caches_where_the_router_listens() -> None:
+def test_targets_publish_kv_events_for_the_kv_aware_router() -> None:
     specs = process_specs(cluster_config({"pools": POOLS, "router": "kv_aware"}))
     assert [spec.publishes for spec in specs] == [True, True, False]
     assert not any(spec.publishes for spec in process_specs(cluster_config({"pools": POOLS})))
 
 
-def test_targets_are_told_where_their_spans_go() -> None:
+def test_targets_have_the_trace_endpoint() -> None:
     specs = process_specs(cluster_config({"pools": POOLS, "trace_endpoint": "http://127.0.0.1:4318"}))
     assert [spec.trace_endpoint for spec in specs] == ["http://127.0.0.1:4318"] * 2 + [None]
 
 
-def test_prefill_workers_have_the_key_of_targets_and_targets_know_when_there_are_some(tmp_path: Path) -> None:
+def test_prefill_workers_use_the_key_of_targets(tmp_path: Path) -> None:
     keys = KeyFolder.create(tmp_path / "keys")
     document = {"pools": [*POOLS, PREFILL], "keys": str(keys.path), "handoff_threshold": 100}
     specs = process_specs(cluster_config(document))
@@ -75,7 +75,7 @@ def test_secret_key_readable_by_others_is_rejected(tmp_path: Path) -> None:
         keys.server_security("target")
 
 
-def test_targets_share_their_caches_where_the_router_knows_who_has_what() -> None:
+def test_targets_share_caches_with_the_kv_aware_router() -> None:
     specs = process_specs(cluster_config({"pools": POOLS, "router": "kv_aware", "handoff_threshold": 100}))
     assert [(spec.shares_cache, spec.handoff_threshold) for spec in specs] == [(True, 100), (True, 100), (False, None)]
     alone = [{**POOLS[0], "replicas": 1}]
@@ -86,7 +86,7 @@ def test_targets_share_their_caches_where_the_router_knows_who_has_what() -> Non
     )
 
 
-def test_how_bytes_go_is_for_all_workers() -> None:
+def test_transfer_setting_is_the_same_for_all_workers() -> None:
     specs = process_specs(cluster_config({"pools": POOLS, "transfer": "nixl"}))
     assert {WorkerSpec.from_json(spec.to_json()).transfer for spec in specs} == {"nixl"}
     assert {spec.transfer for spec in process_specs(cluster_config({"pools": POOLS}))} == {"auto"}

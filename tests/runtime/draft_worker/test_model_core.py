@@ -3,7 +3,8 @@
 import pytest
 
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.draft_worker.core import DraftBranch, SequenceParams
+from paceline.runtime.draft_worker.core import DraftBranch
+from paceline.speculation.proposers.model_drafter import SequenceParams
 from tests.fakes import tiny_model
 from tests.runtime.pools import model_core
 
@@ -43,7 +44,7 @@ def test_forks_draft_like_separate_sequences(length, accepted):
     before = [list(one.ids) for one in (main, *children)]
     assert draft(core, main, *children) == [fresh(ids) for ids in before]
     core.close([main, *children])
-    core._tables.pool.check()
+    core.drafter.tables.pool.check()
     assert core.num_free_blocks == BLOCKS
 
 
@@ -66,10 +67,10 @@ def test_drafted_tokens_are_not_in_the_prefix_cache():
     draft(core, main, count=20)
     other = branch(1, main.ids[:36])
     core.step([other])
-    assert core._tables.pool.num_cached == 2, "one block of the first prompt, one more of the second"
+    assert core.drafter.tables.pool.num_cached == 2, "one block of the first prompt, one more of the second"
     salted = DraftBranch(2, SequenceParams(SamplingParams(), 5, 0, 1, "coupled", "another tenant"), list(range(20)), 20)
     core.step([salted])
-    assert core._tables.pool.num_cached == 3
+    assert core.drafter.tables.pool.num_cached == 3
 
 
 def test_long_prompts_are_computed_in_chunks():

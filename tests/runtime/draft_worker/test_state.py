@@ -6,8 +6,9 @@ import pytest
 
 from paceline.cluster.pairing.fanout import Outcome
 from paceline.core.sampling import SamplingParams
-from paceline.runtime.draft_worker.core import DraftBranch, SequenceParams
+from paceline.runtime.draft_worker.core import DraftBranch
 from paceline.runtime.draft_worker.state import MAX_IDLE_PASSES, DraftState, VerifyOutcome
+from paceline.speculation.proposers.model_drafter import SequenceParams
 from tests.runtime.pools import ScriptedCore
 
 DEPTH = 3

@@ -9,8 +9,9 @@ import torch
 from paceline.core.sampling import SamplingParams
 from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import ModelRunner
-from paceline.runtime.draft_worker.core import DraftBranch, SequenceParams
+from paceline.runtime.draft_worker.core import DraftBranch
 from paceline.runtime.draft_worker.model_core import ModelCore
+from paceline.speculation.proposers.model_drafter import SequenceParams
 from tests.fakes import TINY, tiny_model
 
 SMALL = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, ffn_size=16)
@@ -61,9 +62,9 @@ def test_fork_and_truncate(length):
 def test_no_graph_is_captured_after_warm_up():
     one = core(GpuRunner, DEVICE)
     one.warm_up(max_num_seqs=3, window=64)
-    count = len(one._runner._graphs)
+    count = len(one.drafter.runner._graphs)
     assert forked(one, 15) == forked(core(ModelRunner, "cpu"), 15)
-    assert len(one._runner._graphs) == count > 0
+    assert len(one.drafter.runner._graphs) == count > 0
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="streams exist on a GPU only")

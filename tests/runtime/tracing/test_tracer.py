@@ -1,4 +1,4 @@
-"""Spans of a request, from its submission to every verification; in one process, and in a worker behind a gateway."""
+"""Spans of a request, in one process and in a target worker."""
 
 import builtins
 import sys
@@ -27,21 +27,19 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 PARENT = f"00-{TRACE}-{SPAN}-01"
 
 
-def asked(name: str = "r", trace: str = PARENT, **sampling: Any) -> Request:
+def traced_request(name: str = "r", trace: str = PARENT, **sampling: Any) -> Request:
     return replace(request(name, PROMPT, max_tokens=TOKENS, **GREEDY, **sampling), trace=trace, category="code")
 
 
-class House:
-    """An engine with a perfect draft, on its thread, and what was traced of it."""
+class TracedEngine:
+    """An engine with a perfect draft on its thread, and its spans."""
 
-    def __init__(self, steps: int | None = None) -> None:
+    def __init__(self, steps: int | None = None, tracing: Tracing | None = None) -> None:
         self.exporter = InMemorySpanExporter()
-        self.tracing = Tracing(self.exporter, "test")
-        engine = engine_of(oracle(TEXT), depth=3)
-        engine.clock = WallClock()
+        self.tracing = tracing or Tracing(self.exporter, "test")
+        engine = engine_of(oracle(TEXT), depth=3, clock=WallClock())
         self.gate = None if steps is None else Gate(engine, steps)
-        self.loop = EngineLoop(engine)
-        self.loop.tracer = self.tracing
+        self.loop = EngineLoop(engine, self.tracing)
         self.events: list[OutputEvent] = []
 
     def run(self, one: Request) -> list[StepOutput]:
@@ -68,10 +66,10 @@ def named(spans: list[ReadableSpan], name: str) -> list[ReadableSpan]:
     return [span for span in spans if span.name == name]
 
 
-def test_a_span_a_round_down_to_its_verification() -> None:
-    house = House()
-    outputs = house.run(asked())
-    spans = house.spans()
+def test_every_round_has_a_span() -> None:
+    traced = TracedEngine()
+    outputs = traced.run(traced_request())
+    spans = traced.spans()
     (generate,) = named(spans, "generate")
     assert {format(span.context.trace_id, "032x") for span in spans} == {TRACE}
     assert generate.parent is not None
@@ -107,10 +105,10 @@ def test_a_span_a_round_down_to_its_verification() -> None:
     assert len(named(spans, "draft")) == sum(output.drafted > 0 for output in outputs)
 
 
-def test_times_lie_within_each_other() -> None:
-    house = House()
-    house.run(asked())
-    spans = house.spans()
+def test_spans_lie_within_their_parents() -> None:
+    traced = TracedEngine()
+    traced.run(traced_request())
+    spans = traced.spans()
     by_id = {span.context.span_id: span for span in spans}
     for span in spans:
         assert span.start_time is not None
@@ -118,62 +116,62 @@ def test_times_lie_within_each_other() -> None:
         assert span.start_time <= span.end_time
         parent = by_id.get(span.parent.span_id) if span.parent else None
         if parent is not None and parent.start_time is not None and parent.end_time is not None:
-            slack = 1000  # nanoseconds: seconds are floats
+            slack = 1000  # nanoseconds, for the rounding of seconds as floats
             assert parent.start_time - slack <= span.start_time
             assert span.end_time <= parent.end_time + slack
 
 
-def test_choices_have_their_own_prompt_and_rounds() -> None:
-    house = House()
-    house.run(asked(n=2))
-    spans = house.spans()
+def test_choices_have_their_own_spans() -> None:
+    traced = TracedEngine()
+    traced.run(traced_request(n=2))
+    spans = traced.spans()
     for name in ("queue", "prompt", "round"):
         assert {span.attributes["paceline.choice"] for span in named(spans, name) if span.attributes} == {0, 1}, name
     assert len(named(spans, "generate")) == 1
 
 
-def test_who_is_not_traced_leaves_nothing() -> None:
-    house = House()
-    house.run(asked(trace=""))
-    assert house.spans() == []
+def test_request_without_context_has_no_spans() -> None:
+    traced = TracedEngine()
+    traced.run(traced_request(trace=""))
+    assert traced.spans() == []
 
 
-def test_a_context_that_is_not_sampled_or_is_none_leaves_nothing() -> None:
+def test_unsampled_or_invalid_context_has_no_spans() -> None:
     for trace in (f"00-{TRACE}-{SPAN}-00", "nonsense"):
-        house = House()
-        house.run(asked(trace=trace))
-        assert house.spans() == []
+        traced = TracedEngine()
+        traced.run(traced_request(trace=trace))
+        assert traced.spans() == []
 
 
-def test_a_cancelled_request_ends_its_span() -> None:
-    house = House(steps=3)
-    assert house.gate is not None
-    house.loop.submit(asked(), house.events.append)
-    assert house.gate.reached.wait(30)
-    house.loop.cancel("r")
-    house.gate.open()
-    spans = house.spans()
+def test_cancelled_request_ends_its_span() -> None:
+    traced = TracedEngine(steps=3)
+    assert traced.gate is not None
+    traced.loop.submit(traced_request(), traced.events.append)
+    assert traced.gate.reached.wait(30)
+    traced.loop.cancel("r")
+    traced.gate.open()
+    spans = traced.spans()
     (generate,) = named(spans, "generate")
     assert generate.status.is_ok
     assert generate.events == ()
 
 
-def test_an_engine_that_fails_is_seen() -> None:
-    house = House()
+def test_failed_engine_sets_the_error_status() -> None:
+    traced = TracedEngine()
 
     def broken() -> list[StepOutput]:
         raise RuntimeError("no memory")
 
-    house.loop.engine.step = broken  # type: ignore[method-assign]
-    house.loop.submit(asked(), house.events.append)
-    house.loop._thread.join(30)
-    (generate,) = named(house.spans(), "generate")
+    traced.loop.engine.step = broken  # type: ignore[method-assign]
+    traced.loop.submit(traced_request(), traced.events.append)
+    traced.loop._thread.join(30)
+    (generate,) = named(traced.spans(), "generate")
     assert not generate.status.is_ok
-    assert isinstance(house.events[-1], EngineClosed)
+    assert isinstance(traced.events[-1], EngineClosed)
 
 
-def test_the_context_travels() -> None:
-    one = asked(seed=1)
+def test_context_is_sent_with_the_request() -> None:
+    one = traced_request(seed=1)
     message = TO_TARGET_WORKER.decode(TO_TARGET_WORKER.encode(Submit(2, 1, one)))
     assert isinstance(message, Submit)
     assert message.request.trace == PARENT
@@ -181,11 +179,9 @@ def test_the_context_travels() -> None:
 
 def test_rounds_of_a_target_worker_reach_the_collector() -> None:
     with collector() as found:
-        worker = WorkerThread("target-0")
-        tracing = Tracing.to(found.url, "target-0")
-        worker.worker._tracing = worker.worker._loop.tracer = tracing
+        worker = WorkerThread("target-0", tracing=Tracing.to(found.url, "target-0"))
         with pool_of(worker) as pool:
-            outputs = StreamReader(pool, asked(seed=1)).read_all()
+            outputs = StreamReader(pool, traced_request(seed=1)).read_all()
         spans = found.spans["target-0"]
         assert found.paths[0] == "/v1/traces"
     assert {span.trace_id.hex() for span in spans} == {TRACE}
@@ -194,19 +190,17 @@ def test_rounds_of_a_target_worker_reach_the_collector() -> None:
     assert len([span for span in spans if span.name == "round"]) == len(outputs) - 1
 
 
-def test_a_collector_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_absent_collector_does_not_block_requests(caplog: pytest.LogCaptureFixture) -> None:
     with collector() as found:
         url = found.url
-    house = House()
-    house.tracing.close()
-    house.tracing = house.loop.tracer = Tracing.to(url, "test")
-    assert len(house.run(asked())) > 1
-    house.loop.close()
-    house.tracing.close()
-    house.tracing.close()
+    traced = TracedEngine(tracing=Tracing.to(url, "test"))
+    assert len(traced.run(traced_request())) > 1
+    traced.loop.close()
+    traced.tracing.close()
+    traced.tracing.close()
 
 
-def test_a_missing_package_is_named_with_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 
     def refuse(name: str, *rest: Any, **more: Any) -> Any:

@@ -47,7 +47,7 @@ def proposer(
 
 def passes(part: DraftModelProposer) -> list[list[tuple[int, int]]]:
     """What was computed since the last time of asking."""
-    done, part._runner.passes = part._runner.passes, []
+    done, part.drafter.runner.passes = part.drafter.runner.passes, []
     return done
 
 
@@ -199,7 +199,7 @@ def test_drafted_tokens_are_never_shared() -> None:
     """A block is published when its tokens are committed, not when they were only drafted."""
     part, ids = proposer(), LONG[:14]
     tokens = draft(part, progress(ids, 8))  # fills the first block with drafts
-    assert part._tables.pool.num_cached == 0
+    assert part.drafter.tables.pool.num_cached == 0
     other = [*ids, *tokens, 1]
     passes(part)
     assert draft(part, progress(other, 2, 1)) == expected(progress(other, 2, 1))
@@ -214,7 +214,7 @@ def test_a_pool_too_small_means_no_draft() -> None:
     assert drafts(part, progress(LONG[1:], 4, 2)) == {}
     part.close([0, 1, 2])
     assert part.num_free_blocks == 3
-    part._tables.pool.check()
+    part.drafter.tables.pool.check()
 
 
 def test_a_sequence_drafts_once_there_is_room() -> None:
@@ -232,7 +232,7 @@ def test_closing_frees_and_may_come_twice() -> None:
     part.close([0])
     assert part.num_free_blocks == 64
     assert part.collect([0, 1], 0.0).split() == {}
-    part._tables.pool.check()
+    part.drafter.tables.pool.check()
 
 
 def test_rejection_says_what_it_drew_from() -> None:
@@ -298,9 +298,9 @@ def test_any_history_drafts_like_a_fresh_model(num_blocks: int, max_rows: int, m
             if rng.random() < 0.1 or len(texts[i][0]) > 100:
                 part.close([i])
                 del texts[i]
-        part._tables.pool.check()
+        part.drafter.tables.pool.check()
     part.close(list(texts))
-    assert part.num_free_blocks == part._runner.num_blocks
+    assert part.num_free_blocks == part.drafter.runner.num_blocks
     assert compared > 5
 
 

@@ -85,7 +85,7 @@ class Imports(StepHook):
     def cached(self, ids: Sequence[int], salt: str) -> int:
         """Tokens of the prompt that need not be computed, including those in lower tiers."""
         count, tiers = len(self._tables.find(ids, salt)[0]), self._scheduler.tiers
-        return (count if tiers is None else count + tiers.below(ids, salt, count)) * BLOCK_SIZE
+        return (count if tiers is None else count + tiers.num_below(ids, salt, count)) * BLOCK_SIZE
 
     def reserve(
         self, request_id: str, ids: Sequence[int], salt: str, state_layers: tuple[int, ...] = (), state_rows: int = 0

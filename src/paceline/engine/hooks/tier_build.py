@@ -1,4 +1,4 @@
-"""From a configuration to the tiers of an engine's cache."""
+"""Builds the cache tiers of an engine from its configuration."""
 
 import logging
 from pathlib import Path
@@ -20,42 +20,42 @@ from paceline.models.runner import ModelRunner
 logger = logging.getLogger(__name__)
 
 DISK_HOST_BYTES = GIB
-"""What the host tier takes where only a disk was asked for: blocks pass through it on their way. More where one sequence of
-full length is more, but no more than a quarter of the machine's memory."""
-LEAST_SLOTS = 16
+"""Size of the host tier if only a disk is configured: blocks pass through it. Larger if one sequence of full length needs more,
+up to a quarter of the machine's memory."""
+MIN_SLOTS = 16
 
 
 def make_tiers(
     config: EngineConfig, runner: ModelRunner, tables: BlockTables, clock: Clock, window: int
 ) -> Tiers | None:
-    """None where the device is the only tier. `window`: tokens of the longest sequence."""
-    each, wanted = block_bytes(runner), config.kv_host_bytes
-    if wanted is None and config.kv_disk is not None:
-        wanted = min(max(DISK_HOST_BYTES, blocks_for(window) * each), total_memory() // 4)
-    if not wanted:
+    """The tiers; None if the device is the only one. `window`: tokens of the longest sequence."""
+    each, host_bytes = block_bytes(runner), config.kv_host_bytes
+    if host_bytes is None and config.kv_disk is not None:
+        host_bytes = min(max(DISK_HOST_BYTES, blocks_for(window) * each), total_memory() // 4)
+    if not host_bytes:
         return None
     if config.tensor_parallel_size > 1:
         raise InvalidConfig(
             "kv_host_bytes and kv_disk need the whole cache in one process: leave out tensor_parallel_size"
         )
-    num_slots = wanted // each
-    if num_slots < LEAST_SLOTS:
+    num_slots = host_bytes // each
+    if num_slots < MIN_SLOTS:
         raise InvalidConfig(
-            f"kv_host_bytes ({wanted}) is too little for this model: give at least {LEAST_SLOTS * each}, or 0 for none"
+            f"kv_host_bytes ({host_bytes}) is too small for this model: set at least {MIN_SLOTS * each}, or 0 for none"
         )
     folder = None if config.kv_disk is None else _open_folder(config, runner, each)
     try:
         memory = HostBlocks(runner, num_slots)
-    except RuntimeError as error:  # what torch raises where there is not so much memory to be had
+    except RuntimeError as error:  # torch raises it if the memory cannot be allocated
         if folder is not None:
             folder.close()
-        raise OutOfMemory(f"kv_host_bytes ({wanted}) cannot be had: {error}; set it lower") from None
+        raise OutOfMemory(f"kv_host_bytes ({host_bytes}) cannot be allocated: {error}; set it lower") from None
     tiers = Tiers(tables, memory, TierStore(memory, clock, folder, config.kv_disk_bytes), clock)
     report = tiers.report()
     logger.info(
-        "the cache has %d blocks in the host's memory%s",
+        "the cache has %d blocks in host memory%s",
         num_slots,
-        "" if folder is None else f", and {report.disk_blocks} of earlier on disk in {folder.folder}",
+        "" if folder is None else f", and {report.disk_blocks} saved blocks on disk in {folder.folder}",
     )
     return tiers
 
@@ -64,10 +64,10 @@ def _open_folder(config: EngineConfig, runner: ModelRunner, each: int) -> DiskFo
     assert config.kv_disk is not None
     fingerprint = cache_fingerprint(runner, weights_checksum(config.model), config.quantization)
     folder = DiskFolder(Path(config.kv_disk).expanduser(), fingerprint, each)
-    if config.kv_disk_bytes < LEAST_SLOTS * folder.file_bytes:
+    if config.kv_disk_bytes < MIN_SLOTS * folder.file_bytes:
         folder.close()
         raise InvalidConfig(
-            f"kv_disk_bytes ({config.kv_disk_bytes}) is too little for this model: give at least "
-            f"{LEAST_SLOTS * folder.file_bytes}"
+            f"kv_disk_bytes ({config.kv_disk_bytes}) is too small for this model: set at least "
+            f"{MIN_SLOTS * folder.file_bytes}"
         )
     return folder

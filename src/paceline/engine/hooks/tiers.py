@@ -1,4 +1,4 @@
-"""Cached blocks on their way between the device and the tiers below it."""
+"""Moves cached blocks between the device and the tiers below it."""
 
 import math
 from collections import OrderedDict
@@ -20,22 +20,22 @@ from paceline.kv.tiers.fetch import Fetch
 from paceline.kv.tiers.store import TierStore
 from paceline.models.host_blocks import HostBlocks
 
-LONGEST_WAIT = 10.0
-"""Seconds that a sequence waits for its blocks, where nobody knows how long computing them would take."""
-SHORTEST_WAIT = 0.05
+MAX_WAIT_SECONDS = 10.0
+"""Longest time that a sequence waits for its blocks; used if the time to compute them is unknown."""
+MIN_WAIT_SECONDS = 0.05
 MAX_TRIES = 3
-"""How often a sequence waits: what came for it may be pushed out again before its turn."""
-SAVED_AT_ONCE = 8
-"""Blocks copied in one turn of an idle engine: a request that comes meanwhile waits for so many."""
+"""Fetches for one sequence: fetched blocks may be evicted before the sequence is scheduled."""
+MAX_SAVED_BLOCKS = 8
+"""Blocks saved in one call of an idle engine. A new request waits for that call."""
 IDLE_SECONDS = 0.005
 """Longest wait for a slow disk in one call of `use_idle_time`."""
 CLOSE_SECONDS = 5.0
-"""What is not on disk yet when the engine closes is written for so long."""
+"""Time for writing unsaved blocks to disk when the engine closes."""
 
 
 @dataclass(slots=True, eq=False)
-class _Visit:
-    """A sequence before its turn."""
+class _WaitingSequence:
+    """A sequence that is not scheduled yet."""
 
     keys: Seq[bytes]
     fetch: Fetch | None = None
@@ -44,12 +44,11 @@ class _Visit:
 
 
 class Tiers(StepHook):
-    """Rescues blocks that the device is about to lose, and brings back those that a waiting sequence will need. The engine's
-    thread alone calls it, and never waits here for a disk: a sequence whose blocks are on their way is passed over until they
-    are there, or computing them would have been quicker.
+    """Saves blocks before the device evicts them, and fetches those that a waiting sequence needs. Called by the engine's
+    thread only, which never waits for a disk here: the scheduler skips a sequence until its blocks have arrived, or until
+    computing them would have been faster.
 
-    Drafts keep caches of their own, which are not saved: what a draft lacks it computes again when it is asked, and what it
-    then says changes the speed and not the text.
+    Draft models have their own caches, which are not saved. A draft recomputes missing blocks; that affects speed, not text.
     """
 
     def __init__(self, tables: BlockTables, memory: HostBlocks, store: TierStore, clock: Clock) -> None:
@@ -57,19 +56,19 @@ class Tiers(StepHook):
         self._memory = memory
         self._store = store
         self._clock = clock
-        self._known: dict[bytes, TieredBlock] = {}
-        """What is on the device."""
+        self._on_device: dict[bytes, TieredBlock] = {}
+        """Blocks on the device."""
         self._unsaved: OrderedDict[bytes, None] = OrderedDict()
-        """Of that, what may be in no other tier."""
-        self._visits: dict[int, _Visit] = {}
-        self._pass: tuple[int, float] = (0, 0.0)
-        self._report = TierCounts()
+        """Keys of blocks on the device that may be in no other tier."""
+        self._waiting: dict[int, _WaitingSequence] = {}
+        self._measured: tuple[int, float] = (0, 0.0)
+        self._counts = TierCounts()
         self._listener: Callable[[CacheEvent], None] | None = None
         tables.pool.listen(self._device_changed, self._before_eviction)
 
     def listen(self, listener: Callable[[CacheEvent], None]) -> None:
-        """Tell `listener` of all tiers, from now on and what is there already. It must not wait, and may be called on any
-        thread."""
+        """Report events of all tiers to `listener`, starting with the blocks already there. It must not wait, and may be called
+        on any thread."""
         self._listener = listener
         self._store.listen(listener)
 
@@ -78,7 +77,7 @@ class Tiers(StepHook):
         host, disk = self._store.num_blocks
         traffic = self._store.traffic
         return replace(
-            self._report,
+            self._counts,
             host_blocks=host,
             disk_blocks=disk,
             bytes_from_disk=traffic.disk_read,
@@ -87,39 +86,39 @@ class Tiers(StepHook):
             dropped_blocks=traffic.dropped,
         )
 
-    def below(self, ids: Seq[int], salt: str, first: int) -> int:
-        """Blocks of `ids` from number `first` on, their last token left out, that are in the tiers below."""
+    def num_below(self, ids: Seq[int], salt: str, first: int) -> int:
+        """Number of consecutive blocks of `ids`, from block `first` on and without the last token, in the tiers below."""
         return len(self._store.run(chain_keys(ids[: len(ids) - 1], salt)[first:]))
 
-    def seek(self, sequence: Sequence) -> None:
-        """It will be scheduled: what it needs of the lower tiers should be near by then."""
-        if sequence.leader is None:  # the other choices of a request find what the first has computed
-            self._visit(sequence)
+    def prefetch(self, sequence: Sequence) -> None:
+        """Start to fetch the blocks of a sequence that will be scheduled."""
+        if sequence.leader is None:  # other choices of a request use the blocks of the first
+            self._get_waiting(sequence)
 
-    def is_coming(self, sequence: Sequence) -> bool:
-        """Whether its blocks are on their way."""
-        visit = self._visits.get(sequence.id)
-        if visit is None or visit.fetch is None or visit.fetch.is_done:
+    def is_fetching(self, sequence: Sequence) -> bool:
+        """Whether its blocks are being fetched."""
+        waiting = self._waiting.get(sequence.id)
+        if waiting is None or waiting.fetch is None or waiting.fetch.is_done:
             return False
-        return self._clock.now() < visit.deadline
+        return self._clock.now() < waiting.deadline
 
     def is_ready(self, sequence: Sequence) -> bool:
-        """Whether it should be scheduled now. If not, it will be soon."""
-        if self.is_coming(sequence):
+        """Whether the sequence can be scheduled now; False while its blocks are being fetched."""
+        if self.is_fetching(sequence):
             return False
-        visit = self._visit(sequence)
-        if visit.fetch is not None and not visit.fetch.is_done:  # it took too long
-            visit.tries = MAX_TRIES
-        self._begin(visit)
-        return not self.is_coming(sequence)
+        waiting = self._get_waiting(sequence)
+        if waiting.fetch is not None and not waiting.fetch.is_done:  # the deadline has passed
+            waiting.tries = MAX_TRIES
+        self._start_fetch(waiting)
+        return not self.is_fetching(sequence)
 
-    def land(self, sequence: Sequence) -> int:
-        """Its table is open: add to it what the host's memory has of the sequence. Returns how many tokens that is."""
-        visit = self._visits.pop(sequence.id, None)
-        if visit is None:
+    def load(self, sequence: Sequence) -> int:
+        """Load the blocks of a sequence from host memory into its open block table. Returns their number of tokens."""
+        waiting = self._waiting.pop(sequence.id, None)
+        if waiting is None:
             return 0
         start = sequence.num_computed // BLOCK_SIZE
-        keys = visit.keys[start : start + self._pool.num_free]
+        keys = waiting.keys[start : start + self._pool.num_free]
         slots = self._store.lease(keys)
         keys = keys[: len(slots)]
         if slots:
@@ -129,9 +128,9 @@ class Tiers(StepHook):
             self._memory.load(slots, self._tables.blocks(sequence.id)[start:])
             self._tables.publish(sequence.id, sequence.ids, end)
             self._store.release(keys)
-        from_disk = 0 if visit.fetch is None else len(visit.fetch.from_disk.intersection(keys))
-        if visit.fetch is not None:
-            self._store.finish(visit.fetch)
+        from_disk = 0 if waiting.fetch is None else len(waiting.fetch.from_disk.intersection(keys))
+        if waiting.fetch is not None:
+            self._store.finish(waiting.fetch)
         self._count(
             device_hits=sequence.num_computed,
             host_hits=(len(slots) - from_disk) * BLOCK_SIZE,
@@ -140,25 +139,25 @@ class Tiers(StepHook):
         )
         return len(slots) * BLOCK_SIZE
 
-    def forget(self, sequence: Sequence) -> None:
-        """It will not be scheduled after all."""
-        visit = self._visits.pop(sequence.id, None)
-        if visit is not None and visit.fetch is not None:
-            self._store.finish(visit.fetch)
+    def cancel(self, sequence: Sequence) -> None:
+        """Stop fetching for a sequence that will not be scheduled."""
+        waiting = self._waiting.pop(sequence.id, None)
+        if waiting is not None and waiting.fetch is not None:
+            self._store.finish(waiting.fetch)
 
     def verified(self, result: StepResult) -> None:
-        """Learn how fast the device computes tokens. Passes without logits do not wait for the device: they are added up until
-        one does."""
+        """Measure how fast the device computes tokens. Passes without logits do not wait for the device: their tokens are added
+        to the next pass that does."""
         if result.is_graph:
             return
-        self._pass = self._pass[0] + result.num_tokens, self._pass[1] + result.verify_seconds
+        self._measured = self._measured[0] + result.num_tokens, self._measured[1] + result.verify_seconds
         if any(one.verdict is not None for one in result.sequences):
-            self._store.rates.computed(*self._pass)
-            self._pass = 0, 0.0
+            self._store.rates.computed(*self._measured)
+            self._measured = 0, 0.0
 
     def wait(self, seconds: float) -> None:
-        """Nobody can be scheduled: until that may have changed, but no longer than so."""
-        if self._visits:
+        """Wait up to `seconds` for fetches when no sequence can be scheduled."""
+        if self._waiting:
             self._store.wait(seconds)
 
     @property
@@ -170,62 +169,66 @@ class Tiers(StepHook):
 
     @property
     def has_unsaved(self) -> bool:
-        """Whether there is something that a restart would lose."""
+        """Whether a restart would lose blocks."""
         return self._store.has_disk and bool(self._unsaved)
 
     def save_some(self, seconds: float) -> None:
-        """The engine has nothing else to do: save a little, or wait so long for a disk that is behind."""
+        """Save a few blocks, or wait up to `seconds` for a slow disk. Call it when the engine is idle."""
         if not self.has_unsaved:
             return
-        # Those that wait for the disk must not push each other out
-        room = self._memory.num_slots // 2 - self._store.num_unwritten
-        if room > 0:
-            self._save(min(room, SAVED_AT_ONCE))
+        # Blocks that wait for the disk must not evict each other
+        free = self._memory.num_slots // 2 - self._store.num_unwritten
+        if free > 0:
+            self._save(min(free, MAX_SAVED_BLOCKS))
         else:
             self._store.wait(seconds)
 
     def close(self) -> None:
-        """Save what a restart would lose, as far as that goes in `CLOSE_SECONDS`. Safe to call twice."""
+        """Save blocks that a restart would lose, for up to `CLOSE_SECONDS`. Safe to call twice."""
         end = self._clock.now() + CLOSE_SECONDS
         while self.has_unsaved and self._clock.now() < end:
             self.save_some(0.05)
         self._unsaved.clear()
         self._store.close(max(0.0, end - self._clock.now()))
 
-    def _visit(self, sequence: Sequence) -> _Visit:
-        visit = self._visits.get(sequence.id)
-        if visit is None:
+    def _get_waiting(self, sequence: Sequence) -> _WaitingSequence:
+        waiting = self._waiting.get(sequence.id)
+        if waiting is None:
             ids = sequence.cacheable_ids
-            visit = self._visits[sequence.id] = _Visit(chain_keys(ids[: len(ids) - 1], sequence.cache_salt))
-            self._begin(visit)
-        return visit
+            waiting = self._waiting[sequence.id] = _WaitingSequence(
+                chain_keys(ids[: len(ids) - 1], sequence.cache_salt)
+            )
+            self._start_fetch(waiting)
+        return waiting
 
-    def _begin(self, visit: _Visit) -> None:
-        """Fetch what of its blocks is neither on the device nor in the host's memory."""
-        if visit.tries >= MAX_TRIES or not self._store.has_disk:
+    def _start_fetch(self, waiting: _WaitingSequence) -> None:
+        """Start to fetch its blocks that are neither on the device nor in host memory."""
+        if waiting.tries >= MAX_TRIES or not self._store.has_disk:
             return
-        keys = visit.keys[len(self._pool.find(visit.keys)) :]
+        keys = waiting.keys[len(self._pool.find(waiting.keys)) :]
         tiers = self._store.run(keys)
         if "disk" not in tiers or not self._store.rates.is_worth("disk"):
             return
-        if visit.fetch is not None:
-            self._store.finish(visit.fetch)
-        visit.fetch, visit.tries = Fetch(keys[: len(tiers)]), visit.tries + 1
+        if waiting.fetch is not None:
+            self._store.finish(waiting.fetch)
+        waiting.fetch, waiting.tries = Fetch(keys[: len(tiers)]), waiting.tries + 1
         computing = self._store.rates.seconds_to_compute(len(tiers) * BLOCK_SIZE)
-        patience = LONGEST_WAIT if computing is None else min(LONGEST_WAIT, max(SHORTEST_WAIT, computing))
-        visit.deadline = self._clock.now() + patience
-        self._store.begin(visit.fetch)
+        wait_seconds = (
+            MAX_WAIT_SECONDS if computing is None else min(MAX_WAIT_SECONDS, max(MIN_WAIT_SECONDS, computing))
+        )
+        waiting.deadline = self._clock.now() + wait_seconds
+        self._store.begin(waiting.fetch)
 
     def _device_changed(self, event: CacheEvent) -> None:
-        """What the device's cache says."""
+        """Record an event of the device's cache and forward it."""
         if isinstance(event, BlocksStored):
             block = TieredBlock.of(event)
-            self._known[block.key] = block
+            self._on_device[block.key] = block
             self._unsaved[block.key] = None
         elif isinstance(event, BlocksRemoved):
             for key in event.keys:
                 assert isinstance(key, bytes)
-                self._known.pop(key, None)
+                self._on_device.pop(key, None)
                 self._unsaved.pop(key, None)
         if self._listener is not None:
             self._listener(event)
@@ -243,14 +246,14 @@ class Tiers(StepHook):
         self._copy(batch)
 
     def _copy(self, blocks: dict[bytes, int]) -> None:
-        """Down to the host's memory, and from there to disk in its time."""
-        pairs = self._store.reserve([self._known[key] for key in blocks])
+        """Copy blocks to host memory; the store writes them to disk later."""
+        pairs = self._store.reserve([self._on_device[key] for key in blocks])
         if pairs:
             self._memory.save([blocks[block.key] for block, _ in pairs], [slot for _, slot in pairs])
             self._store.stored(pairs)
             self._count(bytes_to_host=len(pairs) * self._memory.block_bytes)
 
     def _count(self, **added: int) -> None:
-        self._report = replace(
-            self._report, **{name: getattr(self._report, name) + count for name, count in added.items()}
+        self._counts = replace(
+            self._counts, **{name: getattr(self._counts, name) + count for name, count in added.items()}
         )

@@ -4,26 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from paceline.core.sampling import SamplingParams
-from paceline.core.speculation import Verification
 from paceline.runtime.draft_worker.distributions import DraftDistribution
-
-
-@dataclass(frozen=True, slots=True)
-class SequenceParams:
-    """Parameters of a sequence that stay the same while it is open."""
-
-    sampling: SamplingParams
-    seed: int
-    choice: int
-    num_prompt: int
-    rule: Verification
-    salt: str
-
-    @property
-    def needs_distribution(self) -> bool:
-        """Whether verification needs the distribution `q` of every drafted token."""
-        return self.rule == "rejection" and not self.sampling.is_greedy
+from paceline.speculation.proposers.model_drafter import DraftSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +17,9 @@ class DraftedToken:
 
 
 @dataclass(slots=True, eq=False)
-class DraftBranch:
-    """A text that is being drafted: committed tokens, then drafted tokens."""
+class DraftBranch(DraftSequence):
+    """A text that a draft worker drafts: the main branch of a sequence, or one for a possible outcome."""
 
-    id: int
-    params: SequenceParams
-    ids: list[int]
-    num_committed: int
-    """Committed tokens, the first of `ids`. The others may be rolled back."""
-    num_cached: int = field(default=0, init=False)
-    """Tokens of `ids` whose KV is in the draft's cache. The core sets it."""
     chain: list[DraftedToken] = field(default_factory=list, init=False)
     """Drafted tokens after the committed ones; for a branch, after the outcome that it assumes."""
     num_idle_passes: int = field(default=0, init=False)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from paceline.cluster.pairing.ahead import AheadRound, DraftingAhead
 from paceline.cluster.pairing.fanout import Outcome, RivalOdds, fan_out
-from paceline.runtime.draft_worker.core import DraftBranch, DraftCore, SequenceParams
+from paceline.runtime.draft_worker.core import DraftBranch, DraftCore
 from paceline.runtime.draft_worker.state import DraftState, VerifyOutcome
 from paceline.runtime.wire.messages import ErrorCode, Load, Open, RoundRequest
 from paceline.runtime.wire.transport import Peer
 from paceline.speculation.depth.acceptance import Acceptance
+from paceline.speculation.proposers.model_drafter import SequenceParams
 
 
 @dataclass(frozen=True, slots=True)

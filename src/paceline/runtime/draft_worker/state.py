@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 from paceline.cluster.pairing.fanout import Outcome
 from paceline.runtime.draft_worker.branches import BranchKey
-from paceline.runtime.draft_worker.core import DraftBranch, DraftCore, DraftedToken, SequenceParams
+from paceline.runtime.draft_worker.core import DraftBranch, DraftCore, DraftedToken
+from paceline.speculation.proposers.model_drafter import SequenceParams
 
 Plan = Callable[[int, int, bool], Iterable[Outcome]]
 """(tokens offered, depth, whether the main branch continues) -> outcomes to prepare."""

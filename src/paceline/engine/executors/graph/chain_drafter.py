@@ -1,4 +1,4 @@
-"""Chains of a draft model, on the device."""
+"""Drafts chains with a draft model inside CUDA graphs."""
 
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
@@ -17,25 +17,28 @@ from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 
-PATIENCE = 2
-"""Rounds without drafts that the draft model reads along with: one now and then is plain only to be timed."""
+MAX_FOLLOWED_ROUNDS = 2
+"""Consecutive rounds without drafts that the draft model follows. After more of them it needs a draft prefill."""
 
 
 class ChainDrafter:
-    """Needs nothing from the target but its tokens. Rounds without drafts, one after another, leave the draft model behind."""
+    """A `GraphDrafter` for the proposer `draft_model`, with the model, block tables and sequences of its `ModelDrafter`."""
 
     state_layers: tuple[int, ...] = ()
     wants_states = False
 
     def __init__(self, proposer: DraftModelProposer, slots: DeviceSlots, vocab_size: int) -> None:
-        assert isinstance(proposer.runner, GpuRunner)  # on a GPU every runner is one
-        self._proposer, self._runner, self._slots = proposer, proposer.runner, slots
+        runner = proposer.drafter.runner
+        assert isinstance(runner, GpuRunner)
+        self._proposer, self._drafter, self._runner, self._slots = proposer, proposer.drafter, runner, slots
         self._vocab_size = vocab_size
         self.table_width = self._runner.table_width
         self.scratch_block = self._runner.scratch_block
         self._drafts: dict[DraftShape, Drafts] = {}
         self._current: set[int] = set()
-        self._num_plain = 0  # rounds, since there were drafts
+        """Sequences of which at most two tokens are missing in the draft's cache."""
+        self._num_plain = 0
+        """Rounds since the last draft."""
 
     @property
     def state(self) -> tuple[Tensor, ...]:
@@ -49,18 +52,23 @@ class ChainDrafter:
 
     @torch.inference_mode()
     def load(self, sequences: Seq[Sequence]) -> DraftPrefill:
-        known = [sequence for sequence in sequences if sequence.depth or sequence.id in self._proposer]
+        known = [sequence for sequence in sequences if sequence.depth or self._proposer.sequence(sequence.id)]
         self._proposer.observe([Progress.of(sequence, sequence.depth) for sequence in known])
-        prefill = self._proposer.catch_up([sequence.id for sequence in sequences if sequence.depth])
-        self._current = {sequence.id for sequence in sequences if self._proposer.is_current(sequence.id)}
+        prefill = self._proposer.prefill([sequence.id for sequence in sequences if sequence.depth])
+        self._current = {sequence.id for sequence in sequences if self._is_current(sequence.id)}
         self._num_plain = 0
         return prefill
 
+    def _is_current(self, sequence_id: int) -> bool:
+        cached = self._proposer.sequence(sequence_id)
+        return cached is not None and self._drafter.is_open(cached) and cached.num_missing <= 2
+
     def has_room(self, sequence: Sequence) -> bool:
-        """What `lend` would refuse behind another round is not worth catching up."""
         if sequence.id in self._current:
             return True
-        return self._proposer.has_room(sequence.id, len(sequence.ids) + 2 * (sequence.depth + 1))
+        # Room for two rounds: a prefill for a single one is not worth its cost
+        num_tokens = len(sequence.ids) + 2 * (sequence.depth + 1)
+        return self._drafter.has_room(self._proposer.sequence(sequence.id), num_tokens)
 
     def can_draft(self, sequences: Seq[Sequence]) -> bool:
         return all(sequence.id in self._current for sequence in sequences if sequence.depth)
@@ -68,23 +76,24 @@ class ChainDrafter:
     def reserve_blocks(self, sequence: Sequence, num_tokens: int, shape: DraftShape) -> Seq[int] | None:
         if sequence.id not in self._current:
             return None
-        blocks = self._proposer.lend(sequence.id, num_tokens)
-        if blocks is None:  # nothing of this round is cached for it
-            self._current.discard(sequence.id)
-        return blocks
+        cached = self._proposer.sequence(sequence.id)
+        if cached is not None and self._drafter.is_open(cached) and self._drafter.is_in_window(num_tokens):
+            if self._drafter.reserve(cached, num_tokens):
+                return self._drafter.tables.blocks(cached.id)
+        self._current.discard(sequence.id)  # the cache will lack the tokens of this round
+        return None
 
     def begin(self, shape: DraftShape) -> Literal["draft", "follow"] | None:
         if shape.nodes:
             self._num_plain = 0
             return "draft"
         self._num_plain += 1
-        if self._num_plain > PATIENCE:
+        if self._num_plain > MAX_FOLLOWED_ROUNDS:
             self._current.clear()
         return "follow" if self._current else None
 
     def draft(self, shape: DraftShape) -> Callable[[], None]:
-        """The first pass takes the last two committed tokens: after a full acceptance the draft has not seen the one before
-        last, and computing it again otherwise changes nothing."""
+        """The first pass computes the last two committed tokens: after a full acceptance the draft's cache lacks both."""
         size, state = self._slots.size, self._slots.state
         first, others = (ChainRows(self._runner, self._tables, size, rows) for rows in (2, 1))
         choose, drafts = self._slots.picker(1), self.drafts(shape).tokens
@@ -107,9 +116,9 @@ class ChainDrafter:
         return compute
 
     def _logits(self, rows: ChainRows, tokens: Tensor, offset: int) -> Tensor:
-        """After each sequence's last row; the first lies at logical index length + offset."""
-        known = self._proposer.num_proposable
-        if known < self._vocab_size:  # any token stands in for one it does not have
+        """Logits after each sequence's last row; its first row has the index length + offset."""
+        known = self._drafter.num_proposable
+        if known < self._vocab_size:  # 0 replaces tokens outside the draft's vocabulary
             tokens = torch.where(tokens < known, tokens, 0)
         output = rows.forward(tokens, self._slots.state.lengths, offset, last_only=True)
         assert output.logits is not None
@@ -122,10 +131,12 @@ class ChainDrafter:
         return self._drafts[shape]
 
     def keep_states(self, inner: Mapping[int, Tensor], path: AcceptedPath, active: Tensor) -> None:
-        """Tokens are enough."""
+        """The draft model needs no hidden states."""
 
     def return_sequences(self, running: Seq[Sequence]) -> None:
         for sequence in running:
-            if sequence.id in self._current:
-                self._proposer.take_back(sequence.id, max(0, len(sequence.ids) - 2))
+            cached = self._proposer.sequence(sequence.id)
+            if cached is not None and sequence.id in self._current:
+                cached.commit(sequence.ids)
+                self._drafter.mark_computed(cached, max(0, len(sequence.ids) - 2))
         self._current.clear()
