@@ -1,11 +1,14 @@
-"""A KV hand-off between two processes, by every kind of transfer, beside a plain copy: `python benchmarks/transfer.py`.
+"""Transfer of a prompt's KV between two processes, over every channel: `python benchmarks/transfer.py`.
 
-One process has the keys and values of a prompt in the embedded model's cache layout, a part a layer, and gives them; this one
-takes them. *ready*: all parts were filled before the clock started. *filled meanwhile*: the giver begins when the clock does, a
-layer after the other, checksums included, and the taker takes what is there. *plain copy* is the same bytes from one array of
-this process to another, a layer at a time; files are written and read through the page cache. Contenders take turns within a
-round; medians over rounds. *CPU* is what both processes spent, all their threads: where others keep the machine busy it says
-more than the clock. The bytes that arrive are compared with those that were given, outside the clock.
+The source process has the KV of a prompt in the embedded model's cache layout, one part per layer. This process fetches it.
+
+- *ready*: all parts are filled before the clock starts.
+- *filled meanwhile*: the source fills one layer after the other, with checksums, from the moment the clock starts.
+- *plain copy*: the same bytes from one array of this process to another, layer by layer.
+- Files are written and read through the page cache.
+
+Variants alternate within a round; the table has medians over rounds. *CPU* is the time of all threads of both processes, which
+depends less on other load than the wall time. The received bytes are compared with the sent ones, outside the clock.
 """
 
 import argparse
@@ -38,30 +41,30 @@ WRITTEN = "written"
 
 
 def layers(count: int, size: int) -> list[Bytes]:
-    """The same in both processes."""
-    draw = np.random.default_rng(1)
-    return [draw.integers(0, 256, size, np.uint8) for _ in range(count)]
+    """Random layers, equal in both processes."""
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, 256, size, np.uint8) for _ in range(count)]
 
 
-def give(line: Connection, count: int, size: int, pair: KeyPair) -> None:
-    """The other process: does as it is told."""
+def run_source(pipe: Connection, count: int, size: int, pair: KeyPair) -> None:
+    """Source process: serves transfers by commands from the pipe."""
     data = layers(count, size)
     with (
         closing(TransferServer("127.0.0.1", None)) as plain,
-        closing(TransferServer("127.0.0.1", Security(pair))) as guarded,
+        closing(TransferServer("127.0.0.1", Security(pair))) as encrypted,
     ):
         full = Transfer([size] * count)
         fill(full, data)
-        line.send({False: plain.offer(full), True: guarded.offer(full)})
-        while (order := line.recv()) is not None:
-            if order == "cpu":
-                line.send(time.process_time())
+        pipe.send({False: plain.offer(full), True: encrypted.offer(full)})
+        while (command := pipe.recv()) is not None:
+            if command == "cpu":
+                pipe.send(time.process_time())
                 continue
-            server, transfer = guarded if order == ENCRYPTED else plain, Transfer([size] * count)
+            server, transfer = encrypted if command == ENCRYPTED else plain, Transfer([size] * count)
             handle = server.offer(transfer)
-            line.send(handle)
+            pipe.send(handle)
             fill(transfer, data)
-            line.recv()
+            pipe.recv()
             server.withdraw(handle)
 
 
@@ -71,30 +74,30 @@ def fill(transfer: Transfer, data: list[Bytes]) -> None:
 
 
 class Bench:
-    """The taking process, and the line to the other."""
+    """The destination process, with a pipe to the source."""
 
-    def __init__(self, line: Connection, count: int, size: int, pair: KeyPair) -> None:
+    def __init__(self, pipe: Connection, count: int, size: int, pair: KeyPair) -> None:
         self.data = layers(count, size)
-        self.places = [np.zeros(size, np.uint8) for _ in range(count)]
-        self.clients = {kind: TransferClient(None, [kind]) for kind in pick_channels(None, None)}
+        self.buffers = [np.zeros(size, np.uint8) for _ in range(count)]
+        self.clients = {channel: TransferClient(None, [channel]) for channel in pick_channels(None, None)}
         self.clients[ENCRYPTED] = TransferClient(Security(pair), ["socket"])
-        self._line = line
-        self._full: dict[bool, TransferHandle] = line.recv()
+        self._pipe = pipe
+        self._full: dict[bool, TransferHandle] = pipe.recv()
 
-    def ready(self, kind: str) -> float:
-        return self._seconds(lambda: self._take(kind, self._full[kind == ENCRYPTED]))
+    def ready(self, channel: str) -> float:
+        return self._seconds(lambda: self._fetch(channel, self._full[channel == ENCRYPTED]))
 
-    def meanwhile(self, kind: str) -> float:
-        def hand_over() -> None:
-            self._line.send(kind)
-            self._take(kind, self._line.recv())
+    def filled_meanwhile(self, channel: str) -> float:
+        def request_and_fetch() -> None:
+            self._pipe.send(channel)
+            self._fetch(channel, self._pipe.recv())
 
-        elapsed = self._seconds(hand_over)
-        self._line.send("taken")
+        elapsed = self._seconds(request_and_fetch)
+        self._pipe.send("fetched")
         return elapsed
 
     def copy(self) -> float:
-        return self._seconds(lambda: [np.copyto(*pair) for pair in zip(self.places, self.data, strict=True)])
+        return self._seconds(lambda: [np.copyto(*pair) for pair in zip(self.buffers, self.data, strict=True)])
 
     def sums(self) -> float:
         return self._seconds(lambda: [checksum(memoryview(layer)) for layer in self.data])
@@ -103,22 +106,22 @@ class Bench:
         return self._seconds(lambda: files.write(file, _ranges(self.data)))
 
     def read(self, files: PlainFiles | NixlFiles, file: int) -> float:
-        return self._seconds(lambda: files.read(file, _ranges(self.places)))
+        return self._seconds(lambda: files.read(file, _ranges(self.buffers)))
 
     def cpu(self) -> float:
-        """Of both processes."""
-        self._line.send("cpu")
-        there: float = self._line.recv()
-        return there + time.process_time()
+        """CPU seconds of both processes."""
+        self._pipe.send("cpu")
+        remote: float = self._pipe.recv()
+        return remote + time.process_time()
 
     def close(self) -> None:
-        self._line.send(None)
+        self._pipe.send(None)
         for client in self.clients.values():
             client.close()
 
-    def _take(self, kind: str, handle: TransferHandle) -> None:
-        wanted = range(len(self.places))
-        self.clients[kind].fetch(handle, wanted, lambda index: memoryview(self.places[index]), lambda index: None)
+    def _fetch(self, channel: str, handle: TransferHandle) -> None:
+        indices = range(len(self.buffers))
+        self.clients[channel].fetch(handle, indices, lambda index: memoryview(self.buffers[index]), lambda index: None)
 
     @staticmethod
     def _seconds(action: Callable[[], object]) -> float:
@@ -132,16 +135,16 @@ def _ranges(arrays: list[Bytes]) -> list[Range]:
 
 
 @contextmanager
-def contenders(bench: Bench) -> Iterator[dict[tuple[str, str], Callable[[], float]]]:
+def variants(bench: Bench) -> Iterator[dict[tuple[str, str], Callable[[], float]]]:
     found: dict[tuple[str, str], Callable[[], float]] = {("plain copy", ""): bench.copy, (SUMS, ""): bench.sums}
-    for kind in bench.clients:
-        found[kind, "ready"] = lambda kind=kind: bench.ready(kind)  # type: ignore[misc]
-        found[kind, "filled meanwhile"] = lambda kind=kind: bench.meanwhile(kind)  # type: ignore[misc]
-    movers: dict[str, PlainFiles | NixlFiles] = {"file, plainly": PlainFiles()}
+    for channel in bench.clients:
+        found[channel, "ready"] = lambda channel=channel: bench.ready(channel)  # type: ignore[misc]
+        found[channel, "filled meanwhile"] = lambda channel=channel: bench.filled_meanwhile(channel)  # type: ignore[misc]
+    file_backends: dict[str, PlainFiles | NixlFiles] = {"file, plainly": PlainFiles()}
     if nixl_agent.is_installed():
-        movers["file, nixl"] = NixlFiles()
+        file_backends["file, nixl"] = NixlFiles()
     with ExitStack() as stack:
-        for name, files in movers.items():
+        for name, files in file_backends.items():
             both = files, stack.enter_context(tempfile.TemporaryFile()).fileno()
             found[name, WRITTEN] = lambda both=both: bench.write(*both)  # type: ignore[misc]
             found[name, "read"] = lambda both=both: bench.read(*both)  # type: ignore[misc]
@@ -158,23 +161,27 @@ def main() -> None:
     config = open_checkpoint(options.model).config
     count, size = config.num_layers, 2 * options.tokens * config.num_kv_heads * config.head_dim * torch.float32.itemsize
     pair = generate_key_pair()
-    here, there = multiprocessing.Pipe()
-    giver = multiprocessing.get_context("spawn").Process(target=give, args=(there, count, size, pair), daemon=True)
-    giver.start()
-    with closing(Bench(here, count, size, pair)) as bench, contenders(bench) as found:
-        times: dict[tuple[str, str], list[tuple[float, float]]] = {contender: [] for contender in found}
-        for round in range(-1, options.rounds):  # the first is to warm up: connections, pages
-            for contender, run in found.items():
-                for place in bench.places:
-                    place.fill(0)
+    ours, theirs = multiprocessing.Pipe()
+    source = multiprocessing.get_context("spawn").Process(
+        target=run_source, args=(theirs, count, size, pair), daemon=True
+    )
+    source.start()
+    with closing(Bench(ours, count, size, pair)) as bench, variants(bench) as found:
+        times: dict[tuple[str, str], list[tuple[float, float]]] = {variant: [] for variant in found}
+        for round in range(-1, options.rounds):  # the first round warms up connections and pages
+            for variant, run in found.items():
+                for buffer in bench.buffers:
+                    buffer.fill(0)
                 before = bench.cpu()
                 result = run(), bench.cpu() - before
-                arrives = contender[0] != SUMS and contender[1] != WRITTEN  # what was written is read next
-                if arrives and not all(map(np.array_equal, bench.places, bench.data)):
-                    raise SystemExit(f"{contender} brought other bytes than were given")
+                arrives = (
+                    variant[0] != SUMS and variant[1] != WRITTEN
+                )  # a written file is checked by the read that follows
+                if arrives and not all(map(np.array_equal, bench.buffers, bench.data)):
+                    raise SystemExit(f"{variant} returned other bytes than were sent")
                 if round >= 0:
-                    times[contender].append(result)
-    giver.join(10)
+                    times[variant].append(result)
+    source.join(10)
 
     total = count * size
     print(f"{options.tokens} tokens, {count} layers of {size / 2**20:.1f} MiB, {total / 1e6:.0f} MB")

@@ -103,8 +103,8 @@ def securities() -> tuple[Security, Security]:
 
 
 class Lockstep:
-    """Runs target and draft worker on one thread. The worker drafts all it can, also ahead, before the target continues, so that
-    every run is the same."""
+    """Runs target and draft worker on one thread. The worker drafts all it can, also ahead, before the target continues: every
+    run is the same."""
 
     def __init__(self, inner: PoolProposer, worker: DraftWorker) -> None:
         self.inner, self._worker = inner, worker

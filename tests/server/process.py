@@ -1,4 +1,4 @@
-"""A real server in a process of its own, with the embedded model, on a free port."""
+"""A server process with the embedded model on a free port."""
 
 import json
 import queue
@@ -29,7 +29,7 @@ class Process:
     popen: "subprocess.Popen[str]"
 
     def stop(self, signal_number: int, timeout: float = 30) -> int:
-        """The exit code."""
+        """Sends the signal and returns the exit code."""
         self.popen.send_signal(signal_number)
         return self.popen.wait(timeout)
 
@@ -48,9 +48,9 @@ def server_process(**config: Any) -> Iterator[Process]:
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     threading.Thread(target=lambda: lines.put(popen.stdout.readline()), daemon=True).start()  # type: ignore[union-attr]
     try:
-        said = lines.get(timeout=START_SECONDS).split()
-        assert said[:1] == ["READY"], popen.stderr.read()
-        yield Process(said[1], popen)
+        words = lines.get(timeout=START_SECONDS).split()
+        assert words[:1] == ["READY"], popen.stderr.read()
+        yield Process(words[1], popen)
     finally:
         popen.kill()
         popen.wait()

@@ -1,4 +1,4 @@
-"""One JSON object a line, and nothing that users wrote."""
+"""The server's log: one JSON object per line, without prompts."""
 
 import io
 import json
@@ -43,14 +43,14 @@ def test_a_record_is_one_line_with_its_fields(stream: io.StringIO) -> None:
     }
 
 
-def test_fields_without_a_name_here_stay_out(stream: io.StringIO) -> None:
+def test_other_fields_are_left_out(stream: io.StringIO) -> None:
     configure_logging("info", stream)
     logging.getLogger("paceline").warning("refused", extra={"prompt": "my secret", "request_id": "r"})
     assert "my secret" not in stream.getvalue()
     assert lines(stream)[0]["request_id"] == "r"
 
 
-def test_an_error_brings_its_trace_on_the_same_line(stream: io.StringIO) -> None:
+def test_an_error_has_its_traceback_on_the_same_line(stream: io.StringIO) -> None:
     configure_logging("info", stream)
     try:
         raise ValueError("broken")
@@ -72,7 +72,7 @@ def test_levels(stream: io.StringIO) -> None:
     assert [line["message"] for line in lines(stream)] == ["yes", "yes, too"]
 
 
-def test_uvicorn_is_quiet_and_its_access_log_off(stream: io.StringIO) -> None:
+def test_uvicorn_logs_errors_only(stream: io.StringIO) -> None:
     configure_logging("info", stream)
     logging.getLogger("uvicorn.access").error("GET /")
     logging.getLogger("uvicorn.error").info("Started server process")
@@ -81,10 +81,10 @@ def test_uvicorn_is_quiet_and_its_access_log_off(stream: io.StringIO) -> None:
     assert [line["message"] for line in lines(stream)] == ["address in use"]
 
 
-def test_warnings_are_lines_like_any_other(stream: io.StringIO) -> None:
+def test_warnings_are_log_lines(stream: io.StringIO) -> None:
     configure_logging("info", stream)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        logging.captureWarnings(True)  # within: catch_warnings puts back what it found
+        logging.captureWarnings(True)  # inside: catch_warnings restores the previous state
         warnings.warn("old", DeprecationWarning, stacklevel=1)
     assert "DeprecationWarning: old" in lines(stream)[0]["message"]

@@ -1,4 +1,4 @@
-"""What is said when a server cannot listen where it was told to."""
+"""Errors of an address that the server cannot bind."""
 
 import socket
 
@@ -8,13 +8,13 @@ from paceline.core.errors import InvalidConfig
 from paceline.server.serve import _listen
 
 
-def test_a_port_that_is_taken() -> None:
+def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(InvalidConfig, match=f"127.0.0.1:{port}.*choose another `port`"):
+        with pytest.raises(InvalidConfig, match=f"127.0.0.1:{port}.*set another `port`"):
             _listen("127.0.0.1", port)
 
 
 def test_an_address_of_another_machine() -> None:
     with pytest.raises(InvalidConfig, match="`host` must be an address of this machine"):
-        _listen("192.0.2.1", 0)  # set apart for documentation: nobody has it
+        _listen("192.0.2.1", 0)  # reserved for documentation

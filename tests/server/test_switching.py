@@ -1,5 +1,4 @@
-"""A real server, watched and switched: speculation goes off and on while 32 streams run, and none fails or says anything else
-than plain; a caller's trace goes on from HTTP down to every verification."""
+"""A server process: toggling speculation during 32 streams changes no text, and a trace covers all steps of a request."""
 
 import asyncio
 import json
@@ -19,11 +18,11 @@ SUBJECTS = ("a river", "a lamp", "the number seven", "an old map", "bread", "a c
 
 
 def body(number: int) -> dict[str, Any]:
-    """Every other one is sampled. The prompts repeat themselves, so that there is something to look up."""
+    """Odd numbers sample. The prompts repeat, so that the n-gram proposer finds drafts."""
     subject = SUBJECTS[number % len(SUBJECTS)]
-    said = f"{number}. I like {subject}. You like {subject}. We all like"
+    prompt = f"{number}. I like {subject}. You like {subject}. We all like"
     return {
-        "prompt": said,
+        "prompt": prompt,
         "max_tokens": TOKENS,
         "ignore_eos": True,
         "seed": number,
@@ -51,11 +50,11 @@ def server() -> Iterator[tuple[Process, Collector]]:
 
 
 class Streams:
-    """What came so far, of all of them."""
+    """The text of all streams, as far as received."""
 
     def __init__(self, client: httpx.AsyncClient) -> None:
         self._client = client
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.texts = [""] * STREAMS
         self.origins: set[str] = set()
         self.chunks = 0
@@ -65,12 +64,12 @@ class Streams:
         await asyncio.gather(*(self._read(number, options) for number in range(STREAMS)))
         return self.texts
 
-    async def more(self, chunks: int) -> None:
-        """Until so many more have come, or all is over."""
+    async def wait_for(self, chunks: int) -> None:
+        """Waits for more chunks, or for the end of all streams."""
         end = self.chunks + chunks
         while self.chunks < end and self.running:
-            self._news.clear()
-            await self._news.wait()
+            self._changed.clear()
+            await self._changed.wait()
 
     async def _read(self, number: int, options: dict[str, Any]) -> None:
         async with self._client.stream("POST", "/v1/completions", json={**body(number), **options}) as reply:
@@ -86,13 +85,13 @@ class Streams:
                     self.texts[number] += choice["text"]
                     self.origins |= {piece["origin"] for piece in choice.get("origins") or ()}
                 self.chunks += 1
-                self._news.set()
+                self._changed.set()
             assert ended
         self.running -= 1
-        self._news.set()
+        self._changed.set()
 
 
-def test_32_streams_do_not_notice_that_speculation_is_switched_ten_times(server: tuple[Process, Collector]) -> None:
+def test_toggling_speculation_changes_no_text(server: tuple[Process, Collector]) -> None:
     async def run(url: str) -> None:
         async with httpx.AsyncClient(base_url=url, timeout=120, limits=httpx.Limits(max_connections=64)) as client:
             plain = await Streams(client).run(speculation={"enabled": False})
@@ -100,7 +99,7 @@ def test_32_streams_do_not_notice_that_speculation_is_switched_ten_times(server:
             reading = asyncio.create_task(streams.run())
             running = []
             for number in range(2 * SWITCHES):
-                await streams.more(STREAMS // 4)
+                await streams.wait_for(STREAMS // 4)
                 running.append(streams.running)
                 on = bool(number % 2)
                 changed = await client.patch("/admin/flags", json={"enabled": on}, headers=KEY)
@@ -110,19 +109,19 @@ def test_32_streams_do_not_notice_that_speculation_is_switched_ten_times(server:
             switched = await reading
             assert switched == plain
             assert {"plain", "accepted", "recovered"} <= streams.origins
-            assert len(set(plain)) > STREAMS // 2  # they are not all alike, or the comparison would say little
+            assert len(set(plain)) > STREAMS // 2  # the prompts give different texts
 
     asyncio.run(run(server[0].url))
 
 
-def test_a_trace_from_http_to_every_verification(server: tuple[Process, Collector]) -> None:
+def test_a_trace_covers_http_and_every_verification(server: tuple[Process, Collector]) -> None:
     process, found = server
     trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
     headers = {"traceparent": f"00-{trace}-{parent}-01"}
     reply = httpx.post(f"{process.url}/v1/completions", json={**body(1), "stream": False}, headers=headers, timeout=60)
     metrics = reply.json()["metrics"]["speculative_decoding"]
     spans: list[Any] = []
-    for _ in range(600):  # they are sent in batches, one a second at the least
+    for _ in range(600):  # spans are sent in batches
         spans = [span for group in list(found.spans.values()) for span in group]
         if any(span.name.startswith("POST") for span in spans):
             break
@@ -131,7 +130,7 @@ def test_a_trace_from_http_to_every_verification(server: tuple[Process, Collecto
     for span in spans:
         by_name.setdefault(span.name, []).append(span)
     (http,), (generate,) = by_name["POST /v1/completions"], by_name["generate"]
-    assert {span.trace_id.hex() for span in spans} == {trace}  # nobody else was traced: the ratio is 0
+    assert {span.trace_id.hex() for span in spans} == {trace}  # the ratio is 0
     assert http.parent_span_id.hex() == parent
     assert generate.parent_span_id == http.span_id
     rounds = {span.span_id: span for span in by_name["round"]}

@@ -1,4 +1,4 @@
-"""What one tenant has cached is not there for another: over HTTP, in the engine and in the router's choice of a worker."""
+"""Cache salts separate the cached prefixes of tenants, in the engine and in the router."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -26,18 +26,18 @@ PROMPT = letters().decode(SYSTEM)
 CACHED = 96
 
 
-class House:
-    """A gateway in front of workers that publish what they have cached, routed by it."""
+class TenantCluster:
+    """A gateway with a KV-aware router and workers that publish KV events."""
 
-    def __init__(self, llm: ClusterTarget, workers: Sequence[PublishingWorker], app: FastAPI) -> None:
-        self._llm, self._app = llm, app
+    def __init__(self, target: ClusterTarget, workers: Sequence[PublishingWorker], app: FastAPI) -> None:
+        self._target, self._app = target, app
         self.workers = workers
 
     def ask(self, question: str, key: str | None = None, **body: Any) -> int:
-        """Prompt tokens that were cached. Returns when the gateway is_current what the workers have."""
+        """Number of cached prompt tokens. Waits until the gateway has all KV events."""
         reply = self.call("POST", "/v1/completions", key, {"prompt": PROMPT + question, "max_tokens": 3, **body})
         assert reply.status_code == 200, reply.text
-        until(lambda: all(is_current(self._llm.pool, worker) for worker in self.workers))
+        until(lambda: all(is_current(self._target.pool, worker) for worker in self.workers))
         return int(reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"])
 
     def call(self, method: str, path: str, key: str | None = None, body: Any = None) -> httpx.Response:
@@ -50,90 +50,95 @@ class House:
         return asyncio.run(run())
 
     @property
-    def homes(self) -> list[str]:
-        """Workers that have anything cached."""
+    def caching_workers(self) -> list[str]:
+        """Names of workers with cached blocks."""
         return [worker.worker.name for worker in self.workers if worker.num_cached]
 
 
 @contextmanager
-def house(names: str, **config: Any) -> Iterator[House]:
+def running_cluster(names: str, **config: Any) -> Iterator[TenantCluster]:
     workers = [PublishingWorker(name) for name in names]
     try:
-        with ClusterTarget(cluster(router="kv_aware"), Members(*workers), tokenizer=letters(), start_seconds=60) as llm:
-            until(lambda: sum(line.is_usable for line in llm.pool.targets().values()) == len(workers))
-            settings = ServerConfig(engine=llm.config, **config)
+        with ClusterTarget(
+            cluster(router="kv_aware"), Members(*workers), tokenizer=letters(), start_seconds=60
+        ) as target:
+            until(lambda: sum(connection.is_usable for connection in target.pool.targets().values()) == len(workers))
+            settings = ServerConfig(engine=target.config, **config)
             metrics = Metrics("tiny")
-            metrics.add_cluster(llm.cluster_status)
-            gateway = Gateway(llm, settings, metrics, FlagStore(None, llm.validate_flags))
-            yield House(llm, workers, create_app(gateway, Access.from_config(settings, lambda: 0.0)))
+            metrics.add_cluster(target.cluster_status)
+            gateway = Gateway(target, settings, metrics, FlagStore(None, target.validate_flags))
+            yield TenantCluster(target, workers, create_app(gateway, Access.from_config(settings, lambda: 0.0)))
     finally:
         for worker in workers:
             worker.stop()
 
 
-def test_a_salt_in_the_body_keeps_prefixes_apart_in_one_engine() -> None:
-    with house("a") as here:
-        assert here.ask("ab", cache_salt="red") == 0
-        assert here.ask("cd", cache_salt="blue") == 0
-        assert here.ask("ef") == 0
-        assert here.ask("gh", cache_salt="red") == CACHED
-        assert here.ask("ij", cache_salt="blue") == CACHED
-        assert here.ask("kl") == CACHED
+def test_a_salt_separates_prefixes_in_one_engine() -> None:
+    with running_cluster("a") as tenants:
+        assert tenants.ask("ab", cache_salt="red") == 0
+        assert tenants.ask("cd", cache_salt="blue") == 0
+        assert tenants.ask("ef") == 0
+        assert tenants.ask("gh", cache_salt="red") == CACHED
+        assert tenants.ask("ij", cache_salt="blue") == CACHED
+        assert tenants.ask("kl") == CACHED
 
 
-def test_another_tenants_prefix_draws_nobody_to_its_worker() -> None:
-    with house("ab") as here:
-        assert here.ask("ab", cache_salt="red") == 0
-        [home] = here.homes
-        assert here.ask("cd", cache_salt="blue") == 0
-        assert here.homes == ["a", "b"]  # to a router that saw red's prefix, it would have been the same worker again
+def test_the_router_ignores_prefixes_with_another_salt() -> None:
+    with running_cluster("ab") as tenants:
+        assert tenants.ask("ab", cache_salt="red") == 0
+        [worker] = tenants.caching_workers
+        assert tenants.ask("cd", cache_salt="blue") == 0
+        assert tenants.caching_workers == [
+            "a",
+            "b",
+        ]  # a match with the prefix of `red` would have selected the same worker
         for question in ("ef", "gh", "ij"):
-            assert here.ask(question, cache_salt="red") == CACHED
-            assert here.ask(question, cache_salt="blue") == CACHED
-        cached = cached_by_worker(here)
-        assert cached[home] == cached["b" if home == "a" else "a"] == 3 * CACHED
+            assert tenants.ask(question, cache_salt="red") == CACHED
+            assert tenants.ask(question, cache_salt="blue") == CACHED
+        cached = cached_by_worker(tenants)
+        assert cached[worker] == cached["b" if worker == "a" else "a"] == 3 * CACHED
 
 
-def test_keys_are_tenants_whatever_salt_they_ask_for(tmp_path: Path) -> None:
+def test_keys_separate_prefixes_with_the_same_salt(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     ann, bob = file.add("ann"), file.add("bob")
-    with house("a", api_keys=str(file.path)) as here:
-        assert here.ask("ab", ann) == 0
-        assert here.ask("ab", bob) == 0
-        assert here.ask("cd", ann) == CACHED
-        assert here.ask("ef", ann, cache_salt="shared") == 0
-        assert here.ask("gh", bob, cache_salt="shared") == 0
-        assert here.ask("ij", bob, cache_salt="shared") == CACHED
+    with running_cluster("a", api_keys=str(file.path)) as tenants:
+        assert tenants.ask("ab", ann) == 0
+        assert tenants.ask("ab", bob) == 0
+        assert tenants.ask("cd", ann) == CACHED
+        assert tenants.ask("ef", ann, cache_salt="shared") == 0
+        assert tenants.ask("gh", bob, cache_salt="shared") == 0
+        assert tenants.ask("ij", bob, cache_salt="shared") == CACHED
 
 
-def test_the_hit_rate_of_every_worker_is_in_the_metrics() -> None:
-    with house("ab") as here:
+def test_metrics_have_the_hit_rate_of_every_worker() -> None:
+    with running_cluster("ab") as tenants:
         for question in ("ab", "cd", "ef"):
-            here.ask(question)
-        [home] = here.homes
+            tenants.ask(question)
+        [worker] = tenants.caching_workers
         tokens = 3 * (len(SYSTEM) + 2)
-        assert series(here, "prompt_tokens_total") == {home: tokens, "b" if home == "a" else "a": 0}
-        assert cached_by_worker(here)[home] == 2 * CACHED
-        assert series(here, "indexed_blocks")[home] == next(w.num_cached for w in here.workers if w.num_cached)
-        assert all(rate > 0 for rate in series(here, "prefill_seconds_per_token").values())
+        assert series(tenants, "prompt_tokens_total") == {worker: tokens, "b" if worker == "a" else "a": 0}
+        assert cached_by_worker(tenants)[worker] == 2 * CACHED
+        assert series(tenants, "indexed_blocks")[worker] == next(w.num_cached for w in tenants.workers if w.num_cached)
+        assert all(rate > 0 for rate in series(tenants, "prefill_seconds_per_token").values())
 
 
-def cached_by_worker(here: House) -> dict[str, float]:
-    return series(here, "cached_prompt_tokens_total")
+def cached_by_worker(tenants: TenantCluster) -> dict[str, float]:
+    return series(tenants, "cached_prompt_tokens_total")
 
 
-def series(here: House, name: str) -> dict[str, float]:
-    """By worker, of those that were made; one that the cluster's file names is still to come."""
-    page = here.call("GET", "/metrics").text
+def series(tenants: TenantCluster, name: str) -> dict[str, float]:
+    """Values of a metric by worker."""
+    page = tenants.call("GET", "/metrics").text
     lines = [line for line in page.splitlines() if line.startswith(f"paceline_worker_{name}{{")]
     found = {line.split('worker="')[1].split('"')[0]: float(line.split()[-1]) for line in lines}
     return {worker: value for worker, value in found.items() if worker in ("a", "b")}
 
 
 @pytest.mark.parametrize("salt", ["x" * 257, 7, ["red"]])
-def test_a_salt_that_is_none_is_refused(salt: object) -> None:
-    with house("a") as here:
+def test_an_invalid_salt_is_rejected(salt: object) -> None:
+    with running_cluster("a") as tenants:
         body = {"prompt": "ab", "max_tokens": 1, "cache_salt": salt}
-        reply = here.call("POST", "/v1/completions", body=body)
+        reply = tenants.call("POST", "/v1/completions", body=body)
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == "cache_salt"

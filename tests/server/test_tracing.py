@@ -1,4 +1,4 @@
-"""The span of an HTTP request, in the caller's trace or one of its own, and the context that goes on to the engine."""
+"""Spans of HTTP requests, and the trace context that the engine receives."""
 
 import asyncio
 from typing import Any
@@ -19,7 +19,9 @@ TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 BODY = {"prompt": "my secret", "max_tokens": 8}
 
 
-class Watched:
+class TracedServer:
+    """A server that keeps its spans in memory."""
+
     def __init__(self, ratio: float = 1.0, **config: Any) -> None:
         self._exporter = InMemorySpanExporter()
         self.tracing = Tracing(self._exporter, "gateway", ratio)
@@ -33,10 +35,10 @@ class Watched:
 
 
 @pytest.mark.parametrize("body", [BODY, {**BODY, "stream": True}])
-def test_a_request_has_a_span_and_the_engine_its_context(body: dict[str, Any]) -> None:
-    watched = Watched()
-    assert watched.server.post("/v1/completions", body).status_code == 200
-    (span,) = watched.spans()
+def test_a_request_has_a_span_and_the_engine_gets_its_context(body: dict[str, Any]) -> None:
+    traced = TracedServer()
+    assert traced.server.post("/v1/completions", body).status_code == 200
+    (span,) = traced.spans()
     assert (span.name, span.kind, span.parent) == ("POST /v1/completions", SpanKind.SERVER, None)
     assert dict(span.attributes or {}) == {
         "http.request.method": "POST",
@@ -44,79 +46,79 @@ def test_a_request_has_a_span_and_the_engine_its_context(body: dict[str, Any]) -
         "http.route": "/v1/completions",
         "http.response.status_code": 200,
     }
-    (request,) = watched.server.target.requests
+    (request,) = traced.server.target.requests
     version, trace, parent, flags = request.trace.split("-")
     assert (version, trace, parent) == ("00", f"{span.context.trace_id:032x}", f"{span.context.span_id:016x}")
     assert int(flags, 16) & 1
 
 
-def test_a_callers_trace_goes_on() -> None:
-    watched = Watched(ratio=0.0)
+def test_a_traceparent_header_continues_its_trace() -> None:
+    traced = TracedServer(ratio=0.0)
     headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
-    watched.server.post("/v1/completions", BODY, headers=headers)
-    (span,) = watched.spans()
+    traced.server.post("/v1/completions", BODY, headers=headers)
+    (span,) = traced.spans()
     assert span.parent is not None
     assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, SPAN)
-    assert watched.server.target.requests[0].trace.startswith(f"00-{TRACE}-")
+    assert traced.server.target.requests[0].trace.startswith(f"00-{TRACE}-")
 
 
 @pytest.mark.parametrize("traceparent", [f"00-{TRACE}-{SPAN}-00", None])
-def test_who_is_not_chosen_is_not_traced(traceparent: str | None) -> None:
-    """A caller who says no is not asked again; a caller who says nothing is one of the ratio, or is not."""
-    watched = Watched(ratio=1.0 if traceparent else 0.0)
+def test_requests_that_are_not_sampled_have_no_span(traceparent: str | None) -> None:
+    """An unsampled traceparent disables tracing; without the header the ratio decides."""
+    traced = TracedServer(ratio=1.0 if traceparent else 0.0)
     headers = {"traceparent": traceparent} if traceparent else {}
-    watched.server.post("/v1/completions", BODY, headers=headers)
-    assert watched.spans() == []
-    assert watched.server.target.requests[0].trace == ""
+    traced.server.post("/v1/completions", BODY, headers=headers)
+    assert traced.spans() == []
+    assert traced.server.target.requests[0].trace == ""
 
 
-def test_the_ratio_is_kept() -> None:
-    watched = Watched(ratio=0.25)
+def test_the_ratio_selects_requests() -> None:
+    traced = TracedServer(ratio=0.25)
     for _ in range(200):
-        watched.server.post("/v1/completions", BODY)
-    assert 20 <= len(watched.spans()) <= 80
+        traced.server.post("/v1/completions", BODY)
+    assert 20 <= len(traced.spans()) <= 80
 
 
-def test_pages_and_figures_have_no_spans() -> None:
-    watched = Watched()
+def test_get_requests_have_no_spans() -> None:
+    traced = TracedServer()
     for path in ("/health", "/metrics", "/v1/models", "/v1/paceline/overview"):
-        assert watched.server.call("GET", path).status_code == 200
-    assert watched.spans() == []
+        assert traced.server.call("GET", path).status_code == 200
+    assert traced.spans() == []
 
 
-def test_refusals_and_wrong_addresses_are_seen_without_names_that_callers_make_up() -> None:
-    watched = Watched()
-    assert watched.server.post("/v1/completions", {"prompt": 1.5}).status_code == 400
-    assert watched.server.post("/made/up", {}).status_code == 404
-    refused, lost = watched.spans()
-    assert (refused.attributes or {})["http.response.status_code"] == 400
-    assert lost.name == "POST"
-    assert (lost.attributes or {})["http.response.status_code"] == 404
+def test_rejected_requests_have_spans_and_unknown_paths_are_no_names() -> None:
+    traced = TracedServer()
+    assert traced.server.post("/v1/completions", {"prompt": 1.5}).status_code == 400
+    assert traced.server.post("/made/up", {}).status_code == 404
+    rejected, unknown = traced.spans()
+    assert (rejected.attributes or {})["http.response.status_code"] == 400
+    assert unknown.name == "POST"
+    assert (unknown.attributes or {})["http.response.status_code"] == 404
 
 
-def test_a_failure_is_an_error_and_a_caller_who_leaves_is_not() -> None:
-    watched = Watched(hold=True)
+def test_a_failed_request_has_an_error_span() -> None:
+    traced = TracedServer(hold=True)
 
     async def run() -> None:
-        async with watched.server.client() as client:
+        async with traced.server.client() as client:
             task = asyncio.create_task(client.post("/v1/completions", json=BODY))
-            while not watched.server.target.requests:
+            while not traced.server.target.requests:
                 await asyncio.sleep(0)
-            watched.server.target.fail()
+            traced.server.target.fail()
             assert (await task).status_code == 503
 
     asyncio.run(run())
-    (failed,) = watched.spans()
+    (failed,) = traced.spans()
     assert not failed.status.is_ok
 
 
-def test_no_span_holds_a_word_of_what_was_said() -> None:
-    watched = Watched(text="an answer of ours")
-    watched.server.post("/v1/completions", BODY)
-    said = "".join(span.to_json() for span in watched.spans())
-    assert said
-    assert "secret" not in said
-    assert "answer" not in said
+def test_spans_hold_no_text() -> None:
+    traced = TracedServer(text="an answer of ours")
+    traced.server.post("/v1/completions", BODY)
+    spans = "".join(span.to_json() for span in traced.spans())
+    assert spans
+    assert "secret" not in spans
+    assert "answer" not in spans
 
 
 def test_settings_are_checked() -> None:

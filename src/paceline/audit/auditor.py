@@ -79,7 +79,7 @@ class Auditor:
         with self._llm.engine.listening(log):
             speculative = self._generate(workload, group, enabled=True)
         plain = self._generate(workload, group, enabled=False)
-        with native.quiet_torch(), torch.inference_mode():
+        with native.single_threaded_torch(), torch.inference_mode():
             return [
                 self._check(workload, prompt, one, other, log)
                 for prompt, one, other in zip(group, speculative, plain, strict=True)

@@ -180,7 +180,7 @@ def calibrate(engine: Engine, config: EngineConfig) -> None:
     depth = engine.speculator.depth
     if not isinstance(depth, GoodputDepth) or not config.speculation.enabled or engine.has_work or engine.num_steps:
         return
-    with native.quiet_torch():
+    with native.single_threaded_torch():
         rows = min(4 * config.max_num_seqs, config.max_batched_tokens)
         passes = measure_passes(engine.runner, config.max_num_seqs, rows, engine.clock)
         depth.calibrate(passes, measure_context(engine.runner, config.max_num_seqs, engine.clock))

@@ -129,7 +129,7 @@ class EngineLoop:
     def _run(self) -> None:
         reason: PacelineError = EngineClosed("the engine was shut down while the request was running")
         try:
-            with native.quiet_torch():
+            with native.single_threaded_torch():
                 while self._drain():
                     for output in self.engine.step():
                         self._deliver(output)

@@ -1,1 +1,1 @@
-"""One operation per file: a torch reference, and faster versions that a test pins to it."""
+"""One operation per file: a torch reference, and faster versions that tests compare with it."""

@@ -1,7 +1,7 @@
 """Attention of the rows of one pass over the paged cache, as `AttentionLayout` describes it.
 
-A sliding `window` keeps the last so many of the tokens a row sees, itself included. Sums run over what a row sees in
-order, not over cache positions: natively, a node of a tree gets the same bits as its path would as a chain.
+A sliding `window` limits a row to its last visible tokens, itself included. Sums run over the visible tokens in order, not over
+cache positions: in the native kernel, a node of a tree has the same bits as the same path in a chain.
 """
 
 import torch
@@ -11,15 +11,15 @@ from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.quantized import take
 
-_LANES = 16  # the widest vector a native build may use; heads must be whole vectors
+_LANES = 16  # widest vector of a native build; a head must be a multiple of it
 
 
 def paged_attention(
     q: Tensor, key_cache: Tensor, value_cache: Tensor, layout: AttentionLayout, scale: float, window: int | None = None
 ) -> Tensor:
-    """q [T, H, hd], caches [blocks, BLOCK_SIZE, KV, hd] that hold the rows' own keys and values too -> [T, H * hd]."""
+    """q [T, H, hd], caches [blocks, BLOCK_SIZE, KV, hd], which contain the keys and values of these rows -> [T, H * hd]."""
     rows, heads, width = q.shape
-    if width % _LANES or not native.serves(q) or key_cache.dtype is not torch.float32:
+    if width % _LANES or not native.supports(q) or key_cache.dtype is not torch.float32:
         return paged_attention_reference(q, key_cache, value_cache, layout, scale, window)
     starts, context_lens, tables, ancestors = layout.starts, layout.context_lens, layout.block_tables, layout.ancestors
     assert starts.dtype is context_lens.dtype is tables.dtype is torch.int32
@@ -27,7 +27,7 @@ def paged_attention(
     assert q.is_contiguous()
     assert value_cache.dtype is torch.float32
     out = torch.empty(rows, heads * width)
-    native.library().for_rows(rows).paceline_attention(  # type: ignore[union-attr]  # serves() said so
+    native.library().for_rows(rows).paceline_attention(  # type: ignore[union-attr]  # supports() checked it
         q.data_ptr(),
         key_cache.data_ptr(),
         value_cache.data_ptr(),
@@ -70,11 +70,11 @@ def paged_attention_reference(
 
 
 def _visible(context: int, length: int, ancestors: Tensor | None, window: int | None, device: torch.device) -> Tensor:
-    """[R, L] bool: which logical index each of the sequence's rows sees."""
+    """[R, L] bool: the logical indices that each row of the sequence attends to."""
     own = torch.arange(length - context, device=device)
     sees = own <= own.unsqueeze(1)  # [R, R]
     if ancestors is not None:
-        # shifting an int64 by 64 or more is undefined: rows past the bitmask only exist in chains, whose mask is -1
+        # shifting an int64 by 64 or more is undefined; only chains, whose mask is -1, have more than 64 rows
         sees &= (ancestors.unsqueeze(1) >> own.clamp(max=63) & 1).bool() | (ancestors == -1).unsqueeze(1)
     visible = torch.cat((sees.new_ones(len(own), context), sees), 1)
     if window is not None:

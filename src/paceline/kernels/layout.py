@@ -1,4 +1,4 @@
-"""Where the rows of one forward pass live in the paged cache, and what each may see."""
+"""Layout of one forward pass: where its rows are in the paged cache, and what each row attends to."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,23 +10,23 @@ BLOCK_SIZE = 16
 """Tokens per cache block."""
 
 MAX_TREE_ROWS = 64
-"""Rows of one sequence that a token tree may span: one bit each in `ancestors`."""
+"""Most rows of a token tree: one bit each in `ancestors`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionLayout:
-    """Rows are ragged: sequence `s` owns rows `starts[s]:starts[s+1]` of the pass.
+    """Sequence `s` has rows `starts[s]:starts[s+1]` of the pass.
 
-    The keys and values of row `i` (counted inside its sequence) are stored at logical index `context_lens[s] + i`, found
-    through `block_tables[s]`; `slots` holds the same as flat indices. A row sees the whole context, itself, and those earlier
-    rows of its own sequence that are its ancestors. In a chain these are all earlier rows; in a tree, where rotary positions
-    and logical indices part ways, `ancestors` says which.
+    Row `i` of a sequence stores its keys and values at logical index `context_lens[s] + i`, which `block_tables[s]` maps to a
+    block; `slots` has the same as flat indices. A row attends to the whole context, to itself, and to its ancestors among the
+    earlier rows of its sequence. In a chain these are all earlier rows. In a tree `ancestors` lists them, and rotary positions
+    differ from logical indices.
     """
 
     slots: "Tensor"  # [T] int64, block * BLOCK_SIZE + offset
     starts: "Tensor"  # [S + 1] int32
-    context_lens: "Tensor"  # [S] int32, tokens already cached before this pass
+    context_lens: "Tensor"  # [S] int32, tokens cached before this pass
     block_tables: "Tensor"  # [S, max_blocks] int32, unused entries 0
     ancestors: "Tensor | None" = (
-        None  # [T] int64 bitmask over the sequence's rows, -1: every earlier row; None: all chains
+        None  # [T] int64 bitmask over the rows of the sequence; -1: all earlier rows; None: all sequences are chains
     )

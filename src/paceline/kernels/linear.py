@@ -1,7 +1,7 @@
-"""y = x W^T (+ bias), and rows of W for a head that is also the embedding.
+"""y = x W^T (+ bias), and rows of W for embeddings.
 
-On the CPU in float32 the weight stays as the checkpoint has it, 4-bit codes included, and activations are never rounded
-to fewer bits; elsewhere it is a dense tensor of the model's dtype, or 8 bits with their scales.
+On the CPU in float32 a weight keeps the format of the checkpoint, including 4-bit codes, and activations are never rounded to
+fewer bits. Elsewhere a weight is a dense tensor in the model's dtype, or 8-bit values with scales.
 """
 
 from dataclasses import dataclass
@@ -33,6 +33,7 @@ LinearWeight = DenseWeight | QuantizedWeight | PackedWeight
 
 
 def prepare(weight: Weight, device: torch.device | str, dtype: torch.dtype) -> LinearWeight:
+    """The weight on its device, in the format that the kernels of the device read."""
     device = torch.device(device)
     is_native = device.type == "cpu" and dtype == torch.float32 and native.available()
     if isinstance(weight, QuantizedWeight):
@@ -42,13 +43,13 @@ def prepare(weight: Weight, device: torch.device | str, dtype: torch.dtype) -> L
         return QuantizedWeight(weight.values.to(device), weight.scales.to(device))
     if is_native:
         return PackedWeight(weight)
-    # Dense goes as it is: through float32 a matrix that was made on the device would be there three times
+    # No conversion through float32: a matrix generated on the device would exist three times
     values = weight.values if isinstance(weight, Dense) else weight.dequantize()
     return DenseWeight(values.to(device, dtype))
 
 
 def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] -> [T, N]. A packed weight wants contiguous float32 rows on the CPU."""
+    """x [T, K] -> [T, N]. A packed weight needs contiguous float32 rows on the CPU."""
     if isinstance(weight, DenseWeight):
         return dense_linear(x, weight.values, bias)
     if isinstance(weight, QuantizedWeight):
@@ -58,7 +59,7 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tenso
     assert x.shape[1] == weight.shape[1]
     rows = x.shape[0]
     out = torch.empty(rows, weight.shape[0])
-    functions = native.library().for_rows(rows)  # type: ignore[union-attr]  # a packed weight exists
+    functions = native.library().for_rows(rows)  # type: ignore[union-attr]  # a packed weight implies native kernels
     functions.paceline_linear(
         weight.address, x.data_ptr(), None if bias is None else bias.data_ptr(), out.data_ptr(), rows
     )
@@ -66,21 +67,21 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tenso
 
 
 def quantized_linear_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
-    """In float32, rounded once."""
+    """Computed in float32 and rounded once."""
     wide_bias = None if bias is None else bias.float()
     return dense_linear(x.float(), weight.dequantize(), wide_bias).to(x.dtype)
 
 
 def embedding_rows(weight: LinearWeight, ids: Tensor) -> Tensor:
-    """Rows `ids` [T] int64 of W -> [T, K]: the dequantised values, bit for bit."""
+    """Rows `ids` [T] int64 of W -> [T, K]: exactly the dequantised values."""
     if isinstance(weight, DenseWeight):
         return weight.values[ids]
-    assert not isinstance(weight, QuantizedWeight)  # an embedding is a lookup: fewer bits would save nothing
+    assert not isinstance(weight, QuantizedWeight)  # embeddings are never quantised: a lookup reads few bytes
     ids = ids.contiguous()
     assert ids.dtype is torch.int64
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < weight.shape[0]:
         raise IndexError(f"token ids must be in [0, {weight.shape[0]})")
     out = torch.empty(len(ids), weight.shape[1])
-    functions = native.library().for_rows(len(ids))  # type: ignore[union-attr]  # a packed weight exists
+    functions = native.library().for_rows(len(ids))  # type: ignore[union-attr]  # a packed weight implies native kernels
     functions.paceline_embedding(weight.address, ids.data_ptr(), out.data_ptr(), len(ids))
     return out

@@ -1,8 +1,8 @@
-"""Weights in the order the native kernels read them: tiles of 32 outputs, inputs outermost within a tile.
+"""Weights in the order in which the native kernels read them: tiles of 32 outputs, with inputs outermost in a tile.
 
-4-bit codes: [N/32, K/8, 32] words, nibble j of a word is input 8i + j. Everything else: [N/32, K, 32] elements in their
-own type, widened exactly in registers. Scales and offsets: [N/32, K/group, 32], float16 where that is exact, as it is for
-Q4_0, Q4_1 and Q8_0, else float32. N and K are padded to 32 with zeros.
+4-bit codes: [N/32, K/8, 32] words; nibble j of a word is input 8i + j. Other types: [N/32, K, 32] elements in their type, which
+the kernels widen exactly. Scales and offsets: [N/32, K/group, 32], float16 if that is exact (Q4_0, Q4_1, Q8_0), otherwise
+float32. N and K are padded to 32 with zeros.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ _FORMATS = {torch.uint8: 0, torch.int8: 1, torch.float16: 2, torch.bfloat16: 3, 
 
 
 class _Header(ctypes.Structure):
-    """weight_t of cpu/weight.h."""
+    """`weight_t` in cpu/weight.h."""
 
     _fields_ = (
         ("num_outputs", ctypes.c_int64),
@@ -36,20 +36,20 @@ class _Header(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class PackedForm:
-    """What has to be known of a packed weight besides its tensors."""
+    """Description of a packed weight, without its tensors."""
 
     outputs: int
     inputs: int
     format: int
-    """Of the codes, as in `_FORMATS`."""
+    """Number of the code type in `_FORMATS`."""
     group: int
     has_half_scales: bool
 
     def shapes(self) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
-        """Codes, scales and offsets as they must be; a weight may have the first one or two alone."""
-        dtype = next((one for one, number in _FORMATS.items() if number == self.format), None)
+        """Types and shapes of codes, scales and offsets. A weight may lack the last one or two."""
+        dtype = next((dtype for dtype, number in _FORMATS.items() if number == self.format), None)
         if dtype is None or self.group not in GROUPS or min(self.outputs, self.inputs) < 1:
-            raise ValueError(f"{self} is no form of a packed weight")
+            raise ValueError(f"{self} does not describe a packed weight")
         tiles, inputs = -(-self.outputs // TILE), -(-self.inputs // TILE) * TILE
         codes = (tiles, inputs // 8, TILE, 4) if dtype is torch.uint8 else (tiles, inputs, TILE)
         scales = (torch.float16 if self.has_half_scales else torch.float32, (tiles, inputs // self.group, TILE))
@@ -57,7 +57,7 @@ class PackedForm:
 
 
 class PackedWeight:
-    """Read-only. `address` is what native functions take; it is valid for as long as this object lives."""
+    """Read-only. `address` is the argument of native functions; it is valid while this object exists."""
 
     __slots__ = ("_header", "address", "form", "shape", "tensors")
 
@@ -70,19 +70,20 @@ class PackedWeight:
             codes, group, is_half, scales, offsets = weight.values, TILE, False, None, None
         packed = _nibbles(codes) if codes.dtype == torch.uint8 else _tiles(codes, TILE)
         tensors = tuple(tensor for tensor in (packed, scales, offsets) if tensor is not None)
-        self._hold(PackedForm(*weight.shape, _FORMATS[codes.dtype], group, is_half), tensors)
+        self._set(PackedForm(*weight.shape, _FORMATS[codes.dtype], group, is_half), tensors)
 
     @classmethod
     def of(cls, form: PackedForm, tensors: Sequence[Tensor]) -> "PackedWeight":
-        """From the `form` and `tensors` of another. Raises ValueError for tensors that native code would read past."""
+        """A weight from the `form` and `tensors` of another. Raises ValueError for tensors of other types or shapes, beyond which
+        native code would read."""
         expected = form.shapes()[: len(tensors)]
         if not tensors or expected != tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors):
-            raise ValueError(f"{[(one.dtype, tuple(one.shape)) for one in tensors]} do not go with {form}")
+            raise ValueError(f"tensors {[(t.dtype, tuple(t.shape)) for t in tensors]} do not match {form}")
         weight = cls.__new__(cls)
-        weight._hold(form, tuple(tensor.contiguous() for tensor in tensors))
+        weight._set(form, tuple(tensor.contiguous() for tensor in tensors))
         return weight
 
-    def _hold(self, form: PackedForm, tensors: tuple[Tensor, ...]) -> None:
+    def _set(self, form: PackedForm, tensors: tuple[Tensor, ...]) -> None:
         self.form, self.tensors, self.shape = form, tensors, (form.outputs, form.inputs)
         addresses = [tensor.data_ptr() for tensor in tensors] + [None] * (3 - len(tensors))
         self._header = _Header(form.outputs, form.inputs, form.format, form.group, form.has_half_scales, *addresses)
@@ -109,7 +110,7 @@ def _padded(values: Tensor, multiple: int) -> Tensor:
 
 
 def _tiles(values: Tensor, multiple: int) -> Tensor:
-    """[N, C] to [N/32, C, 32], C padded to a multiple."""
+    """[N, C] to [N/32, C, 32], C padded to a multiple of `multiple`."""
     return _padded(values, multiple).unflatten(0, (-1, TILE)).transpose(1, 2).contiguous()
 
 

@@ -1,4 +1,4 @@
-"""y = x / sqrt(mean(x^2) + eps) * weight, alone or fused with the residual addition before it. Sums in float32."""
+"""y = x / sqrt(mean(x^2) + eps) * weight, optionally fused with the residual addition before it. Sums are float32."""
 
 import torch
 from torch import Tensor
@@ -8,13 +8,13 @@ from paceline.kernels.cpu import native
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x [T, D] -> [T, D]."""
-    if not native.serves(x):
+    if not native.supports(x):
         return rms_norm_reference(x, weight, eps)
     assert x.is_contiguous()
     assert weight.dtype is torch.float32
     rows, width = x.shape
     out = torch.empty(rows, width)
-    native.library().for_rows(rows).paceline_rms_norm(  # type: ignore[union-attr]  # serves() said so
+    native.library().for_rows(rows).paceline_rms_norm(  # type: ignore[union-attr]  # supports() checked it
         x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), None, rows, width, eps
     )
     return out
@@ -22,7 +22,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(norm(x + residual), x + residual), each [T, D]."""
-    if not native.serves(x):
+    if not native.supports(x):
         total = x + residual
         return rms_norm_reference(total, weight, eps), total
     assert x.is_contiguous()
@@ -30,7 +30,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tup
     assert weight.dtype is torch.float32
     rows, width = x.shape
     out, total = torch.empty(rows, width), torch.empty(rows, width)
-    native.library().for_rows(rows).paceline_rms_norm(  # type: ignore[union-attr]  # serves() said so
+    native.library().for_rows(rows).paceline_rms_norm(  # type: ignore[union-attr]  # supports() checked it
         x.data_ptr(), residual.data_ptr(), weight.data_ptr(), out.data_ptr(), total.data_ptr(), rows, width, eps
     )
     return out, total

@@ -1,4 +1,4 @@
-"""Weight matrices as checkpoints hold them: what loaders give to `linear.prepare`."""
+"""Weight matrices in the formats of checkpoints, before `linear.prepare`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ class Dense:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grouped:
-    """w = code * scale + offset, one scale (and offset) for every `group` inputs of an output."""
+    """w = code * scale + offset, with one scale (and offset) per `group` inputs of an output."""
 
-    codes: Tensor  # [N, K] uint8: 4-bit codes 0..15, one a byte; int8: 8-bit codes
+    codes: Tensor  # [N, K]; uint8: 4-bit codes 0..15, one per byte; int8: 8-bit codes
     scales: Tensor  # [N, K/group] float32
     offsets: Tensor | None  # [N, K/group] float32
     group: int
@@ -38,7 +38,7 @@ class Grouped:
         outputs, inputs = self.codes.shape
         if self.group not in GROUPS or inputs % self.group:
             raise UnsupportedModel(
-                f"{inputs} inputs in groups of {self.group}: groups must be 16 or 32 and divide the inputs; "
+                f"{inputs} inputs in groups of {self.group} are not supported: groups must be 16 or 32 and divide the inputs; "
                 "convert the checkpoint to Q8_0 or bfloat16"
             )
         for values in (self.scales, self.offsets):
@@ -52,7 +52,7 @@ class Grouped:
         return self.codes.shape[0], self.codes.shape[1]
 
     def dequantize(self) -> Tensor:
-        """[N, K] float32, rounded after the product and after the sum."""
+        """[N, K] float32, rounded after the product and after the addition."""
         grouped = self.codes.float().unflatten(1, (-1, self.group)) * self.scales.unsqueeze(2)
         if self.offsets is not None:
             grouped = grouped + self.offsets.unsqueeze(2)
@@ -63,7 +63,8 @@ Weight = Dense | Grouped | QuantizedWeight
 
 
 def grouped(weight: QuantizedWeight) -> Grouped | None:
-    """The same int8 matrix as the native kernels take it; None where they do not (float8, or inputs in no whole groups)."""
+    """The same int8 matrix in the format of the native kernels; None if they do not support it (float8, or K not a multiple
+    of the group)."""
     width, inputs = GROUPS[-1], weight.shape[1]
     if weight.values.dtype is not torch.int8 or inputs % width:
         return None
@@ -71,8 +72,8 @@ def grouped(weight: QuantizedWeight) -> Grouped | None:
 
 
 def concat(weights: Sequence[Weight]) -> Weight:
-    """One matrix with the outputs of all, in order. Quantised matrices stay quantised, in the finest form among them; a
-    mix of dense and quantised, or of two ways to quantise, becomes dense float32."""
+    """One matrix with the outputs of all, in order. Quantised matrices stay quantised, with the smallest group among them.
+    A mix of formats becomes dense float32."""
     if all(isinstance(weight, Dense) for weight in weights):
         values = [weight.values for weight in weights if isinstance(weight, Dense)]
         is_uniform = len({tensor.dtype for tensor in values}) == 1
@@ -83,7 +84,9 @@ def concat(weights: Sequence[Weight]) -> Weight:
     if len(quantized) == len(weights) and len({weight.values.dtype for weight in quantized}) == 1:
         groups = max(weight.scales.shape[1] for weight in quantized)
         scales = [weight.scales.expand(-1, groups) for weight in quantized]  # [N, 1] or [N, groups]
-        codes = torch.cat([weight.values.view(torch.uint8) for weight in quantized])  # torch joins no float8 everywhere
+        codes = torch.cat(
+            [weight.values.view(torch.uint8) for weight in quantized]
+        )  # torch cannot concatenate float8 on every device
         return QuantizedWeight(codes.view(quantized[0].values.dtype), torch.cat(scales))
     return Dense(torch.cat([weight.dequantize() for weight in weights]))
 
@@ -114,7 +117,7 @@ def _refine(weight: Grouped, codes: torch.dtype, group: int, has_offsets: bool) 
 
 
 def rows(weight: Weight, start: int, stop: int) -> Weight:
-    """The outputs `start:stop`."""
+    """The matrix of the outputs `start:stop`."""
     if isinstance(weight, Dense):
         return Dense(weight.values[start:stop].contiguous())
     if isinstance(weight, QuantizedWeight):
@@ -124,7 +127,7 @@ def rows(weight: Weight, start: int, stop: int) -> Weight:
 
 
 def columns(weight: Weight, start: int, stop: int) -> Weight:
-    """The inputs `start:stop`. Where they cut a group of inputs that share a scale, dense float32."""
+    """The matrix of the inputs `start:stop`; dense float32 if the range splits a group of inputs with one scale."""
     width = weight.group if isinstance(weight, Grouped) else GROUP
     is_cut = bool(start % width) or (stop != weight.shape[1] and bool(stop % width))
     if isinstance(weight, Dense):

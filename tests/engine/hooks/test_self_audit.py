@@ -1,4 +1,4 @@
-"""An engine that checks itself while nobody is served."""
+"""Self-audit: an engine checks its own texts while it is idle."""
 
 import logging
 import threading
@@ -39,14 +39,14 @@ def engine(fraction: float = 1.0, **options: Any) -> Engine:
     return tiny_engine(MODEL, draft_model(tiny_model(perturb=0.1)), audit_fraction=fraction, **options)
 
 
-def idle(made: Engine) -> AuditCounts:
-    """Let it use its idle time to the end."""
-    while made.has_idle_work:
-        made.use_idle_time()
-    pool = made.scheduler.tables.pool
+def idle(subject: Engine) -> AuditCounts:
+    """Run the idle work of the engine to its end."""
+    while subject.has_idle_work:
+        subject.use_idle_time()
+    pool = subject.scheduler.tables.pool
     pool.check()
     assert pool.num_free == pool.num_blocks
-    return made.snapshot().audit
+    return subject.snapshot().audit
 
 
 def requests(count: int, rule: str = "coupled", **sampling: Any) -> list[Request]:
@@ -58,22 +58,22 @@ def requests(count: int, rule: str = "coupled", **sampling: Any) -> list[Request
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
-def test_what_is_right_is_found_right(rule: str) -> None:
-    made = engine()
+def test_correct_texts_show_no_drift(rule: str) -> None:
+    subject = engine()
     batch = mixed_requests(MAX_PENDING, TINY.vocab_size, verification=rule)
     batch = [replace(one, sampling=replace(one.sampling, n=1)) for one in batch]
-    tokens = run(made, batch).tokens
-    assert idle(made) == AuditCounts(audited=sum(map(len, tokens.values())))
-    assert made.snapshot().audit.symptoms == ()
+    tokens = run(subject, batch).tokens
+    assert idle(subject) == AuditCounts(audited=sum(map(len, tokens.values())))
+    assert subject.snapshot().audit.symptoms == ()
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 @pytest.mark.parametrize("plant", [temperature_of_drafts_forgotten_by_verification, stale_slot])
-def test_what_is_wrong_is_counted_and_logged(rule: str, plant: Any, caplog: pytest.LogCaptureFixture) -> None:
-    made = engine()
-    with plant(made):
-        run(made, requests(4, rule))
-    counts = idle(made)
+def test_drift_is_counted_and_logged(rule: str, plant: Any, caplog: pytest.LogCaptureFixture) -> None:
+    subject = engine()
+    with plant(subject):
+        run(subject, requests(4, rule))
+    counts = idle(subject)
     assert counts.audited == 80
     assert 4 <= counts.drifted <= 80
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
@@ -82,101 +82,101 @@ def test_what_is_wrong_is_counted_and_logged(rule: str, plant: Any, caplog: pyte
     assert (symptom.name, symptom.figure) == ("audit_drift", counts.drifted)
 
 
-def test_a_share_of_the_texts_is_audited() -> None:
-    made = engine(0.25)
+def test_a_fraction_of_the_texts_is_audited() -> None:
+    subject = engine(0.25)
     audited = 0
     for one in requests(40, max_tokens=1):
-        run(made, [one])
-        audited = idle(made).audited
+        run(subject, [one])
+        audited = idle(subject).audited
     assert 9 <= audited <= 11
 
 
-def test_nothing_is_computed_while_somebody_is_served_and_all_is_given_back() -> None:
-    made = engine()
-    run(made, requests(1, max_tokens=30))
-    made.use_idle_time()
-    pool = made.scheduler.tables.pool
+def test_a_request_interrupts_the_audit_and_frees_its_blocks() -> None:
+    subject = engine()
+    run(subject, requests(1, max_tokens=30))
+    subject.use_idle_time()
+    pool = subject.scheduler.tables.pool
     assert pool.num_free < pool.num_blocks
     seen = []
-    forward = made.runner.forward
-    made.runner.forward = lambda spans, *rest: seen.append(len(spans)) or forward(spans, *rest)  # type: ignore
-    made.add(requests(2)[1])
-    made.step()
+    forward = subject.runner.forward
+    subject.runner.forward = lambda spans, *rest: seen.append(len(spans)) or forward(spans, *rest)  # type: ignore
+    subject.add(requests(2)[1])
+    subject.step()
     assert seen == [1]
-    assert made.snapshot().kv_used == 2  # those of the one that is served
-    while made.has_work:
-        made.step()
-    assert idle(made) == AuditCounts(audited=50)
+    assert subject.snapshot().kv_used == 2  # the blocks of the request
+    while subject.has_work:
+        subject.step()
+    assert idle(subject) == AuditCounts(audited=50)
 
 
-def test_a_pass_is_small() -> None:
-    made = engine(kv_tokens=2048)
-    run(made, [request("r", range(30), max_tokens=100)])
+def test_an_audit_pass_is_small() -> None:
+    subject = engine(kv_tokens=2048)
+    run(subject, [request("r", range(30), max_tokens=100)])
     rows = []
-    forward = made.runner.forward
-    made.runner.forward = lambda spans, *rest: rows.append(len(spans[0].tokens)) or forward(spans, *rest)  # type: ignore
-    idle(made)
+    forward = subject.runner.forward
+    subject.runner.forward = lambda spans, *rest: rows.append(len(spans[0].tokens)) or forward(spans, *rest)  # type: ignore
+    idle(subject)
     assert max(rows) == ROWS
     assert sum(rows) == 129
 
 
-def test_texts_that_find_no_idle_moment_are_dropped() -> None:
-    made = engine()
-    run(made, requests(MAX_PENDING + 3, max_tokens=2))
-    assert made.snapshot().audit.dropped == 3
-    counts = idle(made)
+def test_texts_without_idle_time_are_dropped() -> None:
+    subject = engine()
+    run(subject, requests(MAX_PENDING + 3, max_tokens=2))
+    assert subject.snapshot().audit.dropped == 3
+    counts = idle(subject)
     assert (counts.audited, counts.dropped) == (2 * MAX_PENDING, 3)
-    run(made, requests(1, max_tokens=20))
+    run(subject, requests(1, max_tokens=20))
     for _ in range(MAX_TRIES):
-        made.use_idle_time()
-        made.step()
-    assert not made.has_idle_work
-    assert made.snapshot().audit.dropped == 4
+        subject.use_idle_time()
+        subject.step()
+    assert not subject.has_idle_work
+    assert subject.snapshot().audit.dropped == 4
 
 
 def test_cancelled_texts_are_not_audited() -> None:
-    made = engine()
-    made.add(requests(1)[0])
-    made.step()
-    made.cancel("r0")
-    assert not made.has_idle_work
+    subject = engine()
+    subject.add(requests(1)[0])
+    subject.step()
+    subject.cancel("r0")
+    assert not subject.has_idle_work
 
 
-def test_a_continued_text_is_audited_as_far_as_it_was_seen() -> None:
+def test_only_tokens_generated_here_are_audited() -> None:
     whole = run(engine(), requests(1, "rejection", max_tokens=12)).tokens["r0", 0]
-    made = engine()
-    run(made, [replace(requests(1, "rejection", max_tokens=12)[0], committed=(tuple(whole[:5]),))])
-    assert idle(made) == AuditCounts(audited=7)
+    subject = engine()
+    run(subject, [replace(requests(1, "rejection", max_tokens=12)[0], committed=(tuple(whole[:5]),))])
+    assert idle(subject) == AuditCounts(audited=7)
 
 
-def test_an_audit_that_fails_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
-    made = engine()
-    run(made, requests(2))
-    forward = made.runner.forward
+def test_a_failing_audit_is_disabled(caplog: pytest.LogCaptureFixture) -> None:
+    subject = engine()
+    run(subject, requests(2))
+    forward = subject.runner.forward
 
     def broken(*_: Any) -> None:
-        raise RuntimeError("out of luck")
+        raise RuntimeError("injected")
 
-    made.runner.forward = broken  # type: ignore[method-assign, assignment]
-    assert idle(made) == AuditCounts()
+    subject.runner.forward = broken  # type: ignore[method-assign, assignment]
+    assert idle(subject) == AuditCounts()
     assert "no further text is audited" in caplog.text
-    made.runner.forward = forward  # type: ignore[method-assign]
-    run(made, requests(2))
-    assert not made.has_idle_work
+    subject.runner.forward = forward  # type: ignore[method-assign]
+    run(subject, requests(2))
+    assert not subject.has_idle_work
 
 
-def test_the_loop_audits_when_it_has_rested(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_loop_audits_when_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_module, "REST", 0.01)
-    made = engine()
-    done, use = threading.Event(), made.use_idle_time
+    subject = engine()
+    done, use = threading.Event(), subject.use_idle_time
 
     def used() -> None:
         use()
-        if not made.has_idle_work:
+        if not subject.has_idle_work:
             done.set()
 
-    made.use_idle_time = used  # type: ignore[method-assign]
-    loop = EngineLoop(made)
+    subject.use_idle_time = used  # type: ignore[method-assign]
+    loop = EngineLoop(subject)
     try:
         inbox = Inbox()
         loop.submit(requests(1)[0], inbox)
@@ -187,27 +187,27 @@ def test_the_loop_audits_when_it_has_rested(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(again.tokens()[0]) == 20
     finally:
         loop.close()
-    assert made.snapshot().audit.audited >= 20
+    assert subject.snapshot().audit.audited >= 20
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
 def test_json_is_audited_under_its_grammar(rule: str) -> None:
-    made = engine_of(draft_model(tiny_model(perturb=0.1)), depth=5, tokenizer=True, audit_fraction=1.0)
+    subject = engine_of(draft_model(tiny_model(perturb=0.1)), depth=5, tokenizer=True, audit_fraction=1.0)
     sampling = {"json_schema": SCHEMA, "max_tokens": 80, **SAMPLED}
-    outputs = outputs_of(made, seeded("r", PROMPT, {"verification": rule}, **sampling))
-    assert idle(made) == AuditCounts(audited=len(tokens_of(outputs)))
+    outputs = outputs_of(subject, seeded("r", PROMPT, {"verification": rule}, **sampling))
+    assert idle(subject) == AuditCounts(audited=len(tokens_of(outputs)))
 
 
-def test_a_text_that_left_its_grammar_has_drifted() -> None:
-    made = engine_of(tokenizer=True, audit_fraction=1.0)
-    outputs_of(made, seeded("r", PROMPT, json_schema=SCHEMA, max_tokens=80))
-    work = made.audit._pending[0]
+def test_a_text_that_violates_its_grammar_has_drifted() -> None:
+    subject = engine_of(tokenizer=True, audit_fraction=1.0)
+    outputs_of(subject, seeded("r", PROMPT, json_schema=SCHEMA, max_tokens=80))
+    work = subject.audit._pending[0]
     work.text = replace(work.text, output_ids=(0, *work.text.output_ids[1:]))  # no JSON object begins with an `a`
-    assert idle(made).drifted >= 1
+    assert idle(subject).drifted >= 1
 
 
-def test_the_edge_of_a_truncation_is_rounding() -> None:
-    """Token 1 was drawn by whoever computed it a hair above token 2; here it is a hair below, and cut off."""
+def test_rounding_at_the_edge_of_a_truncation_is_no_drift() -> None:
+    """Token 1 was slightly above token 2 when it was sampled; here it is slightly below, and cut off."""
     audit, params = SelfAudit(ModelRunner(MODEL, 1), BlockTables(1), 1.0), SamplingParams(temperature=0.5, top_k=2)
     row = RowContext(params, 3, 0, 2, (1, 2), 2)
 
@@ -222,10 +222,10 @@ def test_the_edge_of_a_truncation_is_rounding() -> None:
     assert len(unlike(p + 0.001, 1.0, 0.50001, 0.5)) == 1
 
 
-def test_a_configured_engine_audits_itself(tmp_path: Path) -> None:
+def test_audit_fraction_enables_the_audit(tmp_path: Path) -> None:
     model = save_checkpoint(tmp_path / "model")
     options: dict[str, Any] = {"device": "cpu", "kv_tokens": 1024, "max_model_len": 256}
-    made = build_engine(EngineConfig(model=model, audit_fraction=1.0, **options))
-    run(made, requests(2, ignore_eos=True))
-    assert idle(made) == AuditCounts(audited=40)
+    subject = build_engine(EngineConfig(model=model, audit_fraction=1.0, **options))
+    run(subject, requests(2, ignore_eos=True))
+    assert idle(subject) == AuditCounts(audited=40)
     assert build_engine(EngineConfig(model=model, audit_fraction=0.0, **options)).witness is None

@@ -61,7 +61,7 @@ def test_training_and_serving_agree(kind: str, tmp_path: Path) -> None:
     save_draft(tmp_path / "draft", fresh, vocabulary, trained_on, identity("tiny", tokenizer))
     saved = load_for_training(tmp_path / "draft").draft
     states = trained_on.states(torch.tensor([IDS]), saved.state_layers)
-    hidden = saved.guess(trained_on, states, DEPTHS).hidden  # [U, 1, S, D]
+    hidden = saved.predict(trained_on, states, DEPTHS).hidden  # [U, 1, S, D]
     head = vocabulary.head(trained_on.head)
     expected = [(hidden[min(depth, len(hidden) - 1), 0, ROW] @ head.T).detach() for depth in range(DEPTHS)]
 

@@ -1,4 +1,4 @@
-"""Keys at rest: only hashes, changed one at a time, and refused when the file is not what it should be."""
+"""The key file: it holds hashes only, changes are atomic, and an invalid file is rejected."""
 
 import json
 import stat
@@ -12,7 +12,7 @@ from paceline.core.errors import InvalidConfig
 from paceline.server.auth.api_keys import ApiKey, KeyFile, KeyLimits, key_id
 
 
-def test_a_key_is_known_by_its_hash_alone(tmp_path: Path) -> None:
+def test_the_file_holds_only_a_hash(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     text = file.add("ann", scopes=("generate", "admin"), limits=KeyLimits(5, 600, 2), strict=True)
     secret = text.split("-", 2)[2]
@@ -34,7 +34,7 @@ def test_a_key_is_known_by_its_hash_alone(tmp_path: Path) -> None:
     assert key.cache_salt not in repr(key)
 
 
-def test_two_keys_share_nothing(tmp_path: Path) -> None:
+def test_two_keys_have_different_salts_and_secrets(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     one, other = file.add("ann"), file.add("ben")
     first, second = file.read()
@@ -45,33 +45,33 @@ def test_two_keys_share_nothing(tmp_path: Path) -> None:
     assert same[0].digest != same[1].digest
 
 
-def test_a_revoked_key_matches_no_more_and_its_name_is_free(tmp_path: Path) -> None:
+def test_a_revoked_key_is_invalid_and_its_name_is_free(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     text = file.add("ann")
-    with pytest.raises(InvalidConfig, match="there is a key 'ann'"):
+    with pytest.raises(InvalidConfig, match="has a key 'ann'"):
         file.add("ann")
     file.revoke("ann")
     assert not file.read()[0].matches(text)
-    with pytest.raises(InvalidConfig, match="there is no valid key 'ann'"):
+    with pytest.raises(InvalidConfig, match="has no valid key 'ann'"):
         file.revoke("ann")
     again = file.add("ann")
     assert [key.matches(again) for key in file.read()] == [False, True]
 
 
 def test_scopes() -> None:
-    assert ApiKey("a").allows("generate")
-    assert not ApiKey("a").allows("metrics")
-    assert not ApiKey("a").allows("admin")
+    assert ApiKey("a").has_scope("generate")
+    assert not ApiKey("a").has_scope("metrics")
+    assert not ApiKey("a").has_scope("admin")
     admin = ApiKey("a", scopes=("admin",))
-    assert (admin.allows("admin"), admin.allows("metrics"), admin.allows("generate")) == (True, True, False)
+    assert (admin.has_scope("admin"), admin.has_scope("metrics"), admin.has_scope("generate")) == (True, True, False)
 
 
-def test_salts_of_different_keys_never_meet() -> None:
-    one, other, nobody = ApiKey("a"), ApiKey("b"), ApiKey("c", cache_salt="")
-    salts = {key.salted(wish) for key in (one, other) for wish in ("", "x", one.cache_salt, other.salted("x"))}
+def test_cache_salts_of_different_keys_differ() -> None:
+    one, other, anonymous = ApiKey("a"), ApiKey("b"), ApiKey("c", cache_salt="")
+    salts = {key.salt_cache(salt) for key in (one, other) for salt in ("", "x", one.cache_salt, other.salt_cache("x"))}
     assert len(salts) == 8
-    assert one.salted("x") == one.salted("x")
-    assert (nobody.salted("x"), nobody.salted("")) == ("x", "")
+    assert one.salt_cache("x") == one.salt_cache("x")
+    assert (anonymous.salt_cache("x"), anonymous.salt_cache("")) == ("x", "")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_salts_of_different_keys_never_meet() -> None:
         ({"colour": 1}, "unknown key 'colour'"),
     ],
 )
-def test_a_record_that_is_wrong_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_an_invalid_record_is_rejected(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     file.add("ann")
     document = json.loads(file.path.read_text())
@@ -100,20 +100,20 @@ def test_a_record_that_is_wrong_is_refused(change: dict[str, Any], message: str,
 
 
 @pytest.mark.parametrize("content", [b"{", b"[]", b'{"keys": {}}', b'{"keys": [1]}', b'{"keys": [{}]}', b"\xff"])
-def test_a_file_that_is_none(content: bytes, tmp_path: Path) -> None:
+def test_an_invalid_file_is_rejected(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "keys.json").write_bytes(content)
     with pytest.raises(InvalidConfig, match=r"keys\.json"):
         KeyFile(tmp_path / "keys.json").read()
 
 
-def test_a_missing_file_and_a_missing_folder(tmp_path: Path) -> None:
+def test_missing_file_and_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="paceline api-keys add"):
         KeyFile(tmp_path / "keys.json").read()
-    with pytest.raises(InvalidConfig, match="make its folder first"):
+    with pytest.raises(InvalidConfig, match="create its folder first"):
         KeyFile(tmp_path / "absent" / "keys.json").add("ann")
 
 
-def test_changes_at_once_are_all_kept(tmp_path: Path) -> None:
+def test_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
     threads = [threading.Thread(target=KeyFile(tmp_path / "keys.json").add, args=(f"key-{i}",)) for i in range(8)]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""The trail: whole when nobody touched it, broken at the line that somebody did."""
+"""The audit log: `verify` accepts an unchanged file and finds the first changed line."""
 
 import json
 import os
@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.server.auth import audit_log as trail_module
+from paceline.server.auth import audit_log as module
 from paceline.server.auth.audit_log import GENESIS, AuditLog, AuditLogBroken, AuditWriteError, _canonical, _hash, verify
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=UTC)
 
 
 def written(path: Path, count: int = 5) -> list[str]:
-    """The heads, one a record."""
-    with AuditLog(path, lambda: NOON) as trail:
-        return [trail.append("started", request=f"r{i}", text="Grüße") for i in range(count)]
+    """The hash of every record."""
+    with AuditLog(path, lambda: NOON) as log:
+        return [log.append("started", request=f"r{i}", text="Grüße") for i in range(count)]
 
 
-def test_a_trail_is_a_chain_of_lines(tmp_path: Path) -> None:
-    path = tmp_path / "trail.jsonl"
+def test_records_form_a_hash_chain(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
     heads = written(path)
     records = [json.loads(line) for line in path.read_text().splitlines()]
     assert [record["n"] for record in records] == [0, 1, 2, 3, 4]
@@ -36,31 +36,31 @@ def test_a_trail_is_a_chain_of_lines(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_restart_goes_on_where_it_ended(tmp_path: Path) -> None:
-    path = tmp_path / "trail.jsonl"
+def test_a_restart_continues_the_chain(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
     first = written(path, 2)
     second = written(path, 2)
     assert (verify(path).records, verify(path).head) == (4, second[-1])
     assert verify(path, head=first[-1]).records == 4
 
 
-def test_an_empty_trail_is_whole(tmp_path: Path) -> None:
-    AuditLog(tmp_path / "trail.jsonl").close()
-    assert verify(tmp_path / "trail.jsonl").head == GENESIS
-    with pytest.raises(InvalidConfig, match="no trail at"):
+def test_an_empty_log_is_valid(tmp_path: Path) -> None:
+    AuditLog(tmp_path / "audit.jsonl").close()
+    assert verify(tmp_path / "audit.jsonl").head == GENESIS
+    with pytest.raises(InvalidConfig, match="cannot read the audit log"):
         verify(tmp_path / "absent.jsonl")
 
 
-def test_an_end_is_found_for_what_was_started(tmp_path: Path) -> None:
-    with AuditLog(tmp_path / "trail.jsonl") as trail:
-        trail.append("started", request="a")
-        trail.append("started", request="b")
-        trail.append("finished", request="a")
-    assert verify(tmp_path / "trail.jsonl").unfinished == ("b",)
+def test_unfinished_requests_are_listed(tmp_path: Path) -> None:
+    with AuditLog(tmp_path / "audit.jsonl") as log:
+        log.append("started", request="a")
+        log.append("started", request="b")
+        log.append("finished", request="a")
+    assert verify(tmp_path / "audit.jsonl").unfinished == ("b",)
 
 
 def _rewrite(line: bytes, **fields: object) -> bytes:
-    """As somebody would who knows how hashes are made."""
+    """Changes a record and recomputes its hash."""
     record = json.loads(line) | fields
     record["hash"] = _hash(record)
     return _canonical(record) + b"\n"
@@ -69,7 +69,7 @@ def _rewrite(line: bytes, **fields: object) -> bytes:
 TAMPERINGS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int]] = {
     "a letter": (lambda lines: [*lines[:2], lines[2].replace(b"r2", b"rX"), *lines[3:]], 3),
     "a space": (lambda lines: [*lines[:2], lines[2].replace(b",", b", ", 1), *lines[3:]], 3),
-    "a hash made anew": (lambda lines: [*lines[:2], _rewrite(lines[2], request="rX"), *lines[3:]], 4),
+    "a new hash": (lambda lines: [*lines[:2], _rewrite(lines[2], request="rX"), *lines[3:]], 4),
     "the first line": (lambda lines: [_rewrite(lines[0], previous="1" * 64), *lines[1:]], 1),
     "a line removed": (lambda lines: [*lines[:2], *lines[3:]], 3),
     "the beginning removed": (lambda lines: lines[1:], 1),
@@ -85,9 +85,9 @@ TAMPERINGS: dict[str, tuple[Callable[[list[bytes]], list[bytes]], int]] = {
 
 
 @pytest.mark.parametrize("name", TAMPERINGS)
-def test_tampering_is_found_where_it_was_done(name: str, tmp_path: Path) -> None:
+def test_verify_finds_the_changed_line(name: str, tmp_path: Path) -> None:
     tamper, line = TAMPERINGS[name]
-    path = tmp_path / "trail.jsonl"
+    path = tmp_path / "audit.jsonl"
     written(path)
     path.write_bytes(b"".join(tamper(path.read_bytes().splitlines(keepends=True))))
     with pytest.raises(AuditLogBroken) as error:
@@ -95,59 +95,59 @@ def test_tampering_is_found_where_it_was_done(name: str, tmp_path: Path) -> None
     assert error.value.line == line, str(error.value)
 
 
-def test_every_single_byte_counts(tmp_path: Path) -> None:
-    path = tmp_path / "trail.jsonl"
+def test_every_changed_byte_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
     written(path, 2)
     whole = path.read_bytes()
-    for place in range(len(whole)):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    for position in range(len(whole)):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
         with pytest.raises(AuditLogBroken):
             verify(path)
 
 
-def test_a_cut_end_shows_against_a_head_kept_elsewhere(tmp_path: Path) -> None:
-    path = tmp_path / "trail.jsonl"
+def test_a_removed_end_is_found_with_a_stored_head(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
     heads = written(path)
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
-    assert verify(path).records == 3  # a chain alone does not say where it ends
+    assert verify(path).records == 3  # the chain alone does not show its end
     assert verify(path, head=heads[2]).records == 3
-    with pytest.raises(AuditLogBroken, match="cut off, or written anew"):
+    with pytest.raises(AuditLogBroken, match="its end was removed"):
         verify(path, head=heads[4])
 
 
-def test_half_a_line_is_put_aside_and_said(tmp_path: Path) -> None:
-    path = tmp_path / "trail.jsonl"
+def test_an_incomplete_line_moves_to_another_file(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
     written(path, 2)
     with path.open("ab") as file:
         file.write(b'{"half')
     written(path, 1)
     assert [json.loads(line)["kind"] for line in path.read_text().splitlines()] == ["started"] * 2 + ["torn", "started"]
     assert verify(path).records == 4
-    (aside,) = tmp_path.glob("trail.jsonl.torn-*")
-    assert aside.read_bytes() == b'{"half'
+    (moved,) = tmp_path.glob("audit.jsonl.torn-*")
+    assert moved.read_bytes() == b'{"half'
 
 
-def test_a_tampered_end_is_not_continued(tmp_path: Path) -> None:
-    path = tmp_path / "trail.jsonl"
+def test_a_changed_last_line_stops_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
     written(path, 2)
     path.write_bytes(path.read_bytes().replace(b"r1", b"rX"))
     with pytest.raises(InvalidConfig, match="the last line of audit_trail"):
         AuditLog(path)
 
 
-def test_there_is_one_writer(tmp_path: Path) -> None:
-    path = tmp_path / "trail.jsonl"
-    with AuditLog(path), pytest.raises(InvalidConfig, match="being written by another server"):
+def test_only_one_writer(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path), pytest.raises(InvalidConfig, match="another server writes"):
         AuditLog(path)
     AuditLog(path).close()
-    with pytest.raises(InvalidConfig, match="cannot be written"):
-        AuditLog(tmp_path / "absent" / "trail.jsonl")
+    with pytest.raises(InvalidConfig, match="cannot write audit_trail"):
+        AuditLog(tmp_path / "absent" / "audit.jsonl")
 
 
-def test_a_record_is_on_the_disk_or_not_there_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "trail.jsonl"
-    with AuditLog(path) as trail:
-        trail.append("started", request="a")
+def test_a_failed_write_leaves_the_file_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path) as log:
+        log.append("started", request="a")
         synced: list[int] = []
         sync, write = os.fsync, os.write
 
@@ -156,29 +156,29 @@ def test_a_record_is_on_the_disk_or_not_there_at_all(tmp_path: Path, monkeypatch
 
         monkeypatch.setattr(os, "write", full)
         with pytest.raises(AuditWriteError, match="the disk is full"):
-            trail.append("started", request="b")
+            log.append("started", request="b")
         monkeypatch.setattr(os, "write", write)
         monkeypatch.setattr(os, "fsync", lambda file: (synced.append(file), sync(file))[1])
-        trail.append("started", request="c")
+        log.append("started", request="c")
         assert len(synced) == 1
     assert verify(path).unfinished == ("a", "c")
 
 
-def test_a_record_that_could_not_be_found_again_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trail_module, "TAIL", 1000)
-    path = tmp_path / "trail.jsonl"
-    with AuditLog(path) as trail:
-        with pytest.raises(AuditWriteError, match="takes no record of"):
-            trail.append("note", text="x" * 1000)
-        trail.append("note", text="x" * 500)
+def test_a_record_that_is_too_long_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LINE_BYTES", 1000)
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path) as log:
+        with pytest.raises(AuditWriteError, match="is too long for"):
+            log.append("note", text="x" * 1000)
+        log.append("note", text="x" * 500)
     assert verify(path).records == 1
 
 
-def test_many_threads_make_one_chain(tmp_path: Path) -> None:
-    path = tmp_path / "trail.jsonl"
-    with AuditLog(path) as trail:
+def test_many_threads_write_one_chain(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    with AuditLog(path) as log:
         threads = [
-            threading.Thread(target=lambda i=i: [trail.append("started", request=f"{i}-{j}") for j in range(10)])
+            threading.Thread(target=lambda i=i: [log.append("started", request=f"{i}-{j}") for j in range(10)])
             for i in range(4)
         ]
         for thread in threads:

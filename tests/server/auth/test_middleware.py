@@ -1,4 +1,4 @@
-"""Pages of other origins: refused unless they are on the list."""
+"""Requests of pages from other origins are rejected unless `cors_origins` lists the origin."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ PREFLIGHT = {"Access-Control-Request-Method": "POST", "Access-Control-Request-He
 @pytest.mark.parametrize(
     "origin", ["https://evil.example", "null", "http://server.evil.example", "http://server:81", ""]
 )
-def test_a_foreign_origin_is_refused(origin: str) -> None:
+def test_a_foreign_origin_is_rejected(origin: str) -> None:
     server = served()
     response = server.post(CHAT, BODY, headers={"Origin": origin})
     assert response.status_code == 403
@@ -33,14 +33,14 @@ def test_a_foreign_origin_is_refused(origin: str) -> None:
     assert 'paceline_rejected_total{model="fake",reason="foreign_origin"} 2.0' in text
 
 
-def test_our_own_page_and_what_is_no_page_may_call() -> None:
+def test_own_pages_and_other_clients_are_accepted() -> None:
     server = served()
     assert server.post(CHAT, BODY).status_code == 200
-    for origin in ("http://server", "https://server"):  # the second: TLS ends in front of us
+    for origin in ("http://server", "https://server"):  # the second: behind a TLS proxy
         assert server.post(CHAT, BODY, headers={"Origin": origin}).status_code == 200
 
 
-def test_a_listed_origin_may_call_and_read_even_refusals() -> None:
+def test_a_listed_origin_can_read_responses_and_errors() -> None:
     server = served(cors_origins="https://app.example, http://localhost:3000", admin_key="open-sesame")
     for origin in ("https://app.example", "http://localhost:3000"):
         preflight = server.call("OPTIONS", CHAT, headers={"Origin": origin, **PREFLIGHT})
@@ -49,13 +49,13 @@ def test_a_listed_origin_may_call_and_read_even_refusals() -> None:
         assert "authorization" in preflight.headers["access-control-allow-headers"].lower()
         answer = server.post(CHAT, BODY, headers={"Origin": origin})
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
-        refused = server.call("GET", "/admin/flags", headers={"Origin": origin})
-        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, origin)
+        rejected = server.call("GET", "/admin/flags", headers={"Origin": origin})
+        assert (rejected.status_code, rejected.headers["access-control-allow-origin"]) == (401, origin)
     assert server.post(CHAT, BODY, headers={"Origin": "https://app.example.evil"}).status_code == 403
     assert server.post(CHAT, BODY, headers={"Origin": "http://app.example"}).status_code == 403
 
 
-def test_a_star_is_everybody() -> None:
+def test_a_star_allows_every_origin() -> None:
     answer = served(cors_origins="*").post(CHAT, BODY, headers={"Origin": "https://any.example"})
     assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
 
@@ -63,11 +63,11 @@ def test_a_star_is_everybody() -> None:
 @pytest.mark.parametrize(
     "text", ["example.com", "https://", "https://a.example/", "ftp://a.example", "https://a.example b"]
 )
-def test_what_is_no_origin_is_refused_at_the_start(text: str) -> None:
-    with pytest.raises(InvalidConfig, match="is no origin"):
+def test_an_invalid_origin_is_rejected(text: str) -> None:
+    with pytest.raises(InvalidConfig, match="is not an origin"):
         parse_origins(text)
 
 
-def test_a_list_of_them() -> None:
+def test_a_list_of_origins() -> None:
     assert parse_origins(None) == parse_origins(" , ") == ()
     assert parse_origins("https://A.example:8443 ,http://[::1]:80") == ("https://a.example:8443", "http://[::1]:80")

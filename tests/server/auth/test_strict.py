@@ -1,4 +1,4 @@
-"""Strict mode: no drafts, and a record of everything that hashes prove and words do not leave."""
+"""Strict mode: no drafts, and audit records with hashes instead of text."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ STRICT: dict[str, Any] = {
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return tmp_path / "trail.jsonl"
+    return tmp_path / "audit.jsonl"
 
 
 def records(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
@@ -37,13 +37,13 @@ def records(path: Path, kind: str | None = None) -> list[dict[str, Any]]:
     return [record for record in lines if kind in (None, record["kind"])]
 
 
-def recording(path: Path, **options: Any) -> Served:
+def served_with_log(path: Path, **options: Any) -> Served:
     return served(audit_trail=str(path), **options)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_strict_request_is_recorded_from_beginning_to_end(stream: bool, path: Path) -> None:
-    server = recording(path)
+def test_a_strict_request_has_a_start_and_an_end_record(stream: bool, path: Path) -> None:
+    server = served_with_log(path)
     response = server.post(CHAT, {**STRICT, "n": 2, "stream": stream})
     assert response.status_code == 200
     answer_id = json.loads(events(response)[0])["id"] if stream else response.json()["id"]
@@ -71,8 +71,8 @@ def test_a_strict_request_is_recorded_from_beginning_to_end(stream: bool, path: 
         assert word not in path.read_text()
 
 
-def test_texts_are_kept_where_they_are_asked_for(path: Path) -> None:
-    server = recording(path, audit_trail_text=True)
+def test_audit_trail_text_adds_the_texts(path: Path) -> None:
+    server = served_with_log(path, audit_trail_text=True)
     server.post(CHAT, STRICT)
     (started,), (finished,) = records(path, "started"), records(path, "finished")
     assert SECRET in started["prompts"][0]["text"]
@@ -80,19 +80,19 @@ def test_texts_are_kept_where_they_are_asked_for(path: Path) -> None:
     assert (output["text"], output["text_sha256"]) == ("Hello there!", text_hash("Hello there!"))
 
 
-def test_strict_is_the_target_alone(path: Path) -> None:
-    server = recording(path)
+def test_strict_requests_do_not_speculate(path: Path) -> None:
+    server = served_with_log(path)
     server.post(CHAT, STRICT)
     server.post(CHAT, {"messages": STRICT["messages"]})
-    strict, usual = server.target.requests
-    assert (strict.speculation.enabled, usual.speculation.enabled) == (False, True)
+    strict, normal = server.target.requests
+    assert (strict.speculation.enabled, normal.speculation.enabled) == (False, True)
     assert len(records(path, "started")) == 1
 
 
-def test_a_strict_key_is_strict_whatever_is_asked_for(path: Path, tmp_path: Path) -> None:
+def test_a_strict_key_overrides_the_body(path: Path, tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
     key = file.add("bank", strict=True)
-    server = recording(path, api_keys=str(file.path))
+    server = served_with_log(path, api_keys=str(file.path))
     headers = {"Authorization": f"Bearer {key}"}
     body = {"prompt": ["one", "two"], "speculation": {"enabled": True, "method": "ngram", "max_depth": 4}}
     assert server.post("/v1/completions", body, headers=headers).status_code == 200
@@ -106,12 +106,12 @@ def test_a_strict_key_is_strict_whatever_is_asked_for(path: Path, tmp_path: Path
 @pytest.mark.parametrize(
     "rest", [{"enabled": True}, {"method": "ngram"}, {"max_depth": 3}, {"verification": "coupled"}]
 )
-def test_strict_and_speculating_contradict_each_other(rest: dict[str, Any], path: Path) -> None:
-    response = recording(path).post(CHAT, {**STRICT, "speculation": {"strict": True, **rest}})
+def test_strict_excludes_other_speculation_options(rest: dict[str, Any], path: Path) -> None:
+    response = served_with_log(path).post(CHAT, {**STRICT, "speculation": {"strict": True, **rest}})
     assert (response.status_code, response.json()["error"]["param"]) == (400, "speculation.strict")
 
 
-def test_without_a_trail_there_is_no_strict_mode() -> None:
+def test_strict_mode_needs_an_audit_log() -> None:
     server = served()
     response = server.post(CHAT, STRICT)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "strict_unavailable")
@@ -119,8 +119,8 @@ def test_without_a_trail_there_is_no_strict_mode() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_cannot_be_recorded_is_not_said(stream: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = recording(path)
+def test_an_answer_without_a_record_is_not_sent(stream: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = served_with_log(path)
     assert server.gateway.strict is not None
     append, fails = server.gateway.strict.log.append, {"started"}
 
@@ -136,7 +136,7 @@ def test_what_cannot_be_recorded_is_not_said(stream: bool, path: Path, monkeypat
     fails.clear()
     fails.add("finished")
     response = server.post(CHAT, {**STRICT, "stream": stream})
-    if stream:  # what was streamed was begun in the trail, and the stream ends with an error
+    if stream:  # the log has the start record, and the stream ends with an error
         assert json.loads(events(response)[-2])["error"]["code"] == "unavailable"
     else:
         assert response.status_code == 503
@@ -144,13 +144,13 @@ def test_what_cannot_be_recorded_is_not_said(stream: bool, path: Path, monkeypat
     assert len(verify(path).unfinished) == 1
 
 
-def test_what_was_given_up_has_an_end_too(path: Path) -> None:
-    server = recording(path, hold=True)
+def test_a_cancelled_request_has_an_end_record(path: Path) -> None:
+    server = served_with_log(path, hold=True)
 
     async def run() -> None:
         async with server.client() as client:
-            asked = asyncio.create_task(client.post(CHAT, json={**STRICT, "timeout": 0.05}))
-            assert (await asked).status_code == 408
+            task = asyncio.create_task(client.post(CHAT, json={**STRICT, "timeout": 0.05}))
+            assert (await task).status_code == 408
 
     asyncio.run(run())
     (finished,) = records(path, "finished")
@@ -159,8 +159,8 @@ def test_what_was_given_up_has_an_end_too(path: Path) -> None:
     ]
 
 
-def test_changes_of_flags_are_in_the_trail_and_its_head_is_shown(path: Path) -> None:
-    server = recording(path, admin_key="open-sesame")
+def test_flag_changes_are_recorded_and_the_head_is_reported(path: Path) -> None:
+    server = served_with_log(path, admin_key="open-sesame")
     headers = {"Authorization": "Bearer open-sesame"}
     server.call("PATCH", "/admin/flags", json={"enabled": False}, headers={**headers, "X-Paceline-Who": "ann"})
     (flags,) = records(path, "flags")
@@ -171,13 +171,13 @@ def test_changes_of_flags_are_in_the_trail_and_its_head_is_shown(path: Path) -> 
     assert without.status_code == 404
 
 
-def test_hashes_are_those_of_the_documentation() -> None:
+def test_hashes_match_the_documentation() -> None:
     assert token_hash([]) == text_hash("") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     assert token_hash([1, 256]) == text_hash("\x01" + "\0" * 8 + "\x01" + "\0" * 6)
     assert token_hash([1, 2]) != token_hash([2, 1])
 
 
-def test_sampling_is_recorded_in_numbers_and_hashes() -> None:
+def test_sampling_record_has_numbers_and_hashes() -> None:
     schema = {"type": "object", "properties": {"secret": {"const": "0000"}}}
     sampling = SamplingParams(temperature=0.5, seed=3, stop=("secret",), logit_bias={5: 1.0}, json_schema=schema)
     record = sampling_record(sampling)
@@ -187,8 +187,8 @@ def test_sampling_is_recorded_in_numbers_and_hashes() -> None:
     assert sampling_record(SamplingParams())["stop_sha256"] is None
 
 
-def test_outputs_are_hashed_in_the_order_they_came(path: Path) -> None:
-    server = recording(path)
+def test_outputs_are_hashed_in_order(path: Path) -> None:
+    server = served_with_log(path)
 
     async def run() -> None:
         assert server.gateway.strict is not None

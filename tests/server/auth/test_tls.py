@@ -1,4 +1,4 @@
-"""TLS: files that fit together, and a server that speaks it, with keys and a trail, from start to stop."""
+"""TLS: certificate files, and a server with TLS, keys and an audit log from start to stop."""
 
 import json
 import shutil
@@ -18,10 +18,10 @@ from paceline.server.auth.strict import text_hash
 from paceline.server.auth.tls import TlsFiles
 from tests.server.process import server_process
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to create certificates")
 
 
-def make(folder: Path, name: str, *options: str) -> tuple[str, str]:
+def make_certificate(folder: Path, name: str, *options: str) -> tuple[str, str]:
     certificate, key = folder / f"{name}.crt", folder / f"{name}.key"
     subprocess.run(
         [
@@ -35,34 +35,34 @@ def make(folder: Path, name: str, *options: str) -> tuple[str, str]:
     return str(certificate), str(key)
 
 
-def test_files_that_do_not_fit_are_said_at_the_start(tmp_path: Path) -> None:
-    certificate, key = make(tmp_path, "one")
-    _, other = make(tmp_path, "other")
-    _, locked = make(tmp_path, "locked", "-passout", "pass:secret")
+def test_files_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
+    certificate, key = make_certificate(tmp_path, "one")
+    _, other = make_certificate(tmp_path, "other")
+    _, locked = make_certificate(tmp_path, "locked", "-passout", "pass:secret")
     assert TlsFiles.from_paths(None, None) is None
-    assert TlsFiles.from_paths(certificate, key) == Tls(certificate, key)
+    assert TlsFiles.from_paths(certificate, key) == TlsFiles(certificate, key)
     both = tmp_path / "both.pem"
     both.write_text(Path(certificate).read_text() + Path(key).read_text())
-    assert TlsFiles.from_paths(str(both), None) == Tls(str(both), None)
+    assert TlsFiles.from_paths(str(both), None) == TlsFiles(str(both), None)
     for files, message in (
-        ((None, key), "needs a tls_cert"),
-        ((certificate, None), "no certificate and its key"),
-        ((certificate, other), "no certificate and its key"),
+        ((None, key), "needs tls_cert"),
+        ((certificate, None), "not a certificate and its key"),
+        ((certificate, other), "not a certificate and its key"),
         ((certificate, locked), "is encrypted"),
-        ((str(tmp_path / "absent"), key), "absent or tls_key .* cannot be read"),
-        ((str(tmp_path / "absent"), None), "absent cannot be read"),
+        ((str(tmp_path / "absent"), key), "cannot read tls_cert .*absent or tls_key"),
+        ((str(tmp_path / "absent"), None), "cannot read tls_cert .*absent"),
     ):
         with pytest.raises(InvalidConfig, match=message):
             TlsFiles.from_paths(*files)
 
 
-def test_a_server_with_tls_keys_and_a_trail(tmp_path: Path) -> None:
-    certificate, key_file = make(tmp_path, "server")
-    trail = tmp_path / "trail.jsonl"
+def test_a_server_with_tls_keys_and_audit_log(tmp_path: Path) -> None:
+    certificate, key_file = make_certificate(tmp_path, "server")
+    log = tmp_path / "audit.jsonl"
     keys = KeyFile(tmp_path / "keys.json")
     key = keys.add("bank", strict=True)
     with server_process(
-        tls_cert=certificate, tls_key=key_file, api_keys=str(keys.path), audit_trail=str(trail)
+        tls_cert=certificate, tls_key=key_file, api_keys=str(keys.path), audit_trail=str(log)
     ) as process:
         assert process.url.startswith("https://")
         trusted = ssl.create_default_context(cafile=certificate)
@@ -76,8 +76,8 @@ def test_a_server_with_tls_keys_and_a_trail(tmp_path: Path) -> None:
         assert process.stop(signal.SIGTERM) == 0
     answer = response.json()
     assert answer["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
-    assert verify(trail).unfinished == ()
-    opened, started, finished = (json.loads(line) for line in trail.read_text().splitlines())
+    assert verify(log).unfinished == ()
+    opened, started, finished = (json.loads(line) for line in log.read_text().splitlines())
     assert opened["weights"] == started["weights"] == weights_checksum("smollm2")
     assert (started["request"], started["key"]) == (answer["id"], "bank")
     assert finished["outputs"][0]["text_sha256"] == text_hash(answer["choices"][0]["message"]["content"])

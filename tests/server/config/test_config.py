@@ -1,4 +1,4 @@
-"""One name a setting, four places to say it, and an error that says where."""
+"""Settings from defaults, file, environment and command line; errors report the source."""
 
 import textwrap
 from pathlib import Path
@@ -44,7 +44,7 @@ TEMPLATE = """\
       top_p: 0.9
       top_k: 50
     """
-"""Key by key what was published."""
+"""A published configuration file of another server."""
 
 
 def write(folder: Path, text: str) -> Path:
@@ -53,20 +53,20 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def refusal(*arguments: Any) -> str:
+def load_error(*arguments: Any) -> str:
     with pytest.raises(InvalidConfig) as error:
         load_config(*arguments)
     return str(error.value)
 
 
-# --- four places
+# --- sources
 
 
-def test_nothing_said_is_the_default() -> None:
+def test_without_sources_the_defaults_apply() -> None:
     assert load_config() == ServerConfig()
 
 
-def test_later_places_win(tmp_path: Path) -> None:
+def test_later_sources_take_precedence(tmp_path: Path) -> None:
     path = write(tmp_path, "port: 1\nmax_num_seqs: 2\nspeculation:\n  max_depth: 3\n  enabled: false\n")
     environ = {"PACELINE_PORT": "10", "PACELINE_SPECULATION_MAX_DEPTH": "4", "HOME": "/"}
     config = load_config(path, environ, {"speculation.max_depth": 5})
@@ -75,12 +75,12 @@ def test_later_places_win(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["speculation.max_depth", "speculation_max_depth", "--speculation-max-depth"])
-def test_an_option_may_be_spelled_as_key_identifier_or_option(name: str) -> None:
+def test_an_override_may_be_a_key_an_identifier_or_an_option(name: str) -> None:
     assert load_config(None, {}, {name: "7"}).engine.speculation.max_depth == 7
 
 
 @pytest.mark.parametrize("setting", SETTINGS.values(), ids=str)
-def test_every_setting_means_the_same_everywhere(setting: Any, tmp_path: Path) -> None:
+def test_every_setting_works_in_every_source(setting: Any, tmp_path: Path) -> None:
     others = {
         bool: not setting.default,
         int: {"port": 81, "speculation.min_depth": 2}.get(setting.name, 2048),
@@ -104,23 +104,23 @@ def test_every_setting_means_the_same_everywhere(setting: Any, tmp_path: Path) -
     assert load_config(None, {}, {**extra, setting.option: str(value)}) == expected
 
 
-def test_variables_and_options_are_told_apart() -> None:
+def test_names_variables_and_options_are_unique() -> None:
     for form in ("name", "variable", "option"):
         assert len({getattr(setting, form) for setting in SETTINGS.values()}) == len(SETTINGS)
 
 
-def test_every_setting_is_explained() -> None:
+def test_every_setting_has_a_description() -> None:
     assert [setting.name for setting in SETTINGS.values() if not setting.help] == []
 
 
 @pytest.mark.parametrize(
     ("text", "value"), [("true", True), ("ON", True), ("1", True), ("no", False), ("off", False), ("0", False)]
 )
-def test_words_for_yes_and_no(text: str, value: bool) -> None:
+def test_boolean_words(text: str, value: bool) -> None:
     assert load_config(None, {"PACELINE_PREFIX_CACHING": text}).engine.prefix_caching is value
 
 
-def test_none_unsets(tmp_path: Path) -> None:
+def test_none_resets_a_setting(tmp_path: Path) -> None:
     path = write(tmp_path, "draft: a\nkv_tokens: 4096\n")
     config = load_config(path, {"PACELINE_DRAFT": "none"}, {"kv_tokens": "null"})
     assert (config.engine.draft, config.engine.kv_tokens) == (None, None)
@@ -131,7 +131,7 @@ def test_a_section_may_be_empty(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, "")) == ServerConfig()
 
 
-def test_variables_that_are_no_settings_are_left_alone() -> None:
+def test_other_variables_are_ignored() -> None:
     environ = {
         "PACELINE_NATIVE": "0",
         "PACELINE_CONFIG": "x.yaml",
@@ -144,34 +144,36 @@ def test_variables_that_are_no_settings_are_left_alone() -> None:
     assert load_config(None, environ) == ServerConfig()
 
 
-# --- refusals say where
+# --- errors
 
 
-def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
+def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
     path = write(tmp_path, "max_num_seq: 4\n")
-    assert refusal(path) == f"unknown key 'max_num_seq' in {path}; did you mean 'max_num_seqs'?"
+    assert load_error(path) == f"unknown key 'max_num_seq' in {path}; did you mean 'max_num_seqs'?"
     path = write(tmp_path, "speculation:\n  max_dept: 4\n")
-    assert refusal(path) == f"unknown key 'speculation.max_dept' in {path}; did you mean 'speculation.max_depth'?"
+    assert load_error(path) == f"unknown key 'speculation.max_dept' in {path}; did you mean 'speculation.max_depth'?"
     path = write(tmp_path, "orchestration:\n  min_length: 4\n")
-    assert "did you mean 'orchestration.min_draft_length'?" in refusal(path)
-    assert refusal(None, {"PACELINE_MODLE": "x"}).endswith("did you mean 'PACELINE_MODEL'?")
-    assert refusal(None, {}, {"hots": "x"}).endswith("did you mean 'host'?")
+    assert "did you mean 'orchestration.min_draft_length'?" in load_error(path)
+    assert load_error(None, {"PACELINE_MODLE": "x"}).endswith("did you mean 'PACELINE_MODEL'?")
+    assert load_error(None, {}, {"hots": "x"}).endswith("did you mean 'host'?")
 
 
-def test_a_bad_value_names_its_place(tmp_path: Path) -> None:
+def test_a_bad_value_reports_its_source(tmp_path: Path) -> None:
     path = write(tmp_path, "max_num_seqs: four\n")
-    assert refusal(path) == (f"max_num_seqs must be int, got 'four' (max_num_seqs comes from 'max_num_seqs' in {path})")
-    assert refusal(None, {"PACELINE_PORT": "http"}) == "port must be a whole number, got 'http' (PACELINE_PORT)"
-    assert refusal(None, {"PACELINE_PREFIX_CACHING": "2"}).endswith("(PACELINE_PREFIX_CACHING)")
-    assert refusal(None, {}, {"port": 70000}).endswith("got 70000 (port comes from --port)")
+    assert load_error(path) == (
+        f"max_num_seqs must be int, got 'four' (max_num_seqs comes from 'max_num_seqs' in {path})"
+    )
+    assert load_error(None, {"PACELINE_PORT": "http"}) == "port must be a whole number, got 'http' (PACELINE_PORT)"
+    assert load_error(None, {"PACELINE_PREFIX_CACHING": "2"}).endswith("(PACELINE_PREFIX_CACHING)")
+    assert load_error(None, {}, {"port": 70000}).endswith("got 70000 (port comes from --port)")
     path = write(tmp_path, "num_speculative_tokens: 40\n")
-    assert refusal(path).endswith(f"(speculation.max_depth comes from 'num_speculative_tokens' in {path})")
-    assert "(sampling.top_p comes from PACELINE_SAMPLING_TOP_P)" in refusal(None, {"PACELINE_SAMPLING_TOP_P": "2"})
+    assert load_error(path).endswith(f"(speculation.max_depth comes from 'num_speculative_tokens' in {path})")
+    assert "(sampling.top_p comes from PACELINE_SAMPLING_TOP_P)" in load_error(None, {"PACELINE_SAMPLING_TOP_P": "2"})
 
 
-def test_two_that_disagree_are_both_named(tmp_path: Path) -> None:
+def test_conflicting_settings_report_both_sources(tmp_path: Path) -> None:
     path = write(tmp_path, "max_num_seqs: 64\n")
-    message = refusal(path, {"PACELINE_MAX_BATCHED_TOKENS": "8"})
+    message = load_error(path, {"PACELINE_MAX_BATCHED_TOKENS": "8"})
     assert f"max_num_seqs comes from 'max_num_seqs' in {path}" in message
     assert "max_batched_tokens comes from PACELINE_MAX_BATCHED_TOKENS" in message
 
@@ -192,20 +194,20 @@ def test_two_that_disagree_are_both_named(tmp_path: Path) -> None:
     ],
 )
 def test_values_out_of_range(values: dict[str, Any], message: str) -> None:
-    assert message in refusal(None, {}, values)
+    assert message in load_error(None, {}, values)
 
 
-def test_a_file_that_is_none(tmp_path: Path) -> None:
-    assert "cannot read" in refusal(tmp_path / "absent.yaml")
-    assert "is not YAML" in refusal(write(tmp_path, "model: [1,\n"))
-    assert "must be a mapping of settings" in refusal(write(tmp_path, "- model\n"))
+def test_an_invalid_file(tmp_path: Path) -> None:
+    assert "cannot read" in load_error(tmp_path / "absent.yaml")
+    assert "is not YAML" in load_error(write(tmp_path, "model: [1,\n"))
+    assert "must be a mapping of settings" in load_error(write(tmp_path, "- model\n"))
 
 
 def test_the_admin_key_is_not_printed() -> None:
     assert "very-secret" not in repr(load_config(None, {"PACELINE_ADMIN_KEY": "very-secret"}))
 
 
-# --- a file written for another server
+# --- names of other servers
 
 
 def test_the_published_template_loads(tmp_path: Path) -> None:
@@ -230,40 +232,38 @@ def test_the_published_template_loads(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("rule", "bounds", "start"), [("threshold", (1, 4), 4), ("threshold", (7, 9), 7), ("additive", (8, 16), 8)]
 )
-def test_bounds_reach_the_rules_that_have_them(rule: str, bounds: tuple[int, int], start: int) -> None:
-    least, most = bounds
+def test_depth_bounds_reach_the_rules(rule: str, bounds: tuple[int, int], start: int) -> None:
+    minimum, maximum = bounds
     config = load_config(
-        None, {}, {"speculation.depth": rule, "speculation.min_depth": least, "speculation.max_depth": most}
+        None, {}, {"speculation.depth": rule, "speculation.min_depth": minimum, "speculation.max_depth": maximum}
     )
     assert make_depth(config.engine.speculation).decide([Candidate(0, "chat", 99)]) == [start]
 
 
-def test_not_adaptive_is_fixed(tmp_path: Path) -> None:
+def test_adaptive_draft_false_is_the_fixed_rule(tmp_path: Path) -> None:
     path = write(tmp_path, "num_speculative_tokens: 5\norchestration:\n  adaptive_draft: false\n")
     speculation = load_config(path).engine.speculation
     assert (speculation.depth, speculation.max_depth) == ("fixed", 5)
-    assert "must be true or false" in refusal(write(tmp_path, "orchestration:\n  adaptive_draft: often\n"))
+    assert "must be true or false" in load_error(write(tmp_path, "orchestration:\n  adaptive_draft: often\n"))
 
 
-def test_two_names_of_one_setting_are_refused(tmp_path: Path) -> None:
+def test_two_names_of_one_setting_are_rejected(tmp_path: Path) -> None:
     path = write(tmp_path, "draft: a\nspeculative_model: b\n")
-    assert (
-        refusal(path) == f"'draft' in {path} and 'speculative_model' in {path} are the same setting: keep one of them"
-    )
+    assert load_error(path) == f"'draft' in {path} and 'speculative_model' in {path} are the same setting: remove one"
     path = write(tmp_path, "num_speculative_tokens: 3\nspeculation:\n  max_depth: 4\n")
-    assert "are the same setting" in refusal(path)
+    assert "are the same setting" in load_error(path)
 
 
-# --- the page
+# --- documentation
 
 
-def test_the_documentation_is_of_this_table() -> None:
+def test_the_documentation_is_current() -> None:
     assert (DOCS / "configuration.md").read_text("utf-8") == configuration_page(), (
         "run: python -m paceline.server.config.docs > docs/configuration.md"
     )
 
 
-# Clusters
+# --- clusters
 
 CLUSTER = {
     "pools": [
@@ -280,14 +280,14 @@ def write_cluster(folder: Path, document: Any) -> Path:
     return path
 
 
-def test_a_file_without_pools_is_a_servers(tmp_path: Path) -> None:
+def test_a_file_without_pools_configures_a_server(tmp_path: Path) -> None:
     config = load_gateway_config(write_cluster(tmp_path, {"model": "big", "port": 9000}), {}, {})
     assert isinstance(config, ServerConfig)
     assert (config.engine.model, config.port) == ("big", 9000)
     assert isinstance(load_gateway_config(None, {}, {}), ServerConfig)
 
 
-def test_a_file_with_pools_is_a_clusters(tmp_path: Path) -> None:
+def test_a_file_with_pools_configures_a_cluster(tmp_path: Path) -> None:
     config = load_gateway_config(write_cluster(tmp_path, CLUSTER), {"PACELINE_MAX_WAITING": "3"}, {"port": "9001"})
     assert isinstance(config, GatewayConfig)
     assert (config.server.port, config.server.max_waiting, config.server.sampling.temperature) == (9001, 3, 0.5)
@@ -303,14 +303,14 @@ def test_a_file_with_pools_is_a_clusters(tmp_path: Path) -> None:
         ({}, {}, {"speculation.max_depth": "3"}),
     ],
 )
-def test_settings_of_engines_belong_to_pools(
+def test_engine_settings_belong_to_pools(
     tmp_path: Path, gateway: dict[str, Any], environ: dict[str, str], options: dict[str, str]
 ) -> None:
     with pytest.raises(InvalidConfig, match="remove those settings"):
         load_gateway_config(write_cluster(tmp_path, CLUSTER | {"gateway": gateway}), environ, options)
 
 
-def test_one_address_for_the_traces_of_all(tmp_path: Path) -> None:
+def test_gateway_uses_the_trace_endpoint_of_the_cluster(tmp_path: Path) -> None:
     url = "http://127.0.0.1:4318"
     config = load_gateway_config(write_cluster(tmp_path, CLUSTER | {"trace_endpoint": url}), {}, {})
     assert isinstance(config, GatewayConfig)
@@ -324,7 +324,7 @@ def test_one_address_for_the_traces_of_all(tmp_path: Path) -> None:
         load_gateway_config(write_cluster(tmp_path, CLUSTER | {"trace_endpoint": "collector"}), {}, {})
 
 
-def test_mistakes_say_where_they_stand(tmp_path: Path) -> None:
+def test_errors_report_their_position(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="did you mean 'port'"):
         load_gateway_config(write_cluster(tmp_path, CLUSTER | {"gateway": {"prt": 1}}), {}, {})
     with pytest.raises(InvalidConfig, match=r"file.yaml: unknown key 'hots'"):

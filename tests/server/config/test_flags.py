@@ -1,4 +1,4 @@
-"""The flag store: validated, kept, and heard of."""
+"""The flag store: validation, file and listeners."""
 
 import json
 import threading
@@ -17,11 +17,11 @@ def no_draft_model(flags: SpeculationFlags) -> None:
         raise InvalidRequest("speculation method 'draft_model' is not loaded here", field="method")
 
 
-def test_nothing_is_flagged_at_first() -> None:
+def test_initial_flags_are_none() -> None:
     assert FlagStore().get() == SpeculationFlags(None, None, None)
 
 
-def test_changes_add_up_and_null_takes_back() -> None:
+def test_changes_accumulate_and_none_resets() -> None:
     store = FlagStore()
     assert store.update({"enabled": False}, "ann") == SpeculationFlags(enabled=False)
     assert store.update({"max_depth": 3, "method": "ngram"}, "ben") == SpeculationFlags(False, "ngram", 3)
@@ -43,36 +43,36 @@ def test_changes_add_up_and_null_takes_back() -> None:
         ({"max_depth": 2, "enabled": 0}, "enabled", "enabled must be true, false or null, got 0"),
     ],
 )
-def test_a_bad_change_names_the_field_and_changes_nothing(
+def test_a_bad_change_names_the_flag_and_changes_nothing(
     changes: dict[str, Any], field: str, message: str, tmp_path: Path
 ) -> None:
     store = FlagStore(tmp_path / "flags.json", no_draft_model)
     store.update({"max_depth": 5}, "ann")
-    heard: list[SpeculationFlags] = []
-    store.subscribe(heard.append)
+    received: list[SpeculationFlags] = []
+    store.subscribe(received.append)
     before = (tmp_path / "flags.json").read_bytes()
     with pytest.raises(InvalidRequest) as error:
         store.update(changes, "ben")
     assert (error.value.field, str(error.value)) == (field, message)
     assert store.get() == SpeculationFlags(max_depth=5)
-    assert heard == [SpeculationFlags(max_depth=5)]
+    assert received == [SpeculationFlags(max_depth=5)]
     assert (tmp_path / "flags.json").read_bytes() == before
 
 
-def test_a_listener_hears_the_flags_now_and_after_every_change() -> None:
+def test_a_listener_receives_the_flags_now_and_after_every_change() -> None:
     store = FlagStore()
     store.update({"max_depth": 1}, "ann")
-    heard: list[int | None] = []
-    store.subscribe(lambda flags: heard.append(flags.max_depth))
+    received: list[int | None] = []
+    store.subscribe(lambda flags: received.append(flags.max_depth))
     store.update({"max_depth": 2}, "ann")
     store.update({"max_depth": None}, "ann")
-    assert heard == [1, 2, None]
+    assert received == [1, 2, None]
 
 
 # --- the file
 
 
-def test_a_restart_remembers(tmp_path: Path) -> None:
+def test_a_restart_restores_the_flags(tmp_path: Path) -> None:
     path = tmp_path / "flags.json"
     first = FlagStore(path)
     first.update({"enabled": False}, "ann")
@@ -106,18 +106,18 @@ def test_the_history_is_bounded(tmp_path: Path) -> None:
         b'{"flags": {"colour": 1}, "history": []}',
     ],
 )
-def test_a_damaged_file_is_kept_aside_and_the_next_start_goes_without(content: bytes, tmp_path: Path) -> None:
+def test_a_damaged_file_is_moved_and_the_next_start_works(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "flags.json"
     path.write_bytes(content)
     with pytest.raises(InvalidConfig, match="is damaged") as error:
         FlagStore(path)
-    (aside,) = tmp_path.iterdir()
-    assert aside.read_bytes() == content
-    assert str(aside) in str(error.value)
+    (moved,) = tmp_path.iterdir()
+    assert moved.read_bytes() == content
+    assert str(moved) in str(error.value)
     assert FlagStore(path).get() == SpeculationFlags()
 
 
-def test_flags_of_a_server_that_could_do_more_are_refused_and_left_where_they_are(tmp_path: Path) -> None:
+def test_unsupported_flags_in_the_file_are_rejected_and_kept(tmp_path: Path) -> None:
     path = tmp_path / "flags.json"
     FlagStore(path).update({"method": "draft_model"}, "ann")
     with pytest.raises(InvalidConfig, match=r"flags.json: .*not loaded here.* Correct or remove"):
@@ -125,25 +125,25 @@ def test_flags_of_a_server_that_could_do_more_are_refused_and_left_where_they_ar
     assert json.loads(path.read_text())["flags"]["method"] == "draft_model"
 
 
-def test_a_folder_that_is_not_there_is_said_at_the_start(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported_at_start(tmp_path: Path) -> None:
     with pytest.raises(InvalidConfig, match="does not exist"):
         FlagStore(tmp_path / "absent" / "flags.json")
 
 
-def test_what_cannot_be_written_is_not_changed(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_flags_unchanged(tmp_path: Path) -> None:
     folder = tmp_path / "gone"
     folder.mkdir()
     store = FlagStore(folder / "flags.json")
     folder.rmdir()
-    with pytest.raises(FlagsNotSaved, match="were not changed"):
+    with pytest.raises(FlagsNotSaved, match="did not change"):
         store.update({"enabled": False}, "ann")
     assert (store.get(), store.history) == (SpeculationFlags(), ())
 
 
-def test_changes_from_many_threads_are_all_kept(tmp_path: Path) -> None:
+def test_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
     store = FlagStore(tmp_path / "flags.json")
-    heard: list[SpeculationFlags] = []
-    store.subscribe(heard.append)
+    received: list[SpeculationFlags] = []
+    store.subscribe(received.append)
     threads = [
         threading.Thread(target=lambda i=i: [store.update({"max_depth": i}, str(i)) for _ in range(5)])
         for i in range(4)
@@ -153,5 +153,5 @@ def test_changes_from_many_threads_are_all_kept(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(store.history) == 20
-    assert heard[-1] == store.get() == FlagStore(tmp_path / "flags.json").get()
-    assert [flags.max_depth for flags in heard[1:]] == [change.changes["max_depth"] for change in store.history]
+    assert received[-1] == store.get() == FlagStore(tmp_path / "flags.json").get()
+    assert [flags.max_depth for flags in received[1:]] == [change.changes["max_depth"] for change in store.history]

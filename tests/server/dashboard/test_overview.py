@@ -1,4 +1,4 @@
-"""What the dashboard is told: a sample a second, and the server as of now."""
+"""The dashboard's data: one sample per second and the current state."""
 
 import asyncio
 from dataclasses import replace
@@ -22,26 +22,26 @@ from paceline.server.dashboard import overview as module
 from paceline.server.dashboard.overview import MAX_SAMPLES, Overview
 from tests.server.fakes import Served, served
 
-SNAPSHOT = EngineStatus(3, 2, 10, 40, 0, 0, SpeculationFlags(True, "ngram", 6), ())
+STATUS = EngineStatus(3, 2, 10, 40, 0, 0, SpeculationFlags(True, "ngram", 6), ())
 
 
 def traffic(category: str, method: str = "ngram", depth: float = 1.0) -> TrafficStatus:
     return TrafficStatus(method, category, BreakerState.CLOSED, (0.5, 0.25), depth, {})
 
 
-class Watched:
-    """A server whose clock and engine are the test's."""
+class Harness:
+    """A server with a clock and an engine status that the test sets."""
 
     def __init__(self, **config: Any) -> None:
         self.now = 1000.0
         self.server: Served = served(clock=lambda: self.now, **config)
         self.overview = Overview(self.server.gateway, lambda: self.now)
-        self.be(SNAPSHOT)
+        self.set_status(STATUS)
 
-    def be(self, snapshot: EngineStatus) -> None:
-        self.server.target.engine_status = lambda: snapshot  # type: ignore[method-assign]
+    def set_status(self, status: EngineStatus) -> None:
+        self.server.target.engine_status = lambda: status  # type: ignore[method-assign]
 
-    def have(self, *workers: WorkerStatus) -> None:
+    def set_workers(self, *workers: WorkerStatus) -> None:
         self.server.target.cluster_status = lambda: ClusterStatus(workers, 0)  # type: ignore[method-assign]
 
     def tick(self, seconds: float = 1.0) -> None:
@@ -49,7 +49,7 @@ class Watched:
         self.overview.sample()
 
     def generate(self, name: str, category: str, tokens: int, seconds: float) -> None:
-        """One token at once, the others after `seconds`."""
+        """Records one token now and the others after `seconds`."""
         request, metrics = Request(name, (1,), category=category), self.server.gateway.metrics
         metrics.record_submit(request)
         output = StepOutput(name, 0, 0, (1,), (Origin.PLAIN,), "")
@@ -64,155 +64,155 @@ class Watched:
         return self.overview.report().samples[-1]
 
 
-def test_tokens_per_second_by_category_over_the_last_seconds() -> None:
-    watched = Watched()
-    watched.tick()
-    watched.generate("a", "code", 30, 1.0)
-    watched.tick()
-    assert watched.last.tokens_per_second == {"code": 30.0}
-    watched.generate("b", "prose", 10, 1.0)
-    watched.tick()
-    assert watched.last.tokens_per_second == {"code": 15.0, "prose": 5.0}
+def test_tokens_per_second_by_category() -> None:
+    harness = Harness()
+    harness.tick()
+    harness.generate("a", "code", 30, 1.0)
+    harness.tick()
+    assert harness.last.tokens_per_second == {"code": 30.0}
+    harness.generate("b", "prose", 10, 1.0)
+    harness.tick()
+    assert harness.last.tokens_per_second == {"code": 15.0, "prose": 5.0}
     for _ in range(6):
-        watched.tick()
-    assert watched.last.tokens_per_second == {"code": 0.0, "prose": 0.0}
+        harness.tick()
+    assert harness.last.tokens_per_second == {"code": 0.0, "prose": 0.0}
 
 
-def test_percentiles_of_the_last_minute() -> None:
-    watched = Watched()
-    watched.tick()
-    assert (watched.last.ttft, watched.last.tpot) == (None, None)
+def test_percentiles_cover_one_minute() -> None:
+    harness = Harness()
+    harness.tick()
+    assert (harness.last.ttft, harness.last.tpot) == (None, None)
     for number, seconds in enumerate((1.0, 2.0, 10.0)):
-        watched.generate(str(number), "code", 11, seconds)
-    watched.tick()
-    assert watched.last.tpot == {"p50": 0.2, "p90": 1.0, "p99": 1.0}
-    assert watched.last.ttft == {"p50": 0.0, "p90": 0.0, "p99": 0.0}
-    watched.tick(120.0)
-    assert watched.last.tpot is None
+        harness.generate(str(number), "code", 11, seconds)
+    harness.tick()
+    assert harness.last.tpot == {"p50": 0.2, "p90": 1.0, "p99": 1.0}
+    assert harness.last.ttft == {"p50": 0.0, "p90": 0.0, "p99": 0.0}
+    harness.tick(120.0)
+    assert harness.last.tpot is None
 
 
 def test_depth_by_category_and_method() -> None:
-    watched = Watched()
+    harness = Harness()
     reports = (
         traffic("code", "ngram", 1.0),
         traffic("code", "pool", 2.0),
         traffic("prose", "pool", 3.0),
         traffic("canary"),
     )
-    watched.be(replace(SNAPSHOT, traffic=reports))
-    watched.tick()
-    assert watched.last.depth == {"code · ngram": 1.0, "code · pool": 2.0, "prose · pool": 3.0}
-    assert [report.category for report in watched.overview.report().traffic] == ["code", "code", "prose"]
+    harness.set_status(replace(STATUS, traffic=reports))
+    harness.tick()
+    assert harness.last.depth == {"code · ngram": 1.0, "code · pool": 2.0, "prose · pool": 3.0}
+    assert [report.category for report in harness.overview.report().traffic] == ["code", "code", "prose"]
 
 
-def test_load_and_switch() -> None:
-    watched = Watched()
-    watched.be(replace(SNAPSHOT, flags=SpeculationFlags(False, "ngram", 6)))
-    watched.tick()
-    last = watched.last
+def test_load_and_flags() -> None:
+    harness = Harness()
+    harness.set_status(replace(STATUS, flags=SpeculationFlags(False, "ngram", 6)))
+    harness.tick()
+    last = harness.last
     assert (last.running, last.waiting, last.kv_use, last.speculating) == (3, 2, 0.25, False)
 
 
-def test_prespeculation_is_what_draft_workers_did_lately() -> None:
-    watched = Watched()
+def test_drafting_ahead_covers_recent_rounds_of_draft_workers() -> None:
+    harness = Harness()
     target = WorkerStatus("t", "t", "target", "ready", "", answers=1000, hits=0, late=1000)
     draft = WorkerStatus("d", "d", "draft", "ready", "", answers=100, hits=100)
-    watched.have(target, draft)
-    watched.tick()
-    assert (watched.last.prespeculation_hits, watched.last.late_drafts) == (None, None)
-    watched.have(target, replace(draft, answers=140, hits=130, late=4))
-    watched.tick()
-    assert (watched.last.prespeculation_hits, watched.last.late_drafts) == (0.75, 0.1)
-    watched.have(target, replace(draft, answers=2, hits=1))  # it was restarted
-    watched.tick()
-    assert (watched.last.prespeculation_hits, watched.last.late_drafts) == (None, None)
-    assert watched.overview.report().workers == (target, replace(draft, answers=2, hits=1))
+    harness.set_workers(target, draft)
+    harness.tick()
+    assert (harness.last.prespeculation_hits, harness.last.late_drafts) == (None, None)
+    harness.set_workers(target, replace(draft, answers=140, hits=130, late=4))
+    harness.tick()
+    assert (harness.last.prespeculation_hits, harness.last.late_drafts) == (0.75, 0.1)
+    harness.set_workers(target, replace(draft, answers=2, hits=1))  # after a restart
+    harness.tick()
+    assert (harness.last.prespeculation_hits, harness.last.late_drafts) == (None, None)
+    assert harness.overview.report().workers == (target, replace(draft, answers=2, hits=1))
 
 
-def test_without_a_cluster_the_process_is_the_worker() -> None:
-    watched = Watched()
-    watched.be(replace(SNAPSHOT, traffic=(traffic("code", depth=1.0), traffic("prose", depth=2.0))))
-    (worker,) = watched.overview.report().workers
+def test_without_a_cluster_the_engine_is_the_only_worker() -> None:
+    harness = Harness()
+    harness.set_status(replace(STATUS, traffic=(traffic("code", depth=1.0), traffic("prose", depth=2.0))))
+    (worker,) = harness.overview.report().workers
     assert (worker.role, worker.state, worker.running, worker.kv_use) == ("target", "ready", 3, 0.25)
     assert (worker.depth, worker.alpha) == (1.5, 0.375)
 
 
-def test_samples_are_bounded_and_asked_for_by_time() -> None:
-    watched = Watched()
+def test_samples_are_bounded_and_selected_by_time() -> None:
+    harness = Harness()
     for _ in range(MAX_SAMPLES + 5):
-        watched.tick()
-    times = [sample.time for sample in watched.overview.report().samples]
+        harness.tick()
+    times = [sample.time for sample in harness.overview.report().samples]
     assert times == [1000.0 + second for second in range(6, MAX_SAMPLES + 6)]
-    assert [sample.time for sample in watched.overview.report(since=times[-3]).samples] == times[-2:]
+    assert [sample.time for sample in harness.overview.report(since=times[-3]).samples] == times[-2:]
 
 
-def test_a_change_of_acceptance_is_noted_when_it_is_first_seen() -> None:
-    watched = Watched()
+def test_a_drift_has_the_time_of_its_first_sample() -> None:
+    harness = Harness()
     report = replace(traffic("code"), drifts=1, drift=(0.9, 0.7))
-    watched.be(replace(SNAPSHOT, traffic=(report, traffic("prose"), replace(report, category="canary"))))
-    watched.tick()
-    assert watched.overview.report().drifts == ()  # it was there before
+    harness.set_status(replace(STATUS, traffic=(report, traffic("prose"), replace(report, category="canary"))))
+    harness.tick()
+    assert harness.overview.report().drifts == ()  # it happened before the first sample
     later = (replace(report, drifts=2, drift=(0.7, 0.3)), replace(report, category="prose", drift=(0.5, 0.8)))
-    watched.be(replace(SNAPSHOT, traffic=(*later, replace(report, category="canary", drifts=2))))
+    harness.set_status(replace(STATUS, traffic=(*later, replace(report, category="canary", drifts=2))))
     for _ in range(3):
-        watched.tick()
-    watched.be(replace(SNAPSHOT, traffic=()))
-    watched.tick()
-    watched.be(replace(SNAPSHOT, traffic=later))
-    watched.tick()
-    assert [(n.time, n.category, n.before, n.after) for n in watched.overview.report().drifts] == [
+        harness.tick()
+    harness.set_status(replace(STATUS, traffic=()))
+    harness.tick()
+    harness.set_status(replace(STATUS, traffic=later))
+    harness.tick()
+    assert [(n.time, n.category, n.before, n.after) for n in harness.overview.report().drifts] == [
         (1002.0, "code", 0.7, 0.3),
         (1002.0, "prose", 0.5, 0.8),
     ]
 
 
-def test_what_the_switches_may_say() -> None:
-    report = Watched(served_model_name="mine").overview.report()
+def test_values_of_the_flags() -> None:
+    report = Harness(served_model_name="mine").overview.report()
     assert (report.model, report.methods, report.max_depth) == ("mine", ("ngram",), 8)
     assert report.speculation == SpeculationFlags(True, "ngram", 6)
 
 
-def test_samples_are_taken_as_long_as_the_application_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_samples_stop_with_the_application(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "INTERVAL", 0.0)
-    watched = Watched()
+    harness = Harness()
 
     async def live() -> int:
-        async with watched.overview.lifespan(None):
-            while len(watched.overview.report().samples) < 3:
-                watched.now += 1.0
+        async with harness.overview.lifespan(None):
+            while len(harness.overview.report().samples) < 3:
+                harness.now += 1.0
                 await asyncio.sleep(0)
-        return len(watched.overview.report().samples)
+        return len(harness.overview.report().samples)
 
     async def later() -> tuple[int, int]:
         taken = await live()
         await asyncio.sleep(0)
-        return taken, len(watched.overview.report().samples)
+        return taken, len(harness.overview.report().samples)
 
     taken, after = asyncio.run(later())
     assert taken == after >= 3
 
 
-def test_a_look_that_fails_is_not_the_last(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_sampling_continues_after_an_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(module, "INTERVAL", 0.0)
-    watched = Watched()
-    looks = 0
+    harness = Harness()
+    calls = 0
 
-    def snapshot() -> EngineStatus:
-        nonlocal looks
-        looks += 1
-        if looks == 1:
+    def read_status() -> EngineStatus:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
             raise RuntimeError("no")
-        return SNAPSHOT
+        return STATUS
 
-    watched.server.target.engine_status = snapshot  # type: ignore[method-assign]
+    harness.server.target.engine_status = read_status  # type: ignore[method-assign]
 
     async def live() -> None:
-        async with watched.overview.lifespan(None):
-            while looks < 3:
+        async with harness.overview.lifespan(None):
+            while calls < 3:
                 await asyncio.sleep(0)
 
     asyncio.run(live())
-    assert watched.overview.report().samples
+    assert harness.overview.report().samples
     assert "cannot take a dashboard sample" in caplog.text
 
 
@@ -224,11 +224,11 @@ def test_over_http() -> None:
     assert server.call("GET", "/v1/paceline/overview?since=soon").status_code == 400
 
 
-def test_drift_that_an_audit_found_is_a_symptom() -> None:
-    watched = Watched()
-    assert watched.overview.report().workers[0].symptoms == ()
-    watched.be(replace(SNAPSHOT, audit=AuditCounts(audited=100, drifted=2)))
-    report = watched.overview.report()
+def test_audit_drift_is_a_symptom() -> None:
+    harness = Harness()
+    assert harness.overview.report().workers[0].symptoms == ()
+    harness.set_status(replace(STATUS, audit=AuditCounts(audited=100, drifted=2)))
+    report = harness.overview.report()
     assert report.audit == AuditCounts(100, 2, 0)
     (symptom,) = report.workers[0].symptoms
     assert (symptom.name, symptom.figure) == ("audit_drift", 2)

@@ -1,4 +1,4 @@
-"""What a prompt is about, and how long its context is."""
+"""The category of a prompt: kind of text and length of the context."""
 
 import timeit
 from typing import Any
@@ -60,8 +60,8 @@ def test_kinds(kind: str, text: str) -> None:
     assert kind_of(text) == kind
 
 
-def test_both_ends_of_a_long_text_are_looked_at() -> None:
-    filler = "It was a quiet evening and nobody said a word. " * 200
+def test_both_ends_of_a_long_text_count() -> None:
+    filler = "It was a quiet evening and no word was spoken. " * 200
     question = "\nWrite a Python function that counts the words."
     assert kind_of(filler) == "prose"
     assert kind_of(filler + question) == kind_of(question + filler) == "code"
@@ -71,21 +71,21 @@ def test_both_ends_of_a_long_text_are_looked_at() -> None:
     ("tokens", "name"),
     [(1, "prose"), (4095, "prose"), (4096, "prose-long"), (32767, "prose-long"), (32768, "prose-32k")],
 )
-def test_long_contexts_are_kinds_of_their_own(tokens: int, name: str) -> None:
+def test_long_contexts_have_their_own_categories(tokens: int, name: str) -> None:
     assert categorise("Why is the sky blue?", tokens) == name
 
 
-def test_an_answer_that_must_be_json_is() -> None:
+def test_a_json_answer_is_json() -> None:
     assert categorise("Write a Python function", 10, is_json=True) == "json"
     assert categorise("", 5000, is_json=True) == "json-long"
 
 
-def test_there_are_few_enough_of_them() -> None:
+def test_the_number_of_categories_is_small() -> None:
     assert 4 * (1 + len(TIERS)) < MAX_CATEGORIES / 2
 
 
-def test_it_costs_microseconds() -> None:
-    """The best of many: the machine has other things to do. Ten times what was measured."""
+def test_it_takes_microseconds() -> None:
+    """The best of many runs, with a limit of ten times the usual value."""
     text = "\n".join([*CODE, *MATHS, *PROSE])
     assert min(timeit.repeat(lambda: kind_of(text), number=1, repeat=50)) < 2e-3
 
@@ -95,29 +95,29 @@ def test_it_costs_microseconds() -> None:
 CHAT = "/v1/chat/completions"
 
 
-def asked(*contents: str) -> dict[str, Any]:
+def chat_body(*contents: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content} for content in contents]}
 
 
 @pytest.mark.parametrize(
     ("path", "body", "category"),
     [
-        (CHAT, asked(CODE[0]), "code"),
-        (CHAT, asked(CODE[0], "Thank you! And why is the sky blue?"), "prose"),
-        (CHAT, {**asked("Hi"), "response_format": {"type": "json_object"}}, "json"),
-        (CHAT, {**asked(CODE[0]), "metadata": {"category": "support"}}, "support"),
+        (CHAT, chat_body(CODE[0]), "code"),
+        (CHAT, chat_body(CODE[0], "Thank you! And why is the sky blue?"), "prose"),
+        (CHAT, {**chat_body("Hi"), "response_format": {"type": "json_object"}}, "json"),
+        (CHAT, {**chat_body(CODE[0]), "metadata": {"category": "support"}}, "support"),
         ("/v1/completions", {"prompt": MATHS[0]}, "maths"),
         ("/v1/completions", {"prompt": byte_tokenizer().encode(JSON[0])}, "json"),
         ("/v1/completions", {"prompt": "word " * 1000}, "prose-long"),
     ],
 )
-def test_a_request_that_does_not_say_is_looked_at(path: str, body: dict[str, Any], category: str) -> None:
+def test_requests_without_a_category_get_one(path: str, body: dict[str, Any], category: str) -> None:
     server = served("{}", engine=EngineConfig(model="fake", max_num_seqs=4, max_model_len=8192))
     assert server.post(path, body).status_code == 200
     assert [request.category for request in server.target.requests] == [category]
 
 
-def test_prompts_of_one_body_are_told_apart() -> None:
+def test_every_prompt_of_a_body_has_its_category() -> None:
     server = served()
     server.post("/v1/completions", {"prompt": [CODE[0], PROSE[2]]})
     assert [request.category for request in server.target.requests] == ["code", "prose"]

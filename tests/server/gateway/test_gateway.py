@@ -1,4 +1,4 @@
-"""Manners: overload, timeouts, clients that leave, engines that break, and shutting down."""
+"""Overload, time limits, disconnects, engine failures and draining."""
 
 import asyncio
 import json
@@ -14,8 +14,8 @@ PATH = "/v1/completions"
 BODY = {"prompt": "x", "max_tokens": 8}
 
 
-def small(**config: Any) -> Served:
-    """One seat, one place to wait, and an engine that holds its tongue."""
+def served_served_small(**config: Any) -> Served:
+    """One running and one waiting request, and a target that generates nothing until released."""
     return served(hold=True, engine=EngineConfig(model="fake", max_num_seqs=1), max_waiting=1, **config)
 
 
@@ -29,19 +29,19 @@ def post(client: httpx.AsyncClient, **change: Any) -> asyncio.Task[httpx.Respons
     return asyncio.create_task(client.post(PATH, json={**BODY, **change}))
 
 
-def test_who_finds_no_place_is_told_when_to_come_back() -> None:
+def test_a_full_queue_returns_429_with_retry_after() -> None:
     async def run() -> None:
-        server = small()
+        server = served_small()
         async with server.client() as client:
-            inside = [post(client), post(client, stream=True)]
+            running = [post(client), post(client, stream=True)]
             await until(lambda: len(server.target.requests) == 2)
             for stream in (False, True):
-                turned_away = await post(client, stream=stream)
-                assert turned_away.status_code == 429
-                assert 1 <= int(turned_away.headers["retry-after"]) <= 60
-                assert turned_away.json()["error"]["code"] == "overloaded"
+                rejected = await post(client, stream=stream)
+                assert rejected.status_code == 429
+                assert 1 <= int(rejected.headers["retry-after"]) <= 60
+                assert rejected.json()["error"]["code"] == "overloaded"
             server.target.release()
-            assert [(await task).status_code for task in inside] == [200, 200]
+            assert [(await task).status_code for task in running] == [200, 200]
             again = post(client)
             await until(lambda: len(server.target.requests) == 3)
             server.target.release()
@@ -50,26 +50,26 @@ def test_who_finds_no_place_is_told_when_to_come_back() -> None:
     asyncio.run(run())
 
 
-def test_what_never_fits_is_not_worth_a_retry() -> None:
-    assert small().post(PATH, {**BODY, "n": 3}).status_code == 400
+def test_more_choices_than_the_capacity_are_a_bad_request() -> None:
+    assert served_small().post(PATH, {**BODY, "n": 3}).status_code == 400
 
 
-def test_refused_requests_take_no_seat() -> None:
+def test_invalid_requests_take_no_capacity() -> None:
     server = served(engine=EngineConfig(model="fake", max_num_seqs=1), max_waiting=0)
     for _ in range(3):
         assert server.post(PATH, {**BODY, "logit_bias": {"99999": 1}}).status_code == 400
     assert server.post(PATH, BODY).status_code == 200
 
 
-def test_of_several_prompts_all_are_started_or_none() -> None:
+def test_one_invalid_prompt_rejects_all() -> None:
     server = served(hold=True)
     assert server.post(PATH, {"prompt": [[1], [999]]}).status_code == 400
-    assert server.target.cancelled == [server.target.requests[0].id]
+    assert server.target.requests == []
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_request_that_takes_too_long(stream: bool) -> None:
-    server = small()
+def test_a_request_past_its_time_limit(stream: bool) -> None:
+    server = served_small()
     response = server.post(PATH, {**BODY, "timeout": 0.02, "stream": stream})
     assert response.status_code == 408
     assert response.json()["error"]["param"] == "timeout"
@@ -77,22 +77,22 @@ def test_a_request_that_takes_too_long(stream: bool) -> None:
     assert server.target.cancelled == [server.target.requests[0].id]
 
 
-def test_the_servers_own_limit_holds_too() -> None:
-    assert small(request_timeout=0.02).post(PATH, {**BODY, "timeout": 60}).status_code == 408
+def test_the_servers_time_limit_applies() -> None:
+    assert served_small(request_timeout=0.02).post(PATH, {**BODY, "timeout": 60}).status_code == 408
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_gives_its_seat_up(stream: bool) -> None:
+def test_a_disconnect_cancels_the_request(stream: bool) -> None:
     async def run() -> None:
-        server = small()
-        left = asyncio.Event()
+        server = served_small()
+        disconnected = asyncio.Event()
         sent: list[Any] = []
         pending = [{"type": "http.request", "body": json.dumps({**BODY, "stream": stream}).encode()}]
 
         async def receive() -> Any:
             if pending:
                 return pending.pop()
-            await left.wait()
+            await disconnected.wait()
             return {"type": "http.disconnect"}
 
         async def send(message: Any) -> None:
@@ -102,7 +102,7 @@ def test_a_client_that_leaves_gives_its_seat_up(stream: bool) -> None:
         scope = {"type": "http", "method": "POST", "path": PATH, "headers": headers, "query_string": b""}
         task = asyncio.create_task(server.app(scope, receive, send))
         await until(lambda: server.target.requests)
-        left.set()
+        disconnected.set()
         await asyncio.wait_for(task, 5)
         assert server.target.cancelled == [server.target.requests[0].id]
         assert server.gateway.num_waiting == 0
@@ -111,7 +111,7 @@ def test_a_client_that_leaves_gives_its_seat_up(stream: bool) -> None:
     asyncio.run(run())
 
 
-def test_an_engine_that_breaks_before_and_within_a_stream() -> None:
+def test_engine_failures_before_and_during_a_stream() -> None:
     async def run() -> None:
         server = served("Hello there!", hold=True, engine=EngineConfig(model="fake", max_num_seqs=8))
         async with server.client() as client:
@@ -122,7 +122,7 @@ def test_an_engine_that_breaks_before_and_within_a_stream() -> None:
 
     asyncio.run(run())
 
-    def halfway() -> Served:
+    def failing_server() -> Served:
         server = served("Hello there!", hold=True)
         outputs = server.target._outputs
 
@@ -134,7 +134,7 @@ def test_an_engine_that_breaks_before_and_within_a_stream() -> None:
         return server
 
     async def within() -> httpx.Response:
-        server = halfway()
+        server = failing_server()
         async with server.client() as client:
             task = post(client, stream=True, timeout=0.1)
             await until(lambda: server.target.requests)
@@ -148,39 +148,39 @@ def test_an_engine_that_breaks_before_and_within_a_stream() -> None:
     assert json.loads(data[1])["error"]["code"] == "timeout"
 
 
-def test_draining_lets_those_inside_finish_and_nobody_in() -> None:
+def test_draining_finishes_running_requests_and_rejects_new_ones() -> None:
     async def run() -> None:
-        server = small()
+        server = served_small()
         async with server.client() as client:
-            inside = post(client, stream=True)
+            running = post(client, stream=True)
             await until(lambda: server.target.requests)
             drain = asyncio.create_task(server.gateway.drain())
             await asyncio.sleep(0)
             assert (await client.get("/ready")).status_code == 503
             assert (await client.get("/health")).status_code == 200
-            turned_away = await post(client)
-            assert turned_away.status_code == 503
-            assert turned_away.json()["error"]["code"] == "unavailable"
+            rejected = await post(client)
+            assert rejected.status_code == 503
+            assert rejected.json()["error"]["code"] == "unavailable"
             assert not drain.done()
             server.target.release()
             assert await drain is True
-            assert events(await inside)[-1] == "[DONE]"
+            assert events(await running)[-1] == "[DONE]"
 
     asyncio.run(run())
 
 
-def test_draining_does_not_wait_for_ever() -> None:
+def test_draining_has_a_time_limit() -> None:
     async def run() -> None:
-        server = small(drain_timeout=0.02)
+        server = served_small(drain_timeout=0.02)
         async with server.client() as client:
-            inside = post(client)
+            running = post(client)
             await until(lambda: server.target.requests)
             assert await server.gateway.drain() is False
-            assert (await inside).status_code == 503
+            assert (await running).status_code == 503
             assert server.target.cancelled == [server.target.requests[0].id]
 
     asyncio.run(run())
 
 
 def test_draining_an_idle_server_is_immediate() -> None:
-    assert asyncio.run(small().gateway.drain()) is True
+    assert asyncio.run(served_small().gateway.drain()) is True

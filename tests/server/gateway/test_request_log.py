@@ -1,4 +1,4 @@
-"""A line for every generation, by the id that its caller has, and not a word of it unless that was asked for."""
+"""The log line of a generation has the id of the response, and no text unless configured."""
 
 import asyncio
 import io
@@ -22,14 +22,14 @@ def log(stream: io.StringIO) -> io.StringIO:
     return stream
 
 
-def written(log: io.StringIO) -> dict[str, Any]:
+def log_line(log: io.StringIO) -> dict[str, Any]:
     (line,) = lines(log)
     return line
 
 
-def test_who_asked_how_much_and_how_long(log: io.StringIO) -> None:
+def test_the_line_has_key_tokens_and_times(log: io.StringIO) -> None:
     reply = served("Hello there!").post("/v1/completions", BODY, headers={"x-paceline-category": "chat"}).json()
-    line = written(log)
+    line = log_line(log)
     assert line.pop("time")
     assert 0.0 <= line.pop("first_token_seconds") <= line.pop("seconds") < 30.0
     assert line == {
@@ -50,11 +50,11 @@ def test_who_asked_how_much_and_how_long(log: io.StringIO) -> None:
 def test_a_stream_has_the_same_line(log: io.StringIO) -> None:
     reply = served().post("/v1/completions", {**BODY, "stream": True})
     first = json.loads(events(reply)[0])
-    line = written(log)
+    line = log_line(log)
     assert (line["request_id"], line["output_tokens"], line["reason"]) == (first["id"], 8, "length")
 
 
-def test_nothing_that_was_said_is_written(log: io.StringIO) -> None:
+def test_the_log_has_no_text(log: io.StringIO) -> None:
     server = served("an answer of ours")
     for body in (BODY, {**BODY, "stream": True}):
         server.post("/v1/completions", body)
@@ -66,29 +66,29 @@ def test_nothing_that_was_said_is_written(log: io.StringIO) -> None:
     assert "answer" not in log.getvalue()
 
 
-def test_texts_are_written_when_they_are_asked_for(stream: io.StringIO) -> None:
+def test_log_requests_text_adds_the_texts(stream: io.StringIO) -> None:
     configure_logging("info", stream, with_texts=True)
     served("Hello there!", log_requests="text").post("/v1/completions", {**BODY, "max_tokens": 100, "n": 2})
-    line = written(stream)
+    line = log_line(stream)
     assert line["prompt"] == ["my secret"]
     assert line["answer"] == ["Hello there!", "Hello there!"]
 
 
-def test_none_is_none(log: io.StringIO) -> None:
+def test_log_requests_none_disables_the_line(log: io.StringIO) -> None:
     assert served(log_requests="none").post("/v1/completions", BODY).status_code == 200
     assert lines(log) == []
 
 
-def hold(**config: Any) -> Served:
+def served_on_hold(**config: Any) -> Served:
     return served(hold=True, **config)
 
 
-def test_how_it_ended_when_it_did_not_end_well(log: io.StringIO) -> None:
-    late = hold()
+def test_reasons_of_failed_requests(log: io.StringIO) -> None:
+    late = served_on_hold()
     assert late.post("/v1/completions", {**BODY, "timeout": 0.01}).status_code == 408
-    full = hold(max_waiting=0, request_timeout=5.0)
+    full = served_on_hold(max_waiting=0, request_timeout=5.0)
 
-    async def leave() -> None:
+    async def disconnect() -> None:
         async with full.client() as client:
             task = asyncio.create_task(client.post("/v1/completions", json=BODY))
             while not full.target.requests:
@@ -97,6 +97,6 @@ def test_how_it_ended_when_it_did_not_end_well(log: io.StringIO) -> None:
             with pytest.raises(asyncio.CancelledError):
                 await task
 
-    asyncio.run(leave())
+    asyncio.run(disconnect())
     assert [line["reason"] for line in lines(log)] == ["timeout", "cancelled"]
     assert all(line["request_id"].startswith("cmpl-") for line in lines(log))

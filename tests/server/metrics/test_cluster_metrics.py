@@ -1,3 +1,5 @@
+"""Metrics of a cluster's workers."""
+
 from dataclasses import replace
 
 from paceline.core.worker_status import ClusterStatus, HandoffCounts, Symptom, WorkerStatus
@@ -21,14 +23,14 @@ TARGET = WorkerStatus(
 DRAFT = WorkerStatus("draft-0", "draft", "draft", "suspected", "tcp://127.0.0.1:2", pass_seconds=0.003)
 
 
-def scraped(*workers: WorkerStatus) -> str:
+def scrape(*workers: WorkerStatus) -> str:
     metrics = Metrics("m")
     metrics.add_cluster(lambda: ClusterStatus(workers, 5) if workers else None)
     return metrics.render().decode()
 
 
 def test_every_worker_has_its_series() -> None:
-    page = scraped(TARGET, DRAFT)
+    page = scrape(TARGET, DRAFT)
     assert 'paceline_worker_ready{model="m",role="target",worker="target-0"} 1.0' in page
     assert 'paceline_worker_ready{model="m",role="draft",worker="draft-0"} 0.0' in page
     assert 'paceline_worker_sequences_running{model="m",role="target",worker="target-0"} 3.0' in page
@@ -37,14 +39,14 @@ def test_every_worker_has_its_series() -> None:
     assert 'paceline_symptom{model="m",role="target",symptom="slow_network",worker="target-0"} 1.0' in page
 
 
-def test_what_is_not_known_has_no_value() -> None:
-    page = scraped(TARGET, DRAFT)
+def test_unknown_values_are_absent() -> None:
+    page = scrape(TARGET, DRAFT)
     assert 'paceline_worker_round_trip_seconds{model="m",role="target",worker="target-0"} 0.002' in page
     assert 'paceline_worker_round_trip_seconds{model="m",role="draft"' not in page
 
 
-def test_what_only_one_role_has() -> None:
-    page = scraped(TARGET, DRAFT)
+def test_metrics_of_one_role_are_absent_for_others() -> None:
+    page = scrape(TARGET, DRAFT)
     assert 'paceline_worker_generated_tokens_total{model="m",role="target",worker="target-0"} 1000.0' in page
     assert 'paceline_worker_preemptions_total{model="m",role="target",worker="target-0"} 4.0' in page
     assert 'paceline_worker_draft_pass_seconds{model="m",role="draft",worker="draft-0"} 0.003' in page
@@ -52,21 +54,21 @@ def test_what_only_one_role_has() -> None:
     assert 'tokens_total{model="m",role="draft"' not in page
 
 
-def test_whether_it_drafts_ahead() -> None:
+def test_drafts_ahead() -> None:
     name = 'paceline_worker_drafts_ahead{model="m",role="draft",worker="draft-0"}'
-    assert "paceline_worker_drafts_ahead{" not in scraped(TARGET, DRAFT), "nobody has asked it for anything yet"
-    assert f"{name} 1.0" in scraped(replace(DRAFT, answers=9))
-    assert f"{name} 0.0" in scraped(replace(DRAFT, answers=9, resting=0.02))
+    assert "paceline_worker_drafts_ahead{" not in scrape(TARGET, DRAFT), "no target has requested a draft yet"
+    assert f"{name} 1.0" in scrape(replace(DRAFT, answers=9))
+    assert f"{name} 0.0" in scrape(replace(DRAFT, answers=9, resting=0.02))
 
 
-def test_one_process_has_no_workers() -> None:
-    assert "paceline_worker" not in scraped()
-    assert "paceline_continued" not in scraped()
+def test_a_single_process_has_no_worker_metrics() -> None:
+    assert "paceline_worker" not in scrape()
+    assert "paceline_continued" not in scrape()
 
 
-def test_prompts_that_were_handed_over_are_counted_where_there_are_prefill_workers() -> None:
-    assert "paceline_worker_handoffs_total{" not in scraped(TARGET)
-    page = scraped(replace(TARGET, handoffs=HandoffCounts(3, 1, 4096, 10**6, 2.5)))
+def test_handoff_counts() -> None:
+    assert "paceline_worker_handoffs_total{" not in scrape(TARGET)
+    page = scrape(replace(TARGET, handoffs=HandoffCounts(3, 1, 4096, 10**6, 2.5)))
     for name, value in {
         "handoffs": "3.0",
         "failed_handoffs": "1.0",

@@ -1,4 +1,4 @@
-"""What is counted, under names that are a promise."""
+"""Request metrics, engine metrics and the list in docs/metrics.md."""
 
 import re
 import threading
@@ -27,7 +27,7 @@ from paceline.server.metrics.metrics import Metrics
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
-SNAPSHOT = EngineStatus(
+STATUS = EngineStatus(
     running=3,
     waiting=2,
     kv_used=10,
@@ -50,7 +50,7 @@ SNAPSHOT = EngineStatus(
 )
 
 
-class Time:
+class ManualClock:
     def __init__(self) -> None:
         self.now = 100.0
 
@@ -58,16 +58,16 @@ class Time:
         return self.now
 
 
-def asked(name: str = "r", category: str = "chat", prompt: int = 3) -> Request:
+def make_request(name: str = "r", category: str = "chat", prompt: int = 3) -> Request:
     return Request(name, tuple(range(prompt)), category=category)
 
 
-def output(count: int, drafted: int = 0, accepted: int = 0, choice: int = 0, **rest: Any) -> StepOutput:
+def make_output(count: int, drafted: int = 0, accepted: int = 0, choice: int = 0, **rest: Any) -> StepOutput:
     return StepOutput("r", 0, choice, (1,) * count, (Origin.PLAIN,) * count, "", drafted, accepted, **rest)
 
 
 def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
-    """{(name, label values but the model's, sorted by label): value}."""
+    """{(name, label values without the model, sorted by label): value}."""
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
         for one in family.samples:
@@ -77,14 +77,14 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 
 def test_a_request_from_arrival_to_end() -> None:
-    clock = Time()
+    clock = ManualClock()
     metrics = Metrics("m", clock)
-    request = asked()
+    request = make_request()
     metrics.record_submit(request)
-    metrics.record_output(request, output(1, num_cached=2, waited=0.25), 100.4)
-    metrics.record_output(request, output(3, drafted=4, accepted=2), 100.5)
-    metrics.record_output(request, output(5, drafted=4, accepted=4), 100.6)
-    metrics.record_output(request, output(2, drafted=2, accepted=1, finish_reason=FinishReason.STOP), 100.9)
+    metrics.record_output(request, make_output(1, num_cached=2, waited=0.25), 100.4)
+    metrics.record_output(request, make_output(3, drafted=4, accepted=2), 100.5)
+    metrics.record_output(request, make_output(5, drafted=4, accepted=4), 100.6)
+    metrics.record_output(request, make_output(2, drafted=2, accepted=1, finish_reason=FinishReason.STOP), 100.9)
     metrics.record_finish(request, "stop", 100.9)
     clock.now = 101.0
     found = samples(metrics)
@@ -114,13 +114,13 @@ def test_a_request_from_arrival_to_end() -> None:
 
 
 def test_choices_share_one_first_token_and_have_their_own_speed() -> None:
-    metrics = Metrics("m", Time())
-    request = asked()
+    metrics = Metrics("m", ManualClock())
+    request = make_request()
     metrics.record_submit(request)
     for choice, start in ((0, 101.0), (1, 102.0)):
-        metrics.record_output(request, output(1, choice=choice), start)
+        metrics.record_output(request, make_output(1, choice=choice), start)
     for choice, end in ((0, 103.0), (1, 105.0)):
-        metrics.record_output(request, output(2, choice=choice, finish_reason=FinishReason.LENGTH), end)
+        metrics.record_output(request, make_output(2, choice=choice, finish_reason=FinishReason.LENGTH), end)
     metrics.record_finish(request, "length", 105.0)
     found = samples(metrics)
     assert found["paceline_time_to_first_token_seconds_count", "chat"] == 1
@@ -128,12 +128,12 @@ def test_choices_share_one_first_token_and_have_their_own_speed() -> None:
     assert found["paceline_time_per_output_token_seconds_sum", "chat"] == pytest.approx(1.0 + 1.5)
 
 
-def test_one_token_has_no_time_per_token_and_none_no_first() -> None:
-    metrics = Metrics("m", Time())
-    one, none = asked("one"), asked("none")
+def test_times_need_tokens() -> None:
+    metrics = Metrics("m", ManualClock())
+    one, none = make_request("one"), make_request("none")
     metrics.record_submit(one)
     metrics.record_submit(none)
-    metrics.record_output(one, output(1, finish_reason=FinishReason.STOP), 101.0)
+    metrics.record_output(one, make_output(1, finish_reason=FinishReason.STOP), 101.0)
     metrics.record_finish(one, "stop", 101.0)
     metrics.record_finish(none, "cancelled", 101.0)
     found = samples(metrics)
@@ -142,15 +142,15 @@ def test_one_token_has_no_time_per_token_and_none_no_first() -> None:
     assert found["paceline_requests_total", "chat", "cancelled"] == 1
 
 
-def test_speed_is_that_of_the_last_ten_seconds() -> None:
-    clock = Time()
+def test_tokens_per_second_cover_ten_seconds() -> None:
+    clock = ManualClock()
     metrics = Metrics("m", clock)
-    request = asked()
+    request = make_request()
     metrics.record_submit(request)
     key = ("paceline_effective_tokens_per_second", "chat")
     for second in range(20):
         clock.now = 100.0 + second
-        metrics.record_output(request, output(5), clock.now)
+        metrics.record_output(request, make_output(5), clock.now)
     assert samples(metrics)[key] == 5.0
     clock.now += 5.0
     assert samples(metrics)[key] == 2.5
@@ -171,20 +171,20 @@ def test_rejections_are_counted_by_reason() -> None:
 def test_categories_are_bounded() -> None:
     metrics = Metrics("m")
     for i in range(100):
-        request = asked(str(i), category=f"kind {i}")
+        request = make_request(str(i), category=f"kind {i}")
         metrics.record_submit(request)
         metrics.record_finish(request, "stop", 0.0)
     stopped = {key[1]: v for key, v in samples(metrics).items() if key[0] == "paceline_requests_total" and v}
     assert len(stopped) == 33
     assert stopped["other"] == 68
-    assert metrics._flights == {}
+    assert metrics._running == {}
     assert len(metrics._categories) == 33
 
 
-def test_the_engines_figures_are_read_at_every_scrape() -> None:
+def test_engine_metrics_are_read_at_every_scrape() -> None:
     metrics = Metrics("m")
-    shown = [SNAPSHOT]
-    metrics.add_engine(lambda: shown[-1])
+    statuses = [STATUS]
+    metrics.add_engine(lambda: statuses[-1])
     found = samples(metrics)
     expected = {
         ("paceline_sequences_running",): 3,
@@ -220,15 +220,15 @@ def test_the_engines_figures_are_read_at_every_scrape() -> None:
         ("paceline_step_seconds_total", "verify"): 3,
     }
     assert {key: found.get(key) for key in expected} == expected
-    shown.append(EngineStatus(0, 0, 0, 40, 4, 5, SpeculationFlags(False, "ngram", 0), ()))
+    statuses.append(EngineStatus(0, 0, 0, 40, 4, 5, SpeculationFlags(False, "ngram", 0), ()))
     found = samples(metrics)
     assert (found["paceline_sequences_running",], found["paceline_speculation_enabled",]) == (0, 0)
     assert ("paceline_speculation_gain",) not in found
 
 
-def test_the_documentation_lists_exactly_what_there_is() -> None:
+def test_the_documentation_lists_every_metric() -> None:
     metrics = Metrics("m")
-    metrics.add_engine(lambda: SNAPSHOT)
+    metrics.add_engine(lambda: STATUS)
     symptom = Symptom("slow_draft", 2.0, 1.0, "less depth")
     worker = WorkerStatus(
         "target-0",
@@ -249,17 +249,17 @@ def test_the_documentation_lists_exactly_what_there_is() -> None:
     )
     draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://a:2", answers=1)
     metrics.add_cluster(lambda: ClusterStatus((worker, draft), 0))
-    metrics.record_submit(asked())
-    metrics.record_output(asked(), output(2, drafted=1, accepted=1), 0.0)
+    metrics.record_submit(make_request())
+    metrics.record_output(make_request(), make_output(2, drafted=1, accepted=1), 0.0)
     metrics.record_rejection("overloaded")
-    there = set()
+    exported = set()
     for family in metrics.registry.collect():
         labels = {label for sample in family.samples for label in sample.labels} - {"model", "le"}
         name = f"{family.name}_total" if family.type == "counter" else family.name
-        there.add((name, family.type, frozenset(labels)))
+        exported.add((name, family.type, frozenset(labels)))
     rows = re.findall(r"^\| `(paceline_\w+)` \| (\w+) \| ([\w, ]*)\|", DOCS.read_text("utf-8"), re.MULTILINE)
     listed = {(name, kind, frozenset(re.findall(r"\w+", labels))) for name, kind, labels in rows}
-    assert listed == there
+    assert listed == exported
 
 
 def test_counting_and_scraping_from_many_threads() -> None:
@@ -267,9 +267,9 @@ def test_counting_and_scraping_from_many_threads() -> None:
 
     def work(number: int) -> None:
         for i in range(50):
-            request = asked(f"{number}-{i}", category=f"kind {i % 5}")
+            request = make_request(f"{number}-{i}", category=f"kind {i % 5}")
             metrics.record_submit(request)
-            metrics.record_output(request, output(2, drafted=2, accepted=1), float(i))
+            metrics.record_output(request, make_output(2, drafted=2, accepted=1), float(i))
             metrics.record_finish(request, "stop", float(i))
             metrics.render() if i % 25 == 0 else None
 

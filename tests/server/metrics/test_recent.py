@@ -1,21 +1,23 @@
+"""Percentiles over a recent time window."""
+
 import pytest
 
 from paceline.server.metrics.recent import MAX_VALUES, VALUES_WINDOW, RecentValues
 
 
-def test_percentiles_are_values_that_were_seen() -> None:
+def test_percentiles_are_nearest_ranks() -> None:
     values = RecentValues()
     for value in (5.0, 1.0, 4.0, 2.0, 3.0):
         values.add(value, now=0.0)
     assert values.percentiles((0.0, 0.2, 0.5, 0.81, 1.0), now=1.0) == (1.0, 1.0, 3.0, 5.0, 5.0)
 
 
-def test_without_values_there_are_none() -> None:
+def test_no_values_no_percentiles() -> None:
     assert RecentValues().percentiles((0.5,), now=0.0) is None
 
 
 @pytest.mark.parametrize(("later", "left"), [(VALUES_WINDOW - 1.0, (7.0,)), (VALUES_WINDOW, None)])
-def test_what_is_past_the_window_is_forgotten(later: float, left: tuple[float, ...] | None) -> None:
+def test_values_expire(later: float, left: tuple[float, ...] | None) -> None:
     values = RecentValues()
     values.add(7.0, now=10.0)
     assert values.percentiles((0.5,), now=10.0 + later) == left

@@ -1,4 +1,4 @@
-"""Whatever is wrong: a 4xx in OpenAI's shape, with the parameter's name."""
+"""Every invalid request gets a 4xx with an OpenAI error object that names the parameter."""
 
 from typing import Any
 
@@ -97,10 +97,10 @@ def error(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"guided_json": {}}, "guided_json", "unsupported_parameter"),
     ],
 )
-def test_chat(server: Served, change: dict[str, Any], param: str, code: str | None) -> None:
-    problem = error(server.post(CHAT, {"messages": HI, **change}), 400)
-    assert problem["type"] == "invalid_request_error"
-    assert (problem["param"], problem["code"]) == (param, code)
+def test_invalid_chat_requests(server: Served, change: dict[str, Any], param: str, code: str | None) -> None:
+    error_body = error(server.post(CHAT, {"messages": HI, **change}), 400)
+    assert error_body["type"] == "invalid_request_error"
+    assert (error_body["param"], error_body["code"]) == (param, code)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_chat(server: Served, change: dict[str, Any], param: str, code: str | No
         ({"logprobs": True}, "logprobs"),
     ],
 )
-def test_completions(server: Served, change: dict[str, Any], param: str) -> None:
+def test_invalid_completion_requests(server: Served, change: dict[str, Any], param: str) -> None:
     assert error(server.post(COMPLETIONS, {"prompt": "x", **change}), 400)["param"] == param
 
 
 @pytest.mark.parametrize(
-    "harmless",
+    "ignored",
     [
         {"store": False},
         {"service_tier": "auto"},
@@ -135,30 +135,30 @@ def test_completions(server: Served, change: dict[str, Any], param: str) -> None
         {"metadata": {"trace": "1"}},
     ],
 )
-def test_what_changes_nothing_is_accepted(server: Served, harmless: dict[str, Any]) -> None:
-    assert server.post(CHAT, {"messages": HI, **harmless}).status_code == 200
+def test_unsupported_parameters_with_neutral_values_are_accepted(server: Served, ignored: dict[str, Any]) -> None:
+    assert server.post(CHAT, {"messages": HI, **ignored}).status_code == 200
 
 
-def test_messages_help(server: Served) -> None:
+def test_error_messages(server: Served) -> None:
     def message(**change: Any) -> str:
         return error(server.post(CHAT, {"messages": HI, **change}), 400)["message"]
 
-    assert message(temprature=1) == "temprature is not a parameter here; did you mean temperature?"
-    nested = "speculation.max_dept is not a parameter here; did you mean speculation.max_depth?"
+    assert message(temprature=1) == "unknown parameter temprature; did you mean temperature?"
+    nested = "unknown parameter speculation.max_dept; did you mean speculation.max_depth?"
     assert message(speculation={"max_dept": 1}) == nested
     tool = {"type": "function", "function": {"name": "f", "paramters": {}}}
     assert message(tools=[tool]).endswith("did you mean tools.0.function.parameters?")
-    assert message(functions=[{}]) == "functions is not supported here: use `tools`"
+    assert message(functions=[{}]) == "functions is not supported: use `tools`"
     assert message(messages=None) == "messages is required"
 
 
-def test_streams_are_refused_with_a_status_too(server: Served) -> None:
+def test_a_rejected_stream_has_an_error_status(server: Served) -> None:
     error(server.post(CHAT, {"messages": HI, "stream": True, "logit_bias": {"99999": 1}}), 400)
 
 
-def test_another_model(server: Served) -> None:
-    problem = error(server.post(CHAT, {"messages": HI, "model": "gpt-9"}), 404)
-    assert (problem["param"], problem["code"]) == ("model", "model_not_found")
+def test_unknown_model(server: Served) -> None:
+    error_body = error(server.post(CHAT, {"messages": HI, "model": "gpt-9"}), 404)
+    assert (error_body["param"], error_body["code"]) == ("model", "model_not_found")
 
 
 @pytest.mark.parametrize(
@@ -177,30 +177,32 @@ def test_another_model(server: Served) -> None:
         b"\xff\xfe",
     ],
 )
-def test_bodies_that_are_no_request(server: Served, content: bytes) -> None:
+def test_invalid_bodies(server: Served, content: bytes) -> None:
     headers = {"content-type": "application/json"}
     error(server.call("POST", COMPLETIONS, content=content, headers=headers), 400)
 
 
-def test_whole_surrogate_pairs_are_a_character(server: Served) -> None:
+def test_complete_surrogate_pairs_are_accepted(server: Served) -> None:
     content, headers = rb'{"prompt": "\ud83d\ude00"}', {"content-type": "application/json"}
     assert server.call("POST", COMPLETIONS, content=content, headers=headers).status_code == 200
     assert server.target.tokenizer.decode(server.target.requests[-1].prompt_ids) == "😀"
 
 
-def test_a_body_that_is_no_json(server: Served) -> None:
-    problem = error(server.call("POST", COMPLETIONS, content=b"prompt=x", headers={"content-type": "text/plain"}), 400)
-    assert problem["code"] == "invalid_json"
+def test_a_body_that_is_not_json(server: Served) -> None:
+    error_body = error(
+        server.call("POST", COMPLETIONS, content=b"prompt=x", headers={"content-type": "text/plain"}), 400
+    )
+    assert error_body["code"] == "invalid_json"
 
 
-def test_pages_and_methods(server: Served) -> None:
+def test_unknown_routes_and_methods(server: Served) -> None:
     error(server.call("GET", "/v2/nothing"), 404)
     response = server.call("GET", CHAT)
     error(response, 405)
     assert response.headers["allow"] == "POST"
 
 
-def test_a_large_body_told_and_untold(server: Served) -> None:
+def test_large_bodies_with_and_without_content_length(server: Served) -> None:
     error(server.post(COMPLETIONS, {"prompt": "x" * 5000}), 413)
 
     async def pieces() -> Any:

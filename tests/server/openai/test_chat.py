@@ -1,3 +1,5 @@
+"""POST /v1/chat/completions: responses, streams, parameters and tools."""
+
 import json
 from typing import Any
 
@@ -36,7 +38,7 @@ def prompt_of(server: Served) -> str:
     return server.target.tokenizer.decode(server.target.requests[-1].prompt_ids, skip_special=False)
 
 
-def test_a_whole_answer() -> None:
+def test_a_response() -> None:
     answer = chat(served("Hello there!"), model="fake")
     assert answer["object"] == "chat.completion"
     assert answer["id"].startswith("chatcmpl-")
@@ -55,9 +57,9 @@ def test_a_whole_answer() -> None:
     assert usage["prompt_tokens_details"] == {"cached_tokens": 3}
 
 
-def test_metrics_have_the_shape_that_load_generators_read() -> None:
-    figures = chat(served("123456789", per_step=4))["metrics"]["speculative_decoding"]
-    assert figures == {
+def test_speculation_metrics() -> None:
+    metrics = chat(served("123456789", per_step=4))["metrics"]["speculative_decoding"]
+    assert metrics == {
         "mean_acceptance_length": 4.0,
         "draft_acceptance_rate": 1.0,
         "acceptance_histogram": [0, 0, 0, 2],
@@ -68,7 +70,7 @@ def test_metrics_have_the_shape_that_load_generators_read() -> None:
     }
 
 
-def test_a_stream_has_a_chunk_a_step_and_metrics_in_the_last() -> None:
+def test_a_stream_has_one_chunk_per_step_and_metrics_in_the_last() -> None:
     parts = chunks(served("Hello there!", per_step=5))
     assert [part["choices"][0]["delta"] for part in parts] == [
         {"role": "assistant", "content": "Hello"},
@@ -81,7 +83,7 @@ def test_a_stream_has_a_chunk_a_step_and_metrics_in_the_last() -> None:
     assert len({part["id"] for part in parts}) == 1
 
 
-def test_usage_comes_after_the_last_choice_when_asked_for() -> None:
+def test_include_usage_adds_a_last_chunk() -> None:
     *parts, last = chunks(served("Hello"), n=2, stream_options={"include_usage": True})
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == 10
@@ -90,7 +92,7 @@ def test_usage_comes_after_the_last_choice_when_asked_for() -> None:
     assert ["metrics" in part for part in parts] == [False] * (len(parts) - 1) + [True]
 
 
-def test_choices_are_kept_apart() -> None:
+def test_choices_are_separate() -> None:
     answer = chat(served("Hi!"), n=3)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     texts: dict[int, str] = {}
@@ -144,7 +146,7 @@ def test_parameters_reach_the_engine() -> None:
     assert (speculation.enabled, speculation.max_depth, speculation.verification) == (False, 2, "rejection")
 
 
-def test_what_a_request_does_not_say() -> None:
+def test_defaults() -> None:
     server = served()
     chat(server)
     chat(server, temperature=None, stop=None, tools=None, function_call=None)
@@ -155,13 +157,13 @@ def test_what_a_request_does_not_say() -> None:
     assert server.target.requests[0].sampling.seed != server.target.requests[1].sampling.seed
 
 
-def test_the_header_names_the_category() -> None:
+def test_the_header_sets_the_category() -> None:
     server = served()
     server.post(CHAT, {"messages": MESSAGES, "metadata": {"category": "b"}}, headers={"X-Paceline-Category": "a"})
     assert server.target.requests[0].category == "a"
 
 
-def test_content_in_parts_and_a_developer() -> None:
+def test_content_parts_and_developer_role() -> None:
     server = served()
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
     chat(server, messages=[{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}])
@@ -190,7 +192,7 @@ def test_response_formats(form: dict[str, Any], schema: dict[str, Any] | None) -
 CALL = 'Wait.\n<tool_call>{"name": "look", "arguments": {"city": "Rome"}}</tool_call>'
 
 
-def test_a_call_the_model_chose() -> None:
+def test_a_tool_call() -> None:
     server = served(CALL)
     choice = chat(server, tools=[TOOL])["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
@@ -201,7 +203,7 @@ def test_a_call_the_model_chose() -> None:
     assert '"description": "Look at a city."' in prompt_of(server)
 
 
-def test_a_call_in_a_stream() -> None:
+def test_a_tool_call_in_a_stream() -> None:
     parts = chunks(served(CALL), tools=[TOOL])
     deltas = [part["choices"][0]["delta"] for part in parts]
     assert "".join(delta.get("content") or "" for delta in deltas) == "Wait."
@@ -210,19 +212,19 @@ def test_a_call_in_a_stream() -> None:
     assert parts[-1]["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def test_a_call_cut_short_by_the_limit_is_text() -> None:
+def test_a_truncated_tool_call_is_text() -> None:
     choice = chat(served(CALL), tools=[TOOL], max_tokens=30)["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"] == {"role": "assistant", "content": CALL[:30]}
 
 
-def test_no_tools_no_calls() -> None:
+def test_tool_choice_none() -> None:
     server = served(CALL)
     assert chat(server, tools=[TOOL], tool_choice="none")["choices"][0]["message"]["content"] == CALL
     assert "look" not in prompt_of(server)
 
 
-def test_a_named_call_is_forced_by_its_schema_and_streamed() -> None:
+def test_a_named_tool_is_forced_and_streamed() -> None:
     server = served('{"city": "Rome"}', per_step=4)
     parts = chunks(server, tools=[TOOL], tool_choice={"type": "function", "function": {"name": "look"}})
     assert server.target.requests[0].sampling.json_schema == TOOL["function"]["parameters"]
@@ -232,11 +234,11 @@ def test_a_named_call_is_forced_by_its_schema_and_streamed() -> None:
     assert "".join(call["function"]["arguments"] for call in calls) == '{"city": "Rome"}'
 
 
-def test_required_is_forced_over_all_tools() -> None:
-    def say(request: Request) -> str:
+def test_tool_choice_required_forces_any_tool() -> None:
+    def generate(request: Request) -> str:
         return '{"name": "other", "arguments": {"x": 1}}'
 
-    server = served(say)
+    server = served(generate)
     parameters = {"type": "object", "properties": {"x": {"$ref": "#/$defs/X"}}, "$defs": {"X": {"type": "integer"}}}
     other = {"type": "function", "function": {"name": "other", "parameters": parameters}}
     choice = chat(server, tools=[TOOL, other], tool_choice="required")["choices"][0]
@@ -247,7 +249,7 @@ def test_required_is_forced_over_all_tools() -> None:
     assert moved["properties"]["x"] == {"$ref": "#/anyOf/1/properties/arguments/$defs/X"}
 
 
-def test_a_conversation_with_calls_goes_back_in_as_text() -> None:
+def test_earlier_tool_calls_are_written_as_text() -> None:
     server = served()
     message = chat(served(CALL), tools=[TOOL])["choices"][0]["message"]
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "Sunny."}
@@ -257,7 +259,7 @@ def test_a_conversation_with_calls_goes_back_in_as_text() -> None:
     assert "<|im_start|>user\n<tool_response>\nSunny.\n</tool_response><|im_end|>" in prompt
 
 
-def test_one_call_at_a_time_stops_after_it() -> None:
+def test_parallel_tool_calls_false_stops_after_one_call() -> None:
     server = served()
     chat(server, tools=[TOOL], parallel_tool_calls=False, stop=["x"])
     assert server.target.requests[0].sampling.stop == ("x", "</tool_call>")

@@ -1,3 +1,5 @@
+"""POST /v1/completions."""
+
 import json
 from typing import Any
 
@@ -10,7 +12,7 @@ def complete(server: Served, **body: Any) -> dict[str, Any]:
     return response.json()
 
 
-def test_a_text() -> None:
+def test_a_response() -> None:
     server = served("and so on")
     answer = complete(server, prompt="once", model="fake")
     assert answer["object"] == "text_completion"
@@ -19,14 +21,14 @@ def test_a_text() -> None:
     assert server.target.requests[0].sampling.max_tokens == 16
 
 
-def test_prompts_of_every_kind() -> None:
+def test_token_id_prompts() -> None:
     server = served("!")
     complete(server, prompt=[5, 6])
     complete(server, prompt=[[5], [6, 7]])
     assert [request.prompt_ids for request in server.target.requests] == [(5, 6), (5,), (6, 7)]
 
 
-def test_choices_of_many_prompts_are_numbered_through() -> None:
+def test_choices_of_several_prompts_have_consecutive_indices() -> None:
     server = served(lambda request: f"<{len(request.prompt_ids)}>", max_waiting=8)
     answer = complete(server, prompt=["a", "bb"], n=2)
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]

@@ -1,16 +1,18 @@
+"""/v1/models, /tokenize, /detokenize, health, metrics and flags."""
+
 from tests.server.fakes import served
 
 
 def test_models() -> None:
-    server = served(served_model_name="house/model")
+    server = served(served_model_name="team/model")
     models = server.call("GET", "/v1/models").json()
-    assert [model["id"] for model in models["data"]] == ["house/model"]
+    assert [model["id"] for model in models["data"]] == ["team/model"]
     assert models["data"][0]["max_model_len"] == 4096
-    assert server.call("GET", "/v1/models/house/model").json()["id"] == "house/model"
+    assert server.call("GET", "/v1/models/team/model").json()["id"] == "team/model"
     assert server.call("GET", "/v1/models/other").status_code == 404
 
 
-def test_tokens_there_and_back() -> None:
+def test_tokenize_and_detokenize() -> None:
     server = served()
     answer = server.post("/tokenize", {"prompt": "Hé", "return_token_strs": True}).json()
     assert answer["count"] == 3
@@ -20,7 +22,7 @@ def test_tokens_there_and_back() -> None:
     assert server.post("/detokenize", {"tokens": [9999]}).json()["error"]["param"] == "tokens"
 
 
-def test_a_conversation_is_tokenised_as_it_would_be_answered() -> None:
+def test_tokenize_matches_the_chat_prompt() -> None:
     server = served()
     messages = [{"role": "user", "content": "Hi"}]
     server.post("/v1/chat/completions", {"messages": messages})
@@ -28,12 +30,12 @@ def test_a_conversation_is_tokenised_as_it_would_be_answered() -> None:
     assert tuple(tokens) == server.target.requests[0].prompt_ids
 
 
-def test_a_prompt_or_a_conversation() -> None:
+def test_tokenize_needs_a_prompt_or_messages() -> None:
     server = served()
     assert server.post("/tokenize", {}).json()["error"]["param"] == "prompt"
 
 
-def test_a_long_prompt_is_tokenised_aside_and_alike() -> None:
+def test_a_long_prompt_is_tokenized_on_another_thread() -> None:
     server = served()
     assert server.post("/tokenize", {"prompt": "x" * 20_000}).json()["count"] == 20_000
 
@@ -56,7 +58,7 @@ def test_health_and_metrics() -> None:
 KEY = {"Authorization": "Bearer open-sesame"}
 
 
-def test_flags_need_the_key() -> None:
+def test_flags_need_the_admin_key() -> None:
     assert served().call("GET", "/admin/flags", headers=KEY).status_code == 404
     server = served(admin_key="open-sesame")
     response = server.call("GET", "/admin/flags")
@@ -67,7 +69,7 @@ def test_flags_need_the_key() -> None:
     )
 
 
-def test_flags_are_changed_and_remembered() -> None:
+def test_flags_change_and_have_a_history() -> None:
     server = served(admin_key="open-sesame")
     headers = {**KEY, "X-Paceline-Who": "ann"}
     report = server.call("PATCH", "/admin/flags", json={"enabled": False, "max_depth": 2}, headers=headers).json()

@@ -1,4 +1,4 @@
-"""OpenAI's own client against a real server process with the embedded model."""
+"""OpenAI's client with a server process and the embedded model."""
 
 import json
 import signal
@@ -32,7 +32,7 @@ TOOL = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Process]:
-    # A fixed depth, so that drafts are made whatever this machine makes of them
+    # A fixed depth, so that every machine drafts
     with server_process(**{"speculation.depth": "fixed", "speculation.max_depth": 4}) as process:
         yield process
 
@@ -43,25 +43,25 @@ def client(server: Process) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def say(client: openai.OpenAI, **options: Any) -> Any:
+def chat(client: openai.OpenAI, **options: Any) -> Any:
     options = {"model": MODEL, "messages": ASK, "max_tokens": 24, "temperature": 0, **options}
     return client.chat.completions.create(**options)
 
 
 def test_chat(client: openai.OpenAI) -> None:
-    answer = say(client)
+    answer = chat(client)
     assert answer.choices[0].message.content
     assert answer.choices[0].finish_reason in ("stop", "length")
     assert 0 < answer.usage.completion_tokens <= 24
-    figures = answer.model_extra["metrics"]["speculative_decoding"]
-    assert figures["num_spec_tokens"] == 4
+    metrics = answer.model_extra["metrics"]["speculative_decoding"]
+    assert metrics["num_spec_tokens"] == 4
     assert [model.id for model in client.models.list()] == [MODEL]
 
 
-def test_a_stream_says_what_the_whole_answer_says(client: openai.OpenAI) -> None:
-    chunks = list(say(client, stream=True, stream_options={"include_usage": True}))
+def test_a_stream_has_the_text_of_the_response(client: openai.OpenAI) -> None:
+    chunks = list(chat(client, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-    assert text == say(client).choices[0].message.content
+    assert text == chat(client).choices[0].message.content
     assert chunks[-1].usage.completion_tokens > 0
     assert chunks[-2].choices[0].finish_reason in ("stop", "length")
     assert chunks[-2].model_extra["metrics"]["speculative_decoding"]["num_spec_tokens"] == 4
@@ -97,7 +97,7 @@ def test_a_json_schema(client: openai.OpenAI) -> None:
 
 
 def test_a_json_object(client: openai.OpenAI) -> None:
-    answer = say(client, response_format={"type": "json_object"}, max_tokens=1, temperature=0)
+    answer = chat(client, response_format={"type": "json_object"}, max_tokens=1, temperature=0)
     assert (answer.choices[0].message.content or "").lstrip().startswith("{")
 
 
@@ -105,22 +105,22 @@ def test_a_json_object(client: openai.OpenAI) -> None:
 def test_tools(client: openai.OpenAI, choice: Any) -> None:
     ask = [{"role": "user", "content": "What will the weather be in Rome?"}]
     options = {"messages": ask, "tools": [TOOL], "tool_choice": choice, "max_tokens": 60}
-    answer = say(client, **options).choices[0]
+    answer = chat(client, **options).choices[0]
     assert answer.finish_reason == "tool_calls"
     (call,) = answer.message.tool_calls
     assert call.function.name == "get_weather"
     assert set(json.loads(call.function.arguments)) == {"city", "days"}
     arguments = ""
-    for chunk in say(client, stream=True, **options):
+    for chunk in chat(client, stream=True, **options):
         for delta in chunk.choices[0].delta.tool_calls or ():
             arguments += delta.function.arguments
     assert arguments == call.function.arguments
     again = [*ask, answer.message, {"role": "tool", "tool_call_id": call.id, "content": "Sunny."}]
-    assert say(client, messages=again, tools=[TOOL]).choices[0].message is not None
+    assert chat(client, messages=again, tools=[TOOL]).choices[0].message is not None
 
 
 def test_logprobs(client: openai.OpenAI) -> None:
-    choice = say(client, logprobs=True, top_logprobs=3, max_tokens=5).choices[0]
+    choice = chat(client, logprobs=True, top_logprobs=3, max_tokens=5).choices[0]
     content = choice.logprobs.content
     assert len(content) == 5
     assert "".join(item.token for item in content) == choice.message.content
@@ -130,23 +130,23 @@ def test_logprobs(client: openai.OpenAI) -> None:
 
 def test_choices(client: openai.OpenAI) -> None:
     def texts() -> list[str]:
-        return [choice.message.content for choice in say(client, n=3, temperature=1.2, seed=3, max_tokens=8).choices]
+        return [choice.message.content for choice in chat(client, n=3, temperature=1.2, seed=3, max_tokens=8).choices]
 
     first = texts()
     assert len(set(first)) > 1
     assert texts() == first
 
 
-def test_errors_are_the_clients_own(client: openai.OpenAI) -> None:
+def test_errors_raise_the_clients_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
-        say(client, temperature=11)
+        chat(client, temperature=11)
     assert bad.value.param == "temperature"
     with pytest.raises(openai.NotFoundError):
-        say(client, model="gpt-9")
+        chat(client, model="gpt-9")
 
 
-def test_a_client_that_leaves_frees_its_seat(server: Process, client: openai.OpenAI) -> None:
-    stream = say(client, stream=True, max_tokens=900, extra_body={"ignore_eos": True})
+def test_a_disconnect_frees_the_cache(server: Process, client: openai.OpenAI) -> None:
+    stream = chat(client, stream=True, max_tokens=900, extra_body={"ignore_eos": True})
     next(iter(stream))
     stream.close()
     for _ in range(100):
@@ -160,9 +160,9 @@ def test_a_client_that_leaves_frees_its_seat(server: Process, client: openai.Ope
     assert f'paceline_kv_blocks_used{{model="{MODEL}"}} 0.0' in text
 
 
-def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
+def test_sigterm_finishes_streams_and_exits_with_0() -> None:
     with server_process() as process, openai.OpenAI(base_url=process.url + "/v1", api_key="none") as client:
-        stream = iter(say(client, stream=True, max_tokens=40, extra_body={"ignore_eos": True}))
+        stream = iter(chat(client, stream=True, max_tokens=40, extra_body={"ignore_eos": True}))
         first = next(stream)
         process.popen.send_signal(signal.SIGTERM)
         rest = list(stream)
@@ -173,7 +173,7 @@ def test_sigterm_lets_a_stream_finish_and_exits_with_0() -> None:
         assert process.popen.stderr.read() == ""
 
 
-def test_a_second_signal_gives_up() -> None:
+def test_a_second_signal_aborts() -> None:
     with server_process() as process:
         body = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", process.url + "/v1/completions", json=body, timeout=30) as response:
@@ -183,6 +183,6 @@ def test_a_second_signal_gives_up() -> None:
             time.sleep(0.2)
             process.popen.send_signal(signal.SIGINT)
             data = [line for line in lines if line]
-        assert "shut down" in data[-2]
+        assert "server stopped" in data[-2]
         assert data[-1] == "data: [DONE]"
         assert process.popen.wait(30) == 1

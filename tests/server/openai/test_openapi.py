@@ -1,4 +1,4 @@
-"""The document describes the server: whatever it allows to be sent, nothing answers 5xx, and every error has OpenAI's shape."""
+"""Generated requests that follow the OpenAPI document never cause a 5xx, and every error is an OpenAI error object."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ schema.config.generation.update(modes=list(schemathesis.GenerationMode))
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 
 
-def has_openais_shape(response: Any) -> None:
+def check_error_object(response: Any) -> None:
     body = json.loads(response.content)
     assert set(body) == {"error"}
     assert set(body["error"]) == {"message", "type", "param", "code"}
@@ -40,15 +40,15 @@ def has_openais_shape(response: Any) -> None:
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_whatever_is_sent(case: schemathesis.Case) -> None:
+def test_generated_requests(case: schemathesis.Case) -> None:
     headers = {"Authorization": f"Bearer {KEY}"} if case.path.startswith("/admin") else None
     response = case.call_and_validate(headers=headers, checks=CHECKS)
     if response.status_code >= 400:
-        has_openais_shape(response)
+        check_error_object(response)
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/metrics"])
-def test_the_document_names_every_route_and_its_errors(path: str) -> None:
+def test_the_document_lists_routes_and_errors(path: str) -> None:
     document = server.app.openapi()
     (operation,) = document["paths"][path].values()
     assert {"200", "400", "429", "503"} <= set(operation["responses"])

@@ -1,3 +1,5 @@
+"""Parsers of tool calls in generated text."""
+
 import json
 
 import pytest
@@ -7,9 +9,9 @@ from paceline.server.openai.tools import AutoCallParser, CallDelta, ForcedCallPa
 TOOLS = {"add", "look"}
 
 
-def read(reader: ToolCallParser, text: str, size: int) -> tuple[str, list[tuple[str, dict]]]:
-    """Text and calls, fed `size` characters at a time."""
-    pieces = [piece for i in range(0, len(text), size) for piece in reader.push(text[i : i + size])] + reader.flush()
+def parse(parser: ToolCallParser, text: str, size: int) -> tuple[str, list[tuple[str, dict]]]:
+    """Text and calls, from `size` characters at a time."""
+    pieces = [piece for i in range(0, len(text), size) for piece in parser.push(text[i : i + size])] + parser.flush()
     calls: list[list[str]] = []
     for piece in pieces:
         if isinstance(piece, CallDelta):
@@ -41,8 +43,8 @@ CASES = {
     ),
     "broken JSON after text": ("So:\n\n<tool_call>{</tool_call>", "So:\n\n<tool_call>{</tool_call>", []),
     "broken JSON": ('<tool_call>{"name": "look", </tool_call>', '<tool_call>{"name": "look", </tool_call>', []),
-    "cut off": ('<tool_call>{"name": "lo', '<tool_call>{"name": "lo', []),
-    "a tag cut off": ("see <tool_", "see <tool_", []),
+    "truncated": ('<tool_call>{"name": "lo', '<tool_call>{"name": "lo', []),
+    "a truncated tag": ("see <tool_", "see <tool_", []),
     "no such tool": (
         '<tool_call>{"name": "drop", "arguments": {}}</tool_call>',
         '<tool_call>{"name": "drop", "arguments": {}}</tool_call>',
@@ -55,7 +57,7 @@ CASES = {
         "",
         [("look", {}), ("add", {"a": 1})],
     ),
-    "JSON that is no call": ('{"answer": {"name": "look"}}', '{"answer": {"name": "look"}}', []),
+    "JSON without a call": ('{"answer": {"name": "look"}}', '{"answer": {"name": "look"}}', []),
     "JSON like a call": ('{"name": "Bob", "parameters": {}}', '{"name": "Bob", "parameters": {}}', []),
     "python": ("<|python_tag|>print(1)", "<|python_tag|>print(1)", []),
 }
@@ -63,40 +65,40 @@ CASES = {
 
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize("name", CASES)
-def test_however_it_arrives(name: str, size: int) -> None:
+def test_any_split_gives_the_same_result(name: str, size: int) -> None:
     text, expected_text, expected_calls = CASES[name]
-    assert read(AutoCallParser(TOOLS), text, size) == (expected_text, expected_calls)
+    assert parse(AutoCallParser(TOOLS), text, size) == (expected_text, expected_calls)
 
 
-def test_text_does_not_wait_longer_than_it_must() -> None:
-    reader = AutoCallParser(TOOLS)
-    assert reader.push("Hello") == ["Hello"]
-    assert reader.push(" <tool") == []
-    assert reader.push("box>") == [" <toolbox>"]
+def test_text_is_returned_as_early_as_possible() -> None:
+    parser = AutoCallParser(TOOLS)
+    assert parser.push("Hello") == ["Hello"]
+    assert parser.push(" <tool") == []
+    assert parser.push("box>") == [" <toolbox>"]
     assert AutoCallParser(TOOLS).push('{"answer": 1') == ['{"answer": 1']
 
 
-def test_a_call_is_out_as_soon_as_it_is_closed() -> None:
-    reader = AutoCallParser(TOOLS)
-    pieces = reader.push(HERMES + "\nand")
+def test_a_call_is_returned_when_its_tag_closes() -> None:
+    parser = AutoCallParser(TOOLS)
+    pieces = parser.push(HERMES + "\nand")
     assert isinstance(pieces[0], CallDelta)
     assert pieces[1:] == ["\nand"]
 
 
 def test_a_limit_drops_further_calls() -> None:
     two = '{"name": "look", "parameters": {}}; {"name": "add", "parameters": {}}'
-    assert read(AutoCallParser(TOOLS, limit=1), two, 3) == ("", [("look", {})])
+    assert parse(AutoCallParser(TOOLS, limit=1), two, 3) == ("", [("look", {})])
 
 
 def test_a_forced_call_streams_its_arguments() -> None:
-    reader = ForcedCallParser("add")
-    first, second = *reader.push('{"a"'), *reader.push(": 1}")
+    parser = ForcedCallParser("add")
+    first, second = *parser.push('{"a"'), *parser.push(": 1}")
     assert isinstance(first, CallDelta)
     assert isinstance(second, CallDelta)
     assert (first.name, first.arguments, second.id, second.arguments) == ("add", '{"a"', None, ": 1}")
-    assert reader.push("") == reader.flush() == []
+    assert parser.push("") == parser.flush() == []
 
 
 def test_a_forced_choice() -> None:
-    assert read(ForcedChoiceParser(), '{"name": "x", "arguments": {"a": 1}}', 4) == ("", [("x", {"a": 1})])
-    assert read(ForcedChoiceParser(), '{"name": "x", "argu', 4) == ('{"name": "x", "argu', [])
+    assert parse(ForcedChoiceParser(), '{"name": "x", "arguments": {"a": 1}}', 4) == ("", [("x", {"a": 1})])
+    assert parse(ForcedChoiceParser(), '{"name": "x", "argu', 4) == ('{"name": "x", "argu', [])

@@ -1,4 +1,4 @@
-/* out = silu(gate) * up = gate / (1 + e^-gate) * up, the two halves of each row of gate_up. */
+/* out = silu(gate) * up = gate / (1 + e^-gate) * up; gate and up are the halves of each row of gate_up. */
 #include "pool.h"
 #include "simd.h"
 

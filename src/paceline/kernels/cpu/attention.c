@@ -1,20 +1,20 @@
-/* Softmax attention over the paged cache: a task is a block of rows of one sequence and the heads that share a kv head.
+/* Softmax attention over the paged cache. A task is a block of rows of one sequence and the heads that share a kv head.
  *
- * All sums run over ranks in a row's list of visible keys, context before ancestors, never over cache positions. So a row's
- * result depends on what it sees alone: a node of a tree gets the bits that its path would get as a chain, and how a prompt is
- * cut into passes changes nothing. A dot product is a chain over vectors of the head, folded by one tree; the sum of
- * exponentials goes by rank modulo LANES; the weighted values are one chain in rank order, which may rest in memory.
+ * A rank is an index in a row's list of visible keys, context before ancestors. All sums run over ranks, never over cache
+ * positions. So a row's result depends only on the keys it attends to: a node of a tree has the same bits as the same path in a
+ * chain, and chunks of a prefill do not change it. A dot product is a chain over vectors of the head, reduced by one tree. The
+ * sum of exponentials runs by rank modulo LANES. The weighted values are one chain in rank order, possibly stored in between.
  *
- * The first `shared` ranks are the same keys for every row of a block and are visited in chunks that stay in the first-level
- * cache; the few that follow, its tail, each row has for itself. */
+ * The first `shared` ranks are the same keys for all rows of a block. They are processed in chunks that stay in the first-level
+ * cache. The keys after them, the tail, differ by row. */
 #include "pool.h"
 #include "simd.h"
 
 enum { BLOCK_SIZE = 16, MAX_TREE_ROWS = 64, ROWS = 8, TAIL = MAX_TREE_ROWS + ROWS + LANES };
-enum { MAX_GROUP = 4, CHUNK = 64, VECTORS = LANES == 8 ? 2 : 4 }; /* VECTORS: of a head, held in registers */
+enum { MAX_GROUP = 4, CHUNK = 64, VECTORS = LANES == 8 ? 2 : 4 }; /* VECTORS: vectors of a head in registers */
 
 typedef struct {
-    int64_t sequence, first, rows; /* first: row of the pass */
+    int64_t sequence, first, rows; /* first: row in the pass */
 } row_block;
 
 typedef struct {
@@ -28,29 +28,29 @@ typedef struct {
     int64_t heads_per_task;
 } attention_job;
 
-/* What the rows of a block see: each ranks [from, to). Offsets are into the cache, in floats, and every list of them is
- * followed by LANES that are safe to read. */
+/* Keys that the rows of a block attend to: row r attends to ranks [from[r], to[r]). Offsets are in floats from the start of the
+ * cache; every list is followed by LANES offsets that are safe to read. */
 typedef struct {
-    int64_t *offsets, shared; /* of ranks 0..shared - 1; only those from `base` on are filled in */
-    int64_t base, pitch;      /* scores are kept from rank `base`, a multiple of LANES, `pitch` for each (row, head) */
+    int64_t *offsets, shared; /* of ranks base..shared - 1 */
+    int64_t base, pitch;      /* scores start at rank `base`, a multiple of LANES; `pitch` per (row, head) */
     int64_t tail[ROWS][TAIL], from[ROWS], to[ROWS];
 } view_t;
 
 INLINE int64_t rounded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
-static void look(const attention_job *j, const row_block *block, view_t *view) {
+static void find_visible(const attention_job *j, const row_block *block, view_t *view) {
     const int32_t *table = j->tables + block->sequence * j->max_blocks;
     const int64_t context = j->context_lens[block->sequence], token = j->kv_heads * j->width;
-    const int64_t own = block->first - j->starts[block->sequence]; /* of the block's first row */
+    const int64_t own = block->first - j->starts[block->sequence]; /* index of the block's first row in its sequence */
     const int64_t *masks = j->ancestors ? j->ancestors + block->first : 0;
 #define OFFSET(i) (((int64_t)table[(i) / BLOCK_SIZE] * BLOCK_SIZE + (i) % BLOCK_SIZE) * token)
     view->shared = context + own;
     for (int64_t r = 0; masks && r < block->rows; r++)
         if (masks[r] != -1) view->shared = context;
-    int64_t first = view->shared, last = 0; /* a small window may start in the tails, whose scores are all computed */
+    int64_t first = view->shared, last = 0; /* a small window may start in the tail, whose scores are all computed */
     for (int64_t r = 0; r < block->rows; r++) {
         int64_t count = 0;
-        for (int64_t i = view->shared; i <= context + own + r; i++) /* i - context is beyond 63 only in chains */
+        for (int64_t i = view->shared; i <= context + own + r; i++) /* i - context exceeds 63 only in chains */
             if (!masks || masks[r] == -1 || (uint64_t)masks[r] >> (i - context) & 1) view->tail[r][count++] = OFFSET(i);
         for (int t = 0; t < LANES; t++) view->tail[r][count + t] = OFFSET(0);
         view->to[r] = view->shared + count;
@@ -59,7 +59,7 @@ static void look(const attention_job *j, const row_block *block, view_t *view) {
         last = view->to[r] > last ? view->to[r] : last;
     }
     view->base = first / LANES * LANES;
-    view->pitch = rounded(last - view->base) + LANES; /* dot products are stored in whole vectors from any rank */
+    view->pitch = rounded(last - view->base) + LANES; /* dot products are stored as whole vectors from any rank */
     view->offsets = scratch(SCRATCH_OFFSETS, (view->shared + LANES) * (int64_t)sizeof(int64_t));
     for (int64_t i = view->base; i < view->shared + LANES; i++) view->offsets[i] = i < view->shared ? OFFSET(i) : OFFSET(0);
 #undef OFFSET
@@ -88,7 +88,7 @@ static void dot(const attention_job *j, const float *q, const float *keys, const
     else dot_keys((int)(j->width / LANES), q, keys, offsets, count, j->scale, scores);
 }
 
-/* scores [from, to) become e^(score - peak), those around them in their vectors 0; returns their sum */
+/* Replace scores [from, to) by e^(score - peak), and the rest of their vectors by 0. Returns the sum. */
 static float exponentials(float *scores, int64_t from, int64_t to) {
     const int64_t first = from / LANES * LANES, end = rounded(to);
     for (int64_t i = first; i < from; i++) scores[i] = scores[from];
@@ -146,7 +146,7 @@ static void weigh(int64_t group, const float *values, const int64_t *offsets, in
     }
 }
 
-/* `group` heads of a block from `head` on; keys and values are those of their kv head */
+/* Attention of `group` heads of a block, from `head` on; keys and values are those of their kv head */
 static void attend_group(const attention_job *j, const row_block *block, const view_t *view, int64_t head, int64_t group,
                          const float *keys, const float *values) {
     const int64_t width = j->width, pitch = view->pitch, shared = view->shared;
@@ -189,14 +189,14 @@ static void attend(const void *job, int64_t task) {
     const row_block *block = j->blocks + task / tasks_per_block;
     const int64_t kv_head = head / (j->heads / j->kv_heads);
     view_t view;
-    look(j, block, &view);
+    find_visible(j, block, &view);
     for (int64_t first = 0; first < j->heads_per_task; first += MAX_GROUP) {
         const int64_t left = j->heads_per_task - first, group = left < MAX_GROUP ? left : MAX_GROUP;
         attend_group(j, block, &view, head + first, group, j->keys + kv_head * j->width, j->values + kv_head * j->width);
     }
 }
 
-/* window 0: none */
+/* window 0: no window */
 EXPORT void paceline_attention(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
                                const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors, int64_t rows,
                                int64_t sequences, int64_t max_blocks, int64_t heads, int64_t kv_heads, int64_t width,
@@ -208,6 +208,6 @@ EXPORT void paceline_attention(const float *query, const float *keys, const floa
             blocks[count++] = (row_block){s, row, starts[s + 1] - row < ROWS ? starts[s + 1] - row : ROWS};
     attention_job job = {query, keys, values, out, starts, context_lens, tables, ancestors, blocks,
                          max_blocks, heads, kv_heads, width, window, scale, heads / kv_heads};
-    if (count * kv_heads < 4 * num_threads()) job.heads_per_task = 1; /* too few for an even split */
+    if (count * kv_heads < 4 * num_threads()) job.heads_per_task = 1; /* too few tasks for an even split */
     parallel(attend, &job, count * (heads / job.heads_per_task));
 }

@@ -1,5 +1,5 @@
-/* The CRC-32 of zlib and PNG, alone or of what is being copied: reflected, P = x^32 + x^26 + x^23 + x^22 + x^16 + x^12 + x^11 +
- * x^10 + x^8 + x^7 + x^5 + x^4 + x^2 + x + 1, begun and ended inverted. */
+/* The CRC-32 of zlib and PNG, optionally while copying: reflected, P = x^32 + x^26 + x^23 + x^22 + x^16 + x^12 + x^11 +
+ * x^10 + x^8 + x^7 + x^5 + x^4 + x^2 + x + 1, inverted at start and end. */
 #include "pool.h"
 #include <string.h>
 
@@ -32,13 +32,13 @@ static uint32_t advance(uint32_t crc, const uint8_t *data, int64_t size) {
 }
 
 #ifdef FOLDS
-/* x * x^distance mod P stands in for x: low and high half each by a carry-less product with x^(distance +- 32) mod P. */
+/* Replaces x by x * x^distance mod P: a carry-less product of each half with x^(distance +- 32) mod P. */
 static inline __m128i fold(__m128i x, __m128i by, __m128i next) {
     const __m128i low = _mm_clmulepi64_si128(x, by, 0x00), high = _mm_clmulepi64_si128(x, by, 0x11);
     return _mm_xor_si128(_mm_xor_si128(low, high), next);
 }
 
-/* `size` is a multiple of STRIDE, not 0. `copy` may be NULL. */
+/* `size` is a positive multiple of STRIDE. `copy` may be NULL. */
 static uint32_t advance_folded(uint32_t crc, const uint8_t *data, int64_t size, uint8_t *copy) {
     const __m128i by_64 = _mm_set_epi64x(0x1c6e41596, 0x154442bd4), by_16 = _mm_set_epi64x(0x0ccaa009e, 0x1751997d0);
     __m128i x[4];

@@ -1,4 +1,4 @@
-"""zlib's CRC-32, of bytes or of a copy that is being made of them, at the speed of memory where there are native kernels."""
+"""CRC-32 as in zlib, optionally while copying. With native kernels it runs at memory speed."""
 
 import ctypes
 import zlib
@@ -9,14 +9,16 @@ from paceline.kernels.cpu import native
 
 
 def crc32(data: memoryview) -> int:
-    """Of contiguous bytes. Other threads run meanwhile."""
+    """CRC-32 of contiguous bytes. Releases the interpreter lock."""
     return _run(data, None)
 
 
 def copy_crc32(data: memoryview, copy: memoryview) -> int:
-    """Writes `data` to `copy`, of the same size and elsewhere, in one pass. Its CRC-32."""
+    """CRC-32 of `data`, which is copied to `copy` in the same pass. Both have the same size and do not overlap."""
     if copy.nbytes != data.nbytes or copy.readonly:
-        raise ValueError(f"{data.nbytes} bytes do not go into {copy.nbytes}{', read-only' if copy.readonly else ''}")
+        raise ValueError(
+            f"cannot copy {data.nbytes} bytes to {copy.nbytes}{' read-only' if copy.readonly else ''} bytes"
+        )
     return _run(data, copy)
 
 
@@ -34,7 +36,7 @@ def _run(data: memoryview, copy: memoryview | None) -> int:
     if library is None:
         return crc32_reference(data) if copy is None else copy_crc32_reference(data, copy)
     result = ctypes.c_uint32()
-    # Held until the call has ended: the addresses are theirs
+    # Keep references until the call returns: it uses their addresses
     source, target = np.frombuffer(data, np.uint8), None if copy is None else np.frombuffer(copy, np.uint8)
     library.long.paceline_crc32(
         source.ctypes.data, source.nbytes, None if target is None else target.ctypes.data, ctypes.byref(result)

@@ -1,4 +1,4 @@
-/* Rows of a packed weight, dequantised as code * scale + offset with a rounding after each: what `dequantize` gives. */
+/* Rows of a packed weight, dequantised as code * scale + offset with rounding after each operation, as `dequantize` does. */
 #include "pool.h"
 #include "weight.h"
 

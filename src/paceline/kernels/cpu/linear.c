@@ -1,9 +1,9 @@
 /* out[t, n] = sum_k x[t, k] w[n, k] (+ bias[n]) over packed weights.
  *
- * For every (row, output), whatever the number of rows: within a group, s = a chain of fma(x_k, code_k, s) from 0; then
- * acc = fma(scale, s, acc) and acc = fma(offset, sum of the group's x, acc); dense formats: acc = acc + s every 32 inputs.
- * linear_direct.h and linear_panel.h are two schedules of that arithmetic, for few rows and for many. Threads split tiles of
- * outputs and bands of rows only, so no sum ever crosses a thread. */
+ * The arithmetic of a (row, output) does not depend on the number of rows. Within a group, s = a chain of fma(x_k, code_k, s)
+ * from 0; then acc = fma(scale, s, acc) and acc = fma(offset, sum of the group's x, acc). Dense formats: acc = acc + s every 32
+ * inputs. linear_direct.h and linear_panel.h schedule this arithmetic for few rows and for many. Threads split tiles of outputs
+ * and bands of rows, so that no sum crosses threads. */
 #include "linear_direct.h"
 #include "linear_panel.h"
 #include "pool.h"
@@ -25,16 +25,16 @@ static const panel_fn PANELS[] = {panel_7, panel_8, panel_9, panel_10, panel_11,
 PANEL_FN(4) PANEL_FN(5) PANEL_FN(6)
 static const panel_fn PANELS[] = {panel_4, panel_5, panel_6};
 #endif
-enum { LEAST_PANEL_ROWS = PANEL_ROWS / 2 + 1 }; /* the first of PANELS: more than DIRECT_ROWS, split evenly, never need fewer */
+enum { LEAST_PANEL_ROWS = PANEL_ROWS / 2 + 1 }; /* rows of PANELS[0]; an even split of more than DIRECT_ROWS rows has at least as many */
 
 DEFINE_DIRECT(CODES4) DEFINE_DIRECT(CODES8) DEFINE_DIRECT(HALF) DEFINE_DIRECT(BFLOAT) DEFINE_DIRECT(FLOAT)
 static const direct_fn DIRECTS[][DIRECT_ROWS] = {
     NAME_DIRECT(CODES4), NAME_DIRECT(CODES8), NAME_DIRECT(HALF), NAME_DIRECT(BFLOAT), NAME_DIRECT(FLOAT)};
 
-enum { CHUNKS_PER_THREAD = 4 }; /* few, for long runs of memory; several, so that a slow core holds nobody up */
-enum { BLOCKS_PER_BAND = 8 };   /* row blocks that share a widened panel: their inputs should stay in second-level cache */
+enum { CHUNKS_PER_THREAD = 4 }; /* few, for long runs of memory; several, so that one slow core does not delay the job */
+enum { BLOCKS_PER_BAND = 8 };   /* row blocks per widened panel; their inputs should stay in the second-level cache */
 
-/* 16^-j; the eighth code of a word is shifted down instead, for its sign bit */
+/* 16^-j; the eighth code of a word contains the sign bit and is shifted down instead */
 #define EIGHT_POWERS 1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f
 static const float POWERS[16] = {EIGHT_POWERS, EIGHT_POWERS};
 
@@ -48,7 +48,7 @@ typedef struct {
     int64_t tiles, chunk, chunks;
 } linear_job;
 
-/* sums[g * pitch] = the sum of x over group g: a chain of vectors, folded by the same tree for every group */
+/* sums[g * pitch] = the sum of x over group g: a chain of vectors, reduced by the same tree for every group */
 static void sum_groups(const float *x, int64_t groups, int64_t group, float *sums, int64_t pitch) {
     for (int64_t first = 0; first < groups; first += LANES) {
         vf partial[LANES] = {{0}};
@@ -61,7 +61,7 @@ static void sum_groups(const float *x, int64_t groups, int64_t group, float *sum
     }
 }
 
-/* A block has rows_per_block rows; those past the last one of the job are zeros. */
+/* A block has rows_per_block rows; rows beyond the last row of the job are zeros. */
 static void pack_rows(const void *job, int64_t row_block) {
     const linear_job *j = job;
     const weight_t *w = j->w;
@@ -74,7 +74,7 @@ static void pack_rows(const void *job, int64_t row_block) {
         if (given < rows || width < BLOCK) memset(packed, 0, (size_t)(rows * BLOCK) * sizeof(float));
         for (int64_t r = 0; r < given; r++)
             if (width < BLOCK) memcpy(packed + r * BLOCK, x + r * inputs + b * BLOCK, (size_t)width * sizeof(float));
-            else memcpy(packed + r * BLOCK, x + r * inputs + b * BLOCK, BLOCK * sizeof(float)); /* of known length: inline */
+            else memcpy(packed + r * BLOCK, x + r * inputs + b * BLOCK, BLOCK * sizeof(float)); /* constant length: inlined */
         for (int64_t i = 0; w->format == CODES4 && i < rows * BLOCK; i += LANES)
             vf_store(packed + i, vf_load(packed + i) * vf_load(POWERS + i % 16));
     }
@@ -93,7 +93,7 @@ static void widen_block(const weight_t *w, const uint8_t *codes, float *to) {
     }
 }
 
-/* acc [rows, TILE] = whole row blocks, from row `first` on, by one tile */
+/* acc [rows, TILE] = whole row blocks, from row `first` on, times one tile */
 static void multiply_panels(const linear_job *j, int64_t tile, int64_t first, int64_t rows, float *acc) {
     const int64_t blocks = blocks_of(j->w), stride = bytes_of(j->w->format, BLOCK), per_block = j->rows_per_block;
     float weights[PANEL * BLOCK * TILE] __attribute__((aligned(64)));
@@ -103,7 +103,7 @@ static void multiply_panels(const linear_job *j, int64_t tile, int64_t first, in
         const uint8_t *codes = j->w->codes + (tile * blocks + block) * stride;
         for (int64_t b = 0; b < count; b++) widen_block(j->w, codes + b * stride, weights + b * BLOCK * TILE);
         for (int64_t r = 0; r < rows; r += per_block) {
-            const int64_t at = (first + r) * blocks + block * per_block; /* in rows of packed */
+            const int64_t at = (first + r) * blocks + block * per_block; /* in rows of `packed` */
             panel_args a = {j->w, tile, block, count, weights, j->packed + at * BLOCK, j->sums + at * parts_of(j->w),
                             acc + r * TILE, codes + count * stride, r == 0 ? stride : 0};
             PANELS[per_block - LEAST_PANEL_ROWS](&a);

@@ -1,4 +1,4 @@
-/* Up to DIRECT_ROWS rows by one tile, over all inputs: weights go from memory to registers and are used there. See linear.c. */
+/* Up to DIRECT_ROWS rows times one tile, over all inputs: weights are loaded to registers and used there. See linear.c. */
 #pragma once
 #include "weight.h"
 

@@ -1,5 +1,5 @@
-/* `rows` rows by one tile, over a panel of inputs whose weights were widened into first-level cache. See linear.c.
- * Registers hold a group's sums; the running total rests in memory and is visited once a group. */
+/* `rows` rows times one tile, over a panel of inputs whose weights were widened into the first-level cache. See linear.c.
+ * Registers hold the sums of a group; the running total is in memory and updated once per group. */
 #pragma once
 #include "weight.h"
 
@@ -19,13 +19,13 @@ typedef struct {
     const float *x;             /* [count, rows, 32] */
     const float *sums;          /* [count * 32 / group, rows] */
     float *acc;                 /* [rows, TILE] */
-    const uint8_t *ahead;       /* codes of the next panel, prefetched on the way, */
-    int64_t stride;             /* so many bytes a block */
+    const uint8_t *ahead;       /* codes of the next panel, which are prefetched, */
+    int64_t stride;             /* and their bytes per block */
 } panel_args;
 
 typedef void (*panel_fn)(const panel_args *);
 
-/* one block of a tile, [32, TILE] */
+/* Widen one block of a tile to [32, TILE] */
 INLINE void widen(const int format, const uint8_t *codes, float *to) {
     for (int octet = 0; octet < BLOCK / 8; octet++)
 #pragma GCC unroll 8

@@ -1,8 +1,10 @@
-"""The C kernels in this folder: compiled at first use for this machine's CPU, kept in the user's cache, called by ctypes.
+"""Compiles the C kernels in this folder at first use, for the CPU of this machine, and calls them through ctypes.
 
-`library()` is None where they cannot be had (no C compiler, an unknown CPU, PACELINE_NATIVE=0); every operation then
-uses its torch reference, and one warning says what to install. Their promise is batch invariance: a row's result has
-the same bits whatever the number of rows, the other rows, the cut of a prompt into passes, and the number of threads.
+The shared object is kept in the user's cache folder. `library()` is None if the kernels are unavailable (no C compiler, an
+unsupported CPU, PACELINE_NATIVE=0). Then every operation uses its torch reference, and one warning names what to install.
+
+The kernels are batch invariant: the bits of a row's result do not depend on the number of rows, on the other rows, on the chunks
+of a prefill, or on the number of threads.
 """
 
 import ctypes
@@ -28,8 +30,8 @@ from torch import Tensor
 from paceline.core.machine import usable_cores
 
 LONG_ROWS = 16
-"""Passes of at least this many rows let go of the interpreter lock: they run for milliseconds. A shorter call holds it,
-because taking it back from a busy thread can cost more than the call itself."""
+"""Rows from which on a call releases the interpreter lock; it then runs for milliseconds. A shorter call keeps the lock, because
+re-acquiring it can take longer than the call."""
 
 _SOURCES = Path(__file__).parent
 _ARGUMENTS = {
@@ -46,7 +48,7 @@ _ARGUMENTS = {
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The same functions twice: `quick` holds the interpreter lock during a call, `long` releases it."""
+    """The functions, loaded twice: `quick` keeps the interpreter lock during a call, `long` releases it."""
 
     quick: ctypes.PyDLL
     long: ctypes.CDLL
@@ -83,22 +85,22 @@ def available() -> bool:
     return library() is not None
 
 
-def serves(x: Tensor) -> bool:
-    """Whether an operation on `x` runs natively: float32 on the CPU, and nobody wants its gradient."""
+def supports(x: Tensor) -> bool:
+    """Whether native kernels can process `x`: float32 on the CPU without a gradient."""
     return x.is_cpu and x.dtype is torch.float32 and not x.requires_grad and library() is not None
 
 
 def set_num_threads(count: int) -> None:
-    """Threads the native kernels share, by default one for each usable core. Results do not depend on it."""
+    """Set the number of threads of the native kernels, by default one per usable core. Results do not depend on it."""
     loaded = library()
     if loaded is not None:
         loaded.long.paceline_set_threads(count)
 
 
 @contextmanager
-def quiet_torch() -> Iterator[None]:
-    """Torch computes on one thread meanwhile, in the calling thread: two pools that spin on the same cores are far slower
-    than either alone. Without native kernels nothing changes."""
+def single_threaded_torch() -> Iterator[None]:
+    """Limit torch to the calling thread while the context is active: two thread pools that spin on the same cores are far slower
+    than one. It has no effect without native kernels."""
     before = torch.get_num_threads()
     if available():
         torch.set_num_threads(1)
@@ -109,7 +111,8 @@ def quiet_torch() -> Iterator[None]:
 
 
 def _build() -> Path:
-    """The shared object for these sources, compiler and CPU. Safe to race: it appears under its name complete."""
+    """Path of the shared object for these sources, compiler and CPU. Several processes may build it at once: it is renamed to
+    its path when complete."""
     sources = sorted(_SOURCES.glob("*.[ch]"))
     compiler, flags = _compiler(), _flags()
     version = subprocess.run([*compiler, "--version"], capture_output=True, text=True, check=True).stdout
@@ -135,18 +138,18 @@ def _compiler() -> list[str]:
             return name.split()
     if find_spec("ziglang") is not None:
         return [sys.executable, "-m", "ziglang", "cc"]
-    raise FileNotFoundError("no C compiler was found")
+    raise FileNotFoundError("no C compiler found")
 
 
 def _flags() -> list[str]:
     tune = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-    # -ffp-contract=off: the fused multiply-adds are the ones written down, in every instantiation of a kernel
+    # -ffp-contract=off: only the explicit multiply-adds are fused, in every instantiation of a kernel
     fixed = "-O3 -std=gnu11 -shared -fPIC -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno"
     return [tune, *fixed.split()]
 
 
 def _cpu() -> str:
-    """What -march=native depends on."""
+    """Description of the CPU, on which -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,6 +1,6 @@
-/* Workers spin for SPIN_NS after their last task, then sleep. All state of a job that decides who runs what is in one
- * 64-bit ticket, generation:20 | num_tasks:22 | next:22, claimed by compare-and-swap: a worker that wakes late finds an
- * exhausted ticket and touches nothing, so nobody ever waits for a sleeper. */
+/* Workers spin for SPIN_NS after their last task, then sleep. One 64-bit word holds the state of a job, generation:20 |
+ * num_tasks:22 | next:22. Threads claim tasks by compare-and-swap. A worker that wakes late finds no task left and touches
+ * nothing, so that a job never waits for a sleeping worker. */
 #define _GNU_SOURCE
 #include "pool.h"
 #include "simd.h"
@@ -16,11 +16,11 @@
 #define FIELD ((UINT64_C(1) << FIELD_BITS) - 1)
 
 static pthread_mutex_t owner = PTHREAD_MUTEX_INITIALIZER; /* held while a job runs or the pool changes size */
-static pthread_mutex_t bed = PTHREAD_MUTEX_INITIALIZER;
-static pthread_cond_t alarm_clock = PTHREAD_COND_INITIALIZER;
+static pthread_mutex_t sleep_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t wake_up = PTHREAD_COND_INITIALIZER;
 static pthread_t workers[MAX_THREADS];
-static int num_workers, wanted_threads = 1;
-static _Atomic uint64_t ticket;
+static int num_workers, num_pool_threads = 1;
+static _Atomic uint64_t job_state;
 static _Atomic int64_t num_done;
 static _Atomic int num_asleep, stopping;
 static _Atomic(task_fn) job_fn;
@@ -28,16 +28,16 @@ static _Atomic(const void *) job_data;
 
 static int has_tasks(uint64_t t) { return (t & FIELD) < ((t >> FIELD_BITS) & FIELD); }
 
-static void work(void) {
-    uint64_t t = atomic_load(&ticket);
+static void run_tasks(void) {
+    uint64_t t = atomic_load(&job_state);
     while (has_tasks(t)) {
-        /* read before the swap: if it succeeds, this job was still open, so these are its own */
+        /* read before the swap: if it succeeds, the job still had tasks, so these belong to it */
         task_fn fn = atomic_load_explicit(&job_fn, memory_order_relaxed);
         const void *data = atomic_load_explicit(&job_data, memory_order_relaxed);
-        if (atomic_compare_exchange_weak(&ticket, &t, t + 1)) {
+        if (atomic_compare_exchange_weak(&job_state, &t, t + 1)) {
             fn(data, (int64_t)(t & FIELD));
             atomic_fetch_add(&num_done, 1);
-            t = atomic_load(&ticket);
+            t = atomic_load(&job_state);
         }
     }
 }
@@ -48,21 +48,21 @@ static int64_t now_ns(void) {
     return t.tv_sec * INT64_C(1000000000) + t.tv_nsec;
 }
 
-static int idle(void) { return !has_tasks(atomic_load(&ticket)) && !atomic_load(&stopping); }
+static int is_idle(void) { return !has_tasks(atomic_load(&job_state)) && !atomic_load(&stopping); }
 
 static void *worker(void *unused) {
     (void)unused;
     for (;;) {
-        work();
+        run_tasks();
         int64_t deadline = now_ns() + SPIN_NS;
-        while (idle() && now_ns() < deadline)
-            for (int i = 0; i < 16 && idle(); i++) cpu_relax();
-        if (idle()) {
-            pthread_mutex_lock(&bed);
+        while (is_idle() && now_ns() < deadline)
+            for (int i = 0; i < 16 && is_idle(); i++) cpu_relax();
+        if (is_idle()) {
+            pthread_mutex_lock(&sleep_lock);
             atomic_fetch_add(&num_asleep, 1);
-            while (idle()) pthread_cond_wait(&alarm_clock, &bed);
+            while (is_idle()) pthread_cond_wait(&wake_up, &sleep_lock);
             atomic_fetch_sub(&num_asleep, 1);
-            pthread_mutex_unlock(&bed);
+            pthread_mutex_unlock(&sleep_lock);
         }
         if (atomic_load(&stopping)) return NULL;
     }
@@ -70,27 +70,27 @@ static void *worker(void *unused) {
 
 static void wake(void) {
     if (atomic_load(&num_asleep)) {
-        pthread_mutex_lock(&bed);
-        pthread_cond_broadcast(&alarm_clock);
-        pthread_mutex_unlock(&bed);
+        pthread_mutex_lock(&sleep_lock);
+        pthread_cond_broadcast(&wake_up);
+        pthread_mutex_unlock(&sleep_lock);
     }
 }
 
-static void forget_workers(void) { /* in the child of a fork only the forking thread lives on */
+static void reset_after_fork(void) { /* in the child of a fork only the forking thread exists */
     num_workers = 0;
     atomic_store(&num_asleep, 0);
     atomic_store(&stopping, 0);
-    atomic_store(&ticket, 0);
+    atomic_store(&job_state, 0);
     pthread_mutex_init(&owner, NULL);
-    pthread_mutex_init(&bed, NULL);
-    pthread_cond_init(&alarm_clock, NULL);
+    pthread_mutex_init(&sleep_lock, NULL);
+    pthread_cond_init(&wake_up, NULL);
 }
 
 static void start_workers(void) {
-    static int watching_forks;
-    if (!watching_forks) watching_forks = !pthread_atfork(NULL, NULL, forget_workers);
-    while (num_workers < wanted_threads - 1 && !pthread_create(&workers[num_workers], NULL, worker, NULL)) num_workers++;
-    if (num_workers < wanted_threads - 1) wanted_threads = num_workers + 1;
+    static int has_fork_handler;
+    if (!has_fork_handler) has_fork_handler = !pthread_atfork(NULL, NULL, reset_after_fork);
+    while (num_workers < num_pool_threads - 1 && !pthread_create(&workers[num_workers], NULL, worker, NULL)) num_workers++;
+    if (num_workers < num_pool_threads - 1) num_pool_threads = num_workers + 1;
 }
 
 EXPORT void paceline_set_threads(int64_t count) {
@@ -100,25 +100,25 @@ EXPORT void paceline_set_threads(int64_t count) {
     for (int i = 0; i < num_workers; i++) pthread_join(workers[i], NULL);
     atomic_store(&stopping, 0);
     num_workers = 0;
-    wanted_threads = count < 1 ? 1 : count > MAX_THREADS ? MAX_THREADS : (int)count;
+    num_pool_threads = count < 1 ? 1 : count > MAX_THREADS ? MAX_THREADS : (int)count;
     pthread_mutex_unlock(&owner);
 }
 
-int num_threads(void) { return wanted_threads; }
+int num_threads(void) { return num_pool_threads; }
 
 void parallel(task_fn fn, const void *job, int64_t num_tasks) {
-    if (num_tasks < 2 || wanted_threads < 2 || num_tasks > (int64_t)FIELD || pthread_mutex_trylock(&owner)) {
+    if (num_tasks < 2 || num_pool_threads < 2 || num_tasks > (int64_t)FIELD || pthread_mutex_trylock(&owner)) {
         for (int64_t i = 0; i < num_tasks; i++) fn(job, i);
         return;
     }
-    if (num_workers < wanted_threads - 1) start_workers();
+    if (num_workers < num_pool_threads - 1) start_workers();
     atomic_store_explicit(&job_fn, fn, memory_order_relaxed);
     atomic_store_explicit(&job_data, job, memory_order_relaxed);
     atomic_store(&num_done, 0);
-    uint64_t generation = (atomic_load(&ticket) >> 2 * FIELD_BITS) + 1;
-    atomic_store(&ticket, generation << 2 * FIELD_BITS | (uint64_t)num_tasks << FIELD_BITS);
+    uint64_t generation = (atomic_load(&job_state) >> 2 * FIELD_BITS) + 1;
+    atomic_store(&job_state, generation << 2 * FIELD_BITS | (uint64_t)num_tasks << FIELD_BITS);
     wake();
-    work();
+    run_tasks();
     for (int spins = 0; atomic_load(&num_done) < num_tasks; spins++)
         if (spins < 4096) cpu_relax();
         else sched_yield();

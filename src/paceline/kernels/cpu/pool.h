@@ -1,16 +1,16 @@
-/* A fixed set of threads that share the tasks 0..num_tasks-1 of one job at a time. Tasks must be independent. */
+/* A pool of threads that runs the tasks 0..num_tasks-1 of one job at a time. Tasks must be independent. */
 #pragma once
 #include <stdint.h>
 
-#define EXPORT __attribute__((visibility("default"))) /* the rest is hidden: -fvisibility=hidden */
+#define EXPORT __attribute__((visibility("default"))) /* other symbols are hidden: -fvisibility=hidden */
 
 typedef void (*task_fn)(const void *job, int64_t task);
 
-/* Returns when every task is done. A job that finds the pool busy, or has one task, runs on the calling thread. */
+/* Returns when all tasks are done. If the pool is busy, or there is one task, the calling thread runs them. */
 void parallel(task_fn fn, const void *job, int64_t num_tasks);
 
 int num_threads(void);
 
-/* At least `bytes` of 64-byte aligned memory that belongs to the calling thread until it asks for `which` again. */
+/* At least `bytes` of 64-byte aligned memory of the calling thread, valid until its next call with the same `which`. */
 enum { SCRATCH_ROWS, SCRATCH_SUMS, SCRATCH_TILE, SCRATCH_SCORES, SCRATCH_OFFSETS, SCRATCH_BLOCKS, NUM_SCRATCH };
 void *scratch(int which, int64_t bytes);

@@ -1,4 +1,4 @@
-/* y = x / sqrt(mean(x^2) + eps) * weight, row by row; with a residual, x + residual is normalised and kept. */
+/* y = x / sqrt(mean(x^2) + eps) * weight, row by row. With a residual, x + residual is normalised and stored in `sum`. */
 #include "pool.h"
 #include "simd.h"
 #include <math.h>

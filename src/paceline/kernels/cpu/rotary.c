@@ -1,4 +1,4 @@
-/* Rotates q and k of every row, halves paired as (i, i + hd/2), and stores k and v in the paged cache. */
+/* Rotates q and k of every row, with dimensions paired as (i, i + hd/2), and stores k and v in the paged cache. */
 #include "pool.h"
 #include "simd.h"
 

@@ -1,5 +1,5 @@
 /* One vector width per target, chosen at compile time. Fused multiply-adds are explicit and contraction is off
- * (-ffp-contract=off), so every instantiation of a kernel rounds in the same places: batch invariance rests on that. */
+ * (-ffp-contract=off), so that all instantiations of a kernel round in the same places. Batch invariance depends on this. */
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -96,7 +96,7 @@ INLINE float vf_sum(vf v) {
     return t[0];
 }
 
-/* e^x within 2 ulp for x in [-87, 88]; below that it stays at about 1e-38. NaN goes through. */
+/* e^x within 2 ulp for x in [-87, 88]; about 1e-38 below. NaN gives NaN. */
 INLINE vf vf_exp(vf x) {
     x = vf_max(vf_of(-87.3f), vf_min(vf_of(88.3f), x));
     const vf magic = vf_of(12582912.0f); /* 1.5 * 2^23: adding it rounds to an integer */

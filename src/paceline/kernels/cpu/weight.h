@@ -1,5 +1,5 @@
-/* A packed weight and the vectors it is read in. 4-bit codes are left where they stand in their word, code * 16^j; the other
- * factor of every product is multiplied by 16^-j beforehand, which gives the same number without a shift. */
+/* A packed weight, read as vectors. 4-bit codes keep their place in a word, code * 16^j. The other factor of the product is
+ * multiplied by 16^-j beforehand, which gives the same number without a shift. */
 #pragma once
 #include "simd.h"
 
@@ -7,7 +7,7 @@ enum { CODES4, CODES8, HALF, BFLOAT, FLOAT };
 enum { TILE = 32, BLOCK = 32 }; /* outputs of a tile, inputs of a block */
 
 typedef struct {
-    int64_t num_outputs, num_inputs; /* N, K as the caller sees them */
+    int64_t num_outputs, num_inputs; /* N, K without padding */
     int64_t format, group;           /* group 16 or 32; 32 for dense formats */
     int64_t has_half_scales;         /* scales and offsets are float16 */
     const uint8_t *codes;            /* CODES4 [N/32, K/8, 32] u32, else [N/32, K, 32] of the element */
@@ -40,11 +40,11 @@ INLINE vf weights_at(const int format, const uint8_t *codes, int64_t octet, cons
 INLINE vf half_or_float(const weight_t *w, const void *values, int64_t at) {
     return w->has_half_scales ? vf_load_f16((const uint16_t *)values + at) : vf_load((const float *)values + at);
 }
-/* without scales 1: fma(1, s, acc) is acc + s */
+/* 1 without scales: fma(1, s, acc) is acc + s */
 INLINE vf scale_at(const weight_t *w, int64_t at) { return w->scales ? half_or_float(w, w->scales, at) : vf_of(1.0f); }
 INLINE vf offset_at(const weight_t *w, int64_t at) { return half_or_float(w, w->offsets, at); }
 
-/* The hardware's own prefetch stops at every page. */
+/* The hardware prefetcher stops at page boundaries. */
 INLINE void prefetch(const int format, const uint8_t *codes, int64_t octet) {
     enum { AHEAD = 4096 };
     const int64_t bytes = bytes_of(format, 8);

@@ -48,7 +48,7 @@ def load_tables(name_or_path: str | Path, device: torch.device, dtype: torch.dty
 
 def load_draft(folder: DraftFolder, target: LoadedModel) -> LoadedHead | LoadedModel:
     """A head; for a distilled draft, a model that uses its target's embedding and head."""
-    with native.quiet_torch():
+    with native.single_threaded_torch():
         width = inner_width(target.model, folder.hidden_size)
         folder.check_target(replace(target.config, hidden_size=width), target.tokenizer)
         if folder.kind == "eagle":

@@ -81,7 +81,7 @@ def build_model(
 ) -> DecoderModel:
     config, weights = checkpoint.config, checkpoint_weights(checkpoint, device, quantization)
     # Unpacking is thousands of small operations; on a busy machine torch threads would wait for each other.
-    with native.quiet_torch():
+    with native.single_threaded_torch():
         if shard is None:
             model = DecoderModel(config, weights, device, dtype)
         else:

@@ -36,7 +36,7 @@ def main(fd: int) -> int:
         signal.signal(stop, signal.SIG_IGN)
     connection = Connection(fd)
     try:
-        with native.quiet_torch():
+        with native.single_threaded_torch():
             serve(connection)
     except EOFError:  # rank 0 closed the connection
         return 0

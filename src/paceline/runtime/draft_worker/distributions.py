@@ -1,7 +1,7 @@
 """Draft distributions `q`, small enough to send: the most likely tokens with integer weights.
 
-`q` is quantised first and the token sampled from the quantised `q`, so rejection stays exact: q(x) = weight(x) / 2^14, a float32
-without rounding. Encoded: a count (16 bits), then five bytes per entry, token (24 bits) and weight (16 bits), little-endian.
+The token is sampled from the quantised `q`, so rejection stays exact: q(x) = weight(x) / 2^14 is a float32 without rounding.
+Encoded: a count (16 bits), then five bytes per entry, token (24 bits) and weight (16 bits), little-endian.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
 """A draft worker: drafts for many targets with one thread, one socket and one batch.
 
-Each iteration receives all messages, answers complete rounds, and runs one pass of the core: first over the branches that targets
-wait for, round-robin over targets, then over branches drafted ahead. A round that is drafted on demand starts with the next
+Each iteration receives all messages, answers complete rounds, and runs one pass of the core. The pass takes the branches that
+targets wait for, round-robin over targets, then branches drafted ahead. A round that is drafted on demand starts with the next
 pass, and a target with many sequences does not delay the others.
 """
 

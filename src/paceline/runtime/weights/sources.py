@@ -59,7 +59,7 @@ class DiskSource:
     def load(self, part: int, cancelled: threading.Event) -> Mapping[str, Piece]:
         if part == self._parts.tokenizer:
             return {"tokenizer": tokenizer_to_tensor(self._checkpoint.read_tokenizer())}
-        with native.quiet_torch():  # as in `build_model`
+        with native.single_threaded_torch():  # as in `build_model`
             pieces = self._stored.read(part)
         if self._manifest is not None:
             tensors = [tensor for piece in pieces.values() for tensor in piece_tensors(piece)]

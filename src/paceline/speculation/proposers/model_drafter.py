@@ -189,11 +189,11 @@ class ModelDrafter(Generic[Q]):
         return pad(logits, (0, num_unknown), value=-torch.inf) if num_unknown else logits
 
     def choose(
-        self, logits: Tensor, rows: Sequence[RowContext], params: Sequence[SequenceParams]
+        self, logits: Tensor, sequences: Sequence[DraftSequence], rows: Sequence[RowContext]
     ) -> list[tuple[int, Q | None]]:
-        """The drafted token of each row of logits [R, V], and its distribution where verification needs one."""
+        """The next token of each sequence from logits [R, V], and its distribution where verification needs one."""
         chosen: list[tuple[int, Q | None]] = [(0, None)] * len(rows)
-        picked = [i for i, one in enumerate(params) if not one.needs_distribution]
+        picked = [i for i, one in enumerate(sequences) if not one.params.needs_distribution]
         if picked:
             for i, token in zip(picked, pick(logits[picked], [rows[i] for i in picked]).tolist(), strict=True):
                 chosen[i] = token, None

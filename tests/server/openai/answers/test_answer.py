@@ -1,4 +1,4 @@
-"""Every character of a streamed text belongs to one token, and pieces joined are the text."""
+"""Token origins: every character belongs to one token, and the pieces join to the text."""
 
 import json
 from collections.abc import Sequence
@@ -16,52 +16,52 @@ TOKENIZER = byte_tokenizer()
 
 
 def step(tokens: str | Sequence[int], origins: Sequence[Origin], text: str) -> StepOutput:
-    """`tokens` as text is a token a byte."""
+    """`tokens` as text has one token per byte."""
     ids = TOKENIZER.encode(tokens, add_special=False) if isinstance(tokens, str) else tokens
     return StepOutput("r", 0, 0, tuple(ids), tuple(origins), text)
 
 
-def told(*steps: StepOutput) -> list[list[tuple[str, str]]]:
-    trail = OriginSplitter(TOKENIZER)
-    return [[(one["text"], one["origin"]) for one in trail.pieces(output)] for output in steps]
+def split(*steps: StepOutput) -> list[list[tuple[str, str]]]:
+    splitter = OriginSplitter(TOKENIZER)
+    return [[(one["text"], one["origin"]) for one in splitter.split(output)] for output in steps]
 
 
-def test_a_piece_a_token() -> None:
-    assert told(step("ab", [A, R], "ab"), step("c", [P], "c")) == [
+def test_one_piece_per_token() -> None:
+    assert split(step("ab", [A, R], "ab"), step("c", [P], "c")) == [
         [("a", "accepted"), ("b", "recovered")],
         [("c", "plain")],
     ]
 
 
-def test_a_character_of_several_tokens_is_the_last_ones() -> None:
+def test_a_character_of_several_tokens_belongs_to_the_last() -> None:
     first, second = TOKENIZER.encode("é", add_special=False)
-    assert told(step([first], [A], ""), step([second], [B], "é")) == [[], [("", "accepted"), ("é", "bonus")]]
+    assert split(step([first], [A], ""), step([second], [B], "é")) == [[], [("", "accepted"), ("é", "bonus")]]
 
 
-def test_text_that_is_held_back_keeps_its_origin() -> None:
-    """As with a stop string `bcX`: `bc` is certain only when something else follows."""
-    steps = told(step("abc", [A, A, R], "a"), step("d", [B], "bcd"))
+def test_held_text_keeps_its_origin() -> None:
+    """With the stop string `bcX` the text `bc` is released when another character follows."""
+    steps = split(step("abc", [A, A, R], "a"), step("d", [B], "bcd"))
     assert steps == [[("a", "accepted")], [("b", "accepted"), ("c", "recovered"), ("d", "bonus")]]
 
 
 def test_a_step_may_end_inside_a_token() -> None:
-    """A byte that never becomes a character, and the one after it, are the text of one token."""
+    """A byte without a character and the next one are the text of one token."""
     first = TOKENIZER.encode("é", add_special=False)[0]
-    steps = told(step([first], [A], ""), step("a", [B], "\ufffd"), step("b", [P], "ab"))
+    steps = split(step([first], [A], ""), step("a", [B], "\ufffd"), step("b", [P], "ab"))
     assert steps == [[], [("", "accepted"), ("\ufffd", "bonus")], [("a", "bonus"), ("b", "plain")]]
 
 
-def test_an_unfinished_character_at_the_end_is_its_tokens() -> None:
+def test_an_incomplete_character_at_the_end_belongs_to_its_token() -> None:
     first = TOKENIZER.encode("é", add_special=False)[0]
-    assert told(step("a", [A], "a"), step([first], [R], "\ufffd"))[1][-1] == ("\ufffd", "recovered")
+    assert split(step("a", [A], "a"), step([first], [R], "\ufffd"))[1][-1] == ("\ufffd", "recovered")
 
 
-def test_the_end_of_a_sequence_is_no_text() -> None:
+def test_the_eos_token_has_no_piece() -> None:
     eos = next(iter(TOKENIZER.eos_ids))
-    assert told(step([*TOKENIZER.encode("a", add_special=False), eos], [A, B], "a")) == [[("a", "accepted")]]
+    assert split(step([*TOKENIZER.encode("a", add_special=False), eos], [A, B], "a")) == [[("a", "accepted")]]
 
 
-# --- as streamed
+# --- over HTTP
 
 
 def choices(path: str, **body: Any) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ def choices(path: str, **body: Any) -> list[dict[str, Any]]:
     ("path", "body"),
     [("/v1/completions", {"prompt": "x"}), ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})],
 )
-def test_a_stream_has_them_when_asked(path: str, body: dict[str, Any]) -> None:
+def test_include_origins_adds_origins(path: str, body: dict[str, Any]) -> None:
     found = choices(path, **body, n=2, stream_options={"include_origins": True})
     for index in (0, 1):
         pieces = [piece for choice in found if choice["index"] == index for piece in choice["origins"]]
@@ -82,5 +82,5 @@ def test_a_stream_has_them_when_asked(path: str, body: dict[str, Any]) -> None:
         assert "".join(piece["text"] for piece in pieces) == "Hello"
 
 
-def test_otherwise_not() -> None:
+def test_origins_are_absent_by_default() -> None:
     assert all("origins" not in choice for choice in choices("/v1/completions", prompt="x"))

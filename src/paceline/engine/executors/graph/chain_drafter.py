@@ -76,12 +76,12 @@ class ChainDrafter:
     def reserve_blocks(self, sequence: Sequence, num_tokens: int, shape: DraftShape) -> Seq[int] | None:
         if sequence.id not in self._current:
             return None
-        cached = self._proposer.sequence(sequence.id)
-        if cached is not None and self._drafter.is_open(cached) and self._drafter.is_in_window(num_tokens):
-            if self._drafter.reserve(cached, num_tokens):
-                return self._drafter.tables.blocks(cached.id)
-        self._current.discard(sequence.id)  # the cache will lack the tokens of this round
-        return None
+        cached, drafter = self._proposer.sequence(sequence.id), self._drafter
+        can_reserve = cached is not None and drafter.is_open(cached) and drafter.is_in_window(num_tokens)
+        if cached is None or not can_reserve or not drafter.reserve(cached, num_tokens):
+            self._current.discard(sequence.id)  # the cache will lack the tokens of this round
+            return None
+        return drafter.tables.blocks(cached.id)
 
     def begin(self, shape: DraftShape) -> Literal["draft", "follow"] | None:
         if shape.nodes:
