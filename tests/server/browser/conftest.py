@@ -1,4 +1,4 @@
-"""A real browser, once for all tests, and pages of servers in this process."""
+"""One browser for all tests, and dashboard pages of servers in this process."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ import uvicorn
 
 from tests.server.fakes import Served
 
-if TYPE_CHECKING:  # imported where it is used: without selenium the tests are skipped
+if TYPE_CHECKING:  # without selenium the tests are skipped
     from selenium.webdriver import Chrome
 
     from tests.server.browser.page import Page
@@ -58,13 +58,13 @@ def open_page(driver: "Chrome") -> Iterator[Callable[[Served], "Page"]]:
 
     with ExitStack() as stack:
         yield lambda server: Page(driver, stack.enter_context(running(server)))
-        driver.get("about:blank")  # nobody polls a server that is going away
+        driver.get("about:blank")  # stops polling before the server stops
         driver.get_log("browser")  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def running(server: Served) -> Iterator[str]:
-    """The URL."""
+    """Runs the server in a thread and yields its URL."""
     settings = uvicorn.Config(server.app, log_level="warning", lifespan="on", ws="none", timeout_graceful_shutdown=1)
     runner = uvicorn.Server(settings)
     with socket.create_server(("127.0.0.1", 0)) as listener:

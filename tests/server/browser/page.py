@@ -1,4 +1,4 @@
-"""The dashboard as somebody at a browser sees it."""
+"""The dashboard in a browser, for tests."""
 
 import base64
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.wait import WebDriverWait
 
-PATIENCE = 60.0
-"""Seconds; a busy machine takes its time."""
+TIMEOUT = 60.0
+"""Seconds; a busy machine is slow."""
 DESKTOP = (1280, 900, 1)
 PHONE = (390, 844, 2)
 MARGIN = 12
 
 
 class Page:
-    """Every method waits for what it wants to see."""
+    """A page whose methods wait for the elements they need."""
 
     def __init__(self, driver: Chrome, url: str) -> None:
         self.driver, self.url = driver, url
@@ -28,14 +28,14 @@ class Page:
         driver.get(url)
 
     def one(self, selector: str) -> WebElement:
-        found: WebElement = self.until(lambda: next(iter(self.all(selector)), None), lambda: f"there is no {selector}")
+        found: WebElement = self.until(lambda: next(iter(self.all(selector)), None), lambda: f"no element {selector}")
         return found
 
     def all(self, selector: str) -> list[WebElement]:
         return self.driver.find_elements(By.CSS_SELECTOR, selector)
 
     def texts(self, selector: str) -> list[str]:
-        """In one look: the page replaces its elements every second."""
+        """Texts of all elements, read at once: the page replaces its elements every second."""
         found: list[str] = self.run(
             "return [...document.querySelectorAll(arguments[0])].map(one => one.innerText.trim())", selector
         )
@@ -44,8 +44,9 @@ class Page:
     def text(self, selector: str) -> str:
         return "\n".join(self.texts(selector))
 
-    def says(self, selector: str, wanted: str) -> str:
-        self.until(lambda: wanted in self.text(selector), lambda: f"{selector} says {self.text(selector)!r}")
+    def wait_for_text(self, selector: str, wanted: str) -> str:
+        """Waits until the text of `selector` contains `wanted`, and returns it."""
+        self.until(lambda: wanted in self.text(selector), lambda: f"{selector} has the text {self.text(selector)!r}")
         return self.text(selector)
 
     def until(self, condition: Callable[[], Any], instead: Callable[[], str] = lambda: "") -> Any:
@@ -53,7 +54,7 @@ class Page:
             return condition()
 
         try:
-            return WebDriverWait(self.driver, PATIENCE, 0.1).until(check)
+            return WebDriverWait(self.driver, TIMEOUT, 0.1).until(check)
         except Exception as error:
             raise AssertionError(f"{instead()}; console: {self._console()}") from error
 
@@ -68,7 +69,7 @@ class Page:
             self.driver.switch_to.active_element.send_keys(getattr(Keys, key.upper(), key))
 
     def focused(self) -> str:
-        """Its id, or its text."""
+        """Id or text of the focused element."""
         found: str = self.run("return document.activeElement.id || document.activeElement.textContent.trim()")
         return found
 
@@ -84,7 +85,7 @@ class Page:
         self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
 
     def scheme(self, name: str) -> None:
-        """light or dark, as the system would say."""
+        """Sets the system's colour scheme: light or dark."""
         features = [
             {"name": "prefers-color-scheme", "value": name},
             {"name": "prefers-reduced-motion", "value": "reduce"},
@@ -92,7 +93,7 @@ class Page:
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
     def picture(self, path: Path, first: str = "body", last: str = "body", most: int = 10_000) -> None:
-        """From the top of `first` to the bottom of `last`, past the window's edge, at most so many pixels high."""
+        """Saves a screenshot from the top of `first` to the bottom of `last`, at most `most` pixels high."""
         script = "return arguments[0].map(one => document.querySelector(one).getBoundingClientRect().toJSON())"
         self.run("scrollTo(0, 0)")
         top, bottom = self.run(script, [first, last])
@@ -102,10 +103,10 @@ class Page:
         shot = self.driver.execute_cdp_cmd("Page.captureScreenshot", {"captureBeyondViewport": True, "clip": clip})
         path.write_bytes(base64.b64decode(shot["data"]))
 
-    def complaints(self) -> list[str]:
-        """What the console says is wrong, less the answers of the server that the page handles."""
+    def console_errors(self) -> list[str]:
+        """Console messages without network errors, which the page handles."""
         return [one["message"] for one in self._console() if one["source"] != "network"]
 
     def _console(self) -> list[dict[str, str]]:
-        said: list[dict[str, str]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
-        return said
+        entries: list[dict[str, str]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
+        return entries

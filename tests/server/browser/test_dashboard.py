@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: tests that click and read."""
+"""The dashboard in a browser."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,33 +25,33 @@ TRAFFIC = (
 )
 
 
-def busy(server: Served, **changes: Any) -> None:
-    """As if there had been traffic of two categories."""
+def set_traffic(server: Served, **changes: Any) -> None:
+    """Sets an engine status with traffic of two categories."""
     flags = SpeculationFlags(True, "ngram", 8)
-    snapshot = replace(EngineStatus(3, 2, 10, 40, 0, 0, flags, TRAFFIC), **changes)
-    server.target.engine_status = lambda: snapshot  # type: ignore[method-assign]
+    status = replace(EngineStatus(3, 2, 10, 40, 0, 0, flags, TRAFFIC), **changes)
+    server.target.engine_status = lambda: status  # type: ignore[method-assign]
 
 
 # --- the playground
 
 
-def test_every_token_has_the_colour_of_where_it_came_from(open_page: Open) -> None:
+def test_every_token_has_the_colour_of_its_origin(open_page: Open) -> None:
     page = open_page(served("Hello", per_step=3))
     page.ask("Hi")
-    page.says(".verdict", "the same text")
+    page.wait_for_text(".verdict", "the same text")
     spans = [(one.get_attribute("class"), one.text) for one in page.all(".speculative .text span")]
     assert spans == [("accepted", "H"), ("accepted", "e"), ("bonus", "l"), ("accepted", "l"), ("bonus", "o")]
     colours = [one.value_of_css_property("background-color") for one in page.all(".speculative .text span")]
     assert colours[0] == colours[1] != colours[2]
     assert "3 accepted, 2 bonus" in page.text(".speculative .detail")
-    assert page.complaints() == []
+    assert page.console_errors() == []
 
 
-def test_speculative_and_plain_stand_side_by_side_with_the_same_seed(open_page: Open) -> None:
+def test_speculative_and_plain_answers_use_the_same_seed(open_page: Open) -> None:
     server = served("Same as ever.")
     page = open_page(server)
     page.ask("Hi")
-    page.says(".verdict", "the same text")
+    page.wait_for_text(".verdict", "the same text")
     assert page.texts(".answer h3") == ["Speculative", "Plain"]
     assert page.texts(".answer .text") == ["Same as ever."] * 2
     left, right = (one.rect for one in page.all(".answer"))
@@ -61,19 +61,19 @@ def test_speculative_and_plain_stand_side_by_side_with_the_same_seed(open_page: 
     assert speculative.sampling == plain.sampling
 
 
-def test_a_text_that_differs_is_said_to(open_page: Open) -> None:
+def test_a_different_text_is_reported(open_page: Open) -> None:
     page = open_page(served(lambda request: "Yes." if request.speculation.enabled else "No."))
     page.ask("Hi")
-    assert page.says(".verdict", "text").endswith("but the text differs")
+    assert page.wait_for_text(".verdict", "text").endswith("but the text differs")
     assert page.one(".verdict.bad")
 
 
-def test_a_conversation_is_remembered_until_a_new_chat(open_page: Open) -> None:
+def test_a_new_chat_clears_the_conversation(open_page: Open) -> None:
     server = served("Good.")
     page = open_page(server)
     page.click("#compare")
     page.ask("One")
-    page.says("#announcement", "Answered")
+    page.wait_for_text("#announcement", "Answered")
     page.ask("Two")
     page.until(lambda: len(server.target.requests) == 2)
     prompt = server.target.tokenizer.decode(server.target.requests[-1].prompt_ids)
@@ -92,55 +92,55 @@ def test_an_answer_can_be_stopped(open_page: Open) -> None:
     page.ask("Hi")
     page.until(lambda: len(server.target.requests) == 1)
     page.click("#stop")
-    page.says(".answer .detail", "Stopped.")
+    page.wait_for_text(".answer .detail", "Stopped.")
     page.until(lambda: server.target.cancelled == [server.target.requests[0].id])
     assert page.one("#send").is_enabled()
 
 
-def test_an_error_is_shown_in_the_servers_words(open_page: Open) -> None:
+def test_an_error_shows_the_servers_message(open_page: Open) -> None:
     page = open_page(served())
     page.one("#max-tokens").clear()
     page.write("#max-tokens", "3")
     page.run("document.getElementById('temperature').value = '11'")
     page.run("document.getElementById('ask').noValidate = true")
     page.ask("Hi")
-    page.says(".failure", "temperature")
+    page.wait_for_text(".failure", "temperature")
 
 
-def test_what_a_model_writes_is_text_and_never_html(open_page: Open) -> None:
+def test_answers_are_not_parsed_as_html(open_page: Open) -> None:
     page = open_page(served("<img src=x onerror=alert(1)><b>bold</b>"))
     page.ask("<i>Hi</i>")
-    page.says(".verdict", "the same text")
+    page.wait_for_text(".verdict", "the same text")
     assert page.text(".speculative .text") == "<img src=x onerror=alert(1)><b>bold</b>"
     assert page.all(".turn img, .turn .text b, .turn i:not(.meter i)") == []
 
 
-# --- figures
+# --- charts
 
 
-def test_charts_show_what_the_server_does(open_page: Open) -> None:
+def test_charts_show_the_traffic(open_page: Open) -> None:
     server = served("Some words of an answer.")
-    busy(server)
+    set_traffic(server)
     page = open_page(server)
     page.ask("Write a Python function")
-    page.says("#chart-speed .legend", "all")
-    assert page.says("#chart-alpha .legend", "code").split("\n") == ["code 75%", "prose 50%"]
-    assert page.says("#chart-depth .legend", "code").split("\n") == ["code 2.5", "prose 1.0"]
+    page.wait_for_text("#chart-speed .legend", "all")
+    assert page.wait_for_text("#chart-alpha .legend", "code").split("\n") == ["code 75%", "prose 50%"]
+    assert page.wait_for_text("#chart-depth .legend", "code").split("\n") == ["code 2.5", "prose 1.0"]
     for name in ("ttft", "tpot"):
-        assert "p99" in page.says(f"#chart-{name} .legend", "p50")
-    page.says("#chart-load .legend", "running 3")
-    page.says("#figures", "25%")  # 10 of 40 blocks
+        assert "p99" in page.wait_for_text(f"#chart-{name} .legend", "p50")
+    page.wait_for_text("#chart-load .legend", "running 3")
+    page.wait_for_text("#figures", "25%")  # 10 of 40 blocks
     assert all(page.run("return [...document.querySelectorAll('.plot canvas')].map(one => one.width > 100)"))
     label = page.one("#chart-alpha .plot").get_attribute("aria-label")
     assert label == "Alpha by position: code 75%, 50%, 25%; prose 50%"
-    assert page.complaints() == []
+    assert page.console_errors() == []
 
 
-def test_methods_are_told_apart_where_a_category_has_several(open_page: Open) -> None:
+def test_methods_are_shown_if_a_category_has_several(open_page: Open) -> None:
     server = served()
-    busy(server, traffic=(*TRAFFIC, replace(TRAFFIC[0], method="suffix", alphas=(0.9,), mean_depth=3.0)))
+    set_traffic(server, traffic=(*TRAFFIC, replace(TRAFFIC[0], method="suffix", alphas=(0.9,), mean_depth=3.0)))
     page = open_page(server)
-    assert page.says("#chart-depth .legend", "code").split("\n") == [
+    assert page.wait_for_text("#chart-depth .legend", "code").split("\n") == [
         "code · ngram 2.5",
         "code · suffix 3.0",
         "prose 1.0",
@@ -148,28 +148,28 @@ def test_methods_are_told_apart_where_a_category_has_several(open_page: Open) ->
     assert page.text("#chart-alpha .legend").split("\n") == ["code · ngram 75%", "code · suffix 90%", "prose 50%"]
 
 
-def test_a_change_of_acceptance_is_shown(open_page: Open) -> None:
+def test_a_drift_is_shown(open_page: Open) -> None:
     server = served()
-    busy(server)
+    set_traffic(server)
     page = open_page(server)
-    page.says("#chart-alpha .legend", "code")
+    page.wait_for_text("#chart-alpha .legend", "code")
     assert page.text("#drifts") == ""
-    busy(server, traffic=(replace(TRAFFIC[0], drifts=1, drift=(0.8, 0.45)), TRAFFIC[1]))
-    said = page.says("#drifts", "acceptance for code (ngram) went from 80% to 45%")
-    assert said.endswith("depth is learned anew.")
-    assert page.complaints() == []
+    set_traffic(server, traffic=(replace(TRAFFIC[0], drifts=1, drift=(0.8, 0.45)), TRAFFIC[1]))
+    text = page.wait_for_text("#drifts", "acceptance for code (ngram) changed from 80% to 45%")
+    assert text.endswith("depth is learned again.")
+    assert page.console_errors() == []
 
 
-def test_a_quiet_server_says_so(open_page: Open) -> None:
+def test_charts_without_traffic(open_page: Open) -> None:
     page = open_page(served())
-    page.says("#chart-alpha .empty", "No drafts were tested yet")
-    page.says("#chart-ahead .empty", "No draft workers answered")
+    page.wait_for_text("#chart-alpha .empty", "No drafts verified yet")
+    page.wait_for_text("#chart-ahead .empty", "No draft workers")
     assert page.texts("#worker-table tbody th") == ["engine"]
 
 
-def test_pools_workers_and_prespeculation(open_page: Open) -> None:
+def test_workers_and_drafting_ahead(open_page: Open) -> None:
     server = served()
-    busy(server)
+    set_traffic(server)
     symptom = Symptom("slow_draft", 2.0, 1.0, "use a smaller draft")
     answers = 0
 
@@ -198,52 +198,52 @@ def test_pools_workers_and_prespeculation(open_page: Open) -> None:
     assert rows[0].split("\t") == ["target-0", "big, target", "ready", "3", "1", "50%", "2.5", "75%", NONE, NONE, NONE]
     assert rows[1].split("\t")[2:] == ["suspected", "0", "0", NONE, NONE, NONE, "2.10 ms", "80%", "0%"]
     assert rows[2].split("\t")[-2:] == ["off: 2%", "0%"]
-    assert page.text("#symptoms") == "target-0: slow draft, 2 against 1; use a smaller draft"
-    page.says("#chart-ahead .legend", "drafted ahead 80%")
-    assert page.text("#chart-ahead figcaption") == "Pre-speculation · stopped by draft-1: it did not pay"
+    assert page.text("#symptoms") == "target-0: slow draft, 2 limit 1; use a smaller draft"
+    page.wait_for_text("#chart-ahead .legend", "drafted ahead 80%")
+    assert page.text("#chart-ahead figcaption") == "Drafting ahead · stopped by draft-1: too few drafts used"
 
 
 # --- switches
 
 
-def test_switches_change_the_flags_of_the_server(open_page: Open) -> None:
+def test_switches_change_the_flags(open_page: Open) -> None:
     server = served(admin_key=ADMIN)
     page = open_page(server)
-    page.says("#switches-note", "admin key")
+    page.wait_for_text("#switches-note", "admin key")
     assert not page.one("#flag-enabled").is_enabled()
     page.write("#admin-key", "wrong-key\n")
-    page.says("#switches-note.bad", "key")
+    page.wait_for_text("#switches-note.bad", "key")
     page.write("#admin-key", f"{ADMIN}\n")
     page.until(lambda: page.one("#flag-enabled").is_enabled())
     enabled = page.one("#flag-enabled")
-    assert (enabled.aria_role, enabled.accessible_name) == ("switch", "Speculate")
+    assert (enabled.aria_role, enabled.accessible_name) == ("switch", "Speculation")
     enabled.click()
     page.until(lambda: server.gateway.flags.get().enabled is True)
-    page.says("#flag-enabled-note", "on")
+    page.wait_for_text("#flag-enabled-note", "on")
     page.write("#flag-depth", "3")
     page.until(lambda: server.gateway.flags.get().max_depth == 3)
     page.write("#flag-method", "ngram")
     page.until(lambda: server.gateway.flags.get().method == "ngram")
-    page.says("#changes", "depth at most: 3")
+    page.wait_for_text("#changes", "maximum depth: 3")
     assert "by admin (127.0.0.1)" in page.text("#changes")
     page.until(lambda: page.one("#flag-reset").is_enabled())
     page.click("#flag-reset")
     page.until(lambda: server.gateway.flags.get() == SpeculationFlags())
 
 
-def test_what_somebody_else_switched_is_seen(open_page: Open) -> None:
+def test_changes_of_other_clients_are_shown(open_page: Open) -> None:
     server = served(admin_key=ADMIN)
     page = open_page(server)
     page.write("#admin-key", f"{ADMIN}\n")
-    page.says("#changes", "None yet")
+    page.wait_for_text("#changes", "No changes")
     server.gateway.flags.update({"enabled": False}, "ann")
-    page.says("#changes", "speculate: off")
-    page.says("#state", "speculation off")
+    page.wait_for_text("#changes", "speculation: off")
+    page.wait_for_text("#state", "speculation off")
 
 
-def test_a_server_without_admins_has_nothing_to_switch(open_page: Open) -> None:
+def test_without_admin_keys_the_switches_are_disabled(open_page: Open) -> None:
     page = open_page(served())
-    page.says("#switches-note", "started with an admin_key")
+    page.wait_for_text("#switches-note", "start the server with admin_key")
     assert not page.one("#unlock").is_displayed()
 
 
@@ -255,50 +255,50 @@ def keys(tmp_path: Path) -> KeyFile:
     return KeyFile(str(tmp_path / "keys.json"))
 
 
-def test_a_key_is_asked_for_and_kept_in_the_tab(open_page: Open, keys: KeyFile) -> None:
+def test_the_key_is_requested_and_stored_in_the_tab(open_page: Open, keys: KeyFile) -> None:
     key = keys.add("ann", scopes=("generate", "metrics"))
     server = served("Hello.", api_keys=str(keys.path))
     page = open_page(server)
     page.until(lambda: page.one("#key-dialog").is_displayed())
     page.write("#api-key", "pl-not-a-key\n")
-    page.says("#key-reason", "no valid API key")
+    page.wait_for_text("#key-reason", "no valid API key")
     page.write("#api-key", f"{key}\n")
-    page.says("#state", "specul")
+    page.wait_for_text("#state", "specul")
     page.ask("Hi")
-    page.says(".verdict", "the same text")
+    page.wait_for_text(".verdict", "the same text")
     assert page.run("return [Object.values(sessionStorage), localStorage.length, document.cookie]") == [[key], 0, ""]
     page.driver.refresh()
-    page.says("#state", "specul")
+    page.wait_for_text("#state", "specul")
     assert not page.one("#key-dialog").is_displayed()
     page.click("#forget-key")
     page.until(lambda: page.one("#key-dialog").is_displayed())
 
 
-def test_a_key_for_chatting_alone_shows_no_figures(open_page: Open, keys: KeyFile) -> None:
+def test_a_key_without_the_metrics_scope_hides_the_charts(open_page: Open, keys: KeyFile) -> None:
     key = keys.add("ben", scopes=("generate",))
     page = open_page(served("Hello.", api_keys=str(keys.path)))
     page.until(lambda: page.one("#key-dialog").is_displayed())
     page.write("#api-key", f"{key}\n")
-    page.says("#state", "no figures")
+    page.wait_for_text("#state", "no access to metrics")
     assert [one.is_displayed() for one in page.all("section")] == [True, False, False, False]
     page.ask("Hi")
-    page.says(".verdict", "the same text")
+    page.wait_for_text(".verdict", "the same text")
 
 
-# --- without a mouse, in the dark, on a phone
+# --- keyboard, colour schemes, small screens
 
 
-def test_without_a_mouse(open_page: Open) -> None:
+def test_keyboard_control(open_page: Open) -> None:
     server = served("Hello", admin_key=ADMIN)
-    busy(server)
+    set_traffic(server)
     page = open_page(server)
-    page.says("#chart-alpha .legend", "code")
+    page.wait_for_text("#chart-alpha .legend", "code")
     page.press("tab")
     assert page.focused() == "Skip to the content"
     page.press("enter", "tab")
     assert page.focused() == "message"
     page.press("H", "i", "enter")
-    page.says(".verdict", "the same text")
+    page.wait_for_text(".verdict", "the same text")
     assert page.focused() == "message"
 
     page.run("document.querySelector('#chart-alpha .plot').focus()")
@@ -307,7 +307,7 @@ def test_without_a_mouse(open_page: Open) -> None:
     page.press("arrow_left")
     assert page.text("#chart-alpha .legend").split("\n") == ["code 50%", f"prose {NONE}"]
     page.press("tab")
-    page.says("#chart-alpha .legend", "code 75%")
+    page.wait_for_text("#chart-alpha .legend", "code 75%")
 
     page.write("#admin-key", f"{ADMIN}\n")
     page.until(lambda: page.one("#flag-enabled").is_enabled())
@@ -317,17 +317,17 @@ def test_without_a_mouse(open_page: Open) -> None:
     page.until(lambda: server.gateway.flags.get().enabled is (not before))
 
 
-def test_everything_has_a_name(open_page: Open) -> None:
+def test_every_control_has_an_accessible_name(open_page: Open) -> None:
     server = served(admin_key=ADMIN)
-    busy(server)
+    set_traffic(server)
     page = open_page(server)
-    page.says("#chart-alpha .legend", "code")
-    nameless = [
+    page.wait_for_text("#chart-alpha .legend", "code")
+    unnamed = [
         one.get_attribute("outerHTML")
         for one in page.all("button, input, select, textarea, a, figure .plot, section, nav, table")
         if one.is_displayed() and one.aria_role != "table" and not one.accessible_name
     ]
-    assert nameless == []
+    assert unnamed == []
     assert page.run("return document.documentElement.lang") == "en"
     ids = page.run("return [...document.querySelectorAll('[id]')].map(one => one.id)")
     assert len(ids) == len(set(ids))
@@ -350,18 +350,18 @@ return [...document.querySelectorAll(arguments[0])].filter((one) => one.offsetPa
   return [one.textContent.trim().slice(0, 40), (high + 0.05) / (low + 0.05)];
 }).filter(([text, ratio]) => text && ratio < 4.5);
 """
-"""Texts that stand out from their background by less than WCAG's AA asks for."""
+"""Texts with less contrast than WCAG AA requires."""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_legible(scheme: str, open_page: Open) -> None:
+def test_contrast(scheme: str, open_page: Open) -> None:
     server = served("Hello there")
-    busy(server)
+    set_traffic(server)
     page = open_page(server)
     page.scheme(scheme)
     page.ask("Hi")
-    page.says(".verdict", "the same text")
-    page.says("#chart-alpha .legend", "code")
+    page.wait_for_text(".verdict", "the same text")
+    page.wait_for_text("#chart-alpha .legend", "code")
     is_dark = page.run("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(one => one < 60)")
     assert is_dark == (scheme == "dark")
     faint = page.run(
@@ -370,15 +370,15 @@ def test_it_is_legible(scheme: str, open_page: Open) -> None:
     assert faint == []
 
 
-def test_it_fits_a_phone(open_page: Open) -> None:
+def test_small_screens(open_page: Open) -> None:
     server = served("A somewhat longer answer, which has to be wrapped. " * 5)
-    busy(server)
+    set_traffic(server)
     page = open_page(server)
     page.resize(*PHONE)
     page.ask("Hi")
-    page.says(".verdict", "the same text")
-    page.says("#chart-alpha .legend", "code")
-    beyond = page.run(  # `innerWidth` would grow with what it has to show
+    page.wait_for_text(".verdict", "the same text")
+    page.wait_for_text("#chart-alpha .legend", "code")
+    beyond = page.run(  # `innerWidth` grows with the content
         "return [...document.querySelectorAll('body *')].filter(one => one.getBoundingClientRect().right > arguments[0] + 1)"
         ".map(one => one.outerHTML.slice(0, 80))",
         PHONE[0],

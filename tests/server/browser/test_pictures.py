@@ -1,4 +1,4 @@
-"""The pictures of the dashboard in docs/: the embedded model, under load, in a real browser."""
+"""Screenshots of the dashboard for docs/: the embedded model under load, in a browser."""
 
 import json
 import re
@@ -48,8 +48,8 @@ POOLS = [
 
 @contextmanager
 def load(url: str, prompts: Mapping[str, str | None]) -> Iterator[list[str]]:
-    """Requests without end, one at a time for each prompt, drafted by its method; gives what went wrong with any."""
-    stop, problems = threading.Event(), list[str]()
+    """Sends requests in a loop, one at a time per prompt, with its method. Yields the errors."""
+    stop, errors = threading.Event(), list[str]()
 
     def ask(prompt: str, method: str | None) -> None:
         while not stop.is_set():
@@ -61,13 +61,13 @@ def load(url: str, prompts: Mapping[str, str | None]) -> Iterator[list[str]]:
             }
             response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=120)
             if response.status_code != 200:
-                problems.append(response.text)
+                errors.append(response.text)
 
     threads = [threading.Thread(target=ask, args=one) for one in prompts.items()]
     for thread in threads:
         thread.start()
     try:
-        yield problems
+        yield errors
     finally:
         stop.set()
         for thread in threads:
@@ -86,20 +86,20 @@ def cluster_process(folder: Path, **config: Any) -> Iterator[str]:
     ):
         assert popen.stdout is not None
         try:
-            said = next(filter(None, (re.search(r"at (http://\S+)", line) for line in popen.stdout)), None)
-            assert said is not None, (folder / "log").read_text()
-            yield said[1]
+            match = next(filter(None, (re.search(r"at (http://\S+)", line) for line in popen.stdout)), None)
+            assert match is not None, (folder / "log").read_text()
+            yield match[1]
         finally:
             popen.send_signal(signal.SIGINT)
             popen.communicate(timeout=60)
 
 
 def wait_samples(page: Page, url: str, count: int) -> None:
-    """Until there have been `count` more seconds."""
+    """Waits for `count` more samples."""
 
     def last() -> float:
-        found: float = httpx.get(f"{url}/v1/paceline/overview", timeout=30).json()["samples"][-1]["time"]
-        return found
+        time: float = httpx.get(f"{url}/v1/paceline/overview", timeout=30).json()["samples"][-1]["time"]
+        return time
 
     until = last() + count
     page.until(lambda: last() >= until)
@@ -109,7 +109,7 @@ def ask(page: Page) -> None:
     page.one("#max-tokens").clear()
     page.write("#max-tokens", "96")
     page.ask(QUESTION)
-    page.says(".verdict", "the same text")
+    page.wait_for_text(".verdict", "the same text")
     page.run("document.activeElement.blur(); document.querySelectorAll('.text').forEach(one => one.scrollTop = 0)")
 
 
@@ -126,13 +126,13 @@ def test_one_process_under_load(driver: Chrome) -> None:
         ask(page)
         assert classes(page, ".speculative .text span") >= {"accepted", "recovered", "plain"}
         assert classes(page, ".answer.plain .text span") == {"plain"}
-        with load(server.url, dict.fromkeys((CODE, JSON, PROSE, MATHS))) as problems:
+        with load(server.url, dict.fromkeys((CODE, JSON, PROSE, MATHS))) as errors:
             wait_samples(page, server.url, 30)
             page.click("#flag-enabled")
-            page.says("#state", "speculation off")
+            page.wait_for_text("#state", "speculation off")
             wait_samples(page, server.url, 10)
             page.click("#flag-enabled")
-            page.says("#state", "speculating")
+            page.wait_for_text("#state", "speculating")
             wait_samples(page, server.url, 30)
             page.resize(*DESKTOP[:2], 2)
             wait_samples(page, server.url, 2)
@@ -141,8 +141,8 @@ def test_one_process_under_load(driver: Chrome) -> None:
             page.scheme("dark")
             wait_samples(page, server.url, 2)
             page.picture(DOCS / "dashboard-phone.png", most=2 * PHONE[1])
-        assert problems == []
-        assert page.complaints() == []
+        assert errors == []
+        assert page.console_errors() == []
 
 
 @pytest.mark.pictures
@@ -151,12 +151,12 @@ def test_pools_under_load(driver: Chrome, tmp_path: Path) -> None:
         page = Page(driver, url)
         page.scheme("dark")
         ask(page)
-        with load(url, {CODE: None, JSON: "suffix", PROSE: None}) as problems:
+        with load(url, {CODE: None, JSON: "suffix", PROSE: None}) as errors:
             wait_samples(page, url, 40)
             page.resize(*DESKTOP[:2], 2)
             wait_samples(page, url, 2)
             assert page.texts("#worker-table tbody th") == ["target-0", "target-1", "draft-0"]
             assert "%" in page.text("#chart-ahead .legend")
             page.picture(DOCS / "dashboard-pools.png", "#traffic", "#workers")
-        assert problems == []
-        assert page.complaints() == []
+        assert errors == []
+        assert page.console_errors() == []

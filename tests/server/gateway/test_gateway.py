@@ -14,7 +14,7 @@ PATH = "/v1/completions"
 BODY = {"prompt": "x", "max_tokens": 8}
 
 
-def served_served_small(**config: Any) -> Served:
+def served_small(**config: Any) -> Served:
     """One running and one waiting request, and a target that generates nothing until released."""
     return served(hold=True, engine=EngineConfig(model="fake", max_num_seqs=1), max_waiting=1, **config)
 

@@ -50,7 +50,7 @@ def test_a_category_of_unknown_cost_waits_for_no_interval() -> None:
     assert probing.pick(LOSSES, unsettled=["chat"]) == "chat"
 
 
-def test_a_dear_probe_waits_for_its_budget() -> None:
+def test_an_expensive_probe_waits_for_its_budget() -> None:
     probing, taken = Probing(), []
     for i in range(5000):
         probing.begin_step(())

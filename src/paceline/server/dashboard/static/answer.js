@@ -1,8 +1,7 @@
-// One answer on the page: tokens in the colour of where they came from, and how fast they came.
+// One answer on the page: its tokens, coloured by origin, and its speed.
 
-import { call } from "./api.js";
+import { call, events } from "./api.js";
 import { element } from "./element.js";
-import { events } from "./events.js";
 import * as format from "./format.js";
 
 export class Answer {
@@ -27,7 +26,7 @@ export class Answer {
     this.tokens = 0;
   }
 
-  /** Stream the answer to `body`; `onSpeed` is called as it goes. Errors are shown here, and thrown. */
+  /** Streams the answer to `body` and calls `onSpeed` for every chunk. Shows errors, then throws them. */
   async stream(body, signal, onSpeed) {
     const started = performance.now();
     let first = null;
@@ -42,7 +41,7 @@ export class Answer {
         metrics = chunk.metrics?.speculative_decoding ?? metrics;
         if (first === null) [first, firstTokens] = [now, this.tokens];
         else if (now > first) {
-          // Decoding alone: the prompt's pass is in the time to the first token
+          // Decode speed only: the time to first token contains the prefill
           this.speed = (1000 * (this.tokens - firstTokens)) / (now - first);
           this.figure.textContent = format.speed(this.speed);
           onSpeed();
@@ -58,13 +57,13 @@ export class Answer {
     this.detail.textContent = this.#summary(metrics, first === null ? null : (first - started) / 1000);
   }
 
-  /** `whole` is the speed that fills the meter. */
-  fillMeter(whole) {
-    this.fill.style.width = `${whole ? Math.round((100 * (this.speed ?? 0)) / whole) : 0}%`;
+  /** `maximum` is the speed that fills the meter. */
+  fillMeter(maximum) {
+    this.fill.style.width = `${maximum ? Math.round((100 * (this.speed ?? 0)) / maximum) : 0}%`;
   }
 
   #add(pieces) {
-    const isAtEnd = this.body.scrollHeight - this.body.scrollTop - this.body.clientHeight < 24; // otherwise somebody reads
+    const isAtEnd = this.body.scrollHeight - this.body.scrollTop - this.body.clientHeight < 24; // do not scroll while the user reads
     for (const { text, origin } of pieces) {
       this.tokens += 1;
       this.counts[origin] += 1;
@@ -75,9 +74,9 @@ export class Answer {
   }
 
   #summary(metrics, ttft) {
-    const parts = [`${this.tokens} tokens`, `first after ${format.duration(ttft)}`];
+    const parts = [`${this.tokens} tokens`, `first token after ${format.duration(ttft)}`];
     if (metrics?.num_draft_tokens) {
-      parts.push(`${format.decimal(metrics.mean_acceptance_length, 2)} tokens a round`);
+      parts.push(`${format.decimal(metrics.mean_acceptance_length, 2)} tokens per round`);
       parts.push(Object.entries(this.counts).filter(([, n]) => n).map(([origin, n]) => `${n} ${origin}`).join(", "));
     }
     return parts.join(" · ");

@@ -1,6 +1,6 @@
-// Calls of the server's API, with the key it wants, and its errors in its own words.
+// Requests to the server's API, with keys, errors and event streams.
 
-import { adminKey, apiKey, askKey } from "./keys.js";
+import { adminKey, apiKey, requestKey } from "./keys.js";
 
 export class ApiError extends Error {
   constructor(status, message) {
@@ -15,11 +15,11 @@ async function send(path, { method = "GET", body, signal }, key) {
   if (body !== undefined) headers["content-type"] = "application/json";
   const response = await fetch(path, { method, headers, signal, body: body && JSON.stringify(body), cache: "no-store" });
   if (response.ok) return response;
-  const said = await response.json().catch(() => null);
-  throw new ApiError(response.status, said?.error?.message ?? `${method} ${path} answered ${response.status}`);
+  const content = await response.json().catch(() => null);
+  throw new ApiError(response.status, content?.error?.message ?? `${method} ${path} returned ${response.status}`);
 }
 
-/** A response, once it is a good one. A server that wants another key gets asked about with a dialog. */
+/** The response of a successful request. If the server rejects the key, a dialog requests another one. */
 export async function call(path, options = {}) {
   for (;;) {
     const key = apiKey();
@@ -27,11 +27,32 @@ export async function call(path, options = {}) {
       return await send(path, options, key);
     } catch (error) {
       if (error.status !== 401) throw error;
-      // While this call was under way somebody may have given a key: try that one first
-      if (apiKey() === key) await askKey(key ? error.message : "Enter one that was made for you.");
+      // The user may have entered a key during this request: try it first
+      if (apiKey() === key) await requestKey(key ? error.message : "Enter your API key.");
     }
   }
 }
 
-/** The same with the admin key; whoever calls handles a key that is refused. */
+/** The same with the admin key. The caller handles a rejected key. */
 export const callAdmin = (path, options = {}) => send(path, options, adminKey());
+
+/** Yields the data of every server-sent event of a response. */
+export async function* events(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const parts = (rest + value).split("\n\n");
+      rest = parts.pop();
+      for (const part of parts) {
+        const data = part.replace(/^data: /, "");
+        if (data === "[DONE]") return;
+        yield JSON.parse(data);
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => {}); // leaving early cancels the request
+  }
+}

@@ -1,9 +1,33 @@
-// A chart in a figure: lines, a legend with the values under the cursor, and a way along it without a mouse.
+// A chart in a figure: lines, a legend with the values at the cursor, and keyboard control.
 
 import { byId, element } from "./element.js";
 import { trimmed } from "./format.js";
-import { colourOf, onThemeChange, themed } from "./palette.js";
 import uPlot from "./vendor/uPlot.js";
+
+const SERIES = 6;
+const FIXED = {
+  all: "--text",
+  p50: "--series-1",
+  p90: "--series-3",
+  p99: "--series-5",
+  running: "--series-1",
+  waiting: "--series-3",
+  "drafted ahead": "--series-2",
+  late: "--series-5",
+};
+const colours = new Map();
+
+const themed = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
+
+/** The colour of a name in all charts. Categories get colours in the order of their first use. */
+function colourOf(name) {
+  if (name in FIXED) return themed(FIXED[name]);
+  if (!colours.has(name)) colours.set(name, colours.size % SERIES);
+  return themed(`--series-${colours.get(name) + 1}`);
+}
+
+const onThemeChange = (listener) =>
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", listener);
 
 const FONT = "12px system-ui, sans-serif";
 const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
@@ -13,11 +37,11 @@ const whole = (plot, splits) => splits.map((value) => (Number.isInteger(value) ?
 export class Chart {
   /**
    * @param {string} id of the figure
-   * @param {object} about `time`: whether x is one; `format`: a value as text; `top`: the least that the y axis reaches;
-   *   `fixed`: whether it never reaches further; `empty`: what to say when there is nothing; `xLabel`: of one x
+   * @param {object} options `time`: whether x is a time; `format`: converts a value to text; `top`: least upper end of the y axis;
+   *   `fixed`: whether `top` is its only upper end; `empty`: text without values
    */
-  constructor(id, { time = true, format, top, fixed = false, empty, xLabel }) {
-    Object.assign(this, { time, format, top, fixed, empty, xLabel });
+  constructor(id, { time = true, format, top, fixed = false, empty }) {
+    Object.assign(this, { time, format, top, fixed, empty });
     const figure = byId(id);
     this.title = figure.querySelector("figcaption").textContent;
     this.place = element("div", { class: "plot", tabIndex: 0, role: "img" });
@@ -34,7 +58,7 @@ export class Chart {
     onThemeChange(() => this.#build());
   }
 
-  /** `lines` is {label: values}, each as long as `xs`; `shades` are pairs of x between which the background is shaded. */
+  /** `lines` is {label: values}, each as long as `xs`; `shades` are pairs of x with a shaded background between them. */
   draw(xs, lines, shades = []) {
     const labels = Object.keys(lines);
     this.data = [xs, ...Object.values(lines)];
@@ -110,7 +134,7 @@ export class Chart {
     plot.ctx.restore();
   }
 
-  /** The values at the cursor; without one, those of now, or of the first position. */
+  /** Shows the values at the cursor; without a cursor, the last values or those of the first position. */
   #values() {
     const at = this.plot?.cursor.idx ?? (this.time ? this.data[0].length - 1 : 0);
     this.labels.forEach((label, line) => {
@@ -122,9 +146,9 @@ export class Chart {
   #describe(hasValues) {
     const last = this.data[0].length - 1;
     const values = this.labels.map((label, line) => {
-      const here = this.data[line + 1];
-      const said = this.time ? this.format(here[last]) : here.filter((value) => value != null).map(this.format).join(", ");
-      return `${label} ${said}`;
+      const column = this.data[line + 1];
+      const text = this.time ? this.format(column[last]) : column.filter((value) => value != null).map(this.format).join(", ");
+      return `${label} ${text}`;
     });
     this.place.setAttribute("aria-label", `${this.title}: ${hasValues ? values.join("; ") : this.empty}`);
   }

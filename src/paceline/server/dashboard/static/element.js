@@ -1,14 +1,14 @@
-// Elements in one expression. Text is always text: nothing that came over the wire is read as HTML.
+// Creates elements. Text from the server is never parsed as HTML.
 
 export function element(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const created = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (name === "class") made.className = value;
-    else if (name.includes("-") || name === "role" || name === "scope") made.setAttribute(name, value);
-    else made[name] = value;
+    if (name === "class") created.className = value;
+    else if (name.includes("-") || name === "role" || name === "scope") created.setAttribute(name, value);
+    else created[name] = value;
   }
-  made.append(...children);
-  return made;
+  created.append(...children);
+  return created;
 }
 
 export const byId = (id) => document.getElementById(id);

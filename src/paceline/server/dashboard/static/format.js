@@ -1,4 +1,4 @@
-// Numbers as people read them. Null is a dash.
+// Numbers as text. Null is a dash.
 
 const none = "–";
 
@@ -14,7 +14,7 @@ export function duration(seconds) {
   return `${ms.toFixed(ms < 10 ? 2 : ms < 100 ? 1 : 0)} ms`;
 }
 
-/** Without zeros that say nothing: "1.50 s" -> "1.5 s", "50.0" -> "50" */
+/** Removes trailing zeros: "1.50 s" -> "1.5 s", "50.0" -> "50" */
 export const trimmed = (text) => text.replace(/\.(\d*?)0+(?!\d)/, (_, digits) => (digits ? `.${digits}` : ""));
 
 /** Tokens per second. */

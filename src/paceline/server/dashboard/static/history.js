@@ -1,12 +1,12 @@
-// The samples of the last minutes, as the columns that charts are drawn from.
+// The samples of the last minutes, as columns for the charts.
 
-const KEPT = 300;
+const MAX_SAMPLES = 300;
 
 export class History {
   samples = [];
 
   add(samples) {
-    this.samples = [...this.samples, ...samples].slice(-KEPT);
+    this.samples = [...this.samples, ...samples].slice(-MAX_SAMPLES);
   }
 
   get last() {
@@ -21,18 +21,18 @@ export class History {
     return this.samples.map((sample) => read(sample) ?? null);
   }
 
-  /** {key: values} for a field that is an object; a key that a sample lacks is null there. */
+  /** {key: values} of a field that is an object; null where a sample lacks the key. */
   columns(field) {
     const keys = [...new Set(this.samples.flatMap((sample) => Object.keys(sample[field] ?? {})))].sort();
     return Object.fromEntries(keys.map((key) => [key, this.column((sample) => sample[field]?.[key])]));
   }
 
-  /** Pairs of times between which `holds`. */
-  spans(holds) {
+  /** Pairs of times between which `condition` is true. */
+  spans(condition) {
     const spans = [];
     let from = null;
     for (const sample of this.samples) {
-      if (holds(sample)) from ??= sample.time;
+      if (condition(sample)) from ??= sample.time;
       else if (from !== null) {
         spans.push([from, sample.time]);
         from = null;

@@ -1,47 +1,71 @@
-// Wires the page together.
+// Starts the page: polls the overview and updates all sections.
 
+import { call } from "./api.js";
 import { byId } from "./element.js";
 import { History } from "./history.js";
-import { apiKey, forgetKeys } from "./keys.js";
+import { apiKey, removeKeys } from "./keys.js";
 import { startPlayground } from "./playground.js";
-import { poll } from "./poller.js";
 import { showSwitches } from "./switches.js";
 import { showTraffic } from "./traffic.js";
 import { showWorkers } from "./workers.js";
 
-const FIGURES = ["traffic", "workers", "switches"];
+const METRIC_SECTIONS = ["traffic", "workers", "switches"];
 const history = new History();
 
-function state(text, tone) {
+const INTERVAL = 1000;
+const visible = () =>
+  new Promise((resolve) => {
+    if (!document.hidden) return resolve();
+    document.addEventListener("visibilitychange", resolve, { once: true });
+  });
+
+/** Requests the overview once a second while the page is visible. Stops if the key has no access. */
+async function poll(onReport, onError) {
+  let since = 0;
+  for (;;) {
+    await visible();
+    try {
+      const report = await (await call(`v1/paceline/overview?since=${since}`)).json();
+      since = report.samples.at(-1)?.time ?? since;
+      onReport(report);
+    } catch (error) {
+      onError(error);
+      if (error.status === 403) return;
+    }
+    await new Promise((resolve) => setTimeout(resolve, INTERVAL));
+  }
+}
+
+function showState(text, tone) {
   const place = byId("state");
   if (place.textContent !== text) place.textContent = text;
   place.className = `state ${tone}`;
   byId("forget-key").hidden = apiKey() === null;
 }
 
-function heard(report) {
+function showReport(report) {
   history.add(report.samples);
   byId("model").textContent = report.model;
-  const isUp = report.workers.some((worker) => worker.role === "target" && worker.state === "ready");
+  const isReady = report.workers.some((worker) => worker.role === "target" && worker.state === "ready");
   const speculation = report.speculation.enabled ? `speculating, ${report.speculation.method}` : "speculation off";
-  state(isUp ? speculation : "not ready", isUp ? "good" : "bad");
+  showState(isReady ? speculation : "not ready", isReady ? "good" : "bad");
   showTraffic(report, history);
   showWorkers(report.workers);
   showSwitches(report);
 }
 
-function failed(error) {
+function showError(error) {
   if (error.status === 403) {
-    for (const id of FIGURES) byId(id).hidden = true;
-    state("this key may chat, and see no figures", "");
+    for (const id of METRIC_SECTIONS) byId(id).hidden = true;
+    showState("this key has no access to metrics", "");
   } else {
-    state(error.status ? error.message : "no connection, trying again", "bad");
+    showState(error.status ? error.message : "no connection, retrying", "bad");
   }
 }
 
 byId("forget-key").addEventListener("click", () => {
-  forgetKeys();
+  removeKeys();
   location.reload();
 });
 startPlayground();
-poll(heard, failed);
+poll(showReport, showError);

@@ -1,4 +1,4 @@
-// The section Playground: a chat, each answer generated with speculation and again without.
+// The section Playground: a chat. Every answer is generated with speculation, then without.
 
 import { Answer } from "./answer.js";
 import { byId, element } from "./element.js";
@@ -25,7 +25,7 @@ function setRunning(controller) {
   byId("stop").hidden = controller === null;
 }
 
-/** The two answers one after the other: together they would share every pass, and neither would have its own speed. */
+/** Generates the two answers one after the other: in one batch they would share the steps and have no speed of their own. */
 async function turn(question) {
   const controller = new AbortController();
   const seed = randomSeed();
@@ -41,7 +41,7 @@ async function turn(question) {
   );
   byId("conversation").append(place);
   place.scrollIntoView({ block: "nearest" });
-  const conversation = messages; // a new chat leaves this one to its answers
+  const conversation = messages; // a new chat replaces `messages`
   conversation.push({ role: "user", content: question });
   setRunning(controller);
   const meters = () => {
@@ -54,7 +54,7 @@ async function turn(question) {
     }
     compare(verdict, ...answers);
   } catch {
-    // shown where the answer is
+    // the answer shows the error
   } finally {
     if (answers[0].text) conversation.push({ role: "assistant", content: answers[0].text });
     else conversation.pop();

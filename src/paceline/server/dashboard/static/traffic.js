@@ -4,28 +4,28 @@ import { Chart } from "./chart.js";
 import { byId, element } from "./element.js";
 import * as format from "./format.js";
 
-const QUIET = "Nothing was asked in the last minutes.";
+const QUIET = "No requests in the last minutes.";
 const sum = (values) => values.reduce((total, value) => total + value, 0);
 const mean = (values) => (values.length ? sum(values) / values.length : null);
 
 const charts = {
   speed: new Chart("chart-speed", { format: format.speed, top: 10, empty: QUIET }),
-  alpha: new Chart("chart-alpha", { time: false, format: format.percent, top: 1, fixed: true, empty: "No drafts were tested yet." }),
-  depth: new Chart("chart-depth", { format: format.decimal, top: 4, empty: "No depth was decided yet." }),
+  alpha: new Chart("chart-alpha", { time: false, format: format.percent, top: 1, fixed: true, empty: "No drafts verified yet." }),
+  depth: new Chart("chart-depth", { format: format.decimal, top: 4, empty: "No depth decided yet." }),
   ttft: new Chart("chart-ttft", { format: format.duration, top: 0.01, empty: QUIET }),
   tpot: new Chart("chart-tpot", { format: format.duration, top: 0.001, empty: QUIET }),
   load: new Chart("chart-load", { format: format.count, top: 4, empty: QUIET }),
   ahead: new Chart("chart-ahead", {
-    format: format.percent, top: 1, fixed: true, empty: "No draft workers answered: drafts are made where they are checked.",
+    format: format.percent, top: 1, fixed: true, empty: "No draft workers: the engine drafts.",
   }),
 };
 
-/** {"category · method": line} by category alone, where it has one method. */
-function named(lines) {
+/** {"category · method": line} with the category as key if it has one method. */
+function shortenKeys(lines) {
   const category = (key) => key.slice(0, key.lastIndexOf(" · "));
   const keys = Object.keys(lines);
-  const isAlone = (key) => keys.filter((other) => category(other) === category(key)).length === 1;
-  return Object.fromEntries(keys.map((key) => [isAlone(key) ? category(key) : key, lines[key]]));
+  const isOnly = (key) => keys.filter((other) => category(other) === category(key)).length === 1;
+  return Object.fromEntries(keys.map((key) => [isOnly(key) ? category(key) : key, lines[key]]));
 }
 
 function alphas(traffic) {
@@ -33,12 +33,12 @@ function alphas(traffic) {
   const longest = Math.max(0, ...tested.map((one) => one.alphas.length));
   const positions = Array.from({ length: longest }, (_, i) => i + 1);
   const line = (one) => [`${one.category} · ${one.method}`, positions.map((i) => one.alphas[i - 1] ?? null)];
-  return [positions, named(Object.fromEntries(tested.map(line).sort()))];
+  return [positions, shortenKeys(Object.fromEntries(tested.map(line).sort()))];
 }
 
 function tiles(report, last) {
   const rates = Object.values(last?.tokens_per_second ?? {});
-  const facts = {
+  const values = {
     "Tokens per second": [format.speed(sum(rates)), ""],
     "Alpha, first position": [format.percent(mean(report.traffic.filter((one) => one.alphas.length).map((one) => one.alphas[0]))), ""],
     "First token": [format.duration(last?.ttft?.p50), "median"],
@@ -48,22 +48,22 @@ function tiles(report, last) {
     "Audited tokens": [format.count(report.audit.audited), `${format.count(report.audit.drifted)} drifted`],
   };
   byId("figures").replaceChildren(
-    ...Object.entries(facts).map(([name, [value, more]]) =>
-      element("div", {}, element("dt", { textContent: name }), element("dd", {}, `${value} `, element("small", { textContent: more }))),
+    ...Object.entries(values).map(([name, [value, note]]) =>
+      element("div", {}, element("dt", { textContent: name }), element("dd", {}, `${value} `, element("small", { textContent: note }))),
     ),
   );
 }
 
-function drift(note) {
-  const when = new Date(1000 * note.time).toLocaleTimeString();
-  const levels = `from ${format.percent(note.before)} to ${format.percent(note.after)}`;
-  return element("li", { textContent: `${when}: acceptance for ${note.category} (${note.method}) went ${levels}; depth is learned anew.` });
+function describeDrift(event) {
+  const when = new Date(1000 * event.time).toLocaleTimeString();
+  const levels = `from ${format.percent(event.before)} to ${format.percent(event.after)}`;
+  return element("li", { textContent: `${when}: acceptance for ${event.category} (${event.method}) changed ${levels}; depth is learned again.` });
 }
 
-/** Draft workers that drafted ahead, found that it did not pay, and draft on demand. */
-function stopped(workers) {
+/** Names the draft workers that stopped drafting ahead because too few drafts were used. */
+function describeStopped(workers) {
   const names = workers.filter((worker) => worker.resting != null).map((worker) => worker.name);
-  return names.length ? ` · stopped by ${names.join(", ")}: it did not pay` : "";
+  return names.length ? ` · stopped by ${names.join(", ")}: too few drafts used` : "";
 }
 
 export function showTraffic(report, history) {
@@ -75,7 +75,7 @@ export function showTraffic(report, history) {
     : {};
   charts.speed.draw(times, { ...all, ...speeds }, off);
   charts.alpha.draw(...alphas(report.traffic));
-  charts.depth.draw(times, named(history.columns("depth")), off);
+  charts.depth.draw(times, shortenKeys(history.columns("depth")), off);
   charts.ttft.draw(times, history.columns("ttft"), off);
   charts.tpot.draw(times, history.columns("tpot"), off);
   charts.load.draw(times, { running: history.column((s) => s.running), waiting: history.column((s) => s.waiting) }, off);
@@ -84,7 +84,7 @@ export function showTraffic(report, history) {
     { "drafted ahead": history.column((s) => s.prespeculation_hits), late: history.column((s) => s.late_drafts) },
     off,
   );
-  byId("ahead-note").textContent = stopped(report.workers);
+  byId("ahead-note").textContent = describeStopped(report.workers);
   tiles(report, history.last);
-  byId("drifts").replaceChildren(...report.drifts.slice(-5).reverse().map(drift));
+  byId("drifts").replaceChildren(...report.drifts.slice(-5).reverse().map(describeDrift));
 }

@@ -5,7 +5,7 @@ import * as format from "./format.js";
 
 const TONE = { ready: "good", starting: "warn", suspected: "warn", unseen: "warn", unhealthy: "bad" };
 const digits = (value) => String(Number(value.toPrecision(3)));
-const share = (part, whole) => (whole > 0 ? part / whole : null);
+const ratio = (part, whole) => (whole > 0 ? part / whole : null);
 
 const COLUMNS = [
   ["Running", (worker) => format.count(worker.running)],
@@ -14,8 +14,8 @@ const COLUMNS = [
   ["Depth", (worker) => format.decimal(worker.depth)],
   ["Alpha", (worker) => format.percent(worker.alpha)],
   ["Round trip", (worker) => format.duration(worker.round_trip)],
-  ["Ahead", (worker) => (worker.resting == null ? format.percent(share(worker.hits, worker.answers)) : `off: ${format.percent(worker.resting)}`)],
-  ["Late", (worker) => format.percent(share(worker.late, worker.answers))],
+  ["Ahead", (worker) => (worker.resting == null ? format.percent(ratio(worker.hits, worker.answers)) : `off: ${format.percent(worker.resting)}`)],
+  ["Late", (worker) => format.percent(ratio(worker.late, worker.answers))],
 ];
 
 function row(worker) {
@@ -36,7 +36,7 @@ export function showWorkers(workers) {
   byId("symptoms").replaceChildren(
     ...workers.flatMap((worker) =>
       worker.symptoms.map((symptom) =>
-        element("li", { textContent: `${worker.name}: ${symptom.name.replaceAll("_", " ")}, ${digits(symptom.figure)} against ${digits(symptom.limit)}; ${symptom.remedy}` }),
+        element("li", { textContent: `${worker.name}: ${symptom.name.replaceAll("_", " ")}, ${digits(symptom.figure)} limit ${digits(symptom.limit)}; ${symptom.remedy}` }),
       ),
     ),
   );
