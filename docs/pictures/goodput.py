@@ -39,7 +39,7 @@ def main() -> None:
     left.set_title("8B on one H200, draft of 135M", fontsize=10, loc="left")
     left.legend(frameon=False)
     bars = right.bar(places, [float(ratio) for ratio in ratios], color=GOODPUT)
-    labels = [f"{ratio}x\n({depth})" for ratio, depth in zip(ratios, rows["depth chosen"], strict=True)]
+    labels = [f"{ratio}x\n({depth})" for ratio, depth in zip(ratios, rows["mean depth"], strict=True)]
     right.bar_label(bars, labels, padding=2, fontsize=8)
     right.axhline(1.0, color="#57606a", linewidth=1.0, linestyle="--")
     right.set_ylim(0, 2.7)

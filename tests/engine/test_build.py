@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, UnsupportedModel
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
 from paceline.core.worker_status import BreakerState
 from paceline.engine import build
@@ -94,7 +94,7 @@ def test_a_draft_brings_its_method(target: str, tmp_path: Path) -> None:
     assert drafted.speculator.enabled
     assert texts(drafted) == expected
     default = Request("r", prompt())
-    assert [engine.validator.sequences(default, 0.0)[0].method for engine in (plain, drafted)] == [
+    assert [engine.validator.sequences(ValidatedRequest.of(default), 0.0)[0].method for engine in (plain, drafted)] == [
         "ngram",
         "draft_model",
     ]
@@ -136,7 +136,9 @@ def test_the_window_is_the_least_of_asked_and_made_for(target: str, caplog: pyte
         built = engine(target, max_model_len=asked)
         warned = "max_model_len is 4096, and the model was made for 256: that is used" in caplog.messages
         assert warned == (asked == 4096)
-        (sequence,) = built.validator.sequences(Request("r", prompt(), SamplingParams(max_tokens=10_000)), 0.0)
+        (sequence,) = built.validator.sequences(
+            ValidatedRequest.of(Request("r", prompt(), SamplingParams(max_tokens=10_000))), 0.0
+        )
         assert built.validator.remaining(sequence) == window - 20
 
 

@@ -1,3 +1,5 @@
+"""Times of target passes before the first request."""
+
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,7 +13,7 @@ from tests.fakes import TINY, request, run, tiny_engine, tiny_model
 
 
 class TimedRunner(ModelRunner):
-    """A pass takes `base`, a millisecond a row and `per_token` for each of its context; the first of each size twice as
+    """A pass takes `base`, 1 ms a row and `per_token` for each token of context; the first pass of a size takes twice as
     long."""
 
     def __init__(self, clock: VirtualClock, base: float, per_token: float = 0.0, num_blocks: int = 4) -> None:
@@ -26,7 +28,7 @@ class TimedRunner(ModelRunner):
         return super().forward(spans, state_layers)
 
 
-def test_each_size_is_timed_warm() -> None:
+def test_the_first_pass_of_each_size_is_not_timed() -> None:
     clock = VirtualClock()
     passes = measure_passes(TimedRunner(clock, 0.01), 24, 24, clock)
     assert {rows: round(seconds, 9) for rows, seconds in passes.items()} == {
@@ -34,7 +36,7 @@ def test_each_size_is_timed_warm() -> None:
     }
 
 
-def test_there_are_no_more_sequences_than_may_be() -> None:
+def test_passes_have_at_most_max_num_seqs_sequences() -> None:
     clock, shapes = VirtualClock(), list[tuple[int, int]]()
     runner = TimedRunner(clock, 0.01)
     forward = runner.forward
@@ -43,7 +45,7 @@ def test_there_are_no_more_sequences_than_may_be() -> None:
     assert list(dict.fromkeys(shapes)) == [(1, 1), (2, 1), (4, 1), (4, 2), (5, 3)]
 
 
-def test_a_slow_machine_is_measured_less() -> None:
+def test_a_slow_machine_measures_fewer_sizes() -> None:
     clock = VirtualClock()
     passes = measure_passes(TimedRunner(clock, MAX_SECONDS / 6), 64, 64, clock)
     assert list(passes) == [1, 2]
@@ -51,14 +53,14 @@ def test_a_slow_machine_is_measured_less() -> None:
 
 @pytest.mark.parametrize("num_blocks", [2, 9, 40, 700])
 @pytest.mark.parametrize("max_num_seqs", [1, 4, 64])
-def test_a_token_of_context(num_blocks: int, max_num_seqs: int) -> None:
+def test_the_time_per_token_of_context(num_blocks: int, max_num_seqs: int) -> None:
     clock = VirtualClock()
     runner = TimedRunner(clock, 0.01, 1e-6, num_blocks)
     assert measure_context(runner, max_num_seqs, clock) == pytest.approx(1e-6)
 
 
-def test_contexts_are_those_of_many() -> None:
-    """Two long ones would leave most of a device idle."""
+def test_context_is_measured_with_many_sequences() -> None:
+    """Two long contexts would leave most of a GPU idle."""
     clock, counts = VirtualClock(), set[int]()
     runner = TimedRunner(clock, 0.01, 1e-6, num_blocks=700)
     forward = runner.forward
@@ -70,13 +72,13 @@ def test_contexts_are_those_of_many() -> None:
     assert counts == {8}
 
 
-def test_contexts_grow_until_they_tell() -> None:
+def test_contexts_grow_until_their_cost_is_measurable() -> None:
     clock = VirtualClock()
     runner = TimedRunner(clock, 0.01, 1e-5, num_blocks=700)
     longest: list[int] = []
     forward = runner.forward
     runner.forward = lambda spans, *rest: longest.append(max(s.context_len for s in spans)) or forward(spans, *rest)  # type: ignore[assignment, func-returns-value]
-    # The model's window has no room for four times as many as the last
+    # A context four times as long does not fit into the model's window
     for per_token, enough in ((1e-5, 256), (2e-6, 1024), (0.0, 1024)):
         longest.clear()
         runner.per_token = per_token
@@ -84,19 +86,19 @@ def test_contexts_grow_until_they_tell() -> None:
         assert max(longest) == enough
 
 
-def test_a_model_with_a_window_does_not_read_all_of_its_context() -> None:
+def test_a_sliding_window_has_no_cost_of_context() -> None:
     clock = VirtualClock()
     runner = TimedRunner(clock, 0.01, 1e-6, num_blocks=700)
     runner.model.config = replace(runner.model.config, sliding_window=64)
     assert measure_context(runner, 4, clock) == 0.0
 
 
-def test_there_may_be_no_cache_to_speak_of() -> None:
+def test_a_cache_of_one_block_measures_nothing() -> None:
     clock = VirtualClock()
     assert measure_context(TimedRunner(clock, 0.01, 1e-6, num_blocks=1), 4, clock) == 0.0
 
 
-def test_measuring_leaves_no_mark_on_the_text() -> None:
+def test_measuring_does_not_change_texts() -> None:
     one = request("r", range(20), max_tokens=10, seed=1)
     engine = tiny_engine(tiny_model())
     measure_passes(engine.runner, 32, 32, VirtualClock())

@@ -1,4 +1,4 @@
-"""Traffic that changes, seen by an engine: said once, counted, and depth is learned anew."""
+"""A change of the traffic in an engine: logged once, counted, and the depth policy restarts."""
 
 import logging
 
@@ -22,7 +22,7 @@ WRONG = [i for i in range(TOKENS) if i % 3]
 
 
 class Restarts(GoodputDepth):
-    """Always drafts, so that the test decides what is seen."""
+    """Always drafts two tokens, and records restarts."""
 
     def __init__(self) -> None:
         super().__init__(8)
@@ -36,7 +36,7 @@ class Restarts(GoodputDepth):
         return [min(2, candidate.max_depth) for candidate in batch]
 
 
-def test_a_change_is_said_once_and_depth_starts_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_change_is_logged_once_and_depth_restarts(caplog: pytest.LogCaptureFixture) -> None:
     right, poor = oracle(TEXT), oracle(TEXT, wrong=WRONG)
     depth = Restarts()
     engine = engine_of(right, depth=depth)
@@ -48,8 +48,8 @@ def test_a_change_is_said_once_and_depth_starts_over(caplog: pytest.LogCaptureFi
         right.guess = poor.guess
         for number in range(60):
             outputs_of(engine, request(f"poor-{number}", PROMPT, max_tokens=TOKENS, **GREEDY))
-    (said,) = caplog.messages
-    assert said.startswith("acceptance of fake drafts for 'default' went from 1.00 to 0.")
+    (message,) = caplog.messages
+    assert message.startswith("acceptance of fake drafts for 'default' changed from 1.00 to 0.")
     (record,) = caplog.records
     assert (record.category, record.method) == ("default", "fake")  # type: ignore[attr-defined]
     (report,) = engine.snapshot().traffic
@@ -61,7 +61,7 @@ def test_a_change_is_said_once_and_depth_starts_over(caplog: pytest.LogCaptureFi
     assert_nothing_held(engine)
 
 
-def test_drafts_tested_and_kept() -> None:
+def test_tested_and_accepted_drafts_are_counted() -> None:
     engine = engine_of(oracle(TEXT, wrong=[5]), depth=2)
     outputs = outputs_of(engine, request("r", PROMPT, max_tokens=TOKENS, **GREEDY))
     (report,) = engine.snapshot().traffic

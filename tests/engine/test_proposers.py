@@ -1,7 +1,99 @@
-from paceline.engine.proposers import catch_up_passes
+"""The proposers of an engine: a draft folder selects its method, and the text stays the target's."""
+
+from pathlib import Path
+
+import pytest
+
+from paceline.core.config import EngineConfig
+from paceline.core.errors import InvalidConfig
+from paceline.engine.proposers import head_footprint, num_lanes, prefill_passes
+from paceline.engine.schedule import Schedule
+from paceline.models.drafts.load import LoadedHead
+from paceline.speculation.drafts import Draft
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.proposers.eagle import EagleProposer
+from paceline.speculation.proposers.medusa import MedusaProposer
+from paceline.speculation.trees.tree import depths
+from tests.engine.test_build import engine, save_checkpoint, texts
+from tests.fakes import tiny_model
+from tests.heads import draft_config, draft_tensors, save_draft, tiny_eagle, tiny_medusa
+
+METHODS = {
+    "eagle": ("eagle", EagleProposer),
+    "medusa": ("medusa", MedusaProposer),
+    "distilled": ("draft_model", DraftModelProposer),
+}
 
 
-def test_a_draft_catches_up_in_no_more_than_a_pass_of_the_target_takes():
-    assert catch_up_passes(16_000, 270) == 14
-    assert catch_up_passes(1000, 270) == 1  # hardly smaller
-    assert catch_up_passes(270, 16_000) == 1
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save_checkpoint(tmp_path_factory.mktemp("models") / "target")
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_a_draft_folder_selects_its_method(target: str, tmp_path: Path, kind: str) -> None:
+    method, proposer = METHODS[kind]
+    config = draft_config(tiny_model(), kind)
+    draft = save_draft(tmp_path / kind, config, draft_tensors(config, reduced=24))
+    expected = texts(engine(target, speculation={"enabled": False}), temperature=0.7)
+    drafted = engine(target, draft=draft, speculation={"depth": "fixed", "max_depth": 12})
+    assert isinstance(drafted.speculator.proposers[method], proposer)
+    assert drafted.snapshot().flags.method == method
+    assert texts(drafted, temperature=0.7) == expected
+    (traffic,) = drafted.snapshot().traffic
+    assert traffic.method == method
+    assert len(traffic.alphas) > 0
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_the_end_of_a_text_bounds_the_levels_of_a_tree_and_not_its_size(target: str, tmp_path: Path, kind: str) -> None:
+    config = draft_config(tiny_model(), kind)
+    draft = save_draft(tmp_path / kind, config, draft_tensors(config))
+    drafted = engine(target, draft=draft, speculation={"depth": "fixed", "max_depth": 12})
+    seen: list[tuple[int, int]] = []
+    propose = drafted.speculator.propose
+
+    def watched(plan: Schedule) -> dict[int, Draft]:
+        drafts = propose(plan)
+        for item in plan.items:
+            if found := drafts.get(item.sequence.id):
+                room = drafted.validator.remaining(item.sequence) - 1
+                assert max(depths(found.parents)) <= room
+                seen.append((room, len(found)))
+        return drafts
+
+    drafted.speculator.propose = watched  # type: ignore[method-assign]
+    few = texts(drafted, max_tokens=4)
+    assert few == texts(engine(target, speculation={"enabled": False}), max_tokens=4)
+    # Two levels under at most 8 children of the root: more nodes than tokens left
+    assert max(nodes for room, nodes in seen if room == 2) == 12
+
+
+def test_layer_skip_needs_no_draft(target: str) -> None:
+    expected = texts(engine(target, speculation={"enabled": False}))
+    drafted = engine(target, speculation={"method": "layer_skip", "depth": "fixed", "max_depth": 3})
+    assert texts(drafted) == expected
+    (traffic,) = drafted.snapshot().traffic
+    assert traffic.method == "layer_skip"
+    assert traffic.alphas[0] > 0
+
+
+def test_a_missing_head_is_reported(target: str) -> None:
+    with pytest.raises(InvalidConfig, match="needs an EAGLE head: set `draft`"):
+        engine(target, speculation={"method": "eagle"})
+
+
+def test_the_memory_of_heads() -> None:
+    target, config = tiny_model(), EngineConfig()
+    eagle = head_footprint(LoadedHead("head", tiny_eagle(target)), config)
+    assert eagle.kv_bytes_per_token == 2 * 2 * 16 * 4
+    assert eagle.weight_bytes > 0
+    assert eagle.activation_bytes > num_lanes(config) * 32 * eagle.kv_bytes_per_token
+    medusa = head_footprint(LoadedHead("heads", tiny_medusa(target)), config)
+    assert (medusa.kv_bytes_per_token, medusa.activation_bytes) == (0, 0)
+
+
+def test_a_draft_prefill_takes_about_as_long_as_a_target_pass() -> None:
+    assert prefill_passes(16_000, 270) == 14
+    assert prefill_passes(1000, 270) == 1  # hardly smaller
+    assert prefill_passes(270, 16_000) == 1

@@ -10,7 +10,7 @@ import torch
 from paceline.core.clock import VirtualClock
 from paceline.core.config import SpeculationConfig
 from paceline.core.output import StepTimes
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Origin
 from paceline.core.sequence import Sequence as Generation
@@ -123,7 +123,7 @@ class House:
         asked = Request(
             "r", (1, 2, 3), SamplingParams(max_tokens=max_tokens), SpeculationParams(**speculation), category
         )
-        (sequence,) = self.validator.sequences(asked, 0.0)
+        (sequence,) = self.validator.sequences(ValidatedRequest.of(asked), 0.0)
         sequence.num_computed = 2
         return sequence
 

@@ -7,12 +7,13 @@ from paceline.core.config import SpeculationConfig
 from paceline.core.errors import InvalidRequest
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
+from paceline.core.sequence import Sequence
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.validator import Limits, RequestValidator
 
 
 class EndTokens:
-    """As much of a tokenizer as an validator asks for without a grammar."""
+    """As much of a tokenizer as the validator needs without a grammar."""
 
     eos_ids = frozenset({2, 3})
 
@@ -25,6 +26,16 @@ def validator(tokenizer: Any = None, **speculation: Any) -> RequestValidator:
 
 def request(prompt: tuple[int, ...] = (1, 2, 3), speculation: dict[str, Any] | None = None, **sampling: Any) -> Request:
     return Request("r", prompt, SamplingParams(**sampling), SpeculationParams(**(speculation or {})))
+
+
+def sequences(part: RequestValidator, asked: Request, now: float) -> list[Sequence]:
+    return part.sequences(part.validate(asked), now)
+
+
+def test_a_validated_request_is_not_validated_again() -> None:
+    part = validator()
+    validated = part.validate(request())
+    assert part.validate(validated) is validated
 
 
 @pytest.mark.parametrize(
@@ -48,13 +59,13 @@ def test_what_cannot_be_served_is_refused_by_field(wrong: Request, field: str, m
 
 def test_the_longest_prompt_leaves_room_for_one_token() -> None:
     part, longest = validator(), request(prompt=(1,) * 31)
-    assert part.validate(longest) is None
-    assert part.remaining(part.sequences(longest, 0.0)[0]) == 1
+    assert part.validate(longest).prompt_ids == longest.prompt_ids
+    assert part.remaining(sequences(part, longest, 0.0)[0]) == 1
 
 
 def test_a_request_becomes_n_sequences_led_by_the_first() -> None:
     asked = replace(request(n=3, seed=7), category="code", priority=2, cache_salt="tenant")
-    first, *others = validator().sequences(asked, now=4.5)
+    first, *others = sequences(validator(), asked, 4.5)
     assert first.leader is None
     assert [one.leader for one in others] == [first, first]
     assert [one.choice for one in (first, *others)] == [0, 1, 2]
@@ -69,12 +80,12 @@ def test_a_request_becomes_n_sequences_led_by_the_first() -> None:
 
 def test_numbers_are_not_reused() -> None:
     part = validator()
-    assert [one.id for _ in range(3) for one in part.sequences(request(n=2), 0.0)] == list(range(6))
+    assert [one.id for _ in range(3) for one in sequences(part, request(n=2), 0.0)] == list(range(6))
 
 
 def test_a_missing_seed_is_drawn_once_for_all_choices() -> None:
     part = validator()
-    seeds = [{one.seed for one in part.sequences(request(n=4), 0.0)} for _ in range(3)]
+    seeds = [{one.seed for one in sequences(part, request(n=4), 0.0)} for _ in range(3)]
     assert all(len(drawn) == 1 for drawn in seeds)
     assert len(set.union(*seeds)) == 3
     assert all(0 <= seed < 2**63 for seed in set.union(*seeds))
@@ -82,16 +93,16 @@ def test_a_missing_seed_is_drawn_once_for_all_choices() -> None:
 
 def test_the_request_chooses_and_the_server_fills_in() -> None:
     part = validator(verification="rejection")
-    default = part.sequences(request(), 0.0)[0]
+    default = sequences(part, request(), 0.0)[0]
     assert (default.method, default.verification) == ("ngram", "rejection")
-    chosen = part.sequences(request(speculation={"method": "draft_model", "verification": "coupled"}), 0.0)[0]
+    chosen = sequences(part, request(speculation={"method": "draft_model", "verification": "coupled"}), 0.0)[0]
     assert (chosen.method, chosen.verification) == ("draft_model", "coupled")
 
 
 def test_end_tokens_come_from_the_tokenizer_unless_ignored() -> None:
     part = validator(EndTokens())
-    assert part.sequences(request(), 0.0)[0].eos_ids == {2, 3}
-    assert part.sequences(request(ignore_eos=True), 0.0)[0].eos_ids == frozenset()
+    assert sequences(part, request(), 0.0)[0].eos_ids == {2, 3}
+    assert sequences(part, request(ignore_eos=True), 0.0)[0].eos_ids == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -108,12 +119,12 @@ def test_end_tokens_come_from_the_tokenizer_unless_ignored() -> None:
 )
 def test_depth_a_sequence_may_have(speculation: dict[str, Any], sampling: dict[str, Any], depth: int) -> None:
     part = validator(max_depth=8)
-    assert part.max_depth(part.sequences(request(speculation=speculation, **sampling), 0.0)[0]) == depth
+    assert part.max_depth(sequences(part, request(speculation=speculation, **sampling), 0.0)[0]) == depth
 
 
 def test_depth_and_remaining_follow_output_and_window() -> None:
     part = validator(max_depth=8)
-    one = part.sequences(request(max_tokens=100), 0.0)[0]
+    one = sequences(part, request(max_tokens=100), 0.0)[0]
     assert part.remaining(one) == 29  # the window's 32, not the 100
     one.ids += [5] * 25
     assert (part.remaining(one), part.max_depth(one)) == (4, 3)
@@ -123,10 +134,10 @@ def test_depth_and_remaining_follow_output_and_window() -> None:
 
 def test_a_tree_keeps_its_nodes_to_the_end_of_a_text_but_not_of_the_window() -> None:
     part = validator(max_depth=8)
-    one = part.sequences(request(max_tokens=3), 0.0)[0]
+    one = sequences(part, request(max_tokens=3), 0.0)[0]
     assert (part.max_depth(one), part.max_depth(one, is_tree=True)) == (2, 8)
     one.ids += [5, 5]
     assert (part.remaining(one), part.max_depth(one, is_tree=True)) == (1, 0)  # the last token is the pass's own
-    late = part.sequences(request(max_tokens=100), 0.0)[0]
+    late = sequences(part, request(max_tokens=100), 0.0)[0]
     late.ids += [5] * 25
     assert (part.remaining(late), part.max_depth(late, is_tree=True)) == (4, 3)

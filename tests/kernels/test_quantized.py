@@ -89,7 +89,7 @@ def test_a_mix_becomes_dense() -> None:
 
 def test_wrong_shapes_and_types_are_refused() -> None:
     values = quantize(matrix(), "int8").values
-    with pytest.raises(ValueError, match="do not go with"):
+    with pytest.raises(ValueError, match="do not match"):
         QuantizedWeight(values, torch.ones(48, 3))
     with pytest.raises(ValueError, match="not int8 or fp8"):
         QuantizedWeight(values.short(), torch.ones(48, 1))

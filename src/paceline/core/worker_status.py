@@ -56,7 +56,7 @@ class TrafficStatus:
     mean_depth: float
     """Mean of recent depth decisions, including 0."""
     fallbacks: Mapping[str, int]
-    """Sequence-steps decoded plainly although speculation was on, by reason; see `engine/stats/tally.py`."""
+    """Sequence-steps decoded plainly although speculation was on, by reason; see `engine/stats.py`."""
     tested: int = 0
     """Drafted tokens that were decided since the start: all accepted ones and the first rejected one of each round."""
     kept: int = 0
@@ -151,7 +151,7 @@ class EngineStatus:
     advantage: float | None = None
     """Expected speed of speculation over plain decoding at the last decision; None: the depth rule does not estimate it."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """Time of steps since the start, by part; see `engine/stats/step_totals.py`."""
+    """Time of steps since the start, by part; see `engine/stats.py`."""
     audit: AuditCounts = AuditCounts()
     tiers: TierCounts | None = None
     """None: the device is the only tier."""

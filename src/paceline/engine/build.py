@@ -13,11 +13,10 @@ from paceline.core.errors import InvalidConfig
 from paceline.core.machine import total_memory
 from paceline.engine.calibration import measure_context, measure_passes
 from paceline.engine.engine import Engine
-from paceline.engine.heads import head_footprint
 from paceline.engine.hooks.hook import StepHook
 from paceline.engine.hooks.tier_build import make_tiers
 from paceline.engine.memory_fit import GIB, PICKING_BYTES, Footprint, MemoryFit, memory_fit
-from paceline.engine.proposers import make_proposers
+from paceline.engine.proposers import head_footprint, make_proposers
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import Limits, RequestValidator

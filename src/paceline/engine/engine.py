@@ -11,7 +11,7 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest
 from paceline.core.kv_events import CacheEvent
 from paceline.core.output import StepOutput
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sequence import FinishReason, Sequence
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import EngineStatus, TrafficStatus
@@ -185,16 +185,17 @@ class Engine:
         finally:
             self.hooks.remove(hook)
 
-    def validate(self, request: Request) -> None:
-        """Raise `InvalidRequest` if `add` would. Safe from any thread."""
-        self.validator.validate(request)
+    def validate(self, request: Request) -> ValidatedRequest:
+        """The request with its seed, or `InvalidRequest`. Safe from any thread."""
+        return self.validator.validate(request)
 
     def add(self, request: Request) -> None:
-        """Queue a request; its tokens come out of `step`."""
-        grammar = self.validator.validate(request)
+        """Queue a request, which is validated if it was not before; its tokens come out of `step`."""
+        validated = self.validator.validate(request)
+        grammar = self.validator.grammar(validated)
         if request.id in self._sequences:
             raise InvalidRequest(f"a request with id {request.id!r} is already running", field="id")
-        sequences = self.validator.sequences(request, self.clock.now())
+        sequences = self.validator.sequences(validated, self.clock.now())
         self._sequences[request.id] = sequences
         for sequence in sequences:
             self._output.add(sequence, grammar)
@@ -243,12 +244,12 @@ class Engine:
     def set_flags(self, flags: SpeculationFlags) -> None:
         """Change how to speculate from the next step on. Running sequences continue under the new flags."""
         self.validator.set_flags(flags)
-        self.speculator.switch(flags.enabled)
+        self.speculator.set_enabled(flags.enabled)
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
             method = self.validator.method(sequence.speculation)
             if method != sequence.method:
-                self.speculator.move(sequence, method)
-        self.speculator.look_ahead(self.scheduler.running)
+                self.speculator.set_method(sequence, method)
+        self.speculator.prepare_next(self.scheduler.running)
 
     def snapshot(self) -> EngineStatus:
         """Counts as of now; traffic as of the last report of `step`. Safe from any thread, never blocks."""

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.core.output import Generation, OutputListener, StepOutput
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationFlags, SpeculationParams
 from paceline.core.worker_status import ClusterStatus, EngineStatus
@@ -21,7 +21,6 @@ from paceline.engine.build import build_engine
 from paceline.engine.hooks.hook import StepHook
 from paceline.engine.loop import EngineLoop, Tracer
 from paceline.engine.transcript import Transcript
-from paceline.engine.validator import draw_seed
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.speculation.proposer import Proposer
 
@@ -219,14 +218,13 @@ class LLM:
         category: str = "default",
         priority: int = 0,
         cache_salt: str = "",
-    ) -> Request:
+    ) -> ValidatedRequest:
         if not isinstance(speculation, SpeculationParams):
             speculation = from_mapping(SpeculationParams, speculation or {}, "speculation.", InvalidRequest)
         sampling = sampling or SamplingParams()
-        if sampling.seed is None:
-            sampling = replace(sampling, seed=draw_seed())
         ids = self._encode(prompt)
-        return Request(f"request-{next(self._numbers)}", ids, sampling, speculation, category, priority, cache_salt)
+        request = Request(f"request-{next(self._numbers)}", ids, sampling, speculation, category, priority, cache_salt)
+        return self.engine.validate(request)
 
     def _encode(self, prompt: Prompt) -> tuple[int, ...]:
         if isinstance(prompt, str):

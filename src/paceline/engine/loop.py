@@ -1,4 +1,4 @@
-"""Runs an engine on a thread of its own, so that many callers, blocking or async, can share it."""
+"""Runs an engine on its own thread, shared by any number of blocking and async callers."""
 
 import logging
 import threading
@@ -15,37 +15,37 @@ from paceline.kernels.cpu import native
 
 logger = logging.getLogger(__name__)
 
-REST = 0.5
-"""Seconds without work after which a moment counts as idle: who asks again right after an answer finds the engine free."""
+IDLE_AFTER = 0.5
+"""Seconds without work before idle work begins: a client that continues a conversation at once finds the engine free."""
 
 
 class Trace(Protocol):
-    """Follows one request, on the engine's thread."""
+    """Receives the outputs of one request, on the engine's thread."""
 
     def add(self, output: StepOutput) -> None: ...
 
     def end(self, error: PacelineError | None = None) -> None:
-        """Nothing more will be seen: it is finished, was cancelled, or failed."""
+        """The request finished, was cancelled, or failed."""
         ...
 
 
 class Tracer(Protocol):
     def follow(self, request: Request) -> Trace:
-        """From any thread, for a request that has just been submitted."""
+        """A trace for a request that was just submitted. Called from any thread."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class _Caller:
-    """Who waits for a request. Ids come back; a caller is one submission."""
+    """One submission of a request. Request ids may be used again; a caller is unique."""
 
     listener: OutputListener
     unfinished: int
     trace: Trace | None = None
     cancelled: bool = False
 
-    def tell(self, event: OutputEvent) -> bool:
-        """One caller's broken listener must not end the engine for all: False if it raised."""
+    def send(self, event: OutputEvent) -> bool:
+        """Pass the event to the listener; False if it raised. A listener that raises ends its own request only."""
         if self.cancelled:
             return True
         try:
@@ -57,12 +57,11 @@ class _Caller:
 
 
 class EngineLoop:
-    """The only thread that touches the engine. Callers send commands and hear back through their listeners."""
+    """Owns the only thread that uses the engine. Callers queue commands; listeners receive the outputs."""
 
     def __init__(self, engine: Engine, tracer: Tracer | None = None) -> None:
         self.engine = engine
         self.tracer = tracer
-        """Follows the requests that say they are traced."""
         self._commands: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()  # guards `_closed` and `_callers`
         self._closed = False
@@ -75,8 +74,8 @@ class EngineLoop:
         return not self._closed
 
     def submit(self, request: Request, listener: OutputListener) -> None:
-        """Start a request. What is wrong with it is raised here and now; everything later goes to `listener`."""
-        self.engine.validate(request)
+        """Start a request, or raise `InvalidRequest`. `listener` receives all outputs and later errors."""
+        request = self.engine.validate(request)
         with self._lock:
             self._check_open()
             if request.id in self._callers:
@@ -86,7 +85,7 @@ class EngineLoop:
             self._commands.put(lambda: self._add(request, caller))
 
     def cancel(self, request_id: str) -> None:
-        """Stop a request and free all it holds before the next step. Its listener hears nothing more."""
+        """Stop a request and free all it holds before the next step. Its listener receives nothing more."""
         with self._lock:
             self._check_open()
             caller = self._callers.get(request_id)
@@ -101,7 +100,7 @@ class EngineLoop:
             self._commands.put(command)
 
     def run(self, command: Callable[[], None]) -> None:
-        """As `call`, and wait until it is done. `EngineClosed` if the engine's thread ends before or over it."""
+        """Like `call`, but wait until the command is done. Raises `EngineClosed` if the engine's thread ends first."""
         done = threading.Event()
 
         def execute() -> None:
@@ -111,7 +110,7 @@ class EngineLoop:
         self.call(execute)
         while not done.wait(0.1):
             if not self._thread.is_alive() and not done.is_set():
-                raise EngineClosed("the engine ended before that was done: its log says why")
+                raise EngineClosed("the engine stopped before the command was done: see its log")
 
     def close(self) -> None:
         """Cancel what is running and end the thread. Safe to call twice."""
@@ -136,22 +135,21 @@ class EngineLoop:
             for request_id in list(self._callers):
                 self.engine.cancel(request_id)
         except Exception as error:
-            logger.exception("the engine failed; its requests are given up")
+            logger.exception("the engine failed; its requests end with an error")
             reason = EngineClosed(f"the engine failed: {error!r}")
             reason.__cause__ = error
-        with self._lock:  # from here on nothing is accepted, so nobody can wait for an answer that never comes
+        with self._lock:  # no caller is accepted after this, so that none waits for ever
             self._closed = True
             callers, self._callers = self._callers, {}
         for caller in callers.values():
-            caller.tell(reason)
+            caller.send(reason)
             if caller.trace is not None:
                 caller.trace.end(reason)
         self.engine.close()
 
     def _drain(self) -> bool:
-        """Carry out waiting commands; with nothing else to do, sleep until one comes, or use the idle time. False:
-        time to end."""
-        seconds: float | None = REST
+        """Run the queued commands. Without work, wait for one or use the idle time. False: the loop ends."""
+        seconds: float | None = IDLE_AFTER
         while True:
             if self.engine.has_work:
                 seconds = 0.0
@@ -174,23 +172,23 @@ class EngineLoop:
             self.engine.add(request)
         except PacelineError as error:
             self._forget(request.id)
-            caller.tell(error)
+            caller.send(error)
 
     def _cancel(self, request_id: str, caller: _Caller) -> None:
-        if self._callers.get(request_id) is caller:  # otherwise it finished meanwhile, and the id may be in use again
+        if self._callers.get(request_id) is caller:  # otherwise it has finished, and another request may have its id
             self.engine.cancel(request_id)
             self._forget(request_id)
 
     def _deliver(self, output: StepOutput) -> None:
         caller = self._callers.get(output.request_id)
-        if caller is None:  # cancelled earlier in the same step, by a sibling's broken listener
+        if caller is None:  # cancelled earlier in this step, because its listener raised for another choice
             return
         caller.unfinished -= output.finish_reason is not None
         if caller.trace is not None:
             caller.trace.add(output)
         if caller.unfinished == 0:
             self._forget(output.request_id)
-        if not caller.tell(output):
+        if not caller.send(output):
             self._cancel(output.request_id, caller)
 
     def _forget(self, request_id: str) -> None:

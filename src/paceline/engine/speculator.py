@@ -1,4 +1,4 @@
-"""The engine's side of speculation: asks proposers for drafts, learns from rounds, and decides how deep the next one goes."""
+"""The engine's side of speculation: it collects drafts from proposers, learns from rounds and decides the next depths."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -9,8 +9,7 @@ from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
 from paceline.engine.executors.executor import SequenceResult, StepResult
 from paceline.engine.schedule import Schedule
-from paceline.engine.stats.step_totals import StepTotals
-from paceline.engine.stats.traffic_classes import TrafficClasses, traffic_class
+from paceline.engine.stats import StepTotals, TrafficClasses, traffic_class
 from paceline.engine.validator import RequestValidator
 from paceline.speculation.depth.breaker import Breaker
 from paceline.speculation.depth.drift import Change
@@ -33,7 +32,7 @@ from paceline.speculation.verification.verify import Verdict
 
 
 class Speculator:
-    """Proposers by method, one depth policy, one switch, and what is known of the traffic."""
+    """Proposers by method, a depth policy, an on/off switch, and statistics by traffic class."""
 
     def __init__(
         self,
@@ -54,15 +53,15 @@ class Speculator:
         self.traffic = TrafficClasses(breaker)
         self.totals = StepTotals()
         self.num_invalid = 0
-        """Drafts dropped because they were none: not a tree, or not of this vocabulary."""
+        """Invalid drafts, which were dropped: not a tree, or tokens outside the vocabulary."""
         self.graph_methods = graph_methods
         self._configured = enabled
         self._validator = validator
         self._clock = clock
         self._vocab_size = vocab_size
-        self._patience = 0.0
+        self._max_wait = 0.0
         self._ended: list[int] = []
-        """Sequences forgotten since the last step was observed."""
+        """Sequences that ended since the last observed step."""
         self._draft_seconds: defaultdict[str, float] = defaultdict(float)
         self._network_seconds = 0.0
         self._prefills: defaultdict[str, DraftPrefill] = defaultdict(DraftPrefill)
@@ -70,23 +69,23 @@ class Speculator:
         self._idle_since: float | None = None
         self._idle_seconds = 0.0
 
-    def propose(self, plan: Schedule) -> dict[int, Draft]:
-        """Whatever the proposers have ready, cut to the room that was reserved for it."""
-        room = {item.sequence.id: item.num_draft for item in plan.items if item.num_draft}
-        asked: defaultdict[str, list[int]] = defaultdict(list)
-        for item in plan.items:
+    def propose(self, schedule: Schedule) -> dict[int, Draft]:
+        """The drafts that are ready in time, by sequence, each cut to the rows reserved for it."""
+        limits = {item.sequence.id: item.num_draft for item in schedule.items if item.num_draft}
+        by_method: defaultdict[str, list[int]] = defaultdict(list)
+        for item in schedule.items:
             if item.num_draft:
-                asked[item.sequence.method].append(item.sequence.id)
-        # Waiting for a draft longer than the target takes to do without it cannot pay.
-        deadline = self._clock.now() + self._patience
+                by_method[item.sequence.method].append(item.sequence.id)
+        # A wait longer than a pass of the target cannot pay.
+        deadline = self._clock.now() + self._max_wait
         drafts: dict[int, Draft] = {}
-        for method, ids in asked.items():
+        for method, ids in by_method.items():
             started = self._clock.now()
             batch = self.proposers[method].collect(ids, deadline)
             for sequence_id, draft in batch.split().items():
-                if sequence_id not in room:
+                if sequence_id not in limits:
                     continue
-                draft = prune(draft, room[sequence_id])
+                draft = prune(draft, limits[sequence_id])
                 try:
                     validate(draft, self._vocab_size)
                 except InvalidDraft:
@@ -116,13 +115,13 @@ class Speculator:
             if one.asked:
                 rounds.append(one)
             elif one.sequence.depth and self.enabled:
-                self.traffic.had_no_room(traffic_class(one.sequence))
+                self.traffic.count_no_room(traffic_class(one.sequence))
         if result.draft_seconds is not None:  # a graph step, with drafts of one method
             draft_seconds: Mapping[str, float] = {one.sequence.method: result.draft_seconds for one in rounds}
             network, is_timed = 0.0, result.is_timed
         else:
             self._idle_since = None  # the host had work to do: the device did not wait for a change of executors
-            self._patience = result.verify_seconds
+            self._max_wait = result.verify_seconds
             draft_seconds, self._draft_seconds = self._draft_seconds, defaultdict(float)
             network, self._network_seconds = self._network_seconds, 0.0
             is_timed = not any(one.sequence.method in self.graph_methods for one in result.sequences)
@@ -132,14 +131,14 @@ class Speculator:
         drafted = sum(draft_seconds.values()) + prefill_seconds
         self.totals.add(num_prompt, bool(rounds), drafted, network, result.verify_seconds)
         if not self.enabled:
-            self._settle()
+            self._end_sequences()
             return
         observed = tuple([_observation(one) for one in rounds])
-        self._start_over(self.traffic.observe(observed, self._clock.now(), self.depth.advantage))
-        asked: dict[str, int] = {}
+        self._restart(self.traffic.observe(observed, self._clock.now(), self.depth.advantage))
+        deepest: dict[str, int] = {}
         for one in rounds:
             method = one.sequence.method
-            asked[method] = max(asked.get(method, 0), one.asked)
+            deepest[method] = max(deepest.get(method, 0), one.asked)
         self.depth.observe(
             StepObservation(
                 batch=batch,
@@ -149,7 +148,7 @@ class Speculator:
                     DraftingObservation(
                         method, depth, draft_seconds[method], prefills[method].tokens, prefills[method].seconds
                     )
-                    for method, depth in asked.items()
+                    for method, depth in deepest.items()
                 ),
                 verify_seconds=result.verify_seconds,
                 network_seconds=network,
@@ -160,7 +159,7 @@ class Speculator:
                 switch_on_seconds=idle if rounds else 0.0,
             )
         )
-        self._settle()
+        self._end_sequences()
 
     def graph_paused(self) -> None:
         """The graph executor handed its sequences to the host: the device waits until the next graph step."""
@@ -171,23 +170,25 @@ class Speculator:
         if self._idle_since is not None:
             self._idle_seconds, self._idle_since = self._clock.now() - self._idle_since, None
 
-    def wanted(self, plan: Schedule) -> dict[str, HiddenRequest]:
-        """By method: the hidden states to keep of this step, for sequences that may be drafted from them."""
+    def hidden_requests(self, schedule: Schedule) -> dict[str, HiddenRequest]:
+        """The hidden states that the proposers of this step's sequences draft from, by method."""
         if not self.enabled:
             return {}
-        methods = {item.sequence.method for item in plan.items if item.sequence.speculation.enabled}
-        return {method: wants for method in methods if (wants := self.proposers[method].traits.hidden)}
+        methods = {item.sequence.method for item in schedule.items if item.sequence.speculation.enabled}
+        return {method: hidden for method in methods if (hidden := self.proposers[method].traits.hidden)}
 
-    def look_ahead(
+    def prepare_next(
         self,
         running: Seq[Sequence],
         verdicts: Mapping[int, Verdict] | None = None,
         hidden: Mapping[int, Hidden] | None = None,
         has_room: bool = True,
     ) -> None:
-        """Decide every sequence's next depth and let the proposers know what was committed: the target's picks in the rounds
-        just verified and its `hidden` states included. Where the next pass has no room for drafts there is nothing to decide,
-        unless somebody drafts meanwhile for the pass after it."""
+        """Decide the next depth of every sequence and report the committed tokens to the proposers.
+
+        `verdicts` and `hidden`: the target's picks and hidden states of the step just committed. `has_room`: the next pass has
+        rows for drafts. Without room only methods that draft on the host are decided for: they draft for the pass after it.
+        """
         if not self.enabled:
             for sequence in running:
                 sequence.depth = 0
@@ -197,7 +198,7 @@ class Speculator:
         if has_room or not all(sequence.method in self.graph_methods for sequence in ready):
             self.decide(ready)
         else:
-            self._leave_out(ready)
+            self._skip_drafts(ready)
         progress: defaultdict[str, list[Progress]] = defaultdict(list)
         is_lazy = {method: proposer.traits.is_lazy for method, proposer in self.proposers.items()}
         for sequence in ready:
@@ -214,13 +215,13 @@ class Speculator:
             self.proposers[method].observe(batch)
             self._draft_seconds[method] += self._clock.now() - started
 
-    def hand_over(self, sequence: Sequence, states: Seq[Hidden]) -> None:
-        """Hidden states of its prompt that were computed elsewhere, as if they had been computed here."""
-        wants = self.proposers[sequence.method].traits.hidden
-        if wants is None or wants.last or not (self.enabled and sequence.speculation.enabled):
+    def add_hidden_states(self, sequence: Sequence, states: Seq[Hidden]) -> None:
+        """Report hidden states of its prompt that another worker computed."""
+        request = self.proposers[sequence.method].traits.hidden
+        if request is None or request.last or not (self.enabled and sequence.speculation.enabled):
             return
         for hidden in states:
-            if set(wants.layers) <= set(hidden.inner):
+            if set(request.layers) <= set(hidden.inner):
                 self.proposers[sequence.method].observe([self._progress(sequence, hidden)])
 
     def decide(self, ready: Seq[Sequence]) -> None:
@@ -229,50 +230,52 @@ class Speculator:
             for sequence in ready:
                 sequence.depth = 0
             if self.enabled:
-                self.traffic.declined([traffic_class(sequence) for sequence in ready if sequence.speculation.enabled])
+                self.traffic.count_declined(
+                    [traffic_class(sequence) for sequence in ready if sequence.speculation.enabled]
+                )
             return
-        wanted = [self._max_depth(sequence) for sequence in ready]
-        candidates = self._candidates(ready, wanted)
+        limits = [self._max_depth(sequence) for sequence in ready]
+        candidates = self._candidates(ready, limits)
         decisions = []
         for sequence, candidate, most, depth in zip(
-            ready, candidates, wanted, self.depth.decide(candidates), strict=True
+            ready, candidates, limits, self.depth.decide(candidates), strict=True
         ):
             sequence.depth = depth
-            if most:  # otherwise nobody wanted a draft: no decision, no fallback
+            if most:  # a request without speculation is neither a decision nor a fallback
                 decisions.append((candidate.category, depth, candidate.max_depth > 0))
         for decision, same in groupby(decisions):
-            self.traffic.decided(*decision, count=len(list(same)))
+            self.traffic.count_decision(*decision, count=len(list(same)))
 
-    def _leave_out(self, ready: Seq[Sequence]) -> None:
+    def _skip_drafts(self, ready: Seq[Sequence]) -> None:
         for sequence in ready:
             sequence.depth = 0
         classes = Counter([traffic_class(sequence) for sequence in ready if sequence.speculation.enabled])
         for category, count in classes.items():
-            self.traffic.had_no_room(category, count)
+            self.traffic.count_no_room(category, count)
 
-    def switch(self, enabled: bool | None) -> None:
-        """On, off, or as configured; `look_ahead` makes it so."""
+    def set_enabled(self, enabled: bool | None) -> None:
+        """Turn speculation on, off, or (None) as configured; in effect from the next `prepare_next`."""
         self.enabled = self._configured if enabled is None else enabled
 
-    def move(self, sequence: Sequence, method: str) -> None:
-        """Draft it by another method from now on."""
+    def set_method(self, sequence: Sequence, method: str) -> None:
+        """Draft for the sequence by another method."""
         self.forget((sequence,))
         sequence.method = method
 
     def forget(self, sequences: Iterable[Sequence]) -> None:
-        """These sequences ended or lost their place: drop all that was kept for drafting them."""
+        """Close sequences that ended or were preempted at their proposers."""
         for sequence in sequences:
             sequence.depth = 0
             self.proposers[sequence.method].close([sequence.id])
             self._ended.append(sequence.id)
 
-    def _settle(self) -> None:
-        """A sequence's last round is observed after it was forgotten: only now is all said about it."""
-        self._start_over(self.traffic.close(self._ended))
+    def _end_sequences(self) -> None:
+        """The last round of a sequence is observed after `forget`: only now its statistics are complete."""
+        self._restart(self.traffic.close(self._ended))
         self._ended.clear()
 
-    def _start_over(self, changes: Iterable[Change]) -> None:
-        """These classes of traffic are no longer what depth was learned from."""
+    def _restart(self, changes: Iterable[Change]) -> None:
+        """Restart the depth policy for traffic classes that changed."""
         for change in changes:
             self.depth.restart(change.category, change.after)
 
@@ -282,12 +285,11 @@ class Speculator:
     def _progress(self, sequence: Sequence, hidden: Hidden | None, picks: Seq[int] = ()) -> Progress:
         return Progress.of(sequence, self._validator.remaining(sequence) - 1, hidden, picks)
 
-    def _candidates(self, ready: Iterable[Sequence], wanted: Iterable[int]) -> list[Candidate]:
-        """How deep each sequence may go: as its request and the server, who have it `wanted`, and the breaker of its traffic
-        class allow."""
+    def _candidates(self, ready: Iterable[Sequence], limits: Iterable[int]) -> list[Candidate]:
+        """Candidates with the depth that request and server (`limits`) and the breaker of the traffic class allow."""
         allowed: dict[str, int] = {}
         candidates, now = [], self._clock.now()
-        for sequence, most in zip(ready, wanted, strict=True):
+        for sequence, most in zip(ready, limits, strict=True):
             category = traffic_class(sequence)
             if category not in allowed:
                 allowed[category] = self.traffic.breaker.allow(category, now)

@@ -1,34 +1,29 @@
-"""A request becomes sequences, or an error that says why not."""
+"""Validates requests, and turns a validated request into sequences."""
 
 import itertools
-import secrets
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
 from paceline.core.config import SpeculationConfig
 from paceline.core.errors import InvalidRequest, PromptTooLong
-from paceline.core.request import Categories, Request
+from paceline.core.request import Categories, Request, ValidatedRequest
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import SpeculationFlags, SpeculationParams
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.verification.grammar import Grammar
 
 
-def draw_seed() -> int:
-    return secrets.randbits(63)
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the engine can hold."""
+    """Bounds of every request."""
 
     vocab_size: int
     max_model_len: int
 
 
 class RequestValidator:
-    """Checks requests against what the engine offers. `validate` and `validate_flags` may be called from any thread."""
+    """Checks requests against the model and the loaded proposers. `validate` and `validate_flags` are safe from any thread."""
 
     def __init__(
         self,
@@ -58,11 +53,25 @@ class RequestValidator:
 
     @property
     def methods(self) -> Collection[str]:
-        """Those a request or a flag may name."""
+        """Methods that a request or a flag may name."""
         return self._methods
 
-    def validate(self, request: Request) -> Grammar | None:
-        """Raise `InvalidRequest` if it cannot be served; returns its grammar, compiled once per schema."""
+    def validate(self, request: Request) -> ValidatedRequest:
+        """The request with its seed, or `InvalidRequest`. A request that is already validated returns at once."""
+        if isinstance(request, ValidatedRequest):
+            return request
+        self._check(request)
+        return ValidatedRequest.of(request)
+
+    def grammar(self, request: Request) -> Grammar | None:
+        """The grammar of the request's JSON schema, compiled once per schema; None: it has no schema."""
+        if request.sampling.json_schema is None:
+            return None
+        return Grammar.compile(
+            request.sampling.json_schema, self._tokenizer_json, self._eos_ids, self.limits.vocab_size
+        )
+
+    def _check(self, request: Request) -> None:
         limits, sampling = self.limits, request.sampling
         if not request.prompt_ids:
             raise InvalidRequest("the prompt is empty: give at least one token", field="prompt")
@@ -79,12 +88,10 @@ class RequestValidator:
                 )
         self._check_method(request.speculation.method, "speculation.method")
         self._check_committed(request)
-        if sampling.json_schema is None:
-            return None
-        return Grammar.compile(sampling.json_schema, self._tokenizer_json, self._eos_ids, limits.vocab_size)
+        self.grammar(request)
 
     def _check_committed(self, request: Request) -> None:
-        """A request that goes on from where another engine was must have somewhere to go."""
+        """A request that continues from another engine must have tokens left to generate."""
         if not request.committed:
             return
         if len(request.committed) != request.sampling.n or not request.unfinished:
@@ -112,11 +119,10 @@ class RequestValidator:
                 field=field,
             )
 
-    def sequences(self, request: Request, now: float) -> list[Sequence]:
-        """The request's unfinished sequences, with what they have committed. The first computes the prompt for all."""
+    def sequences(self, request: ValidatedRequest, now: float) -> list[Sequence]:
+        """The unfinished sequences of the request, with their committed tokens. The first computes the prompt for all."""
         speculation = request.speculation
         sequences: list[Sequence] = []
-        seed = draw_seed() if request.sampling.seed is None else request.sampling.seed
         category = self._categories.fold(request.category)
         for choice in request.unfinished:
             committed = request.committed[choice] or () if request.committed else ()
@@ -128,7 +134,7 @@ class RequestValidator:
                     num_prompt=len(request.prompt_ids),
                     sampling=request.sampling,
                     speculation=speculation,
-                    seed=seed,
+                    seed=request.seed,
                     choice=choice,
                     category=category,
                     priority=request.priority,
@@ -154,24 +160,23 @@ class RequestValidator:
         return frozenset() if self._tokenizer is None else self._tokenizer.eos_ids
 
     def method(self, speculation: SpeculationParams) -> str:
-        """How a request that says `speculation` is drafted for."""
+        """The method of a request with these parameters."""
         return speculation.method or self._flags.method or self._default_method
 
     @property
     def offered_method(self) -> str:
-        """How a request that leaves it open is drafted for."""
+        """The method of a request that names none."""
         return self.method(SpeculationParams())
 
     @property
     def offered_depth(self) -> int:
-        """The deepest round anybody may ask for."""
+        """The largest depth that a request may have."""
         configured, flag = self._speculation.max_depth, self._flags.max_depth
         return configured if flag is None else min(configured, flag)
 
     def max_depth(self, sequence: Sequence, is_tree: bool = False) -> int:
-        """How many tokens may be drafted for this sequence now. A chain never goes past the last token it may still have; a
-        tree is as large as before, since most of its nodes stand beside each other, but has its place in the
-        window."""
+        """Tokens that may be drafted for this sequence now. A chain ends before the last token that the sequence may
+        generate. A tree keeps its size, because most of its nodes are siblings, but must fit into the window."""
         remaining = self.remaining(sequence)
         if not sequence.speculation.enabled or remaining <= 1:
             return 0
@@ -180,6 +185,6 @@ class RequestValidator:
         return min(depth, (self.limits.max_model_len - len(sequence.ids) if is_tree else remaining) - 1)
 
     def remaining(self, sequence: Sequence) -> int:
-        """Tokens the sequence may still generate."""
+        """Tokens that the sequence may still generate."""
         longest = min(sequence.num_prompt + sequence.sampling.max_tokens, self.limits.max_model_len)
         return longest - len(sequence.ids)

@@ -74,8 +74,8 @@ class PackedWeight:
 
     @classmethod
     def of(cls, form: PackedForm, tensors: Sequence[Tensor]) -> "PackedWeight":
-        """A weight from the `form` and `tensors` of another. Raises ValueError for tensors of other types or shapes, beyond which
-        native code would read."""
+        """A weight from the `form` and `tensors` of another. Raises ValueError for tensors of other types or shapes,
+        beyond which native code would read."""
         expected = form.shapes()[: len(tensors)]
         if not tensors or expected != tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors):
             raise ValueError(f"tensors {[(t.dtype, tuple(t.shape)) for t in tensors]} do not match {form}")

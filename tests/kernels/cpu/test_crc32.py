@@ -34,7 +34,7 @@ def test_every_byte_counts():
 
 
 def test_a_copy_that_does_not_fit_is_refused():
-    with pytest.raises(ValueError, match="4 bytes do not go into 3"):
+    with pytest.raises(ValueError, match="cannot copy 4 bytes to 3 bytes"):
         copy_crc32(memoryview(b"abcd"), memoryview(bytearray(3)))
     with pytest.raises(ValueError, match="read-only"):
         copy_crc32(memoryview(b"abcd"), memoryview(bytes(4)))

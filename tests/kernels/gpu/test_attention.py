@@ -50,7 +50,7 @@ def check(
     assert out[sum(rows) :].isnan().all()
     tolerance = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
     torch.testing.assert_close(out[: sum(rows)], expected, rtol=tolerance, atol=tolerance)
-    assert not plan.arrived.any()
+    assert not plan.counters.any()
     return out
 
 

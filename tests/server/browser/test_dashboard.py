@@ -198,7 +198,7 @@ def test_workers_and_drafting_ahead(open_page: Open) -> None:
     assert rows[0].split("\t") == ["target-0", "big, target", "ready", "3", "1", "50%", "2.5", "75%", NONE, NONE, NONE]
     assert rows[1].split("\t")[2:] == ["suspected", "0", "0", NONE, NONE, NONE, "2.10 ms", "80%", "0%"]
     assert rows[2].split("\t")[-2:] == ["off: 2%", "0%"]
-    assert page.text("#symptoms") == "target-0: slow draft, 2 limit 1; use a smaller draft"
+    assert page.text("#symptoms") == "target-0: slow draft, 2 (limit 1); use a smaller draft"
     page.wait_for_text("#chart-ahead .legend", "drafted ahead 80%")
     assert page.text("#chart-ahead figcaption") == "Drafting ahead · stopped by draft-1: too few drafts used"
 

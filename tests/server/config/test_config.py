@@ -189,7 +189,7 @@ def test_conflicting_settings_report_both_sources(tmp_path: Path) -> None:
         ({"admin_key": "short"}, "admin_key must have at least 8 characters"),
         ({"sampling.temperature": -1}, "sampling.temperature must be between 0"),
         ({"sampling.max_tokens": 0}, "sampling.max_tokens must be at least 1"),
-        ({"speculation.min_depth": 2}, "speculation.min_depth has no meaning with speculation.depth 'goodput'"),
+        ({"speculation.min_depth": 2}, "speculation.min_depth has no effect with speculation.depth 'goodput'"),
         ({"speculation.depth": "additive", "speculation.min_depth": 9}, "between 1 and speculation.max_depth"),
     ],
 )

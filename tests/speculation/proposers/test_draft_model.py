@@ -324,8 +324,8 @@ def test_a_smaller_vocabulary(verification: str) -> None:
 def test_only_known_tokens_are_drafted() -> None:
     part = proposer(model=tiny_model(config=replace(TINY, vocab_size=30)))
     sampled = SamplingParams(logit_bias=dict.fromkeys(range(30, 40), 100.0), repetition_penalty=1.5)
-    for verification in ("coupled", "rejection"):
-        one = drafts(part, progress([35, 3, 39, 2], 6, 0, sampled, verification=verification))[0]
+    for i, verification in enumerate(("coupled", "rejection")):
+        one = drafts(part, progress([35, 3, 39, 2], 6, i, sampled, verification=verification))[i]
         assert all(token < 30 for token in one.tokens)
         q = one.q(VOCAB)
         assert (q is None) == (verification == "coupled")

@@ -61,7 +61,7 @@ class HostExecutor:
 
     def submit(self, schedule: Schedule, drafts: Drafts) -> None:
         drafted = self._clock.now()
-        wanted, tables = self._speculator.wanted(schedule), self._scheduler.tables
+        wanted, tables = self._speculator.hidden_requests(schedule), self._scheduler.tables
         spans = [
             span_of(item, drafts.get(item.sequence.id, NO_DRAFT), tables.blocks(item.sequence.id))
             for item in schedule.items
@@ -96,7 +96,7 @@ class HostExecutor:
         )
 
     def prepare_next(self, result: StepResult) -> None:
-        self._speculator.look_ahead(
+        self._speculator.prepare_next(
             self._scheduler.running,
             {one.sequence.id: one.verdict for one in result.sequences if one.verdict is not None},
             result.hidden,

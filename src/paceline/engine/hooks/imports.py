@@ -141,7 +141,7 @@ class Imports(StepHook):
             if incoming is not None:
                 self.release(incoming)
                 known = [hidden for hidden in incoming.states if hidden.end <= item.sequence.num_computed]
-                self._speculator.hand_over(item.sequence, [self._on_device(hidden) for hidden in known])
+                self._speculator.add_hidden_states(item.sequence, [self._on_device(hidden) for hidden in known])
 
     def _on_device(self, hidden: Hidden) -> Hidden:
         inner = {layer: states.to(self._runner.device) for layer, states in hidden.inner.items()}

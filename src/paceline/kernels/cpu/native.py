@@ -3,8 +3,8 @@
 The shared object is kept in the user's cache folder. `library()` is None if the kernels are unavailable (no C compiler, an
 unsupported CPU, PACELINE_NATIVE=0). Then every operation uses its torch reference, and one warning names what to install.
 
-The kernels are batch invariant: the bits of a row's result do not depend on the number of rows, on the other rows, on the chunks
-of a prefill, or on the number of threads.
+The kernels are batch invariant: the bits of a row's result do not depend on the number of rows, on the other rows, on the
+chunks of a prefill, or on the number of threads.
 """
 
 import ctypes
@@ -30,8 +30,8 @@ from torch import Tensor
 from paceline.core.machine import usable_cores
 
 LONG_ROWS = 16
-"""Rows from which on a call releases the interpreter lock; it then runs for milliseconds. A shorter call keeps the lock, because
-re-acquiring it can take longer than the call."""
+"""Rows from which on a call releases the interpreter lock; it then runs for milliseconds. A shorter call keeps the lock,
+because re-acquiring it can take longer than the call."""
 
 _SOURCES = Path(__file__).parent
 _ARGUMENTS = {
@@ -99,8 +99,8 @@ def set_num_threads(count: int) -> None:
 
 @contextmanager
 def single_threaded_torch() -> Iterator[None]:
-    """Limit torch to the calling thread while the context is active: two thread pools that spin on the same cores are far slower
-    than one. It has no effect without native kernels."""
+    """Limit torch to the calling thread while the context is active: two thread pools that spin on the same cores are far
+    slower than one. It has no effect without native kernels."""
     before = torch.get_num_threads()
     if available():
         torch.set_num_threads(1)

@@ -1,9 +1,10 @@
-"""Triton kernels, one operation a file, each pinned to its torch reference by tests/kernels/gpu.
+"""Triton kernels, one operation per file. tests/kernels/gpu compares each with its torch reference.
 
-These modules import triton, which CPU installations lack: import them inside the function that has found a CUDA device.
+These modules import triton, which CPU installations lack. Import them inside a function that has checked for a CUDA device.
 
-No kernel's grid or shape depends on values in device memory, wrappers allocate nothing when they are given `out` and
-scratch, and nothing waits for the device: all of it may be captured in a CUDA graph and replayed as contexts grow.
-Every kernel waits for the one before it (`launch.py`), also where it has nothing to do: its end would otherwise tell the
-next one that memory is complete when it is not.
+All kernels can be captured in a CUDA graph and replayed as contexts grow: grids and shapes do not depend on device values,
+wrappers allocate nothing if they are given `out` and scratch, and no wrapper waits for the device.
+
+HAZARD: every kernel waits for the one before it (`launch.py`), even if it has nothing to do. Otherwise its end would signal to
+the next kernel that memory is complete when it is not.
 """

@@ -1,4 +1,4 @@
-"""silu(gate) * up, with the roundings of the torch reference."""
+"""silu(gate) * up, rounded as the torch reference is."""
 
 import torch
 import triton

@@ -1,12 +1,12 @@
-"""Paged attention for decode, verification, token trees and chunked prefill: one launch, whatever the pass holds.
+"""Paged attention for decode, verification, token trees and chunked prefill in one launch.
 
-A program computes one tile of rows of one sequence, one key-value head, one part of the context. Where a context is cut
-into parts, each leaves its unnormalised output, maximum and sum in scratch, and the last to arrive joins them in order:
-the result does not depend on which it was. Sums are float32; scores are kept in base 2.
+A program computes one tile of rows of one sequence, one key-value head and one part of the context. If a context is split, each
+program stores its unnormalised output, maximum and sum in scratch memory. The last to finish combines them in a fixed order, so
+that the result does not depend on which program it is. Sums are float32; scores are in base 2.
 
-A row's bits are the same whether it is decoded alone or verified in a chain of rows: chunks of keys and parts begin at fixed
-places of the context, and no sum follows the order in which threads happen to hold its terms. Except in the tile in which
-a context outgrows its parts, which are twice as long from then on: all rows of a tile are cut up as its last one is.
+The bits of a row are the same in plain decoding and in the verification of a chain: chunks of keys and parts begin at fixed
+indices of the context, and no sum depends on the order of threads. There is one exception: when a context outgrows its parts,
+their length doubles, and all rows of a tile are split as its last row is.
 """
 
 import torch
@@ -19,11 +19,11 @@ from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.layout import BLOCK_SIZE
 
 _LOG2_E = 1.4426950408889634
-_ONES = tl.constexpr(8)  # the narrowest product there is
+_ONES = tl.constexpr(8)  # columns of the narrowest product
 
 
 def paged_attention(
-    q: Tensor,  # [T, H, hd], rows may lie apart, as in a view of [T, (H + 2 KV) hd]
+    q: Tensor,  # [T, H, hd], possibly a view of [T, (H + 2 KV) hd]
     key_cache: Tensor,  # [blocks, BLOCK_SIZE, KV, hd], any float type, float8 included
     value_cache: Tensor,
     starts: Tensor,  # [S + 1] int32
@@ -36,8 +36,8 @@ def paged_attention(
     out: Tensor | None = None,  # [T, H * hd]
     first_row: int = 0,
 ) -> Tensor:
-    """[T, H * hd], as `AttentionLayout` describes it. Rows from `starts[S]` on are left as they are. `first_row`: so many rows
-    of each sequence's tree were computed by passes before, this one goes on after them."""
+    """[T, H * hd], for the layout described by `AttentionLayout`. Rows from `starts[S]` on are not written. `first_row`:
+    rows of each sequence's tree that earlier passes have computed; this pass continues after them."""
     rows, heads, width = q.shape
     kv_heads = key_cache.shape[2]
     assert rows == plan.num_rows
@@ -60,7 +60,7 @@ def paged_attention(
         q if ancestors is None else ancestors,
         plan.partial,
         plan.sums,
-        plan.arrived,
+        plan.counters,
         plan.num_sequences,
         q.stride(0),
         block_tables.stride(0),
@@ -98,7 +98,7 @@ def _attention(
     ancestors,
     partial,
     sums,
-    arrived,
+    counters,
     num_sequences,
     q_stride,
     table_stride,
@@ -119,7 +119,7 @@ def _attention(
 ):
     ROWS: tl.constexpr = TILE // GROUP
     tile, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    # Nothing may move above the wait: even the lengths are written by a kernel of the same chain
+    # HAZARD: no load before the wait; even the lengths are written by an earlier kernel
     gdc_wait(PDL)
     gdc_launch(PDL)
     sequence, start, num_rows, row_0 = _rows_of(tile, starts, num_sequences, ROWS, SEARCH)
@@ -133,7 +133,7 @@ def _attention(
     if split >= num_parts:
         return
 
-    member = tl.arange(0, TILE)  # row-major: heads of the group innermost
+    member = tl.arange(0, TILE)  # row-major, with the heads of the group innermost
     lane = tl.arange(0, PADDED)
     row = row_0 + member // GROUP
     is_live = (member < ROWS * GROUP) & (row < num_rows)
@@ -151,7 +151,7 @@ def _attention(
     keys, values = key_cache + kv_head * WIDTH, value_cache + kv_head * WIDTH
     total = tl.zeros([TILE, PADDED], tl.float32)
     top = tl.full([TILE], float("-inf"), tl.float32)
-    norm = tl.zeros([TILE, _ONES], tl.float32)  # every column the same
+    norm = tl.zeros([TILE, _ONES], tl.float32)  # all columns are equal
     total, top, norm = _attend(
         total, top, norm, query, keys, values, table, part_begin, whole_end, context, row, lineage, scale,
         KV_HEADS, WIDTH, PADDED, WINDOW, TREE, PAGE, KEYS, False,
@@ -163,18 +163,18 @@ def _attention(
 
     norm = tl.max(norm, 1)
     if SPLITS > 1 and num_parts > 1:
-        meeting = tile * KV_HEADS + kv_head
-        slot = (meeting * SPLITS + split).to(tl.int64)
+        group_index = tile * KV_HEADS + kv_head
+        slot = (group_index * SPLITS + split).to(tl.int64)
         within = member[:, None] * WIDTH + lane[None, :]
         tl.store(partial + slot * TILE * WIDTH + within, total, mask=is_kept)
         tl.store(sums + slot * 2 * TILE + member, top, mask=is_live)
         tl.store(sums + slot * 2 * TILE + TILE + member, norm, mask=is_live)
-        tl.debug_barrier()  # every thread's part is stored before one thread says so
-        if tl.atomic_add(arrived + meeting, 1, sem="acq_rel") != num_parts - 1:
+        tl.debug_barrier()  # all threads have stored before the counter is incremented
+        if tl.atomic_add(counters + group_index, 1, sem="acq_rel") != num_parts - 1:
             return
-        tl.store(arrived + meeting, 0)
+        tl.store(counters + group_index, 0)
         total, norm = _join(
-            partial + (meeting * SPLITS).to(tl.int64) * TILE * WIDTH, sums + (meeting * SPLITS).to(tl.int64) * 2 * TILE,
+            partial + (group_index * SPLITS).to(tl.int64) * TILE * WIDTH, sums + (group_index * SPLITS).to(tl.int64) * 2 * TILE,
             num_parts, is_live, WIDTH, PADDED, TILE, SPLITS,
         )  # fmt: skip
     result = total / tl.where(norm > 0.0, norm, 1.0)[:, None]
@@ -184,8 +184,8 @@ def _attention(
 
 @triton.jit
 def _rows_of(tile, starts, num_sequences, ROWS: tl.constexpr, SEARCH: tl.constexpr):
-    """(sequence, its first row in the pass, how many it has, the first of them in the tile); sequence s owns the tiles from
-    starts[s] // ROWS + s on."""
+    """(sequence, its first row in the pass, its number of rows, its first row in this tile). The tiles of sequence s begin at
+    starts[s] // ROWS + s."""
     sequence = 0
     if SEARCH > 1:
         each = tl.arange(0, SEARCH)
@@ -200,29 +200,29 @@ def _rows_of(tile, starts, num_sequences, ROWS: tl.constexpr, SEARCH: tl.constex
 def _part_of(
     split,
     context,
-    row_0,  # the tile's first row, counted in its sequence
-    row_end,  # past its last
+    row_0,  # first row of the tile, in its sequence
+    row_end,  # end of its rows
     WINDOW: tl.constexpr,
     TREE: tl.constexpr,
     KEYS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """(parts of the context, then of part `split`: its begin, the end of what every row sees, its end)."""
-    end = context + row_end  # past the last key that any row of the tile sees
+    """(number of parts of the context; of part `split`: its begin, the end of the keys that all rows attend to, its end)."""
+    end = context + row_end  # end of the keys that any row of the tile attends to
     first = 0
     if WINDOW > 0:
-        # Own rows that the first row sees: at least itself, in a chain every earlier one
+        # Rows of the pass that the first row attends to: at least itself; in a chain, all earlier ones
         first = tl.maximum(context + (1 if TREE else row_0 + 1) - WINDOW, 0) // KEYS * KEYS
-    share = KEYS  # keys of a part, which begins at a multiple of it whatever the rows of the pass
+    share = KEYS  # keys per part; parts begin at multiples of it, whatever the rows of the pass
     while SPLITS * share < end - first // share * share:
         share *= 2
     first = first // share * share
-    num_parts = tl.cdiv(end - first, share)  # a short context has fewer parts than there are programs
+    num_parts = tl.cdiv(end - first, share)  # a short context has fewer parts than programs
     part_begin = first + split * share
     part_end = tl.minimum(part_begin + share, end)
     whole_end = part_begin
     if WINDOW == 0:
-        # Keys before this are seen by every row; part_begin <= whole_end, and both are whole chunks
+        # All rows attend to keys before this; part_begin <= whole_end, and both are multiples of KEYS
         whole_end = (context + (0 if TREE else row_0 + 1)) // KEYS * KEYS
         whole_end = tl.maximum(tl.minimum(whole_end, part_end), part_begin)
     return num_parts, part_begin, whole_end, part_end
@@ -252,13 +252,13 @@ def _attend(
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """One more stretch of keys, begin to end; not MASKED: whole chunks that every row sees."""
+    """Add the keys from begin to end. Without MASKED: whole chunks that all rows attend to."""
     lane = tl.arange(0, PADDED)
     ones = tl.full([KEYS, _ONES], 1.0, tl.float32).to(query.dtype)
     for chunk in range(begin, end, KEYS):
         index = chunk + tl.arange(0, KEYS)
         if MASKED:
-            # Slots past the end may hold anything, and 0 * NaN is NaN: they are not read
+            # Slots after the end may hold NaN, and 0 * NaN is NaN: they are not read
             page = tl.load(table + index // PAGE, mask=index < end, other=0)
             is_kept = (index < end)[:, None] & (lane < WIDTH)[None, :]
         else:
@@ -276,11 +276,13 @@ def _attend(
         if MASKED:
             scores = tl.where(_visible(index - context, row, lineage, WINDOW, TREE), scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, 1) * scale)
-        level = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen nothing yet: no -inf - -inf
-        # Left to itself, the compiler fuses this where nothing is masked and does not where something is
+        level = tl.where(
+            new_top == float("-inf"), 0.0, new_top
+        )  # a row without visible keys so far: avoids -inf - -inf
+        # Explicit: the compiler would fuse this only in the unmasked loop
         weights = tl.exp2(tl.fma(scores, scale, -level[:, None])).to(query.dtype)
         decay = tl.exp2(top - level)[:, None]
-        # A product adds up in one order; a sum follows the threads
+        # A product sums in a fixed order; tl.sum depends on the threads
         norm = tl.dot(weights, ones, norm * decay, input_precision="ieee")
         total = tl.dot(weights, value, total * decay, input_precision="ieee")
         top = new_top
@@ -298,8 +300,9 @@ def _join(
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """(total, norm) of all parts: sum of 2^(top - highest top) times each part's. Read past L1: other programs wrote it."""
-    AT_ONCE: tl.constexpr = max(1, 64 // TILE)  # parts in flight, as many as registers hold
+    """(total, norm) of all parts: the sum of 2^(top - highest top) times each part's. Loads bypass L1: other programs wrote the
+    parts."""
+    AT_ONCE: tl.constexpr = max(1, 64 // TILE)  # parts loaded at once, as registers allow
     EVERY: tl.constexpr = triton.next_power_of_2(SPLITS)
     member, lane = tl.arange(0, TILE), tl.arange(0, PADDED)
     part = tl.arange(0, EVERY)
@@ -327,10 +330,10 @@ def _join(
 
 @triton.jit
 def _visible(own, row, lineage, WINDOW: tl.constexpr, TREE: tl.constexpr):
-    """[TILE, KEYS] bool: does `row` see the key of row `own` of its sequence, or of the context where `own` < 0?"""
+    """[TILE, KEYS] bool: whether `row` attends to the key of row `own` of its sequence; `own` < 0 is in the context."""
     own, row = own[None, :], row[:, None]
     visible = own <= row
-    behind = row - own  # tokens that the row sees after this one
+    behind = row - own  # visible tokens after this one
     if TREE:
         is_chain = lineage[:, None] == -1
         bits = lineage.to(tl.uint64)[:, None]
@@ -346,7 +349,7 @@ def _visible(own, row, lineage, WINDOW: tl.constexpr, TREE: tl.constexpr):
 
 @triton.jit
 def _popcount(x):
-    """Of uint64, as int32: sums of bits in ever wider fields."""
+    """Number of set bits of a uint64, as int32."""
     x = x - ((x >> 1) & 0x5555555555555555)
     x = (x & 0x3333333333333333) + ((x >> 2) & 0x3333333333333333)
     x = (x + (x >> 4)) & 0x0F0F0F0F0F0F0F0F

@@ -1,4 +1,4 @@
-"""How a pass of at most so many rows is cut into programs, and the memory its parts meet in."""
+"""How attention is divided into programs, and the scratch memory for partial results."""
 
 from dataclasses import dataclass
 
@@ -6,44 +6,44 @@ import torch
 from torch import Tensor
 
 MAX_SPLITS = 64
-"""Parts that one context may be cut into; the program that joins them reads them one after another."""
+"""Most parts of one context; the program that combines them reads them one after another."""
 
 _WAVES = 2
-"""Programs wanted for each multiprocessor before contexts are left whole."""
+"""Programs per multiprocessor up to which contexts are split."""
 
 _FEW_ROWS = 16
-"""Up to so many rows of a sequence are cut up as one row is, so that their sums run alike."""
+"""Rows of a sequence up to which contexts are split as for one row, so that sums run in the same order."""
 
 _SEARCHES = (1, 32, 64, 256)
-"""Among how many sequences a program looks for its own. A few more take no longer, and a kernel serves many batches; but from
-128 on it takes a third more registers (166 instead of 123 on Hopper with heads of 128)."""
+"""Widths of the search for a program's sequence. A wider search takes no longer, and few widths need few kernels. From 128
+on it needs a third more registers (166 instead of 123 on Hopper with heads of 128)."""
 
 
 class AttentionScratch:
-    """Memory in which the parts of a context meet. One serves all launches that follow one another in a stream."""
+    """Memory for the partial results of a context. All launches in one stream can share it."""
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = device
         self._values = torch.empty(0, device=device)
-        self._arrived = torch.zeros(0, dtype=torch.int32, device=device)
+        self._counters = torch.zeros(0, dtype=torch.int32, device=device)
 
-    def take(self, meetings: int, parts: int, tile: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(outputs, sums, arrived) for `parts` parts at each meeting: the same memory every time, while it is large enough."""
-        each = meetings * parts * tile
+    def take(self, groups: int, parts: int, tile: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(outputs, sums, counters) for `groups` groups of `parts` partial results. The memory is reused while large enough."""
+        each = groups * parts * tile
         if len(self._values) < each * (width + 2):
             self._values = torch.empty(power_of_two(each * (width + 2)), device=self._device)
-        if len(self._arrived) < meetings:
-            self._arrived = torch.zeros(power_of_two(meetings), dtype=torch.int32, device=self._device)
+        if len(self._counters) < groups:
+            self._counters = torch.zeros(power_of_two(groups), dtype=torch.int32, device=self._device)
         outputs, sums = self._values[: each * (width + 2)].split([each * width, each * 2])
-        return outputs, sums, self._arrived[:meetings]
+        return outputs, sums, self._counters[:groups]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionPlan:
-    """Static bounds and scratch of `paged_attention`, made once and shared by all layers of a model.
+    """Static bounds and scratch of `paged_attention`, shared by all layers of a model.
 
-    A program takes `tile` query vectors of one key-value head: `tile_rows` rows of one sequence times the heads of the
-    group, at least 16 of them because tensor cores want that many.
+    A program processes `tile` query vectors of one key-value head: `tile_rows` rows of one sequence times the heads of the
+    group, at least 16 for the tensor cores.
     """
 
     num_rows: int
@@ -51,7 +51,7 @@ class AttentionPlan:
     tile: int
     tile_rows: int
     num_tiles: int
-    """Row tiles of all sequences together, each of which may waste part of one."""
+    """Row tiles of all sequences; the last tile of each may be partly empty."""
     tile_keys: int
     num_splits: int
     search: int
@@ -59,7 +59,7 @@ class AttentionPlan:
     num_stages: int
     partial: Tensor  # num_tiles x KV x num_splits x tile x hd, float32, unnormalised outputs
     sums: Tensor  # num_tiles x KV x num_splits x 2 x tile, float32, running maximum (base 2) and sum
-    arrived: Tensor  # num_tiles x KV, int32, zero between launches
+    counters: Tensor  # num_tiles x KV, int32, finished parts; zero between launches
 
 
 def attention_plan(
@@ -73,27 +73,27 @@ def attention_plan(
     num_splits: int | None = None,
     scratch: AttentionScratch | None = None,
 ) -> AttentionPlan:
-    """For passes of `num_rows` rows over `num_sequences` sequences, of mostly at most `max_rows` rows each.
+    """The plan for passes of `num_rows` rows over `num_sequences` sequences, with up to `max_rows` rows each.
 
-    More rows of a sequence are right too, only slower. `num_splits` None: as many as fill the device. `scratch` None: some of
-    its own.
+    Sequences with more rows are computed correctly but more slowly. `num_splits` None: enough to fill the device. `scratch`
+    None: new memory.
     """
     group = num_heads // num_kv_heads
     is_few = max_rows <= _FEW_ROWS
     queries = min(max_rows * group, 32) if is_few else min(power_of_two(max_rows) * group, 128)
     tile = power_of_two(max(16, group, queries))
     tile_rows = tile // group
-    # Sequence s owns tiles from starts[s] // tile_rows + s on: enough for its rows, wherever they start
+    # The tiles of sequence s begin at starts[s] // tile_rows + s: enough for its rows, wherever they start
     num_tiles = num_rows // tile_rows + num_sequences
     if num_splits is None:
         each = 1 if is_few else -(-max_rows // tile_rows)
         busy = min(num_tiles, num_sequences * each) * num_kv_heads
         most = max(1, min(MAX_SPLITS, _WAVES * _multiprocessors(torch.device(device)) // busy))
-        # A kernel for each power of two, not for each number; where there is much else to do, of four
+        # One kernel per power of two; per power of four if there are many rows
         exponent = most.bit_length() - 1
         num_splits = 1 << (exponent if is_few else exponent // 2 * 2)
-    meetings = num_tiles * num_kv_heads if num_splits > 1 else 0
-    partial, sums, arrived = (scratch or AttentionScratch(device)).take(meetings, num_splits, tile, head_dim)
+    groups = num_tiles * num_kv_heads if num_splits > 1 else 0
+    partial, sums, counters = (scratch or AttentionScratch(device)).take(groups, num_splits, tile, head_dim)
     return AttentionPlan(
         num_rows=num_rows,
         num_sequences=num_sequences,
@@ -107,16 +107,17 @@ def attention_plan(
         num_stages=2 if tile > 64 else 3,
         partial=partial,
         sums=sums,
-        arrived=arrived,
+        counters=counters,
     )
 
 
 def search_width(num_sequences: int) -> int:
-    """At least `num_sequences`."""
+    """Width of the search among `num_sequences` sequences."""
     return next((width for width in _SEARCHES if width >= num_sequences), power_of_two(num_sequences))
 
 
 def power_of_two(least: int) -> int:
+    """The smallest power of two that is at least `least`."""
     return 1 << (least - 1).bit_length()
 
 

@@ -1,8 +1,8 @@
-"""Programmatic dependent launch: a kernel's programs may start before the kernel in front of them has ended.
+"""Programmatic dependent launch (PDL): programs of a kernel may start before the previous kernel has ended.
 
-`gdc_wait` returns when everything before this kernel in the stream is done and visible; nothing that depends on another kernel
-may be read or written before it. `gdc_launch` lets the next kernel's programs in; it promises nothing about memory. Both are
-nothing on devices older than Hopper, and in the interpreter.
+`gdc_wait` returns when all earlier work in the stream is done and visible. Memory that another kernel writes must not be read
+or written before it. `gdc_launch` allows the programs of the next kernel to start; it guarantees nothing about memory. Both
+do nothing on devices older than Hopper and in the interpreter.
 """
 
 import os
@@ -17,7 +17,7 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 HAS_PDL = not IS_INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
 
 PDL: dict[str, bool] = {"PDL": True, "launch_pdl": True} if HAS_PDL else {"PDL": False}
-"""Keywords for the launch of a kernel that takes the constexpr PDL."""
+"""Launch keywords of kernels with the constexpr PDL."""
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def gdc_launch(PDL: tl.constexpr):
 
 @triton.jit
 def prefetch(ptrs):
-    """Ask for the cache lines at `ptrs` to be brought into L2. Legal before `gdc_wait` for what no kernel writes."""
+    """Prefetch the cache lines at `ptrs` into L2. Legal before `gdc_wait` for memory that no kernel writes."""
     tl.inline_asm_elementwise(
         "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [ptrs.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
     )

@@ -1,19 +1,19 @@
-"""Products of few rows with a large matrix, fused with what surrounds them in a decoder layer.
+"""Products of few rows with a large matrix, fused with the operations around them in a decoder layer.
 
-A pass over a handful of tokens reads every weight once and does little arithmetic, so these kernels are made of wide weight
-loads: one program owns a strip of outputs and streams its weights over all of K. The sums run in the same order whatever the
-number of rows. Weights are dense, or 8 bit (int8, float8_e4m3fn) with float32 scales.
+A pass over few tokens reads every weight once and does little arithmetic, so these kernels are built around wide weight
+loads: one program computes a strip of outputs and streams its weights over all of K. The order of the sums does not depend on
+the number of rows. Weights are dense, or 8-bit (int8, float8_e4m3fn) with float32 scales.
 
     linear            y = x W^T [+ bias] [+ residual]
     gate_up           silu(x G^T) * (x U^T)
-    qkv_rotary_store  q, rotated; k, rotated, and v straight into the paged cache
+    qkv_rotary_store  q, rotated; k, rotated, and v are stored in the paged cache
 
-The RMS norm between them costs no kernel. Who writes the residual stream h also writes h * w_norm and the sums of h^2 over its
-strip (`Normed`); who reads it multiplies those and applies r = rsqrt(mean(h^2) + eps) to the products:
-norm(h) W^T = r ((h * w_norm) W^T).
+The RMS norm between them needs no kernel. The kernel that writes the residual stream h also writes h * w_norm and the sums of
+h^2 over its strip (`Normed`). The kernel that reads them applies r = rsqrt(mean(h^2) + eps) to the products: norm(h) W^T = r
+((h * w_norm) W^T).
 
-Programs of a later kernel may start while an earlier one ends (programmatic dependent launch): they fetch weights, which no
-kernel writes, and wait before touching activations.
+Programs may start while the previous kernel ends (programmatic dependent launch): they prefetch weights, which no kernel
+writes, and wait before they access activations.
 """
 
 from dataclasses import dataclass, replace
@@ -31,12 +31,12 @@ from paceline.kernels.packing import PackedWeight
 from paceline.kernels.quantized import GROUP, QuantizedWeight
 
 MAX_ROWS = 64
-"""Above this many rows a product is no longer bound by the weights: the vendor's library does it."""
+"""Most rows of these kernels. Larger products are not bound by the weights and use the vendor's library."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Normed:
-    """A hidden state that still misses its norm's factor: one number a row."""
+    """Hidden states before the last factor of the RMS norm, which is one number per row."""
 
     scaled: Tensor  # [T, D], h * w_norm
     squares: Tensor  # [T, P] float32, sums of h^2 over P strips
@@ -45,7 +45,7 @@ class Normed:
 
 @triton.jit
 def _rows_of(x_ptr, rows, ks, m, k: tl.constexpr, stride):
-    """[BLOCK_K, BLOCK_T]: x transposed, each column a row."""
+    """[BLOCK_K, BLOCK_T]: rows of x as columns."""
     return tl.load(
         x_ptr + rows[None, :] * stride + ks[:, None], mask=(rows[None, :] < m) & (ks[:, None] < k), other=0.0
     )
@@ -62,7 +62,7 @@ def _norm_factor(squares_ptr, rows, m, k: tl.constexpr, eps, parts, PARTS: tl.co
 @triton.jit
 def _linear_kernel(
     x_ptr, w_ptr, scale_ptr, squares_ptr, bias_ptr, residual_ptr, out_ptr, next_ptr, scaled_ptr, next_squares_ptr,
-    partial_ptr, arrived_ptr,
+    partial_ptr, counter_ptr,
     m, n, k: tl.constexpr, stride_x, groups, eps, parts,
     BLOCK_T: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PARTS: tl.constexpr, SPLITS: tl.constexpr,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, NEXT: tl.constexpr, SCALES: tl.constexpr, GROUPED: tl.constexpr,
@@ -90,15 +90,15 @@ def _linear_kernel(
         else:
             acc = tl.dot(w, x, acc, input_precision=PRECISION)
     if SPLITS > 1:
-        # Each split leaves its sum; the last to arrive adds them up in order, whichever it is
-        meeting = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
+        # Each split stores its sum; the last to finish adds all of them in a fixed order
+        group_index = tl.program_id(1) * tl.num_programs(0) + tl.program_id(0)
         within = tl.arange(0, BLOCK_N)[:, None] * BLOCK_T + tl.arange(0, BLOCK_T)[None, :]
-        sums = partial_ptr + meeting * (SPLITS * BLOCK_N * BLOCK_T) + within
+        sums = partial_ptr + group_index * (SPLITS * BLOCK_N * BLOCK_T) + within
         tl.store(sums + tl.program_id(2) * (BLOCK_N * BLOCK_T), acc)
         tl.debug_barrier()
-        if tl.atomic_add(arrived_ptr + meeting, 1, sem="acq_rel") != SPLITS - 1:
+        if tl.atomic_add(counter_ptr + group_index, 1, sem="acq_rel") != SPLITS - 1:
             return
-        tl.store(arrived_ptr + meeting, 0)
+        tl.store(counter_ptr + group_index, 0)
         acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
         for split in tl.static_range(SPLITS):
             acc += tl.load(sums + split * (BLOCK_N * BLOCK_T), cache_modifier=".cg")
@@ -118,7 +118,7 @@ def _linear_kernel(
         wide = hidden.to(tl.float32)
         weight = tl.load(next_ptr + outs, mask=outs < n, other=0.0).to(tl.float32)
         tl.store(scaled_ptr + place, (wide * weight[:, None]).to(scaled_ptr.dtype.element_ty), mask=inside)
-        # In float64 a few squares add up without rounding: in whatever order threads hold them, the bits are the same
+        # float64 sums these squares without rounding, so that the order of threads does not change the bits
         exact = tl.where(inside, wide, 0.0).to(tl.float64)
         squares = tl.sum(exact * exact, 0).to(tl.float32)
         tl.store(next_squares_ptr + rows * tl.num_programs(0) + tl.program_id(0), squares, mask=rows < m)
@@ -133,10 +133,10 @@ def _pair_kernel(
     ROTARY: tl.constexpr, BIAS: tl.constexpr, SCALES: tl.constexpr, GROUPED: tl.constexpr,
     EVEN: tl.constexpr, PRECISION: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Outputs come in n pairs, rows `first` and `first + distance` of W: gate and up, or the two halves of a head, which
-    rotate together (`distance` is then half a head)."""
+    """n pairs of outputs, rows `first` and `first + distance` of W: gate and up, or the two halves of a head that rotate
+    together; then `distance` is half a head."""
     rows = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
-    strip = tl.arange(0, 2 * BLOCK_N)  # the first rows of the strip's pairs, then the second ones
+    strip = tl.arange(0, 2 * BLOCK_N)  # the first rows of the pairs in the strip, then the second rows
     members = tl.program_id(0) * BLOCK_N + strip % BLOCK_N
     outs = (members // distance) * 2 * distance + members % distance if ROTARY else members
     outs += (strip // BLOCK_N) * distance
@@ -169,29 +169,29 @@ def _pair_kernel(
         gated = low / (1.0 + tl.exp(-low)) * high
         tl.store(out_ptr + rows[None, :] * n + pairs[:, None], gated.to(out_ptr.dtype.element_ty), mask=inside)
     else:
-        # A strip may straddle heads, so every element finds its own way: q to its buffer, k and v to the cache.
+        # A strip may span heads, so each element is stored separately: q in its buffer, k and v in the cache.
         position = tl.load(position_ptr + rows, mask=rows < m, other=0)
         turns = (head < num_q + num_kv)[:, None] & inside
         angle = position[None, :] * distance + offset[:, None]
         cos = tl.load(cos_ptr + angle, mask=turns, other=1.0)
         sin = tl.load(sin_ptr + angle, mask=turns, other=0.0)
         kind = out_ptr.dtype.element_ty
-        turned_low = (low * cos - high * sin).to(kind)
-        turned_high = (high * cos + low * sin).to(kind)
+        rotated_low = (low * cos - high * sin).to(kind)
+        rotated_high = (high * cos + low * sin).to(kind)
         is_q = (head < num_q)[:, None] & inside
         place = rows[None, :] * (num_q * 2 * distance) + (head * 2 * distance + offset)[:, None]
-        tl.store(out_ptr + place, turned_low, mask=is_q)
-        tl.store(out_ptr + place + distance, turned_high, mask=is_q)
+        tl.store(out_ptr + place, rotated_low, mask=is_q)
+        tl.store(out_ptr + place + distance, rotated_high, mask=is_q)
         slot = tl.load(slot_ptr + rows, mask=rows < m, other=0)
         cached = key_ptr.dtype.element_ty
         is_k = (head >= num_q)[:, None] & turns
         place = slot[None, :] * (num_kv * 2 * distance) + ((head - num_q) * 2 * distance + offset)[:, None]
-        tl.store(key_ptr + place, turned_low.to(cached), mask=is_k)
-        tl.store(key_ptr + place + distance, turned_high.to(cached), mask=is_k)
+        tl.store(key_ptr + place, rotated_low.to(cached), mask=is_k)
+        tl.store(key_ptr + place + distance, rotated_high.to(cached), mask=is_k)
         is_v = (head >= num_q + num_kv)[:, None] & inside
         place -= num_kv * 2 * distance
-        tl.store(value_ptr + place, turned_low.to(cached), mask=is_v)
-        tl.store(value_ptr + place + distance, turned_high.to(cached), mask=is_v)
+        tl.store(value_ptr + place, rotated_low.to(cached), mask=is_v)
+        tl.store(value_ptr + place + distance, rotated_high.to(cached), mask=is_v)
 
 
 @triton.jit
@@ -212,7 +212,7 @@ def _embed_kernel(
 
 
 def embed(ids: Tensor, table: Tensor, norm: Tensor, eps: float) -> tuple[Tensor, Normed]:
-    """Rows `ids` [T] of table [V, D], and the same on their way through the norm that follows."""
+    """Rows `ids` [T] of table [V, D], and the same rows as `Normed` for the next norm."""
     assert ids.is_contiguous()
     rows, width = len(ids), table.shape[1]
     hidden, scaled = (torch.empty(rows, width, dtype=norm.dtype, device=table.device) for _ in range(2))
@@ -231,7 +231,7 @@ def linear(
     tile: Tile | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """x [T, K] -> [T, N], in `out` if there is one."""
+    """x [T, K] -> [T, N], written to `out` if given."""
     rows = x.scaled if isinstance(x, Normed) else x
     if out is None:
         out = torch.empty(len(rows), weight.shape[0], dtype=out_dtype or rows.dtype, device=rows.device)
@@ -242,7 +242,7 @@ def linear(
 def add_linear(
     x: Tensor, weight: LinearWeight, residual: Tensor, next_norm: Tensor, eps: float, tile: Tile | None = None
 ) -> tuple[Tensor, Normed]:
-    """h = residual + x W^T [T, N], and h on its way through the norm that follows."""
+    """h = residual + x W^T [T, N], and h as `Normed` for the next norm."""
     hidden, scaled = torch.empty_like(residual), torch.empty_like(residual)
     tile = _fit(tile, weight, len(x))
     strips = triton.cdiv(weight.shape[0], tile.outputs)
@@ -289,20 +289,20 @@ def _linear(
     following: tuple[Tensor, Tensor, Tensor] | None = None,
     tile: Tile | None = None,
 ) -> None:
-    assert not isinstance(weight, PackedWeight)  # that is how CPUs have them
+    assert not isinstance(weight, PackedWeight)  # packed weights are for CPUs
     values, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, Normed) else (x, None, 0.0)
     (rows, inputs), outputs = values.shape, weight.shape[0]
     scales = weight.scales if isinstance(weight, QuantizedWeight) else None
     tile, block_t = _fit(tile, weight, rows), block_rows(rows)
     parts = 0 if squares is None else squares.shape[1]
     strips, blocks, splits = triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, block_t), tile.splits
-    partial = arrived = None
+    partial = counters = None
     if splits > 1:
         partial = torch.empty(strips * blocks * splits * tile.outputs * block_t, dtype=torch.float32, device=out.device)
-        arrived = _arrivals(strips * blocks, out.device)
+        counters = _split_counters(strips * blocks, out.device)
     _linear_kernel[(strips, blocks, splits)](
         values, weight.values, scales, squares, bias, residual, out, *(following or (None, None, None)),
-        partial, arrived,
+        partial, counters,
         rows, outputs, inputs, values.stride(0), 0 if scales is None else scales.shape[1], eps, parts,
         BLOCK_T=block_t, BLOCK_N=tile.outputs, BLOCK_K=tile.inputs,
         PARTS=triton.next_power_of_2(parts) if parts else 0, SPLITS=splits,
@@ -343,9 +343,9 @@ def _pair(
 _COUNTERS: dict[tuple[torch.device, int], list[Tensor]] = {}
 
 
-def _arrivals(count: int, device: torch.device) -> Tensor:
-    """Counters that are zero between launches. One set serves a stream, where a kernel counts only after those before it have
-    ended; kernels of two streams run at once. Sets that were outgrown are kept: graphs still count there."""
+def _split_counters(count: int, device: torch.device) -> Tensor:
+    """Counters that are zero between launches. All kernels of a stream share one set, because a kernel counts only after the
+    kernels before it have ended. Smaller sets are kept when a larger one is needed: captured graphs still use them."""
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     known = _COUNTERS.setdefault((device, stream), [])
     if not known or len(known[-1]) < count:
@@ -357,5 +357,5 @@ def _fit(tile: Tile | None, weight: LinearWeight, rows: int, is_paired: bool = F
     assert not isinstance(weight, PackedWeight)
     tile = tile or tile_for(rows, *weight.shape, weight.values.element_size(), is_paired)
     if isinstance(weight, QuantizedWeight) and weight.scales.shape[1] > 1:
-        return replace(tile, inputs=GROUP)  # a tile has one scale an output
+        return replace(tile, inputs=GROUP)  # a tile has one scale per output
     return tile

@@ -1,4 +1,4 @@
-"""RMS norm, alone or after the residual addition, with the roundings of the torch reference."""
+"""RMS norm, optionally fused with the residual addition, rounded as the torch reference is."""
 
 import torch
 import triton
@@ -59,7 +59,7 @@ def _norm(
 ):
     lane = tl.arange(0, BLOCK)
     is_kept = lane < WIDTH
-    scale = tl.load(weight + lane, mask=is_kept, other=0.0)  # above the wait: no kernel writes weights
+    scale = tl.load(weight + lane, mask=is_kept, other=0.0)  # before the wait: no kernel writes weights
     gdc_wait(PDL)
     gdc_launch(PDL)
     at = tl.program_id(0).to(tl.int64) * WIDTH + lane
@@ -68,7 +68,7 @@ def _norm(
         wide += tl.load(residual + at, mask=is_kept, other=0.0).to(tl.float32)
         summed = wide.to(total.dtype.element_ty)
         tl.store(total + at, summed, mask=is_kept)
-        wide = summed.to(tl.float32)  # what is normed is what was stored
+        wide = summed.to(tl.float32)  # normalise the stored, rounded value
     inverse = tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)
     narrow: tl.constexpr = out.dtype.element_ty
     normed = (wide * inverse).to(narrow).to(tl.float32) * scale.to(tl.float32)

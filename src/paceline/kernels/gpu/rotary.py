@@ -1,7 +1,7 @@
-"""Rotary embedding of q and k, and the store of k and v into the paged cache, in one launch.
+"""Rotary embedding of q and k, fused with storing k and v in the paged cache, in one launch.
 
-Slots are found here, from the same device tensors that attention reads: as contexts grow, nothing has to be computed
-between one round and the next. Halves are paired, (i, i + hd/2).
+The kernel computes slots from the device tensors that attention reads, so that no work is needed between steps as contexts
+grow. Dimensions are paired as (i, i + hd/2).
 """
 
 import triton
@@ -13,7 +13,7 @@ from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.layout import BLOCK_SIZE
 
 _HEADS = 8
-"""Heads of one row that a program takes."""
+"""Heads of one row per program."""
 
 
 def rotate_and_store(
@@ -28,8 +28,9 @@ def rotate_and_store(
     block_tables: Tensor,  # [S, W] int32
     first_row: int = 0,
 ) -> Tensor:
-    """q [T, H, hd], rotated in place: a view of `qkv`. Keys and values go to the caches, rounded to `qkv`'s type and
-    then to the cache's; float8 saturates. Rows from `starts[S]` on are left alone. `first_row` as `paged_attention` has it."""
+    """q [T, H, hd], rotated in place: a view of `qkv`. Keys and values are stored in the caches, rounded to the type of
+    `qkv` and then to that of the cache; float8 saturates. Rows from `starts[S]` on are ignored. `first_row`: as in
+    `paged_attention`."""
     assert qkv.is_contiguous()
     assert key_cache.is_contiguous()
     assert value_cache.is_contiguous()
@@ -89,12 +90,12 @@ def _rotate(
     PDL: tl.constexpr,
 ):
     row, part = tl.program_id(0), tl.program_id(1)
-    # Nothing may move above the wait: even the lengths are written by a kernel of the same chain
+    # HAZARD: no load before the wait; even the lengths are written by an earlier kernel
     gdc_wait(PDL)
     gdc_launch(PDL)
     each = tl.arange(0, SEARCH)
     ends = tl.load(starts + 1 + each, mask=each < num_sequences, other=1 << 30)
-    sequence = tl.sum((ends <= row).to(tl.int32), 0)  # those that end before this row
+    sequence = tl.sum((ends <= row).to(tl.int32), 0)  # sequences that end before this row
     if sequence >= num_sequences:
         return
     index = tl.load(context_lens + sequence) + first_row + row - tl.load(starts + sequence)
@@ -107,21 +108,21 @@ def _rotate(
     at = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * 2 * HALF) + (head * 2 * HALF)[:, None] + lane[None, :]
     low = tl.load(qkv + at, mask=is_kept, other=0.0)
     high = tl.load(qkv + at + HALF, mask=is_kept, other=0.0)
-    turn = tl.load(positions + row) * HALF + lane
-    c = tl.load(cos + turn, mask=lane < HALF, other=0.0)[None, :]
-    s = tl.load(sin + turn, mask=lane < HALF, other=0.0)[None, :]
+    angle = tl.load(positions + row) * HALF + lane
+    c = tl.load(cos + angle, mask=lane < HALF, other=0.0)[None, :]
+    s = tl.load(sin + angle, mask=lane < HALF, other=0.0)[None, :]
     narrow: tl.constexpr = qkv.dtype.element_ty
-    turned_low = (low.to(tl.float32) * c - high.to(tl.float32) * s).to(narrow)
-    turned_high = (high.to(tl.float32) * c + low.to(tl.float32) * s).to(narrow)
+    rotated_low = (low.to(tl.float32) * c - high.to(tl.float32) * s).to(narrow)
+    rotated_high = (high.to(tl.float32) * c + low.to(tl.float32) * s).to(narrow)
 
     is_query = is_kept & (head < HEADS)[:, None]
-    tl.store(qkv + at, turned_low, mask=is_query)
-    tl.store(qkv + at + HALF, turned_high, mask=is_query)
+    tl.store(qkv + at, rotated_low, mask=is_query)
+    tl.store(qkv + at + HALF, rotated_high, mask=is_query)
     stored: tl.constexpr = key_cache.dtype.element_ty
     is_key = is_kept & (head >= HEADS)[:, None] & (head < HEADS + KV_HEADS)[:, None]
     to = ((slot * KV_HEADS + head - HEADS) * 2 * HALF)[:, None] + lane[None, :]
-    tl.store(key_cache + to, turned_low.to(tl.float32).to(stored), mask=is_key)
-    tl.store(key_cache + to + HALF, turned_high.to(tl.float32).to(stored), mask=is_key)
+    tl.store(key_cache + to, rotated_low.to(tl.float32).to(stored), mask=is_key)
+    tl.store(key_cache + to + HALF, rotated_high.to(tl.float32).to(stored), mask=is_key)
     is_value = is_kept & (head >= HEADS + KV_HEADS)[:, None]
     to -= KV_HEADS * 2 * HALF
     tl.store(value_cache + to, low.to(tl.float32).to(stored), mask=is_value)

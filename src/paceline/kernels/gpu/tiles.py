@@ -1,4 +1,4 @@
-"""How programs walk a matrix. What was measured is looked up; other shapes get a guess that is rarely far off."""
+"""Tile shapes of matrix products: measured ones from a table, an estimate for other shapes."""
 
 import json
 from dataclasses import dataclass
@@ -6,30 +6,31 @@ from functools import cache
 from pathlib import Path
 
 MEASURED = Path(__file__).with_name("tiles.json")
-"""On an H200, by benchmarks/tune_linear.py."""
+"""Tiles measured on an H200 by benchmarks/tune_linear.py."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A strip of `outputs` rows, `inputs` columns at a time. Paired outputs count twice: a strip holds `outputs` / 2 pairs."""
+    """A strip of `outputs` rows, processed `inputs` columns at a time. With paired outputs a strip has `outputs` / 2 pairs."""
 
     outputs: int
     inputs: int
     warps: int
     stages: int
     ahead: int = 2
-    """Tiles a program asks for while the kernel in front of it still runs."""
+    """Tiles that a program prefetches while the previous kernel still runs."""
     splits: int = 1
-    """Programs that share a strip, each with a part of its columns; not for paired outputs."""
+    """Programs per strip, each with a part of its columns; 1 for paired outputs."""
 
 
 def block_rows(rows: int) -> int:
-    """Token columns of a product: the tensor cores take eight at a time."""
+    """Rows of x per program; tensor cores process eight at a time."""
     return 8 if rows <= 8 else 16 if rows <= 16 else 32 if rows <= 32 else 64
 
 
 def tile_for(rows: int, outputs: int, inputs: int, itemsize: int, is_paired: bool) -> Tile:
-    """Up to 16 rows share a tile, and so the order of their sums: a row's bits do not depend on how many there are."""
+    """The tile for a product. All numbers of rows up to 16 have the same tile and so sum in the same order: a row's bits do not
+    depend on the number of rows."""
     is_few = rows <= 16
     measured = _measured().get(tile_key(is_few, outputs, inputs, itemsize, is_paired))
     if measured is not None:

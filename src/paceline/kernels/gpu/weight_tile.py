@@ -1,4 +1,4 @@
-"""A tile of weights on its way to the tensor cores: 8-bit values become bf16 in registers, exactly."""
+"""Loads a tile of weights for the tensor cores: 8-bit values are converted to bf16 in registers, exactly."""
 
 import triton
 import triton.language as tl
@@ -7,8 +7,8 @@ from paceline.kernels.gpu.launch import IS_INTERPRETED, prefetch
 
 _ASM = tl.constexpr(not IS_INTERPRETED)
 
-# Four bytes to two registers of two bf16 each. e4m3: sign, exponent and fraction moved into place are the value times
-# 2^-120, subnormals included; one exact product with 2^120 (0x7B80) puts it right.
+# Four bytes to two registers of two bf16 each. e4m3: moving sign, exponent and fraction into place gives the value times
+# 2^-120, subnormals included; an exact product with 2^120 (0x7B80) restores it.
 _FROM_E4M3 = tl.constexpr("""
 {
 .reg .b32 a, b, s, t, two120;
@@ -27,7 +27,7 @@ mul.rn.bf16x2 $0, a, two120;
 mul.rn.bf16x2 $1, b, two120;
 }
 """)
-# int8: with the low seven bits as fraction, 0x4300 reads 128 + low; less 128, or less 256 when the sign bit is set.
+# int8: 0x4300 with the low seven bits as fraction is 128 + low; subtract 128, or 256 if the sign bit is set.
 _FROM_INT8 = tl.constexpr("""
 {
 .reg .b32 a, b, c, d;
@@ -49,7 +49,7 @@ sub.rn.bf16x2 $1, b, d;
 
 @triton.jit
 def load_weights(w_ptrs, mask, EVEN: tl.constexpr, kind: tl.constexpr):
-    """Weights as `kind`. Each is read once: they leave the cache first."""
+    """Weights converted to `kind`. Each is read once, so it is evicted from the cache first."""
     if EVEN:
         w = tl.load(w_ptrs, eviction_policy="evict_first")
     else:
@@ -63,7 +63,7 @@ def load_weights(w_ptrs, mask, EVEN: tl.constexpr, kind: tl.constexpr):
 
 @triton.jit
 def fetch_ahead(w_ptrs, inside, k, columns: tl.constexpr):
-    """Bring the first `columns` of a strip into L2, a line of 128 bytes at a time."""
+    """Prefetch the first `columns` of a strip into L2, in lines of 128 bytes."""
     line: tl.constexpr = 1024 // w_ptrs.dtype.element_ty.primitive_bitwidth
     lines = tl.arange(0, columns // line) * line
     prefetch(tl.where(inside[:, None] & (lines < k)[None, :], w_ptrs + lines[None, :], w_ptrs))

@@ -7,7 +7,7 @@ from paceline.core.cluster_config import ClusterConfig
 from paceline.core.config import EngineConfig
 from paceline.core.errors import EngineClosed
 from paceline.core.output import OutputListener
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, EngineStatus
 from paceline.engine.validator import Limits, RequestValidator
@@ -72,12 +72,11 @@ class ClusterTarget:
     def methods(self) -> tuple[str, ...]:
         return tuple(sorted(self._validator.methods))
 
-    def validate(self, request: Request) -> None:
-        self._validator.validate(request)
+    def validate(self, request: Request) -> ValidatedRequest:
+        return self._validator.validate(request)
 
     def submit(self, request: Request, listener: OutputListener) -> None:
-        self._validator.validate(request)
-        self.pool.submit(request, listener)
+        self.pool.submit(self._validator.validate(request), listener)
 
     def cancel(self, request_id: str) -> None:
         self.pool.cancel(request_id)
@@ -86,8 +85,7 @@ class ClusterTarget:
         self._validator.validate_flags(flags)
 
     def set_flags(self, flags: SpeculationFlags) -> None:
-        self._validator.validate_flags(flags)
-        self._validator.flags = flags
+        self._validator.set_flags(flags)
         self.pool.set_flags(flags)
 
     def engine_status(self) -> EngineStatus:

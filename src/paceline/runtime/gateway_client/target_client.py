@@ -4,7 +4,7 @@ from typing import Protocol
 
 from paceline.core.config import EngineConfig
 from paceline.core.output import OutputListener
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, EngineStatus
 from paceline.models.tokenizer.tokenizer import Tokenizer
@@ -42,8 +42,8 @@ class TargetClient(Protocol):
         """Speculation methods that a request or a flag may name."""
         ...
 
-    def validate(self, request: Request) -> object:
-        """Raise `InvalidRequest` if `submit` would. Compiling a grammar may take a while."""
+    def validate(self, request: Request) -> ValidatedRequest:
+        """The request with its seed, or `InvalidRequest`. Compiling a grammar may take a while."""
         ...
 
     def submit(self, request: Request, listener: OutputListener) -> None:

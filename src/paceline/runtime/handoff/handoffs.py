@@ -61,7 +61,7 @@ class Handoffs:
     def submit(self, request: Request, listener: OutputListener, peer: PeerHint | None = None) -> None:
         """Start a request. This worker or a prefill worker computes its prompt, or `peer` sends it. Raises for an invalid
         request."""
-        self._engine.validate(request)
+        request = self._engine.validate(request)
         committed = request.committed[request.unfinished[0]] if request.committed else None
         prompt = RemotePrompt(request, listener, (*request.prompt_ids, *(committed or ())), peer)
         if len(prompt.ids) <= self._min_tokens or not (self._connections.loads or peer):

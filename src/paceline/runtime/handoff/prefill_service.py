@@ -77,7 +77,7 @@ class PrefillService:
             cache_salt=message.salt,
             max_cached_tokens=plan.first_state if plan.state_layers else None,  # hidden states are not cached
         )
-        engine.validate(request)
+        request = engine.validate(request)
         self.cancel(peer, message.attempt)
         job = ExportJob(peer, message.attempt, request.id, plan, engine.runner, self._defer)
         job.handle = self._server.offer(job.transfer)

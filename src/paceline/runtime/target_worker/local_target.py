@@ -10,7 +10,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import EngineClosed
 from paceline.core.machine import usable_cores
 from paceline.core.output import OutputListener
-from paceline.core.request import Request
+from paceline.core.request import Request, ValidatedRequest
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import EngineStatus
 from paceline.engine.build import build_engine
@@ -56,8 +56,8 @@ class LocalTarget:
     def methods(self) -> tuple[str, ...]:
         return tuple(sorted(self._engine.speculator.proposers))
 
-    def validate(self, request: Request) -> None:
-        self._engine.validate(request)
+    def validate(self, request: Request) -> ValidatedRequest:
+        return self._engine.validate(request)
 
     def submit(self, request: Request, listener: OutputListener) -> None:
         self._loop.submit(request, listener)

@@ -108,10 +108,8 @@ class Gateway:
     async def validate(self, request: Request) -> ValidatedRequest:
         """The request with its seed. Raises `InvalidRequest`. A JSON schema compiles to a grammar, on another thread."""
         if request.sampling.json_schema is not None:
-            await asyncio.to_thread(self.target.validate, request)
-        else:
-            self.target.validate(request)
-        return ValidatedRequest.of(request)
+            return await asyncio.to_thread(self.target.validate, request)
+        return self.target.validate(request)
 
     @asynccontextmanager
     async def submit(

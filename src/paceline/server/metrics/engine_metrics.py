@@ -1,4 +1,4 @@
-"""What the engine itself knows, read when somebody scrapes."""
+"""Metrics of the engine, read at every scrape."""
 
 from collections.abc import Callable, Iterator
 
@@ -7,105 +7,107 @@ from prometheus_client.registry import Collector
 
 from paceline.core.worker_status import BreakerState, EngineStatus
 
-BREAKER = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
+BREAKER_VALUES = {BreakerState.CLOSED: 0, BreakerState.HALF_OPEN: 1, BreakerState.OPEN: 2}
 
-SINGLE: tuple[tuple[type[Metric], str, str, Callable[[EngineStatus], float]], ...] = (
-    (GaugeMetricFamily, "sequences_running", "Sequences with a seat in the batch.", lambda s: s.running),
-    (GaugeMetricFamily, "sequences_waiting", "Sequences waiting for a seat.", lambda s: s.waiting),
+ENGINE_METRICS: tuple[tuple[type[Metric], str, str, Callable[[EngineStatus], float]], ...] = (
+    (GaugeMetricFamily, "sequences_running", "Sequences in the batch.", lambda s: s.running),
+    (GaugeMetricFamily, "sequences_waiting", "Sequences waiting for a place in the batch.", lambda s: s.waiting),
     (GaugeMetricFamily, "kv_blocks_used", "Cache blocks held by sequences.", lambda s: s.kv_used),
-    (GaugeMetricFamily, "kv_blocks_total", "Cache blocks there are.", lambda s: s.kv_total),
-    (GaugeMetricFamily, "kv_use_ratio", "Used share of the cache, 0 to 1.", lambda s: s.kv_used / s.kv_total),
+    (GaugeMetricFamily, "kv_blocks_total", "Cache blocks in total.", lambda s: s.kv_total),
+    (GaugeMetricFamily, "kv_use_ratio", "Used share of the KV cache, 0 to 1.", lambda s: s.kv_used / s.kv_total),
     (
         GaugeMetricFamily,
         "speculation_enabled",
-        "1 while the server speculates, 0 while it does not.",
+        "1 while speculation is on, 0 while it is off.",
         lambda s: float(bool(s.flags.enabled)),
     ),
     (
         GaugeMetricFamily,
         "max_depth",
-        "Drafted tokens a round at the most, as configured and flagged.",
+        "Maximum depth from configuration and flags.",
         lambda s: s.flags.max_depth or 0,
     ),
     (
         CounterMetricFamily,
         "preemptions",
-        "Sequences that lost their seat for lack of cache blocks.",
+        "Sequences preempted for lack of cache blocks.",
         lambda s: s.preemptions,
     ),
     (CounterMetricFamily, "invalid_drafts", "Drafts dropped because they were malformed.", lambda s: s.invalid_drafts),
     (
         CounterMetricFamily,
         "audited_tokens",
-        "Tokens of finished texts computed again by plain decoding.",
+        "Output tokens computed again by plain decoding.",
         lambda s: s.audit.audited,
     ),
     (
         CounterMetricFamily,
         "audit_drifted_tokens",
-        "Of them, those that plain decoding would not have said, beyond rounding. More than 0 is an alarm.",
+        "Audited tokens that plain decoding would not generate, beyond rounding. Any value above 0 is an error.",
         lambda s: s.audit.drifted,
     ),
     (
         CounterMetricFamily,
         "audit_dropped_texts",
-        "Texts that were to be audited and found no idle moment.",
+        "Outputs selected for the audit and dropped for lack of idle time.",
         lambda s: s.audit.dropped,
     ),
 )
-"""One value a model."""
+"""Metrics with one value per model."""
 
 
 class EngineCollector(Collector):
-    def __init__(self, model: str, snapshot: Callable[[], EngineStatus]) -> None:
+    """Reads the engine status at every scrape."""
+
+    def __init__(self, model: str, status: Callable[[], EngineStatus]) -> None:
         self._model = model
-        self._snapshot = snapshot
+        self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        snapshot = self._snapshot()
-        for family, name, help_text, value in SINGLE:
+        status = self._status()
+        for family, name, help_text, value in ENGINE_METRICS:
             metric = family(f"paceline_{name}", help_text, labels=["model"])  # type: ignore[call-arg]
-            metric.add_metric([self._model], value(snapshot))  # type: ignore[attr-defined]
+            metric.add_metric([self._model], value(status))  # type: ignore[attr-defined]
             yield metric
-        yield from self._time(snapshot)
-        yield from self._tiers(snapshot)
-        yield from self._traffic(snapshot)
+        yield from self._step_times(status)
+        yield from self._tiers(status)
+        yield from self._traffic(status)
 
-    def _time(self, snapshot: EngineStatus) -> Iterator[Metric]:
+    def _step_times(self, status: EngineStatus) -> Iterator[Metric]:
         seconds = CounterMetricFamily(
             "paceline_step_seconds",
-            "Seconds of steps: draft, network and verify of those that drafted, plain, and prompt.",
+            "Time of steps by part: draft, network and verify of steps with drafts; plain; prompt.",
             labels=["model", "part"],
         )
-        for part, value in snapshot.seconds.items():
+        for part, value in status.seconds.items():
             seconds.add_metric([self._model, part], value)
         gain = GaugeMetricFamily(
             "paceline_speculation_gain",
-            "Speed of speculation over plain decoding, expected from measured acceptance and times.",
+            "Expected speed of speculation relative to plain decoding, from measured acceptance and times.",
             labels=["model"],
         )
-        if snapshot.advantage is not None:
-            gain.add_metric([self._model], snapshot.advantage)
+        if status.advantage is not None:
+            gain.add_metric([self._model], status.advantage)
         yield from (seconds, gain)
 
-    def _tiers(self, snapshot: EngineStatus) -> Iterator[Metric]:
-        tiers = snapshot.tiers
+    def _tiers(self, status: EngineStatus) -> Iterator[Metric]:
+        tiers = status.tiers
         if tiers is None:
             return
         blocks = GaugeMetricFamily(
-            "paceline_kv_tier_blocks", "Cached blocks below the device.", labels=["model", "tier"]
+            "paceline_kv_tier_blocks", "Cached blocks in the host and disk tiers.", labels=["model", "tier"]
         )
         blocks.add_metric([self._model, "host"], tiers.host_blocks)
         blocks.add_metric([self._model, "disk"], tiers.disk_blocks)
         hits = CounterMetricFamily(
-            "paceline_kv_tier_hit_tokens", "Tokens that were found there and not computed.", labels=["model", "tier"]
+            "paceline_kv_tier_hit_tokens", "Prompt tokens found in the tier.", labels=["model", "tier"]
         )
         hits.add_metric([self._model, "device"], tiers.device_hits)
         hits.add_metric([self._model, "host"], tiers.host_hits)
         hits.add_metric([self._model, "disk"], tiers.disk_hits)
         moved = CounterMetricFamily(
             "paceline_kv_tier_bytes",
-            "Bytes moved into a tier (down) and back up from it.",
+            "Bytes moved into a tier (down) and out of it (up).",
             labels=["model", "tier", "way"],
         )
         moved.add_metric([self._model, "host", "down"], tiers.bytes_to_host)
@@ -113,46 +115,48 @@ class EngineCollector(Collector):
         moved.add_metric([self._model, "disk", "down"], tiers.bytes_to_disk)
         moved.add_metric([self._model, "disk", "up"], tiers.bytes_from_disk)
         bad = CounterMetricFamily(
-            "paceline_kv_tier_bad_blocks", "Blocks on disk that were damaged, and computed again.", labels=["model"]
+            "paceline_kv_tier_bad_blocks", "Damaged blocks on disk; the engine computed them again.", labels=["model"]
         )
         bad.add_metric([self._model], tiers.bad_blocks)
         dropped = CounterMetricFamily(
             "paceline_kv_tier_dropped_blocks",
-            "Blocks that no tier had room for, or the disk did not take.",
+            "Blocks dropped for lack of space or after a failed write.",
             labels=["model"],
         )
         dropped.add_metric([self._model], tiers.dropped_blocks)
         yield from (blocks, hits, moved, bad, dropped)
 
-    def _traffic(self, snapshot: EngineStatus) -> Iterator[Metric]:
+    def _traffic(self, status: EngineStatus) -> Iterator[Metric]:
         labels = ["model", "method", "category"]
         alpha = GaugeMetricFamily(
             "paceline_alpha",
-            "Recent conditional acceptance: of the drafts at this position that were tested, the share accepted.",
+            "Recent conditional acceptance: share of the verified drafts at this position that were accepted.",
             labels=[*labels, "position"],
         )
-        depth = GaugeMetricFamily("paceline_depth", "Recent mean depth decided, zeros included.", labels=labels)
+        depth = GaugeMetricFamily("paceline_depth", "Recent mean depth, including 0.", labels=labels)
         breaker = GaugeMetricFamily(
             "paceline_breaker_state", "Circuit breaker: 0 closed, 1 half open, 2 open.", labels=labels
         )
         fallbacks = CounterMetricFamily(
             "paceline_fallbacks",
-            "Sequence-steps decoded plainly although speculation was on; reasons: declined, breaker, no_room, no_draft.",
+            "Sequence-steps decoded without a draft while speculation was on, by reason: declined, breaker, no_room, no_draft.",
             labels=[*labels, "reason"],
         )
         tested = CounterMetricFamily(
             "paceline_tested_drafts",
-            "Drafted tokens whose fate was decided: accepted, or first rejected.",
+            "Drafted tokens that were accepted or first rejected.",
             labels=labels,
         )
-        kept = CounterMetricFamily("paceline_kept_drafts", "Of them, accepted: kept / tested is alpha.", labels=labels)
-        drifts = CounterMetricFamily("paceline_drifts", "Changes of acceptance that were found.", labels=labels)
+        kept = CounterMetricFamily(
+            "paceline_kept_drafts", "Tested drafts that were accepted; kept / tested is alpha.", labels=labels
+        )
+        drifts = CounterMetricFamily("paceline_drifts", "Detected changes of acceptance.", labels=labels)
         levels = GaugeMetricFamily(
             "paceline_drift_level",
             "Acceptance of first drafts before and after the last change.",
             labels=[*labels, "side"],
         )
-        for report in snapshot.traffic:
+        for report in status.traffic:
             values = [self._model, report.method, report.category]
             tested.add_metric(values, report.tested)
             kept.add_metric(values, report.kept)
@@ -162,7 +166,7 @@ class EngineCollector(Collector):
             for position, one in enumerate(report.alphas, start=1):
                 alpha.add_metric([*values, str(position)], one)
             depth.add_metric(values, report.mean_depth)
-            breaker.add_metric(values, BREAKER[report.breaker])
+            breaker.add_metric(values, BREAKER_VALUES[report.breaker])
             for reason, count in report.fallbacks.items():
                 fallbacks.add_metric([*values, reason], count)
         yield from (alpha, depth, breaker, fallbacks, tested, kept, drifts, levels)

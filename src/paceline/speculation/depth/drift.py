@@ -15,8 +15,8 @@ similar the rounds of one sequence are. V is at least that of independent rounds
 If |z| >= `THRESHOLD` for any split whose levels differ by `MIN_CHANGE`, acceptance has changed; the change is where two
 levels fit best. The units before it are forgotten.
 
-False alarms: fewer than one in 10,000 requests on traffic that does not change; tests/speculation.depth.drift_simulator.py counts
-them. Slow change needs no test: the decaying estimates follow it.
+False alarms: fewer than one in 10,000 requests on traffic that does not change; tests/speculation/depth/drift_simulator.py
+counts them. Slow change needs no test: the decaying estimates follow it.
 """
 
 from collections.abc import Iterable
@@ -83,7 +83,7 @@ class DriftTest:
         self._histories: dict[str, _History] = {}
 
     def observe(self, category: str, sequence_id: int, accepted: bool) -> Change | None:
-        """Count a round with a draft; `accepted`: its first token was. Returns a change if this round completes a proof of one."""
+        """Count a round with a draft; `accepted`: its first token was. Returns a change if this round proves one."""
         unit = self._open.get(sequence_id)
         if unit is None or unit.category != category:
             unit = self._open[sequence_id] = _Unit(category)

@@ -103,7 +103,7 @@ class TestEagle:
         few = {"max_num_seqs": 1, "max_batched_tokens": 8, "max_model_len": 32}
         engine = tiny_engine(model, proposer, 7, runner_kind=GpuRunner, graph_depth=7, **few)
         engine.warm_up()
-        engine.speculator.switch(is_on)
+        engine.speculator.set_enabled(is_on)
         launch, flights = GraphBatch.launch, []
         monkeypatch.setattr(GraphBatch, "launch", lambda *told: flights.append(flight := launch(*told)) or flight)
         run(engine, requests(SAMPLINGS[:1], max_tokens=12))

@@ -87,7 +87,7 @@ def test_scratch_and_output_are_used_again() -> None:
         assert torch.equal(out.cpu(), expected)
         assert pick_greedy(logits.to(DEVICE), scratch, out) is out
         assert torch.equal(out.cpu(), logits.argmax(1))
-        assert not scratch.arrived.any()
+        assert not scratch.counters.any()
 
 
 TRUNCATED = [

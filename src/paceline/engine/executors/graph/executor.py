@@ -199,7 +199,7 @@ class GraphExecutor:
         if (drafter := self._batch.drafter) is not None:
             drafter.return_sequences([sequence for sequence in running if sequence.id in self._loaded])
         self.release()
-        self._speculator.look_ahead(running, has_room=not self._scheduler.is_full)
+        self._speculator.prepare_next(running, has_room=not self._scheduler.is_full)
 
     def release(self) -> None:
         """Empty the slots. Steps still in flight write only to blocks that later steps overwrite before reading."""

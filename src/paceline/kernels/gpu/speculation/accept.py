@@ -1,7 +1,7 @@
-"""The coupled rule for chains, and what it does to the sequences' state, in one small kernel.
+"""The coupled acceptance rule for chains, and the update of the sequences' state, in one kernel.
 
-A drafted token is accepted iff it equals the target's own pick and every one before it was accepted; the pick after the
-last accepted one follows. Accepted drafts equal picks, so what is committed is a prefix of the picks.
+A drafted token is accepted if it equals the target's sample and all drafts before it were accepted. The sample after the last
+accepted draft is committed too. Accepted drafts equal samples, so the committed tokens are a prefix of the samples.
 """
 
 from dataclasses import dataclass
@@ -14,21 +14,21 @@ from torch import Tensor
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 
 _BLOCK = 16
-"""Sequences that a program takes."""
+"""Sequences per program."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceState:
-    """What a round needs to know of each of B sequences to start the next one without the host."""
+    """State of B sequences that a step needs to start without the host."""
 
     lengths: Tensor  # [B] int32, committed tokens
-    last: Tensor  # [B, 2] int64, the last two of them, newest second: a draft that was accepted whole lags by two
+    last: Tensor  # [B, 2] int64, the last two tokens, newest second; after a draft accepted whole, a draft model lacks both
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accepted:
-    counts: Tensor  # [B] int32, accepted drafts; 0 where inactive
-    tokens: Tensor  # [B, K + 1] int64, committed this round, -1 past the last; all -1 where inactive
+    counts: Tensor  # [B] int32, accepted drafts; 0 if inactive
+    tokens: Tensor  # [B, K + 1] int64, tokens committed in this step, then -1; all -1 if inactive
 
 
 def accepted_buffers(batch: int, depth: int, device: torch.device | str) -> Accepted:
@@ -40,13 +40,13 @@ def accepted_buffers(batch: int, depth: int, device: torch.device | str) -> Acce
 
 def accept_chains(
     drafts: Tensor,  # [B, K] int64
-    picks: Tensor,  # [B, K + 1] int64, the target's, one for each row of the pass
-    depth_limits: Tensor,  # [B] int32: drafts past the limit were never made
+    picks: Tensor,  # [B, K + 1] int64, the target's samples, one per row of the pass
+    depth_limits: Tensor,  # [B] int32, number of valid drafts
     active: Tensor,  # [B] bool
     state: DeviceState,
     out: Accepted | None = None,
 ) -> Accepted:
-    """Writes `out` and moves `state` on: length += accepted + 1. Sequences that are not active keep theirs."""
+    """Write `out` and update `state`: length += accepted + 1. The state of inactive sequences does not change."""
     batch, depth = drafts.shape
     assert picks.shape == (batch, depth + 1)
     assert drafts.is_contiguous()
@@ -101,7 +101,7 @@ def _accept(
     )
     picked = tl.load(picks + sequence[:, None] * (DEPTH + 1) + node[None, :], mask=is_row, other=-2)
     matches = (drafted == picked) & (node[None, :] < limit[:, None])
-    count = tl.min(tl.where(matches, DEPTH, node[None, :]), 1)  # the first that fails; node DEPTH always does
+    count = tl.min(tl.where(matches, DEPTH, node[None, :]), 1)  # the first mismatch; node DEPTH always is one
     count = tl.where(is_active, count, 0)
     is_committed = (node[None, :] <= count[:, None]) & is_active[:, None]
     tl.store(tokens + sequence[:, None] * (DEPTH + 1) + node[None, :], tl.where(is_committed, picked, -1), mask=is_row)

@@ -1,7 +1,7 @@
-"""The coupled rule for token trees, and what it does to the sequences' state.
+"""The coupled acceptance rule for token trees, and the update of the sequences' state.
 
-From the last committed token the walk goes to the child that equals the target's pick, as long as there is one; the pick that
-no child equals follows. As `speculation/verification/coupled.py` has it.
+Starting at the last committed token, the kernel moves to the child that equals the target's sample, while there is one. The
+sample that no child equals is committed last. The reference is `speculation/verification/coupled.py`.
 """
 
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from paceline.kernels.gpu.speculation.accept import DeviceState
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AcceptedPath:
-    """Of S trees, at most L levels deep."""
+    """Accepted paths of S trees with at most L levels."""
 
-    counts: Tensor  # [S] int32, accepted nodes; 0 where inactive
-    is_bonus: Tensor  # [S] int32, 1 where the path ends at a leaf: nothing drafted was rejected
-    tokens: Tensor  # [S, L + 1] int64, committed this round, -1 past the last; all -1 where inactive
-    rows: Tensor  # [S, L + 1] int64, of the pass: the last committed token's, the accepted nodes'; then the last again
+    counts: Tensor  # [S] int32, accepted nodes; 0 if inactive
+    is_bonus: Tensor  # [S] int32, 1 if the path ends at a leaf: no draft was rejected
+    tokens: Tensor  # [S, L + 1] int64, tokens committed in this step, then -1; all -1 if inactive
+    rows: Tensor  # [S, L + 1] int64, rows of the pass: last committed token, accepted nodes, then the last repeated
 
 
 def path_buffers(trees: int, levels: int, device: torch.device | str) -> AcceptedPath:
@@ -38,13 +38,13 @@ def path_buffers(trees: int, levels: int, device: torch.device | str) -> Accepte
 def accept_trees(
     drafts: Tensor,  # [S, N] int64
     parents: Tensor,  # [S, N] int32
-    picks: Tensor,  # [S, 1 + N] int64, the target's, one for each row of the pass
-    node_limits: Tensor,  # [S] int32: nodes past the limit were never made
+    picks: Tensor,  # [S, 1 + N] int64, the target's samples, one per row of the pass
+    node_limits: Tensor,  # [S] int32, number of valid nodes
     active: Tensor,  # [S] int32 or bool
     state: DeviceState,
     out: AcceptedPath,
 ) -> None:
-    """Writes `out` and moves `state` on: length += accepted + 1. Sequences that are not active keep theirs."""
+    """Write `out` and update `state`: length += accepted + 1. The state of inactive sequences does not change."""
     trees, nodes = drafts.shape
     assert picks.shape == (trees, 1 + nodes)
     for tensor in (drafts, parents, picks, state.last, out.tokens, out.rows):

@@ -1,8 +1,8 @@
-"""Trees grown level by level on the device; the reference is `speculation/trees/beams.py` and `growth.py`.
+"""Grows draft trees level by level on the device. The reference is `speculation/trees/beams.py` and `growth.py`.
 
-A node is worth the sum of the log confidences on its path. The best W of a level are its beams and get K children each; of
-all nodes ever scored, the candidates, the best become the draft. Equal values fall to the earlier born, so that parents come
-before their children.
+The value of a node is the sum of the log confidences on its path. The best W nodes of a level are its beams, with K children
+each. All scored nodes are candidates; the best of them become the draft. Of equal values, the candidate with the lower number
+wins, so that parents precede their children.
 """
 
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.gpu.speculation.ranking import Branches
 
 _CHUNK = 16
-"""Candidates that all are compared with at a time."""
+"""Candidates compared with all others at a time."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """C nodes of each of S trees: K children of the root, then W * K a level."""
+    """C nodes of each of S trees: K children of the root, then W * K per level."""
 
     tokens: Tensor  # [S, C] int64
     values: Tensor  # [S, C] float32
@@ -30,19 +30,19 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Beams:
-    """The W nodes of a level that get children."""
+    """The W nodes of a level that have children."""
 
     tokens: Tensor  # [S * W] int64
     values: Tensor  # [S, W] float32
-    candidates: Tensor  # [S, W] int32, their number among the candidates
+    candidates: Tensor  # [S, W] int32, their numbers among the candidates
     lineage: Tensor  # [S, W] int64, bit level * W + beam of each ancestor and of itself
-    rows: Tensor  # [S * W] int64, their parents' rows in the pass over the level before
+    rows: Tensor  # [S * W] int64, rows of their parents in the pass over the previous level
 
 
 def candidate_buffers(
     trees: int, levels: int, width: int, branches: int, device: torch.device | str
 ) -> tuple[Candidates, tuple[Beams, Beams]]:
-    """Beams twice: one level's are read while the next one's are written."""
+    """Buffers of the candidates and of two levels of beams: one level is read while the next is written."""
     shape = (trees, branches + (levels - 1) * width * branches)
     candidates = Candidates(
         torch.zeros(shape, dtype=torch.int64, device=device),
@@ -64,13 +64,13 @@ def candidate_buffers(
 
 
 def grow_level(
-    children: Branches,  # of one row a tree at level 0, of W a tree after that
+    children: Branches,  # of one row per tree at level 0, of W rows per tree afterwards
     level: int,
-    before: Beams,  # whose children they are; not looked at at level 0
+    before: Beams,  # their parents; unused at level 0
     candidates: Candidates,
     after: Beams,
 ) -> None:
-    """Adds the children to the candidates and writes the beams of the next level to `after`."""
+    """Add the children to the candidates and write the beams of the next level to `after`."""
     trees, width = after.values.shape
     branches = children.tokens.shape[1]
     parents = children.tokens.shape[0] // trees
@@ -105,7 +105,8 @@ def grow_level(
 
 
 def choose_nodes(candidates: Candidates, tokens: Tensor, parents: Tensor) -> None:
-    """The best N candidates of each tree, best first: tokens [S, N] int64, parents [S, N] int32 by their place, -1 the root."""
+    """Write the best N candidates of each tree, best first: tokens [S, N] int64, and the index of each parent among them
+    [S, N] int32; -1 is the root."""
     trees, count = candidates.values.shape
     nodes = tokens.shape[1]
     assert nodes <= count
@@ -163,7 +164,7 @@ def _grow(
     tl.store(values + at, value, mask=is_real)
     tl.store(parents + at, parent, mask=is_real)
 
-    # Padding is worth -inf and comes last: among equals the lower number is first
+    # Padding has value -inf and comes last: of equal values the lower number is first
     is_ahead = (value[None, :] > value[:, None]) | (
         (value[None, :] == value[:, None]) & (child[None, :] < child[:, None])
     )
@@ -198,15 +199,15 @@ def _choose(
     value = tl.load(values + tree * COUNT + node, mask=is_real, other=float("-inf"))
     parent = tl.load(parents + tree * COUNT + node, mask=is_real, other=-1)
     above = tl.load(values + tree * COUNT + parent, mask=parent >= 0, other=0.0)
-    # A place is the number of candidates that are better; a parent's is counted along, so that nobody waits for it
+    # A place is the number of better candidates; the place of the parent is counted in the same loop
     place = tl.zeros([PADDED], tl.int32)
     parent_place = tl.zeros([PADDED], tl.int32)
     for start in range(0, COUNT, CHUNK):
         other = (start + tl.arange(0, CHUNK))[None, :]
-        rival = tl.load(values + tree * COUNT + other, mask=other < COUNT, other=float("-inf"))
-        is_ahead = (rival > value[:, None]) | ((rival == value[:, None]) & (other < node[:, None]))
+        other_value = tl.load(values + tree * COUNT + other, mask=other < COUNT, other=float("-inf"))
+        is_ahead = (other_value > value[:, None]) | ((other_value == value[:, None]) & (other < node[:, None]))
         place += tl.sum((is_ahead & (other < COUNT)).to(tl.int32), 1)
-        is_ahead = (rival > above[:, None]) | ((rival == above[:, None]) & (other < parent[:, None]))
+        is_ahead = (other_value > above[:, None]) | ((other_value == above[:, None]) & (other < parent[:, None]))
         parent_place += tl.sum((is_ahead & (other < COUNT)).to(tl.int32), 1)
     is_node = is_real & (place < NODES)
     token = tl.load(tokens + tree * COUNT + node, mask=is_node, other=0)

@@ -1,7 +1,7 @@
-"""The rows of an EAGLE head's passes on the device: fresh states of committed tokens first, then the levels of a tree.
+"""Rows of an EAGLE head's passes, computed on the device: fresh states of committed tokens, then the levels of a tree.
 
-The head's slot of a token joins its hidden state with the token after it. What the target has computed since the head last ran
-is kept as fresh: states, the tokens that followed them, and how many there are. The head caches them when it next runs.
+A slot of the head joins the hidden state of a token with the next token. Fresh states are those that the target has computed
+since the head last ran, with the tokens after them. The head caches them when it runs next.
 """
 
 from dataclasses import dataclass
@@ -16,19 +16,21 @@ from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FreshStates:
-    """Of S sequences, at most F each, the last of them of the token before the newest."""
+    """Fresh states of S sequences, at most F each. The last is that of the second newest token."""
 
     counts: Tensor  # [S] int32
-    tokens: Tensor  # [S, F] int64, what followed each state
-    states: Tensor  # [S, F, L * D], of L layers side by side
-    num_cached: Tensor  # [S] int32, slots that the head has cached before them
+    tokens: Tensor  # [S, F] int64, token after each state
+    states: Tensor  # [S, F, L * D], states of L layers, concatenated
+    num_cached: Tensor  # [S] int32, slots that the head has cached
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeadPlaces:
-    contexts: Tensor  # [S] int32, slots cached before the fresh ones
-    positions: Tensor  # [S * F] int64, of the fresh ones
-    last_rows: Tensor  # [S] int64, the row of each sequence's last fresh state
+    """Positions of the rows of a head's passes."""
+
+    contexts: Tensor  # [S] int32, slots cached before the fresh states
+    positions: Tensor  # [S * F] int64, of the fresh states
+    last_rows: Tensor  # [S] int64, row of each sequence's last fresh state
     level_positions: Tensor  # [levels - 1, S * W] int64
 
 
@@ -52,8 +54,8 @@ def head_places(batch: int, rows: int, levels: int, width: int, device: torch.de
 
 
 def place_fresh(lengths: Tensor, fresh: FreshStates, out: HeadPlaces, max_position: int) -> None:
-    """Where the fresh states go and the levels after them. They count as cached from here on. `max_position` as in
-    `place_rows`."""
+    """Write the positions of the fresh states and of the levels after them to `out`, and count the states as cached.
+    `max_position`: as in `place_rows`."""
     batch, rows = fresh.tokens.shape
     levels, wide = out.level_positions.shape
     width = wide // batch
@@ -66,13 +68,14 @@ def place_fresh(lengths: Tensor, fresh: FreshStates, out: HeadPlaces, max_positi
 
 def keep_fresh(
     fresh: FreshStates,
-    layers: list[Tensor],  # each [T, D or more], the target's states in the pass that was just verified
-    rows: Tensor,  # [S, L + 1] int64, of the pass: those of the tokens it computed and committed
-    counts: Tensor,  # [S] int32, one less than there are of them
-    tokens: Tensor,  # [S, L + 1] int64, what followed each
+    layers: list[Tensor],  # each [T, D or more], hidden states of the pass that was just verified
+    rows: Tensor,  # [S, L + 1] int64, rows of the pass whose tokens were committed
+    counts: Tensor,  # [S] int32, number of these rows, minus one
+    tokens: Tensor,  # [S, L + 1] int64, token after each
     active: Tensor,  # [S] int32
 ) -> None:
-    """Append what a round has committed. There must be room: F is at least what may come before the head runs."""
+    """Append the states of committed tokens to `fresh`. F must be large enough for all tokens committed between two runs of the
+    head."""
     batch, steps = rows.shape
     capacity, wide = fresh.states.shape[1:]
     width = wide // len(layers)
@@ -96,7 +99,7 @@ def _place(
     sequence = tl.program_id(0)
     row, beam = tl.arange(0, PADDED), tl.arange(0, BEAMS)
     length, count, cached = tl.load(lengths + sequence), tl.load(counts + sequence), tl.load(num_cached + sequence)
-    # States of all tokens but the newest are known: the last of them is at length - 2
+    # All tokens but the newest have states: the last is at position length - 2
     position = tl.maximum(length - 1 - count, 0) + row
     tl.store(positions + sequence * ROWS + row, tl.minimum(position, last).to(tl.int64), mask=row < ROWS)
     tl.store(contexts + sequence, cached)
@@ -130,5 +133,5 @@ def _keep(
             if LAST:
                 tl.store(fresh_tokens + to, tl.load(tokens + sequence * STEPS + step))
     if LAST:
-        tl.debug_barrier()  # every warp has read the count
+        tl.debug_barrier()  # all warps have read the count
         tl.store(fresh_counts + sequence, tl.minimum(held + count + 1, CAPACITY))

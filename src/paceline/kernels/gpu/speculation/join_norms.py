@@ -1,4 +1,4 @@
-"""What enters an EAGLE head's layer: the embedding of a token and a state, each through a norm of its own, side by side."""
+"""Input of an EAGLE head's layer: the normed embedding of a token and a normed state, concatenated."""
 
 import torch
 import triton
@@ -15,10 +15,10 @@ def join_norms(
     states: Tensor,  # [R, D]
     state_norm: Tensor,  # [D]
     eps: float,
-    rows: Tensor | None = None,  # [T] int64, the state of each token; None: they are in order
+    rows: Tensor | None = None,  # [T] int64, row of each token's state; None: in order
     keep_normed: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """([T, 2 D], the residual [T, D]: the states, or after the norm if `keep_normed`)."""
+    """(the input [T, 2 D], the residual [T, D]: the states, or the normed states with `keep_normed`)."""
     count, width = len(tokens), states.shape[1]
     assert table.shape[1] == width
     assert table.is_contiguous()
@@ -53,11 +53,11 @@ def _join(
 
 @triton.jit
 def _norm(source, weight, out, lane, is_kept, eps, WIDTH: tl.constexpr):
-    """(what was stored, what was read)"""
+    """(stored normed row, loaded row)"""
     x = tl.load(source + lane, mask=is_kept, other=0.0)
     wide = x.to(tl.float32)
     narrow: tl.constexpr = out.dtype.element_ty
-    # Rounded before the weight, as the reference does
+    # Rounded before the product with the weight, as in the reference
     normed = (wide * tl.rsqrt(tl.sum(wide * wide, 0) / WIDTH + eps)).to(narrow).to(tl.float32)
     normed = (normed * tl.load(weight + lane, mask=is_kept, other=0.0).to(tl.float32)).to(narrow)
     tl.store(out + lane, normed, mask=is_kept)

@@ -1,7 +1,7 @@
-"""The counter-based Gumbel noise of `speculation/verification/noise.py`, inside a kernel.
+"""The counter-based Gumbel noise of `speculation/verification/noise.py`, for use inside kernels.
 
-Integers are the same bit for bit: tests pin both sides together. Logarithms are polynomials here, because the ones Triton
-takes from the hardware are off by far more than a unit in the last place where noise is large; these are within two.
+Integers are equal to the bit; tests compare both implementations. Logarithms are polynomials within two units in the last
+place: the hardware logarithm that Triton uses has a far larger error where noise is large.
 """
 
 import triton
@@ -11,7 +11,7 @@ import triton.language as tl
 @triton.jit
 def gumbel(bits):
     """G = -log(-log1p(-u)), u = (bits + 1/2) / 2^32, float32 from uint32."""
-    # above -1, as the reference has it: float32 would round the last 128 of 2^32 values to 1 and G to -inf
+    # above -1, as in the reference: float32 would round the last 128 of 2^32 values to 1 and G to -inf
     minus_u = tl.maximum(bits.to(tl.float32) * -(2.0**-32) - 2.0**-33, 2.0**-24 - 1.0)
     # 1 - u = 2^e (1 + f): f is rounded once, because 2^-e and 2^-e - 1 are exact for e >= -24
     exponent = _exponent(minus_u + 1.0)
@@ -24,7 +24,7 @@ def gumbel(bits):
 
 @triton.jit
 def noise_bits(stream, position, tokens):
-    """uint32 for tokens [M] (int32 ids) from the uint64 stream of purpose, seed and choice, and the position."""
+    """uint32 per token of [M] int32 ids, from the uint64 stream (purpose, seed and choice) and the position."""
     low = _splitmix(stream ^ position)
     high = _splitmix(low)
     a = (low & 0xFFFFFFFF).to(tl.uint32)
@@ -56,7 +56,7 @@ def _exponent(x):
 
 @triton.jit
 def _log(exponent, f):
-    """log(2^e (1 + f)) = e log 2 + f - f^2 / 2 + f^3 P(f), |f| <= 1/3; P interpolates at Chebyshev's points."""
+    """log(2^e (1 + f)) = e log 2 + f - f^2 / 2 + f^3 P(f), |f| <= 1/3; P interpolates at Chebyshev points."""
     p = f * 0.11330617219209671 - 0.12422200292348862
     p = p * f + 0.1091565489768982
     p = p * f - 0.12288721650838852

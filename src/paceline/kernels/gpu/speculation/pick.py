@@ -1,7 +1,7 @@
-"""Tokens picked from logits on the device: argmax((x - max x) / T + G), the rule of `speculation/verification/distribution.py`.
+"""Samples tokens from logits: argmax((x - max x) / T + G), as `speculation/verification/distribution.py` defines it.
 
-A row is cut into chunks of columns, so that a single row still fills the device; the last chunk to finish compares them
-all, and equal scores fall to the lower id whichever that was.
+A row is divided into chunks of columns, so that a single row fills the device. The program that finishes last compares the
+chunks. Of equal scores, the lower id wins.
 """
 
 from dataclasses import dataclass
@@ -15,18 +15,18 @@ from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.gpu.speculation.noise import gumbel, noise_bits
 
 _TRUNCATION_BYTES = 40
-"""On the way, for each logit."""
+"""Temporary bytes per logit."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PickScratch:
-    """For at most R rows of V columns, C chunks each."""
+    """Scratch memory for up to R rows of V columns in C chunks."""
 
     chunk: int
-    maxima: Tensor  # [R, C] float32, of the logits
-    scores: Tensor  # [R, C] float32, the best of each chunk
-    orders: Tensor  # [R, C] int32, and where it stands among equals
-    arrived: Tensor  # [R] int32, zero between launches
+    maxima: Tensor  # [R, C] float32, largest logit of each chunk
+    scores: Tensor  # [R, C] float32, best score of each chunk
+    orders: Tensor  # [R, C] int32, tie-breaking order of the best score
+    counters: Tensor  # [R] int32, finished chunks; zero between launches
 
 
 def pick_scratch(num_rows: int, vocab_size: int, device: torch.device | str) -> PickScratch:
@@ -45,11 +45,11 @@ def pick(
     logits: Tensor,  # [R, V] float32, bfloat16 or float16
     temperature: Tensor,  # [R] float32, 0: greedy
     streams: Tensor,  # [R] int64, purpose, seed and choice mixed to 64 bits
-    positions: Tensor,  # [R] int64, absolute, of the token to be picked
+    positions: Tensor,  # [R] int64, absolute position of the token to sample
     scratch: PickScratch | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """[R] int64. Two launches: the maximum of a row must be known before its first score."""
+    """[R] int64: the sampled tokens. Two launches: the scores of a row depend on its maximum."""
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     scratch = pick_scratch(rows, vocab_size, logits.device) if scratch is None else scratch
@@ -64,7 +64,7 @@ def pick(
 
 
 def pick_greedy(logits: Tensor, scratch: PickScratch | None = None, out: Tensor | None = None) -> Tensor:
-    """[R] int64, the arg-max of each row of logits [R, V], equal ones by lower id. One launch."""
+    """[R] int64: the argmax of each row of logits [R, V]; of equal ones, the lower id. One launch."""
     rows, vocab_size = logits.shape
     assert logits.stride(1) == 1
     scratch = pick_scratch(rows, vocab_size, logits.device) if scratch is None else scratch
@@ -85,15 +85,15 @@ def pick_truncated(
     out: Tensor | None = None,
     max_bytes: int | None = None,
 ) -> Tensor:
-    """[R] int64: min-p, then top-k, then top-p over what is left, then the pick, as `truncation.py` ranks and
-    sums. Rows that truncate nothing, greedy ones included, get what `pick` gives them. Sorts whole rows, all
-    at once or as many as `max_bytes` are enough for, but waits for nothing and has one shape, so a CUDA graph can hold it."""
+    """[R] int64: tokens sampled after min-p, then top-k, then top-p, ranked and summed as in `truncation.py`. Rows without
+    truncation, greedy rows included, give the same token as `pick`. It sorts whole rows: all at once, or as many as `max_bytes`
+    allow. Shapes are static and it does not wait for the device, so a CUDA graph can capture it."""
     rows, vocab_size = logits.shape
     scratch = pick_scratch(rows, vocab_size, logits.device) if scratch is None else scratch
     out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     step = rows
     if max_bytes is not None:
-        step = max(16, max_bytes // (_TRUNCATION_BYTES * vocab_size) // 16 * 16)  # slices begin at aligned addresses
+        step = max(16, max_bytes // (_TRUNCATION_BYTES * vocab_size) // 16 * 16)  # keeps slices aligned
     for first in range(0, rows, step):
         some = slice(first, first + step)
         noise = temperature[some], streams[some], positions[some]
@@ -125,7 +125,7 @@ def _pick_truncated(
     keep = (ranked >= floor) & (ranked > -torch.inf) & (torch.arange(vocab_size, device=ranked.device) < limit)
     mass = ranked.to(torch.float64).exp_().masked_fill_(~keep, 0.0)
     before = mass.cumsum(1).sub_(mass)
-    # What top-p is a share of: the top-k where there is one, else every token above the floor, summed as float32
+    # top-p is a share of the top-k if there is one, otherwise of all tokens above the floor, summed as float32
     above = scores.exp().masked_fill_(scores < floor, 0.0)
     total = torch.where(limit < vocab_size, mass.sum(1, keepdim=True), above.sum(1, keepdim=True, dtype=torch.float64))
     ranked.masked_fill_(~(keep & (before < share * total)), -torch.inf)
@@ -144,7 +144,7 @@ def _launch(
     kind: str,
 ) -> None:
     rows, vocab_size = logits.shape
-    assert len(scratch.arrived) >= rows
+    assert len(scratch.counters) >= rows
     assert scratch.scores.shape[1] == triton.cdiv(vocab_size, scratch.chunk)
     chunks = scratch.scores.shape[1]
     _pick[(rows, chunks)](
@@ -157,7 +157,7 @@ def _launch(
         scratch.maxima,
         scratch.scores,
         scratch.orders,
-        scratch.arrived,
+        scratch.counters,
         out,
         logits.stride(0),
         KIND=kind,
@@ -199,10 +199,10 @@ def _pick(
     maxima,
     scores,
     orders,
-    arrived,
+    counters,
     out,
     stride,
-    KIND: tl.constexpr,  # greedy: logits as they are; sampled: scaled, with noise; ranked: scaled and sorted before
+    KIND: tl.constexpr,  # greedy: plain logits; sampled: scaled, with noise; ranked: already scaled and sorted
     V: tl.constexpr,
     CHUNKS: tl.constexpr,
     PADDED: tl.constexpr,
@@ -217,18 +217,18 @@ def _pick(
     column = chunk * CHUNK + tl.arange(0, CHUNK)
     is_kept = column < V
     score = tl.load(logits + line + column, mask=is_kept, other=float("-inf")).to(tl.float32)
-    order = column  # equal scores fall to the lowest
+    order = column  # of equal scores, the lowest wins
     if KIND != "greedy":
-        heat = tl.load(temperature + row)
+        row_temperature = tl.load(temperature + row)
         token = column
         if KIND == "ranked":
             token = tl.load(tokens + line + column, mask=is_kept, other=0).to(tl.int32)
             order = tl.where(tl.load(is_whole + row) != 0, token, column)
-        if heat > 0.0:
+        if row_temperature > 0.0:
             if KIND == "sampled":
                 best = tl.max(tl.load(maxima + row * CHUNKS + each, mask=each < CHUNKS, other=float("-inf")), 0)
-                # IEEE division, as torch has it: Triton's own is off by up to two units in the last place
-                score = tl.div_rn(score - best, tl.full([CHUNK], 1.0, tl.float32) * heat)
+                # IEEE division, as in torch: Triton's default has an error of up to two units in the last place
+                score = tl.div_rn(score - best, tl.full([CHUNK], 1.0, tl.float32) * row_temperature)
             stream = tl.load(streams + row).to(tl.uint64, bitcast=True)
             position = tl.load(positions + row).to(tl.uint64, bitcast=True)
             score += gumbel(noise_bits(stream, position, token))
@@ -239,16 +239,16 @@ def _pick(
     if CHUNKS > 1:
         tl.store(scores + row * CHUNKS + chunk, best)
         tl.store(orders + row * CHUNKS + chunk, first)
-        tl.debug_barrier()  # both are stored before the count says so
-        if tl.atomic_add(arrived + row, 1, sem="acq_rel") != CHUNKS - 1:
+        tl.debug_barrier()  # both are stored before the counter is incremented
+        if tl.atomic_add(counters + row, 1, sem="acq_rel") != CHUNKS - 1:
             return
-        tl.store(arrived + row, 0)
+        tl.store(counters + row, 0)
         is_chunk = each < CHUNKS
         score = tl.load(scores + row * CHUNKS + each, mask=is_chunk, other=float("-inf"), cache_modifier=".cg")
         order = tl.load(orders + row * CHUNKS + each, mask=is_chunk, other=0x7FFFFFFF, cache_modifier=".cg")
         best = tl.max(score, 0)
         first = tl.min(tl.where(score == best, order, 0x7FFFFFFF), 0)
-    winner = tl.minimum(first, V - 1).to(tl.int64)  # logits that are all NaN still give a token
+    winner = tl.minimum(first, V - 1).to(tl.int64)  # all-NaN logits still give a valid token
     if KIND == "ranked":
         at_rank = tl.load(tokens + line + winner)
         winner = tl.where(tl.load(is_whole + row) != 0, winner, at_rank)

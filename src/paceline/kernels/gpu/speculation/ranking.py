@@ -1,7 +1,8 @@
-"""The likeliest next tokens of each row, and their probabilities: the branches of a tree.
+"""The most likely next tokens of each row and their probabilities: the branches of a tree.
 
-A row is cut into chunks of columns as in `pick.py`; each leaves its best few and its share of the softmax, and the last to
-finish joins them. Equal scores fall to the lower column: both are one number, so that the best is one reduction away.
+A row is divided into chunks of columns as in `pick.py`. Each program stores its best tokens and its part of the softmax; the
+program that finishes last combines them. Score and column are packed in one key, so that one reduction finds the best score
+with the lowest column.
 """
 
 from dataclasses import dataclass
@@ -16,27 +17,28 @@ from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.gpu.speculation.noise import gumbel, noise_bits
 
 _NONE = tl.constexpr(-0x7FFFFFFFFFFFFFFF)
-"""The key of nothing."""
+"""Key of an empty entry."""
 
 RankKind = Literal["greedy", "sampled", "ranked"]
-"""Scores are the logits; logits / T + G; or were scaled and cut before, to columns of their own for each row, and get G."""
+"""Scores of a row. `greedy`: the logits. `sampled`: logits / T + G. `ranked`: logits that were scaled and truncated
+before, with columns of their own per row, plus G."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankScratch:
-    """For at most R rows of V columns, C chunks each, K branches."""
+    """Scratch memory for up to R rows of V columns in C chunks, and K branches."""
 
     chunk: int
-    tops: Tensor  # [R, C] float32, the best score of each chunk
-    sums: Tensor  # [R, C] float32, of exp(score - top)
-    keys: Tensor  # [R, C, K] int64, the best of each chunk, score and column in one
-    arrived: Tensor  # [R] int32, zero between launches
+    tops: Tensor  # [R, C] float32, best score of each chunk
+    sums: Tensor  # [R, C] float32, sum of exp(score - top)
+    keys: Tensor  # [R, C, K] int64, best keys of each chunk
+    counters: Tensor  # [R] int32, finished chunks; zero between launches
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Branches:
-    tokens: Tensor  # [R, K] int64, the target's ids, best first
-    confidence: Tensor  # [R, K] float32, log; -inf: impossible
+    tokens: Tensor  # [R, K] int64, token ids of the target, best first
+    confidence: Tensor  # [R, K] float32, log probability; -inf: impossible
 
 
 def rank_scratch(num_rows: int, num_columns: int, count: int, device: torch.device | str) -> RankScratch:
@@ -53,15 +55,15 @@ def rank_scratch(num_rows: int, num_columns: int, count: int, device: torch.devi
 
 def rank_rows(
     logits: Tensor,  # [R, V] float32, bfloat16 or float16
-    ids: Tensor | None,  # [V] int64, the token of each column; [R, V] if "ranked"; None: its number
+    ids: Tensor | None,  # [V] int64, token of each column; [R, V] if "ranked"; None: the column number
     kind: RankKind,
-    temperature: Tensor,  # [S] float32, of R / S rows each; 0: greedy
+    temperature: Tensor,  # [S] float32, for R / S rows each; 0: greedy
     streams: Tensor,  # [S] int64
     lengths: Tensor,  # [S] int32
-    level: int,  # the token lies at position length + level
+    level: int,  # the token is at position length + level
     scratch: RankScratch,
 ) -> Branches:
-    """The K best of each row, K as `scratch` has it."""
+    """The K best tokens of each row; `scratch` determines K."""
     rows, width = logits.shape
     chunks, count = scratch.keys.shape[1:]
     assert logits.stride(1) == 1
@@ -79,7 +81,7 @@ def rank_rows(
         scratch.tops,
         scratch.sums,
         scratch.keys,
-        scratch.arrived,
+        scratch.counters,
         tokens,
         confidence,
         logits.stride(0),
@@ -109,7 +111,7 @@ def _rank(
     tops,
     sums,
     keys,
-    arrived,
+    counters,
     tokens,
     confidence,
     stride,
@@ -134,19 +136,19 @@ def _rank(
     is_kept = column < V
     score = tl.load(logits + line + column, mask=is_kept, other=float("-inf")).to(tl.float32)
     if KIND != "greedy":
-        heat = tl.load(temperature + row // EACH)
-        if heat > 0.0:
+        row_temperature = tl.load(temperature + row // EACH)
+        if row_temperature > 0.0:
             token = column
             if MAPPED:
                 token = tl.load(lookup + column, mask=is_kept, other=0).to(tl.int32)
             if KIND == "sampled":
-                score = score / heat
+                score = score / row_temperature
             stream = tl.load(streams + row // EACH).to(tl.uint64, bitcast=True)
             position = (tl.load(lengths + row // EACH) + level).to(tl.uint64)
             score += gumbel(noise_bits(stream, position, token))
     score = tl.where(is_kept, score, float("-inf"))
     top = tl.max(score, 0)
-    zero = tl.where(top == float("-inf"), 0.0, top)  # no -inf - -inf
+    zero = tl.where(top == float("-inf"), 0.0, top)  # avoids -inf - -inf
     tl.store(tops + row * CHUNKS + chunk, top)
     tl.store(sums + row * CHUNKS + chunk, tl.sum(tl.exp(score - zero), 0))
     at = (row * CHUNKS + chunk) * COUNT
@@ -156,11 +158,11 @@ def _rank(
         tl.store(keys + at + place, best)
         key = tl.where(key == best, _NONE, key)
 
-    tl.debug_barrier()  # all is stored before the count says so
+    tl.debug_barrier()  # all results are stored before the counter is incremented
     if CHUNKS > 1:
-        if tl.atomic_add(arrived + row, 1, sem="acq_rel") != CHUNKS - 1:
+        if tl.atomic_add(counters + row, 1, sem="acq_rel") != CHUNKS - 1:
             return
-        tl.store(arrived + row, 0)
+        tl.store(counters + row, 0)
     each, some = tl.arange(0, PADDED), tl.arange(0, BEST)
     tops_here = tl.load(tops + row * CHUNKS + each, mask=each < CHUNKS, other=float("-inf"), cache_modifier=".cg")
     sums_here = tl.load(sums + row * CHUNKS + each, mask=each < CHUNKS, other=0.0, cache_modifier=".cg")
@@ -171,7 +173,7 @@ def _rank(
     for place in tl.static_range(COUNT):
         best = tl.max(key, 0)
         key = tl.where(key == best, _NONE, key)
-        winner = tl.minimum(0x7FFFFFFF - (best & 0xFFFFFFFF), V - 1)  # rows that are all NaN still give tokens
+        winner = tl.minimum(0x7FFFFFFF - (best & 0xFFFFFFFF), V - 1)  # all-NaN rows still give valid tokens
         score = _score(best)
         if MAPPED:
             winner = tl.load(lookup + winner)
@@ -181,7 +183,8 @@ def _rank(
 
 @triton.jit
 def _key(score, column):
-    """int64, larger for a higher score, then for a lower column. Negative floats order the wrong way round as integers."""
+    """int64 key: larger for a higher score, then for a lower column. The bits of negative floats are inverted, because as
+    integers they sort in reverse."""
     bits = score.to(tl.int32, bitcast=True)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.to(tl.int64) << 32) | (0x7FFFFFFF - column).to(tl.int64)

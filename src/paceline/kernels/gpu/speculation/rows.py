@@ -1,4 +1,4 @@
-"""Where the rows of a round lie, computed on the device from how far each sequence has come."""
+"""Positions and slots of the rows of a step, computed on the device from the lengths of the sequences."""
 
 import triton
 import triton.language as tl
@@ -15,12 +15,12 @@ def place_rows(
     offset: int,
     block_tables: Tensor,  # [S, W] int32
     context_lens: Tensor,  # [S] int32, out: lengths + offset
-    positions: Tensor,  # [S * R] int64, out: context + 0 … R - 1, sequence after sequence
+    positions: Tensor,  # [S * R] int64, out: context + 0 … R - 1, by sequence
     slots: Tensor,  # [S * R] int64, out
     max_position: int,
 ) -> None:
-    """R rows a sequence, the first at logical index lengths + offset. Positions stop short of `max_position`: seats that are
-    empty by now may stand at the end of what a model knows angles for."""
+    """Place R rows per sequence, the first at logical index lengths + offset. Positions are below `max_position`: an
+    unused slot may be at the end of the rotary table."""
     rows = len(positions)
     _place[(triton.cdiv(rows, _BLOCK),)](
         lengths, block_tables, context_lens, positions, slots, rows, offset, max_position - 1, block_tables.stride(0),

@@ -1,7 +1,7 @@
-"""Where the rows of a token tree lie and what they see, computed on the device from the drafted parents.
+"""Positions, slots and ancestors of the rows of a token tree, computed on the device from the drafted parents.
 
-Row 0 is the last committed token and row 1 + i node i, as in `speculation/trees/tree.py`. And how an accepted path becomes
-contiguous: its keys and values move next to the context, in all layers at once.
+Row 0 is the last committed token and row 1 + i is node i, as in `speculation/trees/tree.py`. `move_paths` makes an accepted
+path contiguous: it copies its keys and values next to the context, in all layers at once.
 """
 
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 
 _WORD = 4
-"""Bytes that are moved at a time: rows of a cache are whole words whatever their type."""
+"""Bytes copied at a time; a row of a cache is a multiple of it for every type."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TreePlaces:
-    """S trees of N nodes."""
+    """Rows of S trees of N nodes."""
 
     contexts: Tensor  # [S] int32, computed tokens before row 0
     positions: Tensor  # [S * (1 + N)] int64
     slots: Tensor  # [S * (1 + N)] int64
     ancestors: Tensor  # [S * (1 + N)] int64
-    levels: Tensor  # [S] int32, how deep the part of the tree goes that the limit leaves
+    levels: Tensor  # [S] int32, levels of the valid part of each tree
 
 
 def tree_places(trees: int, nodes: int, levels: Tensor) -> TreePlaces:
-    """`levels` [S] int32: the caller's."""
+    """New buffers, except for `levels` [S] int32."""
     contexts = torch.zeros(trees, dtype=torch.int32, device=levels.device)
     positions, slots, ancestors = torch.zeros(3, trees * (1 + nodes), dtype=torch.int64, device=levels.device).unbind()
     return TreePlaces(contexts, positions, slots, ancestors, levels)
@@ -40,7 +40,7 @@ def tree_places(trees: int, nodes: int, levels: Tensor) -> TreePlaces:
 def place_trees(
     lengths: Tensor,  # [S] int32
     parents: Tensor,  # [S, N] int32
-    limits: Tensor,  # [S] int32, nodes that count
+    limits: Tensor,  # [S] int32, number of valid nodes
     max_levels: int,
     block_tables: Tensor,  # [S, W] int32
     out: TreePlaces,
@@ -57,7 +57,7 @@ def place_trees(
 
 
 class CacheAddresses:
-    """Where the keys and values of all layers begin: one kernel reaches them all."""
+    """Addresses of the keys and values of all layers, so that one kernel can access all of them."""
 
     def __init__(self, cache: Sequence[tuple[Tensor, Tensor]]) -> None:
         parts = [part for layer in cache for part in layer]
@@ -65,7 +65,7 @@ class CacheAddresses:
         assert len({(part.shape[2:], part.dtype) for part in parts}) == 1
         row_bytes = parts[0][0, 0].numel() * parts[0].element_size()
         assert row_bytes % _WORD == 0
-        self._parts = parts  # addresses hold nothing alive
+        self._parts = parts  # keeps the tensors alive
         self.row_words = row_bytes // _WORD
         self.table = torch.tensor([part.data_ptr() for part in parts], dtype=torch.int64, device=parts[0].device)
 
@@ -74,11 +74,11 @@ def move_paths(
     cache: CacheAddresses,
     contexts: Tensor,  # [S] int32
     block_tables: Tensor,  # [S, W] int32
-    rows: Tensor,  # [S, L + 1] int64, of the whole pass: row 0, then those of the accepted nodes
+    rows: Tensor,  # [S, L + 1] int64, rows of the whole pass: row 0, then the accepted nodes
     counts: Tensor,  # [S] int32, accepted nodes
-    num_rows: int,  # of each tree in the pass
+    num_rows: int,  # rows of each tree in the pass
 ) -> None:
-    """Keys and values of accepted node number j go to where row j lies. Nodes only ever move towards the front."""
+    """Copy keys and values of accepted node number j to the slot of row j. Nodes only move towards the front."""
     trees, steps = rows.shape
     _move[(trees, len(cache.table))](
         cache.table, contexts, block_tables, rows, counts, block_tables.stride(0),
@@ -98,9 +98,9 @@ def _place(
     row = tl.arange(0, PADDED)
     is_real = row < 1 + NODES
     one = tl.full([PADDED], 1, tl.int64)
-    seen, depth = one, tl.zeros([PADDED], tl.int32)  # everybody sees row 0
+    seen, depth = one, tl.zeros([PADDED], tl.int32)  # all rows attend to row 0
     node = tl.where(is_real, row - 1, -1)
-    for _ in range(LEVELS):  # up towards the root, all rows at once
+    for _ in range(LEVELS):  # towards the root, all rows at once
         is_node = node >= 0
         seen |= tl.where(is_node, one << (node + 1).to(tl.int64), 0)
         depth += is_node.to(tl.int32)
@@ -129,7 +129,7 @@ def _move(
     table = tables + tree.to(tl.int64) * stride
     context, count = tl.load(contexts + tree), tl.load(counts + tree)
     lane = tl.arange(0, PADDED)
-    # In this order nothing is overwritten before it was read: path rows ascend, and row j of the path is j or more
+    # This order reads every row before it is overwritten: path rows ascend, and row j of the path is j or more
     for step in range(1, STEPS):
         if step <= count:
             source = context + tl.load(rows + tree * STEPS + step).to(tl.int32) - tree * ROWS
@@ -137,6 +137,6 @@ def _move(
             if source != target:
                 from_slot = tl.load(table + source // PAGE).to(tl.int64) * PAGE + source % PAGE
                 to_slot = tl.load(table + target // PAGE).to(tl.int64) * PAGE + target % PAGE
-                held = tl.load(words + from_slot * WORDS + lane, mask=lane < WORDS, other=0)
-                tl.store(words + to_slot * WORDS + lane, held, mask=lane < WORDS)
+                word = tl.load(words + from_slot * WORDS + lane, mask=lane < WORDS, other=0)
+                tl.store(words + to_slot * WORDS + lane, word, mask=lane < WORDS)
                 tl.debug_barrier()

@@ -36,7 +36,7 @@ export function showWorkers(workers) {
   byId("symptoms").replaceChildren(
     ...workers.flatMap((worker) =>
       worker.symptoms.map((symptom) =>
-        element("li", { textContent: `${worker.name}: ${symptom.name.replaceAll("_", " ")}, ${digits(symptom.figure)} limit ${digits(symptom.limit)}; ${symptom.remedy}` }),
+        element("li", { textContent: `${worker.name}: ${symptom.name.replaceAll("_", " ")}, ${digits(symptom.figure)} (limit ${digits(symptom.limit)}); ${symptom.remedy}` }),
       ),
     ),
   );

@@ -1,4 +1,4 @@
-"""What an engine says of itself, while it runs and from another thread."""
+"""The status of an engine, while it runs and from another thread."""
 
 import threading
 from dataclasses import replace
@@ -10,7 +10,7 @@ from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import BreakerState, EngineStatus
 from paceline.engine.engine import Engine
-from paceline.engine.stats.tally import BREAKER, DECLINED, NO_DRAFT, NO_ROOM
+from paceline.engine.stats import BREAKER, DECLINED, NO_DRAFT, NO_ROOM
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from tests.fakes import TINY, FakeProposer, draft_model, random_chain, request, tiny_engine, tiny_model
 
@@ -32,7 +32,7 @@ def fallbacks(snapshot: EngineStatus) -> dict[str, int]:
     return {reason: count for reason, count in report.fallbacks.items() if count}
 
 
-def test_an_engine_that_has_done_nothing() -> None:
+def test_a_new_engine() -> None:
     assert tiny_engine(MODEL, random_chain(40), depth=3).snapshot() == EngineStatus(
         running=0,
         waiting=0,
@@ -46,7 +46,7 @@ def test_an_engine_that_has_done_nothing() -> None:
     )
 
 
-def test_seats_queue_and_blocks() -> None:
+def test_running_waiting_and_blocks() -> None:
     engine = tiny_engine(MODEL, max_num_seqs=2)
     for i in range(5):
         engine.add(one(str(i)))
@@ -76,7 +76,7 @@ def test_alphas_of_a_perfect_draft_are_one() -> None:
     assert not any(report.fallbacks.values())
 
 
-def test_alphas_of_a_bad_one_are_low_and_untested_positions_are_not_invented() -> None:
+def test_alphas_of_a_bad_draft_are_low_and_cover_tested_positions_only() -> None:
     engine = tiny_engine(
         MODEL, FakeProposer(lambda progress: ([39] * progress.depth, [*range(-1, progress.depth - 1)]))
     )
@@ -98,13 +98,13 @@ def test_traffic_is_reported_by_category_and_categories_are_bounded() -> None:
 # --- fallbacks
 
 
-def test_a_draft_that_does_not_come() -> None:
+def test_a_missing_draft() -> None:
     engine = tiny_engine(MODEL, FakeProposer(lambda progress: ([], [])), depth=3)
     engine.add(one(max_tokens=10))
-    assert fallbacks(finish(engine)) == {NO_DRAFT: 8}  # neither the first token nor the last may be drafted for
+    assert fallbacks(finish(engine)) == {NO_DRAFT: 8}  # no drafts for the first token and the last
 
 
-def test_a_draft_that_is_none() -> None:
+def test_an_invalid_draft() -> None:
     engine = tiny_engine(MODEL, FakeProposer(lambda progress: ([TINY.vocab_size], [-1])), depth=3)
     engine.add(one(max_tokens=10))
     snapshot = finish(engine)
@@ -136,7 +136,7 @@ def test_an_open_breaker() -> None:
     assert snapshot.traffic[0].breaker is BreakerState.OPEN
 
 
-def test_not_wanting_drafts_is_no_fallback() -> None:
+def test_a_request_without_speculation_is_no_fallback() -> None:
     engine = tiny_engine(MODEL, random_chain(40), depth=3)
     engine.add(one("a", enabled=False))
     engine.add(one("b", max_depth=0))
@@ -174,7 +174,7 @@ def test_a_snapshot_may_be_taken_at_any_moment() -> None:
     assert len(engine.snapshot().traffic) == 24
 
 
-def test_a_busy_engine_reports_now_and_then() -> None:
+def test_a_busy_engine_updates_its_traffic_report_periodically() -> None:
     clock = VirtualClock()
     engine = tiny_engine(MODEL, draft_model(MODEL), depth=1, clock=clock)
     engine.add(one(max_tokens=40))

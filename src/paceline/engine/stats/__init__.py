@@ -1,1 +1,0 @@
-"""What an engine reports about itself."""
