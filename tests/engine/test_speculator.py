@@ -1,4 +1,4 @@
-"""The engine's side of speculation: who is asked, what is let through, what is learned, and when it stops asking."""
+"""The engine's side of speculation: which drafts are requested and kept, what is learned, and when drafting stops."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -35,7 +35,7 @@ VOCAB = 40
 
 
 class Scripted:
-    """Answers every `collect` with the same batch and remembers what it was told."""
+    """Returns the same batch from every `collect` and records its calls."""
 
     def __init__(
         self, answer: DraftBatch | None = None, clock: VirtualClock | None = None, seconds: float = 0.0
@@ -61,10 +61,10 @@ class Scripted:
 
 
 class RecordedDepth:
-    """Gives every candidate what it may have, and keeps what it was shown."""
+    """Gives every candidate its maximal depth, and records observations."""
 
     advantage: float | None = None
-    resting = False
+    is_skipping = False
 
     def __init__(self) -> None:
         self.steps: list[StepObservation] = []
@@ -77,7 +77,7 @@ class RecordedDepth:
         pass
 
     def skip_step(self, batch: int) -> bool:
-        return self.resting
+        return self.is_skipping
 
     def decide(self, batch: Sequence[Candidate]) -> list[int]:
         self.candidates.append(list(batch))
@@ -94,7 +94,7 @@ class GraphRound(NamedTuple):
 NO_TIMES = StepTimes(0.0, 0.0, 0.0)
 
 
-class House:
+class Case:
     """A speculator with two scripted methods, and sequences made by a real validator."""
 
     def __init__(
@@ -119,30 +119,31 @@ class House:
         )
 
     def sequence(self, category: str = "default", max_tokens: int = 40, **speculation: Any) -> Generation:
-        """Past its prompt, about to decode."""
-        asked = Request(
+        """A sequence with a computed prompt, about to decode."""
+        made = Request(
             "r", (1, 2, 3), SamplingParams(max_tokens=max_tokens), SpeculationParams(**speculation), category
         )
-        (sequence,) = self.validator.sequences(ValidatedRequest.of(asked), 0.0)
+        (sequence,) = self.validator.sequences(ValidatedRequest.of(made), 0.0)
         sequence.num_computed = 2
         return sequence
 
-    def plan(self, *rooms: tuple[Generation, int]) -> Schedule:
-        return Schedule(tuple(Scheduled(sequence, 1, room) for sequence, room in rooms))
+    def schedule(self, *items: tuple[Generation, int]) -> Schedule:
+        """One token of each sequence, and rows for so many drafts."""
+        return Schedule(tuple(Scheduled(sequence, 1, num_draft) for sequence, num_draft in items))
 
     def learn(
-        self, plan: Schedule, drafts: Mapping[int, Draft], verdicts: Mapping[int, Verdict], verify_seconds: float
+        self, schedule: Schedule, drafts: Mapping[int, Draft], verdicts: Mapping[int, Verdict], verify_seconds: float
     ) -> None:
         """A step of the host executor."""
         sequences = []
-        for item in plan.items:
+        for item in schedule.items:
             draft, verdict = drafts.get(item.sequence.id, NO_DRAFT), verdicts.get(item.sequence.id)
             levels = max(depths(draft.parents)) if draft else 0
             sequences.append(
                 SequenceResult(item.sequence, item.num_tokens, verdict, item.num_draft, len(draft), levels, draft)
             )
         rows = len(verdicts) + sum(len(draft) for draft in drafts.values())
-        context = sum(len(item.sequence.ids) for item in plan.items if item.sequence.id in verdicts)
+        context = sum(len(item.sequence.ids) for item in schedule.items if item.sequence.id in verdicts)
         self.speculator.learn(StepResult(sequences, NO_TIMES, verify_seconds, verify_seconds, rows, context))
 
     def learn_graph(
@@ -176,284 +177,284 @@ def chain(sequence_id: int, *tokens: int) -> DraftBatch:
 # --- proposing
 
 
-def test_only_sequences_with_room_are_asked_and_each_of_its_own_method() -> None:
-    house = House()
-    a, b, c = house.sequence(), house.sequence(method="two"), house.sequence()
-    assert house.speculator.propose(house.plan((a, 2), (b, 3), (c, 0))) == {}
-    assert [ids for ids, _ in house.one.collected] == [[a.id]]
-    assert [ids for ids, _ in house.two.collected] == [[b.id]]
+def test_drafts_are_requested_by_method_for_sequences_with_rows() -> None:
+    case = Case()
+    a, b, c = case.sequence(), case.sequence(method="two"), case.sequence()
+    assert case.speculator.propose(case.schedule((a, 2), (b, 3), (c, 0))) == {}
+    assert [ids for ids, _ in case.one.collected] == [[a.id]]
+    assert [ids for ids, _ in case.two.collected] == [[b.id]]
 
 
-def test_nobody_is_asked_when_nobody_has_room() -> None:
-    house = House()
-    house.speculator.propose(house.plan((house.sequence(), 0)))
-    assert house.one.collected == []
+def test_no_drafts_are_requested_without_rows() -> None:
+    case = Case()
+    case.speculator.propose(case.schedule((case.sequence(), 0)))
+    assert case.one.collected == []
 
 
-def test_drafts_are_cut_to_their_room() -> None:
-    house = House(chain(0, 5, 6, 7, 8))
-    (draft,) = house.speculator.propose(house.plan((house.sequence(), 2))).values()
+def test_drafts_are_cut_to_their_rows() -> None:
+    case = Case(chain(0, 5, 6, 7, 8))
+    (draft,) = case.speculator.propose(case.schedule((case.sequence(), 2))).values()
     assert draft.tokens == (5, 6)
 
 
-def test_drafts_nobody_asked_for_are_ignored() -> None:
-    house = House(DraftBatch.chains([(0, [5]), (7, [6])]))
-    assert set(house.speculator.propose(house.plan((house.sequence(), 2)))) == {0}
+def test_drafts_of_other_sequences_are_ignored() -> None:
+    case = Case(DraftBatch.chains([(0, [5]), (7, [6])]))
+    assert set(case.speculator.propose(case.schedule((case.sequence(), 2)))) == {0}
 
 
 @pytest.mark.parametrize(
     ("tokens", "parents"),
     [([5, VOCAB], [-1, 0]), ([-1], [-1]), ([5, 6], [-1, 1]), ([5, 5], [-1, -1]), ([5], [-2])],
 )
-def test_what_is_no_draft_is_dropped_and_counted(tokens: list[int], parents: list[int]) -> None:
-    house = House(DraftBatch((0,), (len(tokens),), torch.tensor(tokens), torch.tensor(parents)))
-    assert house.speculator.propose(house.plan((house.sequence(), 4))) == {}
-    assert house.speculator.num_invalid == 1
+def test_invalid_drafts_are_dropped_and_counted(tokens: list[int], parents: list[int]) -> None:
+    case = Case(DraftBatch((0,), (len(tokens),), torch.tensor(tokens), torch.tensor(parents)))
+    assert case.speculator.propose(case.schedule((case.sequence(), 4))) == {}
+    assert case.speculator.num_invalid == 1
 
 
-def test_time_on_the_way_is_the_networks_and_not_the_drafts() -> None:
-    house = House()  # its first method takes a quarter of a second
-    sequence, plain = house.sequence(), Verdict((), (4,), (Origin.PLAIN,))
+def test_network_time_is_no_part_of_drafting() -> None:
+    case = Case()  # its first method takes a quarter of a second
+    sequence, plain = case.sequence(), Verdict((), (4,), (Origin.PLAIN,))
     for network, expected in ((0.1, 0.1), (9.0, 0.25), (0.0, 0.0)):
-        house.one.cost = DraftCost(network_seconds=network)
-        plan = house.plan((sequence, 1))
-        house.speculator.propose(plan)
-        house.learn(plan, {}, {sequence.id: plain}, 0.5)
-        step = house.depth.steps[-1]
+        case.one.cost = DraftCost(network_seconds=network)
+        schedule = case.schedule((sequence, 1))
+        case.speculator.propose(schedule)
+        case.learn(schedule, {}, {sequence.id: plain}, 0.5)
+        step = case.depth.steps[-1]
         assert step.network_seconds == pytest.approx(expected)
         assert step.drafting[0].seconds == pytest.approx(0.25 - expected)
 
 
-def test_drafts_are_waited_for_no_longer_than_the_last_pass_took() -> None:
-    house = House()
-    sequence = house.sequence()
-    house.speculator.propose(house.plan((sequence, 1)))
-    assert house.one.collected[-1][1] == 100.0
-    house.learn(house.plan(), {}, {}, verify_seconds=0.5)
-    now = house.clock.now()
-    house.speculator.propose(house.plan((sequence, 1)))
-    assert house.one.collected[-1][1] == now + 0.5
+def test_the_deadline_is_the_time_of_the_last_pass() -> None:
+    case = Case()
+    sequence = case.sequence()
+    case.speculator.propose(case.schedule((sequence, 1)))
+    assert case.one.collected[-1][1] == 100.0
+    case.learn(case.schedule(), {}, {}, verify_seconds=0.5)
+    now = case.clock.now()
+    case.speculator.propose(case.schedule((sequence, 1)))
+    assert case.one.collected[-1][1] == now + 0.5
 
 
 # --- learning
 
 
-def test_a_step_is_reported_as_it_was() -> None:
-    house = House(DraftBatch((0,), (3,), torch.tensor([5, 6, 7]), torch.tensor([-1, -1, 0])))
-    a, b, c = house.sequence("x"), house.sequence("y"), house.sequence()
+def test_the_depth_policy_observes_the_step() -> None:
+    case = Case(DraftBatch((0,), (3,), torch.tensor([5, 6, 7]), torch.tensor([-1, -1, 0])))
+    a, b, c = case.sequence("x"), case.sequence("y"), case.sequence()
     c.ids += [1] * 9
-    plan = Schedule((Scheduled(a, 1, 4), Scheduled(b, 1, 2), Scheduled(c, 6, 0)))
-    drafts = house.speculator.propose(plan)
+    schedule = Schedule((Scheduled(a, 1, 4), Scheduled(b, 1, 2), Scheduled(c, 6, 0)))
+    drafts = case.speculator.propose(schedule)
     verdicts = {
         a.id: Verdict((0, 2), (5, 7, 9), (Origin.ACCEPTED, Origin.ACCEPTED, Origin.BONUS)),
         b.id: Verdict((), (4,), (Origin.PLAIN,)),
     }
-    house.learn(plan, drafts, verdicts, verify_seconds=0.125)
-    (step,) = house.depth.steps
+    case.learn(schedule, drafts, verdicts, verify_seconds=0.125)
+    (step,) = case.depth.steps
     assert (step.batch, step.rows, step.prefill_rows, step.verify_seconds) == (2, 5, 6, 0.125)
     assert step.drafting == (DraftingObservation("one", 4, 0.25),)
     assert step.is_timed
-    assert step.rounds == (  # a tree counts levels; b got nothing
+    assert step.rounds == (  # a tree counts levels; b had no draft
         RoundObservation(a.id, "one/x", 2, 2, 4, num_nodes=3, path=(0, 2)),
         RoundObservation(b.id, "one/y", 0, 0, 2, num_nodes=0, path=()),
     )
 
 
-def test_each_method_answers_for_its_own_seconds() -> None:
-    house = House(chain(0, 5, 6))
-    house.two.clock, house.two.seconds = house.clock, 0.5
-    a, b = house.sequence(), house.sequence(method="two")
-    plan = house.plan((a, 2), (b, 3))
-    drafts = house.speculator.propose(plan)
+def test_each_method_has_its_own_seconds() -> None:
+    case = Case(chain(0, 5, 6))
+    case.two.clock, case.two.seconds = case.clock, 0.5
+    a, b = case.sequence(), case.sequence(method="two")
+    schedule = case.schedule((a, 2), (b, 3))
+    drafts = case.speculator.propose(schedule)
     plain = Verdict((), (4,), (Origin.PLAIN,))
-    house.learn(plan, drafts, {a.id: plain, b.id: plain}, 0.125)
-    (step,) = house.depth.steps
+    case.learn(schedule, drafts, {a.id: plain, b.id: plain}, 0.125)
+    (step,) = case.depth.steps
     assert step.drafting == (DraftingObservation("one", 2, 0.25), DraftingObservation("two", 3, 0.5))
 
 
 def test_draft_prefill_is_no_part_of_drafting() -> None:
     """Neither the prefill of this `collect`, nor one that was reported before it."""
-    house = House(chain(0, 5, 6))
-    sequence = house.sequence()
-    house.speculator.add_draft_prefill("one", DraftPrefill(30, 4.0))
-    house.one.cost = DraftCost(DraftPrefill(20, 0.125))
-    plan = house.plan((sequence, 2))
-    drafts = house.speculator.propose(plan)
-    house.learn(plan, drafts, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
-    (step,) = house.depth.steps
+    case = Case(chain(0, 5, 6))
+    sequence = case.sequence()
+    case.speculator.add_draft_prefill("one", DraftPrefill(30, 4.0))
+    case.one.cost = DraftCost(DraftPrefill(20, 0.125))
+    schedule = case.schedule((sequence, 2))
+    drafts = case.speculator.propose(schedule)
+    case.learn(schedule, drafts, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
+    (step,) = case.depth.steps
     assert step.drafting == (DraftingObservation("one", 2, 0.125, prefill_tokens=50, prefill_seconds=4.125),)
     assert step.seconds == 4.125 + 0.125 + 0.125
 
 
 def test_a_draft_prefill_is_reported_with_the_next_step_that_drafts() -> None:
-    house = House()
-    sequence = house.sequence()
-    house.speculator.add_draft_prefill("one", DraftPrefill(30, 0.5))
-    house.learn_graph([], 1, 1, 1, draft_seconds=0.0, verify_seconds=0.25, context=9)
+    case = Case()
+    sequence = case.sequence()
+    case.speculator.add_draft_prefill("one", DraftPrefill(30, 0.5))
+    case.learn_graph([], 1, 1, 1, draft_seconds=0.0, verify_seconds=0.25, context=9)
     for _ in range(2):
-        house.learn_graph([GraphRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9)
-    plain, first, second = house.depth.steps
+        case.learn_graph([GraphRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9)
+    plain, first, second = case.depth.steps
     assert plain.seconds == 0.25
     assert first.drafting == (DraftingObservation("one", 4, 0.5, prefill_tokens=30, prefill_seconds=0.5),)
     assert second.drafting == (DraftingObservation("one", 4, 0.5),)
 
 
-def test_what_the_device_waited_for_is_told_of_the_round_that_drafts_then() -> None:
-    house = House()
-    sequence = house.sequence()
+def test_idle_time_before_a_drafting_step_is_its_switch_on_time() -> None:
+    case = Case()
+    sequence = case.sequence()
     drafts, times = [GraphRound(sequence, 4, 4, 2)], {"draft_seconds": 0.5, "verify_seconds": 0.25, "context": 9}
-    house.speculator.graph_paused()
-    house.clock.advance(2.0)
-    house.speculator.add_draft_prefill("one", DraftPrefill(30, 0.5))  # as part of it
-    house.speculator.graph_resumed()
-    house.learn_graph(drafts, 1, 8, 40, **times)
-    house.speculator.graph_resumed()
-    house.learn_graph(drafts, 1, 8, 40, **times)
-    house.speculator.graph_paused()
-    house.clock.advance(2.0)
-    house.speculator.graph_resumed()
-    house.learn_graph([], 1, 8, 8, **times)  # plain rounds come home for other reasons
-    assert [step.switch_on_seconds for step in house.depth.steps] == [1.5, 0.0, 0.0]
-    first = house.depth.steps[0]
+    case.speculator.graph_paused()
+    case.clock.advance(2.0)
+    case.speculator.add_draft_prefill("one", DraftPrefill(30, 0.5))  # a part of the idle time
+    case.speculator.graph_resumed()
+    case.learn_graph(drafts, 1, 8, 40, **times)
+    case.speculator.graph_resumed()
+    case.learn_graph(drafts, 1, 8, 40, **times)
+    case.speculator.graph_paused()
+    case.clock.advance(2.0)
+    case.speculator.graph_resumed()
+    case.learn_graph([], 1, 8, 8, **times)  # a plain step: the graph paused for another reason
+    assert [step.switch_on_seconds for step in case.depth.steps] == [1.5, 0.0, 0.0]
+    first = case.depth.steps[0]
     assert first.seconds == 1.5 + 0.5 + 0.5 + 0.25
-    assert (first.batch, first.room, first.rows) == (1, 8, 40)
+    assert (first.batch, first.num_slots, first.rows) == (1, 8, 40)
 
 
-def test_a_step_on_the_host_was_to_be_taken_anyway() -> None:
-    house = House()
-    sequence = house.sequence()
-    house.speculator.graph_paused()
-    house.clock.advance(2.0)
-    house.learn(house.plan((sequence, 0)), {}, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
-    house.speculator.graph_resumed()
-    house.learn_graph([GraphRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9)
-    assert house.depth.steps[-1].switch_on_seconds == 0.0
+def test_a_host_step_in_between_is_no_idle_time() -> None:
+    case = Case()
+    sequence = case.sequence()
+    case.speculator.graph_paused()
+    case.clock.advance(2.0)
+    case.learn(case.schedule((sequence, 0)), {}, {sequence.id: Verdict((), (4,), (Origin.PLAIN,))}, 0.125)
+    case.speculator.graph_resumed()
+    case.learn_graph([GraphRound(sequence, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9)
+    assert case.depth.steps[-1].switch_on_seconds == 0.0
 
 
-def test_candidates_say_what_they_have_and_may_have() -> None:
-    house = House()
-    sequence = house.sequence()
+def test_candidates_have_their_tokens_and_what_remains() -> None:
+    case = Case()
+    sequence = case.sequence()
     sequence.ids += [1] * 7
-    house.speculator.decide([sequence])
-    (candidate,) = house.depth.candidates[-1]
+    case.speculator.decide([sequence])
+    (candidate,) = case.depth.candidates[-1]
     assert candidate.num_tokens == len(sequence.ids)
-    assert candidate.remaining == house.speculator._validator.remaining(sequence)
+    assert candidate.remaining == case.speculator._validator.remaining(sequence)
 
 
-def test_a_step_on_the_host_tells_no_time_of_a_method_that_runs_ahead() -> None:
-    house = House(chain(0, 5, 6), graph_methods=frozenset({"one"}))
-    a, b = house.sequence(), house.sequence(method="two")
+def test_host_steps_of_graph_methods_are_untimed() -> None:
+    case = Case(chain(0, 5, 6), graph_methods=frozenset({"one"}))
+    a, b = case.sequence(), case.sequence(method="two")
     plain = Verdict((), (4,), (Origin.PLAIN,))
-    house.learn(house.plan((a, 0)), {}, {a.id: plain}, 0.125)
-    house.learn(house.plan((b, 0)), {}, {b.id: plain}, 0.125)
-    house.learn_graph([GraphRound(a, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9)
-    house.learn_graph([], 1, 1, 1, draft_seconds=0.0, verify_seconds=9.0, context=9, is_timed=False)
-    assert [step.is_timed for step in house.depth.steps] == [False, True, True, False]
-    flown = house.depth.steps[2]
-    assert flown.drafting == (DraftingObservation("one", 4, 0.5),)
-    assert flown.rounds == (RoundObservation(a.id, "one/default", 4, 2, 4, num_nodes=4, path=(0, 1)),)
+    case.learn(case.schedule((a, 0)), {}, {a.id: plain}, 0.125)
+    case.learn(case.schedule((b, 0)), {}, {b.id: plain}, 0.125)
+    case.learn_graph([GraphRound(a, 4, 4, 2)], 1, 1, 5, draft_seconds=0.5, verify_seconds=0.25, context=9)
+    case.learn_graph([], 1, 1, 1, draft_seconds=0.0, verify_seconds=9.0, context=9, is_timed=False)
+    assert [step.is_timed for step in case.depth.steps] == [False, True, True, False]
+    graph_step = case.depth.steps[2]
+    assert graph_step.drafting == (DraftingObservation("one", 4, 0.5),)
+    assert graph_step.rounds == (RoundObservation(a.id, "one/default", 4, 2, 4, num_nodes=4, path=(0, 1)),)
 
 
-def test_nothing_is_learned_while_switched_off() -> None:
-    house = House()
-    house.speculator.enabled = False
-    house.learn(house.plan(), {}, {}, 0.5)
-    assert house.depth.steps == []
+def test_nothing_is_learned_with_speculation_off() -> None:
+    case = Case()
+    case.speculator.enabled = False
+    case.learn(case.schedule(), {}, {}, 0.5)
+    assert case.depth.steps == []
 
 
-# --- looking ahead
+# --- preparing the next step
 
 
-def test_depth_is_the_least_that_anybody_allows() -> None:
-    house = House()
+def test_depth_is_the_smallest_limit() -> None:
+    case = Case()
     sequences = [
-        house.sequence(),
-        house.sequence(max_depth=2),
-        house.sequence(max_depth=50),
-        house.sequence(enabled=False),
-        house.sequence(max_tokens=4),
+        case.sequence(),
+        case.sequence(max_depth=2),
+        case.sequence(max_depth=50),
+        case.sequence(enabled=False),
+        case.sequence(max_tokens=4),
     ]
-    house.speculator.look_ahead(sequences)
+    case.speculator.prepare_next(sequences)
     assert [sequence.depth for sequence in sequences] == [6, 2, 6, 0, 3]
-    (batch,) = house.one.observed
+    (batch,) = case.one.observed
     assert [progress.depth for progress in batch] == [6, 2, 6, 0, 3]
     assert batch[0].ids is sequences[0].ids
 
 
-def test_a_proposer_hears_the_picks_of_the_round_once() -> None:
-    house = House()
-    a, b = house.sequence(), house.sequence()
+def test_a_proposer_observes_the_picks_of_a_round_once() -> None:
+    case = Case()
+    a, b = case.sequence(), case.sequence()
     verdicts = {
         a.id: Verdict((0,), (5, 9), (Origin.ACCEPTED, Origin.RECOVERED), picks=(5, 9, 4)),
         b.id: Verdict((), (4,), (Origin.PLAIN,)),
     }
-    house.speculator.look_ahead([a, b], verdicts)
-    house.speculator.look_ahead([a, b])
-    assert [[progress.picks for progress in batch] for batch in house.one.observed] == [[(5, 9, 4), ()], [(), ()]]
+    case.speculator.prepare_next([a, b], verdicts)
+    case.speculator.prepare_next([a, b])
+    assert [[progress.picks for progress in batch] for batch in case.one.observed] == [[(5, 9, 4), ()], [(), ()]]
 
 
-def test_while_the_policy_rests_it_is_not_asked_and_everybody_counts_as_declined() -> None:
-    house = House()
-    sequences = [house.sequence(), house.sequence(), house.sequence(enabled=False)]
+def test_a_skipped_step_makes_no_decision_and_counts_as_declined() -> None:
+    case = Case()
+    sequences = [case.sequence(), case.sequence(), case.sequence(enabled=False)]
     sequences[0].depth = 3
-    house.depth.resting = True
-    house.speculator.look_ahead(sequences)
+    case.depth.is_skipping = True
+    case.speculator.prepare_next(sequences)
     assert [sequence.depth for sequence in sequences] == [0, 0, 0]
-    assert house.depth.candidates == []
-    (report,) = house.speculator.traffic.report()
+    assert case.depth.candidates == []
+    (report,) = case.speculator.traffic.report()
     assert report.fallbacks["declined"] == 2
 
 
-def test_a_proposer_may_hear_only_of_those_it_is_asked_for() -> None:
-    house = House()
-    asked, idle = house.sequence(), house.sequence(enabled=False)
-    house.one.traits = ProposerTraits(is_lazy=True)
-    house.speculator.look_ahead([asked, idle])
-    assert [[progress.sequence_id for progress in batch] for batch in house.one.observed] == [[asked.id]]
+def test_a_lazy_proposer_observes_only_sequences_that_draft() -> None:
+    case = Case()
+    drafting, idle = case.sequence(), case.sequence(enabled=False)
+    case.one.traits = ProposerTraits(is_lazy=True)
+    case.speculator.prepare_next([drafting, idle])
+    assert [[progress.sequence_id for progress in batch] for batch in case.one.observed] == [[drafting.id]]
 
 
-def test_without_room_there_is_nothing_to_decide() -> None:
-    house = House(graph_methods=frozenset({"one"}))
-    asked, quiet = house.sequence(), house.sequence(enabled=False)
-    house.speculator.look_ahead([asked, quiet], has_room=False)
-    assert house.depth.candidates == []
-    assert asked.depth == quiet.depth == 0
-    assert [p.sequence_id for p in house.one.observed[-1]] == [asked.id, quiet.id]  # what was committed is told
-    (report,) = house.speculator.traffic.report()
+def test_without_rows_graph_methods_are_not_decided_for() -> None:
+    case = Case(graph_methods=frozenset({"one"}))
+    drafting, plain = case.sequence(), case.sequence(enabled=False)
+    case.speculator.prepare_next([drafting, plain], has_room=False)
+    assert case.depth.candidates == []
+    assert drafting.depth == plain.depth == 0
+    assert [p.sequence_id for p in case.one.observed[-1]] == [drafting.id, plain.id]  # committed tokens are reported
+    (report,) = case.speculator.traffic.report()
     assert report.fallbacks["no_room"] == 1
 
 
-def test_but_a_pool_drafts_for_the_pass_after_it() -> None:
-    house = House(graph_methods=frozenset({"one"}))
-    asked, pooled = house.sequence(), house.sequence(method="two")
-    house.speculator.look_ahead([asked, pooled], has_room=False)
-    assert asked.depth == pooled.depth == 6
+def test_without_rows_a_pool_drafts_for_the_step_after() -> None:
+    case = Case(graph_methods=frozenset({"one"}))
+    drafting, pooled = case.sequence(), case.sequence(method="two")
+    case.speculator.prepare_next([drafting, pooled], has_room=False)
+    assert drafting.depth == pooled.depth == 6
 
 
-def test_a_sequence_in_its_prompt_is_left_out() -> None:
-    house = House()
-    early = house.sequence()
+def test_a_sequence_in_prefill_is_not_decided_for() -> None:
+    case = Case()
+    early = case.sequence()
     early.num_computed = 0
-    house.speculator.look_ahead([early])
+    case.speculator.prepare_next([early])
     assert early.depth == 0
-    assert house.one.observed == []
+    assert case.one.observed == []
 
 
-def test_switched_off_nobody_drafts_and_no_proposer_hears() -> None:
-    house = House()
-    sequence = house.sequence()
+def test_with_speculation_off_no_proposer_is_called() -> None:
+    case = Case()
+    sequence = case.sequence()
     sequence.depth = 5
-    house.speculator.enabled = False
-    house.speculator.look_ahead([sequence])
-    assert (sequence.depth, house.one.observed) == (0, [])
+    case.speculator.enabled = False
+    case.speculator.prepare_next([sequence])
+    assert (sequence.depth, case.one.observed) == (0, [])
 
 
-def test_a_forgotten_sequence_is_closed_where_it_was_drafted() -> None:
-    house = House()
-    a, b = house.sequence(), house.sequence(method="two")
+def test_a_forgotten_sequence_is_closed_at_its_proposer() -> None:
+    case = Case()
+    a, b = case.sequence(), case.sequence(method="two")
     a.depth = b.depth = 3
-    house.speculator.forget([a, b])
-    assert (house.one.closed, house.two.closed, a.depth, b.depth) == ([a.id], [b.id], 0, 0)
+    case.speculator.forget([a, b])
+    assert (case.one.closed, case.two.closed, a.depth, b.depth) == ([a.id], [b.id], 0, 0)
 
 
 # --- the breaker
@@ -461,33 +462,33 @@ def test_a_forgotten_sequence_is_closed_where_it_was_drafted() -> None:
 RULE = BreakerRule(threshold=0.5, trips=2, window=3, cooldown=5.0)
 
 
-def lose(house: House, sequence: Generation, rounds: int, accepted: int = 0) -> None:
+def lose(case: Case, sequence: Generation, rounds: int, accepted: int = 0) -> None:
     draft = Draft((5, 6), (-1, 0))
     verdict = Verdict((0, 1)[:accepted], (5, 6, 7)[: accepted + 1], (Origin.ACCEPTED,) * accepted + (Origin.BONUS,))
     for _ in range(rounds):
-        house.learn(house.plan((sequence, 2)), {sequence.id: draft}, {sequence.id: verdict}, 0.1)
+        case.learn(case.schedule((sequence, 2)), {sequence.id: draft}, {sequence.id: verdict}, 0.1)
 
 
-def test_a_class_of_traffic_that_loses_stops_and_the_others_go_on() -> None:
-    house = House(rule=RULE)
-    bad, other, method = house.sequence("bad"), house.sequence("good"), house.sequence("bad", method="two")
-    lose(house, bad, 5)
-    house.speculator.look_ahead([bad, other, method])
+def test_a_losing_traffic_class_stops_and_the_others_continue() -> None:
+    case = Case(rule=RULE)
+    bad, other, method = case.sequence("bad"), case.sequence("good"), case.sequence("bad", method="two")
+    lose(case, bad, 5)
+    case.speculator.prepare_next([bad, other, method])
     assert [s.depth for s in (bad, other, method)] == [6, 6, 6]
-    lose(house, bad, 1)
-    house.speculator.look_ahead([bad, other, method])
+    lose(case, bad, 1)
+    case.speculator.prepare_next([bad, other, method])
     assert [s.depth for s in (bad, other, method)] == [0, 6, 6]
 
 
-def test_half_open_one_sequence_probes() -> None:
-    house = House(rule=RULE)
-    silent, *sequences = house.sequence(enabled=False), house.sequence(), house.sequence()
-    lose(house, sequences[0], 6)
-    house.clock.advance(5.0)
-    house.speculator.look_ahead([silent, *sequences])
-    assert [s.depth for s in (silent, *sequences)] == [0, 6, 0]  # the probe goes to one that drafts at all
-    lose(house, sequences[0], 3, accepted=2)
-    house.speculator.look_ahead(sequences)
+def test_a_half_open_breaker_allows_one_sequence() -> None:
+    case = Case(rule=RULE)
+    plain, *sequences = case.sequence(enabled=False), case.sequence(), case.sequence()
+    lose(case, sequences[0], 6)
+    case.clock.advance(5.0)
+    case.speculator.prepare_next([plain, *sequences])
+    assert [s.depth for s in (plain, *sequences)] == [0, 6, 0]  # a sequence with speculation probes
+    lose(case, sequences[0], 3, accepted=2)
+    case.speculator.prepare_next(sequences)
     assert [s.depth for s in sequences] == [6, 6]
 
 
@@ -511,13 +512,13 @@ def test_an_always_wrong_draft_costs_nothing_once_the_breaker_is_open() -> None:
     assert decode(engine, long_request("a", 1)) == target_text
     assert breaker.state("fake/default") is BreakerState.OPEN
     spent = runner.num_passes
-    assert 0 < spent < 2 * 4 * 4 + 8  # two windows of four rounds, and no more
+    assert 0 < spent < 2 * 4 * 4 + 8  # two windows of four rounds
 
-    decode(engine, long_request("b", 2))  # no draft prefill for newcomers either
+    decode(engine, long_request("b", 2))  # no draft prefill for new sequences either
     assert (runner.num_passes, draft.num_free_blocks) == (spent, 64)
 
     clock.advance(5.0)
-    decode(engine, long_request("c", 3))  # probes, loses, and waits twice as long
+    decode(engine, long_request("c", 3))  # a failed probe doubles the cool-down
     probed = runner.num_passes
     assert spent < probed < spent + 4 * 4 + 4
     clock.advance(5.0)
@@ -541,7 +542,7 @@ def test_a_right_draft_closes_the_breaker_again() -> None:
     assert breaker.state("fake/default") is BreakerState.CLOSED
 
 
-def test_traffic_is_told_apart_by_category() -> None:
+def test_each_category_has_its_own_breaker() -> None:
     clock = VirtualClock()
     breaker = Breaker(BreakerRule(threshold=0.3, trips=1, window=4, cooldown=5.0))
     engine = tiny_engine(tiny_model(), draft_model(tiny_model(seed=77)), depth=3, breaker=breaker, clock=clock)

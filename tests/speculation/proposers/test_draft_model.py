@@ -1,4 +1,4 @@
-"""A draft model's cache is only ever a shortcut: after any history it drafts what a fresh one would."""
+"""After any history of commits a draft model drafts what a new one would."""
 
 import random
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0.0)
 
 
 class CountedRunner(ModelRunner):
-    """Remembers (context length, number of tokens) of every span of every pass."""
+    """Records (context length, number of tokens) of every span of every pass."""
 
     def __init__(self, model: DecoderModel, num_blocks: int) -> None:
         super().__init__(model, num_blocks)
@@ -45,9 +45,9 @@ def proposer(
     return DraftModelProposer(runner, max_rows, model.config.vocab_size, VOCAB, max_gap=max_gap)
 
 
-def passes(part: DraftModelProposer) -> list[list[tuple[int, int]]]:
-    """What was computed since the last time of asking."""
-    done, part.drafter.runner.passes = part.drafter.runner.passes, []
+def passes(drafting: DraftModelProposer) -> list[list[tuple[int, int]]]:
+    """Passes since the last call."""
+    done, drafting.drafter.runner.passes = drafting.drafter.runner.passes, []
     return done
 
 
@@ -64,18 +64,18 @@ def progress(
     return Progress(sequence_id, ids, depth, sampling, seed, 0, num_prompt, verification, salt)
 
 
-def drafts(part: DraftModelProposer, *batch: Progress) -> dict[int, Draft]:
-    part.observe(batch)
-    return part.collect([one.sequence_id for one in batch], deadline=0.0).split()
+def drafts(drafting: DraftModelProposer, *batch: Progress) -> dict[int, Draft]:
+    drafting.observe(batch)
+    return drafting.collect([one.sequence_id for one in batch], deadline=0.0).split()
 
 
-def draft(part: DraftModelProposer, one: Progress) -> list[int]:
-    answer = drafts(part, one).get(one.sequence_id)
+def draft(drafting: DraftModelProposer, one: Progress) -> list[int]:
+    answer = drafts(drafting, one).get(one.sequence_id)
     return [] if answer is None else list(answer.tokens)
 
 
 def expected(one: Progress, model: DecoderModel = MODEL) -> list[int]:
-    """Drafted from scratch: one whole pass over the text for each token."""
+    """The draft computed with one pass over the whole text for each token."""
     path: list[int] = []
     for _ in range(one.depth):
         position = len(one.ids) + len(path)
@@ -84,162 +84,164 @@ def expected(one: Progress, model: DecoderModel = MODEL) -> list[int]:
     return path
 
 
-def test_a_draft_is_the_models_own_continuation() -> None:
+def test_draft_is_the_continuation_of_the_model() -> None:
     for sampling in (GREEDY, SamplingParams(), SamplingParams(temperature=0.8, top_k=5, repetition_penalty=1.3)):
         one = progress(LONG[:21], 5, sampling=sampling)
         assert draft(proposer(), one) == expected(one)
 
 
 def test_depth_0_costs_nothing() -> None:
-    part = proposer()
+    drafting = proposer()
     ids = list(LONG)
     for _ in range(3):
-        assert drafts(part, progress(ids, 0), progress(ids, 0, 1)) == {}
+        assert drafts(drafting, progress(ids, 0), progress(ids, 0, 1)) == {}
         ids.append(3)
-    assert passes(part) == []
-    assert part.num_free_blocks == 64
-    assert part.collect([7], 0.0).split() == {}  # never heard of
+    assert passes(drafting) == []
+    assert drafting.num_free_blocks == 64
+    assert drafting.collect([7], 0.0).split() == {}  # never observed
 
 
 def test_only_the_sequences_that_draft_are_computed() -> None:
-    part = proposer()
-    assert set(drafts(part, progress(LONG[:5], 0), progress(LONG[:6], 2, 1))) == {1}
-    assert passes(part) == [[(0, 5)], [(5, 1)], [(6, 1)]]
+    drafting = proposer()
+    assert set(drafts(drafting, progress(LONG[:5], 0), progress(LONG[:6], 2, 1))) == {1}
+    assert passes(drafting) == [[(0, 5)], [(5, 1)], [(6, 1)]]
 
 
-def test_after_a_full_acceptance_the_cache_lags_one_token() -> None:
-    part, ids = proposer(), LONG[:5]
-    tokens = draft(part, progress(ids, 3))
-    assert passes(part) == [[(0, 4)], [(4, 1)], [(5, 1)], [(6, 1)]]  # the last drafted token is never computed
+def test_cache_lacks_two_tokens_after_full_acceptance() -> None:
+    drafting, ids = proposer(), LONG[:5]
+    tokens = draft(drafting, progress(ids, 3))
+    assert passes(drafting) == [[(0, 4)], [(4, 1)], [(5, 1)], [(6, 1)]]  # the last drafted token is never computed
     ids += [*tokens, 9]
-    assert draft(part, progress(ids, 3)) == expected(progress(ids, 3))
-    assert passes(part)[0] == [(7, 2)]  # that token and the bonus
+    assert draft(drafting, progress(ids, 3)) == expected(progress(ids, 3))
+    assert passes(drafting)[0] == [(7, 2)]  # that token and the bonus
 
 
-def test_after_a_rejection_the_cache_goes_back() -> None:
-    part, ids = proposer(), LONG[:5]
-    tokens = draft(part, progress(ids, 4))
-    passes(part)
+def test_cache_is_rolled_back_after_a_rejection() -> None:
+    drafting, ids = proposer(), LONG[:5]
+    tokens = draft(drafting, progress(ids, 4))
+    passes(drafting)
     ids += [tokens[0], (tokens[1] + 1) % VOCAB]
-    assert draft(part, progress(ids, 2)) == expected(progress(ids, 2))
-    assert passes(part) == [[(6, 1)], [(7, 1)]]
+    assert draft(drafting, progress(ids, 2)) == expected(progress(ids, 2))
+    assert passes(drafting) == [[(6, 1)], [(7, 1)]]
 
 
-def test_blocks_of_rejected_drafts_are_given_back() -> None:
-    part, ids = proposer(), LONG[:14]
-    draft(part, progress(ids, 20))
-    assert part.num_free_blocks == 64 - 3
+def test_blocks_of_rejected_drafts_are_freed() -> None:
+    drafting, ids = proposer(), LONG[:14]
+    draft(drafting, progress(ids, 20))
+    assert drafting.num_free_blocks == 64 - 3
     ids.append(3)
-    part.observe([progress(ids, 0)])
-    assert part.num_free_blocks == 64 - 1
+    drafting.observe([progress(ids, 0)])
+    assert drafting.num_free_blocks == 64 - 1
 
 
-def test_a_draft_that_was_never_verified_is_forgotten() -> None:
-    part, ids = proposer(), LONG[:5]
-    first = draft(part, progress(ids, 4))
-    passes(part)
-    assert draft(part, progress(ids, 4)) == first
-    assert passes(part)[0] == [(4, 1)]
+def test_unverified_draft_is_dropped() -> None:
+    drafting, ids = proposer(), LONG[:5]
+    first = draft(drafting, progress(ids, 4))
+    passes(drafting)
+    assert draft(drafting, progress(ids, 4)) == first
+    assert passes(drafting)[0] == [(4, 1)]
 
 
-def test_what_was_decoded_without_drafts_is_caught_up_with() -> None:
-    part, ids = proposer(), LONG[:5]
-    draft(part, progress(ids, 2))
-    passes(part)
+def test_tokens_decoded_without_drafts_are_computed_later() -> None:
+    drafting, ids = proposer(), LONG[:5]
+    draft(drafting, progress(ids, 2))
+    passes(drafting)
     for token in (1, 2, 3, 4):
         ids.append(token)
-        part.observe([progress(ids, 0)])
-    assert passes(part) == []
-    assert draft(part, progress(ids, 2)) == expected(progress(ids, 2))
-    assert sum(count for spans in passes(part) for _, count in spans) == 4 + 1
+        drafting.observe([progress(ids, 0)])
+    assert passes(drafting) == []
+    assert draft(drafting, progress(ids, 2)) == expected(progress(ids, 2))
+    assert sum(count for spans in passes(drafting) for _, count in spans) == 4 + 1
 
 
-def test_a_long_prompt_is_computed_within_a_budget() -> None:
-    part, other = proposer(max_rows=20), LONG[3:9]
-    assert set(drafts(part, progress(LONG, 2), progress(other, 2, 1))) == set()  # 20 of 49 rows, and none left over
-    assert passes(part) == [[(0, 20)]]
-    assert set(drafts(part, progress(LONG, 2), progress(other, 2, 1))) == set()
-    assert set(drafts(part, progress(LONG, 2), progress(other, 2, 1))) == {0, 1}
-    assert passes(part)[:2] == [[(20, 20)], [(40, 9), (0, 5)]]
+def test_long_prompt_is_computed_within_a_budget() -> None:
+    drafting, other = proposer(max_rows=20), LONG[3:9]
+    assert (
+        set(drafts(drafting, progress(LONG, 2), progress(other, 2, 1))) == set()
+    )  # 20 of 49 rows, none left for the other
+    assert passes(drafting) == [[(0, 20)]]
+    assert set(drafts(drafting, progress(LONG, 2), progress(other, 2, 1))) == set()
+    assert set(drafts(drafting, progress(LONG, 2), progress(other, 2, 1))) == {0, 1}
+    assert passes(drafting)[:2] == [[(20, 20)], [(40, 9), (0, 5)]]
 
 
-def test_catching_up_may_take_several_passes() -> None:
-    part, other = proposer(max_rows=20, max_gap=60), LONG[3:9]
-    assert drafts(part, progress(LONG, 2), progress(other, 2, 1))[0].tokens == tuple(expected(progress(LONG, 2)))
-    assert passes(part)[:4] == [[(0, 20)], [(20, 20)], [(40, 9), (0, 5)], [(49, 1), (5, 1)]]
+def test_draft_prefill_may_take_several_passes() -> None:
+    drafting, other = proposer(max_rows=20, max_gap=60), LONG[3:9]
+    assert drafts(drafting, progress(LONG, 2), progress(other, 2, 1))[0].tokens == tuple(expected(progress(LONG, 2)))
+    assert passes(drafting)[:4] == [[(0, 20)], [(20, 20)], [(40, 9), (0, 5)], [(49, 1), (5, 1)]]
 
 
-def draft_prefill(part: DraftModelProposer, one: Progress) -> DraftPrefill:
-    part.observe([one])
-    return part.collect([one.sequence_id], deadline=0.0).cost.prefill
+def draft_prefill(drafting: DraftModelProposer, one: Progress) -> DraftPrefill:
+    drafting.observe([one])
+    return drafting.collect([one.sequence_id], deadline=0.0).cost.prefill
 
 
-def test_the_batch_reports_its_draft_prefill() -> None:
-    part = proposer()
-    first = draft_prefill(part, progress(LONG, 2))
+def test_batch_reports_its_draft_prefill() -> None:
+    drafting = proposer()
+    first = draft_prefill(drafting, progress(LONG, 2))
     assert first.tokens == len(LONG) - 1
     assert first.seconds > 0.0
-    assert draft_prefill(part, progress([*LONG, 3], 2)) == DraftPrefill()  # the cache is up to date
-    assert draft_prefill(part, progress(LONG, 2, 1)).tokens == 48  # found in the cache
+    assert draft_prefill(drafting, progress([*LONG, 3], 2)) == DraftPrefill()  # the cache is up to date
+    assert draft_prefill(drafting, progress(LONG, 2, 1)).tokens == 48  # found in the cache
 
 
 def test_prefixes_are_shared_under_one_salt() -> None:
-    part = proposer()
+    drafting = proposer()
     reference = expected(progress(LONG, 3))
     for sequence_id, salt, start in ((0, "", 0), (1, "", 48), (2, "other", 0), (3, "other", 48)):
-        assert draft(part, progress(LONG, 3, sequence_id, salt=salt)) == reference
-        assert passes(part)[0][0][0] == start
-    part.close([0, 1, 2, 3])
-    assert part.num_free_blocks == 64
-    assert draft(part, progress(LONG, 3, 4)) == reference
-    assert passes(part)[0] == [(48, 2)]
+        assert draft(drafting, progress(LONG, 3, sequence_id, salt=salt)) == reference
+        assert passes(drafting)[0][0][0] == start
+    drafting.close([0, 1, 2, 3])
+    assert drafting.num_free_blocks == 64
+    assert draft(drafting, progress(LONG, 3, 4)) == reference
+    assert passes(drafting)[0] == [(48, 2)]
 
 
-def test_drafted_tokens_are_never_shared() -> None:
-    """A block is published when its tokens are committed, not when they were only drafted."""
-    part, ids = proposer(), LONG[:14]
-    tokens = draft(part, progress(ids, 8))  # fills the first block with drafts
-    assert part.drafter.tables.pool.num_cached == 0
+def test_drafted_tokens_are_not_in_the_prefix_cache() -> None:
+    """A block is published when its tokens are committed, not when they are drafted."""
+    drafting, ids = proposer(), LONG[:14]
+    tokens = draft(drafting, progress(ids, 8))  # fills the first block with drafts
+    assert drafting.drafter.tables.pool.num_cached == 0
     other = [*ids, *tokens, 1]
-    passes(part)
-    assert draft(part, progress(other, 2, 1)) == expected(progress(other, 2, 1))
-    assert passes(part)[0][0] == (0, len(other) - 1)
+    passes(drafting)
+    assert draft(drafting, progress(other, 2, 1)) == expected(progress(other, 2, 1))
+    assert passes(drafting)[0][0] == (0, len(other) - 1)
 
 
-def test_a_pool_too_small_means_no_draft() -> None:
-    part = proposer(num_blocks=3)
-    assert drafts(part, progress(LONG, 4)) == {}
+def test_sequence_without_free_blocks_gets_no_draft() -> None:
+    drafting = proposer(num_blocks=3)
+    assert drafts(drafting, progress(LONG, 4)) == {}
     short = LONG[:20]
-    assert drafts(part, progress(LONG, 4), progress(short, 4, 1))[1].tokens == tuple(expected(progress(short, 4)))
-    assert drafts(part, progress(LONG[1:], 4, 2)) == {}
-    part.close([0, 1, 2])
-    assert part.num_free_blocks == 3
-    part.drafter.tables.pool.check()
+    assert drafts(drafting, progress(LONG, 4), progress(short, 4, 1))[1].tokens == tuple(expected(progress(short, 4)))
+    assert drafts(drafting, progress(LONG[1:], 4, 2)) == {}
+    drafting.close([0, 1, 2])
+    assert drafting.num_free_blocks == 3
+    drafting.drafter.tables.pool.check()
 
 
-def test_a_sequence_drafts_once_there_is_room() -> None:
-    part = proposer(num_blocks=4)
-    assert set(drafts(part, progress(LONG[:40], 2), progress(LONG[1:41], 2, 1))) == {0}
-    part.close([0])
-    assert draft(part, progress(LONG[1:41], 2, 1)) == expected(progress(LONG[1:41], 2, 1))
+def test_sequence_drafts_when_blocks_become_free() -> None:
+    drafting = proposer(num_blocks=4)
+    assert set(drafts(drafting, progress(LONG[:40], 2), progress(LONG[1:41], 2, 1))) == {0}
+    drafting.close([0])
+    assert draft(drafting, progress(LONG[1:41], 2, 1)) == expected(progress(LONG[1:41], 2, 1))
 
 
-def test_closing_frees_and_may_come_twice() -> None:
-    part = proposer()
-    drafts(part, progress(LONG, 3), progress(LONG[::-1], 3, 1))
-    assert part.num_free_blocks < 64
-    part.close([0, 1, 99])
-    part.close([0])
-    assert part.num_free_blocks == 64
-    assert part.collect([0, 1], 0.0).split() == {}
-    part.drafter.tables.pool.check()
+def test_close_frees_blocks_and_may_be_repeated() -> None:
+    drafting = proposer()
+    drafts(drafting, progress(LONG, 3), progress(LONG[::-1], 3, 1))
+    assert drafting.num_free_blocks < 64
+    drafting.close([0, 1, 99])
+    drafting.close([0])
+    assert drafting.num_free_blocks == 64
+    assert drafting.collect([0, 1], 0.0).split() == {}
+    drafting.drafter.tables.pool.check()
 
 
-def test_rejection_says_what_it_drew_from() -> None:
+def test_rejection_returns_the_draft_distributions() -> None:
     sampled = SamplingParams(temperature=0.7, top_k=6)
     batch = [
         progress(LONG[:9], 3, 0, sampled, verification="rejection"),
-        progress(LONG[:7], 2, 1, sampled),  # coupled: one-hot beside it
+        progress(LONG[:7], 2, 1, sampled),  # coupled: one-hot
         progress(LONG[:5], 2, 2, GREEDY, verification="rejection"),
     ]
     answers = drafts(proposer(), *batch)
@@ -268,10 +270,10 @@ def test_coupled_drafts_carry_no_probabilities() -> None:
     [(64, 64, None), (64, 12, None), (14, 64, None), (14, 12, None), (8, 64, None), (64, 12, 31), (14, 12, 31)],
 )
 @pytest.mark.parametrize("seed", range(3))
-def test_any_history_drafts_like_a_fresh_model(num_blocks: int, max_rows: int, max_gap: int | None, seed: int) -> None:
-    """Random commits, depths, arrivals, ends, steps without speculation, and pools that are sometimes too small."""
+def test_any_history_drafts_like_a_new_model(num_blocks: int, max_rows: int, max_gap: int | None, seed: int) -> None:
+    """Random commits, depths, new and closed sequences, steps without speculation, and caches that are too small."""
     rng = random.Random(seed)
-    part = proposer(num_blocks, max_rows, max_gap=max_gap)
+    drafting = proposer(num_blocks, max_rows, max_gap=max_gap)
     samplings = (GREEDY, SamplingParams(), SamplingParams(temperature=0.7, top_p=0.9, frequency_penalty=0.5))
     texts: dict[int, tuple[list[int], SamplingParams, str]] = {}
     answers: dict[int, Draft] = {}
@@ -281,13 +283,13 @@ def test_any_history_drafts_like_a_fresh_model(num_blocks: int, max_rows: int, m
             start = rng.choice((LONG[:33], LONG[:17], []))
             ids = [*start, *(rng.randrange(VOCAB) for _ in range(rng.randint(1, 20)))]
             texts[next(numbers)] = ids, rng.choice(samplings), rng.choice(("", "salt"))
-        for i, (ids, _, _) in texts.items():  # keep some of the draft, or something else altogether
+        for i, (ids, _, _) in texts.items():  # accept a drafting of the draft, then commit other tokens
             tokens = answers[i].tokens if i in answers else ()
             ids += [*tokens[: rng.randint(0, len(tokens))], *([rng.randrange(VOCAB)] * rng.choice((1, 1, 1, 5)))]
         depths = {i: rng.choice((0, 1, 3, 6)) for i in texts}
         batch = [progress(ids, depths[i], i, sampling, salt=salt) for i, (ids, sampling, salt) in texts.items()]
-        if rng.random() < 0.8:  # otherwise nobody is told: speculation was off for this step
-            answers = drafts(part, *batch)
+        if rng.random() < 0.8:  # otherwise speculation is off in this step
+            answers = drafts(drafting, *batch)
         else:
             answers = {}
         for one in batch:
@@ -296,23 +298,23 @@ def test_any_history_drafts_like_a_fresh_model(num_blocks: int, max_rows: int, m
                 compared += 1
         for i in list(texts):
             if rng.random() < 0.1 or len(texts[i][0]) > 100:
-                part.close([i])
+                drafting.close([i])
                 del texts[i]
-        part.drafter.tables.pool.check()
-    part.close(list(texts))
-    assert part.num_free_blocks == part.drafter.runner.num_blocks
+        drafting.drafter.tables.pool.check()
+    drafting.close(list(texts))
+    assert drafting.num_free_blocks == drafting.drafter.runner.num_blocks
     assert compared > 5
 
 
-# --- drafts that are made for less than their target
+# --- drafts with another vocabulary or window than their target
 
 
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
-def test_a_smaller_vocabulary(verification: str) -> None:
-    """Prompts hold tokens that the draft does not know, and the target goes on writing them."""
+def test_smaller_vocabulary(verification: str) -> None:
+    """Prompts and outputs hold tokens that the draft does not have."""
     small = tiny_model(config=replace(TINY, vocab_size=30))
-    part = proposer(model=small)
-    engine = tiny_engine(MODEL, part, MixedDepth(5))
+    drafting = proposer(model=small)
+    engine = tiny_engine(MODEL, drafting, MixedDepth(5))
     requests = mixed_requests(8, VOCAB, verification=verification)
     result = run(engine, requests)
     assert result.drafted > 50
@@ -322,41 +324,41 @@ def test_a_smaller_vocabulary(verification: str) -> None:
 
 
 def test_only_known_tokens_are_drafted() -> None:
-    part = proposer(model=tiny_model(config=replace(TINY, vocab_size=30)))
+    drafting = proposer(model=tiny_model(config=replace(TINY, vocab_size=30)))
     sampled = SamplingParams(logit_bias=dict.fromkeys(range(30, 40), 100.0), repetition_penalty=1.5)
     for i, verification in enumerate(("coupled", "rejection")):
-        one = drafts(part, progress([35, 3, 39, 2], 6, i, sampled, verification=verification))[i]
+        one = drafts(drafting, progress([35, 3, 39, 2], 6, i, sampled, verification=verification))[i]
         assert all(token < 30 for token in one.tokens)
         q = one.q(VOCAB)
         assert (q is None) == (verification == "coupled")
         assert q is None or float(q[:, 30:].sum()) == 0.0
 
 
-def test_a_larger_vocabulary() -> None:
+def test_larger_vocabulary() -> None:
     padded = tiny_model(config=replace(TINY, vocab_size=48))
-    part = DraftModelProposer(ModelRunner(padded, 64), 64, VOCAB, VOCAB)
+    drafting = DraftModelProposer(ModelRunner(padded, 64), 64, VOCAB, VOCAB)
     requests = mixed_requests(6, VOCAB)
-    assert run(tiny_engine(MODEL, part, depth=4), requests).tokens == plain_text(MODEL, requests)
+    assert run(tiny_engine(MODEL, drafting, depth=4), requests).tokens == plain_text(MODEL, requests)
 
 
-def test_a_shorter_window_ends_the_drafts_and_not_the_text() -> None:
-    part = proposer(model=tiny_model(config=replace(TINY, max_position=32)))
+def test_shorter_window_ends_the_drafts_but_not_the_text() -> None:
+    drafting = proposer(model=tiny_model(config=replace(TINY, max_position=32)))
     one = request("r", LONG[:10], max_tokens=60, temperature=0.0)
-    result = run(tiny_engine(MODEL, part, depth=4), [one])
+    result = run(tiny_engine(MODEL, drafting, depth=4), [one])
     assert result.tokens == plain_text(MODEL, [one])
     assert result.accepted == result.drafted >= 16
-    assert max(start + count for spans in passes(part) for start, count in spans) <= 32
+    assert max(start + count for spans in passes(drafting) for start, count in spans) <= 32
     exact = LONG[:29]
-    assert len(draft(part, progress(exact, 4, 1))) == 4  # computes positions up to 31
-    assert draft(part, progress(exact, 5, 2)) == []
+    assert len(draft(drafting, progress(exact, 4, 1))) == 4  # computes positions up to 31
+    assert draft(drafting, progress(exact, 5, 2)) == []
 
 
-def test_the_engines_blocks_and_the_drafts_are_separate_books() -> None:
-    part = draft_model(MODEL, num_blocks=8)
-    engine = tiny_engine(MODEL, part, depth=4)
+def test_engine_and_draft_have_separate_blocks() -> None:
+    drafting = draft_model(MODEL, num_blocks=8)
+    engine = tiny_engine(MODEL, drafting, depth=4)
     engine.add(request("r", LONG, max_tokens=30, seed=1))
     for _ in range(4):
         engine.step()
-    assert part.num_free_blocks < 8
+    assert drafting.num_free_blocks < 8
     engine.cancel("r")
-    assert part.num_free_blocks == 8
+    assert drafting.num_free_blocks == 8
