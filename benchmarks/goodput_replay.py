@@ -1,9 +1,9 @@
-"""The sweep of benchmarks/gpu.py as `goodput` lives through it, without a GPU: costs are those that an H200 was seen to take.
+"""The sweep of benchmarks/gpu.py in a simulation, without a GPU: `goodput` decides with step costs measured on an H200.
 
     python benchmarks/goodput_replay.py
 
-Sequences are let in as prompts fit into passes, decode beside each other, differ in how often their drafts are accepted, and
-end one after another. Prints what `gpu.py sweep` prints, and whole runs beside it.
+Sequences are admitted as prompts fit into passes, have different alphas, and end one after another. It prints the lines of
+`gpu.py sweep`.
 """
 
 import argparse
@@ -21,18 +21,18 @@ from paceline.speculation.depth.policy import Candidate, DraftingObservation, Ro
 MS = 1e-3
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 512, 640, 768, 1024, 1280, 2048)
 PASSES = (3.92, 3.97, 4.0, 4.05, 4.4, 4.5, 4.9, 5.6, 6.4, 7.2, 10.9, 14.0, 15.9, 19.8, 26.2, 40.0)
-"""Milliseconds of a pass of the 8B shape over so many rows, less what their contexts take."""
+"""Milliseconds of a pass of the 8B shape by ROWS, without attention to contexts."""
 PER_TOKEN = 28e-9
-"""Seconds that a token of context adds to a pass."""
+"""Seconds per token of context in a pass."""
 DRAFTS = (0.6, 0.62, 0.62, 0.64, 0.75, 1.0, 1.6, 1.8, 1.85)
 """Milliseconds of a draft step for 1, 2, 4, … 256 sequences."""
-READING = 1.3e-6
+DRAFT_PREFILL = 1.3e-6
 HOST = 5 * MS
-"""What a step with prompts takes beyond its pass."""
+"""Host time of a step with prompts."""
 LAUNCH = 1 * MS
-"""What the first round behind a step on the host waits to be launched."""
-BOARDING = 0.1 * MS
-"""For each sequence, where rounds come home and leave again: some have to be caught up with, or half the slots are empty."""
+"""Delay of the first graph step after a host step."""
+LOAD_BATCH = 0.1 * MS
+"""Time per sequence to load a batch into slots again."""
 PROMPTS = (40, 60, 80, 100, 200, 300, 600, 900)
 PASS_ROWS, STEPS_BETWEEN_ADMISSIONS, TOKENS, CATEGORY = 2048, 2, 128, "draft/chat"
 
@@ -48,7 +48,7 @@ def pass_seconds(rows: int) -> float:
 
 @dataclass
 class Text:
-    """A sequence; `alpha` is how often its drafts are accepted, once it has begun."""
+    """A sequence; `alpha` is its acceptance after the first tokens."""
 
     id: int
     prompt: int
@@ -74,7 +74,7 @@ class Run:
     tokens: int = 0
     depths: list[int] = field(default_factory=list)
     rate: float = 0.0
-    """From when all decode until the first ends."""
+    """Tokens per second from when all decode until the first ends."""
 
 
 class Replay:
@@ -94,10 +94,10 @@ class Replay:
                 since_host >= STEPS_BETWEEN_ADMISSIONS or 2 * sum(text.prompt for text in waiting) >= PASS_ROWS
             ):
                 since_host = slots = 0
-                self._let_in(waiting, running, run)
+                self._admit(waiting, running, run)
                 continue
             if 2 * len(running) <= slots:
-                run.seconds += BOARDING * len(running)
+                run.seconds += LOAD_BATCH * len(running)
                 slots = 0
             slots = slots or bucket(len(running))
             since_host += 1
@@ -113,12 +113,12 @@ class Replay:
         return run
 
     def _text(self, which: int) -> Text:
-        """The same one whenever it is asked for."""
+        """Sequence `which`, always the same."""
         dice, self._next = random.Random(which), self._next + 1
         alpha = min(0.985, max(0.5, dice.gauss(self.options.alpha, 0.09)))
         return Text(self._next, dice.choice(PROMPTS), alpha)
 
-    def _let_in(self, waiting: list[Text], running: list[Text], run: Run) -> None:
+    def _admit(self, waiting: list[Text], running: list[Text], run: Run) -> None:
         rows = len(running)
         for text in running:
             text.made += 1
@@ -145,12 +145,12 @@ class Replay:
         read = sum(text.size for text in late)
         for text in late:
             text.is_read = True
-        run.seconds += BOARDING * len(running) * bool(late)
+        run.seconds += LOAD_BATCH * len(running) * bool(late)
         each = DRAFTS[(slots - 1).bit_length()] * MS
         verify = pass_seconds(slots * (1 + deepest)) + PER_TOKEN * context + LAUNCH * is_first
         verify *= 1.0 + self.dice.uniform(-0.01, 0.01)
-        reads_along = deepest == 0 and follows and any(text.is_read for text in running)
-        run.seconds += verify + each * (deepest or reads_along) + READING * read
+        is_followed = deepest == 0 and follows and any(text.is_read for text in running)
+        run.seconds += verify + each * (deepest or is_followed) + DRAFT_PREFILL * read
         rounds = []
         for text, depth in zip(running, depths, strict=True):
             count = text.accepted(depth, self.options.early, self.dice)
@@ -162,21 +162,25 @@ class Replay:
                 self.drift.observe(CATEGORY, text.id, count > 0)
         run.depths.append(deepest)
         if is_on:
-            drafting = (DraftingObservation("draft", deepest, each * deepest, read, READING * read),) if deepest else ()
+            drafting = (
+                (DraftingObservation("draft", deepest, each * deepest, read, DRAFT_PREFILL * read),) if deepest else ()
+            )
             rows = slots * (1 + deepest)
-            told = len(running), rows, 0, drafting, verify, 0.0, tuple(rounds)
-            boarding = BOARDING * len(running) * bool(late)
-            self.policy.observe(StepObservation(*told, context=context, slots=slots, switch_on_seconds=boarding))
+            observed = len(running), rows, 0, drafting, verify, 0.0, tuple(rounds)
+            load_seconds = LOAD_BATCH * len(running) * bool(late)
+            self.policy.observe(
+                StepObservation(*observed, context=context, slots=slots, switch_on_seconds=load_seconds)
+            )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--alpha", type=float, default=0.88, help="mean over sequences")
-    parser.add_argument("--early", type=float, default=0.96, help="alpha of a text's first tokens")
+    parser.add_argument("--early", type=float, default=0.96, help="alpha of the first tokens of a text")
+    parser.add_argument("--warm-up", type=float, default=1.0, help="factor on the warm-up's times of 128 and 256 rows")
     parser.add_argument(
-        "--warm-up", type=float, default=1.0, help="what it says of passes over 128 and 256 rows, times that"
+        "--per-token", type=float, default=1.0, help="factor on the warm-up's time per token of context"
     )
-    parser.add_argument("--per-token", type=float, default=1.0, help="what it says of a token of context, times that")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -19,8 +19,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from gap import largest_gap
-from served import Served, serve
+from gpu_runs import Served, largest_gap, serve
 
 from paceline.bench.prompts import load_prompts, select
 from paceline.core.clock import WallClock

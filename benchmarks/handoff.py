@@ -1,12 +1,11 @@
-"""A long prompt arrives while streams are running: prefill and decode apart, against the same two processes whole.
+"""A long prompt arrives while streams decode: one target and one prefill worker, compared with two targets.
 
     python benchmarks/handoff.py [--prompt 2048] [--streams 4] [--turns 3] [--chunk 512]
 
-*Whole* is two target workers. *Apart* is one target and one prefill worker. Both have the embedded model and one thread a
-process, and take turns: in each turn `streams` short requests begin to decode, then one with a long prompt that nobody has seen
-comes, and all are answered to the end. Measured are the time to the first token of the long prompt, and the times between two
-tokens of the streams that were running when it came, from its arrival to its first token. The same turns without the long
-prompt come first, as what the streams have when nobody disturbs them. Texts must be the same.
+Both deployments use the embedded model with one thread per process, and alternate. In each turn `streams` short requests start to
+decode, then a new long prompt arrives, and all requests run to the end. Measured are the time to the first token of the long
+prompt, and the times between tokens of the streams until then. The same turns without the long prompt run first. Texts must be
+the same.
 """
 
 import argparse
@@ -32,24 +31,24 @@ from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 
-WAYS = ("whole", "apart")
+DEPLOYMENTS = ("two targets", "prefill worker")
 VOCABULARY, SHORT = 49_152, 24
 WARM = 4
-"""Tokens that every stream has before the long prompt comes."""
+"""Tokens of every stream before the long prompt arrives."""
 
 
 @dataclass(slots=True)
-class Heard:
-    """One request's outputs and when they came."""
+class Received:
+    """The outputs of one request and their times."""
 
-    asked: float
+    sent: float
     times: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     warm: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
     error: PacelineError | None = None
 
-    def listen(self, event: StepOutput | PacelineError) -> None:
+    def on_event(self, event: StepOutput | PacelineError) -> None:
         if isinstance(event, PacelineError):
             self.error = event
             self.warm.set()
@@ -68,9 +67,9 @@ class Result:
     first: list[float] = field(default_factory=list)
     """Seconds to the first token of the long prompts."""
     gaps: list[float] = field(default_factory=list)
-    """Between tokens of the streams, while a long prompt was computed."""
+    """Seconds between tokens of the streams during the prefill of a long prompt."""
     calm: list[float] = field(default_factory=list)
-    """The same without one."""
+    """The same without a long prompt."""
     texts: list[list[int]] = field(default_factory=list)
 
 
@@ -78,32 +77,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prompt", type=int, default=2048, help="tokens of the long prompt")
     parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=160, help="that each stream generates")
+    parser.add_argument("--tokens", type=int, default=160, help="tokens per stream")
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument(
-        "--chunk", type=int, default=512, help="rows of a pass: how much of a prompt is computed at a time"
-    )
+    parser.add_argument("--chunk", type=int, default=512, help="most tokens of a pass, and so the chunk of a prompt")
     options = parser.parse_args()
-    results = {way: Result() for way in WAYS}
+    results = {name: Result() for name in DEPLOYMENTS}
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        llms = {way: stack.enter_context(cluster(way, folder / way, options)) for way in WAYS}
+        llms = {
+            name: stack.enter_context(cluster(name, folder / name.replace(" ", "-"), options)) for name in DEPLOYMENTS
+        }
         print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores", flush=True)
-        for turn in range(-1, options.turns):  # the first is not counted
-            for way in WAYS if turn % 2 else reversed(WAYS):
-                result = Result() if turn < 0 else results[way]
-                generator = random.Random(turn)  # the same for both
-                play(llms[way], f"{way}-calm-{turn}", generator, options, result, disturb=False)
-                play(llms[way], f"{way}-{turn}", generator, options, result, disturb=True)
-        handed = [worker.handoffs for worker in llms["apart"].workers() if worker.role == "target"]
-    if results["whole"].texts != results["apart"].texts:
+        for turn in range(-1, options.turns):  # the first turn is a warm-up
+            for name in DEPLOYMENTS if turn % 2 else reversed(DEPLOYMENTS):
+                result = Result() if turn < 0 else results[name]
+                generator = random.Random(turn)  # same prompts for both
+                play(llms[name], f"{name}-calm-{turn}", generator, options, result, disturb=False)
+                play(llms[name], f"{name}-{turn}", generator, options, result, disturb=True)
+        handoffs = [worker.handoffs for worker in llms["prefill worker"].workers() if worker.role == "target"]
+    if results["two targets"].texts != results["prefill worker"].texts:
         raise SystemExit("the texts differ")
     report(results)
-    print(f"handed over: {handed[0]}")
+    print(f"hand-offs: {handoffs[0]}")
 
 
 @contextlib.contextmanager
-def cluster(way: str, folder: Path, options: argparse.Namespace) -> Iterator[ClusterTarget]:
+def cluster(name: str, folder: Path, options: argparse.Namespace) -> Iterator[ClusterTarget]:
     limits = {
         "max_num_seqs": 16,
         "max_batched_tokens": options.chunk,
@@ -111,10 +110,12 @@ def cluster(way: str, folder: Path, options: argparse.Namespace) -> Iterator[Clu
         "kv_tokens": 4 * options.prompt + 4096,
     }
     common = {"model": "smollm2", "devices": ["cpu"], "limits": limits}
-    pools = [{"name": "target", "role": "target", "replicas": 2 if way == "whole" else 1, **common}]
-    if way == "apart":
+    pools = [{"name": "target", "role": "target", "replicas": 2 if name == "two targets" else 1, **common}]
+    if name == "prefill worker":
         pools.append({"name": "prefill", "role": "prefill", **common})
-    settings = cluster_config({"name": way, "state_dir": str(folder), "health": {"canary": 0.0}, "pools": pools})
+    settings = cluster_config(
+        {"name": name.replace(" ", "-"), "state_dir": str(folder), "health": {"canary": 0.0}, "pools": pools}
+    )
     with running_processes(settings, StateFolder.of(settings)) as directory, ClusterTarget(settings, directory) as llm:
         while len(llm.pool.workers()) < 2 or any(worker.state != "ready" for worker in llm.pool.workers()):
             time.sleep(0.1)
@@ -129,48 +130,50 @@ def play(
         stream.warm.wait()
     since = time.perf_counter()
     long = submit(llm, f"{name}-long", ids(generator, options.prompt), 8) if disturb else None
-    everybody = [*streams, *([long] if long is not None else [])]
-    for one in everybody:
+    requests = [*streams, *([long] if long is not None else [])]
+    for one in requests:
         one.over.wait()
         if one.error is not None:
             raise one.error
-    result.texts.extend(one.tokens for one in everybody)
+    result.texts.extend(one.tokens for one in requests)
     if long is None:
         result.calm.extend(gap for stream in streams for gap in gaps(stream, since, stream.times[-1]))
         return
-    result.first.append(long.times[0] - long.asked)
+    result.first.append(long.times[0] - long.sent)
     result.gaps.extend(gap for stream in streams for gap in gaps(stream, since, long.times[0]))
 
 
-def submit(llm: ClusterTarget, name: str, prompt: tuple[int, ...], tokens: int) -> Heard:
-    heard = Heard(time.perf_counter())
+def submit(llm: ClusterTarget, name: str, prompt: tuple[int, ...], tokens: int) -> Received:
+    received = Received(time.perf_counter())
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, seed=0, ignore_eos=True)
-    llm.pool.submit(Request(name, prompt, sampling, SpeculationParams(enabled=False)), heard.listen)
-    return heard
+    llm.pool.submit(Request(name, prompt, sampling, SpeculationParams(enabled=False)), received.on_event)
+    return received
 
 
 def ids(generator: random.Random, count: int) -> tuple[int, ...]:
     return tuple(generator.randrange(1000, VOCABULARY) for _ in range(count))
 
 
-def gaps(stream: Heard, since: float, until: float) -> list[float]:
-    """Waits for a token that ended, or were still going on, in that time."""
+def gaps(stream: Received, since: float, until: float) -> list[float]:
+    """Times between tokens that overlap the interval."""
     times = stream.times
     return [b - a for a, b in pairwise(times) if b > since and a < until]
 
 
 def report(results: dict[str, Result]) -> None:
-    print("\n| | TTFT of the long prompt | token to token p50 | p99 | longest | undisturbed p50 |")
+    print(
+        "\n| deployment | TTFT of the long prompt | time between tokens p50 | p99 | longest | p50 without the prompt |"
+    )
     print("|---|---|---|---|---|---|")
-    for way, result in results.items():
+    for name, result in results.items():
         print(
-            f"| {way} | {statistics.median(result.first):.2f} s | {share(result.gaps, 0.5)} | {share(result.gaps, 0.99)} "
+            f"| {name} | {statistics.median(result.first):.2f} s | {share(result.gaps, 0.5)} | {share(result.gaps, 0.99)} "
             f"| {share(result.gaps, 1.0)} | {share(result.calm, 0.5)} |"
         )
-    whole, apart = results["whole"], results["apart"]
-    ratio = statistics.median(whole.first) / statistics.median(apart.first)
+    both, split = results["two targets"], results["prefill worker"]
+    ratio = statistics.median(both.first) / statistics.median(split.first)
     print(
-        f"\nTTFT whole / apart: {ratio:.2f}; longest wait for a token whole / apart: {max(whole.gaps) / max(apart.gaps):.2f}"
+        f"\ntwo targets / prefill worker: TTFT {ratio:.2f}, longest time between tokens {max(both.gaps) / max(split.gaps):.2f}"
     )
 
 

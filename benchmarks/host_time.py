@@ -1,10 +1,10 @@
-"""What a step takes the host, in Python, where the device takes no time at all: rounds ahead, plain and drafted, steps that
-prompts fill, and streams that come and go.
+"""Python time of a step on the host, with a fake device that takes no time: plain and drafted steps, steps full of prompts, and
+continuous load.
 
     python -m benchmarks.host_time
 
-from the root of the repository; no GPU is needed. Engine, scheduler, policy, drafter and text are real, and so is what they
-write for the device; stand-ins answer for what it computes. Full collections of garbage: how many, and the longest.
+Run from the root of the repository; no GPU is needed. Engine, scheduler, policy, drafter and text are real. The last columns are
+the number and the longest time of full garbage collections.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from benchmarks.stand_in import PASS, ROW, ROWS, SHAPE, WORDS, StandIn
+from benchmarks.fake_device import PASS, ROW, ROWS, SHAPE, WORDS, FakeDevice
 from tests.fakes import tiny_engine, tiny_model
 
 from paceline.core.clock import WallClock
@@ -31,8 +31,8 @@ from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 
 PROMPT, TOKENS, LONG = 100, 128, 600
-CHEAP, DEAR = 1e-4, 5e-3
-"""Seconds that a drafted token takes where drafting is to pay, and where it is not."""
+CHEAP_DRAFT, SLOW_DRAFT = 1e-4, 5e-3
+"""Reported seconds of a drafted token where drafting gains, and where it does not."""
 
 
 def build(count: int) -> Engine:
@@ -51,44 +51,44 @@ def build(count: int) -> Engine:
 
 
 class Streams:
-    """Whoever has its text of so many tokens asks again. Where they are to end apart, the first ones are shorter."""
+    """Streams that send the next request when a text ends. `staggered`: the first texts are shorter."""
 
-    def __init__(self, engine: Engine, count: int, tokens: int, apart: bool, seed: int) -> None:
-        self._engine, self._tokens, self._dice, self._asked = engine, tokens, random.Random(seed), 0
+    def __init__(self, engine: Engine, count: int, tokens: int, staggered: bool, seed: int) -> None:
+        self._engine, self._tokens, self._dice, self._num_sent = engine, tokens, random.Random(seed), 0
         for i in range(count):
-            self._ask(1 + tokens * i // count if apart else tokens)
+            self._send(1 + tokens * i // count if staggered else tokens)
 
-    def _ask(self, tokens: int) -> None:
-        self._asked += 1
+    def _send(self, tokens: int) -> None:
+        self._num_sent += 1
         sampling = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
-        self._engine.add(Request(f"r{self._asked}", tuple(self._dice.choices(WORDS, k=PROMPT)), sampling))
+        self._engine.add(Request(f"r{self._num_sent}", tuple(self._dice.choices(WORDS, k=PROMPT)), sampling))
 
     def run(self, steps: int) -> float:
-        """Seconds a step."""
+        """Seconds per step."""
         began = time.process_time()
         for _ in range(steps):
             for output in self._engine.step():
                 if output.finish_reason is not None:
-                    self._ask(self._tokens)
+                    self._send(self._tokens)
         return (time.process_time() - began) / steps
 
     def end(self) -> None:
-        for i in range(self._asked):
+        for i in range(self._num_sent):
             self._engine.cancel(f"r{i + 1}")
 
 
 def measure(kind: str, count: int, is_on: bool, options: argparse.Namespace) -> str:
     is_served, each, pauses = kind == "served", list[float](), list[float]()
 
-    def heard(phase: str, info: dict[str, int]) -> None:
+    def on_collection(phase: str, info: dict[str, int]) -> None:
         if info["generation"] == 2:
             pauses.append(time.perf_counter() - (pauses.pop() if phase == "stop" else 0.0))
 
-    with StandIn(CHEAP if kind in ("drafts", "prompts") else DEAR).stands_in():
+    with FakeDevice(CHEAP_DRAFT if kind in ("drafts", "prompts") else SLOW_DRAFT).installed():
         engine = build(count)
         engine.set_flags(SpeculationFlags(is_on, None, 2))
         freeze_loaded_objects()
-        gc.callbacks.append(heard)
+        gc.callbacks.append(on_collection)
         for seed in range(options.repeats):
             streams = Streams(engine, count, TOKENS if is_served else LONG, is_served, seed)
             filled = count * PROMPT // ROWS
@@ -96,11 +96,11 @@ def measure(kind: str, count: int, is_on: bool, options: argparse.Namespace) -> 
             streams.run(20)
             each.append(prompts if kind == "prompts" else streams.run(options.steps))
             streams.end()
-        gc.callbacks.remove(heard)
+        gc.callbacks.remove(on_collection)
     step, depth = median(each), engine.speculator.traffic.report()[0].mean_depth if is_on else 0.0
     return (
-        f"{kind:7} {count:3} {'goodput' if is_on else 'off':7}: {1e3 * step:6.2f} ms a step, {1e6 * step / count:5.1f} us "
-        f"a sequence, depth {depth:.1f}, collections {len(pauses)}, {1e3 * max(pauses, default=0.0):.1f} ms"
+        f"{kind:7} {count:3} {'goodput' if is_on else 'off':7}: {1e3 * step:6.2f} ms/step, {1e6 * step / count:5.1f} us"
+        f"/sequence, depth {depth:.1f}, collections {len(pauses)}, {1e3 * max(pauses, default=0.0):.1f} ms"
     )
 
 
@@ -108,7 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--kinds", nargs="+", default=["plain", "drafts", "prompts", "served"])
-    parser.add_argument("--steps", type=int, default=120, help="that are timed of a run")
+    parser.add_argument("--steps", type=int, default=120, help="timed steps per run")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)

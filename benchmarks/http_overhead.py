@@ -1,9 +1,9 @@
-"""What HTTP costs: eight requests at once over loopback against the same eight given to the engine, in turns.
+"""Cost of HTTP: eight concurrent requests over loopback, compared with the same eight given to the engine, in turns.
 
     python benchmarks/http_overhead.py [--tokens 128] [--repeats 7] [--speculation]
 
-One process holds the engine and the server, a second one is the client. Everybody generates the same tokens, greedily, to
-the same length. The client's own work is on the same cores and is part of the result.
+One process holds the engine and the server, another the client. All paths generate the same greedy tokens. The client runs on the
+same cores and is part of the result.
 """
 
 import argparse
@@ -16,14 +16,14 @@ import sys
 import time
 from typing import Any
 
-from local_server import LocalServer, complete_all
+from local_http import LocalServer, complete_all
+from paceline.server.gatepath.gatepath import Gatepath
 
 from paceline import LLM, SamplingParams
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
-from paceline.server.gateway.gateway import Gateway
 from paceline.server.metrics.metrics import Metrics
 
 BATCH = 8
@@ -45,7 +45,7 @@ PROMPTS = [
 
 
 def client(port: int) -> None:
-    """For each line on standard input, a body, send it with every prompt; answer how many tokens came and how long it took."""
+    """Send the body on each input line with every prompt; print tokens and seconds."""
     for line in sys.stdin:
         print(json.dumps(asyncio.run(complete_all(port, json.loads(line), PROMPTS))), flush=True)
 
@@ -54,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--speculation", action="store_true", help="leave speculation on; the depth then varies")
+    parser.add_argument("--speculation", action="store_true", help="with speculation; the depth then varies")
     parser.add_argument("--client", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client:
@@ -63,13 +63,13 @@ def main() -> None:
     speculation = {"enabled": options.speculation}
     sampling = SamplingParams(temperature=0.0, max_tokens=options.tokens, ignore_eos=True)
     body = {"temperature": 0, "max_tokens": options.tokens, "ignore_eos": True, "speculation": speculation}
-    ways: dict[str, dict[str, Any] | None] = {
+    paths: dict[str, dict[str, Any] | None] = {
         "engine alone": None,
         "HTTP, whole answers": body,
         "HTTP, streamed": {**body, "stream": True, "stream_options": {"include_usage": True}},
     }
-    rates: dict[str, list[float]] = {way: [] for way in ways}
-    shares: dict[str, list[float]] = {way: [] for way in ways}
+    rates: dict[str, list[float]] = {path: [] for path in paths}
+    shares: dict[str, list[float]] = {path: [] for path in paths}
     with LLM("smollm2", max_num_seqs=BATCH, prefix_caching=False, max_model_len=1024) as llm:
         server = start_server(llm)
         assert server.thread.ident is not None
@@ -81,7 +81,7 @@ def main() -> None:
             text=True,
         ) as process:
             for repeat in range(options.repeats + 1):
-                for way, request in ways.items():
+                for path, request in paths.items():
                     busy, began = time.clock_gettime(clock), time.perf_counter()
                     if request is None:
                         started = time.perf_counter()
@@ -94,24 +94,24 @@ def main() -> None:
                         print(json.dumps(request), file=process.stdin, flush=True)
                         result = json.loads(process.stdout.readline())
                         rate = result["tokens"] / result["seconds"]
-                    if repeat:  # the first round warms up
-                        rates[way].append(rate)
-                        shares[way].append((time.clock_gettime(clock) - busy) / (time.perf_counter() - began))
+                    if repeat:  # the first round is a warm-up
+                        rates[path].append(rate)
+                        shares[path].append((time.clock_gettime(clock) - busy) / (time.perf_counter() - began))
             assert process.stdin is not None
             process.stdin.close()
     print(f"{os.cpu_count()} cores, batch {BATCH}, {options.tokens} tokens each, {options.repeats} rounds in turns\n")
     print(f"{'':22}{'tok/s':>9}{'overhead':>10}{'server':>9}   medians; server: its thread's share of one core")
-    for way, values in rates.items():
+    for path, values in rates.items():
         overhead = statistics.median(
             1 - value / alone for value, alone in zip(values, rates["engine alone"], strict=True)
         )
-        print(f"{way:22}{statistics.median(values):9.1f}{overhead:10.1%}{statistics.median(shares[way]):9.1%}")
+        print(f"{path:22}{statistics.median(values):9.1f}{overhead:10.1%}{statistics.median(shares[path]):9.1%}")
 
 
 def start_server(llm: LLM) -> LocalServer:
     config = ServerConfig(engine=llm.config)
-    gateway = Gateway(llm, config, Metrics("smollm2"), FlagStore())
-    return LocalServer(create_app(gateway, Access.from_config(config, time.monotonic)))
+    gatepath = Gatepath(llm, config, Metrics("smollm2"), FlagStore())
+    return LocalServer(create_app(gatepath, Access.from_config(config, time.monotonic)))
 
 
 if __name__ == "__main__":

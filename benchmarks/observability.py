@@ -28,7 +28,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from local_server import LocalServer, complete_all
+from local_http import LocalServer, complete_all
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from paceline import LLM

@@ -1,10 +1,10 @@
-"""Ten times more requests than the server can hold, for a minute, on loopback.
+"""Ten times more clients than the server can hold, for a minute, on loopback.
 
-    python benchmarks/overload.py [--seconds 60] [--seats 8] [--waiting 2] [--tokens 48]
+    python benchmarks/overload.py [--seconds 60] [--running 8] [--waiting 2] [--tokens 48]
 
-First as many clients as there are seats, then ten times as many as seats and places to wait together. Every client sends
-its next request as soon as it has an answer; one that was turned away comes back when `Retry-After` says. Fails unless all
-answers are 200 or 429, no cache block is held afterwards, and accepted requests took at most twice as long as before.
+First as many clients as running sequences, then ten times the running and waiting requests. Every client sends its next request
+after an answer; after a 429 it waits for `Retry-After`. The script fails unless all answers are 200 or 429, no KV block is in use
+afterwards, and accepted requests take at most twice as long as before.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import time
 import urllib.request
 
 import psutil
-from raw_http import post
+from local_http import post
 
 SERVER = """
 import json, sys
@@ -31,7 +31,7 @@ sys.exit(serve(load_config(None, {}, json.loads(sys.argv[1])), lambda ready: pri
 
 
 class Load:
-    """Clients that do not stop asking."""
+    """Clients that send requests without a pause."""
 
     def __init__(self, port: int, tokens: int) -> None:
         self._port, self._tokens = port, tokens
@@ -49,7 +49,7 @@ class Load:
             reply = await post("127.0.0.1", self._port, "/v1/completions", body)
             self.statuses[reply.status] += 1
             if reply.status == 200:
-                assert b"[DONE]" in reply.body, "a stream broke off"
+                assert b"[DONE]" in reply.body, "a stream ended early"
                 self.latencies.append(time.perf_counter() - started)
             elif reply.status == 429:
                 wait = float(reply.headers["retry-after"]) * random.uniform(1.0, 1.5)
@@ -65,14 +65,14 @@ def blocks_in_use(url: str) -> float:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--seats", type=int, default=8)
+    parser.add_argument("--running", type=int, default=8)
     parser.add_argument("--waiting", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=48)
     options = parser.parse_args()
-    clients = 10 * (options.seats + options.waiting)
+    clients = 10 * (options.running + options.waiting)
     config = {
         "port": 0,
-        "max_num_seqs": options.seats,
+        "max_num_seqs": options.running,
         "max_waiting": options.waiting,
         "max_model_len": 1024,
         "log_level": "warning",
@@ -84,7 +84,7 @@ def main() -> int:
         url = process.stdout.readline().strip()
         port = int(url.rpartition(":")[2])
         memory = psutil.Process(process.pid).memory_info
-        calm = asyncio.run(Load(port, options.tokens).run(options.seats, options.seconds / 4))
+        calm = asyncio.run(Load(port, options.tokens).run(options.running, options.seconds / 4))
         rss, blocks = memory().rss, blocks_in_use(url)
         busy = asyncio.run(Load(port, options.tokens).run(clients, options.seconds))
         time.sleep(0.5)
@@ -92,10 +92,10 @@ def main() -> int:
         process.terminate()
         code = process.wait(60)
     print(
-        f"{os.cpu_count()} cores, {options.seats} seats, {options.waiting} may wait, {options.tokens} tokens a request\n"
+        f"{os.cpu_count()} cores, {options.running} running, {options.waiting} waiting, {options.tokens} tokens per request\n"
     )
     print(f"{'':26}{'clients':>8}{'200':>7}{'429':>7}{'other':>7}{'p50 s':>8}{'p99 s':>8}")
-    for name, count, load in (("as many as seats", options.seats, calm), ("ten times what it holds", clients, busy)):
+    for name, count, load in (("as many as can run", options.running, calm), ("ten times the capacity", clients, busy)):
         other = load.statuses.total() - load.statuses[200] - load.statuses[429]
         p99 = sorted(load.latencies)[int(0.99 * (len(load.latencies) - 1))]
         print(

@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from gap import largest_gap
+from gpu_runs import largest_gap
 from pools_gpu_draft import LIVE, PIPE, STARTED, Draft, Feeder, Host, mps_daemon, say
 from pools_gpu_report import Contention, Report, Row
 

@@ -59,9 +59,10 @@ def test_vocabulary_checksum(tmp_path: Path) -> None:
 
 def fields_on_page(name: str) -> list[str]:
     """Field names in the row of a message or record, or in the sentence `Record NAME: ...`."""
-    row = re.search(rf"^\|(?: \d+ \|)? `{name}` \| (.*) \|$|Record `{name}`: (.*?)\. ", PAGE, re.MULTILINE | re.DOTALL)
+    row = re.search(rf"^\|(?: \d+ \|)? `{name}` \| (.*) \|$", PAGE, re.MULTILINE)
+    row = row or re.search(rf"Record `{name}`: ([^.]*)\. ", PAGE)
     assert row is not None, name
-    text = re.sub(r"\([^)]*\)", "", row[1] or row[2])
+    text = re.sub(r"\([^)]*\)", "", row[1])
     return [field.split("=")[0].strip(" `") for field in text.split(",")]
 
 

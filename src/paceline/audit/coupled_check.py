@@ -8,7 +8,7 @@ import torch
 
 from paceline.audit.divergence import divergence, limit
 from paceline.audit.findings import AuditedText, Finding, Kind
-from paceline.audit.verify_log import Entry
+from paceline.audit.verify_log import LoggedToken
 from paceline.core.output import Completion
 from paceline.models.runner import ModelRunner
 from paceline.speculation.verification.distribution import log_distribution
@@ -20,7 +20,7 @@ from paceline.speculation.verification.rescoring import Difference, Rescored, co
 def check_coupled(
     found: AuditedText,
     rescored: Rescored,
-    entries: Mapping[int, Entry],
+    entries: Mapping[int, LoggedToken],
     speculative: Completion,
     plain: Completion,
     runner: ModelRunner,
@@ -78,7 +78,7 @@ def _first_difference(
 
 
 def _divergences(
-    rescored: Rescored, entries: Mapping[int, Entry], runner: ModelRunner
+    rescored: Rescored, entries: Mapping[int, LoggedToken], runner: ModelRunner
 ) -> tuple[tuple[tuple[int, float], ...], float]:
     """(output token, KL of the distribution of the used logits from that of a plain pass), and the largest KL that rounding
     explains. Greedy rows are compared at temperature 1."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from paceline.audit.divergence import divergence, is_sample, limit
 from paceline.audit.findings import AuditedText, Finding
 from paceline.audit.two_sample import rank
-from paceline.audit.verify_log import Entry
+from paceline.audit.verify_log import LoggedToken
 from paceline.core.errors import PacelineError
 from paceline.models.runner import ModelRunner
 from paceline.speculation.verification.distribution import log_distribution
@@ -17,7 +17,7 @@ from paceline.speculation.verification.rescoring import Rescored, computed_in, r
 def check_rejection(
     found: AuditedText,
     rescored: Rescored,
-    entries: Mapping[int, Entry],
+    entries: Mapping[int, LoggedToken],
     draft: Rescored | None,
     plain: Rescored,
     runner: ModelRunner,

@@ -11,7 +11,7 @@ from paceline.speculation.verification.grammar import Grammar
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Entry:
+class LoggedToken:
     """One output token."""
 
     logits: Tensor  # [V]
@@ -27,7 +27,7 @@ class VerifyLog(StepHook):
     needs_logits = True
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, int], dict[int, Entry]] = {}
+        self._entries: dict[tuple[str, int], dict[int, LoggedToken]] = {}
 
     def sequence_added(self, sequence: Sequence, grammar: Grammar | None) -> None:
         self._entries[sequence.request_id, sequence.choice] = {}
@@ -37,7 +37,7 @@ class VerifyLog(StepHook):
             if one.verdict is not None and one.logits is not None:
                 self._add(one, one.logits)
 
-    def take(self, request_id: str, choice: int) -> dict[int, Entry]:
+    def take(self, request_id: str, choice: int) -> dict[int, LoggedToken]:
         """Entries of a finished text by output token. A stop may have cut the last round, so that there are more entries than
         tokens; steps that ran as graphs leave none."""
         return self._entries.pop((request_id, choice), {})
@@ -54,7 +54,7 @@ class VerifyLog(StepHook):
         q = draft.q(logits.shape[1]) if p is not None and draft.is_chain else None
         for place in range(len(path)):
             is_tested = q is not None and place < len(draft)
-            entries[sequence.num_output + place] = Entry(
+            entries[sequence.num_output + place] = LoggedToken(
                 logits[place],
                 None if p is None else p[place],
                 q[place].clone() if q is not None and is_tested else None,

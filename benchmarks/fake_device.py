@@ -1,4 +1,4 @@
-"""A device that computes nothing and takes no time, for those who measure the host. What is written for it is written."""
+"""A fake GPU that computes nothing and takes no time, to measure the host. Inputs for the device are still written."""
 
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,17 +19,17 @@ from paceline.models.gpu import ragged as gpu_ragged
 SHAPE = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, vocab_size=1024, max_position=2048)
 ROWS, WORDS = 2048, range(300, 700)
 PASS, ROW = 4e-3, 1e-6
-"""Seconds that it says a pass took, and each of its rows."""
+"""Reported seconds of a pass and of each row."""
 
 
-class StandIn:
-    """Computes nothing: of every other sequence all drafts are accepted, and tokens are words."""
+class FakeDevice:
+    """Computes nothing: every other sequence accepts all drafts, and tokens are words."""
 
     def __init__(self, draft_seconds: float) -> None:
         self._draft_seconds, self._wait = draft_seconds, InflightStep.wait
         self._logits = torch.eye(SHAPE.vocab_size)[torch.arange(ROWS) % len(WORDS) + WORDS[0]]
 
-    def graph(self, batch: GraphBatch, part: str, shape: Any, keeps: bool = False) -> "StandIn":
+    def graph(self, batch: GraphBatch, part: str, shape: Any, keeps: bool = False) -> "FakeDevice":
         if part == "accept":
             round_ = batch._round(shape)
             round_.report[0] = batch._limits
@@ -43,24 +43,24 @@ class StandIn:
         drafted, rows = self._draft_seconds * step.shape.levels, len(step.limits) * (1 + step.shape.nodes)
         return replace(self._wait(step), draft_seconds=drafted, forward_seconds=PASS + ROW * rows)
 
-    def forward(self, model: Any, tokens: torch.Tensor, *told: Any, **options: Any) -> ForwardOutput:
-        """As `gpu_forward` and `DecoderModel.forward` are called."""
+    def forward(self, model: Any, tokens: torch.Tensor, *args: Any, **options: Any) -> ForwardOutput:
+        """Signature of `gpu_forward` and `DecoderModel.forward`."""
         states = torch.zeros(len(tokens), SHAPE.hidden_size) if options.get("last_hidden") else None
-        return ForwardOutput(None if told[3] is None else self.head(model, told[3]), states, {})
+        return ForwardOutput(None if args[3] is None else self.head(model, args[3]), states, {})
 
     def head(self, model: Any, wanted: torch.Tensor) -> torch.Tensor:
         return self._logits[: len(wanted)]
 
-    def stands_in(self) -> ExitStack:
+    def installed(self) -> ExitStack:
         stack = ExitStack()
-        for owner, name, stand_in in (
+        for owner, name, fake in (
             (native, "library", lambda: None),
-            (GraphBatch, "_graph", lambda batch, *told: self.graph(batch, *told)),
+            (GraphBatch, "_graph", lambda batch, *args: self.graph(batch, *args)),
             (InflightStep, "wait", lambda step: self.wait(step)),
             (gpu_pass, "gpu_forward", self.forward),
             (gpu_ragged, "gpu_forward", self.forward),
             (gpu_ragged, "head_logits", self.head),
-            (DecoderModel, "forward", lambda model, *told, **options: self.forward(model, *told, **options)),
+            (DecoderModel, "forward", lambda model, *args, **options: self.forward(model, *args, **options)),
         ):
-            stack.enter_context(patch.object(owner, name, stand_in))
+            stack.enter_context(patch.object(owner, name, fake))
         return stack
