@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 
 from paceline.bench.inflate import make, write_folder, write_tokenizer
 from paceline.cli import checks as module
-from paceline.cli.checks import sketch
+from paceline.cli.checks import Check, Verdict, sketch
 from paceline.cli.commands import cli
-from paceline.cli.doctor import Check, Verdict
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft
 from paceline.engine.memory_fit import GIB

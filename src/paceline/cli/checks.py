@@ -6,6 +6,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import cast
 
 import torch
 
-from paceline.cli.doctor import Check
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, PacelineError
 from paceline.core.machine import available_memory, total_memory, usable_cores
@@ -26,6 +26,33 @@ from paceline.models.drafts.load import find_draft
 from paceline.models.loading.hub import pick_draft
 from paceline.models.loading.load import LoadedModel, open_checkpoint, weight_bytes
 from paceline.models.tokenizer.tokenizer import Tokenizer
+
+
+class Verdict(Enum):
+    GOOD = "good"
+    NOTE = "note"
+    PROBLEM = "problem"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One line of the report: what was checked, what was found, and what to change."""
+
+    name: str
+    found: str
+    verdict: Verdict = Verdict.GOOD
+    advice: str = ""
+
+    @classmethod
+    def note(cls, name: str, found: str, advice: str) -> "Check":
+        """Works, but could be better."""
+        return cls(name, found, Verdict.NOTE, advice)
+
+    @classmethod
+    def problem(cls, name: str, found: str, advice: str = "") -> "Check":
+        """Does not work as configured."""
+        return cls(name, found, Verdict.PROBLEM, advice)
+
 
 VERSIONS = ("paceline", "torch", "numpy", "safetensors", "tokenizers")
 EXTRAS = {

@@ -1,8 +1,7 @@
 """`paceline doctor`: checks of the machine and the models, with advice."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from enum import Enum
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
@@ -12,34 +11,12 @@ from paceline.cli import console
 from paceline.cli.options import ENGINE, with_settings
 from paceline.server.config.config import ServerConfig
 
-
-class Verdict(Enum):
-    GOOD = "good"
-    NOTE = "note"
-    PROBLEM = "problem"
+if TYPE_CHECKING:
+    from paceline.cli.checks import Check
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One line of the report: what was checked, what was found, and what to change."""
-
-    name: str
-    found: str
-    verdict: Verdict = Verdict.GOOD
-    advice: str = ""
-
-    @classmethod
-    def note(cls, name: str, found: str, advice: str) -> "Check":
-        """Works, but could be better."""
-        return cls(name, found, Verdict.NOTE, advice)
-
-    @classmethod
-    def problem(cls, name: str, found: str, advice: str = "") -> "Check":
-        """Does not work as configured."""
-        return cls(name, found, Verdict.PROBLEM, advice)
-
-
-MARKS = {Verdict.GOOD: ("✓", "green"), Verdict.NOTE: ("•", "yellow"), Verdict.PROBLEM: ("✗", "bold red")}
+MARKS = {"good": ("✓", "green"), "note": ("•", "yellow"), "problem": ("✗", "bold red")}
+"""Mark and style of a check, by its verdict."""
 
 
 @with_settings(ENGINE)
@@ -49,7 +26,7 @@ def doctor(config: ServerConfig) -> None:
     Takes the same options or --config as serve. No weights are loaded. Exit status 1: there is a problem.
     """
     with console.err.status("checking"):
-        from paceline.cli.checks import check_machine, check_models
+        from paceline.cli.checks import Verdict, check_machine, check_models
 
         checks = [*check_machine(), *check_models(config.engine)]
     console.out.print(_table(checks))
@@ -60,7 +37,7 @@ def doctor(config: ServerConfig) -> None:
     console.out.print("Ready: paceline serve, with the same options", style="green")
 
 
-def _table(checks: Iterable[Check]) -> Table:
+def _table(checks: "Iterable[Check]") -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column()
     table.add_column(style="bold", no_wrap=True)
@@ -69,5 +46,5 @@ def _table(checks: Iterable[Check]) -> Table:
         found = Text(check.found)
         if check.advice:
             found.append(f"\n→ {check.advice}", style="yellow")
-        table.add_row(Text(*MARKS[check.verdict]), check.name, found)
+        table.add_row(Text(*MARKS[check.verdict.value]), check.name, found)
     return table

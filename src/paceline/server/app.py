@@ -32,10 +32,23 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+class Application(FastAPI):
+    """FastAPI without its own validation error in the OpenAPI document: this server sends `ErrorBody` instead."""
+
+    def openapi(self) -> dict[str, Any]:
+        document = super().openapi()
+        for path in document["paths"].values():
+            for operation in path.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            document["components"]["schemas"].pop(name, None)
+        return document
+
+
 def create_app(gateway: Gateway, access: Access, tracing: "Tracing | None" = None) -> FastAPI:
     """The application of one gateway. Without `tracing` it makes no spans."""
     overview = Overview(gateway)
-    app = FastAPI(
+    app = Application(
         title="Paceline",
         version=version("paceline"),
         redirect_slashes=False,
@@ -67,17 +80,4 @@ def create_app(gateway: Gateway, access: Access, tracing: "Tracing | None" = Non
         from paceline.server.tracing import TracingMiddleware
 
         app.add_middleware(TracingMiddleware, tracing=tracing)
-    build_document = app.openapi
-
-    def openapi() -> dict[str, Any]:
-        """FastAPI's document without its validation error, which this server does not send."""
-        document = build_document()
-        for path in document["paths"].values():
-            for operation in path.values():
-                operation["responses"].pop("422", None)
-        for name in ("HTTPValidationError", "ValidationError"):
-            document["components"]["schemas"].pop(name, None)
-        return document
-
-    app.openapi = openapi  # type: ignore[method-assign]
     return app

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
-from paceline.core.config import MAX_DEPTH
+from paceline.core.speculation import MAX_DEPTH
 from paceline.server.auth.middleware import request_key
 from paceline.server.gateway.gateway import Gateway
 from paceline.server.openai.errors import NotFound, Unavailable

@@ -23,7 +23,7 @@ from paceline.models.runner import ModelRunner
 from paceline.speculation.verification.distribution import log_distribution
 from paceline.speculation.verification.rescoring import Rescored
 from paceline.speculation.verification.rows import RowContext
-from tests.audit.planted import stale_slot, temperature_of_drafts_forgotten_by_verification
+from tests.audit.planted import stale_slot, verification_ignores_the_temperature
 from tests.engine.harness import PROMPT, SAMPLED, engine_of, outputs_of, tokens_of
 from tests.engine.harness import request as seeded
 from tests.engine.test_build import save_checkpoint
@@ -68,7 +68,7 @@ def test_correct_texts_show_no_drift(rule: str) -> None:
 
 
 @pytest.mark.parametrize("rule", ["coupled", "rejection"])
-@pytest.mark.parametrize("plant", [temperature_of_drafts_forgotten_by_verification, stale_slot])
+@pytest.mark.parametrize("plant", [verification_ignores_the_temperature, stale_slot])
 def test_drift_is_counted_and_logged(rule: str, plant: Any, caplog: pytest.LogCaptureFixture) -> None:
     subject = engine()
     with plant(subject):
@@ -228,4 +228,6 @@ def test_audit_fraction_enables_the_audit(tmp_path: Path) -> None:
     subject = build_engine(EngineConfig(model=model, audit_fraction=1.0, **options))
     run(subject, requests(2, ignore_eos=True))
     assert idle(subject) == AuditCounts(audited=40)
-    assert build_engine(EngineConfig(model=model, audit_fraction=0.0, **options)).witness is None
+    disabled = build_engine(EngineConfig(model=model, audit_fraction=0.0, **options))
+    run(disabled, requests(2, ignore_eos=True))
+    assert idle(disabled) == AuditCounts()

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from paceline.core.sequence import Sequence
-    from paceline.engine.engine import Engine
     from paceline.engine.executors.executor import StepResult
     from paceline.engine.schedule import Schedule
     from paceline.models.architectures.decoder import ForwardOutput
+    from paceline.models.runner import ModelRunner
     from paceline.speculation.drafts import Draft
     from paceline.speculation.verification.grammar import Grammar
 
@@ -25,8 +25,8 @@ class StepHook:
     needs_logits = False
     """Whether `SequenceResult.logits` is set for every verified sequence."""
 
-    def attach(self, engine: "Engine") -> None:
-        """The engine is complete; called once, before any other method."""
+    def attach(self, runner: "ModelRunner") -> None:
+        """The engine is complete; `runner` runs its target. Called once, before any other method."""
 
     def sequence_added(self, sequence: "Sequence", grammar: "Grammar | None") -> None:
         """The sequence waits for its first step."""

@@ -5,8 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from paceline.core.config import MAX_DEPTH
-from paceline.core.speculation import Verification
+from paceline.core.speculation import MAX_DEPTH, Verification
 
 UnsupportedParams = dict[str, tuple[tuple[Any, ...], str]]
 """OpenAI or vLLM parameters without support: values that are accepted and ignored, and the advice in the error."""
