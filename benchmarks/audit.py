@@ -1,9 +1,9 @@
-"""The audit on the embedded model: does it pass on what is right, and find what was planted?
+"""The audit on the embedded model: a correct engine, and injected bugs.
 
     python -m benchmarks.audit PROMPTS.jsonl > audit.txt
 
-from the root of the repository. A line of the file has `prompt`, `question` or `turns`. The draft is the model itself with
-noise on its weights, right about four times in five, so that rounds accept and reject. See benchmarks/audit.md.
+Run from the root of the repository. A line of the file has `prompt`, `question` or `turns`. The draft is the model
+with noise on its weights, so that rounds accept and reject. Results are in benchmarks/audit.md.
 """
 
 import argparse
@@ -29,8 +29,8 @@ from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.load import LoadedModel, open_checkpoint
 
 RULES: dict[str, dict[str, Callable[[Any], Any]]] = {
-    "coupled": {**COUPLED, "a stale KV slot, in one round of 20": lambda engine: stale_slot(engine, 20)},
-    "rejection": {**REJECTION, "a stale KV slot, in one round of 20": lambda engine: stale_slot(engine, 20)},
+    "coupled": {**COUPLED, "a stale KV slot in one round of 20": lambda engine: stale_slot(engine, 20)},
+    "rejection": {**REJECTION, "a stale KV slot in one round of 20": lambda engine: stale_slot(engine, 20)},
 }
 SUBSETS = (1, 5, 20)
 
@@ -38,12 +38,12 @@ SUBSETS = (1, 5, 20)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path)
-    parser.add_argument("--limit", type=int, default=200, help="prompts for the code as it is")
-    parser.add_argument("--planted", type=int, default=40, help="prompts for each planted bug")
+    parser.add_argument("--limit", type=int, default=200, help="prompts for the correct engine")
+    parser.add_argument("--planted", type=int, default=40, help="prompts for each injected bug")
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--temperature", type=float, default=0.7)
     parser.add_argument("--noise", type=float, default=0.05)
-    parser.add_argument("--rule", choices=RULES, help="one rule alone")
+    parser.add_argument("--rule", choices=RULES, help="only this rule")
     options = parser.parse_args()
     questions = read(options.prompts, options.limit)
     build.load_second = lambda name, config, target: noisy(target, options.noise)
@@ -54,34 +54,34 @@ def main() -> None:
             if options.rule not in (None, rule):
                 continue
             sampling = SamplingParams(max_tokens=options.tokens, temperature=options.temperature, seed=1)
-            run(llm, "the code as it is", nullcontext, Workload(questions, sampling, rule))
-            for name, plant in bugs.items():
-                run(llm, name, plant, Workload(questions[: options.planted], sampling, rule))
+            run(llm, "correct engine", nullcontext, Workload(questions, sampling, rule))
+            for name, bug in bugs.items():
+                run(llm, name, bug, Workload(questions[: options.planted], sampling, rule))
 
 
-def run(llm: LLM, name: str, plant: Callable[[Any], Any], workload: Workload) -> None:
+def run(llm: LLM, name: str, bug: Callable[[Any], Any], workload: Workload) -> None:
     started = time.monotonic()
-    with plant(llm.engine):
+    with bug(llm.engine):
         report = Report({}, Auditor(llm).run(workload), workload.is_coupled)
-    shown = sum(bool(text.findings) for text in report.texts)
+    num_found = sum(bool(text.findings) for text in report.texts)
     print(
         f"{workload.verification}: {name}: {'clean' if report.is_clean else 'DRIFT'}; {len(report.texts)} prompts, "
         f"{report.num_accepted} of {report.num_drafted} drafts accepted, {time.monotonic() - started:.0f} s"
     )
     for check in report.checks:
         print(f"    {check.name}: {check.num_wrong} of {check.num_checked} {check.unit}; {check.detail}")
-    if shown:
-        chances = ", ".join(f"{count}: {caught(shown, len(report.texts), count):.4f}" for count in SUBSETS)
-        print(f"    shows in {shown} of {len(report.texts)} texts; caught with so many prompts: {chances}")
+    if num_found:
+        chances = ", ".join(f"{count}: {probability(num_found, len(report.texts), count):.4f}" for count in SUBSETS)
+        print(f"    found in {num_found} of {len(report.texts)} texts; probability to find it by prompts: {chances}")
     else:
         for line in report.power:
             print(f"    {line}")
     print(flush=True)
 
 
-def caught(shown: int, texts: int, count: int) -> float:
-    """The probability that `count` of the texts, taken at random, hold one that shows it."""
-    return 1.0 - comb(texts - shown, count) / comb(texts, count) if count <= texts else float("nan")
+def probability(num_found: int, texts: int, count: int) -> float:
+    """The probability that `count` texts, drawn at random, contain one with a finding."""
+    return 1.0 - comb(texts - num_found, count) / comb(texts, count) if count <= texts else float("nan")
 
 
 def read(path: Path, limit: int) -> list[list[dict[str, str]]]:

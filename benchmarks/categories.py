@@ -1,8 +1,9 @@
-"""How well prompts are told apart that do not say what they are, and how long that takes.
+"""Accuracy and time of the classification of prompts without a category.
 
     python benchmarks/categories.py FILE [FILE …]
 
-Lines of JSON with `prompt`, `question` or, as in Spec-Bench, `turns`, and perhaps a `category`. Prints a row for each category.
+Files hold lines of JSON with `prompt`, `question` or `turns`, and optionally `category`. The table has one row per
+category.
 """
 
 import json

@@ -1,9 +1,9 @@
-"""The embedded model on this CPU, each engine in a process of its own, in one run.
+"""The embedded model on this CPU: Paceline, transformers and llama.cpp, each in its own process.
 
     python benchmarks/cpu.py [--tokens 128] [--repeats 5] [--draft smollm2-eagle] [--llama-cpp PYTHON]
 
-Every engine generates the same number of tokens, greedily, from the same prompts of spec_bench_dev.jsonl, ignoring end of
-text. The time includes the prompts. `--llama-cpp` names a Python that has `llama-cpp-python`, run on the same GGUF.
+Every engine generates the same number of greedy tokens from the same prompts of spec_bench_dev.jsonl. The time
+includes prefill. `--llama-cpp` is the path of a Python with `llama-cpp-python`, which loads the same GGUF.
 """
 
 import argparse
@@ -35,7 +35,7 @@ result = {}
 for count in (1, 8):
     run(count, False), run(count, True)
     off, on = [], []
-    for _ in range(job["repeats"]):  # in turns, so that a slow moment of the machine hits both
+    for _ in range(job["repeats"]):  # in turns, so that load affects both
         seconds, plain = run(count, False)
         off.append(seconds)
         seconds, speculative = run(count, True)
@@ -95,9 +95,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, default=Path("../shared/data/spec_bench_dev.jsonl"))
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--draft", default="smollm2-eagle", help="of `speculation on`; none: guesses from the text alone"
-    )
+    parser.add_argument("--draft", default="smollm2-eagle", help="draft of `speculation on`; none: ngram")
     parser.add_argument("--llama-cpp", metavar="PYTHON")
     options = parser.parse_args()
     path = find_model("smollm2")
@@ -114,23 +112,23 @@ def main() -> None:
         "repeats": options.repeats,
         "threads": os.cpu_count(),
     }
-    results = contest(sys.executable, PACELINE, job)
+    results = run_engine(sys.executable, PACELINE, job)
     memory = results.pop("memory")
-    results |= contest(sys.executable, TRANSFORMERS, job)
+    results |= run_engine(sys.executable, TRANSFORMERS, job)
     if options.llama_cpp:
-        results |= contest(options.llama_cpp, LLAMA_CPP, job)
+        results |= run_engine(options.llama_cpp, LLAMA_CPP, job)
     rates = {}
     for key, times in results.items():
         name, count = key.split("/")
         rates[name, int(count)] = int(count) * options.tokens / statistics.median(times)
-    print(f"{'engine':42} {'batch':>5} {'tokens/s':>9} {'paceline, plain, is':>20}")
+    print(f"{'engine':42} {'batch':>5} {'tokens/s':>9} {'paceline plain /':>20}")
     for (name, count), rate in sorted(rates.items(), key=lambda item: item[0][1]):
         print(f"{name:42} {count:5} {rate:9.1f} {rates['paceline, plain', count] / rate:19.2f}x")
     for count in (1, 8):
         off, on = results[f"paceline, plain/{count}"], results[f"paceline, speculation on/{count}"]
         pairs = sorted(a / b for a, b in zip(off, on, strict=True))
         print(
-            f"speculation on over off, batch {count}: {statistics.median(off) / statistics.median(on):.2f} by medians, "
+            f"speculation / plain, batch {count}: {statistics.median(off) / statistics.median(on):.2f} by medians, "
             f"{pairs[0]:.2f} to {pairs[-1]:.2f} over {len(pairs)} pairs of runs"
         )
     print(f"largest resident memory, 8 streams: {memory:.2f} GB")
@@ -145,7 +143,7 @@ def chats(model: Path, prompts: Path) -> list[list[int]]:
     return [tokenizer.encode(template.render([{"role": "user", "content": text}]), add_special=False) for text in texts]
 
 
-def contest(python: str, program: str, job: dict[str, object]) -> dict[str, list[float]]:
+def run_engine(python: str, program: str, job: dict[str, object]) -> dict[str, list[float]]:
     answer = subprocess.run([python, "-c", program], input=json.dumps(job), capture_output=True, text=True)
     if answer.returncode:
         sys.exit(f"{python} ended with {answer.returncode}: {answer.stderr[-2000:]}")

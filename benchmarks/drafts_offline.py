@@ -1,12 +1,12 @@
-"""Tokens a round of the methods that need no model of their own, replayed against the target's greedy text.
+"""Tokens per round of methods without a model, replayed on the target's greedy text.
 
     python benchmarks/drafts_offline.py PROMPTS.jsonl [--text FILE.json] [--each 4] [--tokens 256] [--depth 8] [--lookahead 1]
 
-The embedded model writes the text once (first turn of `--each` prompts of every category, kept in `--text`). Greedy
-verification accepts what equals that text, so a method can be replayed without the model, in the order of the file: what
-`suffix` remembers of earlier requests counts. `lookahead` learns from the target's picks on its wrong guesses: `--lookahead N`
-replays N prompts of every category through the model for it. A row is method, then tokens a round by category; in brackets
-the drafted tokens a round, which are rows of the target's pass, and at the end the microseconds a draft takes.
+The embedded model generates the text once (first turn of `--each` prompts of every category, stored in `--text`).
+Greedy verification accepts drafts that equal the text, so methods are replayed without the model, in the order of the
+file; `suffix` uses earlier requests. `lookahead` needs the target's tokens after wrong drafts: `--lookahead N` runs
+the model on N prompts of every category. A row has the method and its tokens per round by category, with drafted
+tokens per round in brackets, and the microseconds of a draft.
 """
 
 import argparse
@@ -25,12 +25,12 @@ from paceline.core.clock import WallClock
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.loading.load import load_model
 from paceline.models.runner import ModelRunner, Span
+from paceline.speculation.drafts import DraftTree
 from paceline.speculation.proposer import Progress, Proposer
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
 from paceline.speculation.proposers.ngram import NgramProposer
 from paceline.speculation.proposers.suffix import SuffixProposer
-from paceline.speculation.trees.guess import Guess
 from paceline.speculation.trees.tree import ancestors, depths
 
 METHODS: dict[str, Callable[[], Proposer]] = {
@@ -64,7 +64,7 @@ class Score:
         return f"{self.tokens / self.rounds:.2f} ({self.drafted / self.rounds:.1f})"
 
 
-def write_text(path: Path, model: str, each: int, num_tokens: int) -> list[Text]:
+def generate_text(path: Path, model: str, each: int, num_tokens: int) -> list[Text]:
     taken: defaultdict[str, int] = defaultdict(int)
     prompts = []
     for prompt in load_prompts(path):
@@ -86,11 +86,11 @@ def write_text(path: Path, model: str, each: int, num_tokens: int) -> list[Text]
 
 def draft(
     proposer: Proposer, sequence_id: int, ids: list[int], num_prompt: int, depth: int, picks: Sequence[int]
-) -> Guess:
+) -> DraftTree:
     greedy = SamplingParams(temperature=0.0)
     proposer.observe([Progress(sequence_id, ids, depth, greedy, 0, 0, num_prompt, "coupled", picks=picks)])
     found = proposer.collect([sequence_id], deadline=0.0).split().get(sequence_id)
-    return Guess(found.tokens, found.parents) if found else Guess()
+    return DraftTree(found.tokens, found.parents) if found else DraftTree()
 
 
 def replay(proposer: Proposer, number: int, text: Text, depth: int, target: "Target | None" = None) -> Score:
@@ -99,14 +99,14 @@ def replay(proposer: Proposer, number: int, text: Text, depth: int, target: "Tar
     whole = ids + text.output
     picks: Sequence[int] = ()
     while len(ids) < end:
-        room = min(depth, end - len(ids) - 1)
+        limit = min(depth, end - len(ids) - 1)
         started = time.perf_counter()
-        guess = draft(proposer, number, ids, len(text.prompt), room, picks) if room else Guess()
+        guess = draft(proposer, number, ids, len(text.prompt), limit, picks) if limit else DraftTree()
         score.seconds += time.perf_counter() - started
         rest = whole[len(ids) :]
         if target is not None:
             picks = target.picks(ids, guess)
-        matched = guess.matched(rest[:-1])
+        matched = guess.num_matched(rest[:-1])
         ids += rest[: matched + 1]
         score.rounds += 1
         score.tokens += matched + 1
@@ -116,7 +116,7 @@ def replay(proposer: Proposer, number: int, text: Text, depth: int, target: "Tar
 
 
 class Target:
-    """The model over one sequence: its arg-maxes after the last committed token and after every node of a guess."""
+    """The model on one sequence: its arg-maxes after the last committed token and after every node of a draft."""
 
     def __init__(self, model: str, max_tokens: int) -> None:
         loaded = load_model(model, torch.device("cpu"), torch.float32)
@@ -127,7 +127,7 @@ class Target:
     def start(self) -> None:
         self._num_cached = 0
 
-    def picks(self, ids: Sequence[int], guess: Guess) -> list[int]:
+    def picks(self, ids: Sequence[int], guess: DraftTree) -> list[int]:
         new = list(ids[self._num_cached : -1])
         for start in range(0, len(new), 512):
             chunk = new[start : start + 512]
@@ -153,17 +153,17 @@ def table(name: str, scores: dict[str, Score]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("prompts", type=Path)
-    parser.add_argument("--text", type=Path, help="written once, read from then on")
+    parser.add_argument("--text", type=Path, help="file of the generated text; created if missing")
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--each", type=int, default=4, help="prompts of each category")
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--depth", type=int, default=8)
-    parser.add_argument("--lookahead", type=int, default=0, help="prompts of each category to run lookahead on")
+    parser.add_argument("--lookahead", type=int, default=0, help="prompts of each category for lookahead")
     args = parser.parse_args()
     if args.text and args.text.exists():
         texts = [Text(**entry) for entry in json.loads(args.text.read_text())]
     else:
-        texts = write_text(args.prompts, args.model, args.each, args.tokens)
+        texts = generate_text(args.prompts, args.model, args.each, args.tokens)
         if args.text:
             entries = [{"category": t.category, "prompt": t.prompt, "output": t.output} for t in texts]
             args.text.write_text(json.dumps(entries))

@@ -1,14 +1,13 @@
-"""Tokens a round by category, through the engine: any method, any sampling, one request at a time.
+"""Tokens per round by category, through the engine: any method, any sampling, one request at a time.
 
     python benchmarks/drafts_rounds.py PROMPTS.jsonl --draft FOLDER [--draft FOLDER …] [--method layer_skip …] [--beside FOLDER]
         [--nodes 31] [--tokens 256] [--each 4] [--temperature 0] [--verification coupled] [--model smollm2]
         [--device auto]
 
-`--draft` takes folders of trained drafts (their method is run), `--method` methods that need none, or `combined`, of which the
-draft `--beside` it is a part. The first turn of `--each` prompts of every category is answered. A row is the method, then
-tokens a round by category; `drafted` is rows of the target's pass a round, `draft ms` what drafting took a round and `rest ms`
-everything else, prompts included. Tokens a round do not depend on the machine (but for `combined`, which goes by time);
-milliseconds do.
+`--draft` takes folders of trained drafts, `--method` methods without one, or `combined` with the draft of `--beside`.
+The first turn of `--each` prompts of every category is answered. A row has the method and its tokens per round by
+category; `drafted` are drafted tokens per round, `draft ms` the drafting time per round, `rest ms` all other time per
+round, prefill included.
 """
 
 import argparse
@@ -40,7 +39,7 @@ class Score:
 
 
 class Timed:
-    """A proposer with a stopwatch."""
+    """A proposer that measures its own time."""
 
     def __init__(self, inner: object) -> None:
         self._inner = inner

@@ -2,8 +2,8 @@
 
     python benchmarks/goodput_replay.py
 
-Sequences are admitted as prompts fit into passes, have different alphas, and end one after another. It prints the lines of
-`gpu.py sweep`.
+Sequences are admitted as prompts fit into passes, have different alphas, and end one after another. It prints the
+lines of `gpu.py sweep`.
 """
 
 import argparse

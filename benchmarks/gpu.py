@@ -1,13 +1,13 @@
-"""What the engine reaches on one GPU: the cost of a large model with the text of a real one (docs/large_models.md).
+"""Speed of the engine on one GPU, with the cost of a large model and the text of a small one (docs/large_models.md).
 
     python benchmarks/gpu.py plain spec sweep --shape llama-8b --base MODEL --prompts spec_bench_dev.jsonl
     python benchmarks/gpu.py plain spec --shape llama-70b --quantization fp8 --depth 7 …
     python benchmarks/gpu.py plain spec --draft TRAINED_HEAD --noise 0 --depth 31 …
     python benchmarks/gpu.py transformers --shape llama-8b …
 
-`plain` and `spec` decode one stream, `batch` 64, `sweep` 1 to 256. Every figure is a median; a run is timed from the moment all
-its sequences decode until the first of them ends, so prompts and stragglers are in none of them. `served` has as many streams
-as `sweep` has sequences, each of which asks again when its text ends: prompts, read by target and draft, are in its figures.
+`plain` and `spec` decode one stream, `batch` 64 sequences, `sweep` 1 to 256. Every figure is a median. A run is timed from
+when all its sequences decode until the first one ends, without prefill. `served` runs continuous load: every stream sends
+its next request when a text ends, and prefill is in the figures. benchmarks/gpu_guard.py reads the printed lines.
 """
 
 import argparse
@@ -32,20 +32,20 @@ from paceline.engine.build import build_engine
 from paceline.engine.engine import Engine
 from paceline.models.tokenizer.chat_template import ChatTemplate
 
-BANDWIDTH = 4.3e12  # bytes a second that a large copy reaches on an H200
+BANDWIDTH = 4.3e12  # bytes per second of a large copy on an H200
 
 
 @dataclass
 class Run:
-    """Decoding of one batch, from when all of it decodes until the first ends."""
+    """Decoding of one batch, from when all sequences decode until the first ends."""
 
     seconds: float = 0.0
     whole_seconds: float = 0.0
-    """Prompts and stragglers included."""
+    """Time of the whole run, prefill included."""
     tokens: int = 0
     steps: int = 0
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
-    """By (drafted, accepted). Counted: a value for each, kept, would be looked through by every collection of garbage."""
+    """Number of rounds by (drafted, accepted)."""
     device_seconds: float = 0.0
     draft_seconds: float = 0.0
     sample_seconds: float = 0.0
@@ -57,7 +57,7 @@ class Run:
 
     @property
     def alpha(self) -> float:
-        """Accepted at a position, given that all before it were."""
+        """Acceptance of a position, given that all before it were accepted."""
         tried = sum(count * (accepted + (accepted < drafted)) for (drafted, accepted), count in self.rounds.items())
         return sum(count * accepted for (_, accepted), count in self.rounds.items()) / tried if tried else 0.0
 
@@ -67,7 +67,7 @@ class Run:
 
 
 def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperature: float = 0.0) -> Run:
-    run, asked, started, waiting = Run(), time.perf_counter(), 0.0, set()
+    run, sent_at, started, waiting = Run(), time.perf_counter(), 0.0, set()
     for i, prompt in enumerate(prompts):
         sampling = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=i, ignore_eos=True)
         engine.add(Request(f"r{i}", tuple(prompt), sampling))
@@ -96,7 +96,7 @@ def decode(engine: Engine, prompts: list[list[int]], max_tokens: int, temperatur
             run.draft_seconds += step.draft_seconds
             run.sample_seconds += step.verify_seconds - step.forward_seconds
         is_timed = all(output.finish_reason is None for output in outputs)
-    run.whole_seconds = time.perf_counter() - asked
+    run.whole_seconds = time.perf_counter() - sent_at
     return run
 
 
@@ -105,7 +105,7 @@ def switch(engine: Engine, enabled: bool, depth: int | None = None) -> None:
 
 
 def streams(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
-    """One stream: plain, and drafted at each depth asked for."""
+    """One stream: plain, and with each depth."""
     weights = sum(
         m.nbytes for layer in engine.runner.model.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)
     )
@@ -118,7 +118,7 @@ def streams(engine: Engine, prompts: list[list[int]], options: argparse.Namespac
     gap = median(1 - run.device_seconds / run.seconds for run in plain)
     sample = median(1e3 * run.sample_seconds / run.steps for run in plain)
     print(
-        f"plain: {base:.3f} ms a token, floor {floor:.3f} ({floor / base:.2f}), picking {sample:.3f}, CPU gap {gap:.1%}"
+        f"plain: {base:.3f} ms/token, floor {floor:.3f} ({floor / base:.2f}), sampling {sample:.3f}, CPU gap {gap:.1%}"
     )
     if "spec" not in options.what:
         return
@@ -133,9 +133,9 @@ def streams(engine: Engine, prompts: list[list[int]], options: argparse.Namespac
         total = Run(rounds=sum((run.rounds for run in runs), Counter()))
         same = sum(a.texts == b.texts for a, b in zip(plain, runs, strict=True))
         print(
-            f"depth {depth}: {each:.3f} ms a token, {ratio:.2f}x plain ({whole:.2f}x over all tokens); "
+            f"depth {depth}: {each:.3f} ms/token, {ratio:.2f}x plain ({whole:.2f}x over all tokens); "
             f"alpha {total.alpha:.3f}, mean depth {total.depth:.2f}, "
-            f"tokens a round {sum(r.tokens for r in runs) / sum(r.steps for r in runs):.2f}, drafting {draft:.3f} ms a round, "
+            f"tokens per round {sum(r.tokens for r in runs) / sum(r.steps for r in runs):.2f}, drafting {draft:.3f} ms per round, "
             f"CPU gap {median(1 - r.device_seconds / r.seconds for r in runs):.1%}, same text {same}/{len(runs)}",
             flush=True,
         )
@@ -144,23 +144,23 @@ def streams(engine: Engine, prompts: list[list[int]], options: argparse.Namespac
 
 
 def _pace(runs: list[Run]) -> float:
-    """Seconds a token, over all of them."""
+    """Seconds per token over all runs."""
     return sum(run.seconds for run in runs) / sum(run.tokens for run in runs)
 
 
 def _compare(engine: Engine, prompts: list[list[int]], plain: list[Run], runs: list[Run]) -> None:
-    """Texts that part, re-scored in one pass: how far was any of their tokens from the arg-max?"""
+    """Print the largest distance from the arg-max of texts that differ."""
     for prompt, a, b in zip(prompts, plain, runs, strict=True):
         x, y = a.texts["r0"], b.texts["r0"]
         if x == y:
             continue
         first = next(i for i, (s, t) in enumerate(zip(x, y, strict=True)) if s != t)
         gaps = ", ".join(f"{largest_gap(engine, prompt, text):.3f}" for text in (x, y))
-        print(f"  parts at token {first} of {len(x)}; largest distance from the arg-max, plain and drafted: {gaps}")
+        print(f"  differs from token {first} of {len(x)}; largest distance from the arg-max, plain and drafted: {gaps}")
 
 
 def batch64(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
-    """64 sequences, plain, contexts around 512."""
+    """64 sequences, plain, mean context 512."""
     filler = [token for prompt in prompts for token in prompt]
     starts = range(0, 64 * 97, 97)
     long = [(filler * 99)[start : start + 512 - options.tokens // 2] for start in starts]
@@ -168,32 +168,32 @@ def batch64(engine: Engine, prompts: list[list[int]], options: argparse.Namespac
     runs = [decode(engine, long, options.tokens) for _ in range(options.repeats)]
     each = median(1e3 * run.seconds / run.steps for run in runs)
     device = median(1e3 * run.device_seconds / run.steps for run in runs)
-    print(f"batch 64, mean context 512: {each:.3f} ms a step, on the device {device:.3f}", flush=True)
+    print(f"batch 64, mean context 512: {each:.3f} ms/step, on the device {device:.3f}", flush=True)
 
 
 def sweep(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
     for size in sizes(options):
         group = [(prompts * size)[i] for i in range(size)]
-        runs = in_turns(engine, options, lambda group=group: decode(engine, group, options.tokens))
+        runs = run_pairs(engine, options, lambda group=group: decode(engine, group, options.tokens))
         whole = median(plain.whole_seconds / run.whole_seconds for plain, run in runs.pairs)
-        print(f"batch {size:3}: {runs}, alpha {runs.pairs[-1][1].alpha:.2f}, whole runs {whole:.2f}", flush=True)
+        print(f"batch {size:3}: {runs}, alpha {runs.pairs[-1][1].alpha:.2f}, with prefill {whole:.2f}", flush=True)
 
 
 def served(engine: Engine, prompts: list[list[int]], options: argparse.Namespace) -> None:
     for streams in sizes(options):
-        told = prompts, streams, options.tokens, max(streams, min(16, 4 * streams)), WallClock()
-        runs = in_turns(engine, options, lambda told=told: serve(engine, *told))
+        arguments = prompts, streams, options.tokens, max(streams, min(16, 4 * streams)), WallClock()
+        runs = run_pairs(engine, options, lambda arguments=arguments: serve(engine, *arguments))
         print(f"{streams:3} streams: {runs}", flush=True)
 
 
 def sizes(options: argparse.Namespace) -> list[int]:
-    """Powers of two."""
+    """Powers of two from --smallest to --largest."""
     return [1 << n for n in range(options.largest.bit_length()) if 1 << n >= options.smallest]
 
 
 @dataclass
 class Comparison:
-    """Runs in pairs: plain, and with `goodput`."""
+    """Pairs of runs: plain, and with `goodput`."""
 
     pairs: list[tuple[Run | Served, Run | Served]]
 
@@ -202,13 +202,13 @@ class Comparison:
         return (
             f"plain {median(off.rate for off, _ in self.pairs):8.0f} tok/s, "
             f"goodput {median(on.rate for _, on in self.pairs):8.0f}, "
-            f"ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), "
+            f"ratio {median(ratios):.3f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), "
             f"depth {median(on.depth for _, on in self.pairs):.2f}"
         )
 
 
-def in_turns(engine: Engine, options: argparse.Namespace, run: Callable[[], Run | Served]) -> Comparison:
-    """The first pair, which compiles and learns, is left out."""
+def run_pairs(engine: Engine, options: argparse.Namespace, run: Callable[[], Run | Served]) -> Comparison:
+    """Run pairs; the first pair is a warm-up."""
     pairs = []
     for _ in range(options.repeats + 1):
         switch(engine, False)
@@ -244,20 +244,20 @@ def memory(engine: Engine) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="+", choices=["plain", "spec", "batch", "sweep", "served", "transformers"])
-    parser.add_argument("--shape", default="llama-8b", help="llama-1b, llama-8b, llama-70b; none: the base itself")
+    parser.add_argument("--shape", default="llama-8b", help="llama-1b, llama-8b, llama-70b; none: the base model")
     parser.add_argument("--base", default="smollm2")
-    parser.add_argument("--draft", help="a model or a trained draft; the base itself if none is given")
+    parser.add_argument("--draft", help="a model or a trained draft; default: the base model")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--noise", type=float, default=0.06)
     parser.add_argument("--quantization", default="none")
     parser.add_argument("--draft-quantization", default="none")
     parser.add_argument("--depth", dest="depths", type=int, action="append")
-    parser.add_argument("--rule", default="fixed", help="the depth rule; sweep and served take goodput")
+    parser.add_argument("--rule", default="fixed", help="depth rule; sweep and served use goodput")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--count", type=int, default=7, help="prompts, and so runs of one stream")
+    parser.add_argument("--count", type=int, default=7, help="prompts of one stream")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--smallest", type=int, default=1, help="of the sizes of sweep and served")
-    parser.add_argument("--largest", type=int, default=256, help="of them, and sequences that the engine is built for")
+    parser.add_argument("--smallest", type=int, default=1, help="smallest size of sweep and served")
+    parser.add_argument("--largest", type=int, default=256, help="largest size, and sequences of the engine")
     options = parser.parse_args()
     options.depths = options.depths or [3, 4, 5]
     target = (

@@ -4,8 +4,9 @@
     python benchmarks/gpu_guard.py --base MODEL --prompts PROMPTS --groups plain,spec,batch --write
     python benchmarks/gpu_guard.py --base MODEL --prompts PROMPTS --against OTHER_TREE/src
 
-Every group runs `benchmarks/gpu.py` of the measured tree in a process, with that tree's `src` on PYTHONPATH, and reads
-the figures from its output. One run takes under 8 minutes on an H200. With --against the two trees alternate, group by group.
+Every group runs `benchmarks/gpu.py` of the measured tree in a process, with that tree's `src` on PYTHONPATH, and
+reads the figures from its output. One run takes under 8 minutes on an H200. With --against the two trees alternate,
+group by group.
 """
 
 import argparse

@@ -14,8 +14,8 @@ from paceline.models.runner import Span
 
 
 def largest_gap(engine: Engine, prompt: list[int], text: list[int]) -> float:
-    """The largest distance of any token's logit from the arg-max, rescored in one pass. The engine must be idle: its KV cache is
-    overwritten."""
+    """The largest distance of any token's logit from the arg-max, rescored in one pass. The engine must be idle: the pass
+    overwrites its KV cache."""
     ids = prompt + text[:-1]
     logits = engine.runner.forward([Span(range(-(-len(ids) // BLOCK_SIZE)), 0, ids, len(text))]).logits
     chosen = logits.gather(1, torch.tensor(text, device=logits.device).unsqueeze(1)).squeeze(1)

@@ -1,4 +1,4 @@
-"""The same two models in `transformers`, over the very same weights in memory: plain, compiled, and assisted generation."""
+"""For gpu.py: `transformers` on the same weights in memory, plain, compiled, and with assisted generation."""
 
 import time
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from paceline.models.architectures.llama import DecoderModel
 
 
 def as_transformers(model: DecoderModel) -> Any:
-    """A `LlamaForCausalLM` whose parameters are views of `model`'s."""
+    """A `LlamaForCausalLM` whose parameters are views of those of `model`."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     c = model.config
@@ -67,7 +67,7 @@ def compare(engine: Engine, prompts: list[list[int]], tokens: int, ours: dict[st
     count = min(tokens, 48)
 
     def each(generate: Callable[[Tensor], Any], prompts: list[list[int]]) -> float:
-        """Milliseconds a token, the prompt's share taken out by a second run of one token."""
+        """Milliseconds per token; a second run of one token removes the prefill."""
         times = []
         for prompt in prompts:
             ids = torch.tensor([prompt], device="cuda")
@@ -91,7 +91,7 @@ def compare(engine: Engine, prompts: list[list[int]], tokens: int, ours: dict[st
         return plain(ids, cache_implementation="static", **options)
 
     for name, value in ours.items():
-        print(f"ours, {name}: {value:.2f} ms a token", flush=True)
+        print(f"Paceline, {name}: {value:.2f} ms/token", flush=True)
     for name, generate in (("plain", plain), ("compiled, static cache", compiled), ("assisted", assisted)):
         try:
             with torch.inference_mode():
@@ -101,6 +101,6 @@ def compare(engine: Engine, prompts: list[list[int]], tokens: int, ours: dict[st
             print(f"transformers, {name}: {type(error).__name__}: {error}")
             continue
         print(
-            f"transformers, {name}: {value:.2f} ms a token; ours speculative is {value / ours['speculative']:.1f}x",
+            f"transformers, {name}: {value:.2f} ms/token; Paceline speculative is {value / ours['speculative']:.1f}x faster",
             flush=True,
         )

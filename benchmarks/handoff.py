@@ -2,10 +2,10 @@
 
     python benchmarks/handoff.py [--prompt 2048] [--streams 4] [--turns 3] [--chunk 512]
 
-Both deployments use the embedded model with one thread per process, and alternate. In each turn `streams` short requests start to
-decode, then a new long prompt arrives, and all requests run to the end. Measured are the time to the first token of the long
-prompt, and the times between tokens of the streams until then. The same turns without the long prompt run first. Texts must be
-the same.
+Both deployments use the embedded model with one thread per process, and alternate. In each turn `streams` short
+requests start to decode, then a new long prompt arrives, and all requests run to the end. Measured are the time to
+the first token of the long prompt, and the times between tokens of the streams until then. The same turns without the
+long prompt run first. Texts must be the same.
 """
 
 import argparse
@@ -114,7 +114,7 @@ def cluster(name: str, folder: Path, options: argparse.Namespace) -> Iterator[Cl
     if name == "prefill worker":
         pools.append({"name": "prefill", "role": "prefill", **common})
     settings = cluster_config(
-        {"name": name.replace(" ", "-"), "state_dir": str(folder), "health": {"canary": 0.0}, "pools": pools}
+        {"name": folder.name, "state_dir": str(folder), "health": {"canary": 0.0}, "pools": pools}
     )
     with running_processes(settings, StateFolder.of(settings)) as directory, ClusterTarget(settings, directory) as llm:
         while len(llm.pool.workers()) < 2 or any(worker.state != "ready" for worker in llm.pool.workers()):

@@ -3,8 +3,8 @@ continuous load.
 
     python -m benchmarks.host_time
 
-Run from the root of the repository; no GPU is needed. Engine, scheduler, policy, drafter and text are real. The last columns are
-the number and the longest time of full garbage collections.
+Run from the root of the repository; no GPU is needed. Engine, scheduler, policy, drafter and text are real. The last
+columns are the number and the longest time of full garbage collections.
 """
 
 import argparse

@@ -2,8 +2,8 @@
 
     python benchmarks/http_overhead.py [--tokens 128] [--repeats 7] [--speculation]
 
-One process holds the engine and the server, another the client. All paths generate the same greedy tokens. The client runs on the
-same cores and is part of the result.
+One process holds the engine and the server, another the client. All paths generate the same greedy tokens. The client
+runs on the same cores and is part of the result.
 """
 
 import argparse

@@ -1,8 +1,9 @@
-"""Our logits against transformers', float32, every family, and the embedded model on real text.
+"""Logits compared with transformers in float32: every model family, and the embedded model on real text.
 
     python benchmarks/logits.py [--prompts ../shared/data/spec_bench_dev.jsonl]
 
-Prints max |difference| / deviation of the logits. transformers reads the GGUF with its own code.
+The figure is the largest difference over the standard deviation of the logits. transformers loads the GGUF with its
+own code.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def load(path: str | Path) -> ModelRunner:
 
 
 def difference(runner: ModelRunner, reference: torch.nn.Module, ids: list[int], chunk: int) -> float:
-    """Ours computed in chunks through the paged cache, theirs in one pass."""
+    """Paceline computes in chunks through the paged cache, transformers in one pass."""
     rows = []
     for start in range(0, len(ids), chunk):
         tokens = ids[start : start + chunk]

@@ -1,15 +1,14 @@
-"""What it costs to be watched: metrics, traces, logs, drift test and background audit at their defaults, against none of them.
+"""Cost of observability: metrics, traces, logs, drift test and background audit at their defaults, compared with none of them.
 
     python benchmarks/observability.py [--repeats 40] [--tokens 64] [--ratio 0.01]
     python benchmarks/observability.py --parts
 
-One engine and two servers on it in one process, a client and a trace collector in a second one. The two take turns, in pairs
-whose order changes, with the same eight streams, greedy and at a fixed depth, so that all generate the same tokens in the same
-rounds. `on` is scraped once a round, its spans go to the collector and its log to nowhere.
+One process holds an engine and two servers, another the client and a trace collector. The servers alternate in pairs
+with the same eight greedy streams at a fixed depth. `on` is scraped once per round, its spans go to the collector and
+its log to /dev/null.
 
-Tokens per second are what the promise is about; on a machine with other work they vary by more than is looked for. The CPU
-time of the process a token varies far less, and on a busy CPU is what tokens per second come down to. Both are given as the
-median of the pairs' ratios with a 95% interval (bootstrap). `--parts` times each of them by itself.
+Tokens per second vary with other load; the CPU time per token varies less. Both are medians of the ratios of pairs,
+with a 95% bootstrap interval. `--parts` times each part alone.
 """
 
 import argparse
@@ -50,7 +49,7 @@ PROMPTS = [f"Question {i}: why is the {thing} blue?" for i, thing in enumerate((
 
 
 class NoMetrics(Metrics):
-    """Counts nothing."""
+    """Metrics that do nothing."""
 
     def submitted(self, request: Request) -> None:
         pass
@@ -63,7 +62,7 @@ class NoMetrics(Metrics):
 
 
 class NoDrift:
-    """Tests nothing."""
+    """A drift test that does nothing."""
 
     def observe(self, category: str, sequence_id: int, accepted: bool) -> Change | None:
         return None
@@ -73,8 +72,8 @@ class NoDrift:
 
 
 def client() -> None:
-    """For each line on standard input, a port and a body, send it with every prompt; answer how many tokens came and how
-    long it took. Says first where its collector listens."""
+    """Print the port of the collector; then send the body on each input line to its port with every prompt, and print tokens and
+    seconds."""
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -95,13 +94,12 @@ def client() -> None:
 
 
 class Side:
-    """One of the two servers, and the engine as it is for it."""
+    """One of the two servers, and the engine's settings for it."""
 
     def __init__(self, llm: LLM, is_on: bool, tracing: Tracing) -> None:
         self._llm, self._is_on, self._tracing = llm, is_on, tracing
         engine = llm.engine
         self._drift = engine.speculator.traffic.drift if is_on else NoDrift()
-        self._audit, self._witness = (engine.audit, engine.witness) if is_on else (None, None)
         config = ServerConfig(engine=llm.config, log_requests="ids" if is_on else "none")
         metrics = Metrics("smollm2") if is_on else NoMetrics("smollm2")
         metrics.add_engine(llm.snapshot)
@@ -111,15 +109,15 @@ class Side:
         self.port = self._server.port
 
     def enter(self) -> None:
-        """Between two rounds, when nothing runs."""
+        """Switch the engine to this side; call it while no request runs."""
         done = threading.Event()
 
         def switch() -> None:
             engine = self._llm.engine
             engine.speculator.traffic.drift = self._drift  # type: ignore[assignment]
-            if engine.audit is not None:
-                engine.audit.pause()
-            engine.audit, engine.witness = self._audit, self._witness
+            engine.hooks.remove(engine.audit)
+            if self._is_on:
+                engine.hooks.add(engine.audit)
             done.set()
 
         self._llm._loop.call(switch)
@@ -136,14 +134,14 @@ class Side:
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
-    """Median, and the 95% interval of it by resampling."""
+    """The median and its 95% bootstrap interval."""
     chance = random.Random(0)
     medians = sorted(statistics.median(chance.choices(values, k=len(values))) for _ in range(2000))
     return statistics.median(values), medians[50], medians[1949]
 
 
 def parts() -> None:
-    """CPU time of what is done for one sequence."""
+    """Print the CPU time of each part for one sequence."""
     request, times = Request("r", (1, 2, 3)), StepTimes(1.0, 2.0, 3.0)
     output = StepOutput("r", 0, 0, (1, 2, 3), (Origin.ACCEPTED,) * 3, "abc", 3, 2, method="ngram", times=times)
     metrics, drift = Metrics("m"), DriftTest()
@@ -159,10 +157,10 @@ def parts() -> None:
             call(i)
         print(f"{what:32}{1e6 * (time.process_time() - started) / count:8.2f} µs")
 
-    timed("metrics, a step", 20000, lambda i: metrics.output(request, output, 1e-3 * i))
-    timed("drift test, a round", 20000, lambda i: drift.observe("c", i // rounds, i % 3 > 0))
-    timed("drift test, a sequence's end", 20000 // rounds, lambda i: drift.close([i]))
-    timed("trace, a round", 2000, lambda i: trace.saw(output))
+    timed("metrics, per step", 20000, lambda i: metrics.output(request, output, 1e-3 * i))
+    timed("drift test, per round", 20000, lambda i: drift.observe("c", i // rounds, i % 3 > 0))
+    timed("drift test, per finished sequence", 20000 // rounds, lambda i: drift.close([i]))
+    timed("trace, per round", 2000, lambda i: trace.saw(output))
     tracing.close()
 
 
@@ -171,7 +169,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--ratio", type=float, default=ServerConfig().trace_ratio, help="share of requests traced")
-    parser.add_argument("--parts", action="store_true", help="the CPU time of each part by itself")
+    parser.add_argument("--parts", action="store_true", help="CPU time of each part alone")
     parser.add_argument("--client", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.client or options.parts:
@@ -194,7 +192,7 @@ def main() -> None:
         assert process.stdout is not None
         with Tracing.to(f"http://127.0.0.1:{int(process.stdout.readline())}", "bench", options.ratio) as tracing:
             sides = {"off": Side(llm, False, tracing), "on": Side(llm, True, tracing)}
-            for repeat in range(-2, options.repeats):  # the first two warm up
+            for repeat in range(-2, options.repeats):  # two warm-up rounds
                 for name in ("off", "on") if repeat % 2 else ("on", "off"):
                     side = sides[name]
                     side.enter()
@@ -214,8 +212,8 @@ def main() -> None:
     for name in rates:
         print(f"{name:5}{statistics.median(rates[name]):9.1f}{1e3 * statistics.median(costs[name]):14.3f}")
     slower = [1 - on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
-    dearer = [on / off - 1 for on, off in zip(costs["on"], costs["off"], strict=True)]
-    for what, values in (("tokens per second lost", slower), ("CPU time a token more", dearer)):
+    additional = [on / off - 1 for on, off in zip(costs["on"], costs["off"], strict=True)]
+    for what, values in (("tokens per second lost", slower), ("additional CPU time per token", additional)):
         median, low, high = interval(values)
         print(f"{what}: {median:.2%} ({low:.2%} to {high:.2%})")
 

@@ -2,9 +2,9 @@
 
     python benchmarks/overload.py [--seconds 60] [--running 8] [--waiting 2] [--tokens 48]
 
-First as many clients as running sequences, then ten times the running and waiting requests. Every client sends its next request
-after an answer; after a 429 it waits for `Retry-After`. The script fails unless all answers are 200 or 429, no KV block is in use
-afterwards, and accepted requests take at most twice as long as before.
+First as many clients as running sequences, then ten times the running and waiting requests. Every client sends its
+next request after an answer; after a 429 it waits for `Retry-After`. The script fails unless all answers are 200 or
+429, no KV block is in use afterwards, and accepted requests take at most twice as long as before.
 """
 
 import argparse

@@ -1,9 +1,8 @@
 """Bytes on the wire per sequence and round, both directions, at depth 7: `python benchmarks/pools_bytes.py`.
 
-Real messages of a real round as the codecs write them: `Advance` + `Drafts`, shared over a batch of sequences. Drafts come
-from the embedded model's own distributions at temperature 1.0. *From far away* counts what went over the line to a worker
-that drafts ahead and is asked to send that before the verdict is known: rounds whose outcome nobody foresaw, and rounds whose
-draft had been sent.
+Encoded `Advance` and `Drafts` messages of a round, shared by a batch of sequences. Drafts are sampled from the
+embedded model at temperature 1.0. *Sent ahead* counts the bytes of a worker that sends branches before the
+verification ends: rounds whose outcome was not among the branches, and rounds whose draft had been sent.
 """
 
 import argparse
@@ -53,7 +52,7 @@ def embedded() -> tuple[LoadedModel, ModelCore]:
 
 
 def chains(rule: Verification, temperature: float, depth: int, count: int) -> list[list[DraftedToken]]:
-    """Drafts of the embedded model after one prompt, another seed each."""
+    """Drafts of the embedded model after one prompt, with different seeds."""
     loaded, core = embedded()
     ids = loaded.tokenizer.encode(PROMPT)
     branches = [
@@ -85,8 +84,8 @@ def sizes(drawn: list[list[DraftedToken]], depth: int) -> float:
 
 
 def far_away(rule: Verification, depth: int, batch: int, is_foreseen: bool, rounds: int = 2) -> float:
-    """The same as counted on the line to a worker that is asked to send ahead, when all it offers is accepted and then comes
-    what it would have drafted itself, `is_foreseen`, or something else."""
+    """Bytes of a worker that sends branches ahead. All drafts are accepted; the next token is among the branches if
+    `is_foreseen`."""
     loaded, core = embedded()
     size, ids = loaded.config.vocab_size, loaded.tokenizer.encode(PROMPT)
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
@@ -99,14 +98,14 @@ def far_away(rule: Verification, depth: int, batch: int, is_foreseen: bool, roun
     steps = [RoundRequest(1000 + i, 1, length, [], depth) for i in range(batch)]
     offered: dict[int, list[int]] = {}
     for round_ in range(1, rounds + 2):
-        if round_ == 2:  # opening is not a round
+        if round_ == 2:  # the first message opens the sequence
             counted = line.traffic.bytes_sent + line.traffic.bytes_received
         line.send(Advance(worker.epoch, steps, True))
         offered = {step.sequence: offered[step.sequence] for step in steps if step.num_held}
         is_answered = not offered
         sent: dict[int, tuple[BranchKey, list[int]]] = {}
         is_working = True
-        # Until nothing is left to draft ahead, and all of it is here
+        # Wait until all branches are drafted and received.
         while is_working or len(offered) < batch or (is_foreseen and len(sent) < batch):
             is_working = worker.run_once(0.01)
             while (message := line.receive(0.001)) is not None:
@@ -140,15 +139,14 @@ def main() -> None:
     coupled = chains("coupled", 1.0, args.depth, args.batch)
     rejection = chains("rejection", 1.0, args.depth, args.batch)
     print(f"depth {args.depth}, embedded model (vocabulary {vocab}), temperature 1.0, bytes per sequence and round\n")
-    print(f"| what | batch 1 | batch {args.batch} |\n|---|---:|---:|")
+    print(f"| messages | batch 1 | batch {args.batch} |\n|---|---:|---:|")
     tables: tuple[tuple[Verification, list[list[DraftedToken]]], ...] = (("coupled", coupled), ("rejection", rejection))
     for rule, drawn in tables:
         print(f"| {rule} | {sizes(drawn[:1], args.depth):.0f} | {sizes(drawn, args.depth):.0f} |")
         for foreseen in (False, True) if rule == "coupled" else (False,):  # under rejection nothing is sent ahead
             far = [far_away(rule, args.depth, batch, foreseen) for batch in (1, args.batch)]
-            print(
-                f"| {rule}, from far away{', foreseen' if foreseen else ''} | {far[0]:.0f} | {far[1]:.0f} |", flush=True
-            )
+            name = f"{rule}, worker drafts ahead{', prediction right' if foreseen else ''}"
+            print(f"| {name} | {far[0]:.0f} | {far[1]:.0f} |", flush=True)
     print(f"| dense float32 rows instead | {args.depth * vocab * 4} | {args.depth * vocab * 4} |")
 
 

@@ -1,8 +1,8 @@
-"""What distance costs: `python benchmarks/pools_delay.py`.
+"""Speed by network distance between target and draft worker: `python benchmarks/pools_delay.py`.
 
-A target that verifies in 15 ms and a draft worker, a process of its own, that drafts in 2 ms a token and is right with alpha
-0.8, with a proxy between them that holds everything back for half of the added round trip in each direction. Co-located is
-the same pool without the proxy; in one process, the draft is made between two verifications as `draft_model` makes it.
+A target that verifies in 15 ms, and a draft worker in its own process that drafts in 2 ms per token with alpha 0.8. A
+proxy between them delays every message by half of the added round trip. *Co-located*: no proxy. *In one process*:
+drafting between two verifications, as `draft_model` does.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from paceline.speculation.proposers.model_drafter import SequenceParams
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
-    """Bytes in order, each `seconds` late: a delay, not a limit on throughput."""
+    """Forward bytes in order after `seconds`: a delay without a limit on throughput."""
     loop = asyncio.get_running_loop()
     while data := await reader.read(65536):
         if seconds:
@@ -54,7 +54,7 @@ def _proxy(connection: Connection, address: str, seconds: float) -> None:
 
 @contextmanager
 def delayed(address: str, round_trip: float) -> Iterator[str]:
-    """An address that leads to `address`, `round_trip` seconds further away."""
+    """The address of a proxy for `address` that adds `round_trip` seconds."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_proxy, args=(there, address, round_trip / 2), daemon=True)
@@ -67,7 +67,7 @@ def delayed(address: str, round_trip: float) -> Iterator[str]:
 
 
 class Beside:
-    """The same fake draft in the target's own process, drafting while the target waits."""
+    """The fake draft in the target's process; the target waits for it."""
 
     traits = ProposerTraits()
 
@@ -98,7 +98,7 @@ class Beside:
 
 
 def pooled(args: argparse.Namespace, round_trip: float | None, nodes: int) -> tuple[Run, float, float]:
-    """(run, share of steps that waited over a millisecond, share of rounds that were ready)."""
+    """(run, share of steps that waited over a millisecond, share of rounds with a ready draft)."""
     limits = DraftLimits(ahead_nodes=nodes, max_batch=1024)
     with worker_process(args.alpha, args.draft, limits) as (address, _):
         if round_trip is None:
@@ -125,18 +125,18 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--depth", type=int, default=5)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--nodes", type=int, default=64, help="tokens drafted ahead a sequence and round")
-    parser.add_argument("--scale", type=float, default=1.0, help="stretch all times: a busy machine disturbs less")
+    parser.add_argument("--nodes", type=int, default=64, help="tokens drafted ahead per sequence and round")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor on all times, so that load disturbs less")
     args = parser.parse_args()
     args.draft, args.verify = args.draft * args.scale, args.verify * args.scale
     print(
-        f"batch {args.batch}, depth {args.depth}, alpha {args.alpha}, draft {args.draft * 1e3:g} ms a token, ", end=""
+        f"batch {args.batch}, depth {args.depth}, alpha {args.alpha}, draft {args.draft * 1e3:g} ms per token, ", end=""
     )
     print(f"verify {args.verify * 1e3:g} ms, {args.nodes} nodes ahead, {args.steps} steps, times x {args.scale:g}\n")
     plain = decode(None, args.batch, args.steps, 0, args.verify)
     beside = decode(Beside(args.alpha, args.draft), args.batch, args.steps, args.depth, args.verify)
     here = pooled(args, None, args.nodes)
-    print("| added round trip | drafted ahead | steps that waited | ready | tokens/s | of co-located | of plain |")
+    print("| added round trip | drafting ahead | steps that waited | ready | tokens/s | of co-located | of plain |")
     print("|---|---|---:|---:|---:|---:|---:|")
     print(f"| plain decoding | | | | {plain.rate:.0f} | {plain.rate / here[0].rate:.0%} | 100% |")
     rate = beside.rate

@@ -1,9 +1,10 @@
-"""Two targets and two drafts, `kill -9` of one of each in mid-load: is every text what one process says?
+"""Two targets and two drafts, `kill -9` of one of each under load: every text must be that of plain decoding.
 
     python benchmarks/pools_failover.py            # processes
     python benchmarks/pools_failover.py --ray      # a local Ray cluster of two virtual nodes
 
-Half of the streams are greedy and half sampled at temperature 1 with a seed. The reference is plain decoding in this process.
+Half of the streams are greedy and half sampled at temperature 1 with a seed. The reference is plain decoding in this
+process.
 """
 
 import argparse
@@ -46,22 +47,22 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--ray", action="store_true")
-    given = parser.parse_args()
-    asked = requests(given.model, given.streams, given.tokens)
-    expected = plain(given.model, asked)
+    options = parser.parse_args()
+    requests = make_requests(options.model, options.streams, options.tokens)
+    expected = plain(options.model, requests)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        settings = config(given.model, given.draft, Path(folder))
-        where = on_ray(settings) if given.ray else as_processes(settings, Path(folder))
+        settings = config(options.model, options.draft, Path(folder))
+        where = on_ray(settings) if options.ray else as_processes(settings, Path(folder))
         with where as (directory, kill), ClusterTarget(settings, directory) as llm:
-            for victims in ((), ("draft-0", "target-0"), ()):
+            for killed in ((), ("draft-0", "target-0"), ()):
                 wait_for(llm)
-                rows.append(run(llm, asked, expected, victims, kill))
+                rows.append(run(llm, requests, expected, killed, kill))
     print(
-        f"{given.model} with draft {given.draft}, {given.streams} streams of {given.tokens} tokens, half greedy, half seeded"
+        f"{options.model} with draft {options.draft}, {options.streams} streams of {options.tokens} tokens, half seeded"
     )
     print(
-        "| killed in mid-load | streams | continued elsewhere | longest pause | seconds | accepted / drafted | differ |"
+        "| killed | streams | continued on another worker | longest pause | seconds | accepted / drafted | different |"
     )
     print("|---|---|---|---|---|---|---|")
     for row in rows:
@@ -83,7 +84,7 @@ def config(model: str, draft: str, folder: Path) -> ClusterConfig:
     )
 
 
-def requests(model: str, count: int, max_tokens: int) -> list[Request]:
+def make_requests(model: str, count: int, max_tokens: int) -> list[Request]:
     tokenizer: Tokenizer = open_checkpoint(model).read_tokenizer()
     made = []
     for i in range(count):
@@ -93,10 +94,10 @@ def requests(model: str, count: int, max_tokens: int) -> list[Request]:
     return made
 
 
-def plain(model: str, asked: list[Request]) -> Tokens:
+def plain(model: str, requests: list[Request]) -> Tokens:
     engine = build_engine(EngineConfig(model=model, device="cpu", **LIMITS))  # type: ignore[arg-type]
-    tokens: Tokens = {one.id: [] for one in asked}
-    for one in asked:
+    tokens: Tokens = {one.id: [] for one in requests}
+    for one in requests:
         engine.add(replace(one, speculation=SpeculationParams(enabled=False)))
     while engine.has_work:
         for output in engine.step():
@@ -104,16 +105,16 @@ def plain(model: str, asked: list[Request]) -> Tokens:
     return tokens
 
 
-def run(llm: ClusterTarget, asked: list[Request], expected: Tokens, victims: tuple[str, ...], kill: Kill) -> str:
-    """One load; the victims die when a third and two thirds of it are done."""
+def run(llm: ClusterTarget, requests: list[Request], expected: Tokens, killed: tuple[str, ...], kill: Kill) -> str:
+    """One load; workers are killed at one third and two thirds of the tokens."""
     events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
-    tokens: Tokens = {one.id: [] for one in asked}
+    tokens: Tokens = {one.id: [] for one in requests}
     continued, started = llm.pool.num_continued, time.perf_counter()
     last = dict.fromkeys(tokens, started)
     pause = drafted = accepted = 0.0
-    total, done, unfinished = sum(map(len, expected.values())), 0, len(asked)
-    left = list(victims)
-    for one in asked:
+    total, done, unfinished = sum(map(len, expected.values())), 0, len(requests)
+    left = list(killed)
+    for one in requests:
         llm.submit(one, events.put)
     while unfinished:
         event = events.get()
@@ -128,13 +129,13 @@ def run(llm: ClusterTarget, asked: list[Request], expected: Tokens, victims: tup
         accepted += event.accepted
         done += len(event.tokens)
         unfinished -= event.finish_reason is not None
-        if left and done > total * (1 + len(victims) - len(left)) / (1 + len(victims)):
+        if left and done > total * (1 + len(killed) - len(left)) / (1 + len(killed)):
             kill(left.pop(0))
     seconds = time.perf_counter() - started
     differ = sum(tokens[name] != expected[name] for name in expected)
     return (
-        f"| {', '.join(victims) or 'none'} | {len(asked)} | {llm.pool.num_continued - continued} | {pause:.1f} s | {seconds:.1f} "
-        f"| {accepted:.0f} / {drafted:.0f} | {differ} |"
+        f"| {', '.join(killed) or 'none'} | {len(requests)} | {llm.pool.num_continued - continued} | {pause:.1f} s "
+        f"| {seconds:.1f} | {accepted:.0f} / {drafted:.0f} | {differ} |"
     )
 
 

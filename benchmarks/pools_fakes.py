@@ -1,8 +1,9 @@
-"""Models that take a set time and are right a set share of the time, for measuring everything around them.
+"""Fake models with a fixed time and acceptance, to measure the code around them.
 
-The target's text is a function of its length: token(n) = hash(seed, n). A draft knows it: at each position it is right with
-probability alpha, by a hash again, so that every path through the pool sees the same draft. Where it is wrong, the right
-token is its rival number r with the odds given, which lie between those that pools_rivals.py measures (see pools.md).
+The target's text is a function of its length: token(n) = hash(seed, n). A draft is right at each position with
+probability alpha, decided by a hash, so that every path through the pool has the same draft. Where it is wrong, the
+right token is its alternative r with fixed probabilities, close to those that pools_rivals.py measures (see
+pools.md).
 """
 
 import multiprocessing
@@ -26,8 +27,8 @@ from paceline.speculation.proposer import Progress, Proposer
 
 VOCAB = 49_152
 VOCABULARY = "timed"
-RIVAL_ODDS = (0.45, 0.17, 0.09, 0.05)
-"""P(the target's token is rival r | it is not the draft's own)."""
+ALTERNATIVE_ODDS = (0.45, 0.17, 0.09, 0.05)
+"""P(the target's token is alternative r | it is not the draft's token)."""
 
 
 def mix(*parts: int) -> int:
@@ -44,9 +45,9 @@ def truth(seed: int, position: int) -> int:
 
 
 class TimedCore:
-    """Sleeps `seconds` a pass, whatever the batch. A branch whose text has left the truth drafts nonsense, as a model would."""
+    """Sleeps `seconds` per pass for any batch. A branch that differs from the target's text drafts wrong tokens."""
 
-    def __init__(self, alpha: float, seconds: float, odds: Sequence[float] = RIVAL_ODDS) -> None:
+    def __init__(self, alpha: float, seconds: float, odds: Sequence[float] = ALTERNATIVE_ODDS) -> None:
         self._alpha, self._seconds, self._odds = alpha, seconds, odds
         self.num_passes = 0
         self._drawn: dict[tuple[int, int, bool], DraftedToken] = {}
@@ -80,24 +81,24 @@ class TimedCore:
         return drawn
 
     def _guess(self, seed: int, position: int, on_track: bool) -> DraftedToken:
-        """One hash decides all: sampling arithmetic is not what is measured here."""
+        """One hash decides the token: the cost of sampling is not measured."""
         h = mix(2, seed, position)
         right = truth(seed, position)
-        rivals = [(right + 1 + (h + i) % 1000) % VOCAB for i in range(1 + len(self._odds))]
-        wrong = rivals.pop()
+        alternatives = [(right + 1 + (h + i) % 1000) % VOCAB for i in range(1 + len(self._odds))]
+        wrong = alternatives.pop()
         if on_track and (h >> 40) / 2**24 < self._alpha:
-            return DraftedToken(right, tuple(rivals))
+            return DraftedToken(right, tuple(alternatives))
         u = (h >> 16 & 0xFFFFFF) / 2**24
         for rank, odds in enumerate(self._odds):
             if on_track and u < odds:
-                rivals[rank] = right
+                alternatives[rank] = right
                 break
             u -= odds
-        return DraftedToken(wrong, tuple(rivals))
+        return DraftedToken(wrong, tuple(alternatives))
 
 
 def serve(connection: Connection, alpha: float, seconds: float, limits: DraftLimits, security: Security | None) -> None:
-    """A draft worker around a timed core; tells its address, and stops when the other end closes."""
+    """A draft worker with a timed core; it sends its address, and stops when the pipe closes."""
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER, security)
     worker = DraftWorker("draft-0", TimedCore(alpha, seconds), listener, VOCABULARY, VOCAB, limits)
     connection.send(worker.address)
@@ -117,7 +118,7 @@ def _until_closed(connection: Connection, worker: DraftWorker) -> None:
 def worker_process(
     alpha: float, seconds: float, limits: DraftLimits, security: Security | None = None
 ) -> Iterator[tuple[str, Callable[[], DraftWorkerStatus]]]:
-    """A draft worker in a process of its own: its address, and how to ask it for a snapshot."""
+    """A draft worker in its own process: its address, and a function that returns its snapshot."""
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there, alpha, seconds, limits, security), daemon=True)
@@ -140,23 +141,23 @@ def until_up(proposer: PoolProposer, seconds: float = 10.0) -> None:
     until = time.perf_counter() + seconds
     while not proposer.connections[0].is_ready:
         if time.perf_counter() > until:
-            raise SystemExit("the draft worker does not answer")
+            raise SystemExit("the draft worker does not respond")
         proposer.observe([])
         time.sleep(0.005)
 
 
 @dataclass(slots=True)
 class Run:
-    """What a stretch of target steps came to."""
+    """Figures of some target steps."""
 
     seconds: float = 0.0
     tokens: int = 0
     overheads: list[float] = field(default_factory=list)
-    """Seconds of each step outside of the verification."""
+    """Seconds of each step outside verification."""
     pooled: list[float] = field(default_factory=list)
-    """Of them, those in `observe` and `collect`."""
+    """Seconds in `observe` and `collect`."""
     cpu: list[float] = field(default_factory=list)
-    """Of these, those that this thread was at work."""
+    """CPU seconds of this thread in `observe` and `collect`."""
 
     @property
     def rate(self) -> float:
@@ -166,7 +167,7 @@ class Run:
 def decode(
     proposer: Proposer | None, batch: int, steps: int, depth: int, verify: float, first_seed: int = 0, warm: int = 10
 ) -> Run:
-    """A target that takes `verify` seconds a step, whatever it verifies, and accepts what is true."""
+    """A target that takes `verify` seconds per step and accepts the tokens of its text."""
     texts = {i: [truth(first_seed + i, n) for n in range(32)] for i in range(batch)}
     result, patience = Run(), verify or 0.02
     for step in range(-warm, steps):
@@ -204,7 +205,7 @@ def decode(
     return result
 
 
-_SAMPLING = SamplingParams()  # an engine makes them once a request
+_SAMPLING = SamplingParams()  # one per request in an engine
 
 
 def _progress(number: int, ids: list[int], depth: int, seed: int) -> Progress:

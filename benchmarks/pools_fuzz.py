@@ -1,7 +1,8 @@
-"""A draft worker under fire: `python benchmarks/pools_fuzz.py --messages 1000000 --connections 10000`.
+"""A draft worker that receives invalid messages: `python benchmarks/pools_fuzz.py --messages 1000000 --connections 10000`.
 
-A worker process with CURVE. An authenticated peer sends it messages that are broken, absurd or out of order; others open TCP
-connections and send nothing, noise, or half a greeting. A well-behaved target drafts meanwhile; memory and files are watched.
+A worker process with CURVE. An authenticated peer sends malformed, invalid and out-of-order messages. Other clients
+open TCP connections and send nothing, noise, or half a greeting. A valid target uses the worker meanwhile; memory and
+open files are measured.
 """
 
 import argparse
@@ -41,7 +42,7 @@ RULES: tuple[Verification, ...] = ("coupled", "rejection")
 
 
 class Fuzzer:
-    """Bytes from well-formed messages in any order down to pure noise."""
+    """Bytes from well-formed messages in any order to pure noise."""
 
     def __init__(self, seed: int, epoch: int) -> None:
         self._random, self._epoch = random.Random(seed), epoch
@@ -96,16 +97,18 @@ class Fuzzer:
 
 
 def knock(address: str, count: int, rng: random.Random) -> None:
-    """Raw TCP connections, a few hundred open at a time: silence, noise, a greeting that breaks off."""
+    """Raw TCP connections, a few hundred at a time, that send nothing, noise, or part of a greeting."""
     where = urlsplit(address)
     greeting = b"\xff" + b"\0" * 8 + b"\x7f\x03\x01CURVE" + b"\0" * 15
     held: list[socket.socket] = []
     for _ in range(count):
         line = socket.create_connection((where.hostname or "", where.port or 0), timeout=10)
         line.settimeout(10)
-        say = rng.choice((b"", rng.randbytes(200), greeting, greeting[: rng.randrange(40)], b"GET / HTTP/1.1\r\n\r\n"))
+        content = rng.choice(
+            (b"", rng.randbytes(200), greeting, greeting[: rng.randrange(40)], b"GET / HTTP/1.1\r\n\r\n")
+        )
         with suppress(OSError):
-            line.sendall(say)
+            line.sendall(content)
         held.append(line)
         if len(held) > 200:
             held.pop(rng.randrange(len(held))).close()
@@ -114,7 +117,7 @@ def knock(address: str, count: int, rng: random.Random) -> None:
 
 
 def shoot(line: Connection, fuzzer: Fuzzer, count: int) -> None:
-    """As fast as the worker takes them; its answers are read and thrown away."""
+    """Send as fast as the worker receives; discard its responses."""
     for i in range(count):
         data = fuzzer.message()
         while True:

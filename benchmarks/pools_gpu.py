@@ -1,11 +1,11 @@
-"""A draft worker beside a large target on one GPU: what drafting while the target verifies brings, and what sharing costs.
+"""A draft worker on the GPU of a large target: drafting ahead and on demand, and the cost of sharing the GPU.
 
     python benchmarks/pools_gpu.py --base MODEL.gguf --prompts spec_bench_dev.jsonl --out FOLDER
 
-The target is inflated (docs/large_models.md): shape and cost of a 70B in FP8, the text of SmolLM2 with noise. It is made once
-and drafted for in turn by nobody, by a draft in its own engine (`draft_model`, on the device), and by a draft worker, ahead and
-on demand, that is a process of its own (sharing the GPU through MPS where that works, and in time) or a thread with a stream of
-its own. An error ends a part, a part that hangs ends the run; what was measured until then is in FOLDER.
+The target is inflated (docs/large_models.md): shape and cost of a 70B in FP8, the text of SmolLM2 with noise. It runs
+plain, with a draft in its engine (`draft_model`), and with a draft worker, ahead and on demand. The worker is a
+process (with MPS if it works, otherwise with time slices) or a thread with its own stream. An error ends a part, a
+part that hangs ends the run; results until then are in FOLDER.
 """
 
 import argparse
@@ -44,20 +44,20 @@ from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
 
 SKIPPED = 8
-"""Tokens at the start of a text that are not timed: the prompt, the first draft, the way onto the device."""
+"""Untimed tokens at the start of a text: prefill, first draft, first graph step."""
 WARM_TOKENS = 24
 WAITED = 0.001
-"""Seconds: less than this for a draft that is ready is the way there and back."""
+"""Seconds of waiting below which a draft counts as ready."""
 
 
 class Bench:
-    """The target and who drafts for it."""
+    """The target with its drafts."""
 
     def __init__(self, options: argparse.Namespace, report: Report) -> None:
         self.options, self.report = options, report
         self._verified: list[float] = []
         self._waits: list[float] = []
-        """Seconds that each step waited for the pool."""
+        """Record the seconds that each step waits for the pool."""
         pools: list[PoolProposer] = []
 
         def pool(target: LoadedModel) -> PoolProposer:
@@ -77,7 +77,7 @@ class Bench:
         self.prompts = [prompt for prompt in ids if len(prompt) <= options.longest][: options.count]
 
     def _listen_in(self) -> None:
-        """The seconds of every verification, on the host or on the device; prompts are none."""
+        """Record the seconds of every verification; prefill does not count."""
         speculator = self.engine.speculator
         learn, record = speculator.learn, speculator.record
 
@@ -93,7 +93,7 @@ class Bench:
         speculator.learn, speculator.record = learned, recorded  # type: ignore[method-assign]
 
     def warm(self) -> None:
-        """Meet every shape once, while nobody shares the device."""
+        """Run every shape once before the device is shared."""
         for rows in (1, 2, 4, 8, 16):
             if rows < 2 * (1 + max(self.options.depths)):
                 verify(self.engine, rows)
@@ -101,7 +101,7 @@ class Bench:
             self._decode([self.prompts[0]], WARM_TOKENS, method, depth, Row("warm"))
 
     def measure(self, name: str, method: str | None = None, depth: int = 0, together: bool = False) -> Row:
-        """One stream after the other, or all prompts in one batch."""
+        """Run the prompts one after the other, or in one batch."""
         row = Row(name, depth)
         for group in [self.prompts] if together else [[prompt] for prompt in self.prompts]:
             self._decode(group, self.options.tokens, method, depth, row)
@@ -115,13 +115,13 @@ class Bench:
         return row
 
     def pooled(self, one: Host, depth: int) -> None:
-        """With a worker that drafts ahead, then with one that waits to be asked."""
+        """Run with a worker that drafts ahead, then with one that drafts on demand."""
         for nodes, how in ((self.options.nodes, "ahead"), (0, "on demand")):
             with one.worker(nodes) as address, self._joined(address):
                 self._decode([self.prompts[0]], WARM_TOKENS, "pool", depth, Row("warm"))
                 self._waits.clear()
                 before = self.pool.status()
-                counters = replace(self.pool.connections[0].counters)  # a copy: they go on counting
+                counters = replace(self.pool.connections[0].counters)  # a copy: the counters continue
                 row = self.measure(f"{one.name}, {how}", "pool", depth)
                 after = self.pool.status()
                 steps, now = max(1, after.steps - before.steps), self.pool.connections[0].counters
@@ -136,7 +136,7 @@ class Bench:
             say(" | ".join(cell for cell in row.cells(self.report.rows[0].rate) if cell))
 
     def contend(self, one: Host) -> None:
-        """Verifications back to back, a worker that drafts without a pause, and both at once."""
+        """Time verifications alone, drafting alone, and both at once."""
         options, rows = self.options, 1 + self.options.depths[0]
         alone = [verify(self.engine, rows) for _ in range(options.passes)]
         shared: list[float] = []
@@ -148,10 +148,10 @@ class Bench:
             while (len(feeder.each) < quiet + 5 or len(shared) < options.passes) and time.perf_counter() < until:
                 shared.append(verify(self.engine, rows))
             each = list(feeder.each)
-        # The first chain of either kind has the prompt, or a change of company, in it
+        # The first chain of either kind includes a prefill or a change of load.
         figures = [alone, shared, each[1:quiet], each[quiet + 1 :]]
         if not all(figures):
-            raise TimeoutError(f"{len(each)} chains and {len(shared)} verifications are too few to say anything")
+            raise TimeoutError(f"{len(each)} chains and {len(shared)} verifications are too few")
         self.report.contention.append(Contention(one.name, *(1e3 * median(values) for values in figures)))
 
     def _decode(self, prompts: list[list[int]], tokens: int, method: str | None, depth: int, row: Row) -> None:
@@ -191,7 +191,7 @@ class Bench:
             until = time.perf_counter() + 10.0
             while not self.pool.connections[0].is_ready:
                 if time.perf_counter() > until:
-                    raise TimeoutError("the draft worker does not answer")
+                    raise TimeoutError("the draft worker does not respond")
                 self.pool.maintain()
                 time.sleep(0.002)
             yield
@@ -216,7 +216,7 @@ def _config(options: argparse.Namespace) -> EngineConfig:
 
 
 def verify(engine: Engine, rows: int) -> float:
-    """Seconds of a pass over `rows` after 256 tokens, of an engine that is idle: its cache is free."""
+    """Seconds of a pass over `rows` after 256 tokens. The engine must be idle: the pass overwrites its cache."""
     started = time.perf_counter()
     logits = engine.runner.forward([Span(range(-(-(256 + rows) // BLOCK_SIZE)), 256, [1000] * rows, rows)]).logits
     logits.argmax(1).tolist()
@@ -224,17 +224,17 @@ def verify(engine: Engine, rows: int) -> float:
 
 
 class Parts:
-    """Runs one after the other, each within its limit."""
+    """Runs parts one after the other, each with a time limit."""
 
     def __init__(self, report: Report, options: argparse.Namespace) -> None:
         self._report, self._options = report, options
         self.num_failed = 0
 
     def run(self, name: str, work: Callable[[], object], limit: float | None = None) -> bool:
-        """False: it failed, or there was no time for it. A part that hangs ends the process: so does the device it hangs on."""
+        """Run a part; False if it failed or there was no time. A part that hangs ends the process."""
         options, report = self._options, self._report
         if time.perf_counter() - STARTED > options.budget:
-            report.notes.append(f"{name}: left out, {options.budget:.0f} s were over")
+            report.notes.append(f"{name}: skipped, {options.budget:.0f} s were over")
             return False
         timer = threading.Timer(limit or options.limit, self._give_up, (name, limit or options.limit))
         timer.daemon = True
@@ -254,7 +254,7 @@ class Parts:
 
     def _give_up(self, name: str, seconds: float) -> None:
         faulthandler.dump_traceback(all_threads=True)
-        self._report.notes.append(f"{name}: not over after {seconds:.0f} s, the run was ended")
+        self._report.notes.append(f"{name}: timed out after {seconds:.0f} s; the run ended")
         self._report.save(self._options.out)
         print(self._report.table(), flush=True)
         for one in LIVE:
@@ -265,7 +265,7 @@ class Parts:
 def run(options: argparse.Namespace) -> int:
     mps: str | None = options.mps
     if mps is not None:
-        os.environ[PIPE] = mps  # before this process first asks for the device
+        os.environ[PIPE] = mps  # before the first CUDA call of this process
     device = pick_device(options.device)
     name = torch.cuda.get_device_name() if device.type == "cuda" else "cpu"
     machine = {"device": name, "torch": torch.__version__, "mps": "yes" if mps else "no"}
@@ -279,7 +279,7 @@ def run(options: argparse.Namespace) -> int:
             stack.callback(one.close)
             return one
 
-        # Processes load while the target is made
+        # The worker processes load while the target is built.
         hosts = [start("processes, MPS", True, mps)] if mps else []
         hosts.append(start("processes", True))
         benches: list[Bench] = []
@@ -291,9 +291,9 @@ def run(options: argparse.Namespace) -> int:
         say(f"{len(bench.prompts)} prompts of {', '.join(str(len(prompt)) for prompt in bench.prompts)} tokens")
         hosts = [one for one in hosts if parts.run(f"{one.name}: ready", lambda one=one: one.until_ready(60.0), 70.0)]
         parts.run("warm up", bench.warm, 90.0)
-        if not parts.run("plain", lambda: bench.measure("nobody")):
+        if not parts.run("plain", lambda: bench.measure("plain")):
             return 1
-        parts.run("plain, batched", lambda: bench.measure("nobody, all prompts in one batch", together=True))
+        parts.run("plain, batched", lambda: bench.measure("plain, all prompts in one batch", together=True))
         for depth in options.depths:
             parts.run(f"draft_model, {depth}", lambda depth=depth: bench.measure("in the engine", "draft_model", depth))
         print(report.table(), flush=True)
@@ -305,7 +305,7 @@ def run(options: argparse.Namespace) -> int:
         for depth in options.depths:
             for one in [one for one in hosts if not one.is_lost]:
                 parts.run(f"{one.name}, depth {depth}", lambda one=one, depth=depth: bench.pooled(one, depth))
-        parts.run("plain, again", lambda: bench.measure("nobody, again"))
+        parts.run("plain, again", lambda: bench.measure("plain, again"))
         print(f"\n{report.table()}", flush=True)
         bench.pool.shut_down()
     return 1 if parts.num_failed else 0
@@ -313,34 +313,34 @@ def run(options: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", default="smollm2", help="the draft, and what the target is made of")
+    parser.add_argument("--base", default="smollm2", help="the draft, and the base of the target")
     parser.add_argument("--shape", default="llama-70b", help="none: the base itself")
     parser.add_argument("--noise", type=float, default=0.05)
     parser.add_argument("--quantization", default="fp8")
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--prompts", type=Path, help="lines of JSON; the built-in ones if left out")
+    parser.add_argument("--prompts", type=Path, help="lines of JSON; default: built-in prompts")
     parser.add_argument("--count", type=int, default=6, help="prompts")
     parser.add_argument("--longest", type=int, default=300, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=80)
     parser.add_argument("--depth", dest="depths", type=int, action="append")
-    parser.add_argument("--nodes", type=int, default=32, help="drafted ahead a round")
+    parser.add_argument("--nodes", type=int, default=32, help="nodes drafted ahead per round")
     parser.add_argument("--passes", type=int, default=30, help="verifications to time, alone and shared")
-    parser.add_argument("--feed", type=int, default=64, help="tokens a chain while contention is measured")
+    parser.add_argument("--feed", type=int, default=64, help="tokens per chain while contention is measured")
     parser.add_argument("--no-mps", action="store_true")
-    parser.add_argument("--mps", help="pipe folder of an MPS daemon that runs; left out, one is started")
+    parser.add_argument("--mps", help="pipe folder of a running MPS daemon; default: start one")
     parser.add_argument("--limit", type=float, default=45.0, help="seconds of a part")
-    parser.add_argument("--budget", type=float, default=195.0, help="seconds after which no part is begun")
+    parser.add_argument("--budget", type=float, default=195.0, help="seconds after which no part starts")
     parser.add_argument("--out", type=Path, default=Path("pools_gpu"))
     options = parser.parse_args()
     options.depths = options.depths or [5, 7]
-    faulthandler.dump_traceback_later(options.budget + 150.0, exit=True)  # for a hang that lets no thread run
+    faulthandler.dump_traceback_later(options.budget + 150.0, exit=True)  # for a hang that blocks all threads
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if options.mps or options.no_mps or options.device == "cpu":
         return run(options)
     with mps_daemon() as mps:
         if mps is None:
             return run(options)
-        # A process of its own, gone before the daemon is told to go
+        # A separate process, which ends before the daemon.
         child = subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--mps", mps])
         try:
             return child.wait()

@@ -1,4 +1,4 @@
-"""For pools_gpu.py: a draft worker that shares the target's GPU, as a thread of its process or as a process of its own."""
+"""For pools_gpu.py: a draft worker on the target's GPU, as a thread or as a process."""
 
 import multiprocessing
 import os
@@ -58,7 +58,7 @@ print("works")
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """What the worker is made of. `widest`: branches of the largest pass to be ready for."""
+    """Settings of the worker. `widest`: branches of the largest pass."""
 
     model: str
     device: str
@@ -74,8 +74,8 @@ def say(text: str) -> None:
 
 
 def serve(pipe: Pipe, draft: Draft) -> None:
-    """Loads once. A number through the pipe starts a worker that drafts so many nodes ahead and is answered with its address;
-    None ends that worker and is answered with its snapshot; when the pipe closes, all is over."""
+    """Load the model once, then serve commands. A number starts a worker that drafts this many nodes ahead and returns its
+    address; None ends that worker and returns its snapshot. The function ends when the pipe closes."""
     try:
         device = torch.device(draft.device)
         loaded = load_model(draft.model, device, pick_dtype("auto", device))
@@ -87,7 +87,7 @@ def serve(pipe: Pipe, draft: Draft) -> None:
         pipe.send(f"failed: {error!r}")
         return
     pipe.send("ready")
-    with suppress(EOFError, OSError):  # the other end is gone
+    with suppress(EOFError, OSError):  # the pipe is closed
         while True:
             limits = DraftLimits(ahead_nodes=pipe.recv(), max_tokens=NUM_BLOCKS * 8)
             listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
@@ -107,7 +107,7 @@ def _stop_when_told(pipe: Pipe, worker: DraftWorker) -> None:
 
 
 def warm(core: ModelCore, draft: Draft) -> None:
-    """Meet every shape of pass once: what is compiled or recorded later would be in somebody's measurement."""
+    """Run every shape of pass once, so that no measurement includes compilation or capture."""
     params = SequenceParams(SamplingParams(temperature=0.0), 0, 0, 1, "coupled", "")
     number, tokens = 0, iter(range(1000, 40_000))
 
@@ -137,13 +137,13 @@ def warm(core: ModelCore, draft: Draft) -> None:
 
 
 class Host:
-    """The other end of `serve`: it loads from the moment it is made; `until_ready` waits for that."""
+    """The client of `serve`. Loading starts at construction; `until_ready` waits for it."""
 
     def __init__(self, name: str, draft: Draft, is_process: bool, mps: str | None = None) -> None:
-        """`mps`: the pipe folder of the daemon that a process is to share the GPU through."""
+        """`mps`: pipe folder of the MPS daemon for a process."""
         self.name = name
         self.last: DraftWorkerStatus | None = None
-        """What the last worker said of itself in the end."""
+        """Final snapshot of the last worker."""
         self.is_lost = False
         self._pipe, there = multiprocessing.Pipe()
         self._process: BaseProcess | None = None
@@ -165,7 +165,7 @@ class Host:
 
     @contextmanager
     def worker(self, nodes: int) -> Iterator[str]:
-        """A worker's address; `nodes` drafted ahead."""
+        """Start a worker that drafts `nodes` ahead; return its address."""
         self._pipe.send(nodes)
         address = self._hear(20.0)
         try:
@@ -193,7 +193,7 @@ class Host:
     def _hear(self, seconds: float) -> object:
         self.is_lost = True
         if not self._pipe.poll(seconds):
-            raise TimeoutError(f"the draft worker said nothing for {seconds:.0f} s")
+            raise TimeoutError(f"the draft worker sent nothing for {seconds:.0f} s")
         try:
             answer: object = self._pipe.recv()
         except EOFError:
@@ -207,7 +207,7 @@ LIVE: list[Host] = []
 
 @contextmanager
 def _environment(pipe: str) -> Iterator[None]:
-    """For a process started within: a folder without a daemon means a context of its own."""
+    """Environment of a process started inside the block; a folder without a daemon means no MPS."""
     before = os.environ.get(PIPE)
     os.environ[PIPE] = pipe
     try:
@@ -220,7 +220,7 @@ def _environment(pipe: str) -> Iterator[None]:
 
 @contextmanager
 def mps_daemon() -> Iterator[str | None]:
-    """The pipe folder of an MPS daemon of our own that was seen to work; None: there is none, and the output says why."""
+    """The pipe folder of a working MPS daemon; None if it does not work, with the reason in the output."""
     name = "nvidia-cuda-mps-control"
     control = shutil.which(name) or shutil.which(name, path="/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/bin")
     if control is None:
@@ -241,7 +241,7 @@ def mps_daemon() -> Iterator[str | None]:
 
 
 def _probe(env: dict[str, str], folder: Path) -> bool:
-    time.sleep(1.0)  # it makes its pipes; whoever comes before them goes without
+    time.sleep(1.0)  # time to create its pipes
     try:
         done = subprocess.run([sys.executable, "-c", PROBE], env=env, timeout=60, capture_output=True, text=True)
         said = (done.stdout + done.stderr).strip()
@@ -250,7 +250,7 @@ def _probe(env: dict[str, str], folder: Path) -> bool:
     log = "".join(path.read_text("utf-8", "replace") for path in sorted(folder.glob("*.log")))
     is_shared = "server" in log.lower()
     is_working = said.endswith("works") and is_shared
-    say(f"MPS: the probe said {said[-300:]!r}, {'through' if is_shared else 'without'} a server")
+    say(f"MPS: the probe printed {said[-300:]!r}, {'through' if is_shared else 'without'} a server")
     if not is_working:
         print(log[-1500:], flush=True)
     return is_working
@@ -268,13 +268,13 @@ def _quit(control: str, env: dict[str, str], daemon: "subprocess.Popen[bytes]") 
 
 
 class Feeder:
-    """Keeps a worker drafting without a pause: as soon as a chain is there, the next is asked for from another token."""
+    """Keeps a worker busy: requests the next chain, from another token, as soon as one arrives."""
 
     def __init__(self, address: str, vocabulary: str, ids: list[int], depth: int) -> None:
         self._address, self._vocabulary, self._ids, self._depth = address, vocabulary, ids, depth
         self._is_over = False
         self.each: list[float] = []
-        """Seconds that a token took, of each chain."""
+        """Seconds per token of each chain."""
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> "Feeder":
@@ -304,6 +304,6 @@ class Feeder:
                 if isinstance(message, Drafts):
                     drafted = message.drafts[0].tokens
                     self.each.append((time.perf_counter() - sent) / len(drafted))
-                    committed = [1000 + (drafted[0] + 1) % 1000]  # not what was drafted: nothing of the chain is of use
+                    committed = [1000 + (drafted[0] + 1) % 1000]  # not the drafted token, so the chain is discarded
         finally:
             line.close()

@@ -1,4 +1,4 @@
-"""For pools_gpu.py: what was measured, as a table and as JSON."""
+"""For pools_gpu.py: the results as a table and as JSON."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -8,7 +8,7 @@ from statistics import median
 
 @dataclass
 class Row:
-    """One way to decode, over all prompts."""
+    """One configuration, over all prompts."""
 
     name: str
     depth: int = 0
@@ -19,19 +19,19 @@ class Row:
     accepted: int = 0
     verify_ms: list[float] = field(default_factory=list)
     waited: float | None = None
-    """Share of steps that waited for drafts for more than a millisecond."""
+    """Share of steps that waited more than a millisecond for drafts."""
     wait_ms: float | None = None
     """A step."""
     ready: float | None = None
-    """Share of rounds whose draft was there when it was asked for."""
+    """Share of rounds whose draft had arrived when it was collected."""
     undrafted: int = 0
     pass_ms: float | None = None
-    """Of the draft worker, as it says."""
+    """Reported by the draft worker."""
     texts: list[list[int]] = field(default_factory=list)
     same: int = 0
-    """Texts that are plain decoding's own."""
+    """Number of texts equal to plain decoding."""
     gap: float = 0.0
-    """Of the others: the farthest that any token of either text lies from the arg-max."""
+    """Largest distance from the arg-max of any token in texts that differ."""
 
     @property
     def rate(self) -> float:
@@ -64,7 +64,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Contention:
-    """Milliseconds, medians: a verification of one round's rows, a drafted token."""
+    """Median milliseconds of a verification and of a drafted token, alone and shared."""
 
     name: str
     verify_alone: float
@@ -83,7 +83,13 @@ class Report:
     def table(self) -> str:
         plain = self.rows[0].rate if self.rows else 0.0
         titles = ["drafts", "depth", "tok/s", "of plain", "tokens a step", "verify ms", "draft pass ms", "ready"]
-        titles += ["waited over 1 ms", "wait ms a step", "without a draft", "same text", "farthest from the arg-max"]
+        titles += [
+            "waited over 1 ms",
+            "wait ms/step",
+            "without a draft",
+            "same text",
+            "largest distance from the arg-max",
+        ]
         lines = [_line(titles), f"|---|{'---:|' * (len(titles) - 1)}", *(_line(row.cells(plain)) for row in self.rows)]
         if self.contention:
             titles = ["sharing", "verify alone ms", "beside drafting", "drafted token alone ms", "beside verification"]

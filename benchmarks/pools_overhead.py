@@ -1,13 +1,11 @@
-"""What the coordinator costs a step: `python benchmarks/pools_overhead.py`.
+"""Cost of a draft pool per step: `python benchmarks/pools_overhead.py`.
 
-A draft worker in a process of its own on loopback, models that take no time, batch 16, depth 7. A step's overhead is all
-that `observe` and `collect` take, message building, round trip and draft assembly included; *whole* has besides what the
-engine does around any proposer, making `Progress` and splitting the batch. Between steps the target rests, as it would
-verify; the worker drafts ahead in that time. CPU, which other work on the machine disturbs least, is what the target's
-thread spends in `observe` and `collect`; of the worker it is everything its process does for a round, drafting included.
+A draft worker in its own process on loopback, models that take no time, batch 16, depth 7. The overhead of a step is
+the time of `observe` and `collect`: encoding, round trip and assembly of drafts. *Whole* adds the engine's work
+around any proposer. Between steps the target sleeps for the time of a verification, and the worker drafts ahead. CPU
+is the target thread's time in `observe` and `collect`, and all time of the worker's process per round.
 
-Where the kernel puts both on one core, the worker that a message wakes runs at once and the target waits for it: `--apart`
-keeps them on cores of their own, as they are where there are enough.
+`--apart` pins the two processes to different cores.
 """
 
 import argparse
@@ -67,7 +65,7 @@ def pin(pid: int, cores: set[int]) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all its threads."""
+    """User and system time of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -78,13 +76,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=500)
     parser.add_argument("--verify", type=float, default=0.015, help="seconds between steps")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--apart", action="store_true", help="target and worker on cores of their own")
+    parser.add_argument("--apart", action="store_true", help="pin target and worker to different cores")
     args = parser.parse_args()
     load = os.getloadavg()[0]
     print(
         f"batch {args.batch}, depth 7, loopback, {args.steps} steps, best of {args.runs} runs by p50, load {load:.1f}\n"
     )
-    print("| wire | drafts | p10 ms | p50 ms | p90 ms | whole p50 ms | target CPU ms | worker CPU ms | ready |")
+    print("| connection | drafts | p10 ms | p50 ms | p90 ms | whole p50 ms | target CPU ms | worker CPU ms | ready |")
     print("|---|---|---:|---:|---:|---:|---:|---:|---:|")
     for curve in (False, True):
         for label, nodes in (("ahead, all accepted", 32), ("on demand", 0)):

@@ -1,11 +1,11 @@
-"""What one routing decision takes, hashing included, beside Dynamo's index on the same data in the same run.
+"""Time of one routing decision, hashing included, compared with Dynamo's index on the same data.
 
     python benchmarks/routing_decision.py [--workers 64] [--held 16] [--own 0] [--least 0] [--repeats 2000]
 
-Every worker holds `--held` of 16 shared prefixes of 3,072 tokens and `--own` prefixes of 1,024 tokens of its own. A prompt is a
-shared prefix and 200 other tokens. A decision of ours ends with a name: hash, match, cost of every worker that can matter,
-loads of the workers given anew each time. Dynamo's is its hash and its match, to which a cost function would have to be added.
-Contenders take turns, so that a slow moment of the machine hits all. For Dynamo:
+Every worker holds `--held` of 16 shared prefixes of 3,072 tokens and `--own` prefixes of 1,024 tokens of its own. A
+prompt is a shared prefix and 200 other tokens. A decision of ours ends with a name: hash, match, cost of every worker
+that can matter, loads of the workers given anew each time. Dynamo's is its hash and its match, to which a cost
+function would have to be added. Contenders take turns, so that a slow moment of the machine hits all. For Dynamo:
 
     pip install --no-deps --target DIR ai-dynamo-runtime && PYTHONPATH=DIR python benchmarks/routing_decision.py
 """
@@ -30,7 +30,7 @@ from paceline.core.kv_events import BlocksStored
 from paceline.kv.prefix_sums import PrefixSums
 
 NUM_SHARED, SHARED, OWN, TAIL, VOCABULARY = 16, 3072, 1024, 200, 49_152
-SEATS = 32
+SLOTS = 32
 Decision = Callable[[int], object]
 
 
@@ -48,7 +48,7 @@ class Data:
         return self.random.choices(range(VOCABULARY), k=count)
 
     def prefixes(self, worker: int) -> list[tuple[int, list[int]]]:
-        """(a number that no other prefix has, tokens)"""
+        """(unique number of the prefix, tokens)"""
         shared = [(number, self.shared[number]) for number in self.held[worker]]
         first = NUM_SHARED + worker * len(self.own[worker])
         return shared + list(enumerate(self.own[worker], first))
@@ -64,18 +64,18 @@ def ours(data: Data, prompts: list[list[int]], least: int) -> dict[str, Decision
             count += len(keys)
     seconds = time.perf_counter() - started
     print(
-        f"{data.workers} workers hold {count:,} blocks, {len(index):,} different; "
+        f"{data.workers} workers hold {count:,} blocks, {len(index):,} distinct; "
         f"{seconds / count * 1e6:.1f} us to index one, {_peak_mib() - before} MiB for all"
     )
     router = KvRouter(index, WallClock())
-    loads = [WorkerLoad(f"worker-{i}", data.random.randrange(least, SEATS), SEATS) for i in range(data.workers)]
+    loads = [WorkerLoad(f"worker-{i}", data.random.randrange(least, SLOTS), SLOTS) for i in range(data.workers)]
     buffers = [np.array(prompt, np.int32) for prompt in prompts]
-    for i, prompt in enumerate(prompts):  # the same answer from both, and a worker that holds the prefix
+    for i, prompt in enumerate(prompts):  # both must find the prefix, and choose a worker that holds it
         chosen = int(router.choose(Prompt(buffers[i]), loads).removeprefix("worker-"))
         assert data.shared.index(prompt[:SHARED]) in data.held[chosen]
     sums = PrefixSums()
     return {
-        "paceline, block numbers alone": lambda i: sums(buffers[i]),
+        "paceline, block hashes only": lambda i: sums(buffers[i]),
         "paceline, int32 buffer": lambda i: router.choose(Prompt(buffers[i]), loads),
         "paceline, Python list": lambda i: router.choose(Prompt(prompts[i]), loads),
     }
@@ -100,9 +100,7 @@ def dynamo(data: Data, prompts: list[list[int]]) -> dict[str, Decision]:
         assert scores == {(i, 0): SHARED // BLOCK_SIZE for i, held in enumerate(data.held) if number in held}
     return {
         "Dynamo, hash and match": lambda i: tree.find_matches(compute_block_hash_for_seq(prompts[i], BLOCK_SIZE)),
-        "Dynamo, and its scores read": lambda i: (
-            tree.find_matches(compute_block_hash_for_seq(prompts[i], BLOCK_SIZE)).scores
-        ),
+        "Dynamo, scores read": lambda i: tree.find_matches(compute_block_hash_for_seq(prompts[i], BLOCK_SIZE)).scores,
     }
 
 
@@ -115,7 +113,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--held", type=int, default=NUM_SHARED)
     parser.add_argument("--own", type=int, default=0)
-    parser.add_argument("--least", type=int, default=0, help=f"sequences that every worker has, of {SEATS} it can take")
+    parser.add_argument("--least", type=int, default=0, help=f"fewest running sequences of a worker, of {SLOTS}")
     parser.add_argument("--repeats", type=int, default=2000)
     options = parser.parse_args()
     data = Data(options.workers, options.held, options.own)

@@ -1,15 +1,13 @@
-"""Four real workers whose caches hold 3 of 8 system prompts each: time to the first token, by router.
+"""Time to the first token by router: four workers whose caches hold 3 of 8 system prompts each.
 
     python benchmarks/routing_engine.py [--turns 3] [--requests 24] [--clients 2] [--plot docs/routing.png]
 
-Every router has four fresh worker processes of its own, one thread each, with the embedded model. A request is one of 8 system
-prompts of 1,500 tokens, drawn at random, and a question of 30; 8 tokens are generated. All routers get the same requests in the
-same order, in turns: the next begins when the one before has answered everything, so that a slow moment of the machine hits
-all. As many clients ask as there are cores, each its next request when it has its answer: whoever is slow is asked less often,
-so that nobody's time to the first token is that of a queue which only grows. Texts must be the same.
+Every router has four new worker processes with one thread each and the embedded model. A request is one of 8 system
+prompts of 1,500 tokens, chosen at random, and a question of 30; 8 tokens are generated. All routers receive the same
+requests in the same order, in turns. Every client sends its next request after an answer. Texts must be the same.
 
-Before that every worker computes one other prompt, which is not asked for again. Nothing else is warmed up: the first table has
-the first time each system prompt is seen in it, the second leaves the first turn out.
+Before the first turn every worker computes one other prompt. The first table includes the first request of each
+system prompt; the second table leaves the first turn out.
 """
 
 import argparse
@@ -39,21 +37,21 @@ WORKERS, PROMPTS, HELD = 4, 8, 3
 SYSTEM, QUESTION, ANSWER, VOCABULARY = 1500, 30, 8, 49_152
 BLOCK = 16
 ROOM = 24
-"""Blocks beyond the system prompts that are to fit: for questions and answers."""
+"""Blocks of a cache for questions and answers."""
 KV_TOKENS = (HELD * -(-SYSTEM // BLOCK) + ROOM) * BLOCK
 HIT = 0.9
-"""Share of the system prompt that must have been cached to count as a hit: evictions take a few blocks at a time."""
+"""Share of the system prompt in the cache that counts as a hit."""
 ROUTERS = ("round_robin", "least_loaded", "kv_aware")
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Of one request. Times are seconds."""
+    """One request; times in seconds."""
 
     turn: int
     asked: float
     first: float | None = None
-    """From being asked to the first token."""
+    """Time to the first token."""
     cached: int = 0
     tokens: list[int] = field(default_factory=list)
 
@@ -128,7 +126,7 @@ def request(name: str, prompt: tuple[int, ...]) -> Request:
 
 
 def warm(llm: ClusterTarget, router: str) -> list[float]:
-    """What a prompt that nobody has takes, once on each worker, one after the other."""
+    """Median time of a prompt without cached blocks, once on each worker."""
     taken = []
     for i in range(WORKERS):
         prompt = ids(random.Random(1000 + i), SYSTEM + QUESTION)
@@ -140,7 +138,7 @@ def warm(llm: ClusterTarget, router: str) -> list[float]:
 
 
 def run(llm: ClusterTarget, requests: Sequence[Request], clients: int, turn: int) -> list[Outcome]:
-    """In order, `clients` at a time."""
+    """Run the requests in order with `clients` clients."""
     events: SimpleQueue[tuple[float, StepOutput | PacelineError]] = SimpleQueue()
     outcomes: dict[str, Outcome] = {}
     unfinished = 0
@@ -167,7 +165,7 @@ def is_hit(outcome: Outcome) -> bool:
 
 def show(title: str, outcomes: dict[str, list[Outcome]], first_turn: int) -> None:
     print(
-        f"\n{title}\n\n| router | requests | hits | prompt tokens cached | p50 TTFT s | p99 TTFT s | p50 against kv_aware |"
+        f"\n{title}\n\n| router | requests | hits | prompt tokens cached | p50 TTFT s | p99 TTFT s | p50 / kv_aware |"
     )
     print("|---|---:|---:|---:|---:|---:|---:|")
     medians = {}
@@ -198,7 +196,7 @@ def plot(path: Path, outcomes: dict[str, list[Outcome]]) -> None:
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_xlabel("time to the first token, seconds")
-    axes.set_ylabel("requests answered by then, %")
+    axes.set_ylabel("requests with a first token, %")
     axes.set_title(f"{WORKERS} workers, each holding {HELD} of {PROMPTS} system prompts", fontsize=10, loc="left")
     axes.legend(frameon=False, fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)

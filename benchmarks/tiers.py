@@ -1,12 +1,11 @@
-"""A conversation that was evicted to disk, resumed after a restart: time to the first token, against computing it again.
+"""Time to the first token of a conversation whose KV was evicted to disk, compared with computing it again.
 
     python benchmarks/tiers.py [--tokens 4000] [--turns 3] [--folder DIR]
 
-One process has the conversation and then another as long, so that the first is pushed out of the device's cache and of the host
-tier, and ends. After that every figure comes from a fresh process that loads the embedded model, has computed one short prompt,
-and is asked for the conversation and 24 tokens more. Contenders take turns: all of it computed; blocks from disk with the files
-in the page cache, as after a restart of the server; blocks from disk with the files dropped from the page cache, as after a
-restart of the machine. Texts must be the same.
+One process computes the conversation and another of the same length, so that the first is evicted from device and
+host to disk. Every figure then comes from a new process that loads the embedded model, computes one short prompt, and
+receives the conversation and 24 more tokens. Modes alternate: computed; from disk with the files in the page cache;
+from disk with the page cache dropped. Texts must be the same.
 """
 
 import argparse
@@ -31,7 +30,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=4000)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--folder", type=Path, help="on the disk to measure; a temporary one by default")
+    parser.add_argument("--folder", type=Path, help="folder on the disk to measure; default: temporary")
     parser.add_argument("--child", choices=("prepare", *MODES), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child is not None:
@@ -40,7 +39,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         prepared = run("prepare", f"{folder}/kv", options.tokens)
         print(
-            f"{prepared['blocks']} blocks, {prepared['bytes'] / 1e6:.0f} MB on disk; the conversation's are in no other tier; "
+            f"{prepared['blocks']} blocks, {prepared['bytes'] / 1e6:.0f} MB on disk, in no other tier; "
             f"load average {os.getloadavg()[0]:.1f}",
             flush=True,
         )
@@ -62,7 +61,7 @@ def main() -> None:
     if len(texts) != 1:
         sys.exit("the texts differ")
     base = statistics.median(one["first"] for one in results["computed"])
-    print("\n| | first token, s | times as fast | tokens not computed |\n|---|---:|---:|---:|")
+    print("\n| source of the cache | first token, s | speed-up | tokens not computed |\n|---|---:|---:|---:|")
     for mode, found in results.items():
         first = statistics.median(one["first"] for one in found)
         print(f"| {mode} | {first:.3f} | {base / first:.1f} | {found[0]['cached']:.0f} |")
@@ -84,13 +83,13 @@ def child(mode: str, folder: Path, tokens: int) -> dict:
     settings: dict = {"max_model_len": window, "kv_tokens": window + 32, "speculation": {"enabled": False}}
     if mode != "computed":
         settings |= {"kv_disk": str(folder), "kv_host_bytes": 512 << 20}
-    if mode == "prepare":  # the other conversation must push this one out of the host tier too
+    if mode == "prepare":  # the other conversation evicts this one from the host tier too
         settings["kv_host_bytes"] = 32 << 20
     sampling = SamplingParams(max_tokens=ANSWER, temperature=0.0, ignore_eos=True)
     with LLM("smollm2", **settings) as llm:
         if mode == "prepare":
             llm.generate([conversation], sampling)
-            while llm.engine.snapshot().tiers.disk_blocks < tokens // 16:  # saved in the pause that follows
+            while llm.engine.snapshot().tiers.disk_blocks < tokens // 16:  # written when idle
                 time.sleep(0.1)
             llm.generate([other], sampling)
         else:
@@ -106,14 +105,14 @@ def child(mode: str, folder: Path, tokens: int) -> dict:
 
 
 def linked(folder: Path) -> Path:
-    """The prepared files in a folder of their own: what a run adds is not there for the next one."""
+    """A copy of the prepared files: every run starts with the same ones."""
     own = folder / "own"
     shutil.copytree(folder / "kv", own, copy_function=os.link)
     return own
 
 
 def drop(folder: Path) -> None:
-    """The files' pages from the page cache, once they are on the disk."""
+    """Drop the files from the page cache after writing them to disk."""
     os.sync()
     for path in folder.glob("*/*.kv"):
         descriptor = os.open(path, os.O_RDONLY)

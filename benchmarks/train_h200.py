@@ -3,8 +3,8 @@
     python benchmarks/train_h200.py MODEL DATA WORK OUT
 
 MODEL is the target (a .gguf file). DATA is a folder with `gsm8k_train_questions.jsonl` (training prompts) and
-`spec_bench_dev.jsonl` (evaluation prompts, never trained on). WORK holds text and checkpoints. OUT receives one .tar per
-draft and summary.md. The same command resumes after an interruption or after --deadline. It needs torch, numpy,
+`spec_bench_dev.jsonl` (evaluation prompts, never trained on). WORK holds text and checkpoints. OUT receives one .tar
+per draft and summary.md. The same command resumes after an interruption or after --deadline. It needs torch, numpy,
 safetensors, tokenizers and jinja2; without matplotlib the cards have no plot.
 """
 

@@ -1,14 +1,16 @@
 """Transfer of a prompt's KV between two processes, over every channel: `python benchmarks/transfer.py`.
 
-The source process has the KV of a prompt in the embedded model's cache layout, one part per layer. This process fetches it.
+The source process has the KV of a prompt in the embedded model's cache layout, one part per layer. This process
+fetches it.
 
 - *ready*: all parts are filled before the clock starts.
 - *filled meanwhile*: the source fills one layer after the other, with checksums, from the moment the clock starts.
 - *plain copy*: the same bytes from one array of this process to another, layer by layer.
 - Files are written and read through the page cache.
 
-Variants alternate within a round; the table has medians over rounds. *CPU* is the time of all threads of both processes, which
-depends less on other load than the wall time. The received bytes are compared with the sent ones, outside the clock.
+Variants alternate within a round; the table has medians over rounds. *CPU* is the time of all threads of both
+processes, which depends less on other load than the wall time. The received bytes are compared with the sent ones,
+outside the clock.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Times the linear kernels in chains, as a layer runs them, and prints the best tile for each matrix and row count.
+"""Times the linear kernels with cold weights, and finds the best tile for each matrix and number of rows.
 
 python benchmarks/tune_linear.py            # a table: matrix, rows, tile, microseconds, share of the bandwidth
 """
@@ -16,7 +16,7 @@ from paceline.kernels.gpu.tiles import MEASURED, Tile, tile_key
 from paceline.kernels.linear import DenseWeight, LinearWeight, QuantizedWeight
 
 BANDWIDTH = 4.3e12
-COLD_BYTES = 400_000_000  # several times the L2: weights must come from memory
+COLD_BYTES = 400_000_000  # several times the L2 cache
 COMPILERS = 12
 
 
@@ -51,9 +51,9 @@ def shapes(name: str, dtype: torch.dtype, rows: int) -> list[Case]:
 
 
 def tiles(case: Case) -> list[Tile]:
-    wide = 2 // case.dtype.itemsize  # 8-bit tiles are as many bytes wide
+    wide = 2 // case.dtype.itemsize  # 8-bit tiles have the same width in bytes
     if case.inputs <= 2048 and case.rows > 16:
-        # Every strip reads all rows again: the head's thousands of strips want to be wide
+        # Every strip reads all rows again, so the head needs wide strips.
         strips = ((64, 4), (128, 4), (128, 8)) if case.kind == "head" else ((16, 1), (16, 2), (16, 4), (32, 2), (32, 4))
         grid = itertools.product(strips, (64, 128, 256), (3, 5))
     elif case.inputs <= 2048:
@@ -63,7 +63,7 @@ def tiles(case: Case) -> list[Tile]:
     else:
         grid = itertools.product(((16, 1), (16, 2), (32, 2), (64, 4)), (256 * wide, 512 * wide), (3, 4, 6))
     found = [Tile(outputs, inputs, warps, stages) for (outputs, warps), inputs, stages in grid]
-    if case.kind == "linear" and case.rows > 16:  # few programs otherwise
+    if case.kind == "linear" and case.rows > 16:  # too few programs otherwise
         found += [replace(tile, splits=splits) for tile in found for splits in (2, 4)]
     return found
 
@@ -77,7 +77,7 @@ def weight_of(case: Case) -> LinearWeight:
 
 
 class Chain:
-    """Calls of one case, each with weights of its own, as one CUDA graph."""
+    """Calls of one case with different weights, as one CUDA graph."""
 
     def __init__(self, case: Case, copies: int) -> None:
         self.case = case

@@ -1,10 +1,10 @@
-"""A second worker: how soon it is ready from peers against from disk, and its first prompt while layers are still on their way.
+"""Start of a second worker with weights from peers or from disk, and its first prompt while layers still arrive.
 
     python benchmarks/weights.py --repeats 5
 
-Every worker is a process of its own, and the clock starts when its imports are done. Contenders take turns. *Cold*: the file, a
-copy of its own, is thrown out of the page cache before, and the run is left out if any of it stayed. In the second table the
-peers give no more than `--limit` MB a second: loopback is so quick that there would be nothing to see.
+Every worker is its own process; the clock starts after its imports. Sources alternate. *Cold*: the worker's copy of
+the file is dropped from the page cache; runs in which part of it stayed are left out. In the second table every peer
+sends at most `--limit` MB per second.
 """
 
 import argparse
@@ -46,28 +46,28 @@ SAMPLES = 256
 
 @dataclass(frozen=True)
 class Start:
-    """What a worker that starts is told."""
+    """The settings of a starting worker."""
 
     model: str
     peers: tuple[str, ...]
     prompt: int
     whole_first: bool
-    """Ask for the first token only when all layers are there."""
+    """Whether the first request waits for all layers."""
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds since it was told to start."""
+    """Times of a start, in seconds."""
 
     usable: float
-    """The engine takes requests."""
+    """The engine accepts requests."""
     layers: int
-    """That were there then."""
+    """Layers present at that time."""
     last_layer: float
     cpu: float
-    """Seconds that all its threads had computed by then: the same however busy the machine is."""
+    """CPU seconds of all threads until then."""
     computed: int
-    """Layers that the prompt had reached when the last one arrived."""
+    """Layers that the prompt had passed when the last one arrived."""
     first_token: float
     token: int
 
@@ -76,10 +76,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", default="smollm2", help="a .gguf file")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--limit", type=float, default=10.0, help="MB a second of each peer, in the second table")
+    parser.add_argument("--limit", type=float, default=10.0, help="MB per second of each peer, in the second table")
     parser.add_argument("--prompt", type=int, default=384)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:  # where that is memory, point TMPDIR at a disk
+    with tempfile.TemporaryDirectory() as folder:  # set TMPDIR to a disk if this is a memory file system
         model = shutil.copy(find_model(given.model), folder)
         os.sync()
         with source(model, given.limit) as first, source(model, given.limit) as second:
@@ -104,7 +104,7 @@ def ready(model: str, peers: list[str], repeats: int) -> None:
     check(runs)
     slowest = statistics.median(one.last_layer for one in runs["disk, cold"])
     print(
-        "| from | runs | takes requests | all layers | first token | all layers, against disk, cold | processor until then |"
+        "| source | runs | accepts requests | all layers | first token | all layers, speed-up over cold disk | CPU time until then |"
     )
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name, times in runs.items():
@@ -124,7 +124,9 @@ def early(model: str, peers: list[str], repeats: int, prompt: int, limit: float)
             times += [] if one is None else [one]
     check(runs)
     print(f"\nTwo peers of {limit:g} MB/s each, a prompt of {prompt} tokens:\n")
-    print("| prefill | began with | last layer arrived | prompt was in by then | first token | after the last layer |")
+    print(
+        "| prefill | layers at the start | last layer arrived | layers computed by then | first token | after the last layer |"
+    )
     print("|---|---:|---:|---:|---:|---:|")
     for name, times in runs.items():
         middle = sorted(times, key=lambda one: one.first_token)[len(times) // 2]
@@ -136,15 +138,15 @@ def early(model: str, peers: list[str], repeats: int, prompt: int, limit: float)
 def check(runs: dict[str, list[Times]]) -> None:
     empty = [name for name, times in runs.items() if not times]
     if empty:
-        sys.exit(f"no good run of {', '.join(empty)}: the file stays in the page cache; is this a memory file system?")
+        sys.exit(f"no valid run of {', '.join(empty)}: the file stays in the page cache; is this a memory file system?")
     tokens = {one.token for times in runs.values() for one in times}
     if len(tokens) != 1:
-        sys.exit(f"they do not all say the same: {tokens}")
+        sys.exit(f"the tokens differ: {tokens}")
 
 
 @contextmanager
 def source(model: str, limit: float) -> Iterator[dict[str, str]]:
-    """A process that has the model and gives it, quickly and slowly."""
+    """A process that has the model and serves its weights, with and without a limit."""
     command = [sys.executable, __file__, "--source", model, str(limit)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -156,12 +158,12 @@ def source(model: str, limit: float) -> Iterator[dict[str, str]]:
 
 
 def start(what: Start, cold: bool) -> Times | None:
-    """One worker; None if the file could not be thrown out of the page cache."""
+    """Run one worker; None if the file stayed in the page cache."""
     command = [sys.executable, __file__, "--start", json.dumps(asdict(what))]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
-        process.stdout.readline()  # its imports are done
+        process.stdout.readline()  # imports are done
         if cold:
             evict(Path(what.model))
         else:
@@ -170,7 +172,7 @@ def start(what: Start, cold: bool) -> Times | None:
         print("go", file=process.stdin, flush=True)
         answer = process.stdout.readline()
     if not answer:
-        sys.exit("a worker could not start: it says above why")
+        sys.exit("a worker failed to start; its error is above")
     return Times(**json.loads(answer)) if was_cold else None
 
 
@@ -183,7 +185,7 @@ def evict(path: Path) -> None:
 
 
 def cached_share(path: Path) -> float:
-    """Of the file, by samples that are read only if nobody has to wait for the disk."""
+    """Share of the file in the page cache, by sampled reads that do not wait for the disk."""
     size, found = path.stat().st_size, 0
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -18,7 +18,7 @@ from paceline.models.cuda_graph import StreamEvent
 from paceline.models.kv_blocks import read_layer
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposers.eagle import EagleProposer
-from paceline.speculation.proposers.pending import SEQUENCE_ROWS
+from paceline.speculation.proposers.pending_states import SEQUENCE_ROWS
 from tests.engine.harness import GREEDY, MODEL, SAMPLED, assert_nothing_held, engine_of, outputs_of, request, tokens_of
 from tests.heads import eagle
 

@@ -78,7 +78,7 @@ def assert_idle(loop: EngineLoop) -> None:
     pool.check()
     assert not engine.has_work
     assert pool.num_free == pool.num_blocks
-    assert (engine._scribes, engine._sequences, loop._callers) == ({}, {}, {})
+    assert (engine._output._sequences, engine._sequences, loop._callers) == ({}, {}, {})
     for proposer in engine.speculator.proposers.values():
         if isinstance(proposer, DraftModelProposer):
             assert proposer.num_free_blocks == proposer._runner.num_blocks
@@ -336,6 +336,6 @@ def test_run_returns_when_the_engine_s_thread_has_done_it() -> None:
 
 def test_run_raises_when_it_will_never_be_done() -> None:
     loop = EngineLoop(tiny_engine(MODEL))
-    with pytest.raises(EngineClosed, match="ended before"):
+    with pytest.raises(EngineClosed, match="stopped before"):
         loop.run(lambda: {}["what fails"])
     assert not loop.is_running

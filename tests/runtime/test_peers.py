@@ -25,7 +25,7 @@ from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.transfer.server import TransferServer
-from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, PrefillStarted
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, PrefillStarted
 from tests.engine.harness import GREEDY, SAMPLED, assert_nothing_held, engine_of, outputs_of, request, tokens_of
 from tests.engine.tiered import tiered
 from tests.runtime.target_harness import LENIENT, LossyListener, Members, StreamReader, WorkerThread, until
@@ -126,7 +126,7 @@ def test_blocks_that_were_evicted_are_computed() -> None:
 def test_a_peer_with_other_weights_is_refused() -> None:
     """While a model is replaced, worker by worker."""
     old, new = engine_of(tokenizer=True), engine_of(tokenizer=True)
-    old.runner.identity, new.runner.identity = "old", "new"
+    old.runner.weights_id, new.runner.weights_id = "old", "new"
     a, b = Peer("a", old), Peer("b", new)
     one = request("r", LONG, **SAMPLED)
     with peers(a, b) as pool:

@@ -9,8 +9,7 @@ import msgspec
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationFlags
-from paceline.runtime.wire.messages import Goodbye, Hello
-from paceline.runtime.wire.stream_messages import (
+from paceline.runtime.wire.gateway_messages import (
     TO_GATEWAY,
     Cancel,
     FromTargetWorker,
@@ -21,6 +20,7 @@ from paceline.runtime.wire.stream_messages import (
     WorkerAddress,
     WorkerList,
 )
+from paceline.runtime.wire.messages import Goodbye, Hello
 from paceline.runtime.wire.transport import Connection
 from tests.runtime.gateway_client.test_target_pool import EXPECTED, REQUESTS, texts
 from tests.runtime.target_harness import StreamReader, WorkerThread, pool_of, until

@@ -61,14 +61,16 @@ def build_engine(
     load: Load = load_model,
     hooks: Sequence[StepHook] = (),
     extra_proposers: Mapping[str, Proposer] | None = None,
+    weights_id: str = "",
 ) -> Engine:
     """`pool` makes the proposer `pool` for the loaded target: drafts from draft workers. `load` loads a target for one device;
     it may return before all weights have arrived. `hooks` listen to every step. `extra_proposers` join the built-in
-    ones under their names."""
+    ones under their names. `weights_id` identifies the weights when blocks are exchanged with other processes."""
     device = pick_device(config.device)
     dtype, quantization = pick_dtype(config.dtype, device), pick_quantization(config.quantization)
     if config.tensor_parallel_size == 1:
-        return _assemble(config, load(config.model, device, dtype, quantization), None, pool, hooks, extra_proposers)
+        target = load(config.model, device, dtype, quantization)
+        return _assemble(config, target, None, pool, hooks, extra_proposers, weights_id)
     target, ranks = load_parallel(RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization))
     try:
         return _assemble(config, target, ranks, pool, hooks, extra_proposers)
@@ -84,6 +86,7 @@ def _assemble(
     pool: Callable[[LoadedModel], Proposer] | None,
     hooks: Sequence[StepHook],
     extra_proposers: Mapping[str, Proposer] | None,
+    weights_id: str = "",
 ) -> Engine:
     device = target.model.device
     name = pick_draft(config.draft, config.model, device.type)
@@ -96,7 +99,7 @@ def _assemble(
     clock = WallClock()
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
     if ranks is None:
-        runner = make_runner(target.model, fit.num_blocks, kv_dtype)
+        runner = make_runner(target.model, fit.num_blocks, kv_dtype, weights_id)
     else:
         runner = ParallelRunner(target.model, fit.num_blocks, ranks, kv_dtype)
     tables = BlockTables(fit.num_blocks, config.prefix_caching)

@@ -87,7 +87,7 @@ class Engine:
         self._traffic: tuple[TrafficStatus, ...] = ()
         self._reported = 0.0
         for hook in self.hooks:
-            hook.attach(self.runner)
+            hook.attach(self)
 
     @property
     def has_work(self) -> bool:
@@ -178,7 +178,7 @@ class Engine:
     @contextmanager
     def listening(self, hook: StepHook) -> Iterator[None]:
         """Call `hook` for every step until the context ends."""
-        hook.attach(self.runner)
+        hook.attach(self)
         self.hooks.add(hook)
         try:
             yield

@@ -21,7 +21,7 @@ from paceline.speculation.proposers.layer_skip import LayerSkipProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
 from paceline.speculation.proposers.medusa import MedusaProposer
 from paceline.speculation.proposers.ngram import NgramProposer
-from paceline.speculation.proposers.pending import PENDING_ROWS
+from paceline.speculation.proposers.pending_states import PENDING_ROWS
 from paceline.speculation.proposers.suffix import SuffixProposer
 
 EXIT_SHARE = 0.5

@@ -79,14 +79,14 @@ class ModelRunner:
         num_blocks: int,
         kv_dtype: torch.dtype | None = None,
         cache: Sequence[tuple[Tensor, Tensor]] | None = None,
+        weights_id: str = "",
     ) -> None:
         """`kv_dtype`: number format of the cache, the model's if None. `cache`: cache of another runner, for a model that
-        shares it."""
+        shares it. `weights_id` identifies the weights when blocks are exchanged with other processes."""
         self.model = model
         self.num_blocks = num_blocks
         self.device = model.device
-        self.identity = ""
-        """Identity of the weights, for exchanging blocks with other processes; empty: blocks are not exchanged."""
+        self.weights_id = weights_id
         shape = (num_blocks, BLOCK_SIZE, model.config.num_kv_heads, model.config.head_dim)
         # Zeroed: a masked slot must not hold a NaN.
         self.cache = cache or [

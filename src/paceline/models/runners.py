@@ -10,13 +10,15 @@ from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner
 
 
-def make_runner(model: DecoderModel, num_blocks: int, kv_dtype: torch.dtype | None = None) -> ModelRunner:
+def make_runner(
+    model: DecoderModel, num_blocks: int, kv_dtype: torch.dtype | None = None, weights_id: str = ""
+) -> ModelRunner:
     """A `GpuRunner` for a model on a GPU, otherwise a `ModelRunner`."""
     if model.device.type == "cuda":
         from paceline.models.gpu.runner import GpuRunner
 
-        return GpuRunner(model, num_blocks, kv_dtype)
-    return ModelRunner(model, num_blocks, kv_dtype)
+        return GpuRunner(model, num_blocks, kv_dtype, weights_id=weights_id)
+    return ModelRunner(model, num_blocks, kv_dtype, weights_id=weights_id)
 
 
 def early_exit(runner: ModelRunner, num_layers: int) -> ModelRunner:

@@ -1,19 +1,23 @@
-"""The output of a proposer: drafted tokens as tensors of a whole batch, and what drafting them cost."""
+"""The output of a proposer: drafted tokens as tensors of a whole batch, and what drafting them cost.
 
-from collections.abc import Iterable
+Every draft is a tree of tokens; a chain is a tree with one child per node.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftProbs:
-    """The distributions `q` that drafted tokens were really sampled from, one row per node; rejection sampling only.
+    """The distributions `q` that drafted tokens were sampled from, one row per node; for rejection sampling only.
 
-    Dense rows have `ids=None` and one column per vocabulary entry. Sparse rows list token ids beside their probabilities;
-    a column with probability 0 is padding. Siblings carry their parent's distribution, all the same: they are drawn from it
-    one after the other without replacement.
+    Dense rows have `ids=None` and one column per vocabulary entry. Sparse rows have token ids beside their probabilities;
+    a column with probability 0 is padding. Siblings have the same row, that of their parent: they are drawn from it one after
+    the other without replacement.
     """
 
     probs: Tensor  # [N, V] or [N, M] float32, rows sum to 1
@@ -23,7 +27,7 @@ class DraftProbs:
         probs = self.probs[rows]
         if self.ids is None:
             return probs
-        # scatter_add, so that zero-probability padding cannot overwrite a real entry
+        # scatter_add: padding with probability 0 must not overwrite a real entry
         return torch.zeros(len(probs), vocab_size, device=probs.device).scatter_add_(1, self.ids[rows], probs)
 
 
@@ -51,12 +55,36 @@ class DraftCost:
 NO_COST = DraftCost()
 
 
+@dataclass(frozen=True, slots=True)
+class DraftTree:
+    """Drafted nodes of one sequence on the host: a parent precedes its children, -1 is the last committed token."""
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    expected: float = 0.0
+    """Accepted tokens that the proposer expects."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def num_matched(self, committed: Sequence[int]) -> int:
+        """The number of tokens of `committed` that a path from the root has."""
+        node, count = -1, 0
+        for child, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            if count == len(committed):
+                break
+            if parent == node and token == committed[count]:
+                node = child
+                count += 1
+        return count
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DraftBatch:
-    """Drafts of several sequences, ragged: sequence `sequence_ids[s]` owns the next `counts[s]` nodes.
+    """Drafts of several sequences, ragged: sequence `sequence_ids[s]` has the next `counts[s]` nodes.
 
-    `parents` are indices among the sequence's own nodes, -1 for a child of the last committed token; a parent precedes its
-    children, and siblings differ in their token. `probs=None` means one-hot: the token was chosen deterministically, or by
+    `parents` are indices among the sequence's own nodes, -1 for a child of the last committed token. A parent precedes its
+    children, and siblings have different tokens. `probs=None` means one-hot: the tokens were chosen deterministically, or by
     noise that verification shares.
     """
 
@@ -82,7 +110,7 @@ class DraftBatch:
     def chains(
         cls, drafts: Iterable[tuple[int, list[int]]], probs: DraftProbs | None = None, cost: DraftCost = NO_COST
     ) -> "DraftBatch":
-        """A batch of chains from (sequence id, tokens) pairs."""
+        """A batch of chains from (sequence id, tokens) pairs; empty chains are left out."""
         pairs = [(sequence_id, tokens) for sequence_id, tokens in drafts if tokens]
         return cls(
             tuple(sequence_id for sequence_id, _ in pairs),
@@ -93,8 +121,20 @@ class DraftBatch:
             cost,
         )
 
+    @classmethod
+    def trees(cls, trees: Iterable[tuple[int, DraftTree]], cost: DraftCost = NO_COST) -> "DraftBatch":
+        """A one-hot batch from (sequence id, tree) pairs; empty trees are left out."""
+        pairs = [(sequence_id, tree) for sequence_id, tree in trees if len(tree)]
+        return cls(
+            tuple(sequence_id for sequence_id, _ in pairs),
+            tuple(len(tree) for _, tree in pairs),
+            torch.tensor([token for _, tree in pairs for token in tree.tokens], dtype=torch.int64),
+            torch.tensor([parent for _, tree in pairs for parent in tree.parents], dtype=torch.int64),
+            cost=cost,
+        )
+
     def split(self) -> "dict[int, Draft]":
-        """The same drafts, one value per sequence, tokens and parents on the host."""
+        """The drafts by sequence, with tokens and parents on the host."""
         tokens, parents = self.tokens.tolist(), self.parents.tolist()
         drafts, start = {}, 0
         for sequence_id, count in zip(self.sequence_ids, self.counts, strict=True):
@@ -106,13 +146,13 @@ class DraftBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Draft:
-    """One sequence's share of a `DraftBatch`."""
+    """The draft of one sequence in a `DraftBatch`."""
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probs: DraftProbs | None = None
     rows: slice = field(default_factory=lambda: slice(0, 0))
-    """Where this draft's rows lie in `probs`."""
+    """Rows of this draft in `probs`."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -130,9 +170,46 @@ class Draft:
         return tuple(reversed(path))
 
     def children(self, node: int) -> list[int]:
-        """Nodes whose parent is `node` (-1: the root), in drafting order."""
+        """Nodes whose parent is `node` (-1: the root), in draft order."""
         return [i for i, parent in enumerate(self.parents) if parent == node]
 
     def q(self, vocab_size: int) -> Tensor | None:
-        """[len, V] distributions the tokens were drawn from, None for one-hot."""
+        """[len, V] distributions that the tokens were drawn from; None: one-hot."""
         return None if self.probs is None else self.probs.dense(self.rows, vocab_size)
+
+
+def merge_batches(batches: Sequence[DraftBatch]) -> DraftBatch:
+    """All drafts of `batches`, which share no sequence, without a cost. If one has `q`, the others get one-hot rows."""
+    batches = [batch for batch in batches if batch.sequence_ids]
+    if not batches:
+        return DraftBatch.empty()
+    return DraftBatch(
+        tuple(sequence_id for batch in batches for sequence_id in batch.sequence_ids),
+        tuple(count for batch in batches for count in batch.counts),
+        torch.cat([batch.tokens.cpu() for batch in batches]),
+        torch.cat([batch.parents.cpu() for batch in batches]),
+        _merge_probs(batches),
+    )
+
+
+def _merge_probs(batches: Sequence[DraftBatch]) -> DraftProbs | None:
+    given = [batch.probs for batch in batches if batch.probs is not None]
+    if not given:
+        return None
+    if len(batches) == 1:
+        return given[0]
+    device = given[0].probs.device
+    rows = [batch.probs or _one_hot(batch.tokens, device) for batch in batches]
+    dense = next((probs for probs in given if probs.ids is None), None)
+    if dense is not None:
+        vocab_size = dense.probs.shape[1]
+        return DraftProbs(torch.cat([probs.dense(slice(None), vocab_size).to(device) for probs in rows]))
+    width = max(probs.probs.shape[1] for probs in rows)
+    ids = [pad(probs.ids, (0, width - probs.probs.shape[1])).to(device) for probs in rows if probs.ids is not None]
+    return DraftProbs(
+        torch.cat([pad(probs.probs, (0, width - probs.probs.shape[1])).to(device) for probs in rows]), torch.cat(ids)
+    )
+
+
+def _one_hot(tokens: Tensor, device: torch.device) -> DraftProbs:
+    return DraftProbs(torch.ones(len(tokens), 1, device=device), tokens.to(device).unsqueeze(1))

@@ -1,13 +1,13 @@
 import pytest
 
-from paceline.cluster.pairing.fanout import RivalOdds, fan_out
+from paceline.cluster.pairing.fanout import AlternativeOdds, fan_out
 from paceline.core.errors import InvalidConfig
 
 
 def test_most_probable_outcomes_within_the_node_budget():
     outcomes = fan_out([0.8], [0.5, 0.2], offered=3, depth=4, nodes=16)
     # 16 nodes are four chains of 4; one is the continued draft itself
-    assert [(o.accepted, o.rival) for o in outcomes] == [(0, 0), (1, 0), (2, 0)]
+    assert [(o.accepted, o.alternative) for o in outcomes] == [(0, 0), (1, 0), (2, 0)]
     assert outcomes[0].probability == pytest.approx(0.2 * 0.5)
     assert outcomes[2].probability == pytest.approx(0.8**2 * 0.2 * 0.5)
 
@@ -37,7 +37,7 @@ def test_improbable_outcomes_are_left_out():
 
 
 def test_odds_follow_recent_outcomes():
-    odds = RivalOdds(window=32)
+    odds = AlternativeOdds(window=32)
     for _ in range(200):
         odds.observe(1)
     assert odds.odds[1] > 0.95
@@ -47,4 +47,4 @@ def test_odds_follow_recent_outcomes():
     odds.observe(99)
     assert len(odds.odds) == 4
     with pytest.raises(InvalidConfig):
-        RivalOdds(1.0)
+        AlternativeOdds(1.0)

@@ -166,7 +166,7 @@ def test_a_failing_audit_is_disabled(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_the_loop_audits_when_it_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_module, "REST", 0.01)
+    monkeypatch.setattr(loop_module, "IDLE_AFTER", 0.01)
     subject = engine()
     done, use = threading.Event(), subject.use_idle_time
 

@@ -15,7 +15,7 @@ from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.target_worker.worker import TargetWorker
-from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.runtime.wire.transport import Listener
 from tests.engine.harness import MODEL, letters, tokens_of
 from tests.exactness.suite import mixed_requests, plain_text

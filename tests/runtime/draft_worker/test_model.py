@@ -1,4 +1,4 @@
-"""Draft pools of distilled drafts: the target's tables without its layers, and the drafts it would have made beside them."""
+"""Draft workers with a distilled draft load the target's embedding and head, without its layers."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,41 +42,41 @@ def logits(runner: ModelRunner) -> torch.Tensor:
     return found
 
 
-def test_a_distilled_draft_is_the_one_beside_its_target(tmp_path: Path) -> None:
+def test_distilled_draft_equals_the_draft_inside_an_engine(tmp_path: Path) -> None:
     config = settings(tmp_path, "distilled")
     spec = draft_spec(config)
-    side = WeightManager(None, None)
+    weights = WeightManager(None, None)
     try:
-        draft, tables = load_draft_model(spec, CPU, side)
+        draft, tables = load_draft_model(spec, CPU, weights)
     finally:
-        side.close()
+        weights.close()
     target = load_model(config.targets[0].model)
     folder = find_draft(spec.engine.model)
     assert folder is not None
-    beside = load_draft(folder, target)
+    in_engine = load_draft(folder, target)
     assert tables is not None
     assert tables.model.layers == []
-    assert torch.equal(logits(ModelRunner(draft.model, 4)), logits(ModelRunner(beside.model, 4)))  # type: ignore[arg-type]
+    assert torch.equal(logits(ModelRunner(draft.model, 4)), logits(ModelRunner(in_engine.model, 4)))  # type: ignore[arg-type]
     fit = fit_models(spec.engine, tables, draft, CPU, 128)
     assert fit.weight_bytes == draft.model.weight_bytes + tables.model.embedding.nbytes
     assert fit.kv_bytes_per_token == draft.config.kv_bytes_per_token(4)
 
 
-def test_a_distilled_draft_is_not_quantised(tmp_path: Path) -> None:
+def test_distilled_draft_is_not_quantised(tmp_path: Path) -> None:
     spec = draft_spec(settings(tmp_path, "distilled"))
-    side = WeightManager(None, None)
+    weights = WeightManager(None, None)
     try:
         with pytest.raises(InvalidConfig, match="leave out `quantization`"):
-            load_draft_model(replace(spec, engine=replace(spec.engine, quantization="int8")), CPU, side)
+            load_draft_model(replace(spec, engine=replace(spec.engine, quantization="int8")), CPU, weights)
     finally:
-        side.close()
+        weights.close()
 
 
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
-def test_a_head_belongs_to_the_target_pool(kind: str, tmp_path: Path) -> None:
-    side = WeightManager(None, None)
+def test_heads_are_rejected(kind: str, tmp_path: Path) -> None:
+    weights = WeightManager(None, None)
     try:
         with pytest.raises(IncompatibleDraft, match="as `draft` of the target pool"):
-            load_draft_model(draft_spec(settings(tmp_path, kind)), CPU, side)
+            load_draft_model(draft_spec(settings(tmp_path, kind)), CPU, weights)
     finally:
-        side.close()
+        weights.close()

@@ -10,7 +10,7 @@ from paceline.core.errors import EngineClosed, InvalidRequest
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
-from paceline.runtime.wire.stream_messages import Outputs
+from paceline.runtime.wire.gateway_messages import Outputs
 from tests.engine.harness import GREEDY, PROMPT, SAMPLED, engine_of, outputs_of, request, text_of, tokens_of
 from tests.fakes import tiny_engine, tiny_model
 from tests.runtime.target_harness import LENIENT, STRICT, Gate, Members, StreamReader, WorkerThread, pool_of, until

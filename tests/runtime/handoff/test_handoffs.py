@@ -23,8 +23,8 @@ from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.transfer.transfer import checksum
+from paceline.runtime.wire.gateway_messages import TO_GATEWAY, TO_TARGET_WORKER, Prefill, PrefillStarted
 from paceline.runtime.wire.messages import Goodbye
-from paceline.runtime.wire.stream_messages import TO_GATEWAY, TO_TARGET_WORKER, Prefill, PrefillStarted
 from paceline.runtime.wire.transport import Connection
 from tests.engine.harness import (
     GREEDY,

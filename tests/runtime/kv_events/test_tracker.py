@@ -11,7 +11,7 @@ from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.kv_events.tracker import CacheTracker
 from paceline.runtime.target_worker.worker import TargetWorker
-from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER
 from tests.engine.harness import GREEDY, engine_of, outputs_of, request, tokens_of
 from tests.runtime.target_harness import LossyListener, Members, StreamReader, WorkerThread, cluster, pool_of, until
 

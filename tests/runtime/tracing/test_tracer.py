@@ -16,7 +16,7 @@ from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.tracing.tracer import Tracing
-from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER, Submit
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, Submit
 from tests.collector import collector
 from tests.engine.harness import GREEDY, PROMPT, engine_of, oracle, plain_tokens, request
 from tests.runtime.target_harness import Gate, StreamReader, WorkerThread, pool_of

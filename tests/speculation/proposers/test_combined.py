@@ -4,13 +4,12 @@ import pytest
 
 from paceline.core.clock import VirtualClock
 from paceline.core.sampling import SamplingParams
-from paceline.speculation.drafts import Draft, DraftBatch
+from paceline.speculation.drafts import Draft, DraftBatch, DraftTree
 from paceline.speculation.proposer import HiddenRequest, Progress, ProposerTraits
 from paceline.speculation.proposers.choice import EXPLORE_EVERY
 from paceline.speculation.proposers.combined import CombinedProposer
 from paceline.speculation.proposers.lookahead import LookaheadProposer
 from paceline.speculation.proposers.ngram import NgramProposer
-from paceline.speculation.trees.guess import Guess
 from paceline.speculation.trees.tree import depths
 from tests.fakes import FakeProposer
 
@@ -152,7 +151,7 @@ def test_a_part_that_learns_from_picks_learns() -> None:
         draft = proposer.collect([0], 0.0).split().get(0, Draft())
         at = len(ids)
         picks = [TEXT[at], *(TEXT[at + level] for level in depths(draft.parents))]
-        matched = Guess(draft.tokens, draft.parents).matched(TEXT[at:])
+        matched = DraftTree(draft.tokens, draft.parents).num_matched(TEXT[at:])
         accepted += matched
         ids += TEXT[at : at + matched + 1]
     assert accepted > 20

@@ -35,7 +35,7 @@ def blindly(request, monkeypatch):
 
     def chosen(self, *arguments):
         init(self, *arguments)
-        self.looks_once = request.param == "blindly"
+        self.grows_on_device = request.param == "blindly"
 
     monkeypatch.setattr(EagleProposer, "__init__", chosen)
 
@@ -249,16 +249,16 @@ def test_what_was_lent_goes_on_where_it_is_given_back():
     """Whoever borrows it may have cached more slots, and hands over the states after them."""
     head = proposer()
     head.observe([progress(IDS, 6, end=20)])
-    loans, prefill = head.lend([0, 7])
-    loan = loans[0]
+    starts, prefill = head.begin_graph([0, 7])
+    start = starts[0]
     assert prefill.tokens == 19
-    assert loan.num_cached == 18
-    assert loan.state.start == 18
+    assert start.num_cached == 18
+    assert start.state.start == 18
     assert head.blocks(0, 40) is not None
     assert head.blocks(0, 65 * 16) is None
     p = progress(IDS, 6, start=18, end=23)
     head.observe([progress(IDS, 6, end=23, hidden=False)])
-    head.take_back(0, loan.num_cached, p.hidden)
+    head.end_graph(0, start.num_cached, p.hidden)
     drafts = head.collect([0], 0.0).split()[0]
     assert (drafts.tokens, drafts.parents) == reference(p)
     head.close([0])
@@ -269,5 +269,5 @@ def test_nothing_is_lent_without_the_newest_state():
     head = proposer()
     head.observe([progress(IDS, 6, end=9)])
     head.observe([progress(IDS, 6, end=10, hidden=False)])
-    assert head.lend([0]) == ({}, DraftPrefill())
-    head.take_back(5, 3, progress(IDS, 6, end=9).hidden)  # closed meanwhile
+    assert head.begin_graph([0]) == ({}, DraftPrefill())
+    head.end_graph(5, 3, progress(IDS, 6, end=9).hidden)  # closed meanwhile

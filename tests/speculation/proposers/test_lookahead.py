@@ -1,21 +1,86 @@
+"""Lookahead decoding: the pool of n-grams, the Jacobi window, and the proposer."""
+
 from collections.abc import Sequence
 
 import pytest
 
 from paceline.core.sampling import SamplingParams
-from paceline.speculation.drafts import Draft
+from paceline.speculation.drafts import Draft, DraftTree
 from paceline.speculation.proposer import Progress
-from paceline.speculation.proposers.lookahead import LookaheadProposer
-from paceline.speculation.trees.guess import Guess
+from paceline.speculation.proposers.lookahead import JacobiWindow, LookaheadProposer, NgramPool
 from paceline.speculation.trees.tree import depths
 from tests.speculation.proposers.test_ngram import Untouchable
 
+# --- the pool
+
+
+def test_the_latest_ngram_comes_first_without_duplicates() -> None:
+    pool = NgramPool()
+    for ngram in ((1, 2, 3), (1, 4, 5), (9, 9, 9), (1, 2, 3)):
+        pool.add(ngram)
+    assert pool.after(1) == [(2, 3), (4, 5)]
+    assert pool.after(2) == []
+    assert len(pool) == 3
+
+
+def test_the_pool_is_bounded() -> None:
+    pool = NgramPool(per_key=2, max_keys=3)
+    for first in range(5):
+        for other in range(4):
+            pool.add((first, other))
+    assert len(pool) == 6
+    assert pool.after(4) == [(3,), (2,)]
+    assert pool.after(0) == []
+    for sizes in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="per_key >= 1"):
+            NgramPool(*sizes)
+
+
+# --- the window
+
+
+def successor(token: int) -> int:
+    """The token that the target picks after `token`."""
+    return (3 * token + 1) % 17
+
+
+def test_diagonals_are_ngrams_of_the_target() -> None:
+    window, start, found = JacobiWindow(3), 5, []
+    guesses = [8, 8, 8, 8, 8]
+    for turn in range(8):
+        found += window.advance(start, guesses, [successor(token) for token in guesses])
+        start += 1 + turn % 2
+        guesses = [*window.guesses(start), 0, 0][:5]
+    assert found
+    assert all(successor(a) == b and successor(b) == c for a, b, c in found)
+
+
+def test_picks_are_the_guesses_of_the_next_position() -> None:
+    window = JacobiWindow(2)
+    assert window.guesses(0) == []
+    assert window.advance(10, [1, 2, 3], [4, 5, 6]) == [(1, 4), (2, 5), (3, 6)]
+    assert window.guesses(11) == [4, 5, 6]
+    assert window.guesses(12) == [5, 6]
+    assert window.guesses(10) == []
+
+
+def test_a_diagonal_needs_all_its_rounds() -> None:
+    window = JacobiWindow(3)
+    assert window.advance(0, [1, 2], [3, 4]) == []
+    # 9 only fills the window: it is no pick, so that (…, 9, 8) is no diagonal
+    assert window.advance(1, [3, 4, 9], [6, 7, 8]) == [(1, 3, 6), (2, 4, 7)]
+    with pytest.raises(ValueError, match="at least 2"):
+        JacobiWindow(1)
+
+
+# --- the proposer
+
 TEXT = [(7 * i * i + 3) % 9973 for i in range(400)]
-"""Hardly a token comes twice."""
+"""A text in which few tokens repeat."""
 
 
 def picks(ids: Sequence[int], found: Draft) -> list[int]:
-    """Of a target that knows what is_pending where, whatever was guessed before."""
+    """Picks of a target that always continues `TEXT`, whatever was drafted before."""
     return [TEXT[len(ids)], *(TEXT[len(ids) + level] for level in depths(found.parents))]
 
 
@@ -27,13 +92,13 @@ def draft(
 
 
 def commit(ids: list[int], found: Draft) -> int:
-    """Append what the target accepts of a draft and the token that follows; how many were accepted."""
-    accepted = Guess(found.tokens, found.parents).matched(TEXT[len(ids) :])
+    """Append the accepted tokens of a draft and the next one. Returns the number of accepted tokens."""
+    accepted = DraftTree(found.tokens, found.parents).num_matched(TEXT[len(ids) :])
     ids += TEXT[len(ids) : len(ids) + accepted + 1]
     return accepted
 
 
-def rounds(proposer: LookaheadProposer, count: int, hears: bool, depth: int = 12) -> tuple[int, int]:
+def rounds(proposer: LookaheadProposer, count: int, has_picks: bool, depth: int = 12) -> tuple[int, int]:
     """(accepted, drafted) over `count` rounds."""
     ids = TEXT[:3]
     accepted = drafted = 0
@@ -41,7 +106,7 @@ def rounds(proposer: LookaheadProposer, count: int, hears: bool, depth: int = 12
     for _ in range(count):
         found = draft(proposer, ids, depth, picked=picked)
         assert len(found) <= depth
-        if hears:
+        if has_picks:
             picked = picks(ids, found)
         drafted += len(found)
         accepted += commit(ids, found)
@@ -49,16 +114,16 @@ def rounds(proposer: LookaheadProposer, count: int, hears: bool, depth: int = 12
 
 
 def test_corrections_make_new_text_predictable() -> None:
-    """Nothing repeats, so only the target's corrections of wrong guesses can have taught it."""
-    accepted, _ = rounds(LookaheadProposer(), 30, hears=True)
+    """Nothing repeats: only the target's corrections can give n-grams."""
+    accepted, _ = rounds(LookaheadProposer(), 30, has_picks=True)
     assert accepted > 30
 
 
-def test_without_corrections_there_are_no_rows_to_correct() -> None:
-    assert rounds(LookaheadProposer(), 30, hears=False) == (0, 0)
+def test_without_corrections_there_is_no_window() -> None:
+    assert rounds(LookaheadProposer(), 30, has_picks=False) == (0, 0)
 
 
-def test_text_that_repeats_is_drafted_from_the_pool() -> None:
+def test_repeated_text_is_drafted_from_the_pool() -> None:
     found = draft(LookaheadProposer(ngram=4), [1, 2, 3, 4, 9, 1], 8)
     assert found.tokens == (2, 3, 4)
 
@@ -68,7 +133,7 @@ def test_candidates_share_their_prefix() -> None:
     assert (found.tokens, found.parents) == ((5, 6, 2, 4, 3), (-1, 0, -1, 2, 2))
 
 
-def test_the_window_takes_at_most_half() -> None:
+def test_the_window_takes_at_most_half_of_the_depth() -> None:
     proposer, ids = LookaheadProposer(window=8), [1, 2, 3, 1, 4, 5, 1]
     draft(proposer, ids, 8)
     with_window = draft(proposer, ids, 8, picked=[0])
@@ -78,7 +143,7 @@ def test_the_window_takes_at_most_half() -> None:
     assert draft(proposer, ids, 1).tokens == without.tokens[:1]
 
 
-def test_a_draft_cut_short_is_corrected_as_far_as_it_went() -> None:
+def test_a_pruned_draft_is_corrected_in_part() -> None:
     proposer, ids = LookaheadProposer(), TEXT[:3]
     accepted = 0
     picked: list[int] = []
@@ -91,17 +156,17 @@ def test_a_draft_cut_short_is_corrected_as_far_as_it_went() -> None:
     assert proposer.collect([0], 0.0).sequence_ids == ()
 
 
-def test_depth_zero_costs_nothing() -> None:
+def test_depth_zero_does_not_read_the_text() -> None:
     assert len(draft(LookaheadProposer(), Untouchable([1, 2, 1, 2]), 0)) == 0
 
 
-def test_sequences_do_not_mix() -> None:
+def test_sequences_are_separate() -> None:
     proposer = LookaheadProposer(ngram=3)
     draft(proposer, [1, 2, 3, 4, 1], 4, sequence_id=1)
     assert len(draft(proposer, [7, 8, 9, 1], 4, sequence_id=2)) == 0
 
 
-def test_sizes_are_checked() -> None:
+def test_invalid_sizes_are_rejected() -> None:
     for sizes in ((1, 4), (3, 0)):
         with pytest.raises(ValueError, match="ngram"):
             LookaheadProposer(*sizes)

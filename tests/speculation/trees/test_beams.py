@@ -1,4 +1,4 @@
-"""Growing blindly means never asking the device for a value. That the trees are right, test_eagle.py shows."""
+"""Growing a tree on the device reads no value on the host. test_eagle.py verifies the trees."""
 
 import pytest
 import torch
@@ -6,15 +6,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from paceline.core.sampling import SamplingParams
 from paceline.models.drafts.eagle import EagleRunner
+from paceline.speculation.drafts import DraftTree
 from paceline.speculation.proposer import Progress
-from paceline.speculation.trees.beams import Beams, Level, Seat, choose
+from paceline.speculation.trees.beams import Beams, CachedSequence, Level, choose
 from paceline.speculation.trees.ranking import RankRules, draft_row
 from tests.fakes import tiny_model
 from tests.heads import tiny_eagle
 
 
-class Watch(TorchDispatchMode):
-    """Fails on any operation that waits for a GPU: values read back, shapes that depend on values, tensors from the host."""
+class NoWaits(TorchDispatchMode):
+    """Fails on operations that wait for a GPU: values read back, shapes that depend on values, tensors from the host."""
 
     WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "unique", "lift_fresh")
 
@@ -24,14 +25,14 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "top_k": 9, "seed": 1}])
-def test_nothing_waits(monkeypatch, sampling):
+def test_no_operation_waits(monkeypatch, sampling):
     monkeypatch.setattr("paceline.kernels.cpu.native.library", lambda: None)
     head = tiny_eagle(tiny_model(), reduced=24)
     monkeypatch.setattr(
         "paceline.models.drafts.eagle.paged_attention", lambda q, *rest: q.flatten(1)
-    )  # the reference waits
+    )  # the reference kernel waits
     runner = EagleRunner(head, 8, 8)
-    seats = [Seat([0, 1], 20, 19), Seat([2], 5, 30)]
+    sequences = [CachedSequence([0, 1], 20, 19), CachedSequence([2], 5, 30)]
     rows = [draft_row(Progress(i, [1, 2], 9, SamplingParams(**sampling), 1, 0, 1, "coupled"), ()) for i in range(2)]
     with torch.inference_mode():
         rules = [
@@ -40,15 +41,15 @@ def test_nothing_waits(monkeypatch, sampling):
             )
             for width in (1, 4, 4)
         ]
-        beams, states = Beams(runner, seats, width=4, branches=5), torch.randn(2, 32)
-        with Watch():
+        beams, states = Beams(runner, sequences, width=4, branches=5), torch.randn(2, 32)
+        with NoWaits():
             levels = beams.grow(states, rules)
     assert [tuple(level.tokens.shape) for level in levels] == [(2, 1, 5), (2, 4, 5), (2, 4, 5)]
-    with pytest.raises(AssertionError), Watch():
+    with pytest.raises(AssertionError), NoWaits():
         levels[0].tokens.tolist() and levels[0].confidence.max().item()
 
 
-def test_the_levels_become_trees():
+def test_trees_are_chosen_from_levels():
     first = Level(torch.tensor([[[7, 8, 9]]]), torch.tensor([[[-0.1, -1.0, -torch.inf]]]), torch.zeros(1, 1).long())
     second = Level(
         torch.tensor([[[1, 2, 3], [4, 5, 6]]]),
@@ -56,6 +57,6 @@ def test_the_levels_become_trees():
         torch.tensor([[0, 1]]),
     )
     (tree,) = choose([first, second], [4], [None])
-    assert tree.draft() == ([7, 1, 8, 4], [-1, 0, -1, 2])
+    assert tree.draft() == DraftTree((7, 1, 8, 4), (-1, 0, -1, 2))
     (tree,) = choose([first, second], [99], [None])
-    assert 9 not in tree.draft()[0]  # impossible
+    assert 9 not in tree.draft().tokens  # impossible

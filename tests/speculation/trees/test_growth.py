@@ -1,6 +1,9 @@
+"""The choice of the best nodes of a tree."""
+
 from math import log
 
-from paceline.speculation.trees.growth import Growth, tree_batch
+from paceline.speculation.drafts import DraftTree
+from paceline.speculation.trees.growth import Growth
 
 
 def grown(budget):
@@ -12,23 +15,23 @@ def grown(budget):
     return tree
 
 
-def test_the_likeliest_paths_are_kept_best_first():
+def test_the_most_probable_nodes_are_drafted_best_first():
     # a 0.6, b 0.31, c 0.3, e 0.279, d 0.24
-    assert grown(9).draft() == ([10, 11, 12, 14, 13], [-1, -1, 0, 1, 0])
-    assert grown(3).draft() == ([10, 11, 12], [-1, -1, 0])
-    assert grown(1).draft() == ([10], [-1])
+    assert grown(9).draft() == DraftTree((10, 11, 12, 14, 13), (-1, -1, 0, 1, 0))
+    assert grown(3).draft() == DraftTree((10, 11, 12), (-1, -1, 0))
+    assert grown(1).draft() == DraftTree((10,), (-1,))
 
 
-def test_only_nodes_whose_children_may_matter_are_grown():
+def test_the_frontier_has_only_nodes_whose_children_may_be_drafted():
     assert grown(9).frontier(1, 8) == [0, 1]
     assert grown(9).frontier(2, 8) == [2, 4, 3]
     assert grown(9).frontier(2, 2) == [2, 4]
-    # Two nodes are kept and a is one of them: a child of a may be the other, of b none
+    # Of two drafted nodes a is one: the other may be a child of a, but not of b
     assert grown(2).frontier(1, 8) == [0]
     assert grown(1).frontier(1, 8) == []
 
 
-def test_levels_that_nobody_can_use_are_not_grown():
+def test_the_frontier_ends_at_max_levels():
     tree = Growth(9, max_levels=2)
     tree.add(-1, [(10, log(0.6)), (11, log(0.3))])
     assert tree.frontier(1, 8) == [0, 1]
@@ -42,17 +45,8 @@ def test_paths():
     assert tree.path(3) == (10, 13)
 
 
-def test_a_certain_child_does_not_overtake_its_parent():
+def test_a_child_never_precedes_its_parent():
     tree = Growth(4)
     tree.add(-1, [(1, 0.0)])
     tree.add(0, [(2, 1e-7)])  # rounding may leave a confidence above 1
-    assert tree.draft() == ([1, 2], [-1, 0])
-
-
-def test_batches_leave_out_empty_trees():
-    batch = tree_batch([(7, grown(2)), (8, Growth(3)), (9, grown(1))])
-    drafts = batch.split()
-    assert list(drafts) == [7, 9]
-    assert drafts[7].tokens == (10, 11)
-    assert drafts[9].parents == (-1,)
-    assert batch.probs is None
+    assert tree.draft() == DraftTree((1, 2), (-1, 0))

@@ -1,4 +1,4 @@
-"""The best branch is what the draft would pick under the target's own rule."""
+"""The best token is the draft's own pick under the target's rule."""
 
 import pytest
 import torch
@@ -27,12 +27,12 @@ def row(path=(), **sampling):
 
 @pytest.mark.parametrize("ids", [None, IDS])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_the_best_branch_is_the_pick(sampling, ids):
-    words = vocabulary(ids)
+def test_the_best_token_is_the_pick(sampling, ids):
+    vocabulary_ = vocabulary(ids)
     logits = 3 * torch.randn(6, V if ids is None else len(ids), generator=torch.Generator().manual_seed(1))
     rows = [row(path, **sampling) for path in ((), (3,), (7,), (3, 3), (1, 2), (1, 2, 3))]
-    branches = rank(logits, rows, [True] * 6, words, 4)
-    assert [best[0][0] for best in branches] == pick(words.expand_logits(logits), rows).tolist()
+    branches = rank(logits, rows, [True] * 6, vocabulary_, 4)
+    assert [best[0][0] for best in branches] == pick(vocabulary_.expand_logits(logits), rows).tolist()
     for best in branches:
         values = [value for _, value in best]
         assert values == sorted(values, reverse=True)
@@ -49,18 +49,18 @@ def test_greedy_confidence_is_the_probability():
         assert [value for _, value in found] == pytest.approx(values, abs=1e-5)
 
 
-def test_rejection_ranks_by_q_alone_and_offers_nothing_impossible():
+def test_rejection_ranks_by_q_alone_without_impossible_tokens():
     logits = torch.randn(1, V)
     sampled = row(temperature=0.8, top_k=3, seed=1)
     other = row(temperature=0.8, top_k=3, seed=2)
-    law = log_distribution(logits, [sampled])[0]
+    log_q = log_distribution(logits, [sampled])[0]
     (found,) = rank(logits, [sampled], [False], vocabulary(), 8)
-    assert [token for token, _ in found] == law.topk(3).indices.tolist()
-    assert rank(logits, [other], [False], vocabulary(), 8) == [found]  # the seed plays no part
-    assert [value for _, value in found] == pytest.approx(law.topk(3).values.tolist(), abs=1e-5)
+    assert [token for token, _ in found] == log_q.topk(3).indices.tolist()
+    assert rank(logits, [other], [False], vocabulary(), 8) == [found]  # independent of the seed
+    assert [value for _, value in found] == pytest.approx(log_q.topk(3).values.tolist(), abs=1e-5)
 
 
-def test_logits_are_left_alone():
+def test_logits_are_not_modified():
     logits = torch.randn(2, V)
     before = logits.clone()
     rank(logits, [row(temperature=1.0, seed=3), row(temperature=0.0)], [True, True], vocabulary(), 4)

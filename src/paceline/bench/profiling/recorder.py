@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 from paceline.bench.profiling.memory_reads import draft_parts, kv_bytes_per_token, weight_reads
 from paceline.bench.profiling.profile import RoundTimes
 from paceline.core.clock import Clock
-from paceline.engine.hooks.hook import StepHook
+from paceline.engine.hooks.hook import HookedEngine, StepHook
 
 if TYPE_CHECKING:
     from paceline.core.sequence import Sequence
     from paceline.engine.executors.executor import StepResult
     from paceline.engine.schedule import Schedule
     from paceline.models.architectures.decoder import ForwardOutput
-    from paceline.models.runner import ModelRunner
     from paceline.speculation.drafts import Draft
     from paceline.speculation.verification.grammar import Grammar
 
@@ -72,13 +71,13 @@ class Recorder(StepHook):
         self.label: str | None = None
         self.rounds: list[RecordedRound] = []
         self._clock = clock
-        self._runners: list[ModelRunner] = []
+        self._engines: list[HookedEngine] = []
         self._started = 0.0
         self._num_sequences = 0
         self._step: _Step | None = None
 
-    def attach(self, runner: "ModelRunner") -> None:
-        self._runners = [runner]
+    def attach(self, engine: HookedEngine) -> None:
+        self._engines = [engine]
 
     def sequence_added(self, sequence: "Sequence", grammar: "Grammar | None") -> None:
         self._num_sequences += 1
@@ -92,11 +91,11 @@ class Recorder(StepHook):
         self._started = now
 
     def after_pass(self, schedule: "Schedule", drafts: "Mapping[int, Draft]", output: "ForwardOutput") -> None:
-        (runner,) = self._runners
-        if runner.device.type == "cuda":
+        (engine,) = self._engines
+        if engine.runner.device.type == "cuda":
             import torch
 
-            torch.cuda.synchronize(runner.device)
+            torch.cuda.synchronize(engine.runner.device)
 
     def verified(self, result: "StepResult") -> None:
         if self.label is None:
@@ -118,11 +117,11 @@ class Recorder(StepHook):
     def _bytes(self, result: "StepResult") -> int:
         """Bytes read: the target's matrices and every context once; a draft's matrices and its contexts once a level. A draft
         prefill is not counted."""
-        (runner,) = self._runners
-        window = runner.model.config.sliding_window
+        (engine,) = self._engines
+        window = engine.runner.model.config.sliding_window
         contexts = [one.sequence.num_computed + one.num_tokens + one.num_nodes for one in result.sequences]
         tokens = sum(contexts if window is None else [min(context, window) for context in contexts])
-        total = weight_reads(runner.model) + tokens * kv_bytes_per_token(runner)
+        total = weight_reads(engine.runner.model) + tokens * kv_bytes_per_token(engine.runner)
         for method in {one.sequence.method for one in result.sequences if one.levels}:
             drafted = [one for one in result.sequences if one.levels and one.sequence.method == method]
             parts, levels = draft_parts(engine, [method]), max(one.levels for one in drafted)

@@ -21,7 +21,7 @@ MIN_PROBABILITY = 0.005
 @dataclass(frozen=True, slots=True)
 class Outcome:
     accepted: int
-    rival: int
+    alternative: int
     """Rank of the following token among those that the draft did not choose: 0 for the most probable."""
     probability: float
 
@@ -32,7 +32,7 @@ def fan_out(
     """The outcomes to draft for, most probable first, besides full acceptance, which continues the draft's own chain.
 
     `alphas` by position, at least one; the last applies to all later positions. `odds[r]`: probability that a token other than
-    the draft's is rival r. Each branch costs `depth` of the `nodes`, and so does the continued chain, which comes first.
+    the draft's is alternative r. Each branch costs `depth` of the `nodes`, and so does the continued chain, which comes first.
     `continues=False`: under rejection the token after full acceptance is an independent sample, so the chain does not continue.
     """
     branches = nodes // depth - 1 if depth else 0
@@ -42,14 +42,14 @@ def fan_out(
     for accepted in range(offered + 1):
         alpha = alphas[min(accepted, len(alphas) - 1)]
         ends = survival if accepted == offered and not continues else survival * (1.0 - alpha)
-        outcomes += [Outcome(accepted, rival, ends * chance) for rival, chance in enumerate(odds)]
+        outcomes += [Outcome(accepted, alternative, ends * chance) for alternative, chance in enumerate(odds)]
         survival *= alpha
     likely = [outcome for outcome in outcomes if outcome.probability >= MIN_PROBABILITY]
     return sorted(likely, key=lambda outcome: -outcome.probability)[:branches]
 
 
-class RivalOdds:
-    """Probability that the token in place of a draft's is rival 0, 1, …; a decaying mean over outcomes."""
+class AlternativeOdds:
+    """Probability that the token in place of a draft's is alternative 0, 1, …; a decaying mean over outcomes."""
 
     PRIOR = (0.4, 0.15, 0.08, 0.05)
 
@@ -60,12 +60,12 @@ class RivalOdds:
         self._total = 8.0
         self._counts = [chance * self._total for chance in self.PRIOR]
 
-    def observe(self, rival: int | None) -> None:
-        """`rival`: rank of the token; None if it is not among the rivals."""
+    def observe(self, alternative: int | None) -> None:
+        """`alternative`: rank of the token; None if it is not among the alternatives."""
         self._total = self._total * self._keep + 1.0
         self._counts = [count * self._keep for count in self._counts]
-        if rival is not None and rival < len(self._counts):
-            self._counts[rival] += 1.0
+        if alternative is not None and alternative < len(self._counts):
+            self._counts[alternative] += 1.0
 
     @property
     def odds(self) -> tuple[float, ...]:

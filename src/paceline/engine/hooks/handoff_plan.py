@@ -23,7 +23,7 @@ class CacheLayout:
     kv_dtype: str
     dtype: str
     weights: str = ""
-    """Identity of the weights: see `ModelRunner.identity`."""
+    """Identity of the weights: see `ModelRunner.weights_id`."""
 
     @staticmethod
     def of(runner: ModelRunner) -> "CacheLayout":
@@ -34,7 +34,7 @@ class CacheLayout:
             state_bytes=config.hidden_size * dtype.itemsize,
             kv_dtype=str(runner.cache[0][0].dtype),
             dtype=str(dtype),
-            weights=runner.identity,
+            weights=runner.weights_id,
         )
 
     @property

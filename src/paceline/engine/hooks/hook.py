@@ -1,12 +1,13 @@
 """What listens to the steps of an engine."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from paceline.core.sequence import Sequence
     from paceline.engine.executors.executor import StepResult
     from paceline.engine.schedule import Schedule
+    from paceline.engine.speculator import Speculator
     from paceline.models.architectures.decoder import ForwardOutput
     from paceline.models.runner import ModelRunner
     from paceline.speculation.drafts import Draft
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
 
 AfterLayer = Callable[[int], None]
 """Called with the index of a layer as soon as the pass has computed it."""
+
+
+class HookedEngine(Protocol):
+    """The parts of an engine that a hook may read."""
+
+    @property
+    def runner(self) -> "ModelRunner": ...
+
+    @property
+    def speculator(self) -> "Speculator": ...
 
 
 class StepHook:
@@ -25,8 +36,8 @@ class StepHook:
     needs_logits = False
     """Whether `SequenceResult.logits` is set for every verified sequence."""
 
-    def attach(self, runner: "ModelRunner") -> None:
-        """The engine is complete; `runner` runs its target. Called once, before any other method."""
+    def attach(self, engine: HookedEngine) -> None:
+        """The engine is complete. Called once, before any other method."""
 
     def sequence_added(self, sequence: "Sequence", grammar: "Grammar | None") -> None:
         """The sequence waits for its first step."""
@@ -76,7 +87,7 @@ class StepHook:
 
 
 class StepHooks:
-    """The hooks of one engine. Iterating sees the hooks as of its start, so that `add` and `remove` are safe from any thread."""
+    """The hooks of one engine. An iteration uses the hooks as of its start, so `add` and `remove` are safe from any thread."""
 
     def __init__(self, hooks: Iterable[StepHook]) -> None:
         self._hooks = tuple(hooks)

@@ -61,8 +61,9 @@ class GpuRunner(ModelRunner):
         kv_dtype: torch.dtype | None = None,
         cache: Sequence[tuple[Tensor, Tensor]] | None = None,
         workspace: Workspace | None = None,
+        weights_id: str = "",
     ) -> None:
-        super().__init__(model, num_blocks + 1, kv_dtype, cache)
+        super().__init__(model, num_blocks + 1, kv_dtype, cache, weights_id)
         self.num_blocks = num_blocks
         self.scratch_block = num_blocks
         # HAZARD: wide enough for the longest context and the padding after it, which kernels look up too

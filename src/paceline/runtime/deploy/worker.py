@@ -45,9 +45,9 @@ from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.transfer.channels.channel_pool import channels_for
 from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.weights.manager import WeightManager
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.runtime.wire.keys import KEY_ROLE_OF, KeyFolder, Security
 from paceline.runtime.wire.messages import TO_DRAFT_WORKER
-from paceline.runtime.wire.stream_messages import TO_TARGET_WORKER
 from paceline.runtime.wire.transport import Listener
 from paceline.speculation.proposers.ngram import NgramProposer
 
@@ -98,9 +98,10 @@ def _target(
         proposers.append(PoolProposer((), vocabulary, size, name=spec.name, fallback=NgramProposer()))
         return proposers[0]
 
-    engine = build_engine(spec.engine, pool if spec.uses_drafts else None, weights.load)
+    weights_id = ""
     if spec.role == "prefill" or spec.handoff_threshold is not None:  # blocks of another checkpoint must not be used
-        engine.runner.identity = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}"
+        weights_id = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}"
+    engine = build_engine(spec.engine, pool if spec.uses_drafts else None, weights.load, weights_id=weights_id)
     tracing = None
     if spec.trace_endpoint is not None:
         from paceline.runtime.tracing.tracer import Tracing

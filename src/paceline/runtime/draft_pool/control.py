@@ -8,8 +8,8 @@ from paceline.core.worker_status import DrafterStatus, Symptom
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
+from paceline.runtime.wire.gateway_messages import WorkerAddress
 from paceline.runtime.wire.keys import KeyPair, Security
-from paceline.runtime.wire.stream_messages import WorkerAddress
 
 
 class PoolControl:

@@ -1,4 +1,4 @@
-"""What a draft worker drafts with: a model of its own, or a trained draft in its target's embedding and head."""
+"""Loading of a draft worker's model: a whole model, or a distilled draft with its target's embedding and head."""
 
 import torch
 
@@ -14,22 +14,26 @@ from paceline.runtime.weights.manager import WeightManager
 def load_draft_model(
     spec: WorkerSpec, device: torch.device, weights: WeightManager
 ) -> tuple[LoadedModel, LoadedModel | None]:
-    """All of it, and the tables it borrows. A whole model may come from a peer; a trained draft, a few megabytes, is read from
-    disk by everybody."""
+    """The draft, and the embedding and head that a distilled draft shares with its target; None for a whole model.
+
+    A whole model may come from a peer. A distilled draft is small and always comes from disk.
+    """
     config = spec.engine
     dtype = pick_dtype(config.dtype, device)
-    folder = _folder(config.model)
+    folder = _draft_folder(config.model)
     if folder is None:
         loaded = weights.load(config.model, device, dtype, pick_quantization(config.quantization))
         weights.wait()
         return loaded, None
     if folder.kind != "distilled":
         raise IncompatibleDraft(
-            f"{folder.name} ({folder.kind}) drafts from hidden states, which stay with the target: name it as `draft` of the "
-            "target pool. A draft pool takes whole models and distilled drafts"
+            f"{folder.name} ({folder.kind}) drafts from hidden states of the target: set it as `draft` of the target pool. "
+            "A draft pool takes whole models and distilled drafts"
         )
     if config.quantization != "none":
-        raise InvalidConfig(f"{folder.name} was trained and saved as it is: leave out `quantization` of its pool")
+        raise InvalidConfig(
+            f"{folder.name} is a distilled draft and cannot be quantised: leave out `quantization` of its pool"
+        )
     assert spec.target is not None
     tables = load_tables(spec.target, device, dtype)
     draft = load_draft(folder, tables)
@@ -37,8 +41,8 @@ def load_draft_model(
     return draft, tables
 
 
-def _folder(name: str) -> DraftFolder | None:
+def _draft_folder(name: str) -> DraftFolder | None:
     try:
         return find_draft(name)
-    except UnsupportedModel:  # not on this machine: peers may have it
+    except UnsupportedModel:  # not on this machine; a peer may have it
         return None

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from paceline.cluster.pairing.ahead import AheadRound, DraftingAhead
-from paceline.cluster.pairing.fanout import Outcome, RivalOdds, fan_out
+from paceline.cluster.pairing.fanout import AlternativeOdds, Outcome, fan_out
 from paceline.runtime.draft_worker.core import DraftBranch, DraftCore
 from paceline.runtime.draft_worker.state import DraftState, VerifyOutcome
 from paceline.runtime.wire.messages import ErrorCode, Load, Open, RoundRequest
@@ -54,7 +54,7 @@ class DraftScheduler:
         self.num_urgent = 0
         """Branches of the last pass that a target waited for."""
         self._core, self._vocab_size, self._limits = core, vocab_size, limits
-        self._odds = RivalOdds()
+        self._odds = AlternativeOdds()
         self._ids = itertools.count()
         self._num_tokens = 0
         self._num_passes = 0

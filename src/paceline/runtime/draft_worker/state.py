@@ -180,9 +180,9 @@ class DraftState:
         if outcome.accepted >= len(self._main.chain):
             return None
         alternatives = self._alternatives(outcome.accepted)
-        if outcome.rival >= len(alternatives):
+        if outcome.alternative >= len(alternatives):
             return None
-        return BranchKey(outcome.accepted, alternatives[outcome.rival])
+        return BranchKey(outcome.accepted, alternatives[outcome.alternative])
 
     def _fork(self, planned: list[Outcome]) -> None:
         main = self._main

@@ -13,7 +13,7 @@ from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent
 from paceline.runtime.gateway_client.stream import Stream, StreamGap
 from paceline.runtime.gateway_client.target_connection import TargetConnection
-from paceline.runtime.wire.stream_messages import Cancel, Output, RequestFailed, Submit
+from paceline.runtime.wire.gateway_messages import Cancel, Output, RequestFailed, Submit
 
 logger = logging.getLogger(__name__)
 

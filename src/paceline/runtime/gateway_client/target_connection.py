@@ -12,9 +12,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.stream import Stream
 from paceline.runtime.wire.codec import MalformedMessage
-from paceline.runtime.wire.keys import KeyPair, Security
-from paceline.runtime.wire.messages import VERSION, Hello
-from paceline.runtime.wire.stream_messages import (
+from paceline.runtime.wire.gateway_messages import (
     TO_GATEWAY,
     FromGateway,
     FromTargetWorker,
@@ -24,6 +22,8 @@ from paceline.runtime.wire.stream_messages import (
     StatusRequest,
     Welcome,
 )
+from paceline.runtime.wire.keys import KeyPair, Security
+from paceline.runtime.wire.messages import VERSION, Hello
 from paceline.runtime.wire.transport import Connection
 
 STATUS_SECONDS = 1.0

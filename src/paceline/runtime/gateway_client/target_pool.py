@@ -23,9 +23,7 @@ from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.gateway_client.worker_statuses import worker_statuses
 from paceline.runtime.kv_events.tracker import CacheTracker
 from paceline.runtime.wire.codec import MalformedMessage
-from paceline.runtime.wire.keys import KeyPair
-from paceline.runtime.wire.messages import VERSION, Goodbye
-from paceline.runtime.wire.stream_messages import (
+from paceline.runtime.wire.gateway_messages import (
     FromTargetWorker,
     Heartbeat,
     Outputs,
@@ -37,6 +35,8 @@ from paceline.runtime.wire.stream_messages import (
     WorkerList,
     check_size,
 )
+from paceline.runtime.wire.keys import KeyPair
+from paceline.runtime.wire.messages import VERSION, Goodbye
 from paceline.runtime.wire.wakeup import CommandQueue
 
 logger = logging.getLogger(__name__)

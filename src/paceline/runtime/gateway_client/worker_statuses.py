@@ -7,7 +7,7 @@ from paceline.core.worker_status import DrafterStatus, WorkerStatus
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.canaries import CATEGORY
 from paceline.runtime.gateway_client.target_connection import TargetConnection
-from paceline.runtime.wire.stream_messages import LoadProgress
+from paceline.runtime.wire.gateway_messages import LoadProgress
 
 UNSEEN = "unseen"
 """State of a draft worker that no target has reported."""

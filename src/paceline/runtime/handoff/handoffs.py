@@ -23,9 +23,9 @@ from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.handoff.prefill_connections import MAX_PROMPTS, PrefillConnections
 from paceline.runtime.handoff.remote_prompt import RemotePrompt
+from paceline.runtime.wire.gateway_messages import WorkerAddress
 from paceline.runtime.wire.keys import KeyPair
-from paceline.runtime.wire.stream_messages import WorkerAddress
-from paceline.speculation.proposers.pending import SEQUENCE_ROWS
+from paceline.speculation.proposers.pending_states import SEQUENCE_ROWS
 
 logger = logging.getLogger(__name__)
 

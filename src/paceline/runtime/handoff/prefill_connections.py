@@ -17,9 +17,7 @@ from paceline.runtime.handoff.remote_prompt import RemotePrompt
 from paceline.runtime.transfer.client import TransferClient
 from paceline.runtime.transfer.messages import TransferHandle
 from paceline.runtime.wire.codec import MalformedMessage
-from paceline.runtime.wire.keys import KeyPair, Security
-from paceline.runtime.wire.messages import Goodbye
-from paceline.runtime.wire.stream_messages import (
+from paceline.runtime.wire.gateway_messages import (
     Cancel,
     FromTargetWorker,
     Heartbeat,
@@ -29,6 +27,8 @@ from paceline.runtime.wire.stream_messages import (
     Welcome,
     WorkerAddress,
 )
+from paceline.runtime.wire.keys import KeyPair, Security
+from paceline.runtime.wire.messages import Goodbye
 from paceline.runtime.wire.wakeup import CommandQueue
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from paceline.engine.loop import EngineLoop
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.runtime.handoff.export_job import ExportJob
 from paceline.runtime.transfer.server import TransferServer
-from paceline.runtime.wire.stream_messages import Prefill, PrefillStarted
+from paceline.runtime.wire.gateway_messages import Prefill, PrefillStarted
 from paceline.runtime.wire.transport import Peer
 
 logger = logging.getLogger(__name__)

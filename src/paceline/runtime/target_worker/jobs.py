@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
-from paceline.runtime.wire.stream_messages import MAX_OUTPUTS, Output, Outputs, RequestFailed
+from paceline.runtime.wire.gateway_messages import MAX_OUTPUTS, Output, Outputs, RequestFailed
 from paceline.runtime.wire.transport import Peer
 
 MAX_REASON = 2000

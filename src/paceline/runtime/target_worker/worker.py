@@ -24,8 +24,7 @@ from paceline.runtime.target_worker.jobs import GatewayJobs, Job
 from paceline.runtime.target_worker.kv_pressure import KvPressure
 from paceline.runtime.weights.manager import WeightManager
 from paceline.runtime.wire.codec import MalformedMessage
-from paceline.runtime.wire.messages import VERSION, Goodbye, Hello
-from paceline.runtime.wire.stream_messages import (
+from paceline.runtime.wire.gateway_messages import (
     Cancel,
     FromGateway,
     Heartbeat,
@@ -39,6 +38,7 @@ from paceline.runtime.wire.stream_messages import (
     WorkerList,
     check_limits,
 )
+from paceline.runtime.wire.messages import VERSION, Goodbye, Hello
 from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)

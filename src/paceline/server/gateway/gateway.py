@@ -12,19 +12,15 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import astuple
 
-from starlette.requests import Request as HttpRequest
-
 from paceline.core.errors import PacelineError
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.runtime.gateway_client.target_client import TargetClient
-from paceline.server.auth.middleware import request_key
 from paceline.server.auth.rate_limit import RateLimits
 from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
-from paceline.server.gateway.session import OutputStream, RequestSession
 from paceline.server.metrics.metrics import Metrics
 from paceline.server.openai.errors import (
     BadRequest,
@@ -34,7 +30,6 @@ from paceline.server.openai.errors import (
     RequestTimeout,
     Unavailable,
 )
-from paceline.server.openai.schemas.body import GenerationBody
 
 MAX_RETRY_AFTER = 60
 """Seconds; largest value of the Retry-After header."""
@@ -42,8 +37,46 @@ NUM_FINISH_TIMES = 64
 """Finish times that estimate Retry-After."""
 
 
+class OutputStream:
+    """Step outputs of the admitted requests of one session. The gateway writes, the session reads, on the event loop."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self.requests = {request.id: request for request in requests}
+        self.unfinished = {request.id: request.sampling.n for request in requests}
+        """Number of unfinished choices by request id; finished requests are absent."""
+        self.error: PacelineError | None = None
+        self._pending: list[StepOutput] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def num_unfinished(self) -> int:
+        return sum(self.unfinished.values())
+
+    def put(self, output: StepOutput) -> None:
+        self._pending.append(output)
+        self._changed.set()
+
+    def fail(self, error: PacelineError) -> None:
+        """Ends the stream with `error`, after the outputs that came before it. Only the first error counts."""
+        self.error = self.error or error
+        self._changed.set()
+
+    async def __aiter__(self) -> AsyncIterator[list[StepOutput]]:
+        """Yields all outputs since the previous batch."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            batch, self._pending = self._pending, []
+            if batch:
+                yield batch
+            if self.error is not None and not self._pending:
+                raise self.error
+            if not self.unfinished and not self._pending:
+                return
+
+
 class Gateway:
-    """Opens a session for every HTTP request, admits its requests to the target and delivers their outputs."""
+    """Admits the requests of sessions to the target and delivers their outputs."""
 
     def __init__(
         self,
@@ -92,18 +125,6 @@ class Gateway:
                 param="model",
                 code="model_not_found",
             )
-
-    def open_session(self, http: HttpRequest, body: GenerationBody | None = None) -> RequestSession:
-        """The session of an authenticated request. It is strict if the key is strict or the body requests it."""
-        key = request_key(http)
-        is_strict = key.strict or (body is not None and body.speculation is not None and body.speculation.strict)
-        if is_strict and self.strict is None:
-            raise BadRequest(
-                "strict mode needs an audit log and this server has none: set `audit_trail`",
-                param="speculation.strict",
-                code="strict_unavailable",
-            )
-        return RequestSession(self, key, is_strict)
 
     async def validate(self, request: Request) -> ValidatedRequest:
         """The request with its seed. Raises `InvalidRequest`. A JSON schema compiles to a grammar, on another thread."""

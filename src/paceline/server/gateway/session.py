@@ -1,60 +1,23 @@
 """The session of one HTTP request, from authentication to the last byte of its response."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
+from typing import Self
+
+from starlette.requests import Request as HttpRequest
 
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.output import StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.server.auth.api_keys import ApiKey
+from paceline.server.auth.middleware import request_key
 from paceline.server.auth.rate_limit import Account
 from paceline.server.auth.strict import AuditEntry
+from paceline.server.gateway.gateway import Gateway, OutputStream
 from paceline.server.gateway.request_log import RequestLog
-from paceline.server.openai.errors import RateLimited
-
-if TYPE_CHECKING:
-    from paceline.server.gateway.gateway import Gateway
-
-
-class OutputStream:
-    """Step outputs of the admitted requests of one session. The gateway writes, the session reads, on the event loop."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self.requests = {request.id: request for request in requests}
-        self.unfinished = {request.id: request.sampling.n for request in requests}
-        """Number of unfinished choices by request id; finished requests are absent."""
-        self.error: PacelineError | None = None
-        self._pending: list[StepOutput] = []
-        self._changed = asyncio.Event()
-
-    @property
-    def num_unfinished(self) -> int:
-        return sum(self.unfinished.values())
-
-    def put(self, output: StepOutput) -> None:
-        self._pending.append(output)
-        self._changed.set()
-
-    def fail(self, error: PacelineError) -> None:
-        """Ends the stream with `error`, after the outputs that came before it. Only the first error counts."""
-        self.error = self.error or error
-        self._changed.set()
-
-    async def __aiter__(self) -> AsyncIterator[list[StepOutput]]:
-        """Yields all outputs since the previous batch."""
-        while True:
-            await self._changed.wait()
-            self._changed.clear()
-            batch, self._pending = self._pending, []
-            if batch:
-                yield batch
-            if self.error is not None and not self._pending:
-                raise self.error
-            if not self.unfinished and not self._pending:
-                return
+from paceline.server.openai.errors import BadRequest, RateLimited
+from paceline.server.openai.schemas.body import GenerationBody
 
 
 class RequestSession:
@@ -63,7 +26,7 @@ class RequestSession:
     A generation calls `check_limits`, `validate`, then `run`. Inside `run` it reads `outputs`. Leaving `run` closes all parts.
     """
 
-    def __init__(self, gateway: "Gateway", key: ApiKey, is_strict: bool) -> None:
+    def __init__(self, gateway: Gateway, key: ApiKey, is_strict: bool) -> None:
         self.gateway, self.key, self.is_strict = gateway, key, is_strict
         self._requests: Sequence[ValidatedRequest] = ()
         self._timeout: float | None = None
@@ -71,6 +34,19 @@ class RequestSession:
         self._account: Account | None = None
         self._audit: AuditEntry | None = None
         self._log: RequestLog | None = None
+
+    @classmethod
+    def open(cls, gateway: Gateway, http: HttpRequest, body: GenerationBody | None = None) -> Self:
+        """The session of an authenticated request. It is strict if the key is strict or the body requests it."""
+        key = request_key(http)
+        is_strict = key.strict or (body is not None and body.speculation is not None and body.speculation.strict)
+        if is_strict and gateway.strict is None:
+            raise BadRequest(
+                "strict mode needs an audit log and this server has none: set `audit_trail`",
+                param="speculation.strict",
+                code="strict_unavailable",
+            )
+        return cls(gateway, key, is_strict)
 
     def check_limits(self, num_requests: int, num_choices: int) -> None:
         """Raises the error that `run` would raise for lack of allowance or capacity, before the prompt is encoded."""

@@ -9,6 +9,7 @@ from starlette.responses import Response
 from paceline.core.errors import InvalidRequest, PromptTooLong
 from paceline.core.request import draw_seed
 from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.session import RequestSession
 from paceline.server.openai.answers.chat import ChatAnswer
 from paceline.server.openai.answers.completion import CompletionAnswer
 from paceline.server.openai.answers.response import GenerationResponse
@@ -37,7 +38,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
     @router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion, "content": EVENTS}})
     async def chat(body: ChatBody, http: Request) -> Response:
         gateway.check_model(body.model)
-        session = gateway.open_session(http, body)
+        session = RequestSession.open(gateway, http, body)
         session.check_limits(1, body.n or 1)
         tool_use = ToolUse.from_body(body)
         prompt = await encoder.encode_messages(body.messages, tool_use.tools if tool_use else ())
@@ -60,7 +61,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
     @router.post("/v1/completions", responses={200: {"model": Completion, "content": EVENTS}})
     async def completions(body: CompletionBody, http: Request) -> Response:
         gateway.check_model(body.model)
-        session = gateway.open_session(http, body)
+        session = RequestSession.open(gateway, http, body)
         session.check_limits(len(body.prompts), len(body.prompts) * (body.n or 1))
         prompts = [
             await encoder.encode_text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in body.prompts
@@ -101,7 +102,7 @@ def model_routes(gateway: Gateway) -> APIRouter:
     @router.post("/tokenize", response_model_exclude_none=True)
     async def tokenize(body: TokenizeBody, http: Request) -> TokenizeResponse:
         gateway.check_model(body.model)
-        gateway.open_session(http).charge_call()
+        RequestSession.open(gateway, http).charge_call()
         if body.messages is not None:
             ids = await encoder.encode_messages(body.messages, body.tools or ())
         else:
@@ -112,7 +113,7 @@ def model_routes(gateway: Gateway) -> APIRouter:
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody, http: Request) -> DetokenizeResponse:
         gateway.check_model(body.model)
-        gateway.open_session(http).charge_call()
+        RequestSession.open(gateway, http).charge_call()
         unknown = next((token for token in body.tokens if tokenizer.token(token) is None), None)
         if unknown is not None:
             raise InvalidRequest(f"the vocabulary has no token {unknown}", field="tokens")

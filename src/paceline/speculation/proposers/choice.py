@@ -1,13 +1,13 @@
-"""Which method drafts for which sequence, from what was observed. Pure: time comes in as seconds, nothing is random.
+"""The choice of a method for each sequence of `combined`. Pure: times are arguments, nothing is random.
 
-Two kinds of method. A *lookup* answers from memory at once, so its guess is in hand before the choice and, used or not, is
-later held against the text that came. A *model* costs time that the whole batch shares, and shows what it is worth only
-when it is used. For the set M of models used in a step
+There are two kinds of methods. A *lookup* drafts from memory at once: its draft is ready before the choice and is compared
+with the text whether it was used or not. A *model* takes time that the whole batch shares, and is observed only when used.
+For the set M of models used in a step
 
     rate(M) = sum_s (1 + max over lookups and M of E[accepted]) / (t_pass + sum_{m in M} t_m)
 
-and the set is grown while the rate rises. E is the mean accepted by method and size of the guess, times how much better or
-worse than that mean the method has done on this very sequence.
+and the set grows while the rate rises. E is the mean accepted by method and draft size, times the ratio of accepted to
+expected tokens of the method on this sequence.
 """
 
 from collections import deque
@@ -18,21 +18,23 @@ from statistics import median
 from paceline.speculation.depth.acceptance import PRIOR_ALPHA, PRIOR_ROUNDS, expected_tokens
 
 WINDOW = 256.0
-"""Rounds that the mean of a method remembers."""
+"""Rounds in the mean of a method."""
 SEQUENCE_WINDOW = 32.0
-"""Tokens that the record of a method on one sequence remembers, and what it takes to outweigh its prior."""
+"""Tokens in the ratio of a method on one sequence."""
 SEQUENCE_PRIOR = 4.0
+"""Weight, in tokens, of the prior ratio 1."""
 EXPLORE_EVERY = 32
-"""At most one step in so many runs a model only to see what it is worth, and at most one round of a sequence in so many
-goes by a method that does not look best for it."""
+"""Steps of which at most one runs an otherwise unused model to measure it, and rounds of a sequence of which at most one uses
+a method that is not the best for it."""
 EXPLORERS = 4
-"""Sequences that try such a model."""
+"""Sequences that explore an unused model in one step."""
 NUM_TIMES = 9
+"""Times remembered of each model and of passes."""
 
 
 @dataclass(slots=True)
 class _Mean:
-    """Tokens accepted a round, from a prior that real rounds soon outweigh."""
+    """Accepted tokens per round, with a prior."""
 
     tokens: float
     rounds: float = PRIOR_ROUNDS
@@ -67,23 +69,23 @@ class _Skill:
 @dataclass(slots=True)
 class _Record:
     explored: int
-    """The step of its last exploration, or its first step."""
+    """Step of the last exploration, or the first step."""
     skills: dict[str, _Skill] = field(default_factory=dict)
     used: dict[str, int] = field(default_factory=dict)
-    """The last step of each method."""
+    """Last step of each method."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A sequence that wants a draft: tokens it asks for, and the size of the guess each lookup has in hand."""
+    """A sequence to draft for: its depth, and the size of each lookup's draft."""
 
     sequence_id: int
     depth: int
-    in_hand: Mapping[str, int]
+    lookups: Mapping[str, int]
 
 
 class MethodChoice:
-    """Learns by `observe`, `took` and `passed`; `choose` names a method for every candidate, "" where there is none."""
+    """Learns by the `observe` methods; `choose` returns a method for every candidate, "" if there is none."""
 
     def __init__(self, models: Sequence[str]) -> None:
         self._models = tuple(models)
@@ -96,32 +98,33 @@ class MethodChoice:
         self._used = dict.fromkeys(models, 0)
 
     def observe(self, sequence_id: int, method: str, size: int, accepted: int, open_ended: bool = False) -> None:
-        """A guess of `size` tokens had `accepted` of those that came; `open_ended`: all that came, so it may have had more."""
+        """Count a draft of `size` tokens of which `accepted` match the text. `open_ended`: they match all of the new text, so
+        that more might have matched."""
         mean, skill = self._mean(method, size), self._skill(sequence_id, method)
         expected = mean.value
         tokens = max(float(accepted), expected * skill.value) if open_ended else float(accepted)
         mean.add(tokens)
         skill.add(tokens, expected)
 
-    def took(self, model: str, seconds: float) -> None:
-        """What drafting by `model` cost a step."""
+    def observe_draft_time(self, model: str, seconds: float) -> None:
+        """Time that drafting by `model` added to a step."""
         self._times[model].append(seconds)
 
-    def passed(self, seconds: float) -> None:
-        """What the rest of a step took."""
+    def observe_pass_time(self, seconds: float) -> None:
+        """Time of a step without drafting."""
         self._passes.append(seconds)
 
     def forget(self, sequence_id: int) -> None:
         self._records.pop(sequence_id, None)
 
     def expected(self, sequence_id: int, method: str, size: int) -> float:
-        """Tokens that a guess of `size` is expected to have accepted."""
+        """Expected accepted tokens of a draft of `size` tokens."""
         return self._mean(method, size).value * self._skill(sequence_id, method).value
 
     def choose(self, batch: Sequence[Candidate]) -> list[str]:
         if not batch:
             return []
-        best = [self._best_in_hand(candidate) for candidate in batch]
+        best = [self._best_lookup(candidate) for candidate in batch]
         offers = {
             model: [(self.expected(c.sequence_id, model, c.depth), model) for c in batch] for model in self._models
         }
@@ -141,19 +144,19 @@ class MethodChoice:
             best = [max(pair) for pair in zip(best, offers.pop(model), strict=True)]
         return self._explore(batch, [method for _, method in best])
 
-    def in_hand(self, candidate: Candidate) -> str:
-        """The best lookup alone."""
-        return self._best_in_hand(candidate)[1]
+    def best_lookup(self, candidate: Candidate) -> str:
+        """The best lookup, "" if no lookup has a draft."""
+        return self._best_lookup(candidate)[1]
 
-    def _best_in_hand(self, candidate: Candidate) -> tuple[float, str]:
-        offers = [(self.expected(candidate.sequence_id, m, size), m) for m, size in candidate.in_hand.items() if size]
+    def _best_lookup(self, candidate: Candidate) -> tuple[float, str]:
+        offers = [(self.expected(candidate.sequence_id, m, size), m) for m, size in candidate.lookups.items() if size]
         return max(offers, default=(0.0, ""))
 
     def _explore(self, batch: Sequence[Candidate], chosen: list[str]) -> list[str]:
-        """The chosen methods, but for a few sequences now and then that try another.
+        """The chosen methods, except for a few sequences that explore another.
 
-        A model that nobody uses costs the whole batch its time, so steps are counted for it; one that runs anyhow costs a
-        sequence that tries it only its own round.
+        An unused model costs the whole batch its time, so steps are counted for it. A model that runs anyway costs only the
+        round of the sequence that explores it.
         """
         self._step += 1
         records = [self._record(candidate.sequence_id) for candidate in batch]
@@ -175,7 +178,7 @@ class MethodChoice:
         return chosen
 
     def _explore_after(self, model: str) -> float:
-        """Steps unused, the more the longer it takes: it costs at most one part in `EXPLORE_EVERY` of the time as well."""
+        """Unused steps before a model is explored. They grow with its time: exploring costs at most 1 / `EXPLORE_EVERY`."""
         seconds = self._pass_seconds()
         return EXPLORE_EVERY * (1.0 + (self._model_seconds(model) / seconds if seconds > 0.0 else 0.0))
 
@@ -183,11 +186,11 @@ class MethodChoice:
         return median(self._passes) if self._passes else 0.0
 
     def _model_seconds(self, model: str) -> float:
-        """The least of late: now and then a model has a prompt to catch up with. Free until a pass was measured too."""
+        """The smallest recent time, since some drafts include a draft prefill. 0 until a pass was measured too."""
         return min(self._times[model], default=0.0) if self._passes else 0.0
 
     def _mean(self, method: str, size: int) -> _Mean:
-        key = method, size.bit_length()  # 1, 2-3, 4-7, 8-15, …: how much a method offers says how sure it is
+        key = method, size.bit_length()  # 1, 2-3, 4-7, 8-15, …: a larger draft is a more confident one
         mean = self._means.get(key)
         if mean is None:
             prior = expected_tokens([PRIOR_ALPHA] * size, size) - 1.0

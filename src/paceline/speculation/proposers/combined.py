@@ -1,49 +1,47 @@
-"""Several methods at once: every sequence is drafted for by the one that promises most for it."""
+"""The proposer `combined`: of several methods, the best one drafts for each sequence."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.core.clock import Clock
-from paceline.speculation.drafts import NO_COST, DraftBatch
+from paceline.speculation.drafts import DraftBatch, DraftTree, merge_batches
 from paceline.speculation.proposer import HiddenRequest, Progress, Proposer, ProposerTraits
 from paceline.speculation.proposers.choice import Candidate, MethodChoice
-from paceline.speculation.trees.guess import Guess, batch_of
-from paceline.speculation.trees.merging import merge
 
 
 @dataclass(slots=True)
-class _Rider:
+class _Sequence:
     progress: Progress
     method: str = ""
     drafted: str = ""
-    """The method whose guess was handed over: picks after its nodes are for nobody else."""
-    muted: Progress = field(init=False)
-    """What the others hear."""
+    """Method whose draft was returned. Only that method gets the target's picks after its nodes."""
+    without_picks: Progress = field(init=False)
+    """Progress for the other methods."""
     base: int = 0
-    """Tokens that were committed when `guesses` were made."""
-    guesses: dict[str, Guess] = field(default_factory=dict)
+    """Committed tokens when `trees` were drafted."""
+    trees: dict[str, DraftTree] = field(default_factory=dict)
 
-    def heard_by(self, method: str) -> Progress:
-        return self.progress if method == self.drafted else self.muted
+    def progress_for(self, method: str) -> Progress:
+        return self.progress if method == self.drafted else self.without_picks
 
 
 class CombinedProposer:
-    """Lookups guess every round and are judged by the text whether used or not; of the models only the chosen one works.
+    """Lookups draft in every round and are compared with the text whether used or not. Only the chosen models draft.
 
-    Its parts may serve other sequences on their own at the same time: a sequence belongs to one method. A model that was
-    chosen and has nothing leaves the round to the best lookup.
+    The parts may serve other sequences on their own at the same time. If the chosen model returns no draft, the best lookup
+    drafts instead. A draft prefill of a part counts as drafting time here.
     """
 
     def __init__(self, lookups: Mapping[str, Proposer], models: Mapping[str, Proposer], clock: Clock) -> None:
-        """`lookups` answer from memory within microseconds, whatever the deadline; `models` take their time."""
+        """`lookups` draft from memory within microseconds, whatever the deadline; `models` take longer."""
         if set(lookups) & set(models):
             raise ValueError(f"both a lookup and a model: {', '.join(sorted(set(lookups) & set(models)))}")
         self._lookups, self._models, self._clock = lookups, models, clock
         self._choice = MethodChoice(list(models))
-        self._riders: dict[int, _Rider] = {}
-        self._handed_over: float | None = None
-        self._started = dict.fromkeys(models, 0.0)
-        """Seconds that each model's `observe` took for the round to come."""
+        self._sequences: dict[int, _Sequence] = {}
+        self._returned_at: float | None = None
+        self._observe_seconds = dict.fromkeys(models, 0.0)
+        """Seconds that each model's last `observe` took."""
         traits = [model.traits for model in models.values()]
         self.traits = ProposerTraits(
             hidden=_union([one.hidden for one in traits if one.hidden is not None]),
@@ -52,90 +50,95 @@ class CombinedProposer:
         )
 
     def method(self, sequence_id: int) -> str:
-        """Who drafts for this sequence next; empty if nobody does."""
-        rider = self._riders.get(sequence_id)
-        return rider.method if rider else ""
+        """The method that drafts next for this sequence; "" if none does."""
+        sequence = self._sequences.get(sequence_id)
+        return sequence.method if sequence else ""
 
     def observe(self, batch: Sequence[Progress]) -> None:
-        if self._handed_over is not None:
-            self._choice.passed(self._clock.now() - self._handed_over)
-            self._handed_over = None
-        riders = [self._settle(progress) for progress in batch]
-        self._look_up([rider for rider in riders if rider.progress.depth > 0])
+        if self._returned_at is not None:
+            self._choice.observe_pass_time(self._clock.now() - self._returned_at)
+            self._returned_at = None
+        sequences = [self._commit(progress) for progress in batch]
+        self._look_up([sequence for sequence in sequences if sequence.progress.depth > 0])
         for name, model in self._models.items():
             started = self._clock.now()
             model.observe(
-                [r.heard_by(name) if r.method == name else replace(r.heard_by(name), depth=0) for r in riders]
+                [
+                    s.progress_for(name) if s.method == name else replace(s.progress_for(name), depth=0)
+                    for s in sequences
+                ]
             )
-            self._started[name] = self._clock.now() - started
+            self._observe_seconds[name] = self._clock.now() - started
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
-        riders = [rider for i in sequence_ids if (rider := self._riders.get(i)) and rider.method]
+        sequences = [sequence for i in sequence_ids if (sequence := self._sequences.get(i)) and sequence.method]
         batches: list[DraftBatch] = []
-        delivered: set[int] = set()
+        drafted: set[int] = set()
         for name, model in self._models.items():
-            asked = [rider.progress.sequence_id for rider in riders if rider.method == name]
-            if not asked:
+            chosen = [sequence.progress.sequence_id for sequence in sequences if sequence.method == name]
+            if not chosen:
                 continue
             started = self._clock.now()
-            drafts = model.collect(asked, deadline)
-            split = drafts.split()
-            self._choice.took(name, self._started[name] + self._clock.now() - started)
-            for sequence_id in asked:
-                draft = split.get(sequence_id)
-                rider = self._riders[sequence_id]
-                rider.guesses[name] = Guess(draft.tokens, draft.parents) if draft else Guess()
-                rider.drafted = name if draft else ""
-            delivered.update(split)
-            batches.append(drafts)
-        rest = [rider for rider in riders if rider.progress.sequence_id not in delivered]
-        for rider in rest:
-            rider.drafted = self._in_hand(rider)
-        batches.append(batch_of((r.progress.sequence_id, r.guesses.get(r.drafted, Guess())) for r in rest))
-        self._handed_over = self._clock.now()
-        return replace(merge(batches), cost=NO_COST)  # a draft prefill of a part counts as drafting here
+            batch = model.collect(chosen, deadline)
+            drafts = batch.split()
+            self._choice.observe_draft_time(name, self._observe_seconds[name] + self._clock.now() - started)
+            for sequence_id in chosen:
+                draft = drafts.get(sequence_id)
+                sequence = self._sequences[sequence_id]
+                sequence.trees[name] = DraftTree(draft.tokens, draft.parents) if draft else DraftTree()
+                sequence.drafted = name if draft else ""
+            drafted.update(drafts)
+            batches.append(batch)
+        others = [sequence for sequence in sequences if sequence.progress.sequence_id not in drafted]
+        for sequence in others:
+            sequence.drafted = self._lookup_for(sequence)
+        trees = ((s.progress.sequence_id, s.trees.get(s.drafted, DraftTree())) for s in others)
+        batches.append(DraftBatch.trees(trees))
+        self._returned_at = self._clock.now()
+        return merge_batches(batches)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
         for part in (*self._lookups.values(), *self._models.values()):
             part.close(sequence_ids)
         for sequence_id in sequence_ids:
-            self._riders.pop(sequence_id, None)
+            self._sequences.pop(sequence_id, None)
             self._choice.forget(sequence_id)
 
-    def _settle(self, progress: Progress) -> _Rider:
-        """Hold the last guesses against what was committed since."""
-        rider = self._riders.setdefault(progress.sequence_id, _Rider(progress))
-        committed = progress.ids[rider.base :] if rider.guesses else ()
+    def _commit(self, progress: Progress) -> _Sequence:
+        """Compare the last drafts with the tokens committed since."""
+        sequence = self._sequences.setdefault(progress.sequence_id, _Sequence(progress))
+        committed = progress.ids[sequence.base :] if sequence.trees else ()
         if committed:
-            for method, guess in rider.guesses.items():
-                matched = guess.matched(committed)
-                open_ended = matched == len(committed) and matched < len(guess)
-                size = rider.progress.depth if method in self._models else len(guess)
+            for method, tree in sequence.trees.items():
+                matched = tree.num_matched(committed)
+                open_ended = matched == len(committed) and matched < len(tree)
+                size = sequence.progress.depth if method in self._models else len(tree)
                 self._choice.observe(progress.sequence_id, method, size, matched, open_ended)
-        rider.progress, rider.method, rider.base, rider.guesses = progress, "", len(progress.ids), {}
-        rider.muted = replace(progress, picks=progress.picks[:1]) if len(progress.picks) > 1 else progress
-        return rider
+        sequence.progress, sequence.method, sequence.base, sequence.trees = progress, "", len(progress.ids), {}
+        has_nodes = len(progress.picks) > 1
+        sequence.without_picks = replace(progress, picks=progress.picks[:1]) if has_nodes else progress
+        return sequence
 
-    def _look_up(self, riders: Sequence[_Rider]) -> None:
-        """Every lookup's guess, and from these the method of each rider."""
-        ids = [rider.progress.sequence_id for rider in riders]
+    def _look_up(self, sequences: Sequence[_Sequence]) -> None:
+        """Draft by every lookup, then choose the method of each sequence."""
+        ids = [sequence.progress.sequence_id for sequence in sequences]
         for name, lookup in self._lookups.items():
-            lookup.observe([rider.heard_by(name) for rider in riders])
+            lookup.observe([sequence.progress_for(name) for sequence in sequences])
             for sequence_id, draft in lookup.collect(ids, self._clock.now()).split().items():
-                self._riders[sequence_id].guesses[name] = Guess(draft.tokens, draft.parents)
+                self._sequences[sequence_id].trees[name] = DraftTree(draft.tokens, draft.parents)
         candidates = [
-            Candidate(r.progress.sequence_id, r.progress.depth, {name: len(g) for name, g in r.guesses.items()})
-            for r in riders
+            Candidate(s.progress.sequence_id, s.progress.depth, {name: len(tree) for name, tree in s.trees.items()})
+            for s in sequences
         ]
-        for rider, method in zip(riders, self._choice.choose(candidates), strict=True):
-            rider.method = method
+        for sequence, method in zip(sequences, self._choice.choose(candidates), strict=True):
+            sequence.method = method
 
-    def _in_hand(self, rider: _Rider) -> str:
-        """The chosen lookup, or the best of all where a model was chosen and had nothing."""
-        if rider.method in self._lookups:
-            return rider.method
-        sizes = {name: len(guess) for name, guess in rider.guesses.items() if name in self._lookups}
-        return self._choice.in_hand(Candidate(rider.progress.sequence_id, rider.progress.depth, sizes))
+    def _lookup_for(self, sequence: _Sequence) -> str:
+        """The chosen lookup, or the best one if a model was chosen and returned no draft."""
+        if sequence.method in self._lookups:
+            return sequence.method
+        sizes = {name: len(tree) for name, tree in sequence.trees.items() if name in self._lookups}
+        return self._choice.best_lookup(Candidate(sequence.progress.sequence_id, sequence.progress.depth, sizes))
 
 
 def _union(requests: Sequence[HiddenRequest]) -> HiddenRequest | None:

@@ -1,4 +1,4 @@
-"""Prompt lookup: the text repeats itself, so propose what followed the last time these tokens stood here."""
+"""The proposer `ngram` (prompt lookup): it drafts what followed the newest tokens when they last occurred in the text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,16 +9,16 @@ from paceline.speculation.proposer import Progress, ProposerTraits
 
 @dataclass(slots=True)
 class _Index:
-    """Where each n-gram of a sequence was last followed by something."""
+    """The position after the last occurrence of each n-gram of a sequence."""
 
     progress: Progress
     num_indexed: int = 0
-    """Tokens whose n-grams are in `after`: all but the newest, so that a suffix never finds itself."""
+    """Tokens whose n-grams are in `after`; without the newest, so that a suffix does not find itself."""
     after: dict[tuple[int, ...], int] = field(default_factory=dict)
 
 
 class NgramProposer:
-    """Matches the longest suffix of `max_ngram` down to `min_ngram` tokens; needs no model and no memory to speak of."""
+    """Matches the longest suffix of `max_ngram` down to `min_ngram` tokens. It needs no model and little memory."""
 
     traits = ProposerTraits()
 
@@ -50,11 +50,11 @@ class NgramProposer:
             return []
         self._extend(index)
         for size in self._sizes:
-            follow = index.after.get(tuple(ids[-size:])) if size < len(ids) else None
-            if follow is not None:
+            start = index.after.get(tuple(ids[-size:])) if size < len(ids) else None
+            if start is not None:
                 draft: list[int] = []
-                for i in range(follow, follow + depth):
-                    # past the end the draft reads itself: a loop in the text is drafted round and round
+                for i in range(start, start + depth):
+                    # Past the end the draft continues from itself: a loop in the text is repeated
                     draft.append(ids[i] if i < len(ids) else draft[i - len(ids)])
                 return draft
         return []

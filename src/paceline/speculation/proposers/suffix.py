@@ -1,80 +1,171 @@
-"""Suffix lookup: what followed these tokens earlier in this text, and in what the same tenant was answered lately."""
+"""Suffix lookup: continuations of the newest tokens, from the same text and from recent outputs of the same tenant.
 
+A context of L tokens that was followed c times by a token, and n times by any, gives that token
+
+    P = c / (n + ESCAPE / L)
+
+and leaves the rest to the next shorter context that occurred. The probability of a node is the product along its path.
+"""
+
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from heapq import heappop, heappush, nlargest
 
-from paceline.speculation.drafts import DraftBatch
+from paceline.speculation.drafts import DraftBatch, DraftTree
 from paceline.speculation.proposer import Progress, ProposerTraits
-from paceline.speculation.proposers.continuation import grow
 from paceline.speculation.proposers.suffix_automaton import SuffixAutomaton
-from paceline.speculation.proposers.traffic import MAX_TOKENS, RecentTraffic
-from paceline.speculation.trees.guess import Guess, batch_of
 
 CONTEXT = 16
-"""Tokens to be looked up in recent traffic, and so many of a prompt are kept there before its output."""
+"""Tokens that are looked up in recent outputs; as many prompt tokens are kept before each output."""
+MAX_TOKENS = 65_536
+"""Tokens of recent outputs of all salts together; one takes about half a kilobyte."""
+ESCAPE = 2.0
+MIN_PROBABILITY = 0.1
+"""Probability below which a node is not worth a row of the target's pass."""
+MAX_CHILDREN = 4
+MAX_FOLLOWERS = 64
+"""Different followers above which a context predicts nothing."""
+
+
+def grow(automaton: SuffixAutomaton, context: tuple[int, int], budget: int) -> DraftTree:
+    """The `budget` most probable nodes after `context` (state, length), best first; none below `MIN_PROBABILITY`."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    expected = 0.0
+    leaves: list[tuple[float, int, int, int, int, int]] = []  # (-probability, order, token, state, length, parent)
+
+    def branch(state: int, length: int, probability: float, parent: int) -> None:
+        taken: set[int] = set()
+        for size, followers in automaton.contexts(state, length):
+            if len(followers) > MAX_FOLLOWERS:
+                return
+            fresh = [(automaton.count(after), token, after) for token, after in followers.items() if token not in taken]
+            share = probability / (sum(count for count, _, _ in fresh) + ESCAPE / size)
+            for count, token, after in nlargest(MAX_CHILDREN, fresh):
+                taken.add(token)
+                if count * share >= MIN_PROBABILITY:
+                    heappush(leaves, (-count * share, len(leaves), token, after, size + 1, parent))
+            probability = share * ESCAPE / size
+            if probability < MIN_PROBABILITY:
+                return
+
+    branch(*context, 1.0, -1)
+    while leaves and len(tokens) < budget:
+        negative, _, token, state, length, parent = heappop(leaves)
+        tokens.append(token)
+        parents.append(parent)
+        expected -= negative
+        branch(state, length, -negative, len(tokens) - 1)
+    return DraftTree(tuple(tokens), tuple(parents), expected)
+
+
+class RecentOutputs:
+    """Texts by salt. Each salt has a young index that grows and an old one. A full young index replaces the old one, whose
+    texts are forgotten. Above the total bound the least recently used salt is forgotten first."""
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        if max_tokens < 4:
+            raise ValueError(f"recent outputs need max_tokens >= 4, got {max_tokens}")
+        self._max_tokens = max_tokens
+        self._young_tokens = max_tokens // 4
+        self._by_salt: OrderedDict[str, list[SuffixAutomaton]] = OrderedDict()  # least recently used first
+        self._num_tokens = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return self._num_tokens
+
+    def add(self, salt: str, text: Sequence[int]) -> None:
+        text = text[-self._young_tokens :]
+        if not text:
+            return
+        indices = self._by_salt.setdefault(salt, [SuffixAutomaton()])
+        self._by_salt.move_to_end(salt)
+        if len(indices[0]) + len(text) > self._young_tokens:
+            indices.insert(0, SuffixAutomaton())
+            self._forget(indices, keep=2)
+        indices[0].restart()
+        indices[0].extend(text)
+        self._num_tokens += len(text)
+        while self._num_tokens > self._max_tokens:
+            oldest = next(iter(self._by_salt))
+            self._forget(self._by_salt.pop(oldest), keep=0)
+
+    def indices(self, salt: str) -> Sequence[SuffixAutomaton]:
+        """Indices of this salt's texts, the youngest first."""
+        indices = self._by_salt.get(salt)
+        if indices is None:
+            return ()
+        self._by_salt.move_to_end(salt)
+        return indices
+
+    def _forget(self, indices: list[SuffixAutomaton], keep: int) -> None:
+        while len(indices) > keep:
+            self._num_tokens -= len(indices.pop())
 
 
 @dataclass(slots=True)
-class _Reader:
+class _Sequence:
     progress: Progress
     text: SuffixAutomaton = field(default_factory=SuffixAutomaton)
 
 
 class SuffixProposer:
-    """Drafts a tree of the likeliest continuations, the larger the longer and more frequent the match.
+    """Drafts a tree of the most probable continuations; longer and more frequent matches give larger trees.
 
-    Outputs are remembered when their sequence closes, under its `cache_salt`: they never draft for another one. A sequence
-    that never asked for a draft is neither indexed nor remembered.
+    Outputs are kept under their `cache_salt` when their sequence closes, and never drafted for another salt. A sequence that
+    was never drafted for is neither indexed nor kept.
     """
 
     traits = ProposerTraits()
 
     def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
-        """`max_tokens` of recent traffic are remembered, beside the running sequences' own text."""
-        self._traffic = RecentTraffic(max_tokens)
-        self._readers: dict[int, _Reader] = {}
+        """`max_tokens`: recent outputs to keep, besides the texts of running sequences."""
+        self._outputs = RecentOutputs(max_tokens)
+        self._sequences: dict[int, _Sequence] = {}
 
     @property
-    def num_remembered(self) -> int:
-        """Tokens of closed sequences that are still known."""
-        return self._traffic.num_tokens
+    def num_kept(self) -> int:
+        """Tokens of closed sequences that are kept."""
+        return self._outputs.num_tokens
 
     def observe(self, batch: Sequence[Progress]) -> None:
         for progress in batch:
-            reader = self._readers.get(progress.sequence_id)
-            if reader is None:
-                self._readers[progress.sequence_id] = _Reader(progress)
+            sequence = self._sequences.get(progress.sequence_id)
+            if sequence is None:
+                self._sequences[progress.sequence_id] = _Sequence(progress)
             else:
-                reader.progress = progress
+                sequence.progress = progress
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
-        readers = ((sequence_id, self._readers.get(sequence_id)) for sequence_id in sequence_ids)
-        return batch_of((sequence_id, self._guess(reader)) for sequence_id, reader in readers if reader)
+        found = ((sequence_id, self._sequences.get(sequence_id)) for sequence_id in sequence_ids)
+        return DraftBatch.trees((sequence_id, self._draft(sequence)) for sequence_id, sequence in found if sequence)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
         for sequence_id in sequence_ids:
-            reader = self._readers.pop(sequence_id, None)
-            if reader is not None and len(reader.text):
-                self._remember(reader.progress)
+            sequence = self._sequences.pop(sequence_id, None)
+            if sequence is not None and len(sequence.text):
+                self._keep(sequence.progress)
 
-    def _guess(self, reader: _Reader) -> Guess:
-        progress = reader.progress
+    def _draft(self, sequence: _Sequence) -> DraftTree:
+        progress = sequence.progress
         if progress.depth == 0:
-            return Guess()
-        reader.text.extend(progress.ids[len(reader.text) :])
-        best = grow(reader.text, reader.text.end, progress.depth)
+            return DraftTree()
+        sequence.text.extend(progress.ids[len(sequence.text) :])
+        best = grow(sequence.text, sequence.text.end, progress.depth)
         if progress.verification == "rejection" and not progress.sampling.is_greedy:
-            # Another request with the same seed met the same noise: a draft made of its text is no longer independent of
-            # the draws that accept it. A sequence's own past is: its noise was that of other positions.
+            # HAZARD: a request with the same seed had the same noise. A draft made of its text is not independent of the draws
+            # that accept it. The sequence's own past is: its noise was that of other positions.
             return best
         recent = progress.ids[-CONTEXT:]
-        for index in self._traffic.indices(progress.cache_salt):
+        for index in self._outputs.indices(progress.cache_salt):
             other = grow(index, index.match(recent), progress.depth)
             if other.expected > best.expected:
                 best = other
         return best
 
-    def _remember(self, progress: Progress) -> None:
+    def _keep(self, progress: Progress) -> None:
         if len(progress.ids) > progress.num_prompt:
             start = max(0, progress.num_prompt - CONTEXT)
-            self._traffic.add(progress.cache_salt, progress.ids[start:])
+            self._outputs.add(progress.cache_salt, progress.ids[start:])

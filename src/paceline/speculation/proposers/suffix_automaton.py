@@ -1,19 +1,19 @@
-"""Every substring of a text and how often it occurs, in space linear in the text.
+"""An index of every substring of a text with its number of occurrences, in space linear in the text.
 
-A state stands for substrings that end at the same places; `length` is that of its longest one. Its suffix link leads to
-the longest suffix that occurs elsewhere too. Appending a token costs amortised constant time plus the walk that counts.
+A state is a set of substrings that end at the same positions; `length` is the length of the longest. Its suffix link leads to
+the longest suffix that also occurs elsewhere. Appending a token takes amortised constant time plus the update of counts.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 ROOT = 0
 MAX_COUNTED = 32
-"""Suffixes whose count an appended token raises. Only a text that repeats one token over and over has more, and there
-every suffix goes on alike."""
+"""Suffixes whose count an appended token raises. Only a text that repeats one token has more, and all of its suffixes have
+the same continuation."""
 
 
 class SuffixAutomaton:
-    """Grows by tokens; never shrinks. `restart` begins another text, whose substrings do not join with the last one's."""
+    """Grows by tokens and never shrinks. `restart` starts another text: no substring spans two texts."""
 
     def __init__(self) -> None:
         self._lengths = [0]
@@ -24,7 +24,7 @@ class SuffixAutomaton:
         self._size = 0
 
     def __len__(self) -> int:
-        """Tokens appended."""
+        """The number of tokens appended."""
         return self._size
 
     def restart(self) -> None:
@@ -44,11 +44,11 @@ class SuffixAutomaton:
 
     @property
     def end(self) -> tuple[int, int]:
-        """(state, length) of the whole text so far: `contexts` of it are its suffixes that occurred before."""
+        """(state, length) of the whole text; its `contexts` are the suffixes that occurred before."""
         return self._last, self._lengths[self._last]
 
     def match(self, tokens: Sequence[int]) -> tuple[int, int]:
-        """(state, length) of the longest suffix of `tokens` that occurs in the texts; the root and 0 if none does."""
+        """(state, length) of the longest suffix of `tokens` that occurs in the texts; (root, 0) if none does."""
         state = length = 0
         for token in tokens:
             while state != ROOT and token not in self._next[state]:
@@ -60,8 +60,8 @@ class SuffixAutomaton:
         return state, length
 
     def contexts(self, state: int, length: int) -> Iterator[tuple[int, Mapping[int, int]]]:
-        """(length, {token that followed: the state it leads to}) of `state` and then of ever shorter suffixes, down to one
-        token. The end of the text has no follower but its suffixes do: a loop leads round and round."""
+        """(length, {follower: its state}) of `state` and then of its suffixes, down to one token. The end of the text has no
+        follower, but its suffixes do."""
         while state != ROOT:
             if self._next[state]:
                 yield length, self._next[state]
@@ -69,13 +69,13 @@ class SuffixAutomaton:
             length = self._lengths[state]
 
     def count(self, state: int) -> int:
-        """How often the substrings of `state` occur."""
+        """Occurrences of the substrings of `state`."""
         return self._counts[state]
 
     def _append(self, token: int) -> int:
         lengths, links, edges = self._lengths, self._links, self._next
         state = self._last
-        if token in edges[state]:  # only after `restart`: an earlier text begins alike
+        if token in edges[state]:  # only after `restart`: an earlier text starts the same
             known = edges[state][token]
             return known if lengths[known] == lengths[state] + 1 else self._split(state, token, known)
         new = self._add(lengths[state] + 1, {})
@@ -90,7 +90,7 @@ class SuffixAutomaton:
         return new
 
     def _split(self, state: int, token: int, known: int) -> int:
-        """A state of its own for those substrings of `known` that are reached from `state`: they now end elsewhere too."""
+        """Split the substrings of `known` that are reached from `state` into a new state: they now end at other positions too."""
         edges, links = self._next, self._links
         clone = self._add(self._lengths[state] + 1, dict(edges[known]))
         self._counts[clone] = self._counts[known]

@@ -1,7 +1,7 @@
-"""A tree's levels grown without a look at them: every level is as wide as the last, and the host reads them all at the end.
+"""Trees grown on the device: every level has the same width, and the host reads all levels at the end.
 
-On a GPU waiting for a level costs more than computing it. What is grown too much is cut away when the draft is chosen from
-it: the result is that of growing only what matters.
+On a GPU, waiting for a level costs more than computing it. Nodes that are not among the best are dropped when the host chooses
+the draft: the result is the same as that of growing only the best nodes.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ from paceline.speculation.trees.ranking import RankRules
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """A sequence whose committed slots are in the cache."""
+class CachedSequence:
+    """A sequence whose committed slots are in the head's cache."""
 
     blocks: Sequence[int]
     num_cached: int
     position: int
-    """Of its last slot."""
+    """Position of its last slot."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,39 +32,39 @@ class Level:
 
     tokens: Tensor  # [S, W, K] int64, the target's ids
     confidence: Tensor  # [S, W, K] log
-    parents: Tensor  # [S, W] int64: each beam's place among the W * K children of the level before
+    parents: Tensor  # [S, W] int64: index of each beam among the W * K children of the level before
 
 
 class Beams:
-    """The lanes of a batch and how they move from level to level. All that depends on the host is decided here, once."""
+    """The lanes of a batch, and the computation from level to level. The constructor uploads all that depends on the host."""
 
-    def __init__(self, runner: EagleRunner, seats: Sequence[Seat], width: int, branches: int) -> None:
+    def __init__(self, runner: EagleRunner, sequences: Sequence[CachedSequence], width: int, branches: int) -> None:
         self._runner, self._model = runner, runner.model
-        self._count, self._width, self._branches = len(seats), width, branches
+        self._count, self._width, self._branches = len(sequences), width, branches
         device = runner.model.device
-        lanes = [[runner.lane(s * width + w) for w in range(width)] for s in range(len(seats))]
-        full = [seat.num_cached // BLOCK_SIZE for seat in seats]
+        lanes = [[runner.lane(s * width + w) for w in range(width)] for s in range(len(sequences))]
+        full = [sequence.num_cached // BLOCK_SIZE for sequence in sequences]
         widest = max(full) + LANE_BLOCKS
         tables = [
-            [*seat.blocks[:whole], *lane, *([0] * (widest - whole - LANE_BLOCKS))]
-            for seat, whole, own in zip(seats, full, lanes, strict=True)
+            [*sequence.blocks[:whole], *lane, *([0] * (widest - whole - LANE_BLOCKS))]
+            for sequence, whole, own in zip(sequences, full, lanes, strict=True)
             for lane in own
         ]
         tails = [
-            seat.blocks[whole] if seat.num_cached % BLOCK_SIZE else own[0][0]
-            for seat, whole, own in zip(seats, full, lanes, strict=True)
+            sequence.blocks[whole] if sequence.num_cached % BLOCK_SIZE else own[0][0]
+            for sequence, whole, own in zip(sequences, full, lanes, strict=True)
         ]
         self._lanes = torch.tensor(lanes, device=device)  # [S, W, LANE_BLOCKS]
         self._tails = torch.tensor(tails, device=device)  # [S]
         self._tables = torch.tensor(tables, dtype=torch.int32, device=device)  # [S * W, blocks]
-        self._starts = torch.arange(len(seats) * width + 1, dtype=torch.int32, device=device)
+        self._starts = torch.arange(len(sequences) * width + 1, dtype=torch.int32, device=device)
         self._plan = runner.model.plan(len(tables), len(tables))
-        facts = torch.tensor([[seat.num_cached, seat.position] for seat in seats], device=device)
+        facts = torch.tensor([[sequence.num_cached, sequence.position] for sequence in sequences], device=device)
         self._contexts, self._positions = facts.repeat_interleave(width, 0).unbind(1)  # [S * W] each
 
     def grow(self, states: Tensor, rules: Sequence[RankRules]) -> list[Level]:
-        """As many levels as there are `rules`, from the states of the last slots [S, D]. Rules of level 0 are for S rows,
-        of the others for S * W."""
+        """One level for each of `rules`, from the states of the last slots [S, D]. The rules of level 0 have S rows, those of the
+        others S * W."""
         levels = [
             self._children(states, rules[0], torch.zeros(self._count, 1, dtype=torch.int64, device=states.device))
         ]
@@ -73,7 +73,7 @@ class Beams:
             values, chosen = values.topk(self._width, dim=1)  # [S, W]
             beam = chosen // self._branches  # of the level before
             tokens = levels[-1].tokens.flatten(1).gather(1, chosen)
-            self._fork(depth, beam)
+            self._copy_lanes(depth, beam)
             row = beam + torch.arange(self._count, device=beam.device).unsqueeze(1) * levels[-1].tokens.shape[1]
             states = self._advance(states[row.flatten()], tokens.flatten(), depth)
             levels.append(self._children(states, rules[depth], chosen))
@@ -85,8 +85,8 @@ class Beams:
         shape = (self._count, -1, self._branches)
         return Level(self._model.vocabulary.tokens(columns).view(shape), confidence.view(shape), parents)
 
-    def _fork(self, depth: int, beam: Tensor) -> None:
-        """Give each lane what its parent has: the seat's tail at first, then a lane."""
+    def _copy_lanes(self, depth: int, beam: Tensor) -> None:
+        """Copy the last blocks of the parent to each lane: the sequence's last block at first, then the parent's lane."""
         if depth == 1:
             source, target = self._tails.repeat_interleave(self._width), self._lanes[:, :, 0].flatten()
         else:
@@ -96,7 +96,7 @@ class Beams:
             values[target] = values[source]  # all is read before anything is written
 
     def _advance(self, states: Tensor, tokens: Tensor, depth: int) -> Tensor:
-        """One slot in every lane: [S * W, D]."""
+        """Compute one slot in every lane: [S * W, D]."""
         contexts = self._contexts + (depth - 1)
         inside = self._contexts % BLOCK_SIZE + (depth - 1)
         block = self._lanes.flatten(0, 1).gather(1, (inside // BLOCK_SIZE).unsqueeze(1)).squeeze(1)
@@ -111,14 +111,14 @@ class Beams:
 
 
 def choose(levels: Sequence[Level], budgets: Sequence[int], max_levels: Sequence[int | None]) -> list[Growth]:
-    """The trees, read from the device in one go; none of more than its budget of nodes and its `max_levels`."""
+    """The trees, read from the device at once; each within its budget of nodes and its `max_levels`."""
     tokens = torch.cat([level.tokens.flatten(1) for level in levels], 1).tolist()
     confidence = torch.cat([level.confidence.flatten(1) for level in levels], 1).tolist()
     parents = torch.cat([level.parents for level in levels], 1).tolist()
     trees = []
     for s, (budget, most) in enumerate(zip(budgets, max_levels, strict=True)):
         tree, row, beam = Growth(budget), 0, 0
-        before: list[int] = []  # nodes of the level before, by place
+        before: list[int] = []  # nodes of the level before, by index
         for depth, level in enumerate(levels[:most]):
             _, width, branches = level.tokens.shape
             nodes: list[int] = []

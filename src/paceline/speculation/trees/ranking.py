@@ -1,10 +1,10 @@
-"""Which tokens the target will probably pick at a row, by what a draft thinks: the branches of a tree.
+"""Ranks tokens at a row by the probability that the target picks them, as estimated by a draft.
 
-What the target picks depends on the rule. Greedy: its arg-max, so rank by log q. Coupled: argmax(log p + G) with noise that is
-known beforehand, so rank by log q + G. Rejection: rank by log q under the request's sampling parameters; a choice that looks at
-no randomness is one-hot, and exact. Confidences are log-softmax of what was ranked.
+The pick of the target depends on the rule. Greedy: its arg-max, so rank by log q. Coupled: argmax(log p + G) with noise G that
+is known beforehand, so rank by log q + G. Rejection: rank by log q under the request's sampling parameters; a deterministic
+choice is one-hot and exact. Confidences are the log-softmax of the ranked scores.
 
-A draft is a guess: where a request truncates, only the `WIDTH` best tokens are looked at.
+For a request with truncation only the `WIDTH` best tokens are ranked: a draft may be approximate.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ Branches = list[tuple[int, float]]
 
 
 def draft_row(progress: Progress, path: tuple[int, ...]) -> RowContext:
-    """The row that follows the committed tokens and then `path`."""
+    """The row after the committed tokens and `path`."""
     return RowContext(
         params=progress.sampling,
         seed=progress.seed,
@@ -44,10 +44,10 @@ def rank(
     vocabulary: DraftVocabulary,
     count: int,
 ) -> list[Branches]:
-    """The `count` best tokens of each row, fewer where fewer are possible."""
+    """The `count` best tokens of each row; impossible tokens are left out."""
     ids = vocabulary.ids
     if any(row.is_processed for row in rows):
-        # Penalties and biases go by the target's ids
+        # Penalties and biases use the target's ids
         logits, ids = process(vocabulary.expand_logits(logits), rows), None
     rules = RankRules.of(rows, is_coupled, ids, logits)
     columns, confidence = rules.best(logits, count)
@@ -60,7 +60,7 @@ def rank(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankRules:
-    """What ranks R rows, as tensors: `best` never looks at a value, so a device need not wait for the host."""
+    """The parameters that rank R rows, as tensors: `best` reads no value on the host, so a device need not wait."""
 
     temperature: Tensor | None  # [R, 1]; None: 1 everywhere
     noise: Tensor | None  # [R, V'] or [1, V'], 0 for rows without
@@ -72,7 +72,7 @@ class RankRules:
     def of(
         cls, rows: Sequence[RowContext], is_coupled: Sequence[bool], ids: Tensor | None, like: Tensor
     ) -> "RankRules":
-        """For logits like `like` [R, V'], whose columns are the tokens `ids`."""
+        """Rules for logits of the shape of `like` [R, V'], whose columns are the tokens `ids`."""
         device = like.device
         noisy = [coupled and not row.params.is_greedy for row, coupled in zip(rows, is_coupled, strict=True)]
         temperatures = [row.params.temperature or 1.0 for row in rows]
@@ -109,7 +109,7 @@ class RankRules:
         return logits if self.temperature is None else logits / self.temperature
 
     def truncated(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """(scores without noise, columns) of the best `WIDTH`; -inf past what min-p, then top-k, then top-p leave."""
+        """(scores without noise, columns) of the best `WIDTH`; -inf outside min-p, then top-k, then top-p."""
         scores = self._scaled(logits)
         assert self.top_k is not None
         assert self.top_p is not None
@@ -119,7 +119,7 @@ class RankRules:
         place = torch.arange(ranked.shape[1], device=scores.device)
         keep = (ranked - ranked[:, :1] >= self.min_p) & (place < self.top_k)
         mass = (ranked - total).exp().masked_fill(~keep, 0.0)
-        # A share of what is kept so far; of everything, where that is more than was looked at
+        # top-p is a share of the mass kept by min-p and top-k; without those, of the whole distribution
         is_cut = (self.top_k < scores.shape[1]) | (self.min_p > -torch.inf)
         whole = torch.where(is_cut, mass.sum(1, keepdim=True), 1.0)
         keep &= mass.cumsum(1) - mass < self.top_p * whole
@@ -127,7 +127,7 @@ class RankRules:
 
 
 def _noise(rows: Sequence[RowContext], noisy: Sequence[bool], ids: Tensor | None, like: Tensor) -> Tensor:
-    """G goes by position: the nodes of a level share it."""
+    """G [R, V'] or [1, V']. It depends on the position: the nodes of a level share it."""
     keys = list(dict.fromkeys(row.key for row, is_noisy in zip(rows, noisy, strict=True) if is_noisy))
     if ids is None:
         noise = gumbel(keys, Purpose.SHARED, like.shape[1], like.device)
@@ -136,6 +136,6 @@ def _noise(rows: Sequence[RowContext], noisy: Sequence[bool], ids: Tensor | None
     if len(keys) == 1 and all(noisy):
         return noise
     number = {key: i for i, key in enumerate(keys)}
-    rest = len(keys)  # a row of zeros
-    index = [number[row.key] if is_noisy else rest for row, is_noisy in zip(rows, noisy, strict=True)]
+    zeros = len(keys)  # index of a row of zeros
+    index = [number[row.key] if is_noisy else zeros for row, is_noisy in zip(rows, noisy, strict=True)]
     return torch.cat((noise, noise.new_zeros(1, noise.shape[1])))[index]

@@ -13,11 +13,11 @@ MAX_NODES = MAX_TREE_ROWS - 1
 
 
 class InvalidDraft(PacelineError):
-    """A proposer answered with something that is not a tree of tokens. Drop the draft and decode plainly."""
+    """A proposer returned something that is not a tree of tokens. The engine drops the draft and decodes plainly."""
 
 
 def depths(parents: Sequence[int]) -> list[int]:
-    """Tokens from the last committed one to each node: 1 for its children."""
+    """The level of each node: 1 for children of the last committed token."""
     levels: list[int] = []
     for parent in parents:
         levels.append(1 if parent < 0 else levels[parent] + 1)
@@ -25,7 +25,7 @@ def depths(parents: Sequence[int]) -> list[int]:
 
 
 def ancestors(parents: Sequence[int]) -> list[int]:
-    """Per row (1 + len(parents) of them) a bitmask of the rows it sees, itself included, as signed 64-bit integers."""
+    """Per row (1 + len(parents) rows) a bitmask of the rows it attends to, itself included, as signed 64-bit integers."""
     masks = [1]
     for row, parent in enumerate(parents, start=1):
         masks.append(masks[parent + 1] | 1 << row)
@@ -33,7 +33,7 @@ def ancestors(parents: Sequence[int]) -> list[int]:
 
 
 def validate(draft: Draft, vocab_size: int) -> None:
-    """Raise `InvalidDraft` unless the draft is a tree that verification can walk."""
+    """Raise `InvalidDraft` unless the draft is a valid tree."""
     if len(draft) > MAX_NODES:
         raise InvalidDraft(f"a draft has at most {MAX_NODES} nodes, got {len(draft)}: prune it first")
     seen = set()
@@ -52,7 +52,7 @@ def validate(draft: Draft, vocab_size: int) -> None:
 
 
 def prune(draft: Draft, budget: int) -> Draft:
-    """The first `budget` nodes. A prefix is closed under parents, and cutting by count alone keeps rejection exact."""
+    """The first `budget` nodes. A prefix is closed under parents; a cut by count alone keeps rejection sampling exact."""
     if len(draft) <= budget:
         return draft
     rows = slice(draft.rows.start, draft.rows.start + budget)

@@ -98,7 +98,7 @@ class NowAndThenPlain(FixedDepth):
 @pytest.mark.parametrize(("plain", "is_left_behind"), [(2, False), (3, True)])
 def test_the_draft_follows_a_plain_step_now_and_then(plain, is_left_behind, monkeypatch):
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
-    calls = {"collect": 0, "catch_up": 0}
+    calls = {"collect": 0, "prefill": 0}
 
     def counted(name, inner):
         def call(*told):
@@ -111,7 +111,7 @@ def test_the_draft_follows_a_plain_step_now_and_then(plain, is_left_behind, monk
         monkeypatch.setattr(proposer, name, counted(name, getattr(proposer, name)))
     result = check(graph_engine(proposer, NowAndThenPlain(1, plain)), requests(1, max_tokens=40))
     assert result.accepted > 0.9 * result.drafted > 10
-    assert (calls["catch_up"] > 1) == is_left_behind
+    assert (calls["prefill"] > 1) == is_left_behind
     assert calls["collect"] == 0  # the draft prefill happens while the batch is loaded
 
 

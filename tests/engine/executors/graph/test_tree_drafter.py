@@ -41,13 +41,13 @@ class Case:
 
     def __init__(self, monkeypatch, nodes: int, params: SamplingParams, reduced: int | None = None) -> None:
         shape = SHAPES[nodes]
-        monkeypatch.setattr(eagle_module, "BLIND_LEVELS", shape.levels)
+        monkeypatch.setattr(eagle_module, "DEVICE_LEVELS", shape.levels)
         monkeypatch.setattr(eagle_module, "WIDTH", shape.width)
         monkeypatch.setattr(eagle_module, "BRANCHES", shape.branches)
         self.nodes, self.params = nodes, params
         model = tiny_model(device=DEVICE)
         self.host, self.lender = (eagle(model, reduced=reduced) for _ in range(2))
-        self.host.looks_once = True
+        self.host.grows_on_device = True
         self.ids = {n: [(5 * n + 3 * j) % TINY.vocab_size for j in range(length)] for n, length in enumerate(LENGTHS)}
         self.seats = DeviceSlots(2, torch.device(DEVICE))
         self.drafter = TreeDrafter(self.lender, self.seats)

@@ -18,7 +18,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import blocks_for
 from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.proposer import Hidden
-from paceline.speculation.proposers.eagle import EagleProposer, Loan
+from paceline.speculation.proposers.eagle import EagleProposer, GraphStart
 
 FRESH = 1 + max(shape.levels for shape in SHAPES.values())
 """Hidden states of committed tokens that the head has not computed yet: at most as many as one step commits."""
@@ -71,25 +71,25 @@ class TreeDrafter:
     def load(self, sequences: Seq[Sequence]) -> DraftPrefill:
         self._loaded = [sequence.id for sequence in sequences]
         # Sequences without a depth cost nothing
-        loans, prefill = self._proposer.lend([sequence.id for sequence in sequences if sequence.depth])
-        self._current = set(loans)
-        if loans:
-            self._write([loans.get(sequence.id) for sequence in sequences], [s.ids[-1] for s in sequences])
+        starts, prefill = self._proposer.begin_graph([sequence.id for sequence in sequences if sequence.depth])
+        self._current = set(starts)
+        if starts:
+            self._write([starts.get(sequence.id) for sequence in sequences], [s.ids[-1] for s in sequences])
         return prefill
 
-    def _write(self, loans: Seq[Loan | None], newest: Seq[int]) -> None:
+    def _write(self, starts: Seq[GraphStart | None], newest: Seq[int]) -> None:
         """Write one hidden state for each sequence, the last: its cache position is computed again."""
-        fresh, count = self._fresh, len(loans)
+        fresh, count = self._fresh, len(starts)
         for tensor in (fresh.counts, fresh.num_cached, fresh.tokens):
             tensor.zero_()
-        fresh.counts[:count] = torch.tensor([int(loan is not None) for loan in loans], dtype=torch.int32)
-        cached = [loan.num_cached if loan else 0 for loan in loans]
+        fresh.counts[:count] = torch.tensor([int(start_of is not None) for start_of in starts], dtype=torch.int32)
+        cached = [start_of.num_cached if start_of else 0 for start_of in starts]
         fresh.num_cached[:count] = torch.tensor(cached, dtype=torch.int32)
         fresh.tokens[:count, 0] = torch.tensor(newest)
         width = self._runner.model.config.hidden_size
-        for slot, loan in enumerate(loans):
-            if loan is not None:
-                states = [loan.state.inner[layer][0, :width] for layer in self.state_layers]
+        for slot, start_of in enumerate(starts):
+            if start_of is not None:
+                states = [start_of.state.inner[layer][0, :width] for layer in self.state_layers]
                 fresh.states[slot, 0] = torch.cat(states)
         self._num_fresh = 1
 
@@ -150,7 +150,7 @@ class TreeDrafter:
                     states = self._fresh.states[slot, : counts[slot]].unflatten(1, (-1, width)).unbind(1)
                     start = len(ids[sequence_id]) - 1 - counts[slot]
                     hidden = Hidden(start, dict(zip(self.state_layers, states, strict=True)), None)
-                    self._proposer.take_back(sequence_id, cached[slot], hidden)
+                    self._proposer.end_graph(sequence_id, cached[slot], hidden)
         self._current.clear()
 
     def _growth(self, shape: DraftShape) -> TreeGrowth:

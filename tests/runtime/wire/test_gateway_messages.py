@@ -12,7 +12,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags, SpeculationParams
 from paceline.runtime.wire.codec import MalformedMessage
-from paceline.runtime.wire.stream_messages import (
+from paceline.runtime.wire.gateway_messages import (
     TO_GATEWAY,
     TO_TARGET_WORKER,
     Output,

@@ -1,4 +1,4 @@
-"""Hidden states that were heard of and not yet used, in bounded memory."""
+"""Hidden states that a proposer observed and has not computed yet, in bounded memory."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from paceline.speculation.proposer import Hidden
 
 PENDING_ROWS = 16384
-"""States kept of all sequences together."""
+"""States of all sequences together."""
 SEQUENCE_ROWS = 2048
-"""States kept of one sequence; of more the newest."""
+"""States of one sequence; the newest are kept."""
 
 
 class PendingStates:
-    """By sequence, oldest first. What does not fit is forgotten, oldest first, of the sequence that holds the most."""
+    """States by sequence, oldest first. Above the bound, the oldest states of the largest sequence are forgotten."""
 
     def __init__(self, max_rows: int = PENDING_ROWS, sequence_rows: int = SEQUENCE_ROWS) -> None:
         self._max_rows = max_rows
@@ -25,7 +25,7 @@ class PendingStates:
         return sum(self._rows.values())
 
     def add(self, sequence_id: int, hidden: Hidden, keep: bool) -> None:
-        """`keep`: it will not be used at once. It is copied then, since rows share the memory of a whole step."""
+        """Add states. `keep`: they are not used at once, so they are copied: the rows are views of the states of a whole step."""
         hidden = _tail(hidden, self._sequence_rows)
         parts = self._parts.setdefault(sequence_id, deque())
         parts.append(_copy(hidden) if keep else hidden)
@@ -39,12 +39,12 @@ class PendingStates:
         return self._parts.get(sequence_id, ())
 
     def end(self, sequence_id: int) -> int:
-        """Position after the newest state; 0 without any."""
+        """Position after the newest state; 0 without states."""
         parts = self._parts.get(sequence_id)
         return parts[-1].end if parts else 0
 
     def forget_before(self, sequence_id: int, position: int) -> None:
-        """Let go of parts that end at `position` or earlier."""
+        """Forget parts that end at `position` or earlier."""
         parts = self._parts.get(sequence_id)
         while parts and parts[0].end <= position:
             self._forget_oldest(sequence_id)

@@ -1,7 +1,7 @@
 import torch
 
 from paceline.speculation.proposer import Hidden
-from paceline.speculation.proposers.pending import PendingStates
+from paceline.speculation.proposers.pending_states import PendingStates
 
 
 def states(start, rows):
