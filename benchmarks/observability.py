@@ -30,10 +30,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from local_http import LocalServer, complete_all
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from paceline import LLM
+from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.output import StepOutput, StepTimes
 from paceline.core.request import Request
 from paceline.core.sequence import Origin
+from paceline.runtime.target_worker.local_target import LocalTarget
 from paceline.runtime.tracing.tracer import Tracing
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
@@ -96,14 +97,14 @@ def client() -> None:
 class Side:
     """One of the two servers, and the engine's settings for it."""
 
-    def __init__(self, llm: LLM, is_on: bool, tracing: Tracing) -> None:
-        self._llm, self._is_on, self._tracing = llm, is_on, tracing
-        engine = llm.engine
+    def __init__(self, target: LocalTarget, is_on: bool, tracing: Tracing) -> None:
+        self._target, self._is_on, self._tracing = target, is_on, tracing
+        engine = target.engine
         self._drift = engine.speculator.traffic.drift if is_on else NoDrift()
-        config = ServerConfig(engine=llm.config, log_requests="ids" if is_on else "none")
+        config = ServerConfig(engine=target.config, log_requests="ids" if is_on else "none")
         metrics = Metrics("smollm2") if is_on else NoMetrics("smollm2")
-        metrics.add_engine(llm.snapshot)
-        gateway = Gateway(llm, config, metrics, FlagStore())
+        metrics.add_engine(target.engine_status)
+        gateway = Gateway(target, config, metrics, FlagStore())
         app = create_app(gateway, Access.from_config(config, time.monotonic), None, tracing if is_on else None)
         self._server = LocalServer(app)
         self.port = self._server.port
@@ -113,16 +114,16 @@ class Side:
         done = threading.Event()
 
         def switch() -> None:
-            engine = self._llm.engine
+            engine = self._target.engine
             engine.speculator.traffic.drift = self._drift  # type: ignore[assignment]
             engine.hooks.remove(engine.audit)
             if self._is_on:
                 engine.hooks.add(engine.audit)
             done.set()
 
-        self._llm._loop.call(switch)
+        self._target.loop.call(switch)
         done.wait()
-        self._llm._loop.tracer = self._tracing if self._is_on else None
+        self._target.loop.tracer = self._tracing if self._is_on else None
 
     def leave(self) -> None:
         if self._is_on:
@@ -180,18 +181,20 @@ def main() -> None:
     body = {"temperature": 0, "max_tokens": options.tokens, "ignore_eos": True, "stream": True}
     body["stream_options"] = {"include_usage": True}
     speculation = {"depth": "fixed", "max_depth": 3, "method": "ngram"}
+    settings = {"model": "smollm2", "max_num_seqs": BATCH, "max_model_len": 1024, "speculation": speculation}
+    config = from_mapping(EngineConfig, settings)
     rates: dict[str, list[float]] = {"off": [], "on": []}
     costs: dict[str, list[float]] = {"off": [], "on": []}
     with (
         subprocess.Popen(
             [sys.executable, __file__, "--client"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process,
-        LLM("smollm2", max_num_seqs=BATCH, max_model_len=1024, speculation=speculation) as llm,
+        LocalTarget.load(config) as target,
     ):
         assert process.stdin is not None
         assert process.stdout is not None
         with Tracing.to(f"http://127.0.0.1:{int(process.stdout.readline())}", "bench", options.ratio) as tracing:
-            sides = {"off": Side(llm, False, tracing), "on": Side(llm, True, tracing)}
+            sides = {"off": Side(target, False, tracing), "on": Side(target, True, tracing)}
             for repeat in range(-2, options.repeats):  # two warm-up rounds
                 for name in ("off", "on") if repeat % 2 else ("on", "off"):
                     side = sides[name]

@@ -1,4 +1,4 @@
-"""From a configuration to an engine: load, check, fit, put together."""
+"""Builds an engine from a configuration: loads the models, checks that they match and fit, and assembles the parts."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -47,9 +47,9 @@ logger = logging.getLogger(__name__)
 
 DEFAULT_WINDOW = 8192
 DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
-"""What `draft` may give; the first of them there is the default."""
+"""Methods that need `draft`; the first available one is the default."""
 CPU_CACHE_BYTES = GIB
-"""What the caches take of a CPU's memory when `kv_tokens` does not say: it is shared with everything else there."""
+"""Size of the caches on a CPU if `kv_tokens` is not set."""
 
 
 Load = Callable[[str, torch.device, torch.dtype, Quantization | None], LoadedModel]
@@ -93,9 +93,9 @@ def _assemble(
     draft = None if name is None else load_second(name, config, target)
     window = window_of(config, target.config)
     if config.max_model_len is not None and window < config.max_model_len:
-        logger.warning("max_model_len is %d, and the model was made for %d: that is used", config.max_model_len, window)
+        logger.warning("max_model_len is %d, but the model supports %d: using that", config.max_model_len, window)
     fit = fit_models(config, target, draft, device, window)
-    logger.info("cache for %d tokens, texts of up to %d", fit.kv_tokens, window)
+    logger.info("KV cache for %d tokens, sequences of up to %d", fit.kv_tokens, window)
     clock = WallClock()
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
     if ranks is None:
@@ -168,17 +168,18 @@ def padded_batch(proposer: "GraphProposer | None", methods: frozenset[str]) -> P
 
 
 def window_of(config: EngineConfig, model: ModelConfig) -> int:
-    """Tokens of the longest text."""
+    """Largest number of tokens of one sequence."""
     return min(config.max_model_len or DEFAULT_WINDOW, model.max_position)
 
 
 def draft_of(config: EngineConfig) -> str | None:
-    """The draft that an engine of this configuration has here."""
+    """The draft that this configuration selects on this machine."""
     return pick_draft(config.draft, config.model, pick_device(config.device).type)
 
 
 def calibrate(engine: Engine, config: EngineConfig) -> None:
-    """Tell the depth policy what passes cost. It writes to the cache: once there was work, costs are learned on the way."""
+    """Measure passes for the depth policy. This overwrites the cache, so that it does nothing after the first request; the
+    policy then learns the costs from steps."""
     depth = engine.speculator.depth
     if not isinstance(depth, GoodputDepth) or not config.speculation.enabled or engine.has_work or engine.num_steps:
         return
@@ -189,7 +190,7 @@ def calibrate(engine: Engine, config: EngineConfig) -> None:
 
 
 def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead:
-    """What rides in front of `target`: a trained draft of its own, or another model of the same vocabulary."""
+    """The draft: one trained for the target, or another model with the same vocabulary."""
     folder = find_draft(name)
     if folder is not None:
         return load_draft(folder, target)
@@ -206,11 +207,9 @@ def pick_device(name: str) -> torch.device:
     if kind not in ("cpu", "cuda") or (":" in name and not index.isdecimal()):
         raise InvalidConfig(f"unknown device {name!r}: use auto, cpu, cuda, or one GPU of several, such as cuda:1")
     if kind == "cuda" and not torch.cuda.is_available():
-        raise InvalidConfig(
-            "device cuda was asked for, and this torch sees no GPU: use device cpu, or a CUDA build of torch"
-        )
+        raise InvalidConfig("device cuda is set, but this torch sees no GPU: use device cpu, or a CUDA build of torch")
     if kind == "cuda" and index and int(index) >= torch.cuda.device_count():
-        raise InvalidConfig(f"device {name} was asked for, and the GPUs are cuda:0 to {torch.cuda.device_count() - 1}")
+        raise InvalidConfig(f"device {name} is set, but the GPUs are cuda:0 to {torch.cuda.device_count() - 1}")
     return torch.device(name)
 
 
@@ -296,7 +295,7 @@ def footprint(model: LoadedModel | LoadedHead, config: EngineConfig, device: tor
     each = shape.vocab_size * 4
     logits = min(logit_rows, rows) * each
     held = 2 * logits
-    if device.type == "cuda":  # a recorded pass computes the logits of all its rows
+    if device.type == "cuda":  # a captured pass computes the logits of all its rows
         held += MAX_GRAPH_ROWS * each
     return Footprint(
         name=model.name,
@@ -307,7 +306,7 @@ def footprint(model: LoadedModel | LoadedHead, config: EngineConfig, device: tor
 
 
 def device_memory(device: torch.device) -> int:
-    """Bytes: all of a GPU's, or what this process may use of the machine's."""
+    """Bytes of the GPU, or of the memory that this process may use."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[1])
     return total_memory()

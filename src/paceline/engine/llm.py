@@ -16,10 +16,10 @@ from paceline.core.output import Generation, OutputListener, StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationFlags, SpeculationParams
-from paceline.core.worker_status import ClusterStatus, EngineStatus
+from paceline.core.worker_status import EngineStatus
 from paceline.engine.build import build_engine
 from paceline.engine.hooks.hook import StepHook
-from paceline.engine.loop import EngineLoop, Tracer
+from paceline.engine.loop import EngineLoop
 from paceline.engine.transcript import Transcript
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.speculation.proposer import Proposer
@@ -30,7 +30,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 
 
 class LLM:
-    """A model, ready to generate, optionally with a draft riding in front of it.
+    """A model, optionally with a draft.
 
     >>> with LLM("smollm2") as llm:
     ...     print(llm.chat([{"role": "user", "content": "Why is the sky blue?"}]).text)
@@ -61,7 +61,7 @@ class LLM:
         return ChatTemplate.of(self.tokenizer)
 
     def warm_up(self) -> None:
-        """Compile ahead what traffic will want, where there is a GPU. Before the first request: later it may do nothing."""
+        """Compile kernels and capture graphs on a GPU. Call it before the first request; with requests it does nothing."""
         self._loop.run(self.engine.warm_up)
 
     def generate(
@@ -87,7 +87,7 @@ class LLM:
         return self._wait([self._request(messages, sampling, **options)])[0]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Iterator[StepOutput]:
-        """What each step adds, as it happens. Leaving the loop early cancels the request."""
+        """Yield what each step adds. Leaving the loop early cancels the request."""
         request = self._request(prompt, sampling, **options)
         events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
         self._loop.submit(request, events.put)
@@ -106,15 +106,15 @@ class LLM:
     async def astream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any
     ) -> AsyncIterator[StepOutput]:
-        """`stream` for an event loop."""
+        """Like `stream`, for an event loop."""
         request = self._request(prompt, sampling, **options)
         events: asyncio.Queue[StepOutput | PacelineError] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
-        def hear(event: StepOutput | PacelineError) -> None:
+        def receive(event: StepOutput | PacelineError) -> None:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
-        self._loop.submit(request, hear)
+        self._loop.submit(request, receive)
         unfinished = request.sampling.n
         try:
             while unfinished:
@@ -128,7 +128,7 @@ class LLM:
                 self.cancel(request.id)
 
     async def agenerate(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Generation:
-        """`generate` of one prompt for an event loop."""
+        """Like `generate` of one prompt, for an event loop."""
         request = self._request(prompt, sampling, **options)
         transcript = Transcript(request, self.config.speculation.max_depth)
         async for output in self.astream(request.prompt_ids, request.sampling, **options):
@@ -136,69 +136,39 @@ class LLM:
         return transcript.generation()
 
     def submit(self, request: Request, listener: OutputListener) -> None:
-        """Start a request made elsewhere; see `EngineLoop.submit` for who hears what, on which thread."""
+        """Start a request; `listener` receives its outputs on the engine's thread. See `EngineLoop.submit`."""
         self._loop.submit(request, listener)
 
     def cancel(self, request_id: str) -> None:
-        """Free everything a request holds before the next step. What is finished or unknown is no error."""
-        with suppress(EngineClosed):  # then the request is gone with it
+        """Free everything a request holds before the next step. A finished or unknown request is not an error."""
+        with suppress(EngineClosed):  # a closed engine has no requests
             self._loop.cancel(request_id)
 
     @property
     def is_running(self) -> bool:
-        """False once the engine was closed, or failed."""
+        """False after the engine was closed or has failed."""
         return self._loop.is_running
 
     @property
-    def is_ready(self) -> bool:
-        return self.is_running
-
-    @property
     def max_model_len(self) -> int:
-        """Prompt and output tokens of one sequence at the most."""
+        """Largest number of prompt and output tokens of one sequence."""
         return self.engine.validator.limits.max_model_len
 
-    @property
-    def seats(self) -> int:
-        """Sequences that run at once; further ones wait."""
-        return self.config.max_num_seqs
-
-    def validate(self, request: Request) -> None:
-        """Raise `InvalidRequest` if `submit` would."""
-        self.engine.validate(request)
-
-    def validate_flags(self, flags: SpeculationFlags) -> None:
-        """Raise `InvalidRequest` if `set_flags` would."""
-        self.engine.validate_flags(flags)
-
     def snapshot(self) -> EngineStatus:
-        """What the engine is doing; waits for nothing."""
+        """The engine's counts and traffic; never blocks."""
         return self.engine.snapshot()
 
-    @property
-    def methods(self) -> tuple[str, ...]:
-        """The ways to guess that a request or a flag may name."""
-        return tuple(sorted(self.engine.speculator.proposers))
-
-    def trace(self, tracer: Tracer) -> None:
-        """Have the rounds of requests that are traced followed."""
-        self._loop.tracer = tracer
-
-    def cluster_status(self) -> ClusterStatus | None:
-        """None: everything is done in this process."""
-        return None
-
     def set_speculation(self, enabled: bool) -> None:
-        """Switch speculation off or on for everybody, between two steps; running requests go on."""
+        """Switch speculation off or on for all requests, between two steps; running requests continue."""
         self._loop.call(lambda: self.engine.set_flags(replace(self.engine.validator.flags, enabled=enabled)))
 
     def set_flags(self, flags: SpeculationFlags) -> None:
-        """Change how to speculate for everybody, between two steps; running requests go on."""
-        self.engine.validate_flags(flags)  # here, where the caller hears of it
+        """Change the speculation flags for all requests, between two steps; running requests continue."""
+        self.engine.validate_flags(flags)  # raises in the caller's thread
         self._loop.call(lambda: self.engine.set_flags(flags))
 
     def close(self) -> None:
-        """Cancel what is running and stop. Safe to call twice."""
+        """Cancel all requests and stop. Safe to call twice."""
         self._loop.close()
 
     def __enter__(self) -> "LLM":

@@ -1,4 +1,4 @@
-"""Do the models fit together, and how many tokens of cache does that leave?"""
+"""Whether both models fit the device, and how many tokens of KV cache remain."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from paceline.kernels.layout import BLOCK_SIZE
 
 GIB = 1 << 30
 PICKING_BYTES = 160 << 20
-"""What picking tokens may take at once: where vocabularies are sorted, 40 bytes a logit."""
+"""Memory for sampling: sorting a vocabulary takes 40 bytes a logit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """What one model takes."""
+    """Memory of one model."""
 
     name: str
     weight_bytes: int
@@ -23,7 +23,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
-    """`kv_tokens` is what each cache holds, token for token: what fits in the target's fits in the draft's."""
+    """Both caches hold `kv_tokens`: a sequence that fits the target's cache fits the draft's."""
 
     budget_bytes: int
     weight_bytes: int
@@ -53,7 +53,7 @@ def memory_fit(
 ) -> MemoryFit:
     """Share `budget_bytes`: weights and activations first, the rest to both caches, up to `wanted_tokens`.
 
-    `required_tokens` is one sequence of the longest length and its drafts; less than that serves nobody.
+    `required_tokens`: one sequence of full length and its drafts; with less, no request could run.
     """
     models = [target] if draft is None else [target, draft]
     weights = sum(model.weight_bytes for model in models)

@@ -7,7 +7,7 @@ from paceline.core.sequence import Sequence
 
 
 class Scheduled(NamedTuple):
-    """`num_tokens` committed tokens of `sequence` are computed, and room is kept for `num_draft` drafted ones after them."""
+    """The step computes `num_tokens` committed tokens of `sequence`, and verifies at most `num_draft` drafted ones after them."""
 
     sequence: Sequence
     num_tokens: int
@@ -15,7 +15,7 @@ class Scheduled(NamedTuple):
 
     @property
     def completes(self) -> bool:
-        """Whether this pass reaches the newest token, so that its logits give the next one."""
+        """Whether the step reaches the newest token, so that its logits give the next one."""
         return self.num_tokens == self.sequence.num_uncomputed
 
 
@@ -26,5 +26,5 @@ class Schedule:
 
     @property
     def num_tokens(self) -> int:
-        """Committed tokens that are computed."""
+        """Committed tokens that the step computes."""
         return sum(item.num_tokens for item in self.items)

@@ -1,4 +1,4 @@
-"""Which sequences take part in the next pass, with how many rows each."""
+"""Chooses the sequences of the next step and the tokens scheduled for each."""
 
 import bisect
 from collections.abc import Sequence as Seq
@@ -11,15 +11,15 @@ from paceline.kv.block_tables import BlockTables, blocks_for
 
 
 def _rank(sequence: Sequence) -> tuple[int, float, int]:
-    """Who is served first; the last in this order is preempted first."""
+    """Order of service; the last in this order is preempted first."""
     return sequence.priority, sequence.arrival, sequence.id
 
 
-def _is_under_way(sequence: Sequence, reading: Seq[Sequence]) -> bool:
-    """Whether this pass computes a block of it for somebody ranked before it, of those `reading` their prompts: in the next one
-    it is cached. That is no long wait: rows are left for newcomers only in a pass that ends the prompts of all who run."""
+def _shares_prefill(sequence: Sequence, prefilling: Seq[Sequence]) -> bool:
+    """Whether this step computes a block of its prompt for a sequence of higher rank, so that the next step finds it cached.
+    The wait is short: a step admits sequences only if it completes the prompts of all that run."""
     ids, salt = sequence.cacheable_ids, sequence.cache_salt
-    for other in reading:
+    for other in prefilling:
         if other.cache_salt != salt or _rank(other) > _rank(sequence):
             continue
         end = (other.num_computed // BLOCK_SIZE + 1) * BLOCK_SIZE
@@ -29,11 +29,11 @@ def _is_under_way(sequence: Sequence, reading: Seq[Sequence]) -> bool:
 
 
 class Scheduler:
-    """Continuous batching over a paged cache. Owns placement: queues, block tables, and `num_computed` after preemption.
+    """Continuous batching over a paged cache. Owns the queues, the block tables, and `num_computed` after preemption.
 
-    Running sequences come first, one row each at least; a sequence that needs a block when none is free preempts the
-    lowest-ranked one. Drafts take only what is left over: speculation never pushes anybody out. Waiting sequences join while
-    rows, blocks and seats last.
+    Running sequences come first, with at least one token each. A sequence that needs a block when none is free preempts the one
+    of lowest rank. Drafts get only the remaining tokens and blocks: speculation never preempts. Waiting sequences are admitted
+    while tokens, blocks and `max_num_seqs` last.
     """
 
     def __init__(
@@ -54,13 +54,13 @@ class Scheduler:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Of all prompts, what is yet to be computed. Safe from any thread."""
+        """Prompt tokens still to be computed, of all sequences. Safe from any thread."""
         return sum(s.num_uncomputed for s in (*self.waiting, *self.running) if s.num_uncomputed > 1)
 
     @property
     def may_admit(self) -> bool:
-        """Whether a pass would let somebody in: there is a seat, and the first who waits for nothing else finds room, once
-        those who run give back what they hold beyond their text."""
+        """Whether the next step can admit a sequence: fewer than `max_num_seqs` run, and the first that waits for no tier
+        finds blocks, those that running sequences hold in reserve included."""
         if len(self.running) >= self.max_num_seqs:
             return False
         for sequence in self.waiting:
@@ -71,18 +71,18 @@ class Scheduler:
 
     @property
     def prompt_rows(self) -> int:
-        """Of prompts that the next pass would compute, if it has room for all."""
+        """Prompt tokens that the next step would compute if its budget were large enough."""
         newcomers = self.waiting[: self.max_num_seqs - len(self.running)] if self.may_admit else ()
         return sum([count for s in (*self.running, *newcomers) if (count := s.num_uncomputed) > 1])
 
     @property
     def is_full(self) -> bool:
-        """Whether prompts leave no row of the next pass for drafts."""
+        """Whether prompts take all tokens of the next step, so that none is left for drafts."""
         return len(self.running) + self.prompt_rows >= self.max_batched_tokens
 
     @property
     def _num_idle(self) -> int:
-        """Blocks that those who run hold beyond their text."""
+        """Blocks that running sequences hold beyond their committed tokens."""
         return sum(len(self.tables.blocks(s.id)) - blocks_for(len(s.ids)) for s in self.running)
 
     def add(self, sequence: Sequence) -> None:
@@ -91,7 +91,7 @@ class Scheduler:
             self.tiers.prefetch(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a finished or cancelled sequence and free its blocks at once."""
+        """Remove a finished or cancelled sequence and free its blocks."""
         queue = self.running if sequence.status is Status.RUNNING else self.waiting
         queue.remove(sequence)
         self.tables.close(sequence.id)
@@ -112,13 +112,13 @@ class Scheduler:
 
     def _schedule_running(self, rows: dict[Sequence, int], budget: int, preempted: list[Sequence]) -> int:
         used = 0
-        waiting_for_a_row = len(self.running)
+        num_behind = len(self.running)
         for sequence in list(self.running):
-            if sequence.status is not Status.RUNNING:  # preempted a moment ago, for somebody ranked higher
+            if sequence.status is not Status.RUNNING:  # preempted in this call
                 continue
-            waiting_for_a_row -= 1
-            # A long prompt leaves one row for each sequence behind it: nobody's decoding stalls.
-            count = min(sequence.num_uncomputed, max(1, budget - used - waiting_for_a_row))
+            num_behind -= 1
+            # A long prompt leaves one token for each sequence behind it, so that none stalls.
+            count = min(sequence.num_uncomputed, max(1, budget - used - num_behind))
             while not self.tables.grow(sequence.id, sequence.num_computed + count):
                 victim = self.running[-1]
                 self._preempt(victim)
@@ -132,7 +132,7 @@ class Scheduler:
         return used
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Give up a sequence's blocks; its tokens stay, and are computed again when it is its turn."""
+        """Free the blocks of a sequence; its tokens stay, and their KV is computed again after its next admission."""
         self.num_preemptions += 1
         sequence.num_preemptions += 1
         self.running.remove(sequence)
@@ -142,13 +142,13 @@ class Scheduler:
         self.add(sequence)
 
     def _admit(self, rows: dict[Sequence, int], budget: int) -> None:
-        taken = len(self.running)  # seats, those included that are kept for who joins in the next pass
-        reading = [sequence for sequence in self.running if sequence.is_prefilling]
+        taken = len(self.running)  # including places kept for sequences that join in the next step
+        prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
         for sequence in list(self.waiting):
             if budget <= 0 or taken >= self.max_num_seqs:
                 return
-            if self.tables.prefix_caching and _is_under_way(sequence, reading):
-                taken += 1  # nobody ranked after it gets in its way
+            if self.tables.prefix_caching and _shares_prefill(sequence, prefilling):
+                taken += 1  # no sequence of lower rank takes its place
                 continue
             if self.tables.prefix_caching and self._waits_for_leader(sequence):
                 continue
@@ -168,26 +168,26 @@ class Scheduler:
             bisect.insort(self.running, sequence, key=_rank)
             sequence.status = Status.RUNNING
             if sequence.is_prefilling:
-                reading.append(sequence)
-            if not sequence.num_preemptions:  # after one, a hit is its own earlier work
+                prefilling.append(sequence)
+            if not sequence.num_preemptions:  # after a preemption, a hit is its own earlier work
                 sequence.num_cached = sequence.num_computed
             rows[sequence] = count
             budget -= count
             taken += 1
 
     def _needed(self, sequence: Sequence, taken: int) -> int:
-        """Blocks for the whole of it so far, and one for it and for every other one to speculate and grow into."""
+        """Blocks to admit the sequence: for its tokens, and one spare block for it and for every running sequence."""
         cached, _ = self.tables.find(sequence.cacheable_ids, sequence.cache_salt)
         return blocks_for(len(sequence.ids)) - len(cached) + self.tables.pool.num_unheld(cached) + 1 + taken
 
     @staticmethod
     def _waits_for_leader(sequence: Sequence) -> bool:
-        """Whether its prompt is yet to be computed, by the first choice of the same request."""
+        """Whether the first choice of the same request still computes their common prompt."""
         leader = sequence.leader
         return leader is not None and leader.is_prefilling and not leader.is_finished
 
     def _reserve_drafts(self, rows: dict[Sequence, int]) -> dict[Sequence, int]:
-        """Slots for drafts, of what nobody else needs: whatever is not there is not drafted."""
+        """Draft tokens by sequence, as far as the remaining budget and blocks allow."""
         budget = self.max_batched_tokens - sum(rows.values())
         drafts: dict[Sequence, int] = {}
         for sequence, count in rows.items():

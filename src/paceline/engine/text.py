@@ -1,4 +1,4 @@
-"""Committed tokens become text, and stop strings are found in it."""
+"""Text of committed tokens, up to a stop string."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from paceline.models.tokenizer.text_stream import TextStream
 
 
 class TextOutput:
-    """The text of one sequence. Text is handed out once it can no longer turn out to be part of a stop string."""
+    """The text of one sequence. Text that may still become part of a stop string is held back."""
 
     def __init__(self, stream: TextStream, stops: tuple[str, ...]) -> None:
         self._stream = stream
@@ -15,12 +15,12 @@ class TextOutput:
         self.stopped = False
 
     def push(self, tokens: Sequence[int]) -> str:
-        """Text that is now certain. Sets `stopped` when a stop string is complete; that string itself is never text."""
+        """Text that is now certain. Sets `stopped` when a stop string is complete; the stop string is not part of the text."""
         new = self._stream.push(tokens)
         return self._take(new) if self._stops else new
 
     def flush(self) -> str:
-        """What was held back, at the end of a sequence that did not end in a stop string."""
+        """The text held back, at the end of a sequence without a stop string."""
         if self.stopped:
             return ""
         text = self._take(self._stream.flush())

@@ -1,4 +1,4 @@
-"""Collects what the steps added to a request until it is finished."""
+"""Collects the outputs of a request until it is finished."""
 
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ class _Choice:
 
 
 class Transcript:
-    """One request's outputs, in order, choice by choice."""
+    """Outputs of one request, by choice."""
 
     def __init__(self, request: Request, max_depth: int) -> None:
         self.request = request
@@ -40,7 +40,7 @@ class Transcript:
         choice.finish_reason = output.finish_reason
         if output.drafted:
             choice.counts.add(output.drafted, output.accepted)
-        if output.choice == 0:  # the others find the prompt that the first has just computed
+        if output.choice == 0:  # the other choices hit the prompt that the first computed
             self._num_cached = output.num_cached
 
     def generation(self) -> Generation:

@@ -1,4 +1,4 @@
-"""From a pass of the target to the hidden states that proposers draft from: the rows of what is committed, no others."""
+"""Hidden states of committed tokens, for proposers that draft from them."""
 
 from collections.abc import Mapping
 
@@ -20,7 +20,8 @@ def committed_hidden(
     output: ForwardOutput,
     wanted: Mapping[str, HiddenRequest],
 ) -> dict[int, Hidden]:
-    """By sequence, of those whose method is in `wanted`. Call it before commit: a sequence's rows start at `num_computed`."""
+    """By sequence id, for sequences whose method is in `wanted`. Call it before commit: the rows of a sequence start at
+    `num_computed`."""
     if not wanted:
         return {}
     rows: list[int] = []

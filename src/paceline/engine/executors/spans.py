@@ -1,4 +1,4 @@
-"""From a schedule and its drafts to the rows of a pass, and of accepted rows to their place in the cache."""
+"""Rows of a pass from a schedule and its drafts, and cache moves for accepted tree paths."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -13,7 +13,7 @@ from paceline.speculation.verification.verify import Verdict
 
 
 def span_of(item: Scheduled, draft: Draft, blocks: Seq[int]) -> Span:
-    """The item's committed tokens, then its draft; logits of the newest token and of every node."""
+    """The committed tokens of the item, then its draft; logits of the newest token and of every node."""
     sequence, start = item.sequence, item.sequence.num_computed
     positions = visible = None
     if draft.tokens and not draft.is_chain:
@@ -31,8 +31,8 @@ def span_of(item: Scheduled, draft: Draft, blocks: Seq[int]) -> Span:
 
 
 def path_moves(plan: Schedule, verdicts: Mapping[int, Verdict], tables: BlockTables) -> tuple[list[int], list[int]]:
-    """Slots from which, and to which, keys and values go so that accepted tree paths lie next to each other; a chain's already
-    do. Call it before commit: a sequence's rows start at `num_computed`."""
+    """Source and target cache positions that make accepted tree paths contiguous; chains already are. Call it before commit:
+    the rows of a sequence start at `num_computed`."""
     sources: list[int] = []
     targets: list[int] = []
     for item in plan.items:

@@ -25,28 +25,28 @@ class LocalTarget:
         assert engine.tokenizer is not None
         self.config = config
         self.tokenizer = engine.tokenizer
-        self._engine = engine
-        self._loop = EngineLoop(engine, tracer)
+        self.engine = engine
+        self.loop = EngineLoop(engine, tracer)
 
     @staticmethod
     def load(config: EngineConfig, tracer: Tracer | None = None) -> "LocalTarget":
         """Load the configured model and warm it up. Blocks until requests can start."""
         torch.set_num_threads(min(torch.get_num_threads(), usable_cores()))
         target = LocalTarget(config, build_engine(config), tracer)
-        target._loop.run(target._engine.warm_up)
+        target.loop.run(target.engine.warm_up)
         return target
 
     @property
     def is_running(self) -> bool:
-        return self._loop.is_running
+        return self.loop.is_running
 
     @property
     def is_ready(self) -> bool:
-        return self._loop.is_running
+        return self.loop.is_running
 
     @property
     def max_model_len(self) -> int:
-        return self._engine.validator.limits.max_model_len
+        return self.engine.validator.limits.max_model_len
 
     @property
     def max_num_seqs(self) -> int:
@@ -54,33 +54,33 @@ class LocalTarget:
 
     @property
     def methods(self) -> tuple[str, ...]:
-        return tuple(sorted(self._engine.speculator.proposers))
+        return tuple(sorted(self.engine.speculator.proposers))
 
     def validate(self, request: Request) -> ValidatedRequest:
-        return self._engine.validate(request)
+        return self.engine.validate(request)
 
     def submit(self, request: Request, listener: OutputListener) -> None:
-        self._loop.submit(request, listener)
+        self.loop.submit(request, listener)
 
     def cancel(self, request_id: str) -> None:
         with suppress(EngineClosed):  # a closed engine has no requests
-            self._loop.cancel(request_id)
+            self.loop.cancel(request_id)
 
     def validate_flags(self, flags: SpeculationFlags) -> None:
-        self._engine.validate_flags(flags)
+        self.engine.validate_flags(flags)
 
     def set_flags(self, flags: SpeculationFlags) -> None:
-        self._engine.validate_flags(flags)
-        self._loop.call(lambda: self._engine.set_flags(flags))
+        self.engine.validate_flags(flags)
+        self.loop.call(lambda: self.engine.set_flags(flags))
 
     def engine_status(self) -> EngineStatus:
-        return self._engine.snapshot()
+        return self.engine.snapshot()
 
     def cluster_status(self) -> None:
         return None
 
     def close(self) -> None:
-        self._loop.close()
+        self.loop.close()
 
     def __enter__(self) -> Self:
         return self
