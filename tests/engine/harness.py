@@ -12,6 +12,8 @@ from paceline.engine.engine import Engine
 from paceline.models.runner import ModelRunner, Span
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.proposer import Progress, Proposer
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+from paceline.speculation.proposers.eagle import EagleProposer
 from tests import fakes
 from tests.fakes import (
     TINY,
@@ -78,9 +80,9 @@ def assert_nothing_held(engine: Engine) -> None:
     for proposer in engine.speculator.proposers.values():
         if isinstance(proposer, FakeProposer):
             assert proposer.progress == {}
-        if hasattr(proposer, "num_free_blocks"):
-            assert proposer.num_free_blocks == proposer._runner.num_blocks
-            assert proposer._riders == {}
+        if isinstance(proposer, DraftModelProposer | EagleProposer):
+            assert proposer.num_free_blocks == proposer.runner.num_blocks
+            assert proposer._sequences == {}
 
 
 def oracle(text: Sequence[int], wrong: Sequence[int] = ()) -> FakeProposer:

@@ -7,7 +7,7 @@ from paceline.core.sequence import Sequence
 
 
 class Scheduled(NamedTuple):
-    """The step computes `num_tokens` committed tokens of `sequence`, and verifies at most `num_draft` drafted ones after them."""
+    """The step computes `num_tokens` committed tokens of `sequence` and verifies at most `num_draft` drafted ones."""
 
     sequence: Sequence
     num_tokens: int

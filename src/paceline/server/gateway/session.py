@@ -66,9 +66,9 @@ class RequestSession:
         try:
             self._requests = [await self.gateway.validate(request) for request in requests]
         except InvalidRequest as error:
-            if error.field == "response_format" != schema_field:
-                raise InvalidRequest(str(error), schema_field) from None
-            raise
+            if error.field != "response_format":
+                raise
+            raise InvalidRequest(str(error), schema_field) from None
         self._timeout = timeout
         return self._requests
 

@@ -68,7 +68,7 @@ class GraphDrafter(Protocol):
         ...
 
     def load(self, sequences: Seq[Sequence]) -> DraftPrefill:
-        """Take these sequences over, in slot order, as far as the proposer can bring them up to date. Returns what that cost."""
+        """Take these sequences over, in slot order, as far as the proposer can bring them up to date; returns the cost."""
         ...
 
     def has_room(self, sequence: Sequence) -> bool:
