@@ -1,4 +1,4 @@
-"""Tiers of a GPU's cache: copies that nobody waits for, and the same text."""
+"""Tiers of a GPU cache: asynchronous copies, and the same text."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn])
-def test_blocks_survive_the_way_down_and_up(dtype):
+def test_saved_blocks_are_loaded_unchanged(dtype):
     runner = make_runner(tiny_model(device="cuda"), 64, dtype)
     for plane in kv_blocks.planes(runner):
         plane.copy_(torch.randint(0, 120, plane.shape, dtype=torch.uint8, device="cuda"))
@@ -31,7 +31,7 @@ def test_blocks_survive_the_way_down_and_up(dtype):
     memory.wait(8)
     assert bytes(memory.view(8)) == data[: memory.block_bytes]
     for plane in kv_blocks.planes(runner):
-        plane[:30] = 0  # after the copies, in the stream's order
+        plane[:30] = 0  # after the copies, in stream order
     memory.load(list(range(5, 35)), list(range(30)))
     kv_blocks.write_blocks(runner, [60, 61], bytes(data))
     for plane, old in zip(kv_blocks.planes(runner), before, strict=True):
@@ -49,7 +49,7 @@ def test_the_text_is_the_same_with_tiers(tmp_path: Path):
     model = tiny_model(device="cuda")
     requests = mixed_requests(12, TINY.vocab_size, max_tokens=40)
     expected = plain_text(model, requests)
-    for _ in range(2):  # the second is after a restart
+    for _ in range(2):  # the second run is after a restart
 
         def make(runner, tables, clock):
             memory = HostBlocks(runner, 64)
