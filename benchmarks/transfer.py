@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 import numpy as np
 import torch
 
+from paceline.kernels.cpu.crc32 import crc32
 from paceline.models.loading.load import open_checkpoint
 from paceline.runtime.transfer.channels import nixl_agent
 from paceline.runtime.transfer.channels.channel_pool import pick_channels
@@ -33,7 +34,7 @@ from paceline.runtime.transfer.client import TransferClient
 from paceline.runtime.transfer.files import NixlFiles, PlainFiles, Range
 from paceline.runtime.transfer.messages import TransferHandle
 from paceline.runtime.transfer.server import TransferServer
-from paceline.runtime.transfer.transfer import Transfer, checksum
+from paceline.runtime.transfer.transfer import Transfer
 from paceline.runtime.wire.keys import KeyPair, Security, generate_key_pair
 
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
@@ -102,7 +103,7 @@ class Bench:
         return self._seconds(lambda: [np.copyto(*pair) for pair in zip(self.buffers, self.data, strict=True)])
 
     def sums(self) -> float:
-        return self._seconds(lambda: [checksum(memoryview(layer)) for layer in self.data])
+        return self._seconds(lambda: [crc32(memoryview(layer)) for layer in self.data])
 
     def write(self, files: PlainFiles | NixlFiles, file: int) -> float:
         return self._seconds(lambda: files.write(file, _ranges(self.data)))

@@ -38,7 +38,7 @@ def make_weight(kind: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
 def make_layout(
     contexts: list[int], rows: list[int], num_blocks: int, ancestors: Tensor | None = None, seed: int = 0
 ) -> AttentionLayout:
-    """Blocks handed out in random order, so that nothing is contiguous by luck."""
+    """Blocks in random order, so that they are not contiguous by chance."""
     order = torch.randperm(num_blocks, generator=generator(seed)).tolist()
     needed = [-(-(c + r) // BLOCK_SIZE) for c, r in zip(contexts, rows, strict=True)]
     tables = torch.zeros(len(rows), max(needed), dtype=torch.int32)

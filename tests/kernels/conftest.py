@@ -8,6 +8,6 @@ from paceline.kernels.cpu import native
 
 @pytest.fixture(autouse=True)
 def _restore_threads() -> Iterator[None]:
-    """Tests may change the number of threads; the next one starts from the default."""
+    """Restore the default number of threads after each test."""
     yield
     native.set_num_threads(usable_cores())

@@ -12,7 +12,7 @@ HEADS, KV_HEADS, WIDTH, BLOCKS, SCALE = 6, 2, 64, 40, 0.125
 #        0
 #      1   2
 #     3 4   5
-#     6     7 8   and below 8 a chain down to 24: longer than a vector and than what is computed as one block
+#     6     7 8   and a chain from 8 to 24: longer than a vector and than a block of rows
 PARENTS = (-1, 0, 0, 1, 1, 2, 3, 5, 5, *range(8, 24))
 
 
@@ -24,7 +24,7 @@ def masks(parents: tuple[int, ...]) -> list[int]:
 
 
 def naive(q: Tensor, keys: Tensor, values: Tensor, layout: AttentionLayout, window: int | None) -> Tensor:
-    """One row, one head, one visible list at a time, in double precision."""
+    """Reference in double precision, one row and one head at a time."""
     heads, kv_heads, width = q.shape[1], keys.shape[2], q.shape[2]
     out = torch.zeros(len(q), heads, width, dtype=torch.float64)
     for s, context in enumerate(layout.context_lens.tolist()):
@@ -45,7 +45,7 @@ def naive(q: Tensor, keys: Tensor, values: Tensor, layout: AttentionLayout, wind
 @pytest.mark.parametrize("window", [None, 1, 5, 24])
 @pytest.mark.parametrize("tree", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 2, 64), (3, 3, 32), (5, 1, 128), (8, 1, 80), (2, 1, 24)])
-def test_against_a_naive_loop(window: int | None, tree: bool, heads: int, kv_heads: int, width: int) -> None:
+def test_equals_a_naive_loop(window: int | None, tree: bool, heads: int, kv_heads: int, width: int) -> None:
     contexts, rows = [37, 0, 16], [len(PARENTS), 3, 1]
     ancestors = torch.tensor([*masks(PARENTS), -1, -1, -1, -1]) if tree else None
     layout = make_layout(contexts, rows, BLOCKS, ancestors)
@@ -58,7 +58,7 @@ def test_against_a_naive_loop(window: int | None, tree: bool, heads: int, kv_hea
 
 
 @needs_native
-def test_long_chains_with_a_mask_see_every_earlier_row() -> None:
+def test_rows_of_a_long_masked_chain_attend_to_all_earlier_rows() -> None:
     layout = make_layout([5], [100], BLOCKS, torch.full((100,), -1))
     keys, values = make_cache(BLOCKS, KV_HEADS, WIDTH)
     q = torch.randn(100, HEADS, WIDTH, generator=generator(3))
@@ -68,7 +68,7 @@ def test_long_chains_with_a_mask_see_every_earlier_row() -> None:
 
 @needs_native
 @pytest.mark.parametrize("window", [None, 21])
-def test_a_row_has_the_same_bits_in_any_company(window: int | None) -> None:
+def test_the_bits_of_a_row_do_not_depend_on_other_rows(window: int | None) -> None:
     keys, values = make_cache(BLOCKS, KV_HEADS, WIDTH)
     q = torch.randn(90, HEADS, WIDTH, generator=generator(4))
     whole = make_layout([0], [90], BLOCKS)
@@ -94,7 +94,7 @@ def test_a_row_has_the_same_bits_in_any_company(window: int | None) -> None:
 @needs_native
 @pytest.mark.parametrize("window", [None, 3, 21])
 @pytest.mark.parametrize("context", [0, 13, 30])
-def test_a_tree_node_has_the_bits_of_its_path_as_a_chain(context: int, window: int | None) -> None:
+def test_a_tree_node_has_the_bits_of_the_same_path_in_a_chain(context: int, window: int | None) -> None:
     layout = make_layout([context], [len(PARENTS)], BLOCKS, torch.tensor(masks(PARENTS)))
     keys, values = make_cache(BLOCKS, KV_HEADS, WIDTH)
     q = torch.randn(len(PARENTS), HEADS, WIDTH, generator=generator(5))

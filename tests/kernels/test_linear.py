@@ -10,7 +10,7 @@ from tests.kernels.cases import FORMATS, generator, make_weight, needs_native
 ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 33)
 
 
-def test_dense_weight_is_a_plain_product() -> None:
+def test_a_dense_weight_uses_the_torch_product() -> None:
     weight = make_weight("q4_32", 40, 64)
     prepared = prepare(weight, "cpu", torch.bfloat16)
     assert isinstance(prepared, DenseWeight)
@@ -22,7 +22,7 @@ def test_dense_weight_is_a_plain_product() -> None:
 @needs_native
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(64, 64), (33, 96), (100, 160), (7, 32)])
-def test_native_agrees_with_double_precision(kind: str, outputs: int, inputs: int) -> None:
+def test_native_is_close_to_double_precision(kind: str, outputs: int, inputs: int) -> None:
     weight = make_weight(kind, outputs, inputs)
     prepared = prepare(weight, "cpu", torch.float32)
     assert isinstance(prepared, PackedWeight)
@@ -31,7 +31,7 @@ def test_native_agrees_with_double_precision(kind: str, outputs: int, inputs: in
     for rows in (*ROWS, 200):
         x = torch.randn(rows, inputs, generator=generator(rows))
         exact = x.double() @ weight.dequantize().double().T
-        # each term may be off by an ulp of itself, offsets and scaled codes apart
+        # each term may have an error of one ulp, offsets and scaled codes separately
         size = x.double().abs() @ weight.dequantize().double().abs().T + 32 * x.double().abs().sum(1, keepdim=True)
         assert ((linear(x, prepared) - exact).abs() <= 2e-6 * size).all()
         assert ((linear(x, prepared, bias) - (exact + bias)).abs() <= 2e-6 * size + 1e-6).all()
@@ -49,10 +49,10 @@ def test_inputs_need_not_be_a_multiple_of_32(kind: str, inputs: int) -> None:
 
 @needs_native
 @pytest.mark.parametrize("kind", FORMATS)
-def test_a_row_has_the_same_bits_in_any_company(kind: str) -> None:
+def test_the_bits_of_a_row_do_not_depend_on_other_rows(kind: str) -> None:
     weight = prepare(make_weight(kind, 200, 192), "cpu", torch.float32)
     x = torch.randn(200, 192, generator=generator(3))
-    x[7] *= 1e-36  # products that underflow must underflow everywhere
+    x[7] *= 1e-36  # products must underflow for every number of rows
     alone = torch.cat([linear(x[i : i + 1], weight) for i in range(len(x))])
     for threads in (1, 2, 3):
         native.set_num_threads(threads)
@@ -72,7 +72,7 @@ def test_embedding_rows_are_the_dequantised_bits(kind: str) -> None:
 
 @needs_native
 @pytest.mark.parametrize("bad", [-1, 75])
-def test_embedding_refuses_ids_outside_the_vocabulary(bad: int) -> None:
+def test_ids_outside_the_vocabulary_are_rejected(bad: int) -> None:
     with pytest.raises(IndexError, match="75"):
         embedding_rows(prepare(make_weight("q8_32", 75, 32), "cpu", torch.float32), torch.tensor([0, bad]))
 
@@ -86,8 +86,8 @@ def test_quantised_weights_stay_small(kind: str, scale_bytes: int) -> None:
 
 @needs_native
 @pytest.mark.parametrize("inexact", ["scales", "offsets"])
-def test_half_precision_scales_change_no_bit(inexact: str) -> None:
-    """One value that float16 cannot hold, in a row of its own, keeps the whole matrix in float32."""
+def test_half_precision_scales_are_exact(inexact: str) -> None:
+    """One value that float16 cannot represent keeps the scales of the whole matrix in float32."""
     half = make_weight("q4_32_half", 65, 128)
     assert isinstance(half, Grouped)
     assert half.offsets is not None
@@ -105,5 +105,5 @@ def test_half_precision_scales_change_no_bit(inexact: str) -> None:
 
 
 @needs_native
-def test_no_rows() -> None:
+def test_an_input_without_rows() -> None:
     assert linear(torch.empty(0, 32), prepare(Dense(torch.ones(3, 32)), "cpu", torch.float32)).shape == (0, 3)

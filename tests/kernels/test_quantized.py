@@ -6,7 +6,7 @@ from paceline.kernels.linear import PackedWeight, linear, prepare
 from paceline.kernels.quantized import Quantization, QuantizedWeight, put, quantize, saturate, take
 from paceline.kernels.weights import Dense, concat
 
-# of the largest weight of an output: half a step of 127, and half of the last of three mantissa bits
+# relative to the largest weight of an output: half a step of 127, and half of the last of three mantissa bits
 ERROR: dict[Quantization, float] = {"int8": 0.5 / 127, "fp8": 2**-4}
 
 
@@ -50,7 +50,7 @@ def test_scales_of_128_inputs_each(inputs: int) -> None:
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scales", ["output", "group"])
-def test_the_product_is_of_the_dequantised_values(kind: Quantization, dtype: torch.dtype, scales: str) -> None:
+def test_the_product_uses_the_dequantised_values(kind: Quantization, dtype: torch.dtype, scales: str) -> None:
     weight = quantize(matrix(), kind) if scales == "output" else grouped_scales(kind, 160)
     x = torch.randn(5, 160, generator=torch.Generator().manual_seed(2)).to(dtype)
     bias = torch.randn(48, generator=torch.Generator().manual_seed(3)).to(dtype)
@@ -62,13 +62,13 @@ def test_the_product_is_of_the_dequantised_values(kind: Quantization, dtype: tor
     assert error < (1e-6 if dtype == torch.float32 else 2**-8)
 
 
-def test_inputs_in_no_whole_groups_use_the_reference() -> None:
+def test_inputs_that_do_not_divide_into_groups_use_the_reference() -> None:
     weight = quantize(matrix(inputs=40), "int8")
     assert isinstance(prepare(weight, "cpu", torch.float32), QuantizedWeight)
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_joined_they_are_what_the_join_would_be(kind: Quantization) -> None:
+def test_concat_equals_the_concatenation_of_the_values(kind: Quantization) -> None:
     first, second = matrix(inputs=256), matrix(16, inputs=256, seed=5)
     joined = concat([quantize(first, kind), quantize(second, kind)])
     whole = quantize(torch.cat((first, second)), kind)
@@ -80,18 +80,18 @@ def test_joined_they_are_what_the_join_would_be(kind: Quantization) -> None:
     assert torch.equal(mixed.dequantize()[48:], whole.dequantize()[48:])
 
 
-def test_a_mix_becomes_dense() -> None:
+def test_concat_of_mixed_formats_is_dense() -> None:
     parts = [quantize(matrix(), "fp8"), quantize(matrix(), "int8"), Dense(matrix())]
     joined = concat(parts)
     assert isinstance(joined, Dense)
     assert torch.equal(joined.values, torch.cat([part.dequantize() for part in parts]))
 
 
-def test_wrong_shapes_and_types_are_refused() -> None:
+def test_wrong_shapes_and_types_are_rejected() -> None:
     values = quantize(matrix(), "int8").values
     with pytest.raises(ValueError, match="do not match"):
         QuantizedWeight(values, torch.ones(48, 3))
-    with pytest.raises(ValueError, match="not int8 or fp8"):
+    with pytest.raises(ValueError, match="must be int8 or fp8"):
         QuantizedWeight(values.short(), torch.ones(48, 1))
 
 

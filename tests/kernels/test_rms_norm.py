@@ -8,7 +8,7 @@ from tests.kernels.cases import generator, needs_native
 @needs_native
 @pytest.mark.parametrize("width", [64, 576, 100, 7])
 @pytest.mark.parametrize("rows", [1, 9, 33])
-def test_native_agrees_with_reference(rows: int, width: int) -> None:
+def test_native_equals_the_reference(rows: int, width: int) -> None:
     x, residual = torch.randn(2, rows, width, generator=generator(0))
     weight = torch.randn(width, generator=generator(1))
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), rms_norm_reference(x, weight, 1e-5), rtol=1e-5, atol=1e-6)
@@ -18,7 +18,7 @@ def test_native_agrees_with_reference(rows: int, width: int) -> None:
 
 
 @needs_native
-def test_a_row_has_the_same_bits_in_any_company() -> None:
+def test_the_bits_of_a_row_do_not_depend_on_other_rows() -> None:
     x, residual = torch.randn(2, 40, 100, generator=generator(2))
     weight = torch.rand(100, generator=generator(3))
     together = add_rms_norm(x, residual, weight, 1e-5)[0]

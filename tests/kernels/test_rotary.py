@@ -11,7 +11,7 @@ HEADS, KV_HEADS = 6, 2
 @needs_native
 @pytest.mark.parametrize("rows", [1, 9, 33])
 @pytest.mark.parametrize("width", [64, 128, 6])
-def test_native_agrees_with_reference(rows: int, width: int) -> None:
+def test_native_equals_the_reference(rows: int, width: int) -> None:
     qkv = torch.randn(rows, (HEADS + 2 * KV_HEADS) * width, generator=generator(0))
     angles = torch.rand(rows, width // 2, generator=generator(1)) * 6.28
     slots = torch.randperm(4 * BLOCK_SIZE, generator=generator(2))[:rows]
@@ -25,7 +25,7 @@ def test_native_agrees_with_reference(rows: int, width: int) -> None:
     torch.testing.assert_close(caches[0], caches[1], rtol=1e-6, atol=1e-6)
 
 
-def test_rotation_turns_pairs_of_halves() -> None:
+def test_dimensions_are_rotated_in_pairs_of_halves() -> None:
     qkv = torch.tensor([[1.0, 2.0, 3.0, 4.0] * 3])
     quarter = (torch.zeros(1, 2), torch.ones(1, 2))  # cos, sin of 90 degrees
     keys, values = torch.zeros(2, 1, BLOCK_SIZE, 1, 4)

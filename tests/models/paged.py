@@ -1,4 +1,4 @@
-"""A paged cache and the layout of each pass, for driving `DecoderModel` as the engine does."""
+"""A paged cache and the layout of each pass, to call `DecoderModel` as the engine does."""
 
 import random
 
@@ -11,13 +11,13 @@ from paceline.models.architectures.llama import DecoderModel
 
 
 class PagedRunner:
-    """Sequences are numbered from 0 as they appear; their blocks are scattered over the pool."""
+    """Sequences are numbered from 0; their blocks are scattered over the pool."""
 
     def __init__(self, model: DecoderModel, num_blocks: int = 32) -> None:
         self.model = model
         config = model.config
         shape = (num_blocks, BLOCK_SIZE, config.num_kv_heads, config.head_dim)
-        # NaN, so that a read of an unwritten slot shows
+        # NaN, so that reading an unwritten slot is detected
         self.cache = [
             (torch.full(shape, torch.nan, dtype=model.dtype), torch.full(shape, torch.nan, dtype=model.dtype))
             for _ in range(config.num_layers)
@@ -30,7 +30,7 @@ class PagedRunner:
     def step(
         self, batch: dict[int, list[int]], state_layers: tuple[int, ...] = (), last_hidden: bool = False
     ) -> ForwardOutput:
-        """Append these tokens to these sequences in one pass; logits for every row."""
+        """Append tokens to sequences in one pass. Logits of every row."""
         tokens, positions, slots, starts, contexts, tables = [], [], [], [0], [], []
         for sequence, new in batch.items():
             length, blocks = self._lengths.get(sequence, 0), self._blocks.setdefault(sequence, [])
@@ -64,5 +64,5 @@ class PagedRunner:
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
-    """max |difference| in deviations of the reference."""
+    """Largest difference, in standard deviations of the reference."""
     return ((ours - theirs).abs().max() / theirs.std()).item()

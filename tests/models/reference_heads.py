@@ -1,4 +1,4 @@
-"""Heads written down again in plain torch, one sequence at a time, no cache: what the fast ones are held against."""
+"""Reference implementations of the drafts in plain torch: one sequence at a time, without a cache."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from paceline.models.runner import ModelRunner, Span
 
 
 def table(weight: Any) -> Tensor:
-    """[N, K] of a matrix of the target."""
+    """[N, K]: values of a matrix of the target."""
     return embedding_rows(weight, torch.arange(weight.shape[0]))
 
 
@@ -46,7 +46,7 @@ def feed_forward(x: Tensor, w: Mapping[str, Tensor], prefix: str) -> Tensor:
 
 
 def target_states(target: DecoderModel, ids: Sequence[int], layers: Sequence[int]) -> tuple[dict[int, Tensor], Tensor]:
-    """(inner, last) of all tokens in one pass."""
+    """(inner states, last states) of all tokens in one pass."""
     runner = ModelRunner(target, -(-len(ids) // 16))
     out = runner.forward([Span(range(runner.num_blocks), 0, ids, 0)], tuple(layers), last_hidden=True)
     assert out.last_hidden is not None
@@ -57,34 +57,34 @@ def eagle_logits(
     w: Mapping[str, Tensor],
     config: Mapping[str, Any],
     target: DecoderModel,
-    features: Tensor,  # [n, 3D] of the committed slots the head has seen
+    features: Tensor,  # [n, 3D] of the committed slots
     positions: Sequence[int],  # of these slots
     ids: Sequence[int],
     path: Sequence[int] = (),
     norm_before_residual: bool = False,
 ) -> Tensor:
-    """[V'] after `path`. Every slot is computed anew for every token of the path."""
+    """[V']: logits after `path`. All slots are computed again for every token of the path."""
     eps, head, embedding = config["rms_eps"], table(target.head), table(target.embedding)
     states = features @ w["fc.weight"].T
-    places, tokens = list(positions), [ids[p + 1] for p in positions]
+    slot_positions, tokens = list(positions), [ids[p + 1] for p in positions]
     out = states
     for step in range(len(path) + 1):
         if step:
             states = torch.cat((states, out[-1:]))
-            places.append(places[-1] + 1)
+            slot_positions.append(slot_positions[-1] + 1)
             tokens.append(path[step - 1])
         embedded = norm(embedding[tokens], w["layers.0.input_layernorm.weight"], eps)
         normed = norm(states, w["layers.0.hidden_norm.weight"], eps)
         x = torch.cat((embedded, normed), 1)
         residual = normed if norm_before_residual else states
-        hidden = residual + attend(x, w, "layers.0.self_attn", config, torch.tensor(places))
+        hidden = residual + attend(x, w, "layers.0.self_attn", config, torch.tensor(slot_positions))
         middle = norm(hidden, w["layers.0.post_attention_layernorm.weight"], eps)
         out = hidden + feed_forward(middle, w, "layers.0.mlp")
     return norm(out[-1], w["norm.weight"], eps) @ reduced(w, head).T
 
 
 def reduced(w: Mapping[str, Tensor], head: Tensor) -> Tensor:
-    """The rows of the target's head that a draft has, as coarse as the draft keeps them."""
+    """Rows of the target's head in the draft's vocabulary."""
     if "d2t" not in w:
         return head
     return head[torch.arange(len(w["d2t"])) + w["d2t"]]

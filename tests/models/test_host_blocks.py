@@ -1,4 +1,4 @@
-"""Blocks in the host's memory: down, up, and seen as bytes. The way a GPU takes is walked on the CPU too."""
+"""Blocks in host memory: saved, loaded, and viewed as bytes. The code for GPUs is tested on the CPU too."""
 
 from typing import Any
 
@@ -14,14 +14,14 @@ from tests.fakes import tiny_model
 MODEL = tiny_model()
 
 
-class Counted(StreamEvent):
+class CountingEvent(StreamEvent):
     waits = 0
 
     def wait(self) -> None:
-        Counted.waits += 1
+        CountingEvent.waits += 1
 
 
-@pytest.fixture(params=["cpu", "as on a gpu"])
+@pytest.fixture(params=["cpu", "gpu code on cpu"])
 def memory(request: Any, monkeypatch: pytest.MonkeyPatch) -> HostBlocks:
     runner = ModelRunner(MODEL, 16)
     generator = torch.Generator().manual_seed(3)
@@ -30,13 +30,13 @@ def memory(request: Any, monkeypatch: pytest.MonkeyPatch) -> HostBlocks:
     made = HostBlocks(runner, 12)
     if request.param != "cpu":
         made._is_cuda = True
-        monkeypatch.setattr(host_blocks, "StreamEvent", Counted)
+        monkeypatch.setattr(host_blocks, "StreamEvent", CountingEvent)
         monkeypatch.setattr(kv_blocks, "CHUNK_BYTES", 3 * made.block_bytes)  # several chunks
     made.runner = runner  # type: ignore[attr-defined]
     return made
 
 
-def test_blocks_go_down_and_come_up_elsewhere(memory: HostBlocks) -> None:
+def test_saved_blocks_can_be_loaded_to_other_blocks(memory: HostBlocks) -> None:
     runner: ModelRunner = memory.runner  # type: ignore[attr-defined]
     before = [plane.clone() for plane in kv_blocks.planes(runner)]
     blocks, slots = [3, 9, 0, 14, 7, 8, 1], [11, 2, 5, 0, 7, 1, 3]
@@ -51,13 +51,13 @@ def test_blocks_go_down_and_come_up_elsewhere(memory: HostBlocks) -> None:
         assert not plane[blocks].any()
 
 
-def test_a_slot_is_the_bytes_of_its_block(memory: HostBlocks) -> None:
+def test_a_slot_has_the_bytes_of_its_block(memory: HostBlocks) -> None:
     runner: ModelRunner = memory.runner  # type: ignore[attr-defined]
     data = bytearray(memory.block_bytes)
     kv_blocks.read_blocks(runner, [5], data)
     memory.save([5], [8])
     memory.wait(8)
-    memory.wait(0)  # nothing was ever copied there
+    memory.wait(0)  # no copy was made there
     assert bytes(memory.view(8)) == data
     memory.view(9)[:] = data
     memory.load([9], [2])
@@ -65,9 +65,9 @@ def test_a_slot_is_the_bytes_of_its_block(memory: HostBlocks) -> None:
         assert torch.equal(plane[2], plane[5])
 
 
-def test_whoever_looks_waits_for_the_copy(memory: HostBlocks) -> None:
-    Counted.waits = 0
+def test_wait_blocks_for_pending_copies_only(memory: HostBlocks) -> None:
+    CountingEvent.waits = 0
     memory.save([1, 2], [3, 4])
     memory.wait(3)
     memory.wait(5)
-    assert Counted.waits == memory._is_cuda
+    assert CountingEvent.waits == memory._is_cuda

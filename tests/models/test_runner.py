@@ -1,4 +1,4 @@
-"""The runner: any cut of a text into spans, over any blocks, gives the logits of one whole pass."""
+"""The runner: any chunks of a text, in any blocks, give the logits of one whole pass."""
 
 import random
 
@@ -36,7 +36,7 @@ def close(ours: Tensor | None, theirs: Tensor) -> None:
 
 
 @pytest.mark.parametrize("cuts", [(53,), (1, 52), (16, 16, 21), (15, 2, 30, 6), (1,) * 53])
-def test_a_text_may_be_cut_anywhere(cuts: tuple[int, ...]) -> None:
+def test_chunks_give_the_logits_of_one_pass(cuts: tuple[int, ...]) -> None:
     part, table, start, rows = runner(), blocks(), 0, []
     for count in cuts:
         output = part.forward([Span(table, start, TEXT[start : start + count], num_logits=count)])
@@ -56,7 +56,7 @@ def test_sequences_of_different_lengths_share_a_pass() -> None:
     close(logits, torch.cat([whole(texts[0])[-3:], whole(texts[1])[-1:], whole(texts[2])]))
 
 
-def test_logits_come_only_where_wanted() -> None:
+def test_only_requested_logits_are_returned() -> None:
     part = runner()
     assert part.forward([Span([0], 0, TEXT[:4], 0)]).logits is None
     logits = part.forward([Span([1], 0, TEXT[:4], 0), Span([2], 0, TEXT[:5], 1)]).logits
@@ -85,7 +85,7 @@ def path_to(node: int) -> list[int]:
     return path
 
 
-def test_each_node_of_a_tree_sees_its_own_path() -> None:
+def test_each_node_of_a_tree_attends_to_its_own_path() -> None:
     part, table, tokens = runner(), blocks(), [3, 8, 9, 1, 4, 6]
     part.forward([Span(table, 0, TEXT[:14], 0)])
     logits = part.forward([tree_span(table, tokens, 14), Span([b for b in range(16) if b not in table], 0, [5, 6], 1)])
@@ -93,17 +93,17 @@ def test_each_node_of_a_tree_sees_its_own_path() -> None:
     close(logits.logits[0], whole(TEXT[:15])[-1])
     for node in range(len(tokens)):
         close(logits.logits[1 + node], whole([*TEXT[:15], *(tokens[i] for i in path_to(node))])[-1])
-    close(logits.logits[-1], whole([5, 6])[-1])  # a chain beside it in the same pass
+    close(logits.logits[-1], whole([5, 6])[-1])  # a chain in the same pass
 
 
-def test_an_accepted_path_is_moved_into_place() -> None:
+def test_an_accepted_path_becomes_contiguous() -> None:
     part, table, tokens = runner(), blocks(), [3, 8, 9, 1, 4, 6]
     part.forward([Span(table, 0, TEXT[:14], 0)])
     part.forward([tree_span(table, tokens, 14)])
     path = path_to(5)
     assert path == [0, 2, 3, 5]
     slot = lambda index: table[index // BLOCK_SIZE] * BLOCK_SIZE + index % BLOCK_SIZE  # noqa: E731
-    part.move([slot(15 + node) for node in path], [slot(15 + place) for place in range(4)])
+    part.move([slot(15 + node) for node in path], [slot(15 + step) for step in range(4)])
     ids = [*TEXT[:15], *(tokens[i] for i in path), 7]
     close(part.forward([Span(table, 19, [7], 1)]).logits, whole(ids)[-1:])
 
@@ -120,7 +120,7 @@ def test_moves_read_before_they_write() -> None:
             assert values[:, :, 0, 0].flatten()[:4].tolist() == [1.0, 2.0, 17.0, 3.0]
 
 
-def test_the_cache_is_all_there_from_the_start() -> None:
+def test_the_cache_is_allocated_once() -> None:
     part = runner(5)
     places = [values.data_ptr() for layer in part.cache for values in layer]
     assert {tuple(values.shape) for layer in part.cache for values in layer} == {(5, BLOCK_SIZE, 2, 16)}
@@ -130,7 +130,7 @@ def test_the_cache_is_all_there_from_the_start() -> None:
     assert all(float(values.abs().sum()) == 0.0 for values in untouched)
 
 
-def test_inner_states_are_returned_when_asked() -> None:
+def test_inner_states_are_returned_on_request() -> None:
     output = runner().forward([Span([0], 0, TEXT[:6], 1)], state_layers=(0, 2))
     assert {layer: tuple(state.shape) for layer, state in output.inner.items()} == {0: (6, 32), 2: (6, 32)}
     assert runner().forward([Span([0], 0, TEXT[:6], 1)]).inner == {}

@@ -1,4 +1,4 @@
-"""Tiny random models of every supported family, as transformers builds them."""
+"""Tiny random transformers models of every supported family."""
 
 import torch
 from transformers import (
@@ -46,7 +46,7 @@ FAMILIES = {
 
 
 def build(family: str) -> PreTrainedModel:
-    """In float32. Every weight is random: norms of one and biases of zero would hide a mistake."""
+    """A model in float32 whose weights are all random: norms of one and biases of zero would hide errors."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(FAMILIES[family](), dtype=torch.float32, attn_implementation="eager")
     with torch.no_grad():

@@ -11,7 +11,7 @@ SIZES = [0, 1, 7, 8, 15, 16, 63, 64, 65, 127, 128, 129, 192, 1000, 4096, 1 << 20
 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("is_native", [True, False])
-def test_it_is_zlibs(size, is_native, monkeypatch):
+def test_equals_the_crc_of_zlib(size, is_native, monkeypatch):
     if not is_native:
         monkeypatch.setattr(module.native, "library", lambda: None)
     draw = random.Random(size)
@@ -23,7 +23,7 @@ def test_it_is_zlibs(size, is_native, monkeypatch):
         assert bytes(copy) == bytes(offset) + bytes(data) + bytes(3)
 
 
-def test_every_byte_counts():
+def test_every_byte_changes_the_crc():
     data = bytearray(300)
     sums = {crc32(memoryview(data))}
     for at in range(len(data)):
@@ -33,7 +33,7 @@ def test_every_byte_counts():
     assert len(sums) == 301
 
 
-def test_a_copy_that_does_not_fit_is_refused():
+def test_a_copy_of_another_size_is_rejected():
     with pytest.raises(ValueError, match="cannot copy 4 bytes to 3 bytes"):
         copy_crc32(memoryview(b"abcd"), memoryview(bytearray(3)))
     with pytest.raises(ValueError, match="read-only"):

@@ -11,7 +11,7 @@ from paceline.kernels.cpu import native
 from paceline.kernels.linear import linear, prepare
 from tests.kernels.cases import generator, make_weight, needs_native
 
-REPORT = "from paceline.kernels import native; print(native.available())"
+REPORT = "from paceline.kernels.cpu import native; print(native.available())"
 
 
 def start(code: str, **environment: str) -> subprocess.Popen[str]:
@@ -20,8 +20,8 @@ def start(code: str, **environment: str) -> subprocess.Popen[str]:
 
 
 @needs_native
-def test_two_processes_may_build_at_once(tmp_path: Path) -> None:
-    """The compiler here writes an object that is already built, in two halves: nobody may load the first one."""
+def test_two_processes_can_build_at_once(tmp_path: Path) -> None:
+    """A fake compiler writes the object in two halves. No process may load the first half."""
     compiler = tmp_path / "cc"
     compiler.write_text(
         f"#!{sys.executable}\n"
@@ -38,7 +38,7 @@ def test_two_processes_may_build_at_once(tmp_path: Path) -> None:
     both = [start(REPORT, XDG_CACHE_HOME=str(tmp_path), CC=str(compiler)) for _ in range(2)]
     assert [process.communicate(timeout=100)[0].strip() for process in both] == ["True", "True"]
     files = list((tmp_path / "paceline").iterdir())
-    assert [file.suffix for file in files] == [".so"]  # one object, nothing half-written beside it
+    assert [file.suffix for file in files] == [".so"]  # one object and no partial file
 
 
 def test_reference_can_be_forced() -> None:
@@ -54,7 +54,7 @@ def test_reference_can_be_forced() -> None:
     assert (out.strip(), err) == ("[[32.0, 32.0]]", "")
 
 
-@pytest.mark.parametrize("compiler", ["false", "true"])  # fails; succeeds and builds nothing
+@pytest.mark.parametrize("compiler", ["false", "true"])  # fails; succeeds without output
 def test_a_broken_compiler_warns_once_and_falls_back(compiler: str, tmp_path: Path) -> None:
     environment = {"CC": compiler, "XDG_CACHE_HOME": str(tmp_path), "PACELINE_NATIVE": "1"}
     out, err = start(f"{REPORT}; native.available()", **environment).communicate(timeout=100)
@@ -84,10 +84,10 @@ def test_concurrent_callers_get_their_own_results() -> None:
 
 
 @needs_native
-def test_the_pool_works_again_in_a_forked_child() -> None:
+def test_the_thread_pool_works_in_a_forked_child() -> None:
     code = (
         "import os, torch\n"
-        "from paceline.kernels import native\n"
+        "from paceline.kernels.cpu import native\n"
         "from paceline.kernels.linear import linear, prepare\n"
         "from paceline.kernels.weights import Dense\n"
         "torch.set_num_threads(1); native.set_num_threads(2)\n"

@@ -1,4 +1,4 @@
-"""Where the Triton kernels run in these tests: on the GPU, or interpreted."""
+"""Device of the Triton kernels in these tests: the GPU, or the CPU with the interpreter."""
 
 import torch
 from torch import Tensor
@@ -13,6 +13,6 @@ def on_device(*tensors: Tensor) -> list[Tensor]:
 
 
 def stream_of(key: NoiseKey, purpose: Purpose = Purpose.SHARED) -> int:
-    """The 64 bits that kernels take, as a signed integer."""
+    """The 64 bits of a stream as a signed integer, the argument of kernels."""
     bits = stream(purpose, key.seed, key.choice)
     return bits - 2**64 if bits >= 2**63 else bits

@@ -1,8 +1,8 @@
-"""Compiles the kernels of a pass for an H200 where there is none: what the interpreter takes, the compiler may refuse."""
+"""Compiles the kernels of a pass for an H200 without having one: the compiler may reject what the interpreter accepts."""
 
 import torch
 
-from tests.kernels.gpu.pretended_hopper import COMPILED  # isort: skip  # before any kernel
+from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any kernel
 
 from paceline.kernels.gpu.attention import paged_attention
 from paceline.kernels.gpu.attention_plan import attention_plan

@@ -11,7 +11,7 @@ from tests.kernels.gpu.cases import on_device
     ("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.float16, 2e-3), (torch.bfloat16, 1.6e-2)]
 )
 @pytest.mark.parametrize(("rows", "width"), [(1, 1536), (3, 40), (2, 1024)])
-def test_against_the_reference(rows: int, width: int, dtype: torch.dtype, tolerance: float) -> None:
+def test_equals_the_reference(rows: int, width: int, dtype: torch.dtype, tolerance: float) -> None:
     gate_up = (torch.randn(rows, 2 * width, generator=generator(0)) * 4).to(dtype)
     gate_up[0, 0], gate_up[0, 1] = 80.0, -80.0
     expected = silu_mul_reference(gate_up)

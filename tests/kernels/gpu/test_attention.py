@@ -1,4 +1,4 @@
-"""The Triton kernel against the torch reference, which tests/kernels/test_attention.py holds to a naive loop."""
+"""The Triton kernel against the torch reference, which tests/kernels/test_attention.py compares with a naive loop."""
 
 import pytest
 import torch
@@ -32,7 +32,7 @@ def check(
     plan: AttentionPlan | None = None,
     padding: int = 0,
 ) -> Tensor:
-    """Returns the output after comparing it; rows that no sequence owns must stay as they were."""
+    """Compare with the reference and return the output. Rows that belong to no sequence must not be written."""
     layout = make_layout(contexts, rows, BLOCKS, ancestors)
     keys, values = (cache.to(cache_dtype or dtype) for cache in make_cache(BLOCKS, kv_heads, width))
     q = torch.randn(sum(rows), heads, width, generator=generator(2)).to(dtype)
@@ -55,7 +55,7 @@ def check(
 
 
 def poison(layout: AttentionLayout, keys: Tensor, values: Tensor) -> None:
-    """NaN wherever no sequence has stored anything: in blocks that nobody holds and past the end of the last one."""
+    """Write NaN to all slots without stored tokens: unused blocks, and the end of each last block."""
     held = torch.zeros(keys.shape[:2], dtype=torch.bool)
     for s, context in enumerate(layout.context_lens.tolist()):
         length = context + int(layout.starts[s + 1] - layout.starts[s])
@@ -78,7 +78,7 @@ def test_decode_of_a_ragged_batch(heads: int, kv_heads: int, width: int, splits:
 
 @pytest.mark.parametrize("splits", [1, 2, 5, 16])
 def test_a_single_sequence_over_several_splits(splits: int) -> None:
-    """More splits than chunks of keys included: then some programs have nothing to do."""
+    """With more splits than chunks of keys, some programs have no work."""
     check([300], [8], 9, 3, 64, splits=splits)
 
 
@@ -90,7 +90,7 @@ def test_verification_with_windows(window: int | None, splits: int) -> None:
 
 @pytest.mark.parametrize("window", [None, 1, 5, 24, 70])
 @pytest.mark.parametrize("splits", [1, 3])
-def test_trees_beside_chains(window: int | None, splits: int) -> None:
+def test_trees_and_chains_in_one_batch(window: int | None, splits: int) -> None:
     ancestors = torch.tensor([*masks(PARENTS), -1, -1, -1, -1, *masks(PARENTS)])
     check([90, 0, 16, 0], [TREE, 3, 1, TREE], ancestors=ancestors, window=window, splits=splits)
 
@@ -104,27 +104,27 @@ def test_a_tree_of_64_rows_uses_the_sign_bit(window: int | None) -> None:
 
 @pytest.mark.parametrize("tree", [False, True])
 def test_contexts_that_end_just_before_and_after_a_chunk_of_keys(tree: bool) -> None:
-    """Where the keys that every row sees give way to those that only some do."""
+    """The boundary between keys that all rows attend to and keys that only some attend to."""
     ancestors = torch.tensor(masks((-1, 0, 0, 1, 1, 2, 2, 3)) * 3) if tree else None
     check([62, 63, 64], [8, 8, 8], 2, 1, 32, ancestors=ancestors)
 
 
 @pytest.mark.parametrize("window", [None, 40])
-def test_prefill_in_row_tiles_beside_decode(window: int | None) -> None:
+def test_prefill_in_row_tiles_with_decode_in_one_batch(window: int | None) -> None:
     check([0, 33, 100], [150, 1, 20], heads=4, kv_heads=1, window=window, splits=2)
 
 
-def test_a_long_chain_with_a_mask_sees_every_earlier_row() -> None:
+def test_rows_of_a_long_masked_chain_attend_to_all_earlier_rows() -> None:
     check([5], [100], ancestors=torch.full((100,), -1))
 
 
-def test_more_rows_than_the_plan_was_made_for() -> None:
+def test_more_rows_than_planned() -> None:
     check([40, 3], [30, 11], max_rows=1, splits=2)
 
 
 @pytest.mark.parametrize("rows", [[1, 0, 2, 0], [0, 0, 3], [0]])
 def test_sequences_without_rows_and_rows_without_a_sequence(rows: list[int]) -> None:
-    """What the padding of a bucket looks like."""
+    """The padding of a captured pass."""
     check([20] * len(rows), rows, max_rows=2, padding=3, splits=2)
 
 
@@ -140,14 +140,14 @@ def test_float8_caches(dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
     check([90, 31], [4, 1], splits=2, dtype=dtype, cache_dtype=cache_dtype)
 
 
-def test_one_plan_serves_growing_contexts_and_gives_the_same_bits_again() -> None:
+def test_a_plan_is_reusable_as_contexts_grow() -> None:
     plan = attention_plan(6, 2, 3, 6, 2, 64, DEVICE, num_splits=4)
     first = [check([context, 3], [3, 3], plan=plan) for context in (0, 64, 250)]
     again = [check([context, 3], [3, 3], plan=plan) for context in (0, 64, 250)]
     assert all(map(torch.equal, first, again))
 
 
-def test_plans_that_share_scratch_take_turns_whenever_it_grew() -> None:
+def test_plans_can_share_scratch_that_grows() -> None:
     scratch = AttentionScratch(DEVICE)
     cases = [([250, 3], 2), ([250, 3, 130], 4), ([250], 4)]
     plans = [
@@ -176,10 +176,10 @@ def test_queries_may_be_a_view_of_the_joint_projection() -> None:
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(("context", "rows"), [(60, 8), (200, 5), (240, 16)])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (16, 2), (9, 3)])
-def test_a_row_of_a_chain_has_the_bits_of_that_row_alone(
+def test_a_row_of_a_chain_has_the_bits_of_the_row_decoded_alone(
     heads: int, kv_heads: int, context: int, rows: int, window: int | None, dtype: torch.dtype
 ) -> None:
-    """Chunks and parts of the context begin where they always do, and no sum depends on the rows beside."""
+    """Chunks and parts of the context begin at fixed indices, and no sum depends on other rows."""
     layout = make_layout([context], [rows], BLOCKS)
     caches = on_device(*(cache.to(dtype) for cache in make_cache(BLOCKS, kv_heads, 64)))
     q = torch.randn(rows, heads, 64, generator=generator(2)).to(DEVICE, dtype)
@@ -197,8 +197,8 @@ def test_a_row_of_a_chain_has_the_bits_of_that_row_alone(
 
 
 @pytest.mark.parametrize("rows", [2, 8, 16])
-def test_up_to_16_rows_are_cut_up_as_one_row_is(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans, "_multiprocessors", lambda device: 132)  # a CPU cuts nothing up
+def test_up_to_16_rows_are_split_as_one_row_is(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "_multiprocessors", lambda device: 132)  # on a CPU contexts are not split
     alone, together = (attention_plan(count, 1, count, 32, 8, 128, DEVICE) for count in (1, rows))
     assert together.num_splits == alone.num_splits > 1
     assert together.tile_keys == alone.tile_keys

@@ -1,4 +1,4 @@
-"""An EAGLE head's pass by the GPU's kernels against the one on the CPU."""
+"""A pass of an EAGLE head on a GPU against the pass on the CPU."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ from tests.kernels.gpu.cases import DEVICE
 
 pytestmark = pytest.mark.usefixtures("unrounded_drafts")
 
-# One sequence goes on after 18 slots with three more, one begins with a single slot
+# One sequence has 18 slots and adds three, the other starts with one slot
 SPANS = [Span([3, 1], 18, [5, 9, 2], 0, [20, 21, 22]), Span([2], 0, [7], 0)]
 
 
@@ -28,7 +28,7 @@ def head(device: torch.device, normed: bool) -> EagleModel:
 
 
 @pytest.mark.parametrize("normed", [False, True])
-def test_it_is_the_same_pass(monkeypatch: pytest.MonkeyPatch, normed: bool) -> None:
+def test_gpu_and_cpu_passes_are_equal(monkeypatch: pytest.MonkeyPatch, normed: bool) -> None:
     states = torch.randn(4, 32, generator=torch.Generator().manual_seed(1))
     cache = [torch.randn(4, 16, 2, 16, generator=torch.Generator().manual_seed(i)) for i in (2, 3)]
     model, device = head(torch.device("cpu"), normed), torch.device("cpu")

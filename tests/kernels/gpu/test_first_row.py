@@ -1,4 +1,4 @@
-"""A tree computed level by level is the tree computed at once."""
+"""A tree computed level by level equals the tree computed at once."""
 
 import torch
 
@@ -11,11 +11,11 @@ from tests.kernels.gpu.cases import DEVICE
 
 HEADS, KV_HEADS, WIDTH = 4, 2, 16
 LEVELS, BEAMS, SEQUENCES = 3, 2, 2
-PARENTS = [-1, -1, 0, 1, 3, 3]  # two beams a level; there is no row for the last committed token here
+PARENTS = [-1, -1, 0, 1, 3, 3]  # two beams per level; the last committed token has no row here
 CONTEXTS = [3, 30]
 
 
-def test_levels_one_after_the_other():
+def test_levels_computed_one_after_another():
     g = generator(4)
     rows = LEVELS * BEAMS
     qkv = torch.randn(SEQUENCES, rows, (HEADS + 2 * KV_HEADS) * WIDTH, generator=g).to(DEVICE)

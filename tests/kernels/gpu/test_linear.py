@@ -26,7 +26,7 @@ BLOCKS, POSITIONS = 6, 50
 
 @pytest.fixture(autouse=True)
 def poisoned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a kernel does not write is NaN."""
+    """Fill outputs with NaN, so that missing writes are detected."""
     empty, empty_like = torch.empty, torch.empty_like
     monkeypatch.setattr(torch, "empty", lambda *size, **options: _poisoned(empty(*size, **options)))
     monkeypatch.setattr(torch, "empty_like", lambda other, **options: _poisoned(empty_like(other, **options)))
@@ -60,12 +60,12 @@ def there(weight: LinearWeight) -> LinearWeight:
 
 
 def wide(weight: LinearWeight) -> LinearWeight:
-    """The same numbers in float32: references round once, where the kernels do."""
+    """The same values in float32: references round once, like the kernels."""
     return DenseWeight(weight.values.float() if isinstance(weight, DenseWeight) else weight.dequantize())
 
 
 def normed(hidden: Tensor, norm: Tensor, strips: int = 3) -> Normed:
-    """As whoever writes the residual stream leaves it, its squares summed over strips of unequal width."""
+    """The `Normed` that a kernel leaves, with squares summed over strips of unequal width."""
     squares = torch.stack([part.float().square().sum(1) for part in hidden.tensor_split(strips, 1)], 1)
     scaled = (hidden.float() * norm.float()).to(hidden.dtype)
     return Normed(*on_device(scaled, squares), EPS)
@@ -96,7 +96,7 @@ def test_linear(kind: str, dtype: torch.dtype, has_bias: bool) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_norm_before_a_product_is_applied_after_it(kind: str, dtype: torch.dtype) -> None:
+def test_the_norm_factor_is_applied_after_the_product(kind: str, dtype: torch.dtype) -> None:
     weight, hidden = weight_of(kind, 33, 136, dtype), random(3, 136, seed=5, dtype=dtype)
     norm = random(136, seed=7, dtype=dtype)
     expected = linear_reference(rms_norm_reference(hidden.float(), norm.float(), EPS), wide(weight))
@@ -122,7 +122,7 @@ def test_any_tile(tile: Tile) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_product_joins_the_residual_and_enters_the_next_norm(kind: str, dtype: torch.dtype) -> None:
+def test_a_product_is_added_to_the_residual_and_prepared_for_the_next_norm(kind: str, dtype: torch.dtype) -> None:
     weight, x = weight_of(kind, 56, 136, dtype), random(5, 136, seed=5, dtype=dtype)
     residual, norm = random(5, 56, seed=6, dtype=dtype), random(56, seed=7, dtype=dtype)
     expected = residual.float() + linear_reference(x.float(), wide(weight))
@@ -131,7 +131,7 @@ def test_a_product_joins_the_residual_and_enters_the_next_norm(kind: str, dtype:
     close(hidden, expected, dtype)
     close(finished(following), rms_norm_reference(expected, norm.float(), EPS), dtype)
     assert torch.equal(other.cpu(), residual)
-    # the next product takes it from there
+    # the next product applies the norm
     next_weight = weight_of("dense", 20, 56, dtype, seed=9)
     after = linear_reference(rms_norm_reference(hidden.cpu().float(), norm.float(), EPS), wide(next_weight))
     close(linear(following, there(next_weight)), after, dtype)
@@ -178,18 +178,18 @@ def check_qkv(
     query = qkv_rotary_store(normed(hidden, norm), there(weight), bias, *places, keys, values, num_heads)
     assert query.shape == (rows, num_heads, width)
     close(query, expected, dtype)
-    close(keys, expected_keys, dtype)  # NaN wherever no row belongs
+    close(keys, expected_keys, dtype)  # NaN in slots of no row
     close(values, expected_values, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_heads_turn_and_find_their_place(kind: str, dtype: torch.dtype) -> None:
+def test_heads_are_rotated_and_stored(kind: str, dtype: torch.dtype) -> None:
     check_qkv(kind, dtype, inputs=136)
 
 
 @pytest.mark.parametrize("heads", [(2, 2, 8), (1, 1, 40), (5, 1, 24)])
-def test_heads_that_strips_cut_in_two(heads: tuple[int, int, int]) -> None:
+def test_heads_that_span_two_strips(heads: tuple[int, int, int]) -> None:
     check_qkv("dense", torch.float32, heads=heads)
 
 
@@ -198,12 +198,12 @@ def test_heads_of_any_number_of_rows(rows: int) -> None:
     check_qkv("dense", torch.float32, rows, has_bias=True)
 
 
-def test_a_bias_turns_too() -> None:
+def test_the_bias_is_rotated_too() -> None:
     check_qkv("int8", torch.bfloat16, has_bias=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_embedding_enters_the_first_norm(dtype: torch.dtype) -> None:
+def test_the_embedding_is_prepared_for_the_first_norm(dtype: torch.dtype) -> None:
     table, norm = random(11, 72, seed=1, dtype=dtype), random(72, seed=2, dtype=dtype)
     ids = torch.tensor([3, 10, 3, 0])
     hidden, following = embed(*on_device(ids, table, norm), EPS)
@@ -222,7 +222,7 @@ PRODUCTS: dict[str, Callable[[Tensor, LinearWeight], Tensor]] = {
 
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("kind", ["dense", "fp8 in groups"])
-def test_the_bits_of_a_row_do_not_depend_on_how_many_there_are(product: str, kind: str) -> None:
+def test_the_bits_of_a_row_do_not_depend_on_the_number_of_rows(product: str, kind: str) -> None:
     weight = there(weight_of(kind, 48, 264, torch.bfloat16))
     x = random(16, 264, seed=5, dtype=torch.bfloat16).to(DEVICE)
     alone = PRODUCTS[product](x[:1], weight)

@@ -32,7 +32,7 @@ def check(
     qkv = torch.randn(total + padding, (heads + 2 * kv_heads) * width, generator=generator(1)).to(dtype)
     if positions is None:
         positions = torch.randint(0, POSITIONS, (total + padding,), generator=generator(2))
-    if cache_dtype is not None:  # numbers that survive both roundings, turned by no angle: how to round is the device's
+    if cache_dtype is not None:  # values that both roundings keep, rotated by angle 0: rounding modes differ by device
         qkv, positions = qkv.to(cache_dtype).to(dtype), torch.zeros_like(positions)
     cos, sin = tables(width)
     shape = (BLOCKS, 16, kv_heads, width)

@@ -42,7 +42,7 @@ def test_llama_3_8b() -> None:
     assert config.sliding_window is None
 
 
-def test_rope_is_read_from_both_generations_of_config() -> None:
+def test_rope_is_read_from_both_formats_of_transformers() -> None:
     llama3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     old = ModelConfig.from_hf(HF | {"rope_scaling": llama3 | {"rope_type": "llama3"}})
     new = {k: v for k, v in HF.items() if k != "rope_theta"}
@@ -70,12 +70,12 @@ def test_rope_is_read_from_both_generations_of_config() -> None:
         ),
     ],
 )
-def test_what_we_would_compute_wrongly_is_refused_by_name(change: dict, named: str) -> None:
+def test_unsupported_features_are_rejected_by_name(change: dict, named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         ModelConfig.from_hf(HF | change)
 
 
-def test_an_unknown_architecture_is_refused_before_its_fields_are_read() -> None:
+def test_an_unknown_architecture_is_rejected_first() -> None:
     with pytest.raises(UnsupportedModel, match=r"'gemma3'.*llama, mistral, qwen2, qwen3"):
         ModelConfig.from_hf({"model_type": "gemma3", "text_config": {}})
     with pytest.raises(UnsupportedModel, match="unknown"):
@@ -108,6 +108,6 @@ def test_gguf_metadata() -> None:
         ({"qwen2.rope.dimension_count": 32}, "dimension_count"),
     ],
 )
-def test_gguf_features_refused_by_name(change: dict, named: str) -> None:
+def test_unsupported_gguf_features_are_rejected_by_name(change: dict, named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         ModelConfig.from_gguf(GGUF | change, 151936, True)

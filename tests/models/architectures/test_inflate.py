@@ -1,4 +1,4 @@
-"""A large shape around a small model gives the small model's logits, whatever the filler."""
+"""An inflated model has the logits of the small model."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -57,7 +57,7 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
         *(("llama", shape) for shape in ("same-heads", "no-more-layers")),
     ],
 )
-def test_the_same_function(family: str, shape: str, tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
+def test_inflation_does_not_change_the_function(family: str, shape: str, tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
     base = small(family, tmp_path)
     large = inflate(base, Inflation(shape), "cpu", torch.float32)
     assert large.config.num_layers == max(shapes[shape].num_layers, base.config.num_layers)
@@ -65,7 +65,7 @@ def test_the_same_function(family: str, shape: str, tmp_path: Path, shapes: Mapp
     assert difference(logits(large), logits(base)) < 1e-5
 
 
-def test_frequency_factors_of_a_gguf_are_spread(tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
+def test_frequency_factors_of_a_gguf_are_repeated(tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
     write_gguf(tmp_path / "small.gguf", build("llama"))
     base = open_checkpoint(tmp_path / "small.gguf")
     factors = FrequencyFactors(tuple(1.0 + i for i in range(base.config.head_dim // 2)))
@@ -74,20 +74,20 @@ def test_frequency_factors_of_a_gguf_are_spread(tmp_path: Path, shapes: Mapping[
     assert difference(logits(large), logits(base)) < 1e-5
 
 
-def test_noise_changes_the_function_and_depends_on_the_seed_alone(tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
+def test_noise_changes_the_function_and_depends_on_the_seed_only(tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
     base = small("llama", tmp_path)
     noisy = [inflate(base, Inflation("wide", noise=0.1, seed=seed), "cpu", torch.float32) for seed in (0, 0, 1)]
     same, again, other = (logits(checkpoint) for checkpoint in noisy)
     assert torch.equal(same, again)
     assert difference(same, other) > 0.01
     assert 0.01 < difference(same, logits(base)) < 0.5
-    # noise is of the small matrices: the shape around them does not matter
+    # noise is added to the small matrices: the shape does not matter
     elsewhere = inflate(base, Inflation("same-heads", noise=0.1), "cpu", torch.float32)
     assert difference(logits(elsewhere), same) < 1e-5
 
 
-def test_every_matrix_is_mostly_filled_and_of_the_dtype(tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
-    """Filler is what makes the cost real: of all but the embedding and the two output projections."""
+def test_matrices_are_mostly_random_and_have_the_dtype(tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
+    """All but the embedding and the two output projections are random where the small model has no weights."""
     large = inflate(small("llama", tmp_path), Inflation("wide"), "cpu", torch.bfloat16)
     for name in sorted(large.weights.names()):
         if name.endswith("norm.weight"):
@@ -98,7 +98,7 @@ def test_every_matrix_is_mostly_filled_and_of_the_dtype(tmp_path: Path, shapes: 
         assert (((values != 0).float().mean() > 0.8).item()) is not must_be_zero, name
 
 
-def test_a_name_makes_a_model(tmp_path: Path, smollm2: Tokenizer, shapes: Mapping[str, Shape]) -> None:
+def test_a_name_describes_an_inflated_model(tmp_path: Path, smollm2: Tokenizer, shapes: Mapping[str, Shape]) -> None:
     small("llama", tmp_path)
     (tmp_path / "tokenizer.json").write_text(smollm2.to_json())
     loaded = load_model(f"inflate:wide?base={tmp_path}&noise=0.05&seed=3")
@@ -116,7 +116,7 @@ def test_a_name_makes_a_model(tmp_path: Path, smollm2: Tokenizer, shapes: Mappin
         ("inflate:llama-8b?noise=-1", "noise must be 0 or more"),
     ],
 )
-def test_names_that_make_no_sense(name: str, message: str) -> None:
+def test_invalid_names_are_rejected(name: str, message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         Inflation.parse(name)
 
@@ -130,13 +130,13 @@ def test_names_that_make_no_sense(name: str, message: str) -> None:
         ({"head_dim": 24}, "heads of 16 do not fit evenly into heads of 24"),
     ],
 )
-def test_shapes_that_are_too_small(change: dict[str, int], message: str, tmp_path: Path) -> None:
+def test_shapes_that_are_too_small_are_rejected(change: dict[str, int], message: str, tmp_path: Path) -> None:
     config = ModelConfig.from_hf(build("llama").config.to_dict())
     with pytest.raises(UnsupportedModel, match=message):
         inflated_config(config, replace(WIDE, **change))
 
 
-def test_families_with_biases_or_head_norms_are_refused() -> None:
+def test_models_with_biases_or_head_norms_are_rejected() -> None:
     config = ModelConfig.from_hf(build("qwen3").config.to_dict())
     with pytest.raises(UnsupportedModel, match="qwen3 models cannot be inflated"):
         inflated_config(config, WIDE)

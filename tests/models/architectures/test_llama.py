@@ -1,4 +1,4 @@
-"""The decoder against transformers: the same logits from the same weights, however sequences are cut into passes."""
+"""The decoder against transformers: equal logits from equal weights, for any chunks of a sequence."""
 
 import pytest
 import torch
@@ -46,7 +46,7 @@ def test_decoding_one_token_at_a_time_matches_transformers(pair: tuple[PreTraine
 
 @torch.inference_mode()
 def test_ragged_batches_match_transformers(pair: tuple[PreTrainedModel, DecoderModel]) -> None:
-    """One sequence is prefilled in chunks beside another that decodes."""
+    """One sequence is prefilled in chunks while another decodes."""
     reference, model = pair
     runner, one, two = PagedRunner(model), IDS[0].tolist(), IDS[1].tolist()
     passes = [{0: one[:17]}, {0: one[17:18], 1: two[:5]}, {1: two[5:31], 0: one[18:21]}, {0: one[21:], 1: two[31:]}]
@@ -61,20 +61,20 @@ def test_ragged_batches_match_transformers(pair: tuple[PreTrainedModel, DecoderM
 
 
 @torch.inference_mode()
-def test_captured_hidden_states_match_transformers(pair: tuple[PreTrainedModel, DecoderModel]) -> None:
+def test_hidden_states_match_transformers(pair: tuple[PreTrainedModel, DecoderModel]) -> None:
     reference, model = pair
     expected = reference(IDS[:1], output_hidden_states=True).hidden_states
     out = PagedRunner(model).step({0: IDS[0].tolist()}, state_layers=(0, 1, 2, 3), last_hidden=True)
     for layer in (0, 1, 2):
         assert relative_error(out.inner[layer], expected[layer][0]) < TOLERANCE
     assert out.last_hidden is not None
-    assert relative_error(out.last_hidden, expected[-1][0]) < TOLERANCE  # transformers' last one is normed
+    assert relative_error(out.last_hidden, expected[-1][0]) < TOLERANCE  # the last one of transformers is normed
     variance = out.inner[3].pow(2).mean(-1, keepdim=True) + model.config.rms_eps
     normed = out.inner[3] * variance.rsqrt() * reference.model.norm.weight
     assert relative_error(normed, out.last_hidden) < TOLERANCE
 
 
-def test_nothing_is_returned_that_was_not_asked_for(pair: tuple[PreTrainedModel, DecoderModel]) -> None:
+def test_only_requested_outputs_are_returned(pair: tuple[PreTrainedModel, DecoderModel]) -> None:
     _, model = pair
     runner = PagedRunner(model)
     full = runner.step({0: [3, 4, 5]})
@@ -89,7 +89,7 @@ def test_nothing_is_returned_that_was_not_asked_for(pair: tuple[PreTrainedModel,
 
 
 class _Recorder:
-    """Keeps the arguments of the last pass."""
+    """Records the arguments of the last pass."""
 
     def __init__(self, model: DecoderModel) -> None:
         self._model, self.arguments = model, ()

@@ -26,16 +26,16 @@ def _tokenizer(
     return Tokenizer(backend, bos_id=None, eos_ids={eos}, special_tokens={}, chat_template=template)
 
 
-def test_a_twin_is_welcome() -> None:
+def test_an_equal_tokenizer_is_compatible() -> None:
     assert fingerprint(_tokenizer()) == fingerprint(_tokenizer())
     check_compatible(_tokenizer(), _tokenizer())
 
 
-def test_a_base_model_may_draft_for_a_chat_model() -> None:
+def test_a_base_model_is_compatible_with_a_chat_model() -> None:
     check_compatible(_tokenizer(), _tokenizer(template=None))
 
 
-def test_a_file_and_its_json_agree(smollm2: Tokenizer) -> None:
+def test_a_tokenizer_and_its_json_are_compatible(smollm2: Tokenizer) -> None:
     again = Tokenizer(
         tokenizers.Tokenizer.from_str(smollm2.to_json()),
         bos_id=smollm2.bos_id,
@@ -64,7 +64,7 @@ def test_a_file_and_its_json_agree(smollm2: Tokenizer) -> None:
         ),
     ],
 )
-def test_the_first_difference_is_told(draft: Tokenizer, words: str) -> None:
+def test_the_first_difference_is_reported(draft: Tokenizer, words: str) -> None:
     target = _tokenizer()
     with pytest.raises(IncompatibleDraft, match=words) as caught:
         check_compatible(target, draft)

@@ -15,7 +15,7 @@ IDS = [7, 3, 22, 9, 14, 39, 0, 5, 5, 8, 31, 17, 2, 6, 28, 11, 4, 13, 19]
 
 
 @pytest.mark.parametrize("reduced", [None, 24])
-def test_logits_match(reduced: int | None) -> None:
+def test_logits_equal_the_reference(reduced: int | None) -> None:
     target = tiny_model()
     config = draft_config(target, "distilled")
     tensors = draft_tensors(config, reduced=reduced)
@@ -34,7 +34,7 @@ def test_logits_match(reduced: int | None) -> None:
     assert (logits[:, others] == -torch.inf).all()
 
 
-def test_it_takes_no_memory_for_the_targets_tables() -> None:
+def test_the_targets_tables_are_not_copied() -> None:
     target = tiny_model()
     config = draft_config(target, "distilled")
     tensors = draft_tensors(config)

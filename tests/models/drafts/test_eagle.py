@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("unrounded_drafts")
 
 IDS = [7, 3, 22, 9, 14, 39, 0, 5, 5, 8, 31, 17, 2, 6, 28, 11, 4, 13, 19]
 LAST = len(IDS) - 2
-"""The last slot: the state before the newest token, joined with that token."""
+"""The last slot: the state of the second newest token, joined with the newest token."""
 
 
 def published(target, **extra):
@@ -45,7 +45,7 @@ def published(target, **extra):
 
 @pytest.mark.parametrize("reduced", [None, 24])
 @pytest.mark.parametrize("normed", [False, True])
-def test_a_chain_matches(reduced, normed):
+def test_a_chain_equals_the_reference(reduced, normed):
     target = tiny_model()
     ours = draft_config(target, "eagle")
     tensors = draft_tensors(ours, reduced=reduced)
@@ -73,17 +73,17 @@ def test_a_chain_matches(reduced, normed):
             state = runner.forward([span], state)
 
 
-def test_both_layouts_say_the_same():
+def test_both_layouts_give_the_same_config():
     target = tiny_model()
     ours = EagleConfig.read(draft_config(target, "eagle", state_layers=[0, 1, 2]), target.config)
     assert EagleConfig.read(published(target), target.config) == ours
 
 
-def test_published_defaults_and_refusals():
+def test_defaults_and_errors_of_the_published_layout():
     target = tiny_model()
     config = published(target)
     del config["eagle_aux_hidden_state_layer_ids"]
-    assert EagleConfig.read(config, target.config).state_layers == (2, 1, -1)  # a real target has more layers than two
+    assert EagleConfig.read(config, target.config).state_layers == (2, 1, -1)  # a real target has more than two layers
     with pytest.raises(UnsupportedModel, match="target has 2"):
         EagleModel(EagleConfig.read(config, target.config), TensorWeights({}), target)
     del config["norm_before_residual"]
@@ -95,7 +95,7 @@ def test_published_defaults_and_refusals():
         EagleConfig.read(config, target.config)
 
 
-def test_a_head_may_bring_its_own_tables():
+def test_a_head_may_have_its_own_tables():
     target = tiny_model()
     tensors = draft_tensors(draft_config(target, "eagle"), reduced=24)
     tensors["embed_tokens.weight"] = torch.randn(40, 32)
@@ -116,7 +116,7 @@ def test_a_head_may_bring_its_own_tables():
         ("layers.0.self_attn.k_proj", "requires a matrix of 128 x 64, .*q_proj 64 x 64, .*k_proj 32 x 63, "),
     ],
 )
-def test_weights_of_another_shape_than_the_config_says_are_refused(name, message):
+def test_weights_of_another_shape_than_configured_are_rejected(name, message):
     target = tiny_model()
     tensors = draft_tensors(draft_config(target, "eagle"))
     tensors[f"{name}.weight"] = tensors[f"{name}.weight"][:, :-1]

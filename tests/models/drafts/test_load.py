@@ -1,4 +1,4 @@
-"""Folders of trained drafts: told apart, checked against their target, loaded as they were saved."""
+"""Folders of trained drafts: recognised, checked against their target, and loaded."""
 
 import json
 from pathlib import Path
@@ -67,14 +67,14 @@ def test_the_published_layout(tmp_path: Path) -> None:
     assert folder.is_published
 
 
-def test_ordinary_models_are_none(tmp_path: Path) -> None:
+def test_whole_models_are_not_drafts(tmp_path: Path) -> None:
     assert find_draft("inflate:llama-8b") is None
     assert open_draft_folder(tmp_path) is None
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     assert find_draft(tmp_path) is None
 
 
-def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
+def test_unknown_kinds_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"paceline_draft": "oracle"}))
     with pytest.raises(UnsupportedModel, match="'oracle'; supported: eagle, medusa, distilled"):
         find_draft(tmp_path)
@@ -83,13 +83,13 @@ def test_unknown_kinds_are_refused(tmp_path: Path) -> None:
         find_draft(tmp_path)
 
 
-def test_a_draft_is_no_target(tmp_path: Path) -> None:
+def test_a_draft_is_rejected_as_a_target(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="pass it as `draft`"):
         open_checkpoint(save(tmp_path / "draft", "medusa"))
 
 
 @pytest.mark.parametrize(("key", "value"), [("hidden_size", 48), ("vocab_size", 41)])
-def test_another_targets_draft_is_refused_by_shape(tmp_path: Path, key: str, value: int) -> None:
+def test_a_draft_of_another_shape_is_rejected(tmp_path: Path, key: str, value: int) -> None:
     path = save(tmp_path / "draft", "medusa")
     config = json.loads((tmp_path / "draft" / "config.json").read_text())
     (tmp_path / "draft" / "config.json").write_text(json.dumps({**config, key: value}))
@@ -97,7 +97,7 @@ def test_another_targets_draft_is_refused_by_shape(tmp_path: Path, key: str, val
         load(path)
 
 
-def test_another_targets_draft_is_refused_by_vocabulary(tmp_path: Path, smollm2: Tokenizer) -> None:
+def test_a_draft_of_another_vocabulary_is_rejected(tmp_path: Path, smollm2: Tokenizer) -> None:
     own = {"name": "SmolLM2", "vocabulary": fingerprint(smollm2).vocabulary}
     assert load(save(tmp_path / "own", "medusa", target=own), smollm2).name == "own"
     other = {"name": "another", "vocabulary": "0" * 64}

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.usefixtures("unrounded_drafts")
 
 
 @pytest.mark.parametrize("reduced", [None, 24])
-def test_every_head_matches(reduced: int | None) -> None:
+def test_every_head_equals_the_reference(reduced: int | None) -> None:
     target = tiny_model()
     config = draft_config(target, "medusa")
     tensors = draft_tensors(config, reduced=reduced)
@@ -24,7 +24,7 @@ def test_every_head_matches(reduced: int | None) -> None:
         torch.testing.assert_close(logits[:, k - 1], medusa_logits(tensors, target, last, k), rtol=1e-4, atol=1e-4)
 
 
-def test_a_fresh_head_repeats_the_target() -> None:
+def test_a_head_of_zeros_repeats_the_target() -> None:
     target = tiny_model()
     config = draft_config(target, "medusa", num_heads=1)
     zero = {name: torch.zeros_like(value) for name, value in draft_tensors(config).items()}

@@ -1,4 +1,4 @@
-"""What training computes and what serving computes are the same function: a draft saved by the one, loaded by the other."""
+"""Training and serving compute the same function: a draft is saved by training and loaded for serving."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("unrounded_drafts")
 
 IDS: list[int] = some_ids(1, 24)[0].tolist()
 ROW, DEPTHS = 20, 3
-"""The guesses for token `ROW + 1`, as the first, second and third of a round."""
+"""Predictions of token `ROW + 1` as the first, second and third draft of a round are compared."""
 
 
 def served(kind: str, draft, target: LoadedModel) -> list[Tensor]:
@@ -38,7 +38,7 @@ def served(kind: str, draft, target: LoadedModel) -> list[Tensor]:
     head, found = draft.model, []
     inner, _ = target_states(model, IDS, head.config.state_layers)
     for depth in range(DEPTHS):
-        runner, slots = EagleRunner(head, 2, 1), ROW - depth  # committed ones
+        runner, slots = EagleRunner(head, 2, 1), ROW - depth  # committed slots
         with torch.inference_mode():
             states = head.fuse({layer: rows[:slots] for layer, rows in inner.items()})
             state = runner.forward([Span([0, 1], 0, IDS[1 : slots + 1], 0)], states)[-1:]

@@ -1,4 +1,4 @@
-"""Tiny models with weights as a GPU has them, on the GPU or where its kernels are interpreted, and the same on the CPU."""
+"""Tiny models with GPU weights, on the GPU or the interpreter, and the same models on the CPU."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ PARENTS = [-1, 0, 0, -1]
 
 
 class UnevenWeights(RandomWeights):
-    """Norms of one and biases of zero would hide a mistake."""
+    """Weights with random norms and biases: norms of one and biases of zero would hide errors."""
 
     def vector(self, name: str) -> Tensor:
         c = self._config
@@ -29,7 +29,7 @@ class UnevenWeights(RandomWeights):
 
 
 def models(config: ModelConfig) -> tuple[DecoderModel, DecoderModel]:
-    """(on the GPU, or for its kernels to be interpreted; on the CPU)."""
+    """(model on the GPU or the interpreter, model on the CPU)."""
     weights, cpu = UnevenWeights(config, seed=3), torch.device("cpu")
     return DecoderModel(config, weights, DEVICE, torch.float32), DecoderModel(config, weights, cpu, torch.float32)
 
@@ -45,7 +45,7 @@ def tree(blocks: list[int], start: int) -> Span:
 
 
 def same(ours: ForwardOutput, theirs: ForwardOutput) -> None:
-    """Logits and hidden states, those that were asked for and no others."""
+    """Check that logits and hidden states are equal, and that the same ones are returned."""
     for mine, other in ((ours.logits, theirs.logits), (ours.last_hidden, theirs.last_hidden)):
         assert (mine is None) == (other is None)
         if mine is not None:

@@ -1,4 +1,4 @@
-"""Prints the kernels that a rehearsal compiles on an H200, and of those that random traffic then wants the ones it did not."""
+"""Prints the number of kernels that a warm-up compiles for an H200, and the kernels that random batches use besides."""
 
 import random
 from dataclasses import replace
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.kernels.gpu.pretended_hopper import COMPILED  # isort: skip  # before any kernel
+from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any kernel
 
 import triton
 
@@ -31,21 +31,21 @@ from tests.heads import tiny_eagle
 MANY, FEW, MAX_ROWS, LONGEST = 80, 3, 1024, 512
 TARGET = replace(TINY, num_layers=1, hidden_size=64, num_heads=32, num_kv_heads=8, head_dim=16, max_position=LONGEST)
 DRAFT = replace(TARGET, num_heads=9, num_kv_heads=3)
-EVERY_HEAD_ITS_OWN = replace(TARGET, num_heads=4, num_kv_heads=4)
+NO_SHARED_HEADS = replace(TARGET, num_heads=4, num_kv_heads=4)
 
-wanted: set[tuple[str, str]] = set()
-
-
-def note(*, key: str, fn: Any, **told: Any) -> bool:
-    wanted.add((fn.name, key))
-    return True  # nothing need be compiled for that
+used_kernels: set[tuple[str, str]] = set()
 
 
-def traffic(runner: GpuRunner, draw: random.Random, max_num_seqs: int, has_trees: bool) -> None:
-    """One pass, as a scheduler may ask for it: who decodes, drafts beside them, prompts and pieces of prompts."""
-    room, spans = MAX_ROWS, []
+def record_kernel(*, key: str, fn: Any, **other: Any) -> bool:
+    used_kernels.add((fn.name, key))
+    return True  # skip the compilation
+
+
+def run_random_batch(runner: GpuRunner, draw: random.Random, max_num_seqs: int, has_trees: bool) -> None:
+    """One pass as a scheduler may request it: sequences that decode, drafts, prompts and chunks of prompts."""
+    rows_left, spans = MAX_ROWS, []
     for _ in range(min(max_num_seqs, draw.choice([1, 1, 2, 3, 8, 20, 40, MANY]))):
-        most = min(room, LONGEST, draw.choice([1, 1, 4, 12, 40, LONGEST]))
+        most = min(rows_left, LONGEST, draw.choice([1, 1, 4, 12, 40, LONGEST]))
         if most == 0:
             break
         rows = draw.randint(1, most)
@@ -60,43 +60,43 @@ def traffic(runner: GpuRunner, draw: random.Random, max_num_seqs: int, has_trees
                 ancestors=[1] * rows if is_tree else None,
             )
         )
-        room -= rows
+        rows_left -= rows
     runner.forward(spans)
 
 
 def missing(config: ModelConfig, max_num_seqs: int, has_trees: bool) -> tuple[int, set[tuple[str, str]]]:
-    """How many were compiled, and which are wanted besides."""
+    """(number of compiled kernels, further kernels that random batches use)."""
     model = DecoderModel(config, RandomWeights(config, seed=0), torch.device("cpu"), torch.bfloat16)
     runner = GpuRunner(model, num_blocks=2 * LONGEST // 16)
-    wanted.clear()
+    used_kernels.clear()
     runner.warm_up(max_num_seqs, MAX_ROWS, LONGEST, [PassKind(is_tree) for is_tree in {False, has_trees}])
-    rehearsed = set(wanted)
+    compiled = set(used_kernels)
     draw = random.Random(0)
     for _ in range(150):
-        traffic(runner, draw, max_num_seqs, has_trees)
-    return len(rehearsed), wanted - rehearsed
+        run_random_batch(runner, draw, max_num_seqs, has_trees)
+    return len(compiled), used_kernels - compiled
 
 
-def missing_to_a_head(max_num_seqs: int, num_lanes: int) -> tuple[int, set[tuple[str, str]]]:
-    """The same for an EAGLE head: prompts and what was committed lately, then levels of trees."""
+def missing_for_head(max_num_seqs: int, num_lanes: int) -> tuple[int, set[tuple[str, str]]]:
+    """The same for an EAGLE head: prompts and committed tokens, then levels of trees."""
     target = DecoderModel(TARGET, RandomWeights(TARGET, seed=0), torch.device("cpu"), torch.bfloat16)
     runner = EagleRunner(tiny_eagle(target), 2 * LONGEST // 16, num_lanes)
-    wanted.clear()
+    used_kernels.clear()
     runner.warm_up(max_num_seqs, MAX_ROWS, LONGEST)
-    rehearsed = set(wanted)
+    compiled = set(used_kernels)
     draw = random.Random(0)
     for _ in range(150):
-        room, spans = MAX_ROWS, []
+        rows_left, spans = MAX_ROWS, []
         for _ in range(draw.randint(1, max_num_seqs)):
-            rows = draw.randint(1, max(1, min(room, draw.choice([1, 4, 40, LONGEST]))))
+            rows = draw.randint(1, max(1, min(rows_left, draw.choice([1, 4, 40, LONGEST]))))
             spans.append(Span([0] * (LONGEST // 16), draw.randint(0, LONGEST - rows), [0] * rows, 0))
-            room -= rows
-            if room <= 0:
+            rows_left -= rows
+            if rows_left <= 0:
                 break
         states = torch.zeros(sum(len(span.tokens) for span in spans), TARGET.hidden_size, dtype=torch.bfloat16)
         runner.model.logits(runner.forward(spans, states)[: len(spans)])
-        seats = draw.randint(1, min(max_num_seqs, num_lanes))
-        count, width = seats * draw.randint(1, num_lanes // seats), draw.randint(1, LONGEST // 16)
+        trees = draw.randint(1, min(max_num_seqs, num_lanes))
+        count, width = trees * draw.randint(1, num_lanes // trees), draw.randint(1, LONGEST // 16)
         layout = AttentionLayout(
             slots=torch.zeros(count, dtype=torch.int64),
             starts=torch.arange(count + 1, dtype=torch.int32),
@@ -107,16 +107,16 @@ def missing_to_a_head(max_num_seqs: int, num_lanes: int) -> tuple[int, set[tuple
         ids = torch.zeros(count, dtype=torch.int64)
         out = runner.model.forward(level, ids, ids, layout, runner.cache, runner.model.plan(count, count))
         runner.model.logits(out)
-    return len(rehearsed), wanted - rehearsed
+    return len(compiled), used_kernels - compiled
 
 
 def not_computed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """A product of many rows is the library's on a GPU. A CPU without bf16 would take minutes for them all."""
+    """Replaces products of many rows, which use a library on a GPU and would take minutes on a CPU without bf16."""
     return x.new_zeros(*x.shape[:-1], len(weight))
 
 
-def as_on_a_gpu() -> None:
-    """Passes go the way they would go there."""
+def use_gpu_code_paths() -> None:
+    """Make passes on the CPU use the code of the GPU."""
     native.library = lambda: None
     for module in (linear, gpu_decoder, gpu_eagle):
         module.dense_linear = not_computed  # type: ignore[attr-defined]
@@ -128,10 +128,10 @@ def as_on_a_gpu() -> None:
 
 
 if __name__ == "__main__":
-    triton.knobs.runtime.jit_cache_hook = note
-    as_on_a_gpu()
-    cases = (TARGET, MANY, True), (DRAFT, MANY, False), (EVERY_HEAD_ITS_OWN, MANY, False), (TARGET, FEW, True)
-    found = [missing(*case) for case in cases] + [missing_to_a_head(*sizes) for sizes in ((MANY, 256), (FEW, 32))]
+    triton.knobs.runtime.jit_cache_hook = record_kernel
+    use_gpu_code_paths()
+    cases = (TARGET, MANY, True), (DRAFT, MANY, False), (NO_SHARED_HEADS, MANY, False), (TARGET, FEW, True)
+    found = [missing(*case) for case in cases] + [missing_for_head(*sizes) for sizes in ((MANY, 256), (FEW, 32))]
     for count, others in found:
         print(count, *sorted(f"{name} {key}" for name, key in others), sep="\n")
     assert COMPILED

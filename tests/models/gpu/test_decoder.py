@@ -1,4 +1,4 @@
-"""A pass with the GPU's kernels is the pass of the CPU."""
+"""A pass with the GPU kernels equals the pass on the CPU."""
 
 from dataclasses import replace
 
@@ -26,7 +26,7 @@ FAMILIES = {
 def check(
     config: ModelConfig, *passes: list[Span], state_layers: tuple[int, ...] = (), last_hidden: bool = False
 ) -> None:
-    """Every pass by both, each over its own cache."""
+    """Run all passes on both models and compare outputs and caches."""
     model, reference = models(config)
     ours, theirs = ModelRunner(model, 12), ModelRunner(reference, 12)
     with torch.inference_mode():
@@ -43,20 +43,20 @@ def check(
 
 @pytest.fixture(params=["few rows", "many rows"])
 def _either_path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused kernels, or those for many rows, which are too slow to interpret for many."""
+    """The code for few rows or for many rows. The test has few rows in both cases, because the interpreter is slow."""
     if request.param == "many rows":
         monkeypatch.setattr(gpu_decoder, "MAX_ROWS", 0)
 
 
 @pytest.mark.usefixtures("_either_path")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ragged_spans(family: str) -> None:
+def test_spans_of_different_lengths(family: str) -> None:
     prompts = [Span([7, 2], 0, tokens(18), 1), Span([5], 0, tokens(2), 0)]
     check(FAMILIES[family], prompts, [Span([7, 2], 18, tokens(2, 18), 2), Span([5], 2, tokens(1, 2), 1)])
 
 
 @pytest.mark.usefixtures("_either_path")
-def test_a_tree_beside_a_chain() -> None:
+def test_a_tree_and_a_chain_in_one_batch() -> None:
     check(SHALLOW, [Span([2], 0, tokens(5), 0)], [tree([2], 5), Span([8, 1], 0, tokens(3), 1)])
 
 
@@ -66,18 +66,18 @@ def test_hidden_states_on_request(count: int) -> None:
     check(SHALLOW, [span], state_layers=(0, 1), last_hidden=True)
 
 
-def test_no_logits_wanted() -> None:
+def test_a_pass_without_logits() -> None:
     check(SHALLOW, [Span([3], 0, tokens(4), 0)], last_hidden=True)
 
 
 @pytest.mark.usefixtures("_either_path")
-def test_a_layer_is_told_of_when_its_keys_and_values_are_there() -> None:
+def test_after_layer_is_called_when_keys_and_values_are_stored() -> None:
     model, _ = models(SHAPE)
-    runner, told = ModelRunner(model, 4), list[tuple[int, list[bool]]]()
+    runner, calls = ModelRunner(model, 4), list[tuple[int, list[bool]]]()
     rows = build_inputs([Span([2], 0, tokens(4), 1)], DEVICE)
 
     def after_layer(layer: int) -> None:
-        told.append((layer, [bool(keys[2].any()) for keys, _ in runner.cache]))
+        calls.append((layer, [bool(keys[2].any()) for keys, _ in runner.cache]))
 
     with torch.inference_mode():
         gpu_forward(
@@ -90,4 +90,4 @@ def test_a_layer_is_told_of_when_its_keys_and_values_are_there() -> None:
             after_layer=after_layer,
         )
     layers = range(SHAPE.num_layers)
-    assert told == [(layer, [i <= layer for i in layers]) for layer in layers]
+    assert calls == [(layer, [i <= layer for i in layers]) for layer in layers]

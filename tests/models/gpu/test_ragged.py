@@ -1,4 +1,4 @@
-"""Passes that fit no rectangle are recorded too, and are those of `ModelRunner`."""
+"""Captured ragged passes equal those of `ModelRunner`."""
 
 from dataclasses import replace
 
@@ -24,26 +24,26 @@ BLOCKS = 24
 
 
 @pytest.fixture(autouse=True)
-def no_rectangles(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_padded_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 0)
 
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[RaggedSize]:
-    """The sizes of passes that were run, in order."""
+    """Sizes of the captured passes that ran, in order."""
     sizes: list[RaggedSize] = []
     run = RaggedGraph.run
 
-    def noted(graph: RaggedGraph, spans: list[Span]) -> ForwardOutput:
+    def recorded(graph: RaggedGraph, spans: list[Span]) -> ForwardOutput:
         sizes.append(graph.size)
         return run(graph, spans)
 
-    monkeypatch.setattr(RaggedGraph, "run", noted)
+    monkeypatch.setattr(RaggedGraph, "run", recorded)
     return sizes
 
 
 class Pair:
-    """Two runners that are told the same."""
+    """A GPU runner and its reference, with the same inputs."""
 
     def __init__(self) -> None:
         model, reference = models(replace(SHAPE, max_position=256))
@@ -56,7 +56,7 @@ class Pair:
                 close(mine[part][:BLOCKS], other[part])
 
 
-def test_a_prompt_beside_sequences_that_decode(used: list[RaggedSize]) -> None:
+def test_a_prompt_and_decoding_sequences_in_one_batch(used: list[RaggedSize]) -> None:
     pair = Pair()
     pair.ours.capture_ragged(3, 64)
     pair.check([Span([9, 3], 0, tokens(20), 1), Span([0], 0, tokens(3), 1), Span([7], 0, tokens(1), 0)])
@@ -64,8 +64,8 @@ def test_a_prompt_beside_sequences_that_decode(used: list[RaggedSize]) -> None:
     assert used == [RaggedSize(32, 128)] * 2
 
 
-def test_passes_of_other_sizes_leave_nothing_behind(used: list[RaggedSize]) -> None:
-    """They share where they are told what to do."""
+def test_passes_of_other_sizes_do_not_interfere(used: list[RaggedSize]) -> None:
+    """All sizes share the input buffers."""
     pair, many = Pair(), [Span([s % BLOCKS], 4 * (s // BLOCKS), tokens(2, s), 1) for s in range(40)]
     pair.ours.capture_ragged(40, 192)
     long = [Span(list(range(9)), 0, tokens(140), 1), Span([20], 0, tokens(2), 0)]
@@ -83,7 +83,7 @@ def test_trees_and_hidden_states(used: list[RaggedSize]) -> None:
     assert len(used) == 3
 
 
-def test_what_a_run_gave_stays_when_another_follows(used: list[RaggedSize]) -> None:
+def test_results_survive_the_next_run(used: list[RaggedSize]) -> None:
     pair, states = Pair(), {"state_layers": (1,), "last_hidden": True}
     pair.ours.capture_ragged(2, 64, [PassKind(False, (1,), True)])
     first = [Span([4], 0, tokens(4), 1), Span([5], 0, tokens(1), 1)]
@@ -93,15 +93,14 @@ def test_what_a_run_gave_stays_when_another_follows(used: list[RaggedSize]) -> N
     assert len(used) == 2
 
 
-def test_what_was_not_recorded_runs_without(used: list[RaggedSize]) -> None:
-    """Nobody waits while a graph is recorded for a size that may never come again."""
+def test_sizes_that_were_not_captured_run_eagerly(used: list[RaggedSize]) -> None:
     pair = Pair()
     pair.check([Span([4], 0, tokens(4), 1), Span([5], 0, tokens(1), 1)])
     assert used == []
     assert pair.ours._ragged == {}
 
 
-def test_a_rehearsal_records_what_fits_no_rectangle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_captures_ragged_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 8)
     pair = Pair()
     pair.ours.warm_up(max_num_seqs=3, max_rows=24, longest=24)
@@ -112,23 +111,23 @@ def test_a_rehearsal_records_what_fits_no_rectangle(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("max_num_seqs", [1, 40, 300])
-def test_every_size_is_among_those_rehearsed(max_num_seqs: int) -> None:
+def test_warm_up_covers_every_size(max_num_seqs: int) -> None:
     sizes = set(ragged_sizes(max_num_seqs, MAX_RAGGED_ROWS))
     met = {
         ragged_size(count, rows)
         for count in range(1, min(max_num_seqs, 256) + 1)
         for rows in range(count, MAX_RAGGED_ROWS + 1)
-        if count > 1 or rows > MAX_GRAPH_ROWS  # that fits a rectangle
+        if count > 1 or rows > MAX_GRAPH_ROWS  # padded passes cover the others
     }
     assert met <= sizes
-    assert len(sizes) <= 3 * 24 + 24  # some tens of milliseconds each
+    assert len(sizes) <= 3 * 24 + 24  # tens of milliseconds each
 
 
-def test_little_of_a_large_pass_is_padding() -> None:
+def test_a_large_pass_has_little_padding() -> None:
     assert all(ragged_size(1, rows).rows <= rows * 9 // 8 for rows in range(512, MAX_RAGGED_ROWS + 1))
 
 
-def test_small_models_have_larger_passes_recorded() -> None:
+def test_small_models_capture_larger_passes() -> None:
     assert max_captured_rows(270_000_000) == MAX_RAGGED_ROWS
     assert max_captured_rows(16_000_000_000) == 500
     assert max_captured_rows(140_000_000_000) < 64

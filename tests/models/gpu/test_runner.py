@@ -1,4 +1,4 @@
-"""Passes that recur, padded to one size and replayed, are those of `ModelRunner`."""
+"""Padded and captured passes equal those of `ModelRunner`."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ BLOCKS = 12
 
 
 class Pair:
-    """Two runners that are told the same."""
+    """A GPU runner and its reference, with the same inputs."""
 
     def __init__(self) -> None:
         model, reference = models(SHAPE)
@@ -28,7 +28,7 @@ class Pair:
         same(self.ours.forward(spans, state_layers, last_hidden), self.theirs.forward(spans, state_layers, last_hidden))
 
     def check_cache(self) -> None:
-        """All but the block where padding goes."""
+        """Compare all blocks but the scratch block."""
         for mine, other in zip(self.ours.cache, self.theirs.cache, strict=True):
             for part in range(2):
                 close(mine[part][:BLOCKS], other[part])
@@ -38,7 +38,7 @@ class Pair:
         return len(self.ours._graphs) + len(self.ours._ragged)
 
 
-def test_ragged_spans_and_seats_that_stay_empty() -> None:
+def test_spans_of_different_lengths_and_unused_slots() -> None:
     pair = Pair()
     tables = [[9, 3, 10], [0, 5], [7]]
     pair.check([Span(tables[0], 0, tokens(4), 1), Span(tables[1], 0, tokens(3), 3), Span(tables[2], 0, tokens(1), 1)])
@@ -46,7 +46,7 @@ def test_ragged_spans_and_seats_that_stay_empty() -> None:
     pair.check_cache()
 
 
-def test_a_graph_is_used_again_and_keeps_nothing_of_the_last_time() -> None:
+def test_a_graph_keeps_no_inputs_of_earlier_runs() -> None:
     pair = Pair()
     pair.check([Span([4, 1], 0, tokens(4), 4), Span([2], 0, tokens(4), 4)])
     pair.check([Span([6], 0, tokens(3, 5), 1), Span([4, 1], 4, tokens(1, 4), 1)])
@@ -54,7 +54,7 @@ def test_a_graph_is_used_again_and_keeps_nothing_of_the_last_time() -> None:
     pair.check_cache()
 
 
-def test_trees_beside_chains() -> None:
+def test_trees_and_chains_in_one_batch() -> None:
     pair = Pair()
     pair.check([Span([4], 0, tokens(2), 1), Span([2], 0, tokens(2), 1)])
     pair.check([tree([4], 2), Span([2], 2, tokens(3, 2), 3)])
@@ -63,13 +63,13 @@ def test_trees_beside_chains() -> None:
     pair.check_cache()
 
 
-def test_hidden_states_are_those_of_the_rows_asked_for() -> None:
+def test_hidden_states_are_those_of_unpadded_rows() -> None:
     pair = Pair()
     spans = [Span([4], 0, tokens(3), 1), Span([2], 0, tokens(1), 1), Span([8], 0, tokens(2), 2)]
     pair.check(spans, state_layers=(0, 2), last_hidden=True)
 
 
-def test_what_is_much_work_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_passes_run_without_a_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 4)
     monkeypatch.setattr(gpu_runner, "max_captured_rows", lambda weight_bytes: 4)
     pair = Pair()
@@ -78,7 +78,7 @@ def test_what_is_much_work_runs_without_a_graph(monkeypatch: pytest.MonkeyPatch)
     pair.check_cache()
 
 
-def test_logits_that_some_or_all_do_not_want() -> None:
+def test_spans_without_logits() -> None:
     pair = Pair()
     pair.check([Span([4], 0, tokens(3), 0), Span([2], 0, tokens(2), 1)])
     pair.check([Span([4], 3, tokens(2, 3), 0), Span([2], 2, tokens(1, 2), 0)])
@@ -86,7 +86,7 @@ def test_logits_that_some_or_all_do_not_want() -> None:
     pair.check_cache()
 
 
-def test_a_model_that_shares_the_memory() -> None:
+def test_an_early_exit_shares_the_cache() -> None:
     pair = Pair()
     pair.check([Span([4], 0, tokens(4), 1)])
     early, reference = (early_exit(runner, 1) for runner in (pair.ours, pair.theirs))
@@ -95,26 +95,26 @@ def test_a_model_that_shares_the_memory() -> None:
     pair.check_cache()
 
 
-def test_sizes() -> None:
+def test_padded_batch_sizes() -> None:
     assert [bucket(count) for count in (1, 2, 3, 5, 64, 65, 129)] == [1, 2, 4, 8, 64, 128, 192]
 
 
 @pytest.mark.parametrize(("max_num_seqs", "longest"), [(1, 2048), (5, 100), (200, 2048), (256, 30)])
-def test_every_pass_that_has_a_graph_is_rehearsed(max_num_seqs: int, longest: int) -> None:
+def test_warm_up_captures_every_padded_pass(max_num_seqs: int, longest: int) -> None:
     met = {
         (batch, rows, PassKind(is_tree))
         for count in range(1, max_num_seqs + 1)
         for most in range(1, longest + 1)
         if (batch := bucket(count)) * (rows := bucket(most)) <= gpu_runner.MAX_GRAPH_ROWS
         for is_tree in (False, True)
-        # a tree has a node at least and 64 rows at most; beside a prompt the pass may have more
+        # a tree has 2 to 64 rows; in a batch with a prompt the pass may have more
         if not is_tree or (most > 1 and (most <= MAX_TREE_ROWS or count > 1))
     }
     assert met == set(captured_passes(max_num_seqs, longest, [PassKind(False), PassKind(True)]))
 
 
 def test_padding_past_the_longest_context() -> None:
-    """Two in one pass are padded to the rows of the longer: one at the end of the window to far beyond it."""
+    """Two sequences are padded to the rows of the longer, which can be far beyond the context window."""
     shape = replace(SHAPE, max_position=64)
     model, reference = models(shape)
     ours, theirs = GpuRunner(model, 8), ModelRunner(reference, 8)
@@ -126,13 +126,13 @@ def test_padding_past_the_longest_context() -> None:
     assert ours.table_width * BLOCK_SIZE >= shape.max_position + gpu_runner.MAX_GRAPH_ROWS
 
 
-def test_a_rehearsal_stays_in_the_models_window() -> None:
-    """Past it there are no rotary angles."""
+def test_warm_up_stays_in_the_context_window() -> None:
+    """The rotary table ends with the context window."""
     runner = GpuRunner(models(replace(SHAPE, max_position=24))[0], BLOCKS)
     runner.warm_up(max_num_seqs=1, max_rows=64, longest=64)
 
 
-def test_after_a_rehearsal_nothing_is_recorded() -> None:
+def test_after_warm_up_no_graph_is_captured() -> None:
     pair, states = Pair(), {"state_layers": (0, 2), "last_hidden": True}
     kinds = PassKind(), PassKind(False, *states.values()), PassKind(True, *states.values())
     pair.ours.warm_up(max_num_seqs=2, max_rows=16, longest=16, kinds=kinds)
@@ -144,25 +144,25 @@ def test_after_a_rehearsal_nothing_is_recorded() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 40, 130])
-def test_a_pass_is_timed_whether_it_fits_a_graph_or_not(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+def test_a_pass_is_timed_with_and_without_a_graph(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 8)
     monkeypatch.setattr(gpu_runner, "max_captured_rows", lambda weight_bytes: 50)
     runner = GpuRunner(models(SHAPE)[0], BLOCKS)
     runner.capture_ragged(64, 50)
-    recorded = len(runner._ragged)
+    captured = len(runner._ragged)
     spans = [Span([0], 0, tokens(1), 1)] * count
     assert 0.0 < runner.measure_seconds(spans, VirtualClock()) < 60.0
     assert (len(runner._graphs), len(runner._ragged)) == (count <= 8, recorded)
     assert type(runner._graph_of(spans)) is {2: PassGraph, 40: RaggedGraph, 130: type(None)}[count]
 
 
-def test_an_early_exit_shares_the_rooms() -> None:
+def test_an_early_exit_shares_the_workspace() -> None:
     runner = GpuRunner(models(SHAPE)[0], BLOCKS)
     assert early_exit(runner, 1).workspace is runner.workspace
 
 
 def test_graphs_share_the_memory_of_their_states() -> None:
-    """What a run gave is good until the next, of whatever size: it is a copy."""
+    """Results are copies, which stay valid in the next run of any size."""
     pair, states = Pair(), {"state_layers": (1,), "last_hidden": True}
     first, second = [Span([4], 0, tokens(4), 1)], [Span([2], 0, tokens(2), 1)]
     before = pair.ours.forward(first, **states)
@@ -172,7 +172,7 @@ def test_graphs_share_the_memory_of_their_states() -> None:
 
 
 def test_graphs_share_the_memory_of_their_logits() -> None:
-    """One graph after another: what each kept for itself would add up."""
+    """Graphs run one after another, so that they need one buffer."""
     runner = GpuRunner(models(SHAPE)[0], BLOCKS)
     where = {runner.forward([Span([0, 1], 0, tokens(count), count)]).logits.data_ptr() for count in (8, 4, 2, 1)}
     assert where == {runner.workspace.logits(1).data_ptr()}

@@ -3,7 +3,7 @@ import subprocess
 import sys
 
 
-def test_after_a_rehearsal_no_pass_wants_a_kernel_that_is_not_compiled() -> None:
+def test_after_warm_up_no_pass_compiles_a_kernel() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "tests.models.gpu.compiled_kernels"],
         env={**os.environ, "TRITON_INTERPRET": "0"},
@@ -12,6 +12,6 @@ def test_after_a_rehearsal_no_pass_wants_a_kernel_that_is_not_compiled() -> None
         check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
-    counts = [int(line) for line in run.stdout.split("\n") if line]  # any other line is a kernel that is missing
+    counts = [int(line) for line in run.stdout.split("\n") if line]  # any other line is a missing kernel
     assert len(counts) == 6
     assert max(counts) < 120  # up to a second each, the first time on a machine

@@ -9,7 +9,7 @@ from paceline.models.loading import hub
 from paceline.models.loading.hub import find_model, pick_draft, shipped_drafts
 
 
-def test_a_path_is_itself(tmp_path: Path) -> None:
+def test_an_existing_path_is_returned(tmp_path: Path) -> None:
     assert find_model(tmp_path) == tmp_path
 
 
@@ -25,7 +25,7 @@ def test_the_embedded_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         find_model("smollm2")
 
 
-def test_hub_ids_come_from_the_cache_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_hub_ids_are_found_in_the_local_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("huggingface_hub")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(UnsupportedModel, match="hf download owner/absent"):
@@ -45,12 +45,12 @@ def test_hub_ids_need_the_hub_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["/no/such/folder", "./missing", "smollm", "a/b/c"])
-def test_other_names_say_what_is_possible(name: str) -> None:
+def test_unknown_names_are_rejected_with_the_alternatives(name: str) -> None:
     with pytest.raises(UnsupportedModel, match=r"\.gguf file"):
         find_model(name)
 
 
-def test_the_drafts_that_ship() -> None:
+def test_shipped_drafts() -> None:
     kinds = {name: open_draft_folder(find_model(name)).kind for name in shipped_drafts()}  # type: ignore[union-attr]
     assert kinds == {"smollm2-distilled": "distilled", "smollm2-eagle": "eagle", "smollm2-medusa": "medusa"}
     files = [find_model(name) / "model.safetensors" for name in kinds]
@@ -58,9 +58,9 @@ def test_the_drafts_that_ship() -> None:
     assert sum(file.stat().st_size for file in files) <= 24e6
 
 
-def test_which_draft_is_taken() -> None:
+def test_pick_draft() -> None:
     assert pick_draft("auto", "smollm2", "cuda") == "smollm2-eagle"
-    assert pick_draft("auto", "smollm2", "cpu") is None  # measured: it pays for greedy requests alone
+    assert pick_draft("auto", "smollm2", "cpu") is None  # faster for greedy requests only
     assert pick_draft("auto", "owner/other", "cuda") is None
     assert pick_draft(None, "smollm2", "cuda") is None
     assert pick_draft("none", "smollm2", "cuda") is None

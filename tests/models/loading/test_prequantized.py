@@ -26,7 +26,7 @@ FP8 = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "we
 
 
 def blocks(values: Tensor) -> tuple[Tensor, Tensor]:
-    """float8 values and a scale for each block of 128 x 128."""
+    """float8 values and one scale per block of 128 x 128."""
     outputs, inputs = values.shape
     scale = torch.empty(-(-outputs // 128), -(-inputs // 128))
     for i in range(scale.shape[0]):
@@ -37,7 +37,7 @@ def blocks(values: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def write(folder: Path, scheme: dict[str, Any], scales: str) -> dict[str, Tensor]:
-    """A quantised folder of a tiny model; returns what each matrix stands for."""
+    """Write a quantised folder of a tiny model. Returns the dequantised matrices."""
     build("llama").save_pretrained(folder)
     tensors, meant = load_file(folder / "model.safetensors"), {}
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
@@ -64,7 +64,7 @@ def write(folder: Path, scheme: dict[str, Any], scales: str) -> dict[str, Tensor
 @pytest.mark.parametrize(
     ("scheme", "scales"), [(COMPRESSED, "channel"), (COMPRESSED, "tensor"), (COMPRESSED, "int8"), (FP8, "blocks")]
 )
-def test_a_quantised_folder_computes_with_what_its_scales_say(
+def test_a_quantised_folder_uses_its_scales(
     scheme: dict[str, Any], scales: str, tmp_path: Path
 ) -> None:
     meant = write(tmp_path, scheme, scales)
@@ -82,7 +82,7 @@ def test_a_quantised_folder_computes_with_what_its_scales_say(
     assert relative_error(logits, theirs) < 1e-4
 
 
-def test_blocks_that_stick_out() -> None:
+def test_blocks_at_the_edges_may_be_smaller() -> None:
     values = torch.randn(200, 300, generator=torch.Generator().manual_seed(0))
     codes, scale = blocks(values)
     weight = with_scales("w", codes, scale)
@@ -103,7 +103,7 @@ def test_blocks_that_stick_out() -> None:
         (COMPRESSED | {"config_groups": {"g": {"weights": CHANNEL | {"symmetric": False}}}}, "zero points"),
     ],
 )
-def test_other_schemes_are_refused_by_name(scheme: dict[str, Any], message: str) -> None:
+def test_other_schemes_are_rejected_by_name(scheme: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
         check_scheme(scheme)
 

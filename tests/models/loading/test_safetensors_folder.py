@@ -21,7 +21,7 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.inference_mode()
-def test_shards_are_one_model(sharded: Path) -> None:
+def test_a_sharded_checkpoint_is_one_model(sharded: Path) -> None:
     assert len(list(sharded.glob("*.safetensors"))) > 2
     checkpoint = open_folder(sharded)
     model = DecoderModel(checkpoint.config, checkpoint.weights, torch.device("cpu"), torch.float32)
@@ -30,7 +30,7 @@ def test_shards_are_one_model(sharded: Path) -> None:
 
 
 @torch.inference_mode()
-def test_half_precision_weights_widen_exactly(tmp_path: Path) -> None:
+def test_half_precision_weights_are_widened_exactly(tmp_path: Path) -> None:
     build("llama").to(torch.bfloat16).save_pretrained(tmp_path)
     reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     checkpoint = open_folder(tmp_path)
@@ -60,7 +60,7 @@ def test_a_missing_weight_is_named(tmp_path: Path) -> None:
         DecoderModel(checkpoint.config, checkpoint.weights, torch.device("cpu"), torch.float32)
 
 
-def test_folders_without_a_model(tmp_path: Path) -> None:
+def test_folders_without_a_model_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match=r"config\.json"):
         open_folder(tmp_path)
     build("llama").config.save_pretrained(tmp_path)

@@ -1,4 +1,4 @@
-"""Ranks in one process: each computes its share of a layer, and their sum is the whole layer's output."""
+"""Ranks in one process: each computes its share of a layer, and the sum is the output of the whole layer."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,8 +21,8 @@ from tests.models.tiny import build
 IDS = [3, 17, 99, 4, 150, 62, 8]
 
 
-class Meeting:
-    """`reduce` of all ranks of a group, which are threads."""
+class ThreadReduce:
+    """`reduce` of a group whose ranks are threads."""
 
     def __init__(self, size: int) -> None:
         self._barrier, self._parts = threading.Barrier(size, timeout=30), [torch.empty(0)] * size
@@ -35,13 +35,13 @@ class Meeting:
         return total
 
 
-def together(folder: Path, size: int, quantization: Quantization | None = None) -> list[Tensor]:
+def run_ranks(folder: Path, size: int, quantization: Quantization | None = None) -> list[Tensor]:
     """Hidden states after the last layer, of every rank."""
-    checkpoint, meeting = open_checkpoint(folder), Meeting(size)
+    checkpoint, group = open_checkpoint(folder), ThreadReduce(size)
     last = checkpoint.config.num_layers
 
     def run(rank: int) -> Tensor:
-        shard = Shard(rank, size, lambda part: meeting.reduce(rank, part))
+        shard = Shard(rank, size, lambda part: group.reduce(rank, part))
         model = build_model(checkpoint, torch.device("cpu"), torch.float32, quantization, shard)
         return PagedRunner(model).step({0: IDS}, state_layers=(last,)).inner[last]
 
@@ -49,7 +49,7 @@ def together(folder: Path, size: int, quantization: Quantization | None = None) 
         return list(threads.map(run, range(size)))
 
 
-def alone(folder: Path, quantization: Quantization | None = None) -> Tensor:
+def run_whole(folder: Path, quantization: Quantization | None = None) -> Tensor:
     checkpoint = open_checkpoint(folder)
     model = build_model(checkpoint, torch.device("cpu"), torch.float32, quantization)
     last = checkpoint.config.num_layers
@@ -57,37 +57,37 @@ def alone(folder: Path, quantization: Quantization | None = None) -> Tensor:
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen2", "qwen3", "mistral-window"])
-def test_two_ranks_are_one_model(family: str, tmp_path: Path) -> None:
+def test_two_ranks_equal_the_whole_model(family: str, tmp_path: Path) -> None:
     build(family).save_pretrained(tmp_path)
-    whole = alone(tmp_path)
-    for state in together(tmp_path, 2):
+    whole = run_whole(tmp_path)
+    for state in run_ranks(tmp_path, 2):
         assert relative_error(state, whole) < 1e-5
 
 
-def test_four_ranks_have_copies_of_two_key_value_heads(tmp_path: Path) -> None:
+def test_four_ranks_share_two_key_value_heads(tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path)
-    whole = alone(tmp_path)
-    for state in together(tmp_path, 4):
+    whole = run_whole(tmp_path)
+    for state in run_ranks(tmp_path, 4):
         assert relative_error(state, whole) < 1e-5
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_rounded_weights_do_not_depend_on_the_number_of_ranks(kind: Quantization, tmp_path: Path) -> None:
+def test_quantised_weights_do_not_depend_on_the_number_of_ranks(kind: Quantization, tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path)
-    whole = alone(tmp_path, kind)
-    assert relative_error(whole, alone(tmp_path)) > 1e-3
-    for state in together(tmp_path, 2, kind):
+    whole = run_whole(tmp_path, kind)
+    assert relative_error(whole, run_whole(tmp_path)) > 1e-3
+    for state in run_ranks(tmp_path, 2, kind):
         assert relative_error(state, whole) < 1e-5
 
 
-def test_groups_of_a_gguf_are_cut_or_unpacked(tmp_path: Path) -> None:
+def test_groups_of_a_gguf_are_sliced_or_unpacked(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf", build("llama"))
-    whole = alone(tmp_path / "m.gguf")
-    for size in (2, 4):  # 96 / 4 inputs of down_proj are no whole group of 32
-        assert relative_error(together(tmp_path / "m.gguf", size)[0], whole) < 1e-5
+    whole = run_whole(tmp_path / "m.gguf")
+    for size in (2, 4):  # 96 / 4 inputs of down_proj are not a multiple of 32
+        assert relative_error(run_ranks(tmp_path / "m.gguf", size)[0], whole) < 1e-5
 
 
-def test_every_weight_is_on_some_rank_once(tmp_path: Path) -> None:
+def test_every_weight_is_on_exactly_one_rank(tmp_path: Path) -> None:
     build("llama").save_pretrained(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     shards = [
@@ -110,13 +110,13 @@ def test_every_weight_is_on_some_rank_once(tmp_path: Path) -> None:
         ({"ffn_size": 66}, 4, "possible: 1, 2"),
     ],
 )
-def test_what_cannot_be_split_is_refused_with_what_can(change: dict[str, int], size: int, possible: str) -> None:
+def test_an_uneven_split_is_rejected_with_the_possible_sizes(change: dict[str, int], size: int, possible: str) -> None:
     config = replace(TINY, **change)
     with pytest.raises(InvalidConfig, match=f"tensor_parallel_size {size}: .*{possible}$"):
         check_split(config, size)
 
 
-def test_the_shape_of_a_share() -> None:
+def test_shard_config() -> None:
     large = replace(TINY, num_heads=64, num_kv_heads=8, ffn_size=28672)
     share = shard_config(large, 4)
     assert (share.num_heads, share.num_kv_heads, share.ffn_size) == (16, 2, 7168)

@@ -20,7 +20,7 @@ LLAMA2 = (
 
 
 def test_the_embedded_models_template(smollm2: Tokenizer) -> None:
-    """As transformers' apply_chat_template gives it."""
+    """Expected: the output of `apply_chat_template` of transformers."""
     template = ChatTemplate.of(smollm2)
     assert template.render([{"role": "user", "content": "Hi <b>&"}]) == (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
@@ -40,7 +40,7 @@ def test_blocks_leave_no_whitespace_behind() -> None:
     assert rendered == "<s>[INST] a [/INST]\nb</s>\n"
 
 
-def test_what_a_template_refuses_is_the_requests_fault() -> None:
+def test_a_template_error_is_an_invalid_request() -> None:
     with pytest.raises(InvalidRequest, match="Only user and assistant roles") as caught:
         ChatTemplate(LLAMA2, {"bos_token": "", "eos_token": ""}).render([{"role": "tool", "content": "x"}])
     assert caught.value.field == "messages"
@@ -54,7 +54,7 @@ def test_tools_as_json_without_html_escapes() -> None:
     )
 
 
-def test_helpers_templates_rely_on() -> None:
+def test_functions_that_templates_use() -> None:
     source = "{{ strftime_now('%Y') }}{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %} {{ i }}{% endfor %}"
     assert ChatTemplate(source, {}).render([]) == f"{datetime.now().year} 0 1"
 
@@ -69,11 +69,11 @@ def test_templates_run_in_a_sandbox(source: str) -> None:
     assert len(messages) == 1
 
 
-def test_a_template_that_does_not_parse() -> None:
+def test_a_template_that_does_not_parse_is_rejected() -> None:
     with pytest.raises(UnsupportedModel, match="does not parse"):
         ChatTemplate("{% for %}", {})
 
 
-def test_a_model_without_a_template() -> None:
+def test_a_model_without_a_template_is_rejected() -> None:
     with pytest.raises(InvalidRequest, match="no chat template"):
         ChatTemplate.of(tokenizer_from_gguf(SENTENCEPIECE))

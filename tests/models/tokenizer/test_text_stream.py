@@ -14,14 +14,14 @@ def _pieces(tokenizer: Tokenizer, ids: list[int], skip_special: bool = True) -> 
 
 
 @pytest.mark.parametrize("skip_special", [True, False])
-def test_pieces_join_to_the_whole(smollm2: Tokenizer, skip_special: bool) -> None:
+def test_the_joined_text_equals_decode(smollm2: Tokenizer, skip_special: bool) -> None:
     for _, ids in GOLDENS:
         pieces = _pieces(smollm2, ids, skip_special)
         assert "".join(pieces) == smollm2.decode(ids, skip_special)
         assert not any("\ufffd" in piece for piece in pieces)
 
 
-def test_pieces_come_as_early_as_they_can(smollm2: Tokenizer) -> None:
+def test_text_is_returned_as_early_as_possible(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("so 😀!")
     *pieces, rest = _pieces(smollm2, ids)
     assert rest == ""
@@ -30,7 +30,7 @@ def test_pieces_come_as_early_as_they_can(smollm2: Tokenizer) -> None:
     assert pieces[-1] == "!"
 
 
-def test_an_unfinished_character_is_held_until_the_flush(smollm2: Tokenizer) -> None:
+def test_an_unfinished_character_is_pending_until_flush(smollm2: Tokenizer) -> None:
     ids = smollm2.encode("😀")[:-1]
     *pieces, rest = _pieces(smollm2, ids)
     assert "".join(pieces) == ""
@@ -38,8 +38,8 @@ def test_an_unfinished_character_is_held_until_the_flush(smollm2: Tokenizer) -> 
     assert set(rest) == {"\ufffd"}
 
 
-def test_any_ids_join_to_the_whole(smollm2: Tokenizer) -> None:
-    """Random tokens: broken characters, specials in the middle, ids that do not exist."""
+def test_random_ids_equal_decode(smollm2: Tokenizer) -> None:
+    """Random tokens include parts of characters, special tokens and unknown ids."""
     draw = random.Random(0)
     broken = [i for i in range(17, 400) if not smollm2.token_bytes(i).isascii()]
     for _ in range(200):
@@ -63,7 +63,7 @@ def test_several_ids_at_once(smollm2: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("skip_special", [True, False])
-def test_any_ids_in_lots_of_any_size(smollm2: Tokenizer, skip_special: bool) -> None:
+def test_random_ids_in_groups_of_random_size(smollm2: Tokenizer, skip_special: bool) -> None:
     draw = random.Random(1)
     broken = [i for i in range(17, 400) if not smollm2.token_bytes(i).isascii()]
     for _ in range(200):

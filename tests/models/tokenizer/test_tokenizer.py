@@ -1,5 +1,5 @@
-"""Goldens hold (text, ids). They equal what transformers makes of the same GGUF, but for two texts with spaces before
-digits: it ignores the file's pre-tokenizer, which cuts digits off first. There the ids follow the file.
+"""Goldens hold (text, ids), as transformers encodes them with the same GGUF. Two texts with spaces before digits differ, because
+transformers ignores the file's pre-tokenizer; there the ids follow the file.
 """
 
 import json
@@ -26,7 +26,7 @@ def test_goldens(smollm2: Tokenizer, text: str, ids: list[int]) -> None:
 def test_special_tokens_of_the_embedded_model(smollm2: Tokenizer) -> None:
     assert smollm2.vocab_size == 49152
     assert smollm2.bos_id == 1
-    assert smollm2.eos_ids == {0, 2}  # <|endoftext|> and <|im_end|>, of which the file declares the second
+    assert smollm2.eos_ids == {0, 2}  # <|endoftext|> and <|im_end|>; the file declares only the second
     assert smollm2.decode([1, 9690, 2]) == smollm2.decode([9690])
     assert smollm2.token(49152) is None
     assert smollm2.token_bytes(49152) == b""
@@ -97,7 +97,7 @@ def test_sentencepiece_from_gguf() -> None:
         assert b"".join(map(tokenizer.token_bytes, ids)) == f"<s> {text}".encode()
 
 
-def test_unused_tokens_are_not_vocabulary() -> None:
+def test_unused_tokens_are_not_in_the_vocabulary() -> None:
     fields = dict(SENTENCEPIECE)
     fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], "[PAD264]"]
     fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], 5]
@@ -111,7 +111,7 @@ def test_unused_tokens_are_not_vocabulary() -> None:
         ({"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "viking"}, "viking"),
     ],
 )
-def test_other_tokenizers_are_refused_by_name(change: dict, named: str) -> None:
+def test_other_tokenizers_are_rejected_by_name(change: dict, named: str) -> None:
     with pytest.raises(UnsupportedModel, match=named):
         tokenizer_from_gguf(SENTENCEPIECE | change)
 
@@ -134,14 +134,14 @@ def test_pre_tokenizers_split_as_the_models_were_trained(pre: str, pieces: list[
     assert [text[start:end] for _, (start, end) in backend.pre_tokenizer.pre_tokenize_str(text)] == pieces
 
 
-def test_tokens_that_have_a_text_of_their_own(smollm2: Tokenizer) -> None:
+def test_context_free_text_of_tokens(smollm2: Tokenizer) -> None:
     word, part, end = smollm2.encode(" sky")[0], smollm2.encode("😀")[0], next(iter(smollm2.eos_ids))
     assert (smollm2.context_free_text(word), smollm2.context_free_text(part)) == (" sky", None)
     assert (smollm2.context_free_text(end), smollm2.context_free_text(end, skip_special=False)) == (
         "",
         smollm2.token(end),
     )
-    assert tokenizer_from_gguf(SENTENCEPIECE).context_free_text(259) is None  # a text's first space is not part of it
+    assert tokenizer_from_gguf(SENTENCEPIECE).context_free_text(259) is None  # the first space of a text is stripped
 
 
 def test_a_tokenizer_without_a_decoder_joins_words() -> None:

@@ -16,13 +16,13 @@ from paceline.engine.engine import Engine
 from paceline.engine.hooks.handoff_plan import CacheLayout
 from paceline.engine.hooks.imports import PromptImport
 from paceline.engine.loop import EngineLoop
+from paceline.kernels.cpu.crc32 import crc32
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.transfer.server import TransferServer
-from paceline.runtime.transfer.transfer import checksum
 from paceline.runtime.wire.gateway_messages import TO_GATEWAY, TO_TARGET_WORKER, Prefill, PrefillStarted
 from paceline.runtime.wire.messages import Goodbye
 from paceline.runtime.wire.transport import Connection
@@ -247,7 +247,7 @@ def test_lost_replies(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_corrupt_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """All checksums are wrong."""
-    monkeypatch.setattr("paceline.runtime.transfer.transfer.checksum", lambda data: checksum(data) ^ 1)
+    monkeypatch.setattr("paceline.runtime.transfer.transfer.crc32", lambda data: crc32(data) ^ 1)
     check_fallback(lambda target, prefill_worker: None)
 
 

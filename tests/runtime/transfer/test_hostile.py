@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import zmq
 
+from paceline.kernels.cpu.crc32 import crc32
 from paceline.runtime.transfer import client as client_module
 from paceline.runtime.transfer.channels import nixl_agent
 from paceline.runtime.transfer.channels.nixl_channel import NUM_SLOTS
@@ -28,7 +29,7 @@ from paceline.runtime.transfer.messages import (
     TransferHandle,
 )
 from paceline.runtime.transfer.server import TransferServer
-from paceline.runtime.transfer.transfer import CHUNK_BYTES, MAX_INFLIGHT_CHUNKS, Transfer, TransferFailed, checksum
+from paceline.runtime.transfer.transfer import CHUNK_BYTES, MAX_INFLIGHT_CHUNKS, Transfer, TransferFailed
 from paceline.runtime.wire.keys import Security, generate_key_pair
 from tests.runtime.transfer.transfers import Destination, filled, num_descriptors, num_segments, random_parts
 
@@ -193,7 +194,7 @@ def test_a_slot_outside_the_segment_is_refused(server):
             assert TO_CLIENT.decode(connection.recv(4096)) == Refused("there is no such slot")
         connection.send(b"\xc1")
         connection.send(TO_SERVER.encode(ChunkRequest(handle.id, 1, 0, 7)))
-        assert TO_CLIENT.decode(connection.recv(4096)) == ChunkReply(1, 0, checksum(memoryview(random_parts()[1])))
+        assert TO_CLIENT.decode(connection.recv(4096)) == ChunkReply(1, 0, crc32(memoryview(random_parts()[1])))
         connection.send(
             TO_SERVER.encode(ChunkRequest(handle.id, 1, 0, -1))
         )  # a local client cannot use the socket channel
@@ -240,7 +241,7 @@ def fake_server(respond):
 
 
 def chunk_reply(index=0, chunk=0, data=bytes(CHUNK_BYTES), crc=None):
-    return [TO_CLIENT.encode(ChunkReply(index, chunk, checksum(memoryview(data)) if crc is None else crc)), data]
+    return [TO_CLIENT.encode(ChunkReply(index, chunk, crc32(memoryview(data)) if crc is None else crc)), data]
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ from itertools import pairwise
 
 import pytest
 
+from paceline.kernels.cpu.crc32 import crc32
 from paceline.runtime.transfer.messages import MAX_PART_BYTES, MAX_PARTS
 from paceline.runtime.transfer.transfer import (
     CHUNK_BYTES,
     Transfer,
     TransferFailed,
-    checksum,
     chunk_range,
     num_chunks,
 )
@@ -32,7 +32,7 @@ def test_a_part_is_ready_once_it_is_filled():
     part = transfer.part(0)
     assert part is not None
     assert part.data == b"abc"
-    assert part.checksums == (checksum(memoryview(b"abc")),)
+    assert part.checksums == (crc32(memoryview(b"abc")),)
     transfer.fill(1, memoryview(b""))
     assert transfer.part(1) is not None
 

@@ -221,9 +221,9 @@ class Handoffs:
     def _state_layers(self, request: Request) -> tuple[int, ...]:
         """Layers whose hidden states of the prompt the request's proposer needs."""
         speculator, method = self._engine.speculator, self._engine.validator.method(request.speculation)
-        wants = speculator.proposers[method].traits.hidden
+        hidden = speculator.proposers[method].traits.hidden
         is_drafted = speculator.enabled and request.speculation.enabled
-        return wants.layers if wants is not None and not wants.last and is_drafted else ()
+        return hidden.layers if hidden is not None and not hidden.last and is_drafted else ()
 
 
 def _add_inflight(load: PrefillLoad, inflight: Sequence[RemotePrompt]) -> PrefillLoad:

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from paceline.kernels.cpu.crc32 import copy_crc32
 from paceline.runtime.transfer.channels.channel import Channel, ReceivedChunk
 from paceline.runtime.transfer.channels.channel_pool import ChannelPool
 from paceline.runtime.transfer.messages import TransferHandle
@@ -12,7 +13,6 @@ from paceline.runtime.transfer.transfer import (
     TransferCancelled,
     TransferFailed,
     chunk_range,
-    copy,
     num_chunks,
 )
 from paceline.runtime.wire.keys import Security
@@ -128,7 +128,7 @@ class _Fetch:
         self._inflight.remove((index, chunk))
         buffer = self._buffer(index)
         start, end = chunk_range(buffer.nbytes, chunk)
-        if data.nbytes != end - start or copy(data, buffer[start:end]) != received.checksum:
+        if data.nbytes != end - start or copy_crc32(data, buffer[start:end]) != received.checksum:
             raise TransferFailed(f"part {index} is corrupt: its checksum does not match")
         self._missing[index] -= 1
         if not self._missing[index]:
@@ -139,8 +139,8 @@ class _Fetch:
     def _buffer(self, index: int) -> memoryview:
         buffer = self._buffers.get(index)
         if buffer is None:
-            given, size = self._get_buffer(index), self._handle.sizes[index]
-            if given.nbytes != size or given.readonly or not given.c_contiguous:
+            view, size = self._get_buffer(index), self._handle.sizes[index]
+            if view.nbytes != size or view.readonly or not view.c_contiguous:
                 raise ValueError(f"the buffer for part {index} is not {size} writable, contiguous bytes")
-            buffer = self._buffers[index] = given.cast("B") if size else memoryview(bytearray())
+            buffer = self._buffers[index] = view.cast("B") if size else memoryview(bytearray())
         return buffer

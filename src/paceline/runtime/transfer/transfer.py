@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from paceline.core.errors import PacelineError
-from paceline.kernels.cpu.crc32 import copy_crc32, crc32
+from paceline.kernels.cpu.crc32 import crc32
 from paceline.runtime.transfer.messages import MAX_PART_BYTES, MAX_PARTS
 
 CHUNK_BYTES = 1 << 20
@@ -35,16 +35,6 @@ def chunk_range(size: int, chunk: int) -> tuple[int, int]:
     """Start and end of `chunk` within a part of `size` bytes."""
     start = chunk * CHUNK_BYTES
     return start, min(size, start + CHUNK_BYTES)
-
-
-def checksum(data: memoryview) -> int:
-    """CRC-32 of `data`."""
-    return crc32(data)
-
-
-def copy(data: memoryview, destination: memoryview) -> int:
-    """Copy without the GIL and return the checksum."""
-    return copy_crc32(data, destination)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +71,7 @@ class Transfer:
         if flat.nbytes != size:
             raise ValueError(f"part {index} was declared with {size} bytes and is filled with {flat.nbytes}")
         ranges = (chunk_range(size, chunk) for chunk in range(num_chunks(size)))
-        part = Part(flat.toreadonly(), tuple(checksum(flat[start:end]) for start, end in ranges))
+        part = Part(flat.toreadonly(), tuple(crc32(flat[start:end]) for start, end in ranges))
         with self._lock:
             if index in self._parts:
                 raise ValueError(f"part {index} is filled already")

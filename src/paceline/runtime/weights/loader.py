@@ -174,7 +174,7 @@ class _LocalCheckpoint:
 
 
 def _matrix_bytes(streamed: StreamedWeights) -> int:
-    """Bytes of all matrices, before most are read. Every layer counts as layer 0: quantisers give no other more bits."""
+    """Bytes of all matrices, before most are read. Every layer counts as layer 0: no layer has more bits than it."""
     parts = streamed.parts
     tables, layer = streamed.wait(parts.tables), streamed.wait(parts.layer(0)).values()
     matrices = (tables[name] for name in ("embedding", "head") if name in tables)

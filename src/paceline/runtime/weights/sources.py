@@ -174,7 +174,7 @@ class WeightSources:
             return len({source.name for source in self._active if source.is_peer})
 
     def add(self, *sources: Source) -> None:
-        """Start the sources. One call starts all, so that none is taken for the last one too early."""
+        """Start the sources. One call starts all, so that an early failure does not count as that of the last source."""
         with self._lock:
             if self._is_closed:
                 return

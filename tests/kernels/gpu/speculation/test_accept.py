@@ -1,4 +1,4 @@
-"""Chains accepted on the device, against the walk of `speculation/verification/coupled.py`."""
+"""Acceptance of chains on the device against `speculation/verification/coupled.py`."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from tests.kernels.gpu.cases import DEVICE
 
 
 @pytest.mark.parametrize(("batch", "depth"), [(1, 1), (5, 3), (40, 7), (16, 4), (3, 0)])
-def test_against_the_walk(batch: int, depth: int) -> None:
+def test_equals_the_host(batch: int, depth: int) -> None:
     g = generator(batch)
     picks = torch.randint(0, 50, (batch, depth + 1), generator=g)
     wrong = torch.rand(batch, depth, generator=g) < 0.3

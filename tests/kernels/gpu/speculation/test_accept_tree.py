@@ -1,4 +1,4 @@
-"""Trees accepted on the device, against the walk of `speculation/verification/coupled.py`."""
+"""Acceptance of trees on the device against `speculation/verification/coupled.py`."""
 
 import pytest
 import torch
@@ -13,12 +13,12 @@ from tests.kernels.gpu.cases import DEVICE
 
 
 @pytest.mark.parametrize(("batch", "nodes"), [(1, 1), (12, 7), (6, 31)])
-def test_against_the_walk(batch: int, nodes: int) -> None:
+def test_equals_the_host(batch: int, nodes: int) -> None:
     g = generator(nodes)
     parents = [
         [int(torch.randint(-1, node, (), generator=g)) if node else -1 for node in range(nodes)] for _ in range(batch)
     ]
-    drafts = torch.randint(0, 3, (batch, nodes), generator=g)  # siblings may be equal: the first counts
+    drafts = torch.randint(0, 3, (batch, nodes), generator=g)  # of equal siblings the first counts
     picks = torch.randint(0, 3, (batch, nodes + 1), generator=g)
     limits = torch.randint(0, nodes + 1, (batch,), generator=g, dtype=torch.int32)
     limits[0] = nodes

@@ -1,4 +1,4 @@
-"""Trees grown by the kernels against those that the host makes of the same levels."""
+"""Trees grown on the device against trees grown on the host from the same levels."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ TREES = 3
 
 
 @pytest.mark.parametrize(("levels", "width", "branches", "nodes"), [(1, 2, 3, 2), (3, 4, 4, 7), (3, 3, 5, 20)])
-def test_against_the_host(levels, width, branches, nodes):
+def test_equals_the_host(levels, width, branches, nodes):
     g = generator(nodes)
     candidates, beams = candidate_buffers(TREES, levels, width, branches, DEVICE)
     host: list[Level] = []
@@ -42,7 +42,7 @@ def test_against_the_host(levels, width, branches, nodes):
         assert (drafted[tree].tolist(), parents[tree].tolist()) == growth.draft()
 
 
-def test_beams_know_their_ancestors():
+def test_beams_have_the_bits_of_their_ancestors():
     _, beams = candidates, (first, second) = candidate_buffers(1, 3, 2, 2, DEVICE)
     tokens = torch.arange(4, device=DEVICE).view(2, 2)
     grow_level(Branches(tokens[:1], torch.tensor([[-1.0, 0.0]], device=DEVICE)), 0, first, candidates, second)

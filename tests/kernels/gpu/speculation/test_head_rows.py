@@ -8,9 +8,9 @@ def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
-def test_fresh_states_pile_up_until_they_are_placed():
+def test_fresh_states_accumulate_until_they_are_placed():
     fresh = fresh_states(3, 4, 6, torch.float32, DEVICE)
-    layers = [torch.arange(40.0, device=DEVICE).view(8, 5) + 100 * i for i in range(2)]  # wider than is kept
+    layers = [torch.arange(40.0, device=DEVICE).view(8, 5) + 100 * i for i in range(2)]  # wider than the stored part
     rows = torch.tensor([[0, 2], [4, 4], [6, 7]], device=DEVICE)
     tokens = torch.tensor([[9, 8], [7, -1], [6, 5]], device=DEVICE)
     for _ in range(2):
@@ -32,7 +32,7 @@ def test_fresh_states_pile_up_until_they_are_placed():
     assert fresh.counts.tolist() == [0, 0, 0]
 
 
-def test_more_than_fits_is_dropped():
+def test_states_beyond_the_capacity_are_dropped():
     fresh = fresh_states(1, 2, 1, torch.float32, DEVICE)
     layer = torch.arange(3.0, device=DEVICE).view(3, 1)
     rows, tokens = torch.tensor([[0, 1, 2]], device=DEVICE), torch.tensor([[5, 6, 7]], device=DEVICE)

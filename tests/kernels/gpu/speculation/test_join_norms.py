@@ -8,7 +8,7 @@ from tests.kernels.gpu.cases import on_device
 
 
 @pytest.mark.parametrize(("rows", "keep_normed"), [(None, False), ([2, 0, 2], True)])
-def test_both_halves(rows, keep_normed):
+def test_both_halves_equal_the_reference(rows, keep_normed):
     g = generator(3)
     table, states = torch.randn(9, 20, generator=g), torch.randn(3, 20, generator=g)
     norms = [1 + 0.1 * torch.randn(20, generator=g) for _ in range(2)]

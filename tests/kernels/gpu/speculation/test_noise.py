@@ -1,4 +1,4 @@
-"""The noise inside kernels is the noise of `speculation/verification/noise.py`."""
+"""Noise in kernels against `speculation/verification/noise.py`."""
 
 import torch
 import triton
@@ -28,7 +28,7 @@ def _gumbel(bits, out, N: tl.constexpr):
     tl.store(out + at, gumbel(tl.load(bits + at).to(tl.uint32, bitcast=True)))
 
 
-def test_integers_are_the_same_bit_for_bit() -> None:
+def test_integers_are_equal() -> None:
     for purpose in Purpose:
         streams = torch.tensor([stream_of(key, purpose) for key in KEYS], device=DEVICE)
         positions = torch.tensor([key.position for key in KEYS], device=DEVICE)
@@ -39,7 +39,7 @@ def test_integers_are_the_same_bit_for_bit() -> None:
         assert torch.equal(out.cpu(), expected)
 
 
-def test_logarithms_are_right_to_the_last_bits() -> None:
+def test_logarithms_are_accurate_to_the_last_bits() -> None:
     """At every magnitude: evenly spaced integers, and those near both ends, where G is largest and smallest."""
     ends = torch.cat(
         [torch.arange(1024), 2**32 - 1 - torch.arange(1024), 2 ** torch.arange(32), torch.tensor([2**31 - 1])]
@@ -51,7 +51,7 @@ def test_logarithms_are_right_to_the_last_bits() -> None:
     unsigned = bits.cpu().view(torch.uint32).to(torch.float32)
     u = (unsigned * 2.0**-32 + 2.0**-33).clamp(max=1 - 2.0**-24).double()  # one rounding, before any logarithm
     exact = -(-(-u).log1p()).log()
-    # An error of the inner logarithm is relative to it, and so absolute in G
+    # A relative error of the inner logarithm is an absolute error of G
     torch.testing.assert_close(out.cpu().double(), exact, rtol=2.0**-23, atol=2.0**-22)
     reference = noise._gumbel(bits.cpu())
     torch.testing.assert_close(out.cpu(), reference, rtol=2.0**-22, atol=2.0**-22)

@@ -1,4 +1,4 @@
-"""Tokens picked on the device are those that `speculation/verification/distribution.py` picks."""
+"""Tokens sampled on the device against `speculation/verification/distribution.py`."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def make_logits(rows: int, dtype: torch.dtype = torch.float32, vocabulary: int =
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("vocabulary", [VOCABULARY, 700])
-def test_sampled_and_greedy_rows_side_by_side(dtype: torch.dtype, vocabulary: int) -> None:
+def test_sampled_and_greedy_rows_in_one_batch(dtype: torch.dtype, vocabulary: int) -> None:
     temperatures = [1.0, 0.0, 0.7, 1e-3, 2.0, 0.3, 1.0]
     rows = make_rows([SamplingParams(temperature=t) for t in temperatures])
     logits = make_logits(len(rows), dtype, vocabulary)
@@ -45,8 +45,8 @@ def test_sampled_and_greedy_rows_side_by_side(dtype: torch.dtype, vocabulary: in
     assert len(set(expected.tolist())) > 4
 
 
-def test_large_logits_lose_nothing_at_low_temperature() -> None:
-    """The maximum is taken off first: 3,000 / 0.0005 in float32 would leave half a unit for the noise."""
+def test_large_logits_are_exact_at_low_temperature() -> None:
+    """The maximum is subtracted first: 3,000 / 0.0005 in float32 would have steps of half a unit."""
     rows = make_rows([SamplingParams(temperature=0.0005)] * 16)
     logits = torch.randn(16, 700, generator=generator(5)) * 0.001 + 3000.0
     expected = distribution.pick(logits, rows)
@@ -62,7 +62,7 @@ def test_a_single_row_of_a_wider_tensor_and_many_rows_of_long_chunks() -> None:
     assert torch.equal(pick(wider, *inputs(rows[:1])).cpu(), expected[:1])
 
 
-def test_equal_logits_fall_to_the_lowest_id() -> None:
+def test_of_equal_logits_the_lowest_id_wins() -> None:
     logits = torch.zeros(4, VOCABULARY)
     logits[0, [1023, 1024, 2400]] = 1.0
     logits[1, [2400, 2049]] = 1.0
@@ -74,7 +74,7 @@ def test_equal_logits_fall_to_the_lowest_id() -> None:
     assert torch.equal(pick(logits.to(DEVICE), *inputs(rows)).cpu(), expected)
 
 
-def test_scratch_and_output_are_used_again() -> None:
+def test_scratch_and_output_are_reusable() -> None:
     rows = make_rows([SamplingParams(temperature=1.0)] * 3)
     scratch = pick_scratch(5, VOCABULARY, DEVICE)
     for tensor in (scratch.maxima, scratch.scores):
@@ -106,7 +106,7 @@ TRUNCATED = [
 
 @pytest.mark.parametrize("is_coarse", [False, True])
 @pytest.mark.parametrize("max_bytes", [None, 1])
-def test_truncated_rows_beside_whole_ones(max_bytes: int | None, is_coarse: bool) -> None:
+def test_truncated_and_plain_rows_in_one_batch(max_bytes: int | None, is_coarse: bool) -> None:
     """Coarse logits tie at every boundary. All rows at once, or 16 at a time."""
     rows = make_rows(TRUNCATED * 3)
     logits = make_logits(len(rows))

@@ -1,4 +1,4 @@
-"""Branches ranked by the kernel against `speculation/trees/ranking.py`."""
+"""Branches ranked on the device against `speculation/trees/ranking.py`."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def rows_of(params: list[SamplingParams], each: int, level: int) -> list[RowCont
         ("ranked", [TRUNCATED, SAMPLED], 2, 40, True),
     ],
 )
-def test_against_the_host(kind, params, each, columns, is_mapped):
+def test_equals_the_host(kind, params, each, columns, is_mapped):
     level, count = 3, 5
     g = generator(columns)
     logits = 3 * torch.randn(len(params) * each, columns, generator=g)
@@ -51,9 +51,9 @@ def test_against_the_host(kind, params, each, columns, is_mapped):
     scratch = rank_scratch(len(rows), scores.shape[1], count, DEVICE)
     lookup = None if lookup is None else lookup.to(DEVICE)
     given = [tensor.to(DEVICE) for tensor in (heat, streams, lengths)]
-    for _ in range(2):  # the scratch is as it was
+    for _ in range(2):  # the scratch is reusable
         found = rank_rows(scores.to(DEVICE), lookup, kind, *given, level, scratch)
-        is_possible = confidence > -torch.inf  # which of the others comes first is nobody's business
+        is_possible = confidence > -torch.inf  # the order of impossible tokens is undefined
         assert found.tokens.cpu()[is_possible].tolist() == expected[is_possible].tolist()
         torch.testing.assert_close(found.confidence.cpu(), confidence, rtol=1e-4, atol=1e-4)
 

@@ -15,7 +15,7 @@ def tables(width: int) -> torch.Tensor:
     return torch.randperm(len(TREES) * width, generator=generator(1)).view(-1, width).to(torch.int32).to(DEVICE)
 
 
-def test_where_nodes_lie_and_what_they_see():
+def test_slots_positions_and_ancestors_of_nodes():
     blocks = tables(4)
     levels = torch.full((3,), -7, dtype=torch.int32, device=DEVICE)
     places = tree_places(3, 7, levels)
@@ -34,8 +34,8 @@ def test_where_nodes_lie_and_what_they_see():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
-def test_an_accepted_path_moves_together(dtype):
-    # the second path moves onto itself: rows 2, 3 to 1, 2; the third stays where it is
+def test_an_accepted_path_becomes_contiguous(dtype):
+    # the second path overlaps itself: rows 2, 3 move to 1, 2; the third does not move
     paths = [[0, 1, 3, 6], [0, 2, 3, 5], [0, 1, 2, 3]]
     counts, contexts = [2, 3, 3], [3, 13, 15]
     blocks = tables(2)

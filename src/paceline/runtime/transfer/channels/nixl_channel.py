@@ -7,6 +7,7 @@ would crash the server. The staging buffer is registered once and stays at its a
 import time
 from typing import Any, NamedTuple
 
+from paceline.kernels.cpu.crc32 import copy_crc32, crc32
 from paceline.runtime.transfer.channels.channel import ReceivedChunk, require_keep_alive
 from paceline.runtime.transfer.channels.nixl_agent import NixlAgent, Region
 from paceline.runtime.transfer.channels.socket_channel import ServerConnection
@@ -24,8 +25,6 @@ from paceline.runtime.transfer.transfer import (
     MAX_INFLIGHT_CHUNKS,
     ChannelUnavailable,
     TransferFailed,
-    checksum,
-    copy,
 )
 
 NUM_SLOTS = 4 * MAX_INFLIGHT_CHUNKS
@@ -71,7 +70,7 @@ class StagingBuffer:
         """Copy `data` to a slot and return the slot. It is the client's until it is released."""
         slot = self._free_slots.pop()
         start = slot * CHUNK_BYTES
-        copy(data, self._region.view[start : start + data.nbytes])
+        copy_crc32(data, self._region.view[start : start + data.nbytes])
         self._staged[slot] = _Staged(client, now)
         return slot
 
@@ -189,7 +188,7 @@ class NixlChannel:
         self._peer = self._agent.add_peer(staging.metadata)
         self._region = self._agent.register(MAX_INFLIGHT_CHUNKS * CHUNK_BYTES)
         self._sizes[0, 0] = PROBE.nbytes
-        self._start_read(ChunkReply(0, 0, checksum(PROBE), staging.slot))
+        self._start_read(ChunkReply(0, 0, crc32(PROBE), staging.slot))
         probe = self.receive(deadline - time.monotonic())
         while isinstance(probe, KeepAlive):
             probe = self.receive(deadline - time.monotonic())

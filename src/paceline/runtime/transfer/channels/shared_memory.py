@@ -18,7 +18,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 
-from paceline.runtime.transfer.transfer import CHUNK_BYTES, MAX_INFLIGHT_CHUNKS, copy
+from paceline.kernels.cpu.crc32 import copy_crc32
+from paceline.runtime.transfer.transfer import CHUNK_BYTES, MAX_INFLIGHT_CHUNKS
 
 SEGMENT_BYTES = MAX_INFLIGHT_CHUNKS * CHUNK_BYTES
 SEALS = 0 if sys.platform != "linux" else fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -100,7 +101,7 @@ class SharedMemoryListener:
         if client is None or client.segment is None or not 0 <= slot < MAX_INFLIGHT_CHUNKS:
             return False
         start = slot * CHUNK_BYTES
-        copy(data, client.segment[start : start + data.nbytes])
+        copy_crc32(data, client.segment[start : start + data.nbytes])
         return True
 
     def send(self, name: str, message: bytes) -> bool:
