@@ -135,7 +135,8 @@ def streams(engine: Engine, prompts: list[list[int]], options: argparse.Namespac
         print(
             f"depth {depth}: {each:.3f} ms/token, {ratio:.2f}x plain ({whole:.2f}x over all tokens); "
             f"alpha {total.alpha:.3f}, mean depth {total.depth:.2f}, "
-            f"tokens per round {sum(r.tokens for r in runs) / sum(r.steps for r in runs):.2f}, drafting {draft:.3f} ms per round, "
+            f"tokens per round {sum(r.tokens for r in runs) / sum(r.steps for r in runs):.2f}, "
+            f"drafting {draft:.3f} ms per round, "
             f"CPU gap {median(1 - r.device_seconds / r.seconds for r in runs):.1%}, same text {same}/{len(runs)}",
             flush=True,
         )

@@ -14,16 +14,23 @@ import statistics
 import subprocess
 import sys
 import time
+from queue import SimpleQueue
 from typing import Any
 
 from local_http import LocalServer, complete_all
-from paceline.server.gatepath.gatepath import Gatepath
 
-from paceline import LLM, SamplingParams
+from paceline.core.config import EngineConfig
+from paceline.core.errors import PacelineError
+from paceline.core.output import OutputEvent
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.core.speculation import SpeculationParams
+from paceline.runtime.target_worker.local_target import LocalTarget
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
+from paceline.server.gateway.gateway import Gateway
 from paceline.server.metrics.metrics import Metrics
 
 BATCH = 8
@@ -70,8 +77,9 @@ def main() -> None:
     }
     rates: dict[str, list[float]] = {path: [] for path in paths}
     shares: dict[str, list[float]] = {path: [] for path in paths}
-    with LLM("smollm2", max_num_seqs=BATCH, prefix_caching=False, max_model_len=1024) as llm:
-        server = start_server(llm)
+    config = EngineConfig("smollm2", max_num_seqs=BATCH, prefix_caching=False, max_model_len=1024)
+    with LocalTarget.load(config) as target:
+        server = start_server(target)
         assert server.thread.ident is not None
         clock = time.pthread_getcpuclockid(server.thread.ident)
         with subprocess.Popen(
@@ -85,8 +93,7 @@ def main() -> None:
                     busy, began = time.clock_gettime(clock), time.perf_counter()
                     if request is None:
                         started = time.perf_counter()
-                        done = llm.generate(PROMPTS, sampling, speculation=speculation)
-                        tokens = sum(len(generation.completions[0].token_ids) for generation in done)
+                        tokens = generate(target, sampling, SpeculationParams(**speculation))
                         rate = tokens / (time.perf_counter() - started)
                     else:
                         assert process.stdin is not None
@@ -108,10 +115,26 @@ def main() -> None:
         print(f"{path:22}{statistics.median(values):9.1f}{overhead:10.1%}{statistics.median(shares[path]):9.1%}")
 
 
-def start_server(llm: LLM) -> LocalServer:
-    config = ServerConfig(engine=llm.config)
-    gatepath = Gatepath(llm, config, Metrics("smollm2"), FlagStore())
-    return LocalServer(create_app(gatepath, Access.from_config(config, time.monotonic)))
+def generate(target: LocalTarget, sampling: SamplingParams, speculation: SpeculationParams) -> int:
+    """Generate for all prompts without HTTP; returns the number of tokens."""
+    events: SimpleQueue[OutputEvent] = SimpleQueue()
+    for i, prompt in enumerate(PROMPTS):
+        request = Request(f"direct-{i}", tuple(target.tokenizer.encode(prompt)), sampling, speculation)
+        target.submit(target.validate(request), events.put)
+    tokens, running = 0, len(PROMPTS)
+    while running:
+        event = events.get()
+        if isinstance(event, PacelineError):
+            raise event
+        tokens += len(event.tokens)
+        running -= event.finish_reason is not None
+    return tokens
+
+
+def start_server(target: LocalTarget) -> LocalServer:
+    config = ServerConfig(engine=target.config)
+    gateway = Gateway(target, config, Metrics("smollm2"), FlagStore())
+    return LocalServer(create_app(gateway, Access.from_config(config, time.monotonic)))
 
 
 if __name__ == "__main__":

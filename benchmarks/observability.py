@@ -52,13 +52,13 @@ PROMPTS = [f"Question {i}: why is the {thing} blue?" for i, thing in enumerate((
 class NoMetrics(Metrics):
     """Metrics that do nothing."""
 
-    def submitted(self, request: Request) -> None:
+    def record_submit(self, request: Request) -> None:
         pass
 
-    def output(self, request: Request, output: StepOutput, now: float) -> None:
+    def record_output(self, request: Request, output: StepOutput, now: float) -> None:
         pass
 
-    def finished(self, request: Request, reason: str, now: float) -> None:
+    def record_finish(self, request: Request, reason: str, now: float) -> None:
         pass
 
 
@@ -73,8 +73,7 @@ class NoDrift:
 
 
 def client() -> None:
-    """Print the port of the collector; then send the body on each input line to its port with every prompt, and print tokens and
-    seconds."""
+    """Print the collector's port; then send the body of each input line with every prompt and print tokens and seconds."""
 
     class Collector(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -105,7 +104,7 @@ class Side:
         metrics = Metrics("smollm2") if is_on else NoMetrics("smollm2")
         metrics.add_engine(target.engine_status)
         gateway = Gateway(target, config, metrics, FlagStore())
-        app = create_app(gateway, Access.from_config(config, time.monotonic), None, tracing if is_on else None)
+        app = create_app(gateway, Access.from_config(config, time.monotonic), tracing if is_on else None)
         self._server = LocalServer(app)
         self.port = self._server.port
 
@@ -146,7 +145,7 @@ def parts() -> None:
     request, times = Request("r", (1, 2, 3)), StepTimes(1.0, 2.0, 3.0)
     output = StepOutput("r", 0, 0, (1, 2, 3), (Origin.ACCEPTED,) * 3, "abc", 3, 2, method="ngram", times=times)
     metrics, drift = Metrics("m"), DriftTest()
-    metrics.submitted(request)
+    metrics.record_submit(request)
     tracing = Tracing(InMemorySpanExporter(), "bench")
     trace = tracing.follow(replace(request, trace=f"00-{'1' * 32}-{'1' * 16}-01"))
     trace.saw(output)
@@ -158,7 +157,7 @@ def parts() -> None:
             call(i)
         print(f"{what:32}{1e6 * (time.process_time() - started) / count:8.2f} µs")
 
-    timed("metrics, per step", 20000, lambda i: metrics.output(request, output, 1e-3 * i))
+    timed("metrics, per step", 20000, lambda i: metrics.record_output(request, output, 1e-3 * i))
     timed("drift test, per round", 20000, lambda i: drift.observe("c", i // rounds, i % 3 > 0))
     timed("drift test, per finished sequence", 20000 // rounds, lambda i: drift.close([i]))
     timed("trace, per round", 2000, lambda i: trace.saw(output))

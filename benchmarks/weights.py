@@ -104,7 +104,7 @@ def ready(model: str, peers: list[str], repeats: int) -> None:
     check(runs)
     slowest = statistics.median(one.last_layer for one in runs["disk, cold"])
     print(
-        "| source | runs | accepts requests | all layers | first token | all layers, speed-up over cold disk | CPU time until then |"
+        "| source | runs | accepts requests | all layers | first token | all layers, speed-up | CPU time until then |"
     )
     print("|---|---:|---:|---:|---:|---:|---:|")
     for name, times in runs.items():
@@ -125,7 +125,7 @@ def early(model: str, peers: list[str], repeats: int, prompt: int, limit: float)
     check(runs)
     print(f"\nTwo peers of {limit:g} MB/s each, a prompt of {prompt} tokens:\n")
     print(
-        "| prefill | layers at the start | last layer arrived | layers computed by then | first token | after the last layer |"
+        "| prefill | layers at the start | last layer arrived | computed by then | first token | after the last layer |"
     )
     print("|---|---:|---:|---:|---:|---:|")
     for name, times in runs.items():

@@ -1,6 +1,8 @@
-"""For scripts that say what would be compiled for an H200 where there is none. Import it before any kernel: a process either
-interprets kernels or compiles them, and this one compiles. Launches become compilations; the tensors, which nothing computes,
-are on the CPU."""
+"""Compiles kernels for an H200 on a machine without a GPU. Launches become compilations; tensors are on the CPU and not
+computed.
+
+Import this module before any kernel: a process either interprets or compiles kernels, and this one compiles.
+"""
 
 import functools
 from types import SimpleNamespace

@@ -1,10 +1,10 @@
-"""Triton 3.6's interpreter, where it is wrong: on a GPU none of this is used.
+"""Repairs of the interpreter of Triton 3.6. They are not used on a GPU.
 
-It asks numpy for the integer in an array of one element, which numpy 2.4 refuses, so loops cannot have bounds that were
-loaded; it multiplies the bit patterns of bfloat16 as if they were integers; and it does not round when it narrows.
+The interpreter converts arrays of one element to integers, which numpy 2.4 rejects, so that loops cannot have loaded bounds. It
+multiplies the bit patterns of bfloat16 as integers, and it does not round when it narrows.
 
-Most of its time goes to what no kernel asks for: it replaces the functions of the language again at each call inside a kernel,
-and computes every integer twice to see whether it overflows. For the rest, see quick_interpreter.py.
+It also replaces the functions of the language again at each call inside a kernel, and computes every integer twice to detect
+overflows. Both are switched off here; for further speed-ups see quick_interpreter.py.
 """
 
 import functools
@@ -16,15 +16,15 @@ import torch
 from triton import language as tl
 from triton.runtime import interpreter
 
-from tests.kernels.gpu.quick_interpreter import hasten
+from tests.kernels.gpu.quick_interpreter import speed_up
 
 _NARROW = {tl.bfloat16: torch.bfloat16, tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}
-"""Stored by the interpreter as unsigned integers."""
+"""Types that the interpreter stores as unsigned integers."""
 
 
 @functools.cache
 def repair() -> None:
-    """Once is enough."""
+    """Apply all repairs, once."""
     builder = interpreter.InterpreterBuilder
     patch_tensor, cast, dot = interpreter._patch_lang_tensor, builder.cast_impl, builder.create_dot
 
@@ -45,7 +45,7 @@ def repair() -> None:
     interpreter._patch_lang_tensor = patch_lang_tensor
     builder.cast_impl = builder.create_fp_to_fp = convert
     builder.create_dot = create_dot
-    hasten()
+    speed_up()
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter._patch_lang = lambda fn: interpreter._LangPatchScope()
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=False)

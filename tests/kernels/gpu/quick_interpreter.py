@@ -1,7 +1,7 @@
-"""What Triton's interpreter repeats at each operation of a kernel, done once: the same numpy calls with the same arguments.
+"""Makes Triton's interpreter faster by caching what it repeats at each operation. The numpy calls stay the same.
 
-An operation on a block of a few numbers is hardly more than its types. The interpreter spells out the type of every shape,
-builds its table of numpy's types again whenever it looks into it, and broadcasts blocks to the shape that they have.
+For small blocks, most of the time is spent on types: the interpreter builds the type of every shape, rebuilds its table of
+numpy types at every lookup, and broadcasts blocks to the shape they already have.
 """
 
 from typing import Any
@@ -10,18 +10,18 @@ from triton import language as tl
 from triton.runtime import interpreter
 
 
-def hasten() -> None:
-    """Before the functions of the language are replaced: it changes how."""
+def speed_up() -> None:
+    """Patch the interpreter. Call it before the interpreter replaces the functions of the language."""
     interpreter._patch_attr = _replace
-    interpreter._get_np_dtype = _remember_types(interpreter._get_np_dtype)
-    _name_types_when_asked(tl.core.tuple)
+    interpreter._get_np_dtype = _cache_types(interpreter._get_np_dtype)
+    _compute_tuple_types_lazily(tl.core.tuple)
     _share_shapes(tl.core.block_type, tl.core.tensor)
-    _leave_shapes_that_fit(type(interpreter.interpreter_semantic))
-    _know_oneself(tl.core.dtype)
+    _skip_needless_broadcasts(type(interpreter.interpreter_semantic))
+    _compare_identity_first(tl.core.dtype)
 
 
 def _replace(holder: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-    """A function of the language by one that computes. Its wrapper only checks for the argument that is given here."""
+    """Replace a function of the language. Its wrapper only checks for the argument that is passed here."""
     is_checked = getattr(member, "__code__", None) is tl.core.add.__code__
     compute = member.__wrapped__ if is_checked else member
 
@@ -31,7 +31,7 @@ def _replace(holder: Any, name: str, member: Any, builder: Any, scope: Any) -> N
     scope.set_attr(holder, name, computed)
 
 
-def _remember_types(look_up: Any) -> Any:
+def _cache_types(look_up: Any) -> Any:
     known: dict[str, Any] = {}
 
     def numpy_type(kind: Any) -> Any:
@@ -43,7 +43,7 @@ def _remember_types(look_up: Any) -> Any:
     return numpy_type
 
 
-def _name_types_when_asked(kind: Any) -> None:
+def _compute_tuple_types_lazily(kind: Any) -> None:
     def construct(self: Any, args: Any, type: Any = None) -> None:
         self.values = list(args)
         self._type = tl.core.tuple_type(type) if type is not None and not isinstance(type, tl.core.tuple_type) else type
@@ -58,10 +58,10 @@ def _name_types_when_asked(kind: Any) -> None:
 
 
 def _share_shapes(block: Any, tensor: Any) -> None:
-    """Blocks of one shape have it as one object, checked when it is first seen."""
+    """Share one shape object among all blocks of that shape, checked at first use."""
     check = block.__init__
     seen: dict[tuple[int, ...], tuple[Any, ...]] = {}
-    """(shape and size of the type, shape and size of a tensor): a type has integers, a tensor constants."""
+    """(shape and size of the type, shape and size of the tensor); a type has integers, a tensor has constants."""
 
     def facts(sizes: tuple[int, ...], shape: Any, size: int) -> tuple[Any, ...]:
         return shape, size, tl.core.tuple([tl.core.constexpr(one) for one in sizes]), tl.core.constexpr(size)
@@ -85,7 +85,7 @@ def _share_shapes(block: Any, tensor: Any) -> None:
     block.name = property(lambda self: f"<{self.shape}, {self.element_ty}>", lambda self, name: None)
 
 
-def _leave_shapes_that_fit(semantic: Any) -> None:
+def _skip_needless_broadcasts(semantic: Any) -> None:
     broadcast = semantic.broadcast_impl_value
 
     def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
@@ -95,6 +95,6 @@ def _leave_shapes_that_fit(semantic: Any) -> None:
     semantic.broadcast_impl_value = broadcast_impl_value
 
 
-def _know_oneself(dtype: Any) -> None:
+def _compare_identity_first(dtype: Any) -> None:
     compare = dtype.__eq__
     dtype.__eq__ = lambda self, other: self is other or compare(self, other)

@@ -57,7 +57,9 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
         *(("llama", shape) for shape in ("same-heads", "no-more-layers")),
     ],
 )
-def test_inflation_does_not_change_the_function(family: str, shape: str, tmp_path: Path, shapes: Mapping[str, Shape]) -> None:
+def test_inflation_does_not_change_the_function(
+    family: str, shape: str, tmp_path: Path, shapes: Mapping[str, Shape]
+) -> None:
     base = small(family, tmp_path)
     large = inflate(base, Inflation(shape), "cpu", torch.float32)
     assert large.config.num_layers == max(shapes[shape].num_layers, base.config.num_layers)

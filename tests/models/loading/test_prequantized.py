@@ -64,9 +64,7 @@ def write(folder: Path, scheme: dict[str, Any], scales: str) -> dict[str, Tensor
 @pytest.mark.parametrize(
     ("scheme", "scales"), [(COMPRESSED, "channel"), (COMPRESSED, "tensor"), (COMPRESSED, "int8"), (FP8, "blocks")]
 )
-def test_a_quantised_folder_uses_its_scales(
-    scheme: dict[str, Any], scales: str, tmp_path: Path
-) -> None:
+def test_a_quantised_folder_uses_its_scales(scheme: dict[str, Any], scales: str, tmp_path: Path) -> None:
     meant = write(tmp_path, scheme, scales)
     checkpoint = open_folder(tmp_path)
     for name, values in meant.items():

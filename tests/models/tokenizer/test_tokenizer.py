@@ -1,5 +1,5 @@
-"""Goldens hold (text, ids), as transformers encodes them with the same GGUF. Two texts with spaces before digits differ, because
-transformers ignores the file's pre-tokenizer; there the ids follow the file.
+"""Goldens hold (text, ids), as transformers encodes them with the same GGUF. Two texts with spaces before digits differ,
+because transformers ignores the file's pre-tokenizer; there the ids follow the file.
 """
 
 import json
