@@ -12,7 +12,7 @@ pytest.importorskip("ray")
 
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import PacelineError
-from paceline.runtime.deploy.deployment import observed
+from paceline.runtime.deploy.deployment import observe_cluster
 from paceline.runtime.deploy.ray_deployment import RayDeployment
 from paceline.runtime.gateway_client.cluster_target import ClusterTarget
 from tests.runtime.target_harness import StreamReader, until
@@ -48,7 +48,7 @@ def test_kill_9_on_ray_does_not_change_the_outputs(settings: ClusterConfig) -> N
     with pytest.raises(PacelineError, match="not up"):
         RayDeployment.find(settings)
     deployment = RayDeployment.up(settings)
-    with observed(settings) as pool:  # lists all configured workers, also those that are loading
+    with observe_cluster(settings) as pool:  # lists all configured workers, also those that are loading
         assert len(pool.workers()) == 4
     pids = deployment.pids()
     assert pids["target-0"][1] == pids["draft-0"][1] != pids["target-1"][1] == pids["draft-1"][1]  # one pair per node

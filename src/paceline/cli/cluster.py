@@ -128,8 +128,8 @@ def status(
     config = load_cluster(file)
     config = config if ray is None else replace(config, ray=ray)
     with console.err.status("waiting for heartbeats"):
-        from paceline.runtime.deploy.deployment import observed
-    with observed(config) as pool:
+        from paceline.runtime.deploy.deployment import observe_cluster
+    with observe_cluster(config) as pool:
         ready = all_ready(pool, STATUS_TIMEOUT)
         if json_output:
             document = {"cluster": config.name, "workers": [asdict(worker) for worker in pool.workers()]}

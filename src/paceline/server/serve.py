@@ -159,12 +159,12 @@ def _open_target(
 def _open_cluster(config: GatewayConfig) -> Iterator[TargetClient]:
     """Connects to the workers that run, or starts workers that stop with the gateway."""
     try:
-        from paceline.runtime.deploy.deployment import cluster, gateway_key
+        from paceline.runtime.deploy.deployment import gateway_key, open_cluster
         from paceline.runtime.gateway_client.cluster_target import ClusterTarget
     except ImportError as error:
         raise MissingDependency(error.name or "pyzmq", "a cluster", "pool") from error
     with (
-        cluster(config.cluster) as directory,
+        open_cluster(config.cluster) as directory,
         ClusterTarget(config.cluster, directory, gateway_key(config.cluster)) as target,
     ):
         yield target

@@ -59,7 +59,7 @@ def running_processes(config: ClusterConfig, folder: StateFolder) -> Iterator[Di
 
 
 @contextmanager
-def cluster(config: ClusterConfig) -> Iterator[Directory]:
+def open_cluster(config: ClusterConfig) -> Iterator[Directory]:
     """The workers of a cluster: on Ray, those started by `up`, or else processes that end with the block."""
     if config.ray is not None:
         from paceline.runtime.deploy.ray_deployment import RayDeployment
@@ -74,7 +74,7 @@ def cluster(config: ClusterConfig) -> Iterator[Directory]:
             yield directory
 
 
-def find(config: ClusterConfig) -> Directory:
+def find_cluster(config: ClusterConfig) -> Directory:
     """The running workers. Raises if there are none."""
     if config.ray is not None:
         from paceline.runtime.deploy.ray_deployment import RayDeployment
@@ -87,10 +87,10 @@ def find(config: ClusterConfig) -> Directory:
 
 
 @contextmanager
-def observed(config: ClusterConfig) -> Iterator[TargetPool]:
+def observe_cluster(config: ClusterConfig) -> Iterator[TargetPool]:
     """A pool that reads the status of a running cluster and submits no requests."""
     quiet = replace(config, router="least_loaded", health=replace(config.health, canary=0.0))
-    pool = TargetPool(quiet, find(config), gateway_key(config))
+    pool = TargetPool(quiet, find_cluster(config), gateway_key(config))
     try:
         yield pool
     finally:

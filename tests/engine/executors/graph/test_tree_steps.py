@@ -16,7 +16,7 @@ from tests.exactness.contract import check_contract, differences
 from tests.exactness.suite import plain_text
 from tests.fakes import TINY, MixedDepth, Result, request, run, tiny_engine, tiny_model
 from tests.heads import eagle
-from tests.speculation.trees.test_beams import Watch
+from tests.speculation.trees.test_beams import NoWaits
 
 SMALL = replace(TINY, num_layers=1)  # interpreted kernels take milliseconds each
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -122,7 +122,7 @@ class TestEagle:
         replay = Graph.replay
 
         def watched(graph):
-            with Watch():  # a graph can hold nothing that waits
+            with NoWaits():  # a graph can hold nothing that waits
                 return replay(graph)
 
         monkeypatch.setattr(Graph, "replay", watched)
