@@ -51,7 +51,7 @@ def up(
             RayDeployment.up(config)
         else:
             folder = deployment.up(file, config)
-        with deployment.observed(config) as pool:
+        with deployment.observe_cluster(config) as pool:
             try:
                 ready = all_ready(pool, wait, warnings)
             except KeyboardInterrupt:
