@@ -148,7 +148,7 @@ def parts() -> None:
     metrics.record_submit(request)
     tracing = Tracing(InMemorySpanExporter(), "bench")
     trace = tracing.follow(replace(request, trace=f"00-{'1' * 32}-{'1' * 16}-01"))
-    trace.saw(output)
+    trace.add(output)
     rounds = 50
 
     def timed(what: str, count: int, call: Callable[[int], object]) -> None:
@@ -160,7 +160,7 @@ def parts() -> None:
     timed("metrics, per step", 20000, lambda i: metrics.record_output(request, output, 1e-3 * i))
     timed("drift test, per round", 20000, lambda i: drift.observe("c", i // rounds, i % 3 > 0))
     timed("drift test, per finished sequence", 20000 // rounds, lambda i: drift.close([i]))
-    timed("trace, per round", 2000, lambda i: trace.saw(output))
+    timed("trace, per round", 2000, lambda i: trace.add(output))
     tracing.close()
 
 

@@ -240,7 +240,7 @@ def test_narrow_terminal_cuts_no_figure() -> None:
         "target-0", "target", "target", "loading 12/30 layers from 2 peers", "tcp://127.0.0.1:1", running=12, kv_use=0.344,
         depth=3.14, alpha=0.712, round_trip=0.12341, answers=200, hits=124, late=2,
     )  # fmt: skip
-    draft = replace(busy, name="draft-0", role="draft", state="suspected", queue_seconds=0.0123, resting=0.31)
+    draft = replace(busy, name="draft-0", role="draft", state="suspected", queue_seconds=0.0123, paused_share=0.31)
     page = shown(busy, replace(busy, name="target-1", state="ready"), draft, width=80)
     assert "…" not in page
     lines = [line.split() for line in page.splitlines()]
@@ -252,7 +252,7 @@ def test_narrow_terminal_cuts_no_figure() -> None:
 def test_status_shows_paused_drafting_ahead() -> None:
     draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://127.0.0.1:2", answers=200, hits=124)
     assert "62%" in shown(draft)
-    page = shown(replace(draft, resting=0.016))
+    page = shown(replace(draft, paused_share=0.016))
     assert "off: 2%" in page
     assert "62%" not in page
 

@@ -84,8 +84,8 @@ def assert_nothing_leased(engine: Engine) -> None:
         if not store.num_unwritten and not store._jobs:  # a write leases its block
             break
         store.wait(0.05)
-    for shelf in (store._host._shelf, store._disk):
-        assert all(entry.leases == 0 for entry in shelf._entries.values())
+    for index in (store._host._index, store._disk):
+        assert all(entry.leases == 0 for entry in index._entries.values())
     tiers = engine.scheduler.tiers
     assert tiers is not None
     assert tiers._waiting == {}

@@ -207,8 +207,8 @@ def _table(workers: Sequence[WorkerStatus]) -> Table:
 
 
 def _hits(worker: WorkerStatus) -> str:
-    if worker.resting is not None:
-        return f"off: {worker.resting:.0%}"
+    if worker.paused_share is not None:
+        return f"off: {worker.paused_share:.0%}"
     return f"{worker.hits / worker.answers:.0%}" if worker.answers else "-"
 
 

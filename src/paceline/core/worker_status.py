@@ -129,8 +129,8 @@ class DrafterStatus:
     """Rounds whose draft missed the deadline."""
     pass_seconds: float = 0.0
     """Recent time of one pass over its model; 0: not known."""
-    resting: float | None = None
-    """Share of drafts that were ready when it stopped drafting ahead for this target; None: it drafts ahead."""
+    paused_share: float | None = None
+    """Share of drafts that were ready when it paused drafting ahead for this target; None: it drafts ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +198,8 @@ class WorkerStatus:
     """Target: tokens generated for this gateway."""
     pass_seconds: float | None = None
     """Draft worker: recent time of one pass over its model."""
-    resting: float | None = None
-    """Draft worker: share of drafts that were ready when it stopped drafting ahead. None: it drafts ahead."""
+    paused_share: float | None = None
+    """Draft worker: share of drafts that were ready when it paused drafting ahead. None: it drafts ahead."""
     prompt_tokens: int = 0
     """Target: prompt tokens of this gateway's requests that it has started."""
     cached_tokens: int = 0

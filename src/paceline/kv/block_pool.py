@@ -53,7 +53,7 @@ class BlockPool:
         return self.take(1)[0] if self._free else None
 
     def take(self, count: int) -> list[int]:
-        """So many blocks to write to, all at once. At least as many must be free."""
+        """`count` blocks to write to. At least as many must be free."""
         blocks, evicted = [], []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
@@ -80,7 +80,7 @@ class BlockPool:
         return blocks
 
     def block_of(self, key: bytes) -> int | None:
-        """Where the key is, held or free."""
+        """The block of a key, held or free; None if there is none."""
         return self._block_of.get(key)
 
     def hold(self, blocks: Sequence[int]) -> None:
@@ -111,7 +111,7 @@ class BlockPool:
         return sum(1 for block in blocks if self._references[block] == 0)
 
     def check(self) -> None:
-        """Raise if the books do not balance. Cheap enough to run whenever the engine is idle."""
+        """Raise if references, free list and keys disagree. Cheap enough to run whenever the engine is idle."""
         free = {block for block, count in enumerate(self._references) if count == 0}
         if free != set(self._free) or any(count < 0 for count in self._references):
             raise AssertionError(f"block references and free list disagree: {sorted(free ^ set(self._free))}")

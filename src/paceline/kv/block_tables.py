@@ -1,4 +1,4 @@
-"""Which blocks each sequence holds. One instance per model: the target's tables and a draft's are separate books."""
+"""The block tables of sequences. Target and draft have separate instances."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class BlockTables:
         return len(self._tables)
 
     def blocks(self, sequence_id: int) -> Sequence[int]:
-        """A live view that only grows: rolled back, a sequence gets another one."""
+        """A live view that only grows; a roll-back creates a new list."""
         return self._tables[sequence_id].blocks
 
     def capacity(self, sequence_id: int) -> int:
@@ -61,7 +61,7 @@ class BlockTables:
         return len(blocks) * BLOCK_SIZE
 
     def grow(self, sequence_id: int, num_tokens: int) -> bool:
-        """Make room for `num_tokens` in all. False, and nothing changes, when the pool cannot give that much."""
+        """Grow the table to `num_tokens` in all. Returns False, and changes nothing, if the pool has too few blocks."""
         table = self._tables[sequence_id]
         missing = blocks_for(num_tokens) - len(table.blocks)
         if missing <= 0:
@@ -72,7 +72,7 @@ class BlockTables:
         return True
 
     def shrink(self, sequence_id: int, num_tokens: int) -> None:
-        """Roll back: give up the blocks past `num_tokens`. What they held is gone, what is before is untouched."""
+        """Roll back: release the blocks past `num_tokens`."""
         table = self._tables[sequence_id]
         keep = max(blocks_for(num_tokens), table.num_published)
         if keep < len(table.blocks):
@@ -80,7 +80,7 @@ class BlockTables:
             table.blocks = table.blocks[:keep]
 
     def publish(self, sequence_id: int, ids: Sequence[int], num_computed: int) -> None:
-        """Announce every block that is now full of committed *and* computed tokens."""
+        """Add every block that is full of committed *and* computed tokens to the prefix cache."""
         if not self.prefix_caching:
             return
         table = self._tables[sequence_id]
@@ -116,7 +116,7 @@ class BlockTables:
         return sources, targets
 
     def close(self, sequence_id: int) -> None:
-        """Let go of everything the sequence held. Closing what is not open is no error: cancellation may come twice."""
+        """Release all blocks of the sequence. Closing a closed sequence is not an error."""
         table = self._tables.pop(sequence_id, None)
         if table is not None:
             self.pool.release(table.blocks)

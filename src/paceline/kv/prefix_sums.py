@@ -1,4 +1,4 @@
-"""A fast stand-in for the keys of `prefix.py`, for routers: what it gets wrong costs a detour, never a token."""
+"""Fast 64-bit prefix numbers for routers, in place of the keys of `prefix.py`. A collision costs a detour, never a token."""
 
 import secrets
 import struct
@@ -13,12 +13,12 @@ KEY_MASK = (1 << 64) - 1
 
 
 class PrefixSums:
-    """Numbers for the prefixes of a prompt, block by block. With weights w, r and o drawn once and kept secret, so that nobody
-    can choose prompts that look alike, the number of the first n blocks is
+    """Numbers of the prefixes of a prompt, block by block. The weights w, r and o are random and secret, so that clients
+    cannot construct collisions. The number of the first n blocks is
 
         sum over i < n of r_i * (o + sum over j < 16 of w_j * token_ij)   mod 2^64, all r and w odd
 
-    so that a longer prefix goes on from a shorter one's. Two prefixes agree by a chance of 2^-46 at most.
+    A longer prefix extends the sum of a shorter one. Two prefixes collide with a probability of at most 2^-46.
     """
 
     def __init__(self, seed: int | None = None) -> None:
@@ -29,15 +29,13 @@ class PrefixSums:
         self._token_list, self._offset_int = self._tokens.tolist(), int(self._offset[0])
 
     def __call__(self, ids: Sequence[int], first_block: int = 0) -> Sequence[int]:
-        """Of `ids`, which begin at block `first_block` of their prompt, one number for each full block. An int32 array is
-        taken as it is; a list costs its conversion."""
+        """One number for each full block of `ids`, which begin at block `first_block` of their prompt. An int32 array is used
+        as it is; a list is converted."""
         count = len(ids) // BLOCK_SIZE
         while first_block + count > len(self._blocks):
             self._blocks = np.concatenate([self._blocks, self._draw(len(self._blocks))])
         if isinstance(ids, list | tuple):
-            if (
-                count == 1
-            ):  # a sequence that decodes stores one at a time: numpy's calls would cost several times the sum
+            if count == 1:  # a decoding sequence stores one block at a time; numpy would take several times as long
                 total = sum(map(mul, ids, self._token_list), self._offset_int)
                 return (total * int(self._blocks[first_block]) & KEY_MASK,)
             tokens = np.frombuffer(struct.pack(f"{len(ids)}i", *ids), np.int32)  # half the time of np.array
@@ -46,7 +44,7 @@ class PrefixSums:
         sums = tokens[: count * BLOCK_SIZE].astype(np.uint64).reshape(count, BLOCK_SIZE).dot(self._tokens)
         sums += self._offset
         sums *= self._blocks[first_block : first_block + count]
-        return np.add.accumulate(sums).data  # [count]; only a few will be looked at
+        return np.add.accumulate(sums).data  # [count]
 
     def _draw(self, count: int) -> "np.ndarray[tuple[int], np.dtype[np.uint64]]":
         return self._random.integers(0, 1 << 64, count, np.uint64) | np.uint64(1)

@@ -62,8 +62,8 @@ def test_it_stops_on_the_device_of_the_target(setup, foreseen):
     ahead, on_demand, decided, num_ahead, policy = compare(setup, foreseen)
     assert ahead > 1.1 * on_demand
     assert decided < 1.05 * on_demand
-    assert policy.resting is not None
-    assert policy.resting < 0.03
+    assert policy.paused_share is not None
+    assert policy.paused_share < 0.03
     assert num_ahead < WINDOW + 4000 * PROBE_ROUNDS / PROBE_INTERVAL
 
 
@@ -73,7 +73,7 @@ def test_it_stops_on_the_device_of_the_target(setup, foreseen):
 )
 def test_it_continues_where_it_pays(setup, foreseen):
     ahead, on_demand, decided, num_ahead, policy = compare(setup, foreseen)
-    assert (decided, num_ahead, policy.resting) == (ahead, 4000, None)
+    assert (decided, num_ahead, policy.paused_share) == (ahead, 4000, None)
     assert decided < on_demand
 
 
@@ -86,13 +86,13 @@ def test_loss_is_small_where_the_gain_is_small(foreseen):
 def test_incomplete_drafts_can_pay():
     ahead, on_demand, decided, _, policy = compare(SLOW_DRAFT, 0.7)
     assert decided == ahead < on_demand
-    assert policy.resting is None
+    assert policy.paused_share is None
 
 
 def test_it_stops_without_hits_even_without_delay():
     policy = DraftingAhead()
     _, num_ahead = run(OWN_DEVICE, 0.0, policy.next_round, observe=policy.observe)
-    assert policy.resting == 0.0
+    assert policy.paused_share == 0.0
     assert num_ahead < WINDOW + 4000 * PROBE_ROUNDS / PROBE_INTERVAL
 
 
@@ -101,7 +101,7 @@ def test_few_misses_do_not_stop_it():
     for _ in range(31):
         assert policy.next_round()
         policy.observe(MISS)
-    assert policy.resting is None
+    assert policy.paused_share is None
 
 
 def stopped():
@@ -125,13 +125,13 @@ def test_probe_without_observations_ends():
     """Requests of a single round each: no probed round has a predecessor."""
     policy = stopped()
     assert sum(policy.next_round() for _ in range(10 * PROBE_INTERVAL)) == 10 * PROBE_ROUNDS
-    assert policy.resting == 0.0
+    assert policy.paused_share == 0.0
 
 
 def test_it_resumes_with_hits_and_stops_without():
     policy = stopped()
     rounds = 0
-    while policy.resting is not None:
+    while policy.paused_share is not None:
         rounds += 1
         if policy.next_round():
             policy.observe(READY)
@@ -151,4 +151,4 @@ def test_single_outliers_do_not_stop_it():
     for i in range(200):
         assert policy.next_round()
         policy.observe(AheadRound(DEPTH, 3.0, 0.6, 1e6 if i % 40 == 20 else 0.5))
-    assert policy.resting is None
+    assert policy.paused_share is None

@@ -62,12 +62,12 @@ def test_draft_that_has_arrived_costs_no_network_time() -> None:
 def test_worker_reports_that_it_paused_drafting_ahead() -> None:
     with lockstep(ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB), VOCAB) as (proposer, _):
         ids = [1]
-        while proposer.inner.status().drafters[0].resting is None:
+        while proposer.inner.status().drafters[0].paused_share is None:
             assert len(ids) < 2 * WINDOW
             proposer.observe([progress(*ids)])
             assert proposer.collect([7], 0.0).tokens.tolist() == [(ids[-1] + i) % VOCAB for i in (1, 2, 3)]
             ids.append((ids[-1] + 500) % VOCAB)
-        assert proposer.inner.status().drafters[0].resting == 0.0
+        assert proposer.inner.status().drafters[0].paused_share == 0.0
 
 
 def test_set_workers_closes_the_connections_to_the_others() -> None:

@@ -66,9 +66,9 @@ def test_draft_worker_that_drafts_ahead_for_no_target(shares: list[float | None]
     draft = Member("draft-0", "draft", "draft", "tcp://127.0.0.1:2")
     targets = [
         SimpleNamespace(
-            name=f"target-{i}", is_usable=True, status=replace(STATUS, drafters=(replace(DRAFTER, resting=share),))
+            name=f"target-{i}", is_usable=True, status=replace(STATUS, drafters=(replace(DRAFTER, paused_share=share),))
         )
         for i, share in enumerate(shares)
     ]
     (row,) = worker_statuses([draft], targets)  # type: ignore[arg-type]
-    assert row.resting == shown
+    assert row.paused_share == shown

@@ -189,7 +189,7 @@ def test_workers_and_drafting_ahead(open_page: Open) -> None:
             hits=answers * 4 // 5,
             round_trip=0.0021,
         )
-        return ClusterStatus((target, draft, replace(draft, name="draft-1", resting=0.016)), 0)
+        return ClusterStatus((target, draft, replace(draft, name="draft-1", paused_share=0.016)), 0)
 
     server.target.cluster_status = status  # type: ignore[method-assign]
     page = open_page(server)

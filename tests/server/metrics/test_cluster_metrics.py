@@ -58,7 +58,7 @@ def test_drafts_ahead() -> None:
     name = 'paceline_worker_drafts_ahead{model="m",role="draft",worker="draft-0"}'
     assert "paceline_worker_drafts_ahead{" not in scrape(TARGET, DRAFT), "no target has requested a draft yet"
     assert f"{name} 1.0" in scrape(replace(DRAFT, answers=9))
-    assert f"{name} 0.0" in scrape(replace(DRAFT, answers=9, resting=0.02))
+    assert f"{name} 0.0" in scrape(replace(DRAFT, answers=9, paused_share=0.02))
 
 
 def test_a_single_process_has_no_worker_metrics() -> None:

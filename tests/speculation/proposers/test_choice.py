@@ -1,10 +1,12 @@
+"""The choice of a method for each sequence of `combined`."""
+
 import pytest
 
 from paceline.speculation.proposers.choice import EXPLORE_EVERY, Candidate, MethodChoice
 
 
-def candidate(sequence_id: int = 0, depth: int = 4, **in_hand: int) -> Candidate:
-    return Candidate(sequence_id, depth, in_hand)
+def candidate(sequence_id: int = 0, depth: int = 4, **lookups: int) -> Candidate:
+    return Candidate(sequence_id, depth, lookups)
 
 
 def teach(
@@ -14,7 +16,7 @@ def teach(
         choice.observe(sequence_id, method, size, accepted)
 
 
-def test_the_lookup_that_did_better_is_chosen() -> None:
+def test_the_better_lookup_is_chosen() -> None:
     choice = MethodChoice([])
     teach(choice, "ngram", 1)
     teach(choice, "suffix", 3)
@@ -22,8 +24,8 @@ def test_the_lookup_that_did_better_is_chosen() -> None:
     assert choice.choose([candidate(), candidate(suffix=0)]) == ["", ""]
 
 
-def test_sizes_are_told_apart() -> None:
-    """A short guess of a method that is good when it has much to say."""
+def test_draft_sizes_are_separate() -> None:
+    """A short draft of a method whose long drafts are good."""
     choice = MethodChoice([])
     for _ in range(60):
         choice.observe(0, "suffix", 8, 6)
@@ -32,7 +34,7 @@ def test_sizes_are_told_apart() -> None:
     assert choice.choose([candidate(suffix=8, ngram=4), candidate(suffix=1, ngram=4)]) == ["suffix", "ngram"]
 
 
-def test_sequences_are_told_apart() -> None:
+def test_sequences_are_separate() -> None:
     choice = MethodChoice([])
     for _ in range(60):
         for sequence_id, (ngram, suffix) in enumerate([(3, 1), (1, 3)]):
@@ -45,23 +47,23 @@ def test_sequences_are_told_apart() -> None:
 
 
 def costed(seconds: float) -> MethodChoice:
-    """A model that has 3 of 4 accepted, a lookup that has 1, and a pass of 10 ms."""
+    """A model with 3 of 4 tokens accepted, a lookup with 1, and a pass of 10 ms."""
     choice = MethodChoice(["model"])
     teach(choice, "model", 3)
     teach(choice, "ngram", 1)
-    choice.passed(0.010)
-    choice.took("model", seconds)
+    choice.observe_pass_time(0.010)
+    choice.observe_draft_time("model", seconds)
     return choice
 
 
 def test_a_model_is_used_while_it_pays() -> None:
-    # 1 + 3 against 1 + 1 tokens: worth it while the step takes less than twice as long
+    # 1 + 3 instead of 1 + 1 tokens: it pays while the step takes less than twice as long
     assert costed(0.008).choose([candidate(ngram=4)]) == ["model"]
     assert costed(0.012).choose([candidate(ngram=4)]) == ["ngram"]
 
 
-def test_its_cost_is_shared_by_the_batch() -> None:
-    """For one of four a model is too dear: it lengthens the step of all."""
+def test_the_batch_shares_the_cost_of_a_model() -> None:
+    """For one of four sequences a model does not pay: it makes the step of all of them longer."""
     choice = costed(0.004)
     teach(choice, "ngram", 4, rounds=200, sequence_id=1)
     teach(choice, "model", 0, rounds=200, sequence_id=1)
@@ -73,7 +75,7 @@ def test_its_cost_is_shared_by_the_batch() -> None:
     assert choice.choose([needs, needs, needs, has]) == ["model", "model", "model", "ngram"]
 
 
-def test_an_unknown_model_is_tried_at_once() -> None:
+def test_an_unknown_model_is_used_at_once() -> None:
     choice = MethodChoice(["model"])
     teach(choice, "ngram", 1)
     assert choice.choose([candidate(ngram=4)]) == ["model"]
@@ -88,19 +90,19 @@ def test_exploration_is_bounded_in_rounds_and_in_time(seconds: float, most: floa
 
 
 def test_a_batch_explores_no_more_steps_than_one_sequence() -> None:
-    """Each step in which anybody uses a model costs everybody its time."""
-    choice, steps, everybody = costed(0.012), 1_000, set[int]()
+    """A step in which one sequence uses a model takes longer for all of them."""
+    choice, steps, explored = costed(0.012), 1_000, set[int]()
     batch = [candidate(i, ngram=4) for i in range(24)]
     with_model = 0
     for _ in range(steps):
-        who = [i for i, method in enumerate(choice.choose(batch)) if method == "model"]
-        with_model += bool(who)
-        everybody.update(who)
+        users = [i for i, method in enumerate(choice.choose(batch)) if method == "model"]
+        with_model += bool(users)
+        explored.update(users)
     assert 0 < with_model <= steps / EXPLORE_EVERY
-    assert everybody == set(range(24))
+    assert explored == set(range(24))
 
 
-def test_a_model_that_runs_anyhow_is_tried_again_where_it_was_poor() -> None:
+def test_a_running_model_is_explored_by_other_sequences() -> None:
     choice = costed(0.001)
     teach(choice, "model", 0, rounds=40, sequence_id=1)
     teach(choice, "ngram", 2, rounds=40, sequence_id=1)
@@ -111,7 +113,7 @@ def test_a_model_that_runs_anyhow_is_tried_again_where_it_was_poor() -> None:
     assert 0 < [second for _, second in chosen].count("model") <= steps / EXPLORE_EVERY
 
 
-def test_what_matched_to_the_end_may_have_had_more() -> None:
+def test_a_draft_that_matches_all_new_text_is_censored() -> None:
     short, censored = MethodChoice([]), MethodChoice([])
     teach(short, "suffix", 3)
     teach(censored, "suffix", 3)
@@ -122,7 +124,7 @@ def test_what_matched_to_the_end_may_have_had_more() -> None:
     assert censored.expected(0, "suffix", 4) > 2.5
 
 
-def test_a_change_of_text_is_noticed() -> None:
+def test_a_change_of_the_text_changes_the_choice() -> None:
     choice = MethodChoice([])
     teach(choice, "ngram", 3)
     teach(choice, "suffix", 2)
@@ -132,8 +134,8 @@ def test_a_change_of_text_is_noticed() -> None:
     assert choice.choose([candidate(ngram=4, suffix=4)]) == ["suffix"]
 
 
-def test_a_prompt_to_catch_up_with_does_not_count_against_a_model_for_long() -> None:
+def test_one_slow_draft_of_a_model_is_soon_forgotten() -> None:
     choice = costed(1.0)
     assert choice.choose([candidate(ngram=4)]) == ["ngram"]
-    choice.took("model", 0.002)
+    choice.observe_draft_time("model", 0.002)
     assert choice.choose([candidate(ngram=4)]) == ["model"]

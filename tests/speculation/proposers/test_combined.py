@@ -1,3 +1,5 @@
+"""Several methods behind one proposer."""
+
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -28,7 +30,7 @@ def guesser(right: Callable[[int], int], length: int = 4) -> FakeProposer:
 
 
 class Slow(FakeProposer):
-    """Takes its time, and notes the depths it was told."""
+    """Takes `seconds` per draft, and records the depths it observes."""
 
     def __init__(self, inner: FakeProposer, clock: VirtualClock, seconds: float) -> None:
         super().__init__(inner.guess)
@@ -47,7 +49,7 @@ class Slow(FakeProposer):
 def play(
     proposer: CombinedProposer, clock: VirtualClock, rounds: int, sequence_id: int = 0, depth: int = 4
 ) -> list[str]:
-    """Rounds against the text, 10 ms each; the methods used."""
+    """The methods used in `rounds` rounds against the text, 10 ms each."""
     ids, used = TEXT[:5], []
     for _ in range(rounds):
         proposer.observe([Progress(sequence_id, ids, depth, SamplingParams(), 0, 0, 1, "coupled")])
@@ -69,17 +71,17 @@ def test_the_better_lookup_is_found() -> None:
     assert play(proposer, clock, 40)[5:] == ["good"] * 35
 
 
-def test_a_lookup_that_is_not_used_is_judged_all_the_same() -> None:
+def test_an_unused_lookup_is_observed_too() -> None:
     clock = VirtualClock()
-    unprofitable = guesser(lambda at: 3 if at > 200 else 0)
-    proposer = CombinedProposer({"steady": guesser(lambda at: 1), "unprofitable": unprofitable}, {}, clock)
+    later = guesser(lambda at: 3 if at > 200 else 0)
+    proposer = CombinedProposer({"steady": guesser(lambda at: 1), "later": later}, {}, clock)
     used = play(proposer, clock, 200)
     assert set(used[20:90]) == {"steady"}
-    assert set(used[-20:]) == {"unprofitable"}
+    assert set(used[-20:]) == {"later"}
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.004, "model"), (0.050, "lookup")])
-def test_a_model_works_only_where_it_pays(seconds: float, expected: str) -> None:
+def test_a_model_drafts_only_where_it_pays(seconds: float, expected: str) -> None:
     clock = VirtualClock()
     model = Slow(guesser(lambda at: 4), clock, seconds)
     proposer = CombinedProposer({"lookup": guesser(lambda at: 1)}, {"model": model}, clock)
@@ -88,16 +90,16 @@ def test_a_model_works_only_where_it_pays(seconds: float, expected: str) -> None
     assert model.depths == [4 if method == "model" else 0 for method in used]
 
 
-def test_nothing_from_a_model_leaves_the_round_to_a_lookup() -> None:
+def test_a_lookup_drafts_if_the_model_returns_nothing() -> None:
     clock = VirtualClock()
-    silent = FakeProposer(lambda progress: ([], []))
-    proposer = CombinedProposer({"lookup": guesser(lambda at: 1, length=2)}, {"silent": silent}, clock)
+    empty = FakeProposer(lambda progress: ([], []))
+    proposer = CombinedProposer({"lookup": guesser(lambda at: 1, length=2)}, {"empty": empty}, clock)
     proposer.observe([Progress(0, TEXT[:5], 4, SamplingParams(), 0, 0, 1, "coupled")])
-    assert proposer.method(0) == "silent"  # nothing is known of it yet
+    assert proposer.method(0) == "empty"  # an unknown model is used at once
     assert proposer.collect([0], 0.0).split()[0].tokens == (TEXT[5], 1)
 
 
-def test_depth_zero_asks_nobody() -> None:
+def test_depth_zero_requests_no_drafts() -> None:
     clock = VirtualClock()
     lookup, model = guesser(lambda at: 1), Slow(guesser(lambda at: 1), clock, 1.0)
     proposer = CombinedProposer({"lookup": lookup}, {"model": model}, clock)
@@ -108,7 +110,7 @@ def test_depth_zero_asks_nobody() -> None:
     assert clock.now() == 0.0
 
 
-def test_close_reaches_every_part() -> None:
+def test_close_closes_every_part() -> None:
     clock = VirtualClock()
     lookup, model = guesser(lambda at: 1), guesser(lambda at: 1)
     proposer = CombinedProposer({"lookup": lookup}, {"model": model}, clock)
@@ -120,7 +122,7 @@ def test_close_reaches_every_part() -> None:
     assert proposer.collect([0], 0.0).sequence_ids == ()
 
 
-def test_it_wants_what_its_models_want() -> None:
+def test_it_requests_the_hidden_states_of_all_models() -> None:
     clock = VirtualClock()
     other = Slow(guesser(lambda at: 1), clock, 0.0)
     other.traits = ProposerTraits(HiddenRequest((1, 3)))
@@ -129,7 +131,7 @@ def test_it_wants_what_its_models_want() -> None:
     assert CombinedProposer({"ngram": guesser(lambda at: 1)}, {}, clock).traits.hidden is None
 
 
-def test_picks_go_to_the_part_that_drafted_and_the_first_to_all() -> None:
+def test_only_the_drafting_part_gets_the_picks_after_its_nodes() -> None:
     clock = VirtualClock()
     good, poor = guesser(lambda at: 3), guesser(lambda at: 0)
     model = FakeProposer(lambda progress: ([], []))
@@ -141,8 +143,8 @@ def test_picks_go_to_the_part_that_drafted_and_the_first_to_all() -> None:
     assert [part.progress[0].picks for part in (good, poor, model)] == [(1, 2, 3), (1,), (1,)]
 
 
-def test_a_part_that_learns_from_picks_learns() -> None:
-    """Nothing repeats in this text, so only the target's corrections can have taught lookahead."""
+def test_lookahead_learns_from_picks_as_a_part() -> None:
+    """Nothing repeats in this text: only the target's corrections give n-grams."""
     clock = VirtualClock()
     proposer = CombinedProposer({"ngram": NgramProposer(), "lookahead": LookaheadProposer()}, {}, clock)
     ids, picks, accepted = TEXT[:5], list[int](), 0
@@ -157,6 +159,6 @@ def test_a_part_that_learns_from_picks_learns() -> None:
     assert accepted > 20
 
 
-def test_a_name_has_one_kind() -> None:
+def test_a_method_is_a_lookup_or_a_model() -> None:
     with pytest.raises(ValueError, match="both a lookup and a model: x"):
         CombinedProposer({"x": guesser(lambda at: 1)}, {"x": guesser(lambda at: 1)}, VirtualClock())

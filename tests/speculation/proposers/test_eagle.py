@@ -28,14 +28,14 @@ TENSORS = draft_tensors(CONFIG, reduced=24)
 LAYERS = tuple(CONFIG["capture"])
 
 
-@pytest.fixture(params=["level by level", "blindly"], autouse=True)
-def blindly(request, monkeypatch):
+@pytest.fixture(params=["level by level", "on the device"], autouse=True)
+def growth(request, monkeypatch):
     """Both ways to grow give the same trees."""
     init = EagleProposer.__init__
 
     def chosen(self, *arguments):
         init(self, *arguments)
-        self.grows_on_device = request.param == "blindly"
+        self.grows_on_device = request.param == "on the device"
 
     monkeypatch.setattr(EagleProposer, "__init__", chosen)
 
@@ -46,7 +46,7 @@ def proposer(num_blocks=64, max_rows=64, lanes=32):
 
 
 def progress(ids, depth, start=0, end=None, sequence_id=0, hidden=True, rule="coupled", salt="", **sampling):
-    """After `end` tokens of `ids` are committed and all but the newest computed, from `start` on in this step."""
+    """Progress with the first `end` tokens of `ids` committed, and states from `start` up to the newest token."""
     ids = ids[: end or len(ids)]
     params = SamplingParams(**{"temperature": 0.0, **sampling})
     states = None
@@ -57,26 +57,26 @@ def progress(ids, depth, start=0, end=None, sequence_id=0, hidden=True, rule="co
 
 
 def reference(p, slots=None, width=WIDTH):
-    """Tokens and parents of the tree, from the committed slots that the head has seen."""
+    """Tokens and parents of the tree, computed from scratch over these committed slots."""
     slots = range(len(p.ids) - 1) if slots is None else slots
     inner, _ = target_states(TARGET, p.ids, LAYERS)
     features = torch.cat([inner[layer] for layer in LAYERS], 1)[list(slots)]
-    words = proposer()._model.vocabulary
+    vocabulary = proposer()._model.vocabulary
     tree = Growth(p.depth, p.max_levels)
 
     def grow(node):
         path = tree.path(node)
         logits = eagle_logits(TENSORS, CONFIG, TARGET, features, slots, p.ids, path)
         coupled = [p.verification == "coupled"]
-        (branches,) = rank(logits[None], [draft_row(p, path)], coupled, words, min(BRANCHES, p.depth))
+        (branches,) = rank(logits[None], [draft_row(p, path)], coupled, vocabulary, min(BRANCHES, p.depth))
         tree.add(node, branches)
 
     grow(-1)
     for level in range(1, LEVELS):
         for node in tree.frontier(level, width):
             grow(node)
-    tokens, parents = tree.draft()
-    return tuple(tokens), tuple(parents)
+    draft = tree.draft()
+    return draft.tokens, draft.parents
 
 
 def drafted(head, *batch):
@@ -88,8 +88,8 @@ def drafted(head, *batch):
 @pytest.mark.parametrize("depth", [1, 2, 5, 31])
 @pytest.mark.parametrize(
     "length", [2, 12, 17, 30, 33]
-)  # branches that stay in a block, cross into the next, start in it
-def test_the_tree_is_the_plain_one(length, depth):
+)  # branches within a block, across a boundary, and at the start of a block
+def test_the_tree_is_the_reference_tree(length, depth):
     p = progress(IDS, depth, end=length)
     assert drafted(proposer(), p) == [reference(p)]
 
@@ -110,7 +110,7 @@ def test_sampled_trees(options):
     assert max(depths(tree[0][1])) > 1
 
 
-def test_the_end_of_a_text_bounds_the_levels_of_each_tree():
+def test_max_levels_bounds_each_tree():
     head = proposer()
     batch = [
         replace(progress(IDS, 12, end=20, sequence_id=i), max_levels=levels) for i, levels in enumerate((1, 2, None))
@@ -136,7 +136,7 @@ def test_tokens_that_the_target_found_in_its_cache_count_as_draft_prefill():
     assert draft_prefill(proposer(), progress(IDS, 4, start=20, end=40)).tokens == 39
 
 
-def test_round_after_round_and_side_by_side():
+def test_several_rounds_and_sequences():
     head = proposer()
     head.observe([progress(IDS, 0, end=9)])
     for end, start in ((10, 8), (13, 9), (14, 12), (18, 13), (35, 17)):
@@ -145,7 +145,7 @@ def test_round_after_round_and_side_by_side():
         assert drafted(head, p, other) == [reference(p), reference(other)]
 
 
-def test_depth_0_computes_nothing_and_loses_nothing():
+def test_depth_0_computes_nothing_and_keeps_the_states():
     head = proposer()
     head._runner.forward = None
     for end, start in ((9, 0), (12, 8), (20, 11)):
@@ -157,7 +157,7 @@ def test_depth_0_computes_nothing_and_loses_nothing():
     assert head._pending.num_rows == 0
 
 
-def test_states_that_never_came_are_not_attended_to():
+def test_tokens_without_states_are_not_attended_to():
     head = proposer()
     p = progress(IDS, 6, start=16, end=30)  # the target had the first block cached
     assert drafted(head, p) == [reference(p, slots=range(16, 29))]
@@ -165,14 +165,14 @@ def test_states_that_never_came_are_not_attended_to():
     assert drafted(head, p) == [reference(p, slots=[*range(16, 29), *range(36, 39)])]
 
 
-def test_without_the_newest_state_nothing_is_drafted():
+def test_no_draft_without_the_newest_state():
     head = proposer()
     head.observe([progress(IDS, 5, end=20)])
     head.observe([progress(IDS, 5, end=22, hidden=False)])
     assert not len(head.collect([0], 0.0).tokens)
 
 
-def test_long_prompts_are_caught_up_with_over_several_rounds():
+def test_a_long_prompt_is_computed_over_several_rounds():
     head = proposer(max_rows=16)
     head.observe([progress(IDS, 6, end=40)])
     assert not len(head.collect([0], 0.0).tokens)
@@ -181,8 +181,8 @@ def test_long_prompts_are_caught_up_with_over_several_rounds():
     assert head.collect([0], 0.0).split()[0].tokens == reference(p)[0]
 
 
-def test_a_prefix_is_shared_under_the_token_that_follows():
-    """Slot 15 depends on token 16: a text that differs there shares no block, one that differs later does."""
+def test_prefix_keys_are_shifted_by_one():
+    """Slot 15 depends on token 16: a text that differs there shares no block, a text that differs later does."""
     head = proposer()
     drafted(head, progress(IDS, 2, end=40))
     used = head.num_free_blocks
@@ -199,7 +199,7 @@ def test_a_prefix_is_shared_under_the_token_that_follows():
     assert drafted(head, first) == [reference(first, slots=range(32, 39))]
 
 
-def test_a_text_with_a_hole_is_never_shared():
+def test_blocks_after_a_gap_are_not_shared():
     head = proposer()
     drafted(head, progress(IDS, 2, start=16, end=40))
     p = progress(IDS, 6, start=32, end=40, sequence_id=1)
@@ -227,7 +227,7 @@ def test_close_frees_everything():
     assert not len(head.collect([0], 0.0).tokens)
 
 
-def test_a_cache_without_room_leaves_a_sequence_undrafted():
+def test_a_full_cache_gives_no_draft():
     head = proposer(num_blocks=2)
     assert head.collect([0], 0.0).sequence_ids == ()
     head.observe([progress(IDS, 3, end=40)])
@@ -245,8 +245,8 @@ def test_trees_are_accepted_in_the_engine():
     assert head._pending.num_rows == 0
 
 
-def test_what_was_lent_goes_on_where_it_is_given_back():
-    """Whoever borrows it may have cached more slots, and hands over the states after them."""
+def test_a_sequence_continues_after_graph_steps():
+    """The graph executor may have cached more slots; it returns the states after them."""
     head = proposer()
     head.observe([progress(IDS, 6, end=20)])
     starts, prefill = head.begin_graph([0, 7])
@@ -265,9 +265,9 @@ def test_what_was_lent_goes_on_where_it_is_given_back():
     assert head.num_free_blocks == 64
 
 
-def test_nothing_is_lent_without_the_newest_state():
+def test_no_graph_steps_without_the_newest_state():
     head = proposer()
     head.observe([progress(IDS, 6, end=9)])
     head.observe([progress(IDS, 6, end=10, hidden=False)])
     assert head.begin_graph([0]) == ({}, DraftPrefill())
-    head.end_graph(5, 3, progress(IDS, 6, end=9).hidden)  # closed meanwhile
+    head.end_graph(5, 3, progress(IDS, 6, end=9).hidden)  # a closed sequence

@@ -15,7 +15,7 @@ from tests.heads import LayerSkip
 IDS = [7, 3, 22, 9, 14, 39, 0, 5, 5, 8, 31, 17, 2, 6, 28]
 
 
-def test_with_all_layers_it_is_the_target_and_always_right():
+def test_with_all_layers_every_draft_is_accepted():
     model = tiny_model()
     engine = tiny_engine(model, LayerSkip(TINY.num_layers), depth=4)
     result = check_identical(model, engine, mixed_requests(8, TINY.vocab_size))
@@ -23,8 +23,8 @@ def test_with_all_layers_it_is_the_target_and_always_right():
     assert result.accepted == result.drafted
 
 
-def test_with_all_layers_rejection_accepts_everything_too():
-    """p and q are the same distribution: an acceptance below one would show that q is not what was drawn from."""
+def test_with_all_layers_rejection_accepts_every_draft():
+    """p and q are equal: a rejection would show that the tokens were not drawn from q."""
     model = tiny_model()
     engine = tiny_engine(model, LayerSkip(TINY.num_layers), depth=4)
     result = run(engine, mixed_requests(8, TINY.vocab_size, verification="rejection"))
@@ -48,7 +48,7 @@ def test_weights_and_cache_are_shared():
         early_exit(runner, 3)
 
 
-def test_it_stays_inside_the_slots_that_were_reserved():
+def test_drafts_stay_within_the_reserved_slots():
     runner, tables = ModelRunner(tiny_model(), 4), BlockTables(4)
     proposer = LayerSkipProposer(runner, tables, 1)
 
@@ -57,7 +57,7 @@ def test_it_stays_inside_the_slots_that_were_reserved():
         proposer.observe([Progress(0, ids, depth, params, 0, 0, 2, "coupled")])
         return proposer.collect([0], 0.0).counts
 
-    assert drafts(IDS, 5) == ()  # no table: the target has not begun, or was preempted
+    assert drafts(IDS, 5) == ()  # no block table: not started, or preempted
     tables.open(0, IDS, "")
     tables.grow(0, len(IDS))
     before = [values.clone() for layer in runner.cache for values in layer]
@@ -74,16 +74,16 @@ def test_it_stays_inside_the_slots_that_were_reserved():
     assert proposer.collect([0], 0.0).counts == ()
 
 
-class Careless(LayerSkipProposer):
-    """Writes a slot too early: over the last committed token that the target computed."""
+class WrongSlot(LayerSkipProposer):
+    """Writes one slot too early: over the last committed token."""
 
     def _span(self, progress, draft):
         right = super()._span(progress, draft)
         return Span(right.blocks, right.context_len - 1, right.tokens, right.num_logits)
 
 
-def test_a_draft_that_touches_committed_slots_would_be_noticed():
+def test_the_suite_detects_writes_to_committed_slots():
     model = tiny_model()
-    engine = tiny_engine(model, lambda runner, tables: Careless(runner, tables, 1), depth=4)
+    engine = tiny_engine(model, lambda runner, tables: WrongSlot(runner, tables, 1), depth=4)
     with pytest.raises(AssertionError):
         check_identical(model, engine, mixed_requests(8, TINY.vocab_size))

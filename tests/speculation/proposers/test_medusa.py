@@ -30,7 +30,7 @@ def paths(draft):
 
 
 @pytest.mark.parametrize("depth", [1, 4, 20])
-def test_the_likeliest_products_are_drafted(depth):
+def test_the_nodes_with_the_largest_products_are_drafted(depth):
     head = medusa(TARGET, reduced=24)
     p = progress(depth)
     head.observe([p])
@@ -38,7 +38,7 @@ def test_the_likeliest_products_are_drafted(depth):
     _, last = target_states(TARGET, IDS[:-1], ())
     ids = torch.arange(24) + TENSORS["d2t"]
     levels = []
-    for k in (1, 2, 3):  # head k guesses the token k after the newest
+    for k in (1, 2, 3):  # head k drafts token k after the newest
         best = medusa_logits(TENSORS, TARGET, last[-1], k).softmax(0).topk(24)
         levels.append(list(zip(ids[best.indices].tolist(), best.values.tolist(), strict=True)))
     products = {
@@ -50,7 +50,7 @@ def test_the_likeliest_products_are_drafted(depth):
     assert paths(draft) == expected
 
 
-def test_it_drafts_from_the_state_before_the_newest_token_or_not_at_all():
+def test_no_draft_without_the_state_before_the_newest_token():
     head = medusa(TARGET)
     head.observe([progress(4, end=8)])
     head.observe([progress(4, end=9, hidden=False)])

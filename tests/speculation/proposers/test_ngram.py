@@ -23,7 +23,7 @@ def draft(proposer: Proposer, ids: Sequence[int], depth: int, sequence_id: int =
 
 
 def scan(ids: Sequence[int], depth: int, min_ngram: int, max_ngram: int) -> list[int]:
-    """The same by looking everywhere: the longest suffix, its latest earlier place."""
+    """The reference by a full scan: the longest suffix at its latest earlier position."""
     for size in range(max_ngram, min_ngram - 1, -1):
         for start in range(len(ids) - size - 1, -1, -1):
             if list(ids[start : start + size]) == list(ids[-size:]):
@@ -34,7 +34,7 @@ def scan(ids: Sequence[int], depth: int, min_ngram: int, max_ngram: int) -> list
     return []
 
 
-def test_proposes_what_followed_last_time() -> None:
+def test_drafts_what_followed_the_last_occurrence() -> None:
     assert draft(NgramProposer(), [1, 2, 3, 4, 5, 9, 1, 2], 3) == [3, 4, 5]
 
 
@@ -46,7 +46,7 @@ def test_of_equal_matches_the_latest_wins() -> None:
     assert draft(NgramProposer(), [1, 2, 7, 1, 2, 8, 5, 1, 2], 1) == [8]
 
 
-def test_a_loop_is_drafted_round_and_round() -> None:
+def test_a_loop_is_repeated() -> None:
     assert draft(NgramProposer(), [5, 6, 7, 5, 6, 7, 5, 6], 8) == [7, 5, 6, 7, 5, 6, 7, 5]
     assert draft(NgramProposer(), [4, 4, 4], 6) == [4] * 6
 
@@ -56,7 +56,7 @@ def test_a_suffix_never_matches_itself(ids: list[int]) -> None:
     assert draft(NgramProposer(), ids, 4) == []
 
 
-def test_the_smallest_ngram_is_respected() -> None:
+def test_matches_have_at_least_min_ngram_tokens() -> None:
     assert draft(NgramProposer(min_ngram=1), [1, 2, 3, 1], 2) == [2, 3]
     assert draft(NgramProposer(min_ngram=3, max_ngram=3), [1, 2, 9, 1, 2], 2) == []
     for sizes in ((0, 2), (3, 2)):
@@ -74,11 +74,11 @@ class Untouchable(list[int]):
         raise AssertionError("read at depth 0")
 
 
-def test_depth_zero_costs_nothing() -> None:
+def test_depth_zero_does_not_read_the_text() -> None:
     assert draft(NgramProposer(), Untouchable([1, 2, 1, 2]), 0) == []
 
 
-def test_tokens_passed_over_at_depth_zero_are_found_later() -> None:
+def test_tokens_observed_at_depth_zero_are_found_later() -> None:
     proposer, ids = NgramProposer(), [1, 2, 3]
     assert draft(proposer, ids, 0) == []
     ids += [4, 5, 1, 2]
@@ -87,7 +87,7 @@ def test_tokens_passed_over_at_depth_zero_are_found_later() -> None:
     assert draft(proposer, ids, 2) == [4, 5]
 
 
-def test_sequences_do_not_mix_and_end_with_close() -> None:
+def test_sequences_are_separate_and_end_with_close() -> None:
     proposer = NgramProposer()
     assert draft(proposer, [1, 2, 3, 1, 2], 1, sequence_id=1) == [3]
     assert draft(proposer, [7, 7, 1, 2], 1, sequence_id=2) == []
@@ -96,7 +96,7 @@ def test_sequences_do_not_mix_and_end_with_close() -> None:
     assert draft(proposer, [1, 2], 1, sequence_id=1) == []
 
 
-def test_only_what_is_asked_for_is_answered() -> None:
+def test_only_requested_sequences_are_drafted_for() -> None:
     proposer = NgramProposer()
     proposer.observe([progress([1, 2, 3, 1, 2], 2, i) for i in range(4)])
     assert proposer.collect([2, 0, 7], 0.0).sequence_ids == (2, 0)

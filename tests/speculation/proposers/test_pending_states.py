@@ -13,7 +13,7 @@ def held(pending, sequence_id):
     return [(part.start, part.end) for part in pending.parts(sequence_id)]
 
 
-def test_parts_are_kept_in_order_and_forgotten_when_used():
+def test_parts_are_in_order_and_forgotten_after_use():
     pending = PendingStates()
     pending.add(1, states(0, 5), keep=True)
     pending.add(1, states(5, 2), keep=False)
@@ -40,7 +40,7 @@ def test_a_sequence_keeps_its_newest_states():
     assert len(part.last) == 6
 
 
-def test_all_together_are_bounded_and_the_largest_gives_way():
+def test_above_the_bound_the_largest_sequence_forgets():
     pending = PendingStates(max_rows=10, sequence_rows=8)
     pending.add(1, states(0, 3), keep=True)
     pending.add(1, states(3, 4), keep=True)
@@ -50,7 +50,7 @@ def test_all_together_are_bounded_and_the_largest_gives_way():
     assert held(pending, 2) == [(0, 5)]
 
 
-def test_what_is_kept_is_copied():
+def test_kept_states_are_copied():
     whole = torch.zeros(1000, 1)
     pending = PendingStates()
     pending.add(1, Hidden(0, {0: whole[3:5]}, None), keep=True)

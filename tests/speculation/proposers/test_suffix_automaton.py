@@ -28,8 +28,8 @@ def build(texts: Sequence[Sequence[int]]) -> SuffixAutomaton:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_contexts_are_those_of_a_full_scan(seed: int) -> None:
-    """Every context of a random query: it occurs, its followers and their counts are right, and none longer was missed."""
+def test_contexts_equal_those_of_a_full_scan(seed: int) -> None:
+    """Every context of a random query occurs with these followers and counts, and no longer context exists."""
     rng = random.Random(seed)
     texts = [[rng.randrange(3) for _ in range(rng.randint(1, 24))] for _ in range(rng.randint(1, 4))]
     automaton = build(texts)
@@ -43,7 +43,7 @@ def test_contexts_are_those_of_a_full_scan(seed: int) -> None:
         for size, after in automaton.contexts(state, length):
             assert {t: automaton.count(s) for t, s in after.items()} == followers(texts, query[-size:])
             seen.append(size)
-        # each distinct set of followers shows at the longest context that has it
+        # each distinct set of followers is returned with its longest context
         wanted, last = [], Counter[int]()
         for size in range(longest, 0, -1):
             found = followers(texts, query[-size:])
@@ -53,7 +53,7 @@ def test_contexts_are_those_of_a_full_scan(seed: int) -> None:
         assert set(wanted) <= set(seen)
 
 
-def test_the_end_goes_on_where_it_stood_before() -> None:
+def test_contexts_of_the_end_are_earlier_occurrences() -> None:
     automaton = build([[1, 2, 3, 9, 1, 2]])
     sizes = [(size, set(after)) for size, after in automaton.contexts(*automaton.end)]
     assert sizes == [(2, {3})]
@@ -61,20 +61,20 @@ def test_the_end_goes_on_where_it_stood_before() -> None:
     assert [(size, set(after)) for size, after in automaton.contexts(*automaton.end)] == [(3, {9})]
 
 
-def test_nothing_repeats_in_a_fresh_text() -> None:
+def test_a_text_without_repetition_has_no_contexts() -> None:
     automaton = build([[1, 2, 3]])
     assert list(automaton.contexts(*automaton.end)) == []
     assert SuffixAutomaton().match([1, 2]) == (0, 0)
 
 
-def test_texts_do_not_join() -> None:
+def test_no_substring_spans_two_texts() -> None:
     automaton = build([[1, 2], [3, 4]])
     state, length = automaton.match([1, 2])
     assert length == 2
     assert list(automaton.contexts(state, length)) == []
 
 
-def test_one_token_over_and_over_stays_cheap() -> None:
+def test_a_repeated_token_takes_linear_time() -> None:
     automaton = SuffixAutomaton()
     automaton.extend([7] * 5_000)
     size, after = next(iter(automaton.contexts(*automaton.end)))

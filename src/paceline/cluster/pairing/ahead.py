@@ -17,9 +17,9 @@ which is not measured here."""
 WINDOW = 64.0
 """Rounds in the decaying sums."""
 MIN_ROUNDS = 32.0
-"""Rounds in the sums before drafting ahead may stop."""
+"""Rounds in the sums before drafting ahead may pause."""
 PROBE_ROUNDS, PROBE_INTERVAL = 4, 400
-"""While stopped, rounds drafted ahead out of each interval of rounds."""
+"""While paused, rounds drafted ahead out of each interval of rounds."""
 MAX_DELAY = 2.0
 """Upper bound of a round's delay, in drafts on demand: one outlier does not outweigh the window."""
 
@@ -40,10 +40,10 @@ class AheadRound:
 class DraftingAhead:
     """The decision for one target: `observe` each round drafted ahead, then call `next_round`."""
 
-    __slots__ = ("_delay", "_depth", "_num_ready", "_passed", "_ready_share", "_rounds", "_stopped_share")
+    __slots__ = ("_delay", "_depth", "_num_ready", "_passed", "_paused_share", "_ready_share", "_rounds")
 
     def __init__(self) -> None:
-        self._stopped_share: float | None = None
+        self._paused_share: float | None = None
         self._passed = 0
         self._reset()
 
@@ -51,9 +51,9 @@ class DraftingAhead:
         self._rounds = self._depth = self._num_ready = self._ready_share = self._delay = 0.0
 
     @property
-    def resting(self) -> float | None:
+    def paused_share(self) -> float | None:
         """Share of drafts that were ready in the last measurement; None while it drafts ahead."""
-        return self._stopped_share
+        return self._paused_share
 
     def observe(self, round_: AheadRound) -> None:
         keep = 1.0 - 1.0 / WINDOW
@@ -65,15 +65,15 @@ class DraftingAhead:
 
     def next_round(self) -> bool:
         """Whether to draft ahead for the next round."""
-        if self._stopped_share is None:
+        if self._paused_share is None:
             if self._rounds < MIN_ROUNDS or self._pays:
                 return True
-            self._stop()
+            self._pause()
         elif self._passed == PROBE_INTERVAL:
             if self._rounds and self._pays:
-                self._stopped_share = None
+                self._paused_share = None
                 return True
-            self._stop()
+            self._pause()
         self._passed += 1
         return self._passed > PROBE_INTERVAL - PROBE_ROUNDS
 
@@ -81,8 +81,8 @@ class DraftingAhead:
     def _pays(self) -> bool:
         return self._num_ready >= max(self._delay, MIN_READY_SHARE * self._depth)
 
-    def _stop(self) -> None:
+    def _pause(self) -> None:
         if self._rounds:
-            self._stopped_share = self._ready_share / self._rounds
+            self._paused_share = self._ready_share / self._rounds
         self._passed = 0
         self._reset()

@@ -1,1 +1,1 @@
-"""Where cached blocks go when the device has no room for them, and how they come back."""
+"""Cached blocks in host memory and on disk: eviction from the device, and loading back."""

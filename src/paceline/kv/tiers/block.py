@@ -1,4 +1,4 @@
-"""What is known of a cached block besides its contents."""
+"""Metadata of a cached block."""
 
 from array import array
 from collections.abc import Iterable, Iterator
@@ -10,19 +10,19 @@ from paceline.kernels.layout import BLOCK_SIZE
 
 @dataclass(frozen=True, slots=True)
 class TieredBlock:
-    """A full block of committed tokens. Its key covers the tenant's salt, so in every tier a block is found by who may see it
-    and by nobody else."""
+    """A full block of committed tokens. The key includes the tenant's salt, so only that tenant can find the block, in every
+    tier."""
 
     key: bytes
     parent: bytes | None
-    """Key of the block before it; None at the beginning of a sequence."""
+    """Key of the block before it; None for the first block of a sequence."""
     tokens: bytes
-    """int32, `BLOCK_SIZE` of them."""
+    """`BLOCK_SIZE` token ids as int32."""
     salt: str = ""
 
     @classmethod
     def of(cls, event: BlocksStored) -> "TieredBlock":
-        """Of an event about one block."""
+        """The block of an event about one block."""
         (key,) = event.keys
         assert isinstance(key, bytes)
         assert event.parent is None or isinstance(event.parent, bytes)
@@ -33,7 +33,7 @@ class TieredBlock:
 
 
 def parents_first(blocks: Iterable[TieredBlock]) -> Iterator[TieredBlock]:
-    """Every block after the one before it; those whose beginning is not there are left out, for nothing can hit them."""
+    """The blocks, each after its parent. A block whose chain is incomplete is left out, because no prefix can hit it."""
     following: dict[bytes | None, list[TieredBlock]] = {}
     for block in blocks:
         following.setdefault(block.parent, []).append(block)

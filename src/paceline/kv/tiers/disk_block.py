@@ -1,4 +1,4 @@
-"""A block in a file: a page that says what it is, then its bytes."""
+"""The file format of a block: a header page, then the contents."""
 
 import struct
 import zlib
@@ -7,7 +7,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.tiers.block import TieredBlock
 
 HEADER_BYTES = 4096
-"""A page, so that the contents are aligned."""
+"""One page, so that the contents are aligned."""
 MAGIC = b"paceline/kv/1\n\0\0"
 # fingerprint, key, parent, has a parent, tokens, bytes of the salt, bytes and checksum of the contents
 _FIELDS = struct.Struct(f"<16s32s32s32s?{4 * BLOCK_SIZE}sHQI")
@@ -16,11 +16,11 @@ MAX_SALT_BYTES = HEADER_BYTES - _FIELDS.size - _SUM.size
 
 
 class BadBlock(Exception):
-    """A file that holds no block of ours: truncated, altered, or of another model."""
+    """The file is truncated, altered, or belongs to another model."""
 
 
 def pack_header(block: TieredBlock, fingerprint: bytes, contents: memoryview) -> bytes | None:
-    """None for a block that does not fit into a header: a salt of kilobytes."""
+    """The header page; None if the salt is too long for it."""
     salt = block.salt.encode("utf-8", "surrogatepass")
     if len(salt) > MAX_SALT_BYTES:
         return None
@@ -40,21 +40,21 @@ def pack_header(block: TieredBlock, fingerprint: bytes, contents: memoryview) ->
 
 
 def unpack_header(page: bytes | memoryview, fingerprint: bytes) -> tuple[TieredBlock, int, int]:
-    """The block, and how many bytes with which checksum follow."""
+    """The block, and the size and checksum of its contents."""
     if len(page) != HEADER_BYTES:
-        raise BadBlock("the header is cut off")
+        raise BadBlock("the header is truncated")
     body = bytes(page[: -_SUM.size])
     magic, model, key, parent, has_parent, tokens, salt_len, size, crc = _FIELDS.unpack_from(body)
     if magic != MAGIC:
-        raise BadBlock("it is no block, or one of another version")
+        raise BadBlock("it is not a block, or has another version")
     if _SUM.pack(zlib.crc32(body)) != page[-_SUM.size :]:
         raise BadBlock("the header was altered")
     if model != fingerprint:
-        raise BadBlock("it is a block of another model, or of another kind of cache")
+        raise BadBlock("it belongs to another model or cache format")
     try:
         salt = body[_FIELDS.size : _FIELDS.size + salt_len].decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        raise BadBlock("its salt is no text") from None
+        raise BadBlock("its salt is not text") from None
     return TieredBlock(key, parent if has_parent else None, tokens, salt), size, crc
 
 

@@ -1,4 +1,4 @@
-"""The disk tier's files: one a block, found again after a restart, never believed without looking."""
+"""Files of the disk tier: one per block, kept across restarts, verified on every read."""
 
 import contextlib
 import fcntl
@@ -15,18 +15,18 @@ logger = logging.getLogger(__name__)
 
 SUFFIX, UNFINISHED = ".kv", ".tmp"
 MODE = 0o600
-"""Blocks say what tenants wrote as plainly as its text would."""
+"""Permissions of the files: blocks reveal the text of their tokens."""
 
 
 class DiskFolder:
-    """Files appear by renaming, whole or not at all. Nothing is flushed to the platter: what a power cut leaves behind in
-    pieces fails its checksums and is computed again, which costs less than waiting for the disk at every block would.
+    """A file appears by a rename, complete or not at all. Files are not flushed: a file that a power failure damaged fails its
+    checksum and the block is computed again.
 
-    One process at a time may use a folder. Methods may be called from one thread.
+    One process at a time may use a folder, from one thread.
     """
 
     def __init__(self, folder: Path, fingerprint: bytes, block_bytes: int) -> None:
-        """`fingerprint`, 32 bytes: of everything that a block's contents depend on besides its key."""
+        """`fingerprint`: 32 bytes that identify everything a block's contents depend on besides its key."""
         self.folder = folder
         self._fingerprint = fingerprint
         self._block_bytes = block_bytes
@@ -34,31 +34,31 @@ class DiskFolder:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, MODE)
         except OSError as error:
-            raise InvalidConfig(f"kv_disk {str(folder)!r} cannot be used: {error}; give a folder of your own") from None
+            raise InvalidConfig(f"kv_disk {str(folder)!r} cannot be used: {error}; choose another folder") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
             raise InvalidConfig(
-                f"kv_disk {str(folder)!r} is in use by another process: give each its own folder, or stop that one"
+                f"kv_disk {str(folder)!r} is in use by another process: give each process its own folder"
             ) from None
 
     @property
     def file_bytes(self) -> int:
-        """Of one block, header included."""
+        """Size of one file, header included."""
         return HEADER_BYTES + self._block_bytes
 
     def scan(self) -> Iterator[TieredBlock]:
-        """Blocks of ours that were here before, those used longest ago first. What is unfinished, truncated or foreign is
-        deleted; contents are looked at when they are read."""
+        """The blocks in the folder, least recently used first. Unfinished, truncated and foreign files are deleted.
+        Contents are verified when they are read."""
         found: list[tuple[int, TieredBlock]] = []
         for path in self._files():
             try:
                 if path.suffix == UNFINISHED:
-                    raise BadBlock("it was never finished")
+                    raise BadBlock("it is unfinished")
                 block, used = self._look(path)
             except BadBlock as error:
-                logger.info("%s is deleted: %s", path, error)
+                logger.info("deleted %s: %s", path, error)
                 path.unlink(missing_ok=True)
             except OSError as error:
                 logger.warning("%s cannot be read: %s", path, error)
@@ -68,7 +68,7 @@ class DiskFolder:
         return (block for _, block in found)
 
     def write(self, block: TieredBlock, contents: memoryview) -> bool:
-        """False for a block that cannot be kept. Raises `OSError` where the disk says no; nothing is left behind then."""
+        """Returns False for a block that cannot be stored. If the disk fails, raises `OSError` and leaves no file."""
         header = pack_header(block, self._fingerprint, contents)
         if header is None:
             return False
@@ -88,35 +88,35 @@ class DiskFolder:
         return True
 
     def read(self, key: bytes, into: memoryview) -> TieredBlock | None:
-        """Into `into`, `block_bytes` of them. None, and the file is gone, if it is not whole and what `key` says it is."""
+        """Read the contents into `into`, `block_bytes` long. A file that fails a check is deleted; the result is then None."""
         path = self._path(key)
         try:
             with path.open("rb", buffering=0) as file:
                 block, size, crc = unpack_header(file.read(HEADER_BYTES) or b"", self._fingerprint)
                 if block.key != key or size != self._block_bytes:
-                    raise BadBlock("it is another block than its name says")
+                    raise BadBlock("its name belongs to another block")
                 rest = into
                 while rest and (count := file.readinto(rest)):
                     rest = rest[count:]
                 if rest or file.read(1):
-                    raise BadBlock("it is cut off, or too long")
+                    raise BadBlock("its size is wrong")
             check_contents(into, crc)
-            os.utime(path)  # its age decides who goes first, after a restart too
+            os.utime(path)  # the order of eviction after a restart
         except FileNotFoundError:
             return None
         except (BadBlock, OSError) as error:
-            logger.warning("the block in %s is computed again: %s", path, error)
+            logger.warning("the block in %s will be computed again: %s", path, error)
             self.remove(key)
             return None
         return block
 
     def remove(self, key: bytes) -> None:
-        """As far as the disk lets us: what stays is looked at again after a restart."""
+        """Delete the file. If that fails, the next start finds it again."""
         with contextlib.suppress(OSError):
             self._path(key).unlink()
 
     def close(self) -> None:
-        """Let others have the folder; what is in it stays."""
+        """Unlock the folder; the files stay."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -131,7 +131,7 @@ class DiskFolder:
             block, size, _ = unpack_header(file.read(HEADER_BYTES) or b"", self._fingerprint)
             state = os.fstat(file.fileno())
         if state.st_size != self.file_bytes or size != self._block_bytes or path != self._path(block.key):
-            raise BadBlock("it is cut off, or not what its name says")
+            raise BadBlock("its size or its name is wrong")
         return block, state.st_mtime_ns
 
     def _path(self, key: bytes) -> Path:

@@ -1,4 +1,4 @@
-"""What the tiers below the device work with: memory, blocks on their way up, and what is counted."""
+"""The memory of the host tier, blocks being fetched, and counters."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class SlotMemory(Protocol):
-    """Room for `num_slots` blocks; see `models/host_blocks.py`."""
+    """Memory for `num_slots` blocks; see `models/host_blocks.py`."""
 
     @property
     def num_slots(self) -> int: ...
@@ -21,10 +21,10 @@ class SlotMemory(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """Blocks on their way into the host's memory, where they stay until `TierStore.finish`."""
+    """Blocks to bring into host memory. They stay there until `TierStore.finish`."""
 
     keys: Sequence[bytes]
-    """Of one chain, in order. If one cannot be had, those after it are of no use."""
+    """Keys of one chain, in order. If one block is missing, the fetch ends before it."""
     leased: list[bytes] = field(default_factory=list)
     from_disk: set[bytes] = field(default_factory=set)
     is_done: bool = False
@@ -39,6 +39,6 @@ class Traffic:
     disk_written: int = 0
     """Bytes."""
     bad: int = 0
-    """Blocks on disk that were not what they should be; they were computed again."""
+    """Blocks on disk that failed a check; they are computed again."""
     dropped: int = 0
-    """Blocks that had to be forgotten: all slots were in use, or the disk did not take them."""
+    """Blocks not stored: all slots were in use, or the disk failed."""

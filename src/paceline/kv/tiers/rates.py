@@ -1,20 +1,20 @@
-"""Is it quicker to bring a block or to compute it again? Pure: measurements in, a decision out."""
+"""Decides whether loading a block is faster than computing it again. Pure: measurements in, a decision out."""
 
 from typing import Literal
 
 Source = Literal["disk", "peer"]
 MEMORY = 0.9
-"""Weight that what is known keeps when something new is measured."""
+"""Weight of earlier measurements when a new one is added."""
 LEAST_ROWS = 64
-"""Of a pass: one of fewer rows says nothing about prompts."""
+"""Fewest rows of a pass that is measured: smaller passes are not typical of prefill."""
 MARGIN = 0.9
-"""Bringing must take no more than this share of the time that computing would: it does not always work."""
+"""Largest share of the compute time that loading may take, because loading can fail."""
 RETRY = 32
-"""Now and then it is tried all the same: a disk that was busy once is not slow for ever."""
+"""One in this many declined loads is tried anyway, to measure a source that may be fast again."""
 
 
 class Rate:
-    """Seconds per token, old measurements fading."""
+    """Seconds per token, with exponentially fading measurements."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -31,7 +31,7 @@ class Rate:
 
 
 class LoadRates:
-    """What the engine takes to compute a token of a prompt, and what each source takes to bring its part of the cache."""
+    """Seconds per token: of prefill, and of loading from each source."""
 
     def __init__(self) -> None:
         self._prefill = Rate()
@@ -39,7 +39,7 @@ class LoadRates:
         self._declined: dict[Source, int] = {"disk": 0, "peer": 0}
 
     def computed(self, rows: int, seconds: float) -> None:
-        """A pass over so many rows took so long."""
+        """Add the time of a pass."""
         if rows >= LEAST_ROWS:
             self._prefill.add(rows, seconds)
 
@@ -52,7 +52,7 @@ class LoadRates:
         return None if value is None else value * tokens
 
     def is_worth(self, source: Source) -> bool:
-        """Whether tokens should be brought from there. As long as nothing is known: yes."""
+        """Whether to load from this source. True before the first measurement."""
         computing, bringing = self._prefill.value, self._sources[source].value
         if computing is None or bringing is None or bringing <= MARGIN * computing:
             return True

@@ -1,4 +1,4 @@
-"""The tiers below the device: blocks in the host's memory, and behind them on disk."""
+"""The tiers below the device: host memory and disk."""
 
 import logging
 import threading
@@ -11,20 +11,20 @@ from paceline.core.kv_events import BlocksRemoved, CacheEvent, Tier
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.tiers.block import TieredBlock, parents_first
 from paceline.kv.tiers.disk_folder import DiskFolder
+from paceline.kv.tiers.eviction import EvictionIndex
 from paceline.kv.tiers.fetch import Fetch, SlotMemory, Traffic
 from paceline.kv.tiers.host_tier import HostTier
 from paceline.kv.tiers.rates import LoadRates
-from paceline.kv.tiers.shelf import Shelf
 
 logger = logging.getLogger(__name__)
 
 TROUBLE_SECONDS = 30.0
-"""How long a disk that failed to write is left alone."""
+"""Pause after a failed write."""
 
 
 class TierStore:
-    """Who is in which slot and which file. The engine's thread asks and never waits for a disk; a thread of the store reads
-    and writes. A block on disk is in the host's memory too as long as nobody needs the slot."""
+    """The blocks of both tiers. The engine's thread never waits for the disk; a thread of the store reads and writes. A block
+    on disk stays in host memory too until its slot is needed."""
 
     def __init__(self, memory: SlotMemory, clock: Clock, folder: DiskFolder | None = None, disk_bytes: int = 0) -> None:
         self.memory = memory
@@ -34,7 +34,7 @@ class TierStore:
         self._clock = clock
         self._folder, self._disk_bytes = folder, disk_bytes
         self._changed = threading.Condition()  # guards everything below
-        self._host, self._disk = HostTier(memory.num_slots), Shelf()
+        self._host, self._disk = HostTier(memory.num_slots), EvictionIndex()
         self._unwritten: OrderedDict[bytes, None] = OrderedDict()
         self._jobs: deque[Fetch] = deque()
         self._closing: float | None = None
@@ -48,7 +48,7 @@ class TierStore:
             self._thread.start()
 
     def run(self, keys: Sequence[bytes]) -> list[Tier]:
-        """Of the longest run of `keys` that is here, in which tier each is, the nearer if in both."""
+        """The tiers of the longest stored prefix of `keys`; `host` for a block in both."""
         tiers: list[Tier] = []
         with self._changed:
             for key in keys:
@@ -78,12 +78,12 @@ class TierStore:
 
     @property
     def num_blocks(self) -> tuple[int, int]:
-        """In the host's memory, and on disk."""
+        """Blocks in host memory and on disk."""
         return len(self._host), len(self._disk)
 
     @property
     def num_unwritten(self) -> int:
-        """Blocks that wait for the disk."""
+        """Blocks that wait to be written."""
         return len(self._unwritten)
 
     @property
@@ -91,8 +91,7 @@ class TierStore:
         return self._folder is not None
 
     def reserve(self, blocks: Sequence[TieredBlock]) -> list[tuple[TieredBlock, int]]:
-        """On their way down: slots for those that are not in the host's memory yet, as far as there are any. Fill them, then
-        say `stored`."""
+        """Take slots for blocks that are not in host memory yet, as far as there are any. Fill them, then call `stored`."""
         pairs = []
         with self._changed:
             for block in blocks:
@@ -105,7 +104,7 @@ class TierStore:
         return pairs
 
     def stored(self, pairs: Sequence[tuple[TieredBlock, int]]) -> None:
-        """The slots are filled, or will be by the time `memory.wait` returns."""
+        """The slots are filled, or will be when `memory.wait` returns."""
         with self._changed:
             for block, slot in pairs:
                 self._add(block, slot)
@@ -114,13 +113,13 @@ class TierStore:
             self._changed.notify_all()
 
     def begin(self, fetch: Fetch) -> None:
-        """Bring its blocks up into the host's memory; `is_done` says when."""
+        """Start to load its blocks into host memory; `is_done` is set at the end."""
         with self._changed:
             self._jobs.append(fetch)
             self._changed.notify_all()
 
     def finish(self, fetch: Fetch) -> None:
-        """Its blocks may go; if it is still under way, it ends."""
+        """Release the blocks of a fetch, and cancel it if it still runs."""
         with self._changed:
             fetch.cancelled = True
             if fetch.is_done:
@@ -130,10 +129,10 @@ class TierStore:
                 fetch.is_done = True
 
     def lease(self, keys: Sequence[bytes]) -> list[int]:
-        """Slots of the longest run of `keys` that is in the host's memory. They stay so until `release`."""
+        """Slots of the longest prefix of `keys` in host memory. The blocks stay there until `release`."""
         with self._changed:
             run = self._host.run(keys)
-            for key in reversed(run):  # the beginning of a chain is the last to go
+            for key in reversed(run):  # the head of a chain is evicted last
                 self._host.lease(key)
                 self._host.use(key)
                 if key in self._disk:
@@ -146,12 +145,12 @@ class TierStore:
                 self._host.release(key)
 
     def wait(self, seconds: float) -> None:
-        """Until something has happened here, but not for long."""
+        """Wait for a change, for at most `seconds`."""
         with self._changed:
             self._changed.wait(seconds)
 
     def close(self, seconds: float) -> None:
-        """What is not on disk yet is written, for at most so long. Safe to call twice."""
+        """Write unwritten blocks for at most `seconds`, then stop. Safe to call twice."""
         with self._changed:
             if self._closing is None:
                 self._closing = self._clock.now() + seconds
@@ -173,8 +172,8 @@ class TierStore:
                     self._bring(job)
                 else:
                     self._write_next()
-            except Exception:  # a tier that fails costs time, never a request
-                logger.exception("the cache below the device failed; it goes on without that block")
+            except Exception:  # a failing tier costs time, never a request
+                logger.exception("a cache tier failed; the block is skipped")
 
     def _is_late(self) -> bool:
         return self._closing is not None and self._clock.now() >= self._closing
@@ -192,7 +191,7 @@ class TierStore:
                 self._changed.notify_all()
 
     def _bring_one(self, fetch: Fetch, key: bytes) -> bool:
-        """False: there is no point in going on."""
+        """Returns False if the fetch ends here."""
         assert self._folder is not None
         with self._changed:
             if fetch.cancelled or self._closing is not None:
@@ -257,7 +256,7 @@ class TierStore:
         except OSError as error:
             self._trouble_until = self._clock.now() + TROUBLE_SECONDS
             logger.warning(
-                "blocks cannot be written to %s: %s; the next try is in %.0f s",
+                "cannot write blocks to %s: %s; next attempt in %.0f s",
                 self._folder.folder,
                 error,
                 TROUBLE_SECONDS,
@@ -265,7 +264,7 @@ class TierStore:
             return False
 
     def _make_room(self, count: int) -> None:
-        """On disk, for so many more."""
+        """Evict blocks from disk until there is room for `count` more."""
         assert self._folder is not None
         while True:
             with self._changed:
@@ -279,7 +278,7 @@ class TierStore:
     # With the lock held:
 
     def _take_slot(self) -> int | None:
-        """An empty one, or that of a block which nobody has wanted for longest, those that are not on disk yet last."""
+        """An empty slot, or that of the least recently used block. Blocks that are not on disk yet are evicted last."""
         slot, key = self._host.take(self._unwritten)
         if key is not None:
             if key in self._unwritten:

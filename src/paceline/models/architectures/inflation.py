@@ -1,4 +1,4 @@
-"""Names of inflated models; see `architectures/inflate.py`. Imports without torch."""
+"""Names of inflated models; see `models/architectures/inflate.py`. Imports without torch."""
 
 from dataclasses import dataclass
 from urllib.parse import parse_qsl

@@ -130,7 +130,7 @@ class DraftConnection:
             hits=self.counters.ready,
             late=self.counters.late,
             pass_seconds=self.pass_seconds,
-            resting=None if percent is None else percent / 100,
+            paused_share=None if percent is None else percent / 100,
         )
 
     def send(self, message: Message, now: float) -> None:

@@ -175,7 +175,7 @@ class DraftScheduler:
         """Load of the worker, as reported to `target`."""
         states = self._states
         waiting = sum(not state.is_answered for state in states)
-        share = None if target is None else target.ahead.resting
+        share = None if target is None else target.ahead.paused_share
         return Load(len(states), waiting, int(pass_seconds * 1e6), None if share is None else round(100 * share))
 
     def plan(self, num_offered: int, depth: int, continues: bool) -> list[Outcome]:

@@ -160,7 +160,7 @@ class DraftWorker:
             alphas=scheduler.acceptance.alphas(""),
             malformed=self._listener.traffic.malformed,
             rejected=self._listener.num_rejected,
-            paused=sum(target.ahead.resting is not None for target in list(scheduler.targets.values())),
+            paused=sum(target.ahead.paused_share is not None for target in list(scheduler.targets.values())),
         )
 
     def _receive(self, seconds: float) -> None:

@@ -69,7 +69,7 @@ def _draft_row(member: Member, drafters: Sequence[DrafterStatus]) -> WorkerStatu
     if not drafters:
         return WorkerStatus(member.name, member.pool, member.role, UNSEEN, member.address)
     ready = [drafter for drafter in drafters if drafter.state == "ready"]
-    resting = [drafter.resting for drafter in ready if drafter.resting is not None]
+    paused_share = [drafter.paused_share for drafter in ready if drafter.paused_share is not None]
     return WorkerStatus(
         name=member.name,
         pool=member.pool,
@@ -83,7 +83,7 @@ def _draft_row(member: Member, drafters: Sequence[DrafterStatus]) -> WorkerStatu
         hits=sum(drafter.hits for drafter in drafters),
         late=sum(drafter.late for drafter in drafters),
         pass_seconds=_mean([drafter.pass_seconds for drafter in ready if drafter.pass_seconds]),
-        resting=_mean(resting) if len(resting) == len(ready) else None,
+        paused_share=_mean(paused_share) if len(paused_share) == len(ready) else None,
     )
 
 

@@ -86,7 +86,7 @@ WORKER_METRICS: tuple[tuple[type[Metric], str, str, Callable[[WorkerStatus], flo
         GaugeMetricFamily,
         "worker_drafts_ahead",
         "1 while the draft worker drafts ahead, 0 if it stopped because too few drafts were used.",
-        lambda w: float(w.resting is None) if w.role == "draft" and w.answers else None,
+        lambda w: float(w.paused_share is None) if w.role == "draft" and w.answers else None,
     ),
     (CounterMetricFamily, "worker_late_drafts", "Rounds whose draft missed the deadline.", lambda w: w.late),
     (

@@ -145,7 +145,7 @@ class EagleProposer:
 
     @torch.inference_mode()
     def end_graph(self, sequence_id: int, num_cached: int, fresh: Hidden) -> None:
-        """Take a sequence back: its cache has `num_cached` slots, and `fresh` are the states of the committed tokens after them."""
+        """Take a sequence back. Its cache has `num_cached` slots; `fresh`: states of the committed tokens after them."""
         sequence = self._sequences.get(sequence_id)
         if sequence is None or sequence_id not in self._tables:
             return

@@ -56,7 +56,7 @@ class LayerSkipProposer:
         return DraftBatch.chains(drafts.items(), _pack(drafts, probs))
 
     def _limit(self, progress: Progress) -> int:
-        """Tokens that it may draft. Each pass writes one slot: of the newest committed token, then of each draft but the last."""
+        """Tokens that it may draft. Each pass writes a slot: of the newest committed token, then of each draft but the last."""
         if progress.depth == 0 or progress.sequence_id not in self._tables:
             return 0
         return max(0, min(progress.depth, self._tables.capacity(progress.sequence_id) - len(progress.ids)))

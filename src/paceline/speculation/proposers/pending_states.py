@@ -25,7 +25,7 @@ class PendingStates:
         return sum(self._rows.values())
 
     def add(self, sequence_id: int, hidden: Hidden, keep: bool) -> None:
-        """Add states. `keep`: they are not used at once, so they are copied: the rows are views of the states of a whole step."""
+        """Add states. `keep`: they are not used at once and are copied, since they are views of the states of a whole step."""
         hidden = _tail(hidden, self._sequence_rows)
         parts = self._parts.setdefault(sequence_id, deque())
         parts.append(_copy(hidden) if keep else hidden)

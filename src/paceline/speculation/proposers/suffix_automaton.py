@@ -90,7 +90,7 @@ class SuffixAutomaton:
         return new
 
     def _split(self, state: int, token: int, known: int) -> int:
-        """Split the substrings of `known` that are reached from `state` into a new state: they now end at other positions too."""
+        """Move the substrings of `known` that are reached from `state` to a new state: they now end at other positions."""
         edges, links = self._next, self._links
         clone = self._add(self._lengths[state] + 1, dict(edges[known]))
         self._counts[clone] = self._counts[known]

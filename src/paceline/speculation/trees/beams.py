@@ -36,7 +36,7 @@ class Level:
 
 
 class Beams:
-    """The lanes of a batch, and the computation from level to level. The constructor uploads all that depends on the host."""
+    """The lanes of a batch. The constructor uploads all that depends on the host."""
 
     def __init__(self, runner: EagleRunner, sequences: Sequence[CachedSequence], width: int, branches: int) -> None:
         self._runner, self._model = runner, runner.model
@@ -86,7 +86,7 @@ class Beams:
         return Level(self._model.vocabulary.tokens(columns).view(shape), confidence.view(shape), parents)
 
     def _copy_lanes(self, depth: int, beam: Tensor) -> None:
-        """Copy the last blocks of the parent to each lane: the sequence's last block at first, then the parent's lane."""
+        """Copy the blocks of the parent to each lane: the last block of the sequence at first, then the parent's lane."""
         if depth == 1:
             source, target = self._tails.repeat_interleave(self._width), self._lanes[:, :, 0].flatten()
         else:

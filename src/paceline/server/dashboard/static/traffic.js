@@ -62,7 +62,7 @@ function describeDrift(event) {
 
 /** Names the draft workers that stopped drafting ahead because too few drafts were used. */
 function describeStopped(workers) {
-  const names = workers.filter((worker) => worker.resting != null).map((worker) => worker.name);
+  const names = workers.filter((worker) => worker.paused_share != null).map((worker) => worker.name);
   return names.length ? ` · stopped by ${names.join(", ")}: too few drafts used` : "";
 }
 

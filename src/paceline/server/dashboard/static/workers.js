@@ -14,7 +14,7 @@ const COLUMNS = [
   ["Depth", (worker) => format.decimal(worker.depth)],
   ["Alpha", (worker) => format.percent(worker.alpha)],
   ["Round trip", (worker) => format.duration(worker.round_trip)],
-  ["Ahead", (worker) => (worker.resting == null ? format.percent(ratio(worker.hits, worker.answers)) : `off: ${format.percent(worker.resting)}`)],
+  ["Ahead", (worker) => (worker.paused_share == null ? format.percent(ratio(worker.hits, worker.answers)) : `off: ${format.percent(worker.paused_share)}`)],
   ["Late", (worker) => format.percent(ratio(worker.late, worker.answers))],
 ];
 

@@ -1,4 +1,4 @@
-"""The keys of one tier, in the order in which they may go: the least recently used chain first, and of a chain its tail."""
+"""The order of eviction in one tier: the least recently used chain first, from its tail."""
 
 from collections import OrderedDict
 from collections.abc import Container, Iterator
@@ -15,15 +15,15 @@ class _Entry:
     leases: int = 0
 
 
-class Shelf:
-    """A chain without its head is useless, so only a *leaf*, a block that nothing here follows, may leave. Leased blocks stay.
-    Not thread-safe."""
+class EvictionIndex:
+    """The blocks of one tier. Only a *leaf*, a block without a child here, can be evicted, because a chain without its head is
+    useless. Leased blocks stay. Not thread-safe."""
 
     def __init__(self) -> None:
         self._entries: dict[bytes, _Entry] = {}
-        self._leaves: OrderedDict[bytes, None] = OrderedDict()  # next to go first
+        self._leaves: OrderedDict[bytes, None] = OrderedDict()  # next to evict first
         self._children: dict[bytes, int] = {}
-        """Of parents that are not here themselves: they may come later."""
+        """Number of children of parents that are not here; a parent may be added later."""
         self._clock = 0
 
     def __len__(self) -> int:
@@ -39,7 +39,7 @@ class Shelf:
         return self._entries[key].block
 
     def add(self, block: TieredBlock) -> None:
-        """The newest of all."""
+        """Add a block as the most recently used."""
         assert block.key not in self._entries
         entry = _Entry(block, self._tick(), self._children.pop(block.key, 0))
         self._entries[block.key] = entry
@@ -54,7 +54,7 @@ class Shelf:
                 self._leaves.pop(block.parent, None)
 
     def use(self, key: bytes) -> None:
-        """It is wanted: whatever was not, for longer, goes first."""
+        """Mark the block as the most recently used."""
         self._entries[key].used = self._tick()
         if key in self._leaves:
             self._leaves.move_to_end(key)
@@ -71,7 +71,7 @@ class Shelf:
         return self._entries[key].leases > 0
 
     def oldest(self, spared: Container[bytes] = ()) -> bytes | None:
-        """Who should leave next, one of `spared` only if nobody else can; None if all that may are leased."""
+        """The key to evict next; one of `spared` only if there is no other. None if all leaves are leased."""
         last_resort = None
         for key in self._leaves:
             if self._entries[key].leases:
@@ -82,7 +82,7 @@ class Shelf:
         return last_resort
 
     def remove(self, key: bytes) -> TieredBlock:
-        """Whatever follows it, here, is no longer of use until it returns."""
+        """Remove the block. Its children here are unreachable until it is added again."""
         entry = self._entries.pop(key)
         self._leaves.pop(key, None)
         if entry.children:
@@ -92,7 +92,7 @@ class Shelf:
         return entry.block
 
     def _orphan(self, parent: bytes, used: int) -> None:
-        """`parent` has one child less, last used at `used`."""
+        """`parent` lost a child that was last used at `used`."""
         above = self._entries.get(parent)
         if above is None:
             self._children[parent] -= 1
@@ -102,7 +102,7 @@ class Shelf:
         above.children -= 1
         if not above.children:
             self._leaves[parent] = None
-            if above.used <= used:  # as old as what just left: it is next. Otherwise others were there for it since
+            if above.used <= used:  # as old as its evicted child: it is evicted next
                 self._leaves.move_to_end(parent, last=False)
 
     def _tick(self) -> int:

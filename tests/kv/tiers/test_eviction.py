@@ -5,21 +5,21 @@ import random
 import pytest
 
 from paceline.kv.tiers.block import TieredBlock, parents_first
-from paceline.kv.tiers.shelf import Shelf
+from paceline.kv.tiers.eviction import EvictionIndex
 from tests.kv.tiers.chains import chain
 
 
-def shelf_of(*blocks: TieredBlock) -> Shelf:
-    shelf = Shelf()
+def index_of(*blocks: TieredBlock) -> EvictionIndex:
+    index = EvictionIndex()
     for block in blocks:
-        shelf.add(block)
-    return shelf
+        index.add(block)
+    return index
 
 
-def leave_all(shelf: Shelf) -> list[bytes]:
+def leave_all(index: EvictionIndex) -> list[bytes]:
     left = []
-    while (key := shelf.oldest()) is not None:
-        shelf.remove(key)
+    while (key := index.oldest()) is not None:
+        index.remove(key)
         left.append(key)
     return left
 
@@ -27,69 +27,69 @@ def leave_all(shelf: Shelf) -> list[bytes]:
 @pytest.mark.parametrize("order", ["head first", "tail first"])
 def test_a_chain_leaves_from_its_tail_however_it_came(order: str) -> None:
     blocks = chain(4)
-    shelf = shelf_of(*(blocks if order == "head first" else reversed(blocks)))
-    assert leave_all(shelf) == [block.key for block in reversed(blocks)]
+    index = index_of(*(blocks if order == "head first" else reversed(blocks)))
+    assert leave_all(index) == [block.key for block in reversed(blocks)]
 
 
 def test_the_chain_not_used_for_longest_goes_first_and_whole() -> None:
     old, new = chain(3, first=100), chain(3, first=200)
-    shelf = shelf_of(*old, *new)
+    index = index_of(*old, *new)
     for block in reversed(old):
-        shelf.use(block.key)
-    assert leave_all(shelf) == [block.key for block in (*reversed(new), *reversed(old))]
+        index.use(block.key)
+    assert leave_all(index) == [block.key for block in (*reversed(new), *reversed(old))]
 
 
 def test_a_head_that_others_use_outlives_the_tail_that_nobody_does() -> None:
     long, other = chain(3, first=100), chain(1, first=200)
-    shelf = shelf_of(*long, *other)
-    shelf.use(long[0].key)
-    left = leave_all(shelf)
+    index = index_of(*long, *other)
+    index.use(long[0].key)
+    left = leave_all(index)
     assert left == [long[2].key, long[1].key, other[0].key, long[0].key]
 
 
 def test_what_is_leased_stays() -> None:
     blocks = chain(2)
-    shelf = shelf_of(*blocks)
-    shelf.lease(blocks[1].key)
-    assert shelf.oldest() is None
-    shelf.release(blocks[1].key)
-    assert shelf.oldest() == blocks[1].key
+    index = index_of(*blocks)
+    index.lease(blocks[1].key)
+    assert index.oldest() is None
+    index.release(blocks[1].key)
+    assert index.oldest() == blocks[1].key
 
 
 def test_what_is_spared_leaves_last() -> None:
     old, new = chain(1, first=1), chain(1, first=2)
-    shelf = shelf_of(*old, *new)
-    assert shelf.oldest({old[0].key}) == new[0].key
-    assert shelf.oldest({old[0].key, new[0].key}) == old[0].key
+    index = index_of(*old, *new)
+    assert index.oldest({old[0].key}) == new[0].key
+    assert index.oldest({old[0].key, new[0].key}) == old[0].key
 
 
 def test_a_parent_that_returns_has_its_children_again() -> None:
     blocks = chain(3)
-    shelf = shelf_of(*blocks)
-    shelf.remove(blocks[1].key)  # as a corrupt one would be
-    assert shelf.oldest() == blocks[0].key
-    shelf.add(blocks[1])
-    assert leave_all(shelf) == [block.key for block in reversed(blocks)]
+    index = index_of(*blocks)
+    index.remove(blocks[1].key)  # as a corrupt one would be
+    assert index.oldest() == blocks[0].key
+    index.add(blocks[1])
+    assert leave_all(index) == [block.key for block in reversed(blocks)]
 
 
 def test_the_books_balance_whatever_comes_and_goes() -> None:
     draw = random.Random(5)
     known = [*chain(6, first=1), *chain(6, first=2), *chain(6, salt="x")]
-    shelf = Shelf()
+    index = EvictionIndex()
     for _ in range(3000):
         block = draw.choice(known)
-        if block.key not in shelf:
-            shelf.add(block)
+        if block.key not in index:
+            index.add(block)
         elif draw.random() < 0.5:
-            shelf.remove(block.key)
+            index.remove(block.key)
         else:
-            shelf.use(block.key)
-        here = {one.key for one in shelf}
-        leaves = {key for key in here if not any(one.parent == key for one in shelf)}
-        assert set(shelf._leaves) == leaves
-    leave_all(shelf)
-    assert len(shelf) == 0
-    assert shelf._children == {}
+            index.use(block.key)
+        here = {one.key for one in index}
+        leaves = {key for key in here if not any(one.parent == key for one in index)}
+        assert set(index._leaves) == leaves
+    leave_all(index)
+    assert len(index) == 0
+    assert index._children == {}
 
 
 def test_parents_come_first_and_orphans_not_at_all() -> None:
