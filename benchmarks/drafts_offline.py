@@ -101,16 +101,16 @@ def replay(proposer: Proposer, number: int, text: Text, depth: int, target: "Tar
     while len(ids) < end:
         limit = min(depth, end - len(ids) - 1)
         started = time.perf_counter()
-        guess = draft(proposer, number, ids, len(text.prompt), limit, picks) if limit else DraftTree()
+        tree = draft(proposer, number, ids, len(text.prompt), limit, picks) if limit else DraftTree()
         score.seconds += time.perf_counter() - started
         rest = whole[len(ids) :]
         if target is not None:
-            picks = target.picks(ids, guess)
-        matched = guess.num_matched(rest[:-1])
+            picks = target.picks(ids, tree)
+        matched = tree.num_matched(rest[:-1])
         ids += rest[: matched + 1]
         score.rounds += 1
         score.tokens += matched + 1
-        score.drafted += len(guess)
+        score.drafted += len(tree)
     proposer.close([number])
     return score
 
@@ -127,15 +127,15 @@ class Target:
     def start(self) -> None:
         self._num_cached = 0
 
-    def picks(self, ids: Sequence[int], guess: DraftTree) -> list[int]:
+    def picks(self, ids: Sequence[int], tree: DraftTree) -> list[int]:
         new = list(ids[self._num_cached : -1])
         for start in range(0, len(new), 512):
             chunk = new[start : start + 512]
             self._runner.forward([Span(self._blocks, self._num_cached + start, chunk, 0)])
         self._num_cached = context = len(ids) - 1
-        positions = [context, *(context + depth for depth in depths(guess.parents))]
-        tokens = [ids[-1], *guess.tokens]
-        span = Span(self._blocks, context, tokens, len(tokens), positions, ancestors(guess.parents))
+        positions = [context, *(context + depth for depth in depths(tree.parents))]
+        tokens = [ids[-1], *tree.tokens]
+        span = Span(self._blocks, context, tokens, len(tokens), positions, ancestors(tree.parents))
         logits = self._runner.forward([span]).logits
         assert logits is not None
         picked: list[int] = logits.argmax(dim=1).tolist()

@@ -132,5 +132,5 @@ def test_verify(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b'"a"', b'"c"', 1))
     broken = verify(str(path))
     assert broken.exit_code == 1
-    assert "line 1: it was changed" in broken.stderr
+    assert "line 1: the line was changed" in broken.stderr
     assert verify(str(tmp_path / "absent")).exit_code == 2

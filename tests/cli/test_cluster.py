@@ -191,10 +191,10 @@ def test_missing_package_error_has_the_install_command(cluster_file: Path, comma
 
 def test_keys_are_never_overwritten(tmp_path: Path) -> None:
     paceline("keys", str(tmp_path / "keys"))
-    secret = (tmp_path / "keys" / "gateway").read_text()
+    secret = (tmp_path / "keys" / "gateway.key_secret").read_text()
     assert "exists" in paceline("keys", str(tmp_path / "keys"), status=2)
-    assert (tmp_path / "keys" / "gateway").read_text() == secret
-    assert (tmp_path / "keys" / "gateway").stat().st_mode & 0o077 == 0
+    assert (tmp_path / "keys" / "gateway.key_secret").read_text() == secret
+    assert (tmp_path / "keys" / "gateway.key_secret").stat().st_mode & 0o077 == 0
 
 
 def test_ray_needs_a_cluster_file() -> None:
