@@ -54,6 +54,8 @@ _PROSE = _whole(PROSE, re.IGNORECASE)
 _NAMES = _whole(NAMES)
 _BACKTICKED = re.compile(r"`[^`\n]+`")
 _IDENTIFIERS = _whole(IDENTIFIERS)
+_PARTS = {word for word in PROSE if " " not in word}
+"""Words that are not part of an identifier either, such as the name of a test."""
 
 
 def hits_in(file: str, text: str) -> Iterator[Hit]:
@@ -70,8 +72,9 @@ def hits_in(file: str, text: str) -> Iterator[Hit]:
         yield hit(match.start(), match[1])
     if file.endswith(".py"):
         for token in tokenize.generate_tokens(io.StringIO(text).readline):
-            if token.type == tokenize.NAME and token.string in IDENTIFIERS:
-                yield Hit(file, token.start[0], token.string, token.line)
+            if token.type == tokenize.NAME:
+                words = [token.string] if token.string in IDENTIFIERS else _PARTS & set(token.string.split("_")[1:])
+                yield from (Hit(file, token.start[0], word, token.line) for word in words)
     elif file.endswith(".md"):
         for span in _BACKTICKED.finditer(text):
             for match in _IDENTIFIERS.finditer(span[0]):
@@ -117,6 +120,7 @@ def test_the_checks_see_planted_words() -> None:
     assert [hit.word for hit in hits_in("planted.py", source)] == [prose, pair, name, identifier]
     markdown = f"A {identifier}, an `x.{identifier}`, a {name}"
     assert [hit.word for hit in hits_in("planted.md", markdown)] == [name, identifier]
+    assert [hit.word for hit in hits_in("planted.py", f"def test_{prose}_waits(): ...")] == [prose]
     assert not list(hits_in("planted.py", f"# A {identifier} in a comment, {prose}ish\n{identifier}s = 1\n"))
     assert "src/paceline/engine/engine.py" in files()
     assert "README.md" in files()
