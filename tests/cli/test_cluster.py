@@ -107,7 +107,7 @@ def test_workers_outlive_the_gateway_until_down(cluster_file: Path) -> None:
         assert "draft-0" in shown
         before = workers(folder)
         assert len(before) == 2
-        assert "is up already" in paceline("up", str(cluster_file), status=2)
+        assert "already up" in paceline("up", str(cluster_file), status=2)
         with gateway(cluster_file) as (url, process):
             first = generated_text(url)
             process.send_signal(signal.SIGKILL)

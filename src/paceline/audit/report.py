@@ -94,13 +94,13 @@ class Report:
     def _coupled(self) -> tuple[Check, ...]:
         tokens = sum(len(text.origins) for text in self.texts)
         rounding = sum(text.num_rounding for text in self.texts)
-        seen = [kl for text in self.texts for _, kl in text.p_divergence]
+        logged = [kl for text in self.texts for _, kl in text.p_divergence]
         within = f"{rounding} differ within rounding" if rounding else "none differs"
         return (
             self._check("token", "replayed and re-scored in one plain pass", tokens, "tokens", within),
             self._check("text", "generated again without speculation", len(self.texts), "texts", "same seed"),
             self._check(
-                "logits", "KL of the used logits from plain p", len(seen), "tokens", _worst(seen, "none logged")
+                "logits", "KL of the used logits from plain p", len(logged), "tokens", _worst(logged, "none logged")
             ),
         )
 

@@ -115,7 +115,7 @@ def summarise(
     drafts = {
         depth: median(seconds)
         for depth, rounds in by_depth.items()
-        if (seconds := [one.times.draft for one in rounds if one.batch == batch and one.asked == depth])
+        if (seconds := [one.times.draft for one in rounds if one.batch == batch and one.requested == depth])
     }
     if not alphas or not drafts:
         return None
@@ -201,7 +201,7 @@ def _target(llm: "LLM", rounds: Iterable[RecordedRound], batch: int) -> Target:
 
 def _varies(rounds: Iterable[RecordedRound]) -> bool:
     """Whether some draft is not a chain of the requested length."""
-    return any(outcome.levels not in (0, outcome.asked) for one in rounds for outcome in one.outcomes)
+    return any(outcome.levels not in (0, outcome.requested) for one in rounds for outcome in one.outcomes)
 
 
 def _mean(values: Iterable[float]) -> float:

@@ -160,10 +160,10 @@ def _audit(
     if rule == "rejection":
         require_scipy()
     with loaded(engine) as llm:
-        asked: list[Prompt] = [one.turns[0] for one in chosen]
+        questions: list[Prompt] = [one.turns[0] for one in chosen]
         if llm.tokenizer.chat_template is not None:
-            asked = [[{"role": "user", "content": text}] for text in asked]
-        workload = Workload(asked, sampling, rule, concurrency=concurrency)
+            questions = [[{"role": "user", "content": text}] for text in questions]
+        workload = Workload(questions, sampling, rule, concurrency=concurrency)
         report = Report(_about(llm, workload, prompts), _run(Auditor(llm), workload), workload.is_coupled)
         if report.num_drafted == 0:
             raise InvalidRequest(

@@ -9,12 +9,11 @@ from starlette.middleware.cors import CORSMiddleware
 from paceline.server.auth.access import Access
 from paceline.server.auth.middleware import AuthMiddleware, BodyMiddleware, OriginMiddleware, parse_origins
 from paceline.server.dashboard.overview import Overview
-from paceline.server.dashboard.routes import dashboard_routes, overview_routes
 from paceline.server.gateway.gateway import Gateway
 from paceline.server.openai.error_handlers import install_error_handlers
 from paceline.server.openai.routes import generation_routes, model_routes
 from paceline.server.openai.schemas.responses import ErrorBody
-from paceline.server.routes import admin_routes, health_routes
+from paceline.server.routes import admin_routes, dashboard_routes, health_routes, overview_routes
 
 if TYPE_CHECKING:
     from paceline.runtime.tracing.tracer import Tracing

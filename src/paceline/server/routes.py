@@ -1,21 +1,33 @@
-"""Routes for operation: /health, /ready, /metrics and /admin."""
+"""Routes for operation: /health, /ready, /metrics, /admin and the dashboard."""
 
 import asyncio
 import logging
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Request
+from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
+from starlette.staticfiles import StaticFiles
 
 from paceline.core.speculation import MAX_DEPTH
 from paceline.server.auth.middleware import request_key
+from paceline.server.dashboard.overview import Overview, Report
 from paceline.server.gateway.gateway import Gateway
 from paceline.server.openai.errors import NotFound, Unavailable
 from paceline.server.openai.schemas.responses import HealthStatus
 
 logger = logging.getLogger(__name__)
+
+STATIC = Path(__file__).parent / "dashboard" / "static"
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
 
 
 class FlagChanges(BaseModel):
@@ -104,5 +116,38 @@ def admin_routes(gateway: Gateway) -> APIRouter:
         if gateway.strict is None:
             raise NotFound("this server has no audit log: set `audit_trail`", code="not_found")
         return AuditLogReport(records=gateway.strict.log.records, head=gateway.strict.log.head)
+
+    return router
+
+
+def dashboard_routes() -> APIRouter:
+    """The page and its files. They need no key: the data they show comes from routes that check keys."""
+    router = APIRouter(include_in_schema=False)
+    files = StaticFiles(directory=STATIC)
+
+    async def send_file(path: str, http: Request) -> Response:
+        response = await files.get_response(path, http.scope)
+        response.headers.update(PAGE_HEADERS)
+        return response
+
+    @router.get("/")
+    async def send_page(http: Request) -> Response:
+        return await send_file("index.html", http)
+
+    @router.get("/dashboard/{path:path}")
+    async def send_static(path: str, http: Request) -> Response:
+        return await send_file(path, http)
+
+    return router
+
+
+def overview_routes(overview: Overview) -> APIRouter:
+    """/v1/paceline/overview: the data of the dashboard."""
+    router = APIRouter(tags=["operation"])
+
+    @router.get("/v1/paceline/overview")
+    async def read_overview(since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0) -> Report:
+        """The state of the server now, and the samples after `since` of the last five minutes."""
+        return overview.report(since)
 
     return router

@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,7 +18,6 @@ from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.server.auth.access import Access
 from paceline.server.auth.audit_log import AuditLog
 from paceline.server.auth.strict import StrictMode
-from paceline.server.auth.tls import TlsFiles
 from paceline.server.config.config import GatewayConfig, ServerConfig
 from paceline.server.config.flags import FlagStore
 from paceline.server.logs import configure_logging
@@ -39,6 +39,34 @@ class Ready:
     model: str
     needs_key: bool = False
     """Whether the API needs a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class TlsFiles:
+    """Paths of a certificate chain and its private key, checked to fit together."""
+
+    certificate: str
+    key: str | None
+    """Private key file; None if `certificate` contains the key."""
+
+    @classmethod
+    def from_paths(cls, certificate: str | None, key: str | None) -> "TlsFiles | None":
+        """None without a certificate. Raises `InvalidConfig` if the files are unreadable or do not fit together."""
+        if certificate is None:
+            if key is not None:
+                raise InvalidConfig("tls_key needs tls_cert: set the certificate file too")
+            return None
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=_reject_password)
+        except ssl.SSLError as error:
+            raise InvalidConfig(
+                f"tls_cert {certificate} and tls_key {key or certificate} are not a certificate and its key in PEM: "
+                f"{error.reason or error}"
+            ) from None
+        except OSError as error:
+            files = f"tls_cert {certificate}" + (f" or tls_key {key}" if key else "")
+            raise InvalidConfig(f"cannot read {files}: {error.strerror}") from None
+        return cls(certificate, key)
 
 
 def log_ready(ready: Ready) -> None:
@@ -168,3 +196,7 @@ def _open_cluster(config: GatewayConfig) -> Iterator[TargetClient]:
         ClusterTarget(config.cluster, directory, gateway_key(config.cluster)) as target,
     ):
         yield target
+
+
+def _reject_password() -> str:
+    raise InvalidConfig("tls_key is encrypted: use a key without a password")

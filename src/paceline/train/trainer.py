@@ -127,14 +127,14 @@ class Trainer:
 
     def batch(self, step: int) -> Tensor:
         """[rows] int64, row numbers of the text. Every epoch has its own order; step and seed determine the batch."""
-        picked = []
+        chosen = []
         for place in range(step * self.rows, (step + 1) * self.rows):
             epoch, index = divmod(place, len(self.text))
             if self._order is None or self._order[0] != epoch:
                 shuffle = torch.Generator().manual_seed(self.seed * 1_000_003 + epoch)
                 self._order = epoch, torch.randperm(len(self.text), generator=shuffle)
-            picked.append(self._order[1][index])
-        return torch.stack(picked)
+            chosen.append(self._order[1][index])
+        return torch.stack(chosen)
 
     def _train_step(self, seconds: float) -> tuple[Tensor, Tensor]:
         states = self._states.of(self.batch(self.step))

@@ -70,9 +70,9 @@ def test_drafted_and_accepted_are_recorded(timed: tuple[Engine, VirtualClock]) -
         recorder.label = "x"
         drive(engine)
     _, first, second, *_ = recorder.rounds
-    assert first.outcomes == (Outcome(asked=3, levels=3, nodes=3, accepted=3),)  # tokens 1 to 3, then 4 as the bonus
+    assert first.outcomes == (Outcome(requested=3, levels=3, nodes=3, accepted=3),)  # tokens 1 to 3, then 4 as the bonus
     assert second.outcomes[0].accepted == 3
-    assert (first.batch, first.rows, first.asked) == (1, 4, 3)
+    assert (first.batch, first.rows, first.requested) == (1, 4, 3)
 
 
 def test_tree_levels_and_nodes_differ() -> None:
@@ -81,7 +81,7 @@ def test_tree_levels_and_nodes_differ() -> None:
     with engine.listening(recorder):
         recorder.label = "x"
         drive(engine)
-    assert recorder.rounds[1].outcomes == (Outcome(asked=4, levels=2, nodes=4, accepted=2),)
+    assert recorder.rounds[1].outcomes == (Outcome(requested=4, levels=2, nodes=4, accepted=2),)
 
 
 def test_nothing_is_recorded_without_a_label_or_hook() -> None:

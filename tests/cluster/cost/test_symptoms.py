@@ -1,21 +1,23 @@
 import pytest
 
-from paceline.cluster.cost.symptoms import SymptomWatch, Vitals, symptoms
+from paceline.cluster.cost.symptoms import Measurements, SymptomWatch, symptoms
 
-HEALTHY = Vitals(accepted=3.0, depth=5.0, draft_seconds=0.01, verify_seconds=0.015, round_trip=0.001, preemptions=0.0)
+HEALTHY = Measurements(
+    accepted=3.0, depth=5.0, draft_seconds=0.01, verify_seconds=0.015, round_trip=0.001, preemptions=0.0
+)
 
 CASES = {
-    "low_acceptance": (Vitals(accepted=1.2, depth=5.0), 1.2, 2.0),
-    "slow_draft": (Vitals(draft_seconds=0.02, verify_seconds=0.015), 0.02, 0.015),
-    "slow_network": (Vitals(draft_seconds=0.01, round_trip=0.012), 0.012, 0.01),
-    "kv_pressure": (Vitals(preemptions=0.1), 0.1, 0.0),
+    "low_acceptance": (Measurements(accepted=1.2, depth=5.0), 1.2, 2.0),
+    "slow_draft": (Measurements(draft_seconds=0.02, verify_seconds=0.015), 0.02, 0.015),
+    "slow_network": (Measurements(draft_seconds=0.01, round_trip=0.012), 0.012, 0.01),
+    "kv_pressure": (Measurements(preemptions=0.1), 0.1, 0.0),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_each_failure_mode_has_its_figure_and_remedy(name):
-    vitals, figure, limit = CASES[name]
-    (symptom,) = symptoms(vitals)
+    measurements, figure, limit = CASES[name]
+    (symptom,) = symptoms(measurements)
     assert (symptom.name, symptom.figure, symptom.limit) == (name, figure, limit)
     assert symptom.remedy
     assert name in str(symptom)
@@ -24,8 +26,8 @@ def test_each_failure_mode_has_its_figure_and_remedy(name):
 
 def test_no_symptoms_without_problems_or_measurements():
     assert symptoms(HEALTHY) == []
-    assert symptoms(Vitals()) == []
-    assert symptoms(Vitals(accepted=0.9, depth=1.0)) == [], "at depth 1 two cannot be accepted"
+    assert symptoms(Measurements()) == []
+    assert symptoms(Measurements(accepted=0.9, depth=1.0)) == [], "at depth 1 two cannot be accepted"
 
 
 def test_persistent_symptom_is_reported_once_until_it_ends():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Outcome:
     """One sequence that the step drafted for. `levels` is the longest path of the draft, `nodes` its tokens."""
 
-    asked: int
+    requested: int
     levels: int
     nodes: int
     accepted: int
@@ -44,9 +44,9 @@ class RecordedRound:
         return self.batch > 0 and self.prefill_rows == 0
 
     @property
-    def asked(self) -> int:
+    def requested(self) -> int:
         """Depth of the deepest draft requested; 0: a plain step."""
-        return max((outcome.asked for outcome in self.outcomes), default=0)
+        return max((outcome.requested for outcome in self.outcomes), default=0)
 
 
 @dataclass(slots=True)

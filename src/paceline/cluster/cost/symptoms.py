@@ -11,7 +11,7 @@ PERSISTENCE = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class Measurements:
     """Recent measurements; None: not measured."""
 
     accepted: float | None = None
@@ -26,22 +26,26 @@ class Vitals:
     """Preemptions per step with speculation on."""
 
 
-def symptoms(vitals: Vitals) -> list[Symptom]:
+def symptoms(measurements: Measurements) -> list[Symptom]:
     """The symptoms in these measurements."""
     found = []
-    if vitals.accepted is not None and (vitals.depth or 0.0) >= MIN_ACCEPTED and vitals.accepted < MIN_ACCEPTED:
+    if (
+        measurements.accepted is not None
+        and (measurements.depth or 0.0) >= MIN_ACCEPTED
+        and measurements.accepted < MIN_ACCEPTED
+    ):
         remedy = "the breaker switches to plain decoding where drafts lose; choose a closer draft, or n-gram for this traffic"
-        found.append(Symptom("low_acceptance", vitals.accepted, MIN_ACCEPTED, remedy))
-    draft, verify, network = vitals.draft_seconds, vitals.verify_seconds, vitals.round_trip
+        found.append(Symptom("low_acceptance", measurements.accepted, MIN_ACCEPTED, remedy))
+    draft, verify, network = measurements.draft_seconds, measurements.verify_seconds, measurements.round_trip
     if draft is not None and verify is not None and draft > verify:
         remedy = "depth is reduced until a draft takes no longer than verification; use a smaller draft"
         found.append(Symptom("slow_draft", draft, verify, remedy))
     if network is not None and draft is not None and network > draft:
         remedy = "drafts are sent before they are requested; place the draft pool nearer, or use a local method"
         found.append(Symptom("slow_network", network, draft, remedy))
-    if vitals.preemptions:
+    if measurements.preemptions:
         remedy = "draft tokens take blocks that sequences need: lower the depth, add cache, or run fewer sequences"
-        found.append(Symptom("kv_pressure", vitals.preemptions, 0.0, remedy))
+        found.append(Symptom("kv_pressure", measurements.preemptions, 0.0, remedy))
     return found
 
 
@@ -60,9 +64,9 @@ class SymptomWatch:
     def has(self, name: str) -> bool:
         return name in self._active
 
-    def observe(self, vitals: Vitals) -> list[Symptom]:
+    def observe(self, measurements: Measurements) -> list[Symptom]:
         """Returns the symptoms that begin now, so that each is logged once."""
-        found = {symptom.name: symptom for symptom in symptoms(vitals)}
+        found = {symptom.name: symptom for symptom in symptoms(measurements)}
         new = []
         for name in self._names(found):
             is_present = name in found

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable
 
-from paceline.cluster.cost.symptoms import SymptomWatch, Vitals
+from paceline.cluster.cost.symptoms import Measurements, SymptomWatch
 from paceline.core.worker_status import Symptom
 from paceline.runtime.draft_pool.connection import DraftConnection
 from paceline.runtime.wire.messages import MAX_DEPTH
@@ -81,12 +81,12 @@ class PoolStatistics:
         passes = [connection.load.pass_us * 1e-6 for connection in ready if connection.load.pass_us]
         trips = [trip for connection in ready if (trip := connection.round_trip.seconds) is not None]
         depth = self._depth.value
-        vitals = Vitals(
+        measurements = Measurements(
             accepted=self._gain.value,
             depth=depth,
             draft_seconds=min(passes) * depth if passes and depth else None,
             verify_seconds=self._step.value,
             round_trip=min(trips, default=None),
         )
-        for symptom in self._watch.observe(vitals):
+        for symptom in self._watch.observe(measurements):
             logger.warning("%s", symptom)

@@ -95,7 +95,7 @@ class StreamTable:
             self._reassign(stream)
 
     def release(self, target: TargetConnection, reason: str) -> None:
-        """Reassign all streams of a lost worker. If it is still alive, it is told to stop them."""
+        """Reassign all streams of a lost worker. If it is still alive, it must stop them."""
         streams = target.take_streams()
         if streams:
             logger.warning("target worker %s %s; %d streams are continued elsewhere", target.name, reason, len(streams))

@@ -3,7 +3,7 @@
 import logging
 from dataclasses import replace
 
-from paceline.cluster.cost.symptoms import SymptomWatch, Vitals
+from paceline.cluster.cost.symptoms import Measurements, SymptomWatch
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import EngineStatus, Symptom
 
@@ -36,7 +36,7 @@ class KvPressure:
             return False
         rate = preemptions / new_steps if new_steps else 0.0
         was_active = bool(self.active)
-        for symptom in self._watch.observe(Vitals(preemptions=rate if status.flags.enabled else 0.0)):
+        for symptom in self._watch.observe(Measurements(preemptions=rate if status.flags.enabled else 0.0)):
             logger.warning("%s", symptom)
         return bool(self.active) != was_active
 

@@ -145,7 +145,7 @@ class Tracing:
         return Tracing(OTLPSpanExporter(endpoint=trace_url(endpoint), timeout=TIMEOUT), service, ratio)
 
     def start_server_span(self, name: str, headers: Mapping[str, str], attributes: Mapping[str, Any]) -> Span:
-        """Start the span of an HTTP request, in the trace of its headers if they name one. `is_recording()` says whether it is
+        """Start the span of an HTTP request, in the trace of its headers if they name one. `is_recording()` is whether it is
         traced. The caller ends it."""
         return self._tracer.start_span(
             name, self._contexts.extract(headers), SpanKind.SERVER, attributes, record_exception=False

@@ -1,1 +1,1 @@
-"""API keys, rate limits, TLS, strict mode and its audit log."""
+"""API keys, rate limits, middleware, strict mode and its audit log."""

@@ -91,7 +91,7 @@ class Target(nn.Module):
         `cache` is [layers, 2, B, KV, S, hd]; its slot `position` is written and slots below `width` are attended to.
         """
         rotary = self.rotary.at(position)
-        seen = (torch.arange(width, device=self.device) <= position)[None, None, None]
+        attended = (torch.arange(width, device=self.device) <= position)[None, None, None]
         x = F.embedding(tokens, self.embedding)[:, None]
         for layer, (keys, values) in zip(self.layers, cache, strict=True):
 
@@ -101,7 +101,7 @@ class Target(nn.Module):
                 # Queries of one group are rows of their key head, [B, KV, H / KV, hd], so keys are not expanded.
                 grouped = q.reshape(len(q), k.shape[1], -1, q.shape[-1])
                 found = F.scaled_dot_product_attention(
-                    grouped, keys[:, :, :width], values[:, :, :width], attn_mask=seen
+                    grouped, keys[:, :, :width], values[:, :, :width], attn_mask=attended
                 )
                 return found.reshape(q.shape)
 

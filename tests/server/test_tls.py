@@ -15,7 +15,7 @@ from paceline.models.loading.checksums import weights_checksum
 from paceline.server.auth.api_keys import KeyFile
 from paceline.server.auth.audit_log import verify
 from paceline.server.auth.strict import text_hash
-from paceline.server.auth.tls import TlsFiles
+from paceline.server.serve import TlsFiles
 from tests.server.process import server_process
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to create certificates")

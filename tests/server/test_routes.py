@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from paceline.server.dashboard.routes import STATIC
+from paceline.server.routes import STATIC
 from tests.server.fakes import served
 
 FILES = sorted(str(path.relative_to(STATIC)) for path in STATIC.rglob("*") if path.is_file())
