@@ -24,7 +24,7 @@ from statistics import median
 
 import torch
 from gpu_runs import largest_gap
-from pools_gpu_draft import LIVE, PIPE, STARTED, Draft, Feeder, Host, mps_daemon, say
+from pools_gpu_draft import LIVE, PIPE, STARTED, Draft, Feeder, Host, log, mps_daemon
 from pools_gpu_report import Contention, Report, Row
 
 from paceline.bench.presets import DEFAULT_PROMPTS
@@ -133,7 +133,7 @@ class Bench:
                     self.report.notes.append(f"{row.name}, depth {depth}: {now}")
             assert one.last is not None
             row.pass_ms = 1e3 * one.last.pass_seconds
-            say(" | ".join(cell for cell in row.cells(self.report.rows[0].rate) if cell))
+            log(" | ".join(cell for cell in row.cells(self.report.rows[0].rate) if cell))
 
     def contend(self, one: Host) -> None:
         """Time verifications alone, drafting alone, and both at once."""
@@ -239,13 +239,13 @@ class Parts:
         timer = threading.Timer(limit or options.limit, self._give_up, (name, limit or options.limit))
         timer.daemon = True
         timer.start()
-        say(f"-- {name}")
+        log(f"-- {name}")
         try:
             work()
         except Exception as error:
             self.num_failed += 1
             report.notes.append(f"{name}: {error!r}")
-            say(f"{name} failed: {error!r}")
+            log(f"{name} failed: {error!r}")
             return False
         finally:
             timer.cancel()
@@ -288,7 +288,7 @@ def run(options: argparse.Namespace) -> int:
         bench = benches[0]
         if not bench.prompts:
             raise SystemExit(f"no prompt has {options.longest} tokens or fewer: raise --longest")
-        say(f"{len(bench.prompts)} prompts of {', '.join(str(len(prompt)) for prompt in bench.prompts)} tokens")
+        log(f"{len(bench.prompts)} prompts of {', '.join(str(len(prompt)) for prompt in bench.prompts)} tokens")
         hosts = [one for one in hosts if parts.run(f"{one.name}: ready", lambda one=one: one.until_ready(60.0), 70.0)]
         parts.run("warm up", bench.warm, 90.0)
         if not parts.run("plain", lambda: bench.measure("plain")):

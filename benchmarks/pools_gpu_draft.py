@@ -69,7 +69,7 @@ class Draft:
 STARTED = time.perf_counter()
 
 
-def say(text: str) -> None:
+def log(text: str) -> None:
     print(f"[{time.perf_counter() - STARTED:6.1f} s] {text}", flush=True)
 
 
@@ -224,7 +224,7 @@ def mps_daemon() -> Iterator[str | None]:
     name = "nvidia-cuda-mps-control"
     control = shutil.which(name) or shutil.which(name, path="/usr/local/nvidia/bin:/usr/local/cuda/bin:/usr/bin")
     if control is None:
-        say(f"MPS: no {name} here")
+        log(f"MPS: no {name} here")
         yield None
         return
     folder = Path(tempfile.mkdtemp(prefix="mps"))
@@ -244,13 +244,13 @@ def _probe(env: dict[str, str], folder: Path) -> bool:
     time.sleep(1.0)  # time to create its pipes
     try:
         done = subprocess.run([sys.executable, "-c", PROBE], env=env, timeout=60, capture_output=True, text=True)
-        said = (done.stdout + done.stderr).strip()
+        output = (done.stdout + done.stderr).strip()
     except subprocess.TimeoutExpired:
-        said = "no answer in 60 s"
-    log = "".join(path.read_text("utf-8", "replace") for path in sorted(folder.glob("*.log")))
-    is_shared = "server" in log.lower()
-    is_working = said.endswith("works") and is_shared
-    say(f"MPS: the probe printed {said[-300:]!r}, {'through' if is_shared else 'without'} a server")
+        output = "no answer in 60 s"
+    daemon_log = "".join(path.read_text("utf-8", "replace") for path in sorted(folder.glob("*.log")))
+    is_shared = "server" in daemon_log.lower()
+    is_working = output.endswith("works") and is_shared
+    log(f"MPS: the probe printed {output[-300:]!r}, {'through' if is_shared else 'without'} a server")
     if not is_working:
         print(log[-1500:], flush=True)
     return is_working

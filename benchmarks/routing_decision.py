@@ -2,10 +2,9 @@
 
     python benchmarks/routing_decision.py [--workers 64] [--held 16] [--own 0] [--least 0] [--repeats 2000]
 
-Every worker holds `--held` of 16 shared prefixes of 3,072 tokens and `--own` prefixes of 1,024 tokens of its own. A
-prompt is a shared prefix and 200 other tokens. A decision of ours ends with a name: hash, match, cost of every worker
-that can matter, loads of the workers given anew each time. Dynamo's is its hash and its match, to which a cost
-function would have to be added. Contenders take turns, so that a slow moment of the machine hits all. For Dynamo:
+Every worker holds `--held` of 16 shared prefixes of 3,072 tokens and `--own` prefixes of 1,024 tokens that no other worker
+has. A prompt is a shared prefix and 200 other tokens. Paceline's time is that of the whole decision: hash, match, cost and
+choice, with new loads of the workers each time. Dynamo's time is that of hash and match. Contenders alternate. For Dynamo:
 
     pip install --no-deps --target DIR ai-dynamo-runtime && PYTHONPATH=DIR python benchmarks/routing_decision.py
 """

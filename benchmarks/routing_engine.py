@@ -49,7 +49,7 @@ class Outcome:
     """One request; times in seconds."""
 
     turn: int
-    asked: float
+    sent: float
     first: float | None = None
     """Time to the first token."""
     cached: int = 0
@@ -153,7 +153,7 @@ def run(llm: ClusterTarget, requests: Sequence[Request], clients: int, turn: int
             raise event
         outcome = outcomes[event.request_id]
         if outcome.first is None and event.tokens:
-            outcome.first, outcome.cached = now - outcome.asked, event.num_cached
+            outcome.first, outcome.cached = now - outcome.sent, event.num_cached
         outcome.tokens += event.tokens
         unfinished -= event.finish_reason is not None
     return list(outcomes.values())

@@ -218,7 +218,7 @@ def be_source(model: str, limit: float) -> None:
 
 
 def be_started(what: dict[str, Any]) -> None:
-    told = Start(**what)
+    start = Start(**what)
     print("imported", flush=True)
     sys.stdin.readline()
     began, computing = time.perf_counter(), time.process_time()
@@ -233,22 +233,22 @@ def be_started(what: dict[str, Any]) -> None:
             last.put((*took, sum(bool(keys.numpy().any()) for keys, _ in caches)))
 
     StreamedWeights.put = noted  # type: ignore[method-assign]
-    peers = tuple(PeerAddress(f"peer-{i}", address) for i, address in enumerate(told.peers))
+    peers = tuple(PeerAddress(f"peer-{i}", address) for i, address in enumerate(start.peers))
     side = WeightManager(WeightSpec(ANY, peers), None)
-    loop = EngineLoop(build_engine(config(told.model), load=side.load))
+    loop = EngineLoop(build_engine(config(start.model), load=side.load))
     caches += loop.engine.runner.cache
     usable, progress = time.perf_counter() - began, side.progress
     complete = threading.Event()
     side.start(complete.set, lambda: False)
-    if told.whole_first:
+    if start.whole_first:
         complete.wait()
     tokens: SimpleQueue[tuple[float, StepOutput | PacelineError]] = SimpleQueue()
-    prompt = tuple(1000 + 7 * i % 5000 for i in range(told.prompt))
+    prompt = tuple(1000 + 7 * i % 5000 for i in range(start.prompt))
     request = Request("first", prompt, SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True))
     loop.submit(request, lambda event: tokens.put((time.perf_counter() - began, event)))
     first, event = tokens.get()
     assert isinstance(event, StepOutput), event
-    there = len(caches) if progress is None or told.whole_first else progress.layers
+    there = len(caches) if progress is None or start.whole_first else progress.layers
     times = Times(usable, there, *last.get(), first, event.tokens[0])
     print(json.dumps(asdict(times)), flush=True)
     side.close()

@@ -81,7 +81,7 @@ def assert_nothing_held(engine: Engine) -> None:
         if isinstance(proposer, FakeProposer):
             assert proposer.progress == {}
         if isinstance(proposer, DraftModelProposer | EagleProposer):
-            assert proposer.num_free_blocks == proposer.runner.num_blocks
+            assert proposer.num_free_blocks == proposer.traits.runners[0].num_blocks
             assert proposer._sequences == {}
 
 

@@ -49,7 +49,7 @@ def test_eviction_goes_leaf_first_and_oldest_chain_first() -> None:
     assert [pool.allocate() for _ in range(6)] == [*reversed(old), *reversed(new)]
 
 
-def test_a_hit_makes_a_chain_young_again() -> None:
+def test_a_hit_marks_a_chain_as_recently_used() -> None:
     pool = BlockPool(4)
     old, new = filled(pool, "a", "ab"), filled(pool, "x", "xy")
     hit = pool.find(keys("a", "ab"))
@@ -127,7 +127,7 @@ def test_check_notices_a_block_released_twice() -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_books_balance_through_random_use(seed: int) -> None:
+def test_references_and_free_list_agree_under_random_use(seed: int) -> None:
     rng = random.Random(seed)
     pool = BlockPool(rng.randint(1, 12))
     held: list[list[int]] = []  # chains, one reference a block each

@@ -69,14 +69,14 @@ def test_publishing_in_steps_gives_the_same_keys_as_at_once() -> None:
     assert steps.find(IDS[:65], "")[1] == once.find(IDS[:65], "")[1]
 
 
-def test_publishing_goes_on_from_a_hit() -> None:
+def test_publishing_continues_after_a_hit() -> None:
     tables = BlockTables(16)
     computed(tables, 1, IDS[:40])
     computed(tables, 2, IDS[:70])
     assert len(tables.find(IDS[:70], "")[0]) == 4
 
 
-def test_shrink_gives_up_what_is_past_and_never_a_published_block() -> None:
+def test_shrink_releases_later_blocks_and_keeps_published_ones() -> None:
     tables = BlockTables(8)
     computed(tables, 1, IDS[:32])
     tables.grow(1, 80)
@@ -104,7 +104,7 @@ def test_grow_is_all_or_nothing() -> None:
     tables.pool.check()
 
 
-def test_closing_twice_is_no_error_and_frees_once() -> None:
+def test_closing_twice_is_not_an_error_and_frees_once() -> None:
     tables = BlockTables(4)
     computed(tables, 1, IDS[:40])
     assert 1 in tables
@@ -139,7 +139,7 @@ def test_without_prefix_caching_nothing_is_shared() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_a_hit_always_holds_the_very_tokens(seed: int) -> None:
+def test_a_hit_always_holds_the_same_tokens(seed: int) -> None:
     """Random sequences decode with speculative growth and rollback over a small pool; `memory` plays the cache."""
     rng = random.Random(seed)
     tables = BlockTables(rng.randint(8, 20))
@@ -195,7 +195,7 @@ def test_a_hit_always_holds_the_very_tokens(seed: int) -> None:
     assert num_hits > 5
 
 
-def test_who_watches_a_table_sees_it_grow_and_is_left_behind_when_it_is_rolled_back() -> None:
+def test_a_view_of_a_table_grows_and_a_rollback_makes_a_new_list() -> None:
     tables = BlockTables(8)
     tables.open(1, IDS[:1], "")
     tables.grow(1, 2 * BLOCK_SIZE)

@@ -1,4 +1,4 @@
-"""What a cache tells its listener."""
+"""Events that a cache reports."""
 
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheEvent
 from paceline.kernels.layout import BLOCK_SIZE
@@ -20,7 +20,7 @@ def run(tables: BlockTables, sequence_id: int, ids: list[int], salt: str = "") -
     tables.publish(sequence_id, ids, len(ids))
 
 
-def test_full_blocks_are_told_with_their_tokens_and_parents() -> None:
+def test_full_blocks_are_reported_with_tokens_and_parents() -> None:
     tables, events = listened()
     run(tables, 1, IDS, "red")
     keys = chain_keys(IDS, "red")
@@ -29,7 +29,7 @@ def test_full_blocks_are_told_with_their_tokens_and_parents() -> None:
     ]
 
 
-def test_a_block_is_told_only_when_all_its_tokens_are_computed() -> None:
+def test_a_block_is_reported_when_all_its_tokens_are_computed() -> None:
     tables, events = listened()
     tables.open(1, IDS, "")
     tables.grow(1, len(IDS))
@@ -41,7 +41,7 @@ def test_a_block_is_told_only_when_all_its_tokens_are_computed() -> None:
     assert len(events) == 1
 
 
-def test_a_hit_tells_only_what_it_adds() -> None:
+def test_a_hit_reports_only_new_blocks() -> None:
     tables, events = listened(16)
     run(tables, 1, IDS)
     events.clear()
@@ -50,7 +50,7 @@ def test_a_hit_tells_only_what_it_adds() -> None:
     assert events == [BlocksStored((keys[2],), keys[1], (7,) * 16)]
 
 
-def test_the_same_block_computed_twice_is_told_once() -> None:
+def test_the_same_block_computed_twice_is_reported_once() -> None:
     tables, events = listened(16)
     tables.open(1, IDS, "")
     tables.open(2, IDS, "")
@@ -60,7 +60,7 @@ def test_the_same_block_computed_twice_is_told_once() -> None:
     assert len(events) == 3
 
 
-def test_evicted_blocks_are_told_tail_first() -> None:
+def test_evicted_blocks_are_reported_tail_first() -> None:
     tables, events = listened(4)
     run(tables, 1, IDS)
     tables.close(1)
@@ -71,7 +71,7 @@ def test_evicted_blocks_are_told_tail_first() -> None:
     assert events == [BlocksRemoved((keys[2],)), BlocksRemoved((keys[1],))]
 
 
-def test_without_a_cache_nothing_is_told() -> None:
+def test_without_a_prefix_cache_nothing_is_reported() -> None:
     tables, events = BlockTables(8, prefix_caching=False), []
     tables.pool.listen(events.append)
     run(tables, 1, IDS)

@@ -41,12 +41,12 @@ def test_ids_beyond_a_byte_do_not_collide() -> None:
 
 
 def test_salts_share_no_key() -> None:
-    salts = ("", "a", "b", "a\0", "\ud800", "\ud801")  # half a surrogate pair is what JSON may well bring
+    salts = ("", "a", "b", "a\0", "\ud800", "\ud801")  # JSON can carry half a surrogate pair
     chains = [chain_keys(IDS, salt) for salt in salts]
     assert len({key for chain in chains for key in chain}) == 4 * len(salts)
 
 
 def test_keys_are_stable() -> None:
-    """Other processes compute the same ones: no per-process hash seed."""
+    """All processes compute the same keys: there is no per-process hash seed."""
     assert root_key("tenant").hex()[:16] == "7937503ede35a023"
     assert chain_keys(range(BLOCK_SIZE), "tenant")[0].hex()[:16] == "b816e954d5062c28"

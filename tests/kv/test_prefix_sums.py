@@ -24,14 +24,14 @@ def added(base: int, numbers: Sequence[int]) -> list[int]:
     return [(base + number) % 2**64 for number in numbers]
 
 
-def test_one_number_a_full_block_whatever_holds_the_ids(sums: Sums) -> None:
+def test_every_full_block_has_one_number_for_any_type_of_ids(sums: Sums) -> None:
     numbers = sums(IDS)
     assert len(numbers) == len(set(numbers)) == 1000 // BLOCK_SIZE
     assert sums(tuple(IDS)) == sums(np.array(IDS, np.int32)) == sums(np.array(IDS)) == numbers
     assert sums([]) == sums(IDS[:15]) == sums(np.array(IDS[:15], np.int32)) == []
 
 
-def test_they_are_what_they_are_said_to_be(sums: Sums) -> None:
+def test_the_numbers_follow_the_formula(sums: Sums) -> None:
     blocks, offset, weights = sums._blocks.tolist(), int(sums._offset[0]), sums._tokens.tolist()
     total, expected = 0, []
     for i in range(62):
@@ -41,25 +41,25 @@ def test_they_are_what_they_are_said_to_be(sums: Sums) -> None:
     assert sums(IDS) == expected
 
 
-def test_a_prefix_has_the_numbers_of_its_beginning_and_goes_on_from_them(sums: Sums) -> None:
+def test_a_longer_prefix_extends_the_numbers_of_a_shorter_one(sums: Sums) -> None:
     numbers = sums(IDS)
     assert sums(IDS[:320]) == numbers[:20]
     assert added(numbers[19], sums(IDS[320:], 20)) == numbers[20:]
 
 
-def test_one_block_has_the_number_it_has_among_others(sums: Sums) -> None:
+def test_a_single_block_has_the_same_number_as_in_a_batch(sums: Sums) -> None:
     numbers = sums(IDS)
     assert sums(IDS[:16]) == sums(np.array(IDS[:20], np.int32)) == numbers[:1]
     assert added(numbers[0], sums(IDS[16:32], 1)) == numbers[1:2]
 
 
-def test_the_same_block_elsewhere_is_another(sums: Sums) -> None:
+def test_the_same_block_at_another_position_has_another_number(sums: Sums) -> None:
     assert sums([5] * BLOCK_SIZE, 0) != sums([5] * BLOCK_SIZE, 1)
     assert sums([5, 6] * 8) != sums([6, 5] * 8)
 
 
 @pytest.mark.parametrize("position", [0, 15, 16, 500, 991])
-def test_one_other_token_changes_everything_after_it(sums: Sums, position: int) -> None:
+def test_a_changed_token_changes_all_later_numbers(sums: Sums, position: int) -> None:
     other = IDS.copy()
     other[position] ^= 1
     block = position // BLOCK_SIZE

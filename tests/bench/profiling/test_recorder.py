@@ -70,7 +70,9 @@ def test_drafted_and_accepted_are_recorded(timed: tuple[Engine, VirtualClock]) -
         recorder.label = "x"
         drive(engine)
     _, first, second, *_ = recorder.rounds
-    assert first.outcomes == (Outcome(requested=3, levels=3, nodes=3, accepted=3),)  # tokens 1 to 3, then 4 as the bonus
+    assert first.outcomes == (
+        Outcome(requested=3, levels=3, nodes=3, accepted=3),
+    )  # tokens 1 to 3, then 4 as the bonus
     assert second.outcomes[0].accepted == 3
     assert (first.batch, first.rows, first.requested) == (1, 4, 3)
 

@@ -1,4 +1,4 @@
-"""Blocks in files: found again after a restart, and never used unless every byte is as it was written."""
+"""Blocks in files: kept across restarts, and used only if every byte is unchanged."""
 
 import os
 import subprocess
@@ -49,14 +49,14 @@ def read(folder: DiskFolder, block: TieredBlock) -> bytes | None:
     return bytes(into) if found else None
 
 
-def test_blocks_survive_a_restart_with_all_that_is_known_of_them(folder: DiskFolder) -> None:
+def test_blocks_and_their_metadata_survive_a_restart(folder: DiskFolder) -> None:
     again = reopened(folder)
     assert set(again.scan()) == set(BLOCKS)
     assert all(read(again, block) == contents(block) for block in BLOCKS)
     again.close()
 
 
-def test_the_longest_unused_comes_first_and_reading_counts(folder: DiskFolder) -> None:
+def test_least_recently_used_blocks_come_first_and_a_read_is_a_use(folder: DiskFolder) -> None:
     for age, block in enumerate(BLOCKS):
         os.utime(file_of(folder, block), (100 + age, 100 + age))
     read(folder, BLOCKS[0])
@@ -64,7 +64,7 @@ def test_the_longest_unused_comes_first_and_reading_counts(folder: DiskFolder) -
 
 
 @pytest.mark.parametrize("place", [0, 20, 60, 100, 300, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + SIZE - 1])
-def test_a_flipped_bit_is_found_wherever_it_is(folder: DiskFolder, place: int) -> None:
+def test_a_flipped_bit_is_found_at_any_position(folder: DiskFolder, place: int) -> None:
     path = file_of(folder, BLOCKS[1])
     data = bytearray(path.read_bytes())
     data[place] ^= 4
@@ -84,7 +84,7 @@ def test_a_file_of_another_length_is_not_used(folder: DiskFolder, length: int) -
 
 
 def test_a_block_under_another_name_is_not_used(folder: DiskFolder) -> None:
-    """As after a mix-up of tenants' files: the name is not believed."""
+    """As after a mix-up of files: the name alone is not trusted."""
     file_of(folder, BLOCKS[0]).replace(file_of(folder, BLOCKS[1]))
     assert read(folder, BLOCKS[1]) is None
     assert set(folder.scan()) == {BLOCKS[2]}
@@ -104,7 +104,7 @@ def test_blocks_of_another_size_are_not_used(folder: DiskFolder) -> None:
     other.close()
 
 
-def test_what_was_never_finished_is_cleared_away(folder: DiskFolder) -> None:
+def test_unfinished_files_are_deleted(folder: DiskFolder) -> None:
     path = file_of(folder, BLOCKS[2])
     unfinished = path.with_suffix(".tmp")
     path.rename(unfinished)
@@ -112,7 +112,7 @@ def test_what_was_never_finished_is_cleared_away(folder: DiskFolder) -> None:
     assert not unfinished.exists()
 
 
-def test_a_disk_that_is_full_leaves_nothing_behind(folder: DiskFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_no_file(folder: DiskFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     (block,) = chain(1, first=9)
 
     def full(*_: object) -> None:
@@ -131,7 +131,7 @@ def test_a_salt_too_long_for_the_header_is_not_kept(folder: DiskFolder) -> None:
     assert not folder.write(too_long[0], contents(too_long[0]))
 
 
-def test_files_are_for_their_owner_alone(folder: DiskFolder) -> None:
+def test_files_are_readable_by_their_owner_only(folder: DiskFolder) -> None:
     path = file_of(folder, BLOCKS[0])
     assert path.stat().st_mode & 0o077 == 0
     assert folder.folder.stat().st_mode & 0o077 == 0
@@ -149,13 +149,13 @@ def test_one_process_at_a_time(folder: DiskFolder) -> None:
     reopened(folder).close()
 
 
-def test_a_folder_that_cannot_be_made_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InvalidConfig, match="cannot be used"):
         DiskFolder(tmp_path / "file" / "kv", OURS, SIZE)
 
 
-def test_a_disk_that_cannot_read_is_no_more_than_a_miss(folder: DiskFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_read_is_a_miss(folder: DiskFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise OSError(5, "Input/output error")
 

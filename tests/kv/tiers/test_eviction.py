@@ -1,4 +1,4 @@
-"""Which block leaves a tier next."""
+"""The order of eviction."""
 
 import random
 
@@ -16,7 +16,7 @@ def index_of(*blocks: TieredBlock) -> EvictionIndex:
     return index
 
 
-def leave_all(index: EvictionIndex) -> list[bytes]:
+def evict_all(index: EvictionIndex) -> list[bytes]:
     left = []
     while (key := index.oldest()) is not None:
         index.remove(key)
@@ -25,29 +25,29 @@ def leave_all(index: EvictionIndex) -> list[bytes]:
 
 
 @pytest.mark.parametrize("order", ["head first", "tail first"])
-def test_a_chain_leaves_from_its_tail_however_it_came(order: str) -> None:
+def test_a_chain_is_evicted_from_its_tail(order: str) -> None:
     blocks = chain(4)
     index = index_of(*(blocks if order == "head first" else reversed(blocks)))
-    assert leave_all(index) == [block.key for block in reversed(blocks)]
+    assert evict_all(index) == [block.key for block in reversed(blocks)]
 
 
-def test_the_chain_not_used_for_longest_goes_first_and_whole() -> None:
+def test_the_least_recently_used_chain_is_evicted_first() -> None:
     old, new = chain(3, first=100), chain(3, first=200)
     index = index_of(*old, *new)
     for block in reversed(old):
         index.use(block.key)
-    assert leave_all(index) == [block.key for block in (*reversed(new), *reversed(old))]
+    assert evict_all(index) == [block.key for block in (*reversed(new), *reversed(old))]
 
 
-def test_a_head_that_others_use_outlives_the_tail_that_nobody_does() -> None:
+def test_a_shared_head_outlives_an_unused_tail() -> None:
     long, other = chain(3, first=100), chain(1, first=200)
     index = index_of(*long, *other)
     index.use(long[0].key)
-    left = leave_all(index)
+    left = evict_all(index)
     assert left == [long[2].key, long[1].key, other[0].key, long[0].key]
 
 
-def test_what_is_leased_stays() -> None:
+def test_leased_blocks_stay() -> None:
     blocks = chain(2)
     index = index_of(*blocks)
     index.lease(blocks[1].key)
@@ -56,23 +56,23 @@ def test_what_is_leased_stays() -> None:
     assert index.oldest() == blocks[1].key
 
 
-def test_what_is_spared_leaves_last() -> None:
+def test_spared_blocks_are_evicted_last() -> None:
     old, new = chain(1, first=1), chain(1, first=2)
     index = index_of(*old, *new)
     assert index.oldest({old[0].key}) == new[0].key
     assert index.oldest({old[0].key, new[0].key}) == old[0].key
 
 
-def test_a_parent_that_returns_has_its_children_again() -> None:
+def test_a_parent_added_again_has_its_children() -> None:
     blocks = chain(3)
     index = index_of(*blocks)
     index.remove(blocks[1].key)  # as a corrupt one would be
     assert index.oldest() == blocks[0].key
     index.add(blocks[1])
-    assert leave_all(index) == [block.key for block in reversed(blocks)]
+    assert evict_all(index) == [block.key for block in reversed(blocks)]
 
 
-def test_the_books_balance_whatever_comes_and_goes() -> None:
+def test_the_index_is_consistent_under_random_use() -> None:
     draw = random.Random(5)
     known = [*chain(6, first=1), *chain(6, first=2), *chain(6, salt="x")]
     index = EvictionIndex()
@@ -87,12 +87,12 @@ def test_the_books_balance_whatever_comes_and_goes() -> None:
         here = {one.key for one in index}
         leaves = {key for key in here if not any(one.parent == key for one in index)}
         assert set(index._leaves) == leaves
-    leave_all(index)
+    evict_all(index)
     assert len(index) == 0
     assert index._children == {}
 
 
-def test_parents_come_first_and_orphans_not_at_all() -> None:
+def test_parents_come_first_and_orphans_are_left_out() -> None:
     whole, broken = chain(4, first=1), chain(4, first=2)
     blocks = [*reversed(whole), broken[0], broken[2], broken[3]]
     told = [block.key for block in parents_first(blocks)]

@@ -1,4 +1,4 @@
-"""Bring it or compute it."""
+"""Loading a block against computing it."""
 
 from paceline.kv.tiers.rates import RETRY, LoadRates
 
@@ -13,23 +13,23 @@ def rates(prefill: float | None, disk: float | None) -> LoadRates:
     return made
 
 
-def test_what_nobody_knows_is_tried() -> None:
+def test_an_unmeasured_source_is_tried() -> None:
     assert rates(None, None).is_worth("disk")
     assert rates(1e-3, None).is_worth("disk")
     assert rates(None, 1e-3).is_worth("disk")
 
 
-def test_the_quicker_way_is_taken() -> None:
+def test_the_faster_way_is_chosen() -> None:
     assert rates(prefill=1e-3, disk=1e-4).is_worth("disk")
     assert not rates(prefill=1e-4, disk=1e-3).is_worth("disk")
     assert not rates(prefill=1e-3, disk=0.99e-3).is_worth("disk")
 
 
-def test_one_source_says_nothing_of_another() -> None:
+def test_sources_are_measured_separately() -> None:
     assert rates(prefill=1e-4, disk=1e-3).is_worth("peer")
 
 
-def test_what_was_slow_is_tried_again_now_and_then() -> None:
+def test_a_slow_source_is_tried_again_sometimes() -> None:
     slow = rates(prefill=1e-4, disk=1e-3)
     assert [slow.is_worth("disk") for _ in range(2 * RETRY)].count(True) == 2
     for _ in range(60):
@@ -37,7 +37,7 @@ def test_what_was_slow_is_tried_again_now_and_then() -> None:
     assert slow.is_worth("disk")
 
 
-def test_small_passes_say_nothing_of_prompts() -> None:
+def test_small_passes_are_not_measured() -> None:
     made = LoadRates()
     made.computed(1, 0.1)
     assert made.seconds_to_compute(100) is None

@@ -1,4 +1,4 @@
-"""Host and disk together: what is where, and what happens when one of them is full or fails."""
+"""Host memory and disk together, also if one of them is full or fails."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -69,7 +69,7 @@ def store(tmp_path: Path) -> Iterator[TierStore]:
     made.close(10.0)
 
 
-def test_what_memory_has_no_room_for_comes_back_from_disk(store: TierStore) -> None:
+def test_blocks_evicted_from_memory_are_read_from_disk(store: TierStore) -> None:
     first, second = chain(4, first=1), chain(4, first=2)
     put(store, first)
     settle(store)
@@ -86,7 +86,7 @@ def test_what_memory_has_no_room_for_comes_back_from_disk(store: TierStore) -> N
     store.finish(fetch)
 
 
-def test_leased_slots_are_nobody_elses(store: TierStore) -> None:
+def test_leased_slots_are_not_reused(store: TierStore) -> None:
     kept, others = chain(4, first=1), chain(4, first=2)
     put(store, kept)
     settle(store)
@@ -99,7 +99,7 @@ def test_leased_slots_are_nobody_elses(store: TierStore) -> None:
     assert store.run([block.key for block in others]) == ["host"] * 4
 
 
-def test_a_fetch_takes_what_memory_there_is_and_ends(store: TierStore) -> None:
+def test_a_fetch_uses_the_free_memory_and_ends(store: TierStore) -> None:
     long = chain(6, first=1)
     for block in long:
         put(store, [block])
@@ -109,7 +109,7 @@ def test_a_fetch_takes_what_memory_there_is_and_ends(store: TierStore) -> None:
     store.finish(fetch)
 
 
-def test_a_chain_longer_than_memory_goes_to_disk_whole(tmp_path: Path) -> None:
+def test_a_chain_longer_than_memory_is_written_to_disk_completely(tmp_path: Path) -> None:
     store = TierStore(Memory(4), WallClock(), DiskFolder(tmp_path, bytes(32), SIZE), 1 << 20)
     long = chain(20)
     for start in range(0, 20, 2):
@@ -131,7 +131,7 @@ def test_the_disk_keeps_to_its_limit_leaf_first(store: TierStore, tmp_path: Path
     assert len(store.run([block.key for block in long])) == 4
 
 
-def test_a_disk_that_fails_costs_blocks_and_nothing_else(store: TierStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_loses_only_blocks(store: TierStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> bool:
         raise OSError(28, "No space left on device")
 
@@ -148,7 +148,7 @@ def test_a_disk_that_fails_costs_blocks_and_nothing_else(store: TierStore, monke
     assert store.num_blocks[1] == 1
 
 
-def test_events_tell_of_both_tiers_and_of_all_that_leaves(store: TierStore) -> None:
+def test_events_report_both_tiers_and_evictions(store: TierStore) -> None:
     events: list[CacheEvent] = []
     store.listen(events.append)
     first, second = chain(4, first=1), chain(8, first=2)
@@ -178,7 +178,7 @@ class StuckFolder(DiskFolder):
         return super().write(block, contents)
 
 
-def test_closing_writes_what_is_left(tmp_path: Path) -> None:
+def test_closing_writes_the_remaining_blocks(tmp_path: Path) -> None:
     store = TierStore(Memory(8), WallClock(), DiskFolder(tmp_path, bytes(32), SIZE), 1 << 20)
     put(store, chain(8))
     store.close(10.0)
@@ -187,7 +187,7 @@ def test_closing_writes_what_is_left(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*/*.kv"))) == 8
 
 
-def test_closing_takes_no_longer_than_it_may(tmp_path: Path) -> None:
+def test_closing_respects_its_time_limit(tmp_path: Path) -> None:
     folder = StuckFolder(tmp_path, bytes(32), SIZE)
     store = TierStore(Memory(8), WallClock(), folder, 1 << 20)
     put(store, chain(8))
@@ -198,7 +198,7 @@ def test_closing_takes_no_longer_than_it_may(tmp_path: Path) -> None:
     assert store.num_blocks == (8, 1)
 
 
-def test_a_folder_over_its_limit_is_cut_down_at_the_start(tmp_path: Path) -> None:
+def test_a_folder_over_its_limit_is_trimmed_at_start(tmp_path: Path) -> None:
     store = TierStore(Memory(8), WallClock(), DiskFolder(tmp_path, bytes(32), SIZE), 1 << 20)
     put(store, chain(8))
     store.close(10.0)
@@ -207,7 +207,7 @@ def test_a_folder_over_its_limit_is_cut_down_at_the_start(tmp_path: Path) -> Non
     small.close(0.0)
 
 
-def test_a_slot_that_was_not_filled_is_empty_again() -> None:
+def test_an_unfilled_slot_becomes_empty() -> None:
     tier, (block,) = HostTier(1), chain(1)
     slot, _ = tier.take()
     assert slot is not None
