@@ -355,8 +355,8 @@ class Sampled:
         frontier: list[tuple[int, int, tuple[int, ...]]] = [(i, -1, ()) for i in sequence_ids]
         while frontier:
             contexts = [self._context(self._progress[i], path) for i, _, path in frontier]
-            laws = [self._q(context) for context in contexts]
-            q = torch.stack(laws)
+            distributions = [self._q(context) for context in contexts]
+            q = torch.stack(distributions)
             count = min(self._siblings, q.shape[1])
             best = self.draw(q, contexts).topk(count, dim=1).indices.tolist()
             support = (q > 0).tolist()
@@ -364,11 +364,11 @@ class Sampled:
             for row, (i, parent, path) in enumerate(level):
                 for token in best[row]:
                     if len(nodes[i]) >= self._progress[i].depth or not self.offers(
-                        laws[row], token, support[row][token]
+                        distributions[row], token, support[row][token]
                     ):
                         break
                     frontier.append((i, len(nodes[i]), (*path, token)))
-                    nodes[i].append((token, parent, laws[row]))
+                    nodes[i].append((token, parent, distributions[row]))
         drafts = {i: drawn for i, drawn in nodes.items() if drawn}
         if not drafts:
             return DraftBatch.empty()

@@ -1,4 +1,4 @@
-"""The suite is known to fail: each bug that has bitten somebody is planted here, and must be caught."""
+"""Planted bugs: the exactness suite must fail on each of them."""
 
 import pytest
 

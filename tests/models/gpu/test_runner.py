@@ -152,7 +152,7 @@ def test_a_pass_is_timed_with_and_without_a_graph(monkeypatch: pytest.MonkeyPatc
     captured = len(runner._ragged)
     spans = [Span([0], 0, tokens(1), 1)] * count
     assert 0.0 < runner.measure_seconds(spans, VirtualClock()) < 60.0
-    assert (len(runner._graphs), len(runner._ragged)) == (count <= 8, recorded)
+    assert (len(runner._graphs), len(runner._ragged)) == (count <= 8, captured)
     assert type(runner._graph_of(spans)) is {2: PassGraph, 40: RaggedGraph, 130: type(None)}[count]
 
 
