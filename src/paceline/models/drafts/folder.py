@@ -65,11 +65,11 @@ class DraftFolder:
         checksum = (self.config.get("target") or {}).get("vocabulary")
         if checksum is None or tokenizer is None:
             return
-        expected = fingerprint(tokenizer).vocabulary
-        if checksum != expected:
+        target_checksum = fingerprint(tokenizer).vocabulary
+        if checksum != target_checksum:
             raise IncompatibleDraft(
                 f"{self.name} was trained for {self.target_name}, whose vocabulary differs from this "
-                f"target's (sha256 {checksum} and {expected}): train a draft for it with `paceline train`"
+                f"target's (sha256 {checksum} and {target_checksum}): train a draft for it with `paceline train`"
             )
 
 
