@@ -20,7 +20,7 @@ from paceline.core.errors import InvalidRequest, MissingDependency, PacelineErro
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
 from paceline.server.auth.audit_log import AuditLogBroken
-from paceline.server.auth.audit_log import verify as verify_trail
+from paceline.server.auth.audit_log import verify as verify_log
 from paceline.server.config.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def verify(
     from the server's log, or from GET /admin/trail.
     """
     try:
-        found = verify_trail(file, head)
+        found = verify_log(file, head)
     except AuditLogBroken as error:
         console.fail(str(error))
         raise typer.Exit(1) from None
