@@ -62,19 +62,24 @@ class StrictMode:
         if decode is not None:
             for prompt, one in zip(prompts, requests, strict=True):
                 prompt["text"] = decode(one.prompt_ids)
-        await self.append(
-            "started",
-            request=request_id,
-            key=key,
-            model=self.model,
-            weights=self.weights,
-            prompts=prompts,
-            sampling=sampling_record(requests[0].sampling),
+        started = asyncio.create_task(
+            self.append(
+                "started",
+                request=request_id,
+                key=key,
+                model=self.model,
+                weights=self.weights,
+                prompts=prompts,
+                sampling=sampling_record(requests[0].sampling),
+            )
         )
         try:
+            await asyncio.shield(started)
             yield entry
         finally:
-            await entry.finish()
+            await asyncio.wait([started])  # a request cancelled during the write needs its end too
+            if started.exception() is None:
+                await entry.finish()
 
     async def append(self, kind: str, **fields: Any) -> None:
         """Writes a record on another thread. Raises `Unavailable` if that fails."""
