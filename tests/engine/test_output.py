@@ -41,9 +41,9 @@ def accepted(tokens: list[int], path: tuple[int, ...] | None = None) -> Verdict:
 
 
 def written(sequence: Sequence, *texts: str, room: int = 99) -> list[StepOutput]:
-    scribe, outputs = SequenceOutput(sequence, letters()), []
+    output, outputs = SequenceOutput(sequence, letters()), []
     for text in texts:
-        outputs.append(scribe.append(accepted(ids(text)), len(text) - 1, room))
+        outputs.append(output.append(accepted(ids(text)), len(text) - 1, room))
         room -= len(text)
     return outputs
 
@@ -107,17 +107,17 @@ def test_log_probabilities_are_those_of_the_rows_on_the_path() -> None:
 def test_a_grammar_follows_the_tokens() -> None:
     tokenizer = letters()
     grammar = Grammar.compile(NUMBER, tokenizer.to_json(), tokenizer.eos_ids, EOS + 1)
-    scribe = SequenceOutput(sequence_of(), tokenizer, grammar)
+    output = SequenceOutput(sequence_of(), tokenizer, grammar)
 
     def allowed() -> str:
-        masks = scribe.masks(Draft())
+        masks = output.masks(Draft())
         assert masks is not None
         return "".join(CHARACTERS[i] for i in range(EOS) if masks[0][i // 32] >> i % 32 & 1)
 
     assert allowed() == "12345"
-    scribe.append(accepted(ids("5")), 0, 99)
+    output.append(accepted(ids("5")), 0, 99)
     assert allowed() == "012345"
-    scribe.append(accepted(ids("0")), 0, 99)
+    output.append(accepted(ids("0")), 0, 99)
     assert allowed() == ""
     assert SequenceOutput(sequence_of(), tokenizer).masks(Draft()) is None
 

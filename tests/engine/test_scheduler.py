@@ -31,8 +31,8 @@ def sequence(
     )
 
 
-def scheduler(num_blocks: int = 64, seats: int = 8, rows: int = 64, prefix_caching: bool = True) -> Scheduler:
-    return Scheduler(BlockTables(num_blocks, prefix_caching), seats, rows)
+def scheduler(num_blocks: int = 64, max_num_seqs: int = 8, rows: int = 64, prefix_caching: bool = True) -> Scheduler:
+    return Scheduler(BlockTables(num_blocks, prefix_caching), max_num_seqs, rows)
 
 
 def commit(plan: Schedule, tables: BlockTables, accepted: int = 0) -> None:
@@ -73,7 +73,7 @@ def running(part: Scheduler, one: Sequence, num_computed: int) -> Sequence:
 
 
 def test_rank_is_priority_then_arrival_then_number() -> None:
-    part = scheduler(seats=2)
+    part = scheduler(max_num_seqs=2)
     for one in (
         sequence(0, 8, arrival=5.0),
         sequence(1, 8, arrival=1.0),
@@ -125,7 +125,7 @@ def test_a_chunk_leaves_a_row_for_every_running_sequence() -> None:
 
 
 def test_rows_and_seats_are_never_exceeded() -> None:
-    part = scheduler(seats=3, rows=20)
+    part = scheduler(max_num_seqs=3, rows=20)
     for i in range(6):
         part.add(sequence(i, 15, depth=4))
     for _ in range(10):
@@ -190,7 +190,7 @@ def test_the_lowest_ranked_gives_up_its_own_place_rather_than_a_better_ones() ->
 
 
 def test_nobody_is_admitted_in_a_pass_that_preempts() -> None:
-    part = scheduler(num_blocks=6, seats=2)
+    part = scheduler(num_blocks=6, max_num_seqs=2)
     running(part, sequence(0, 17), 16)
     low = running(part, sequence(1, 81, priority=2), 80)
     part.add(sequence(2, 4, priority=1))
@@ -321,7 +321,7 @@ def test_a_prompt_that_another_is_computing_is_computed_once() -> None:
 
 
 def test_who_waits_for_another_s_prompt_keeps_the_place_in_the_queue() -> None:
-    part, prompt = scheduler(seats=2), list(range(40))
+    part, prompt = scheduler(max_num_seqs=2), list(range(40))
     first, second, other = sequence(0, prompt), sequence(1, prompt), sequence(2, 10)
     for one in (first, second, other):
         part.add(one)
@@ -394,7 +394,7 @@ def test_admission_keeps_a_block_to_grow_into_for_everybody() -> None:
 
 
 def test_whoever_finds_no_room_is_not_about_to_be_admitted() -> None:
-    part = scheduler(num_blocks=8, seats=3)
+    part = scheduler(num_blocks=8, max_num_seqs=3)
     part.add(sequence(0, 4 * BLOCK_SIZE))
     assert part.may_admit
     step(part)
@@ -409,7 +409,7 @@ def test_whoever_finds_no_room_is_not_about_to_be_admitted() -> None:
 
 
 def test_blocks_that_are_held_ahead_of_the_text_are_given_back_for_who_waits() -> None:
-    part = scheduler(num_blocks=8, seats=2)
+    part = scheduler(num_blocks=8, max_num_seqs=2)
     part.add(sequence(0, 2 * BLOCK_SIZE))
     step(part)
     part.tables.grow(0, 6 * BLOCK_SIZE)
@@ -420,7 +420,7 @@ def test_blocks_that_are_held_ahead_of_the_text_are_given_back_for_who_waits() -
 
 
 def test_a_seat_is_needed_too() -> None:
-    part = scheduler(seats=1)
+    part = scheduler(max_num_seqs=1)
     part.add(sequence(0, 4))
     step(part)
     part.add(sequence(1, 4))
@@ -428,7 +428,7 @@ def test_a_seat_is_needed_too() -> None:
 
 
 def test_removing_frees_blocks_in_either_queue() -> None:
-    part = scheduler(num_blocks=4, seats=1)
+    part = scheduler(num_blocks=4, max_num_seqs=1)
     running, waiting = sequence(0, 20), sequence(1, 20)
     part.add(running)
     part.add(waiting)
@@ -444,8 +444,8 @@ def test_removing_frees_blocks_in_either_queue() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_random_traffic_keeps_every_promise_and_finishes(seed: int) -> None:
     rng = random.Random(seed)
-    seats = rng.randint(1, 6)
-    part = scheduler(rng.randint(7, 24), seats, rng.randint(seats, 40), rng.random() < 0.7)
+    max_num_seqs = rng.randint(1, 6)
+    part = scheduler(rng.randint(7, 24), max_num_seqs, rng.randint(max_num_seqs, 40), rng.random() < 0.7)
     pending = [
         sequence(
             i, rng.choice((range(1, rng.randint(2, 60)), rng.randint(1, 60))), priority=rng.randint(0, 2), arrival=i
@@ -463,7 +463,7 @@ def test_random_traffic_keeps_every_promise_and_finishes(seed: int) -> None:
         before = {one.id: one for one in part.running}
         plan = part.schedule()
         assert sum(item.num_tokens + item.num_draft for item in plan.items) <= part.max_batched_tokens
-        assert len(part.running) <= seats
+        assert len(part.running) <= max_num_seqs
         assert all(item.num_tokens >= 1 for item in plan.items)
         assert set(rows_of(plan)) == {one.id for one in part.running}
         assert not {one.id for one in plan.preempted} & {one.id for one in part.running}

@@ -56,37 +56,37 @@ def test_those_who_board_find_nothing_of_those_before_them() -> None:
 
 def test_a_table_that_was_rolled_back_is_written_anew() -> None:
     memory, written = rows(1)
-    books = BlockTables(8)
-    books.open(0, [1], "")
-    books.grow(0, 3 * BLOCK_SIZE)
-    written.write([books.blocks(0)])
-    books.shrink(0, BLOCK_SIZE)
-    books.open(1, [1], "")
-    books.grow(1, 2 * BLOCK_SIZE)  # takes what was given back
-    books.grow(0, 3 * BLOCK_SIZE)
-    written.write([books.blocks(0)])
-    assert memory.tolist() == whole([books.blocks(0)], 4)
+    block_tables = BlockTables(8)
+    block_tables.open(0, [1], "")
+    block_tables.grow(0, 3 * BLOCK_SIZE)
+    written.write([block_tables.blocks(0)])
+    block_tables.shrink(0, BLOCK_SIZE)
+    block_tables.open(1, [1], "")
+    block_tables.grow(1, 2 * BLOCK_SIZE)  # takes what was given back
+    block_tables.grow(0, 3 * BLOCK_SIZE)
+    written.write([block_tables.blocks(0)])
+    assert memory.tolist() == whole([block_tables.blocks(0)], 4)
 
 
 def test_whatever_happens_to_tables_what_is_written_is_what_they_hold() -> None:
-    dice, books, width = random.Random(0), BlockTables(64, prefix_caching=False), 8
+    dice, block_tables, width = random.Random(0), BlockTables(64, prefix_caching=False), 8
     numbers = [np.zeros(5 * (2 + width + width), dtype=np.int32) for _ in range(2)]
     controls = [ControlBuffer(memory, 5, width, SCRATCH, SCRATCH) for memory in numbers]
     for seat in range(5):
-        books.open(seat, [1], "")
+        block_tables.open(seat, [1], "")
     for turn in range(2000):
         for seat in range(5):
             size = dice.randint(1, width * BLOCK_SIZE)
-            if seat not in books:
-                books.open(seat, [1], "")
+            if seat not in block_tables:
+                block_tables.open(seat, [1], "")
             elif dice.random() < 0.1:
-                books.close(seat)
+                block_tables.close(seat)
             elif dice.random() < 0.3:
-                books.shrink(seat, size)
+                block_tables.shrink(seat, size)
             else:
-                books.grow(seat, size)
-        limits = [dice.randint(0, 3) if seat in books else None for seat in range(5)]
-        tables = [books.blocks(seat) if seat in books else () for seat in range(5)]
+                block_tables.grow(seat, size)
+        limits = [dice.randint(0, 3) if seat in block_tables else None for seat in range(5)]
+        tables = [block_tables.blocks(seat) if seat in block_tables else () for seat in range(5)]
         drafts = [table if dice.random() < 0.7 else () for table in tables]
         controls[turn % 2].write(limits, tables, drafts)
         memory = numbers[turn % 2]
