@@ -192,7 +192,7 @@ def main() -> None:
         depth = sum(pairs[-1][1].depths) / len(pairs[-1][1].depths)
         print(
             f"batch {batch:3}: ratio {median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f}), "
-            f"whole runs {whole:.2f}, depth {depth:.2f}",
+            f"with prefill {whole:.2f}, depth {depth:.2f}",
             flush=True,
         )
 

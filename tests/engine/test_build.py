@@ -150,7 +150,7 @@ def test_a_cache_too_small_for_one_sequence_is_refused(target: str) -> None:
 
 def test_the_cache_follows_the_memory_when_not_asked_for(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     built = engine(target, kv_tokens=None)
-    assert built.runner.num_blocks == 4 * 256 // 16  # all seats at full length
+    assert built.runner.num_blocks == 4 * 256 // 16  # all slots at full length
     monkeypatch.setattr(build, "CPU_CACHE_BYTES", 512 * 512)  # a token takes 512 bytes
     assert engine(target, kv_tokens=None).runner.num_blocks == 512 // 16
     monkeypatch.setattr(build, "device_memory", lambda device: 60_000)

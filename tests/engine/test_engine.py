@@ -252,7 +252,7 @@ def test_cancelling_frees_everything_at_once(stage: Callable[[Engine], None]) ->
     assert {sequence.finish_reason for sequence in held} == {FinishReason.CANCELLED}
     assert engine.step() == []
     engine.cancel("r")  # again, and what never was
-    engine.cancel("nobody")
+    engine.cancel("unknown")
     assert tokens_of(outputs_of(engine, request("r", LONG, max_tokens=6, ignore_eos=True, **SAMPLED))) == plain_tokens(
         LONG, max_tokens=6, **SAMPLED
     )

@@ -168,7 +168,7 @@ def test_many_threads_submit_and_cancel_at_once() -> None:
                 if rng.random() < 0.5:  # at once, or in the middle
                     assert first.wait(TIMEOUT)
                 loop.cancel(doomed.id)
-                loop.cancel("nobody")
+                loop.cancel("unknown")
                 for choice, tokens in inbox.tokens().items():
                     assert tokens == expected[one.id, choice]
                 assert not any(isinstance(event, PacelineError) for event in heard)
@@ -223,7 +223,7 @@ def test_a_listener_that_raises_loses_its_own_request_only(caplog: pytest.LogCap
 
         def broken(event: OutputEvent) -> None:
             calls.append(event)
-            raise RuntimeError("nobody is listening")
+            raise RuntimeError("the listener is gone")
 
         good = Inbox()
         loop.submit(request("bad", PROMPT, max_tokens=30, n=2, seed=1), broken)
@@ -235,7 +235,7 @@ def test_a_listener_that_raises_loses_its_own_request_only(caplog: pytest.LogCap
     assert "a listener failed" in caplog.text
 
 
-def test_an_engine_that_fails_tells_everybody_why(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_engine_reports_the_reason_to_every_listener(caplog: pytest.LogCaptureFixture) -> None:
     engine = tiny_engine(MODEL, max_num_seqs=2)
     forward, passes = engine.runner.forward, []
 
@@ -251,7 +251,7 @@ def test_an_engine_that_fails_tells_everybody_why(caplog: pytest.LogCaptureFixtu
         inboxes = [Inbox() for _ in range(4)]
         loop.submit(request("r0", PROMPT, max_tokens=50), inboxes[0])
         gate.wait()
-        for i, inbox in enumerate(inboxes[1:], start=1):  # running, waiting for a seat, and not even added
+        for i, inbox in enumerate(inboxes[1:], start=1):  # running, waiting, and not even added
             loop.submit(request(f"r{i}", PROMPT, max_tokens=50), inbox)
         gate.go(100)
         for inbox in inboxes:

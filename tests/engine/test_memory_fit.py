@@ -138,7 +138,7 @@ def fit_on(device: str, monkeypatch: pytest.MonkeyPatch, window: int, **options:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_one_seat_is_enough_for_one_full_sequence(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_slot_is_enough_for_one_full_sequence(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert fit_on(device, monkeypatch, 8192, max_num_seqs=1) >= required(8192)
     assert fit_on(device, monkeypatch, 250, max_num_seqs=1) >= required(250)
 

@@ -101,18 +101,18 @@ def test_the_method_changes_under_running_and_waiting_requests_that_named_none()
     free, own = engine.scheduler.running
     assert (free.method, own.method) == ("model", "model")
     draft = engine.speculator.proposers["model"]
-    assert len(draft._riders) == 2
+    assert len(draft._sequences) == 2
     engine.set_flags(SpeculationFlags(method="ngram"))
     assert (free.method, own.method, engine.scheduler.waiting[0].method) == ("ngram", "model", "ngram")
-    assert list(draft._riders) == [own.id]  # what it held for the other is free
+    assert list(draft._sequences) == [own.id]  # what it held for the other is free
     assert engine.snapshot().flags.method == "ngram"
     steps(engine, 3)
-    assert len(draft._riders) == 1
+    assert len(draft._sequences) == 1
     engine.set_flags(SpeculationFlags())
     assert free.method == "model"
     while engine.has_work:
         engine.step()
-    assert (draft._riders, draft.num_free_blocks) == ({}, draft._runner.num_blocks)
+    assert (draft._sequences, draft.num_free_blocks) == ({}, draft._runner.num_blocks)
 
 
 def test_the_text_stays_the_same_whatever_is_flagged() -> None:

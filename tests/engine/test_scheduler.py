@@ -124,7 +124,7 @@ def test_a_chunk_leaves_a_row_for_every_running_sequence() -> None:
         assert rows_of(step(part)) == {0: 13, 1: 1, 2: 1, 3: 1}
 
 
-def test_rows_and_seats_are_never_exceeded() -> None:
+def test_row_and_sequence_limits_are_never_exceeded() -> None:
     part = scheduler(max_num_seqs=3, rows=20)
     for i in range(6):
         part.add(sequence(i, 15, depth=4))
@@ -144,7 +144,7 @@ def test_full_is_a_pass_that_prompts_leave_no_row_for_drafts() -> None:
         assert drafts_of(step(part)) == {0: 0, 1: 0}
     assert rows_of(step(part)) == {0: 1, 1: 40 - 2 * 19}
     part.add(sequence(2, 40))
-    part.max_num_seqs = 2  # whoever cannot be let in takes no rows
+    part.max_num_seqs = 2  # a sequence that cannot be admitted takes no rows
     assert part.prompt_rows == 0
     assert not part.is_full
 
@@ -189,7 +189,7 @@ def test_the_lowest_ranked_gives_up_its_own_place_rather_than_a_better_ones() ->
     assert plan.preempted == (low,)
 
 
-def test_nobody_is_admitted_in_a_pass_that_preempts() -> None:
+def test_a_pass_that_preempts_admits_no_sequence() -> None:
     part = scheduler(num_blocks=6, max_num_seqs=2)
     running(part, sequence(0, 17), 16)
     low = running(part, sequence(1, 81, priority=2), 80)
@@ -331,7 +331,7 @@ def test_who_waits_for_another_s_prompt_keeps_the_place_in_the_queue() -> None:
 
 
 @pytest.mark.parametrize("apart", ["salt", "rank", "short", "no caching"])
-def test_nobody_waits_for_what_is_not_theirs_to_share(apart: str) -> None:
+def test_a_sequence_does_not_wait_for_a_prefix_it_cannot_share(apart: str) -> None:
     part = scheduler(prefix_caching=apart != "no caching")
     prompt = range(BLOCK_SIZE if apart == "short" else 20)
     first, second = sequence(0, prompt), sequence(1, prompt)
@@ -371,7 +371,7 @@ def test_shared_blocks_need_no_room_twice() -> None:
     assert part.tables.blocks(1)[:4] == part.tables.blocks(0)[:4]
 
 
-def test_a_cached_prefix_that_nobody_holds_takes_room() -> None:
+def test_a_cached_prefix_without_a_holder_takes_blocks() -> None:
     part = scheduler(num_blocks=8, rows=128)
     part.add(sequence(0, range(64)))
     step(part)
@@ -383,7 +383,7 @@ def test_a_cached_prefix_that_nobody_holds_takes_room() -> None:
     assert set(rows_of(part.schedule())) == {1}
 
 
-def test_admission_keeps_a_block_to_grow_into_for_everybody() -> None:
+def test_admission_keeps_a_block_to_grow_for_every_sequence() -> None:
     part = scheduler(num_blocks=5)
     part.add(sequence(0, 32))
     step(part)
@@ -393,12 +393,12 @@ def test_admission_keeps_a_block_to_grow_into_for_everybody() -> None:
     assert set(rows_of(step(part))) == {1}
 
 
-def test_whoever_finds_no_room_is_not_about_to_be_admitted() -> None:
+def test_a_sequence_without_room_is_not_about_to_be_admitted() -> None:
     part = scheduler(num_blocks=8, max_num_seqs=3)
     part.add(sequence(0, 4 * BLOCK_SIZE))
     assert part.may_admit
     step(part)
-    assert not part.may_admit  # nobody waits
+    assert not part.may_admit  # no sequence waits
     part.add(sequence(1, 3 * BLOCK_SIZE))
     assert not part.may_admit
     assert rows_of(step(part)) == {0: 1}
@@ -419,7 +419,7 @@ def test_blocks_that_are_held_ahead_of_the_text_are_given_back_for_who_waits() -
     assert set(rows_of(step(part))) == {0, 1}
 
 
-def test_a_seat_is_needed_too() -> None:
+def test_admission_needs_a_free_slot() -> None:
     part = scheduler(max_num_seqs=1)
     part.add(sequence(0, 4))
     step(part)

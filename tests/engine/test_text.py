@@ -73,8 +73,8 @@ def test_nothing_follows_a_stop() -> None:
 
 
 def test_a_character_of_several_tokens_comes_out_whole() -> None:
-    euro, rider = "€".encode(), "🚴".encode()
-    pieces = (euro[:1], euro[1:2], euro[2:], rider[:3], rider[3:])
+    euro, cyclist = "€".encode(), "🚴".encode()
+    pieces = (euro[:1], euro[1:2], euro[2:], cyclist[:3], cyclist[3:])
     assert feed((), *pieces) == (["", "", "€", "", "🚴", ""], False)
 
 

@@ -99,7 +99,7 @@ def tree_drafter(
 
     def drafter(trials: Sequence[Trial]) -> list[Draft]:
         tokens = torch.empty(len(trials), len(parents), dtype=torch.int64)
-        laws = torch.empty(len(trials), len(parents), VOCAB)
+        distributions = torch.empty(len(trials), len(parents), VOCAB)
         ends = torch.tensor([trial.ids[-1] for trial in trials])
         for parent, children in families.items():
             last = ends if parent < 0 else tokens[:, parent]
@@ -107,12 +107,12 @@ def tree_drafter(
                 tokens[:, children] = p[last].topk(len(children)).indices
             else:
                 tokens[:, children] = torch.multinomial(p[last], len(children), generator=generator)
-            laws[:, children] = claimed[last].unsqueeze(1)
+            distributions[:, children] = claimed[last].unsqueeze(1)
         probs = None
         if q == "dense":
-            probs = DraftProbs(laws.flatten(0, 1))
+            probs = DraftProbs(distributions.flatten(0, 1))
         elif q == "sparse":
-            best = laws.flatten(0, 1).topk(VOCAB - 1)  # the smallest is truncated away or padding
+            best = distributions.flatten(0, 1).topk(VOCAB - 1)  # the smallest is truncated away or padding
             probs = DraftProbs(best.values, best.indices)
         n = len(parents)
         return [Draft(tuple(row), parents, probs, slice(i * n, (i + 1) * n)) for i, row in enumerate(tokens.tolist())]

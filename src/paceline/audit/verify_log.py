@@ -49,7 +49,7 @@ class VerifyLog(StepHook):
             return
         path = [0, *(1 + node for node in verdict.path)]
         # Indexing copies, so that the tensors of the batch can be freed
-        logits, p = logits[path], None if verdict.law is None else verdict.law[path]
+        logits, p = logits[path], None if verdict.p is None else verdict.p[path]
         # Only chains are sampled from a q. Nodes after the first rejected one were not tested.
         q = draft.q(logits.shape[1]) if p is not None and draft.is_chain else None
         for place in range(len(path)):

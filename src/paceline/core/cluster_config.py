@@ -99,7 +99,7 @@ class ClusterConfig:
             trace_url(self.trace_endpoint)
         self._check_prefills()
         for pool in self.pools:
-            other = pool.placement.beside
+            other = pool.placement.with_pool
             if other is not None and (other not in names or other == pool.name):
                 raise InvalidConfig(
                     f"pool {pool.name!r}: placement.with names {other!r}; other pools: "
@@ -173,8 +173,8 @@ def _with_devices(config: ClusterConfig) -> ClusterConfig:
     """The configuration with the devices of pools that share those of another pool."""
     by_name = {pool.name: pool for pool in config.pools}
     pools = tuple(
-        replace(pool, devices=by_name[pool.placement.beside].devices)
-        if pool.placement.beside is not None and not pool.devices
+        replace(pool, devices=by_name[pool.placement.with_pool].devices)
+        if pool.placement.with_pool is not None and not pool.devices
         else pool
         for pool in config.pools
     )

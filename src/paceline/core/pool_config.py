@@ -47,7 +47,7 @@ class PoolLimits:
 class Placement:
     """Placement of a pool's workers."""
 
-    beside: str | None = None
+    with_pool: str | None = None
     """Pool whose devices (and nodes, on Ray) this pool shares, worker by worker; `with` in the file."""
 
 

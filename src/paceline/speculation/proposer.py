@@ -24,9 +24,9 @@ class HiddenRequest:
     """Which of the target's hidden states a method drafts from."""
 
     layers: tuple[int, ...] = ()
-    """Counted as in `DecoderModel.forward(state_layers=...)`."""
+    """Layers, counted as in `DecoderModel.forward(state_layers=...)`."""
     last: bool = False
-    """The last one, after the final norm."""
+    """Whether it needs the last one, after the final norm."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,29 +45,28 @@ class Hidden:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Progress:
-    """What a proposer learns about one sequence after a commit."""
+    """The state of one sequence after a commit."""
 
     sequence_id: int
     ids: Seq[int]
-    """All committed tokens, prompt included. A live view: read it, never keep a copy of it or write to it."""
+    """All committed tokens, prompt included. A live view: do not copy it or write to it."""
     depth: int
-    """How many tokens to draft next; 0 asks for nothing and should cost nothing."""
+    """Tokens to draft next; 0 requests no draft and must cost nothing."""
     sampling: SamplingParams
     seed: int
     choice: int
     num_prompt: int
     verification: Verification
     cache_salt: str = ""
-    """Sequences with different salts share no cached prefix, in a draft's cache either."""
+    """Salt of the prefix cache: sequences with different salts share no blocks, nor in a draft's cache."""
     hidden: Hidden | None = None
-    """Of the tokens that this step computed and committed, for a proposer that `wants` them. Tokens that came from the
-    prefix cache, or were computed while speculation was off, have none: positions may skip."""
+    """Hidden states of the tokens that this step computed and committed, if `traits.hidden` requests them. Tokens from the
+    prefix cache, or computed while speculation was off, have none: positions may skip."""
     picks: Seq[int] = ()
-    """The target's picks of the round just verified: after the last token that was committed before it, then after each node
-    of the draft that this proposer gave, as far as it was verified. None under rejection sampling, where they would be draws:
-    what is drafted next may not depend on the target's randomness."""
+    """The target's picks of the last round: after the last token committed before it, then after each verified node of the
+    draft. Empty under rejection sampling: a draft must not depend on the target's randomness."""
     max_levels: int | None = None
-    """The longest path that is of use: the request may have one token more, which is the target's own. None: not known."""
+    """Longest useful path: one token less than the request may still generate. None: not known."""
 
     @classmethod
     def of(cls, sequence: Sequence, max_levels: int, hidden: Hidden | None = None, picks: Seq[int] = ()) -> "Progress":

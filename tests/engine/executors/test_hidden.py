@@ -69,7 +69,7 @@ def test_prompts_are_heard_chunk_by_chunk_with_depth_0():
     assert check(model, listener) > 0
 
 
-def test_nothing_is_kept_that_nobody_wants():
+def test_only_requested_states_are_kept():
     model, passes = tiny_model(), []
 
     def watched(proposer):

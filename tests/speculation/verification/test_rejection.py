@@ -69,12 +69,12 @@ def test_planted_bonus_after_a_rejected_last_token_is_caught(monkeypatch: pytest
 def test_chains_at_once_and_one_by_one_agree(kind: str) -> None:
     """A chain is a tree that never forks: the batched walk and the walk down a tree say the same."""
     p = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8], [0.3, 0.3, 0.4]])
-    laws = {
+    distributions = {
         "onehot": None,
         "sparse": DraftProbs(torch.tensor([[0.6, 0.4], [0.7, 0.3]]), torch.tensor([[0, 2], [1, 2]])),
         "dense": DraftProbs(torch.tensor([[0.6, 0.2, 0.2], [0.1, 0.7, 0.2]])),
     }
-    draft = Draft((0, 1), (-1, 0), laws[kind], slice(0, 2))
+    draft = Draft((0, 1), (-1, 0), distributions[kind], slice(0, 2))
     for uniforms in ([0.01, 0.01], [0.01, 0.99], [0.99, 0.01]):
         (path, rest), (tree_path, tree_rest) = (
             rejection._walk_chains([rejection._Chain(0, draft, 0, uniforms)], p)[0],
@@ -85,20 +85,20 @@ def test_chains_at_once_and_one_by_one_agree(kind: str) -> None:
 
 
 def test_planted_recovery_from_p_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rejection, "_without", lambda x, left, law: (left.clone(), law))
+    monkeypatch.setattr(rejection, "_without", lambda x, left, q: (left.clone(), q))
     assert chance(tree_drafter(DRAFT, TREE, "onehot", DRAFT_PARAMS)) < 1e-6
 
 
 def test_planted_siblings_with_an_untouched_q_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     without = rejection._without
-    monkeypatch.setattr(rejection, "_without", lambda x, left, law: (without(x, left, law)[0], law))
+    monkeypatch.setattr(rejection, "_without", lambda x, left, q: (without(x, left, q)[0], q))
     assert chance(tree_drafter(DRAFT, TREE, "dense", DRAFT_PARAMS)) < 1e-6
 
 
 def keyed_chains(trials: Sequence[Trial]) -> list[Draft]:
     """Chains of two drawn with the project's own draft noise."""
     tokens: list[list[int]] = [[] for _ in trials]
-    laws = []
+    distributions = []
     for _ in range(2):
         ends = [(*trial.ids, *drawn)[-1] for trial, drawn in zip(trials, tokens, strict=True)]
         rows = [
@@ -106,10 +106,10 @@ def keyed_chains(trials: Sequence[Trial]) -> list[Draft]:
             for trial, drawn in zip(trials, tokens, strict=True)
         ]
         picked, q = sample_draft(DRAFT[ends], rows)
-        laws.append(q)
+        distributions.append(q)
         for drawn, token in zip(tokens, picked.tolist(), strict=True):
             drawn.append(token)
-    probs = DraftProbs(torch.stack(laws, dim=1).flatten(0, 1))
+    probs = DraftProbs(torch.stack(distributions, dim=1).flatten(0, 1))
     return [Draft(tuple(drawn), (-1, 0), probs, slice(2 * i, 2 * i + 2)) for i, drawn in enumerate(tokens)]
 
 

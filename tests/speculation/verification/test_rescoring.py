@@ -88,7 +88,7 @@ def test_the_contract_covers_scores_that_are_as_good_as_equal() -> None:
 
 
 def test_the_contract_covers_the_edge_of_a_truncation() -> None:
-    """Token 1 was kept by whoever computed it a hair higher, and the noise likes it best."""
+    """Token 1 is kept if its logit is slightly higher, and the noise then makes it the pick."""
     logits = [1.0, 0.5 - 2e-5, 0.5]
     kept = one_row([1.0, 0.5 + 2e-5, 0.5], 1, temperature=5.0, top_k=2)
     if kept:  # the noise of this seed does not pick it: the test would show nothing

@@ -1,4 +1,4 @@
-"""The engine checks itself: some finished texts are computed again, plainly, while nobody is served.
+"""Self-audit: while the engine is idle, it computes some finished texts again without speculation.
 
 A coupled or greedy text must be what plain decoding picks; of a rejection text, the probability that every token had when it
 was accepted or drawn must be what a plain pass gives it. Lives on the engine's thread and in the engine's cache, and gives
@@ -92,10 +92,10 @@ class SelfAudit(StepHook):
             return
         for one in result.sequences:
             watched, verdict = self._watched.get(one.sequence.id), one.verdict
-            if watched is None or watched.is_coupled or verdict is None or verdict.law is None:
+            if watched is None or watched.is_coupled or verdict is None or verdict.p is None:
                 continue
             rows = [0, *(1 + node for node in verdict.path)]
-            watched.probs.extend(verdict.law[rows, list(verdict.tokens)].tolist())
+            watched.probs.extend(verdict.p[rows, list(verdict.tokens)].tolist())
 
     def sequence_finished(self, sequence: Sequence) -> None:
         watched = self._watched.pop(sequence.id, None)
@@ -134,7 +134,7 @@ class SelfAudit(StepHook):
             self._count(work)
 
     def before_step(self) -> None:
-        """Give back all that is held: somebody is to be served. What was begun begins again later."""
+        """Release all blocks, because a request runs. An interrupted audit starts again later."""
         work = self._current
         if work is None:
             return
@@ -151,7 +151,7 @@ class SelfAudit(StepHook):
             work = self._pending.popleft()
             self._begun += 1
             table, ids = -self._begun, work.text.ids  # sequences count up from 0
-            # A salt that nobody has: not one block of this text may come from the prefix cache.
+            # A unique salt: no block of this text may come from the prefix cache.
             self._tables.open(table, ids, f"audit/{secrets.token_hex(16)}")
             if self._tables.grow(table, len(ids)):
                 work.table = table

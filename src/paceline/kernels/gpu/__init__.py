@@ -5,5 +5,5 @@
 # All kernels can be captured in a CUDA graph and replayed as contexts grow: grids and shapes do not depend on device values,
 # wrappers allocate nothing if they are given `out` and scratch, and no wrapper waits for the device.
 #
-# HAZARD: every kernel waits for the one before it (`launch.py`), even if it has nothing to do. Otherwise its end would signal to
-# the next kernel that memory is complete when it is not.
+# HAZARD: every kernel waits for the one before it (`launch.py`), even if it has nothing to do. Otherwise its end would signal
+# to the next kernel that memory is complete when it is not.

@@ -1,4 +1,4 @@
-"""The coupled rule: a drafted token is accepted iff it equals the target's own pick. Exact whatever was drafted."""
+"""The coupled rule: a drafted token is accepted if it equals the target's own pick. Exact for any draft."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from paceline.speculation.drafts import Draft
 
 
 def walk(draft: Draft, picks: Sequence[int]) -> tuple[list[int], int]:
-    """(accepted nodes, token that follows) from the picks of the draft's 1 + len(draft) rows."""
+    """(accepted nodes, next token) from the picks of the 1 + len(draft) rows."""
     if not draft.tokens:
         return [], picks[0]
     path: list[int] = []

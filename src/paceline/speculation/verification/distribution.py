@@ -1,6 +1,6 @@
 """The distribution `p` of one row, and tokens chosen from it.
 
-One order everywhere: logit bias, penalties, grammar mask; then temperature, min-p, top-k, top-p. A row's result does
+The order is the same everywhere: logit bias, penalties, grammar mask; then temperature, min-p, top-k, top-p. A row's result does
 not depend on which other rows are in the batch. Everything is float32 except the masses that top-p compares.
 """
 
@@ -54,14 +54,14 @@ def log_distribution(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
 
 
 def sample_draft(logits: Tensor, rows: Sequence[RowContext]) -> tuple[Tensor, Tensor]:
-    """Tokens [R] drawn with draft noise, and the very distributions `q` [R, V] they were drawn from."""
+    """Tokens [R] drawn with draft noise, and the distributions `q` [R, V] that they were drawn from."""
     log_q = log_distribution(logits, rows)
     noise = gumbel([row.key for row in rows], Purpose.DRAFT, logits.shape[1], logits.device)
     return noise.add_(log_q).argmax(1), log_q.exp()
 
 
 def logprobs(logits: Tensor, chosen: Sequence[int], top_n: int) -> list[TokenLogprobs]:
-    """Of the chosen tokens and the `top_n` likeliest, under the model itself: raw logits, temperature 1."""
+    """Log-probabilities of the chosen tokens and of the `top_n` best under the model: raw logits, temperature 1."""
     values = logits.to(torch.float32).log_softmax(1)
     own = values.gather(1, torch.tensor(chosen, device=values.device).unsqueeze(1)).squeeze(1).tolist()
     best = values.topk(min(top_n, values.shape[1]), dim=1)

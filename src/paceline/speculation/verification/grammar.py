@@ -1,4 +1,4 @@
-"""JSON-schema grammars: which tokens may follow, for the last committed token and for every node of a draft.
+"""JSON-schema grammars: the allowed tokens after the last committed token and after every node of a draft.
 
 A `Grammar` is compiled once per schema and tokenizer and never changes; a `GrammarState` follows one sequence and can
 always be rebuilt from its output ids. Masks are int32 bitmasks [ceil(V / 32)], bit t % 32 of word t // 32 for token t.
@@ -40,7 +40,7 @@ class Grammar:
 
 
 class GrammarState:
-    """Where one sequence stands in its grammar. Only `advance` moves it."""
+    """The state of one sequence in its grammar. Only `advance` changes it."""
 
     def __init__(self, grammar: Grammar, matcher: "LLMatcher") -> None:
         self._grammar = grammar
@@ -52,7 +52,7 @@ class GrammarState:
         return self._matcher.is_stopped()
 
     def advance(self, tokens: Iterable[int]) -> None:
-        """Follow committed tokens. Whatever comes after the end is not the grammar's business."""
+        """Advance by committed tokens. Tokens after the end of the value are ignored."""
         for token in tokens:
             if self.is_finished:
                 return
@@ -73,7 +73,7 @@ class GrammarState:
         return list(masks)
 
     def _fill(self, masks: "Tensor", draft: "Draft", node: int) -> None:
-        """Fill the mask of `node` and those of all nodes below it; the matcher ends where it began."""
+        """Fill the masks of `node` and of all nodes below it; the state of the matcher is restored."""
         mask = masks[node + 1]
         if self.is_finished:
             mask.copy_(self._end_mask())

@@ -18,7 +18,7 @@ _MASK_64 = 2**64 - 1
 
 
 class Purpose(IntEnum):
-    """What the noise decides. Acceptance is exact only if these streams never mix."""
+    """The use of a noise stream. Acceptance is exact only if the streams are never mixed."""
 
     SHARED = 0
     """Coupled picks: the target's and the draft's."""
@@ -96,7 +96,7 @@ def _words(keys: Sequence[NoiseKey], purpose: Purpose, device: torch.device) -> 
 
 @lru_cache(maxsize=4096)
 def stream(purpose: Purpose, seed: int, choice: int) -> int:
-    """64 bits that a row's noise starts from, whatever its position."""
+    """64 bits that the noise of a row starts from, at any position."""
     state = 0
     for part in (int(purpose), seed, choice):
         state = _splitmix(state ^ part)

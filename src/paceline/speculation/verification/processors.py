@@ -1,7 +1,7 @@
-"""Edits to the raw logits that even a greedy row sees, in this order: logit bias, penalties, grammar mask.
+"""Modifications of the raw logits, also for greedy rows, in this order: logit bias, penalties, grammar mask.
 
 The order is vLLM's. The repetition penalty covers prompt and output; presence and frequency penalties count output
-alone. Drafted tokens before a row count as output, as they will be if the row is ever used.
+alone. Drafted tokens before a row count as output: if the row is used, they are.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from paceline.speculation.verification.rows import RowContext
 
 
 def process(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
-    """[R, V] float32; `logits` itself is left alone, and returned when there is nothing to edit."""
+    """[R, V] float32. `logits` is not modified; it is returned itself if no row needs a modification."""
     edited = [i for i, row in enumerate(rows) if row.is_processed]
     if not edited:
         return logits.to(torch.float32)

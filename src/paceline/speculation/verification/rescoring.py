@@ -1,7 +1,7 @@
-"""A finished text computed once more, plainly, from its first token on: what decides every position, whatever made the text.
+"""Rescoring: a finished text is computed again by plain decoding, from its first token on.
 
-Nothing that speculation left behind is read: the pass has cache blocks of its own. The contract on the result is that of the
-floating point: a token is the pick, or its score lies within rounding of the pick's (`rounding`).
+It reads nothing that speculation wrote: it has its own cache blocks. The contract allows for floating point: a token is the
+pick, or its score is within rounding of the pick's (`rounding`).
 """
 
 import math
@@ -22,14 +22,14 @@ from paceline.speculation.verification.processors import process
 from paceline.speculation.verification.rows import RowContext
 
 FLOAT32_GAP = 1e-4
-"""Logits closer than this may swap when the rows of a product are added up in another order."""
+"""Difference of logits that another order of summation may produce."""
 STEPS = 2.0
-"""In fewer bits: how many steps of the largest logit two scores may lie apart, one for each of them."""
+"""Difference for smaller types, in units of the last place of the largest logit: one for each of two scores."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FinishedText:
-    """A text, and everything that decides it."""
+    """A text and all parameters that determine it."""
 
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
@@ -61,13 +61,13 @@ class Difference:
     token: int
     pick: int
     gap: float
-    """How far its score lies below the pick's, in units of logits; inf: it was not possible at all."""
+    """Distance of its score below the pick's, in units of logits; inf: the token was impossible."""
     is_rounding: bool
-    """Whether the float contract covers it."""
+    """Whether it is within rounding."""
 
 
 class Rescoring:
-    """One text, a few rows a pass. `blocks` of the runner's cache must hold it, and are written."""
+    """Rescores one text, a few rows per pass. It writes to `blocks` of the runner's cache, which must hold the text."""
 
     def __init__(self, text: FinishedText, runner: ModelRunner, blocks: Sequence[int]) -> None:
         self._text, self._ids, self._runner, self._blocks = text, text.ids, runner, blocks
@@ -79,10 +79,10 @@ class Rescoring:
         return self._computed >= len(self._ids) - 1
 
     def advance(self, max_rows: int) -> Rescored:
-        """Compute the next tokens; what comes back is about the output tokens that they predict, if any."""
+        """Compute the next tokens. Returns the rows of the output tokens that they predict."""
         start, num_prompt = self._computed, len(self._text.prompt_ids)
         end = min(start + max_rows, len(self._ids) - 1)
-        known = self._runner.model.config.vocab_size  # a draft may know fewer tokens: any other stands in for those
+        known = self._runner.model.config.vocab_size  # a draft may have fewer tokens: 0 replaces unknown ones
         tokens = [token if token < known else 0 for token in self._ids[start:end]]
         wanted = range(max(start, num_prompt - 1) + 1, end + 1)  # positions predicted, of output tokens only
         output = self._runner.forward([Span(self._blocks, start, tokens, num_logits=len(wanted))])
@@ -98,7 +98,7 @@ class Rescoring:
             mask = self._state.masks(Draft())[0]
             try:
                 self._state.advance([self._ids[position]])
-            except InvalidRequest:  # its row says that it was impossible; nothing can be said of what follows
+            except InvalidRequest:  # its row shows that it was impossible; later rows have no mask
                 self._state = None
         ids = self._ids[:position]
         return RowContext(text.sampling, text.seed, text.choice, position, ids, len(text.prompt_ids), mask=mask)
@@ -121,7 +121,7 @@ def differences(rescored: Rescored, dtype: torch.dtype) -> list[Difference]:
 
 
 def rounding(logits: Tensor, dtype: torch.dtype) -> float:
-    """How far two of these logits may lie apart and yet be the same to whoever computes them another way."""
+    """Difference of two of these logits that another way of computing them may produce."""
     if dtype in (torch.float32, torch.float64):
         return FLOAT32_GAP
     finite = logits[logits.isfinite()].abs()
@@ -130,7 +130,7 @@ def rounding(logits: Tensor, dtype: torch.dtype) -> float:
 
 
 def computed_in(runner: ModelRunner) -> torch.dtype:
-    """The coarser of the model's type and its cache's, 8 bits counting as bfloat16: they round what was summed up already."""
+    """The coarser type of model and cache. An 8-bit cache counts as bfloat16: it rounds values that are already summed."""
     cache = runner.cache[0][0].dtype
     if cache.itemsize == 1 and runner.model.dtype in (torch.float32, torch.float64):
         return torch.bfloat16

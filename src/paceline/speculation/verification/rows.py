@@ -1,4 +1,4 @@
-"""One row of logits and everything that decides its distribution."""
+"""One row of logits and all parameters of its distribution."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from paceline.speculation.verification.noise import NoiseKey
 
 
 class Facts(Protocol):
-    """What a row needs to know of its sequence. A `Sequence` has it, and so has a proposer's `Progress`."""
+    """The attributes of a sequence that a row needs; `Sequence` and `Progress` have them."""
 
     @property
     def ids(self) -> Sequence[int]: ...
@@ -39,7 +39,7 @@ class RowContext:
     """Committed tokens, a live view."""
     num_prompt: int
     path: tuple[int, ...] = ()
-    """Drafted tokens between the last committed one and this row."""
+    """Drafted tokens between the last committed token and this row."""
     mask: Tensor | None = None
     """[ceil(V / 32)] int32, bit t of word t // 32: a grammar allows token t."""
 
@@ -49,7 +49,7 @@ class RowContext:
 
     @property
     def is_processed(self) -> bool:
-        """Whether its logits are edited before temperature and truncation."""
+        """Whether its logits are modified before temperature and truncation."""
         return self.params.has_penalties or bool(self.params.logit_bias) or self.mask is not None
 
     @property
@@ -60,10 +60,10 @@ class RowContext:
 def row_contexts(facts: Facts, draft: Draft, masks: Sequence[Tensor] | None = None) -> tuple[RowContext, ...]:
     """The 1 + len(draft) rows of a sequence: after its last committed token, then after each node of its draft."""
     end = len(facts.ids)
-    if not draft.tokens:  # nearly every row of a large batch
+    if not draft.tokens:  # most rows of a large batch
         mask = None if masks is None else masks[0]
         return (RowContext(facts.sampling, facts.seed, facts.choice, end, facts.ids, facts.num_prompt, (), mask),)
-    paths: list[tuple[int, ...]] = [()]  # by row: the root's, then each node's
+    paths: list[tuple[int, ...]] = [()]  # path of each row: of the root, then of each node
     for token, parent in zip(draft.tokens, draft.parents, strict=True):
         paths.append((*paths[parent + 1], token))
     levels = (0, *depths(draft.parents))

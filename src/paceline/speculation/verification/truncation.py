@@ -1,7 +1,7 @@
-"""Which tokens stay possible: min-p, then top-k, then top-p over what is left, as vLLM orders them.
+"""Truncation: min-p, then top-k, then top-p over the remaining tokens, in vLLM's order.
 
-Tokens are ranked by score, equal scores by lower id, and a row keeps a prefix of that ranking; so ties at the boundary
-fall the same way on every path and in every batch. Masses are summed in float64.
+Tokens are ranked by score, equal scores by lower id, and a row keeps a prefix of that ranking. Ties at the boundary
+are therefore resolved alike on every path and in every batch. Masses are summed in float64.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from torch import Tensor
 from paceline.core.sampling import SamplingParams
 
 WIDTH = 256
-"""Candidates looked at first where there is no top-k; rows that need more get 16 times as many, until all."""
+"""Candidates ranked first without top-k; rows that need more get 16 times as many, up to all."""
 
 
 class Kept(NamedTuple):
-    """Rows of the input that were settled together, and the tokens they keep."""
+    """Rows of the input that were truncated together, and the tokens they keep."""
 
     rows: Tensor  # [r] int64
     tokens: Tensor  # [r, M] int64, best first
@@ -25,15 +25,15 @@ class Kept(NamedTuple):
 
 
 def truncate(scores: Tensor, params: Sequence[SamplingParams], width: int = WIDTH) -> Iterator[Kept]:
-    """Every row of scores [R, V] exactly once. Scores are logits over temperature, 0 at their maximum."""
+    """Returns every row of scores [R, V] exactly once. Scores are logits / temperature with maximum 0."""
     vocab_size, device = scores.shape[1], scores.device
     limits = _Limits.of(params, vocab_size, device)
     rows = torch.arange(len(params), device=device)
-    width = max(p.top_k + 16 if p.top_k else width for p in params)  # a few more, for ties
+    width = max(p.top_k + 16 if p.top_k else width for p in params)  # some more, for ties
     while True:
         width = min(width, vocab_size)
         tokens, ranked, keep = _cut(scores, limits, width)
-        # Settled: every token scoring as high as the last one kept is among the candidates, ties included
+        # A row is complete if all tokens with the score of its last kept one are among the candidates
         last = ranked.gather(1, (keep.sum(1, keepdim=True) - 1).clamp_(min=0))  # clamped: NaN logits keep nothing
         settled = (last > ranked[:, -1:]).squeeze(1)
         ranked.masked_fill_(~keep, -torch.inf)
@@ -64,21 +64,21 @@ class _Limits(NamedTuple):
 
 
 def _cut(scores: Tensor, limits: _Limits, width: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(tokens, their scores, keep) [R, width], ranked; `keep` is right wherever the row turns out to be settled."""
+    """(tokens, scores, keep) [R, width], ranked; `keep` is valid for complete rows."""
     tokens, ranked = _rank(scores, width)
     rank = torch.arange(width, device=scores.device)
     keep = (ranked >= limits.floor) & (ranked > -torch.inf) & (rank < limits.top_k)
     if bool((limits.top_p <= 1.0).any()):
         mass = ranked.to(torch.float64).exp_().masked_fill_(~keep, 0.0)
         before = mass.cumsum(1) - mass
-        # What top-p is a share of: the top-k where there is one (all ranked here), else every token above the floor
+        # top-p is a share of the mass of the top-k if set (all ranked here), else of all tokens above the floor
         total = torch.where(limits.top_k < scores.shape[1], mass.sum(1, keepdim=True), _mass(scores, limits.floor))
         keep &= before < limits.top_p * total
     return tokens, ranked, keep
 
 
 def _rank(scores: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """The `width` best, best first, equal ones by id. Which of several equal ones are last is `topk`'s choice."""
+    """The `width` best, best first, equal scores by id. `topk` decides which of several equal scores are included."""
     if width == scores.shape[1]:
         ranked, tokens = scores.sort(dim=1, descending=True, stable=True)
         return tokens, ranked

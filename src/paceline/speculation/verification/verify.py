@@ -1,8 +1,8 @@
-"""Verification: how much of each draft is kept, and which token follows.
+"""Verification: the accepted part of each draft, and the token after it.
 
-`coupled` compares drafts with the target's own picks; `rejection` accepts by probability. Both leave the text
-distributed as the target's, and `coupled` leaves it the very same text. Greedy is either rule with a one-hot `p`:
-accept what equals the arg-max.
+`coupled` compares drafts with the target's own picks; `rejection` accepts by probability. With both, the text has the
+target's distribution; with `coupled` it is the same text as without drafts. Greedy is either rule with a one-hot `p`:
+a token is accepted if it is the arg-max.
 """
 
 from collections.abc import Sequence
@@ -20,11 +20,11 @@ from paceline.speculation.verification.distribution import pick
 from paceline.speculation.verification.rows import Facts, RowContext, row_contexts
 
 PLAIN = (Origin.PLAIN,)
-"""Of a round without drafts."""
+"""Origins of a round without drafts."""
 
 
 class Round(NamedTuple):
-    """One sequence's draft and the rows that check it: after the last committed token, then after each node."""
+    """The draft of one sequence and the rows that verify it: after the last committed token, then after each node."""
 
     rows: tuple[RowContext, ...]
     draft: Draft
@@ -41,22 +41,22 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a round decided. `path` are the accepted nodes, in order; `tokens` are theirs and the one that follows."""
+    """The result of a round. `path`: the accepted nodes in order; `tokens`: theirs and the one after them."""
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
     picks: tuple[int, ...] = ()
-    """Coupled rounds: what the target picked in every row, after the last committed token, then after each node."""
-    law: Tensor | None = field(default=None, compare=False, repr=False)  # [1 + len(draft), V]
-    """Rejection rounds: the very `p` of every row that tokens were accepted by and drawn from."""
+    """Coupled rounds: the target's pick of every row, after the last committed token, then after each node."""
+    p: Tensor | None = field(default=None, compare=False, repr=False)  # [1 + len(draft), V]
+    """Rejection rounds: the distribution of every row, by which tokens were accepted and drawn."""
 
 
 def verify(logits: Tensor, rounds: Sequence[Round]) -> list[Verdict]:
-    """Verdicts in the order of `rounds`, whose rows lie one after the other in logits [R, V]."""
+    """Verdicts in the order of `rounds`, whose rows are consecutive in logits [R, V]."""
     is_coupled = [round_.is_coupled for round_ in rounds]
-    by_pick = [i for i, is_so in enumerate(is_coupled) if is_so]
-    by_ratio = [i for i, is_so in enumerate(is_coupled) if not is_so]
+    by_pick = [i for i, coupled_ in enumerate(is_coupled) if coupled_]
+    by_ratio = [i for i, coupled_ in enumerate(is_coupled) if not coupled_]
     outcomes: dict[int, tuple[list[int], int, Sequence[int], Tensor | None]] = {}
     if by_pick:
         rows = [row for i in by_pick for row in rounds[i].rows]
@@ -70,7 +70,7 @@ def verify(logits: Tensor, rounds: Sequence[Round]) -> list[Verdict]:
         walks = rejection.walk_all(
             _rows_of(logits, rounds, by_ratio), [(rounds[i].rows, rounds[i].draft) for i in by_ratio]
         )
-        outcomes.update((i, (path, token, (), law)) for i, (path, token, law) in zip(by_ratio, walks, strict=True))
+        outcomes.update((i, (path, token, (), p)) for i, (path, token, p) in zip(by_ratio, walks, strict=True))
     return [_verdict(round_.draft, *outcomes[i]) for i, round_ in enumerate(rounds)]
 
 
@@ -84,12 +84,12 @@ def _rows_of(logits: Tensor, rounds: Sequence[Round], chosen: Sequence[int]) -> 
     return logits[torch.tensor(index, device=logits.device)]
 
 
-def _verdict(draft: Draft, path: list[int], token: int, picks: Sequence[int], law: Tensor | None) -> Verdict:
-    if not draft.tokens:  # nearly every round of a large batch
-        return Verdict((), (token,), PLAIN, tuple(picks), law)
+def _verdict(draft: Draft, path: list[int], token: int, picks: Sequence[int], p: Tensor | None) -> Verdict:
+    if not draft.tokens:  # most rounds of a large batch
+        return Verdict((), (token,), PLAIN, tuple(picks), p)
     if (path[-1] if path else -1) in draft.parents:
         last = Origin.RECOVERED
     else:
         last = Origin.BONUS
     tokens = (*(draft.tokens[node] for node in path), token)
-    return Verdict(tuple(path), tokens, (*(Origin.ACCEPTED,) * len(path), last), tuple(picks), law)
+    return Verdict(tuple(path), tokens, (*(Origin.ACCEPTED,) * len(path), last), tuple(picks), p)

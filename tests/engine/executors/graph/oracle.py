@@ -22,9 +22,9 @@ class OracleProposer(FakeProposer):
         super().__init__(lambda progress: ([], []))
         self.text, self.random = text, random.Random(seed)
 
-    def drafter(self, _: object, seats: DeviceSlots, vocab_size: int) -> "OracleDrafter":
+    def drafter(self, _: object, slots: DeviceSlots, vocab_size: int) -> "OracleDrafter":
         """In place of `make_drafter`."""
-        return OracleDrafter(self, seats, vocab_size)
+        return OracleDrafter(self, slots, vocab_size)
 
     def tree(self, truth: Sequence[int], shape: DraftShape, vocab_size: int) -> tuple[list[int], list[int]]:
         length = self.random.randint(0, min(shape.levels, len(truth)))
@@ -49,8 +49,8 @@ class OracleDrafter:
     table_width, scratch_block = 1, 0
     state: tuple[torch.Tensor, ...] = ()
 
-    def __init__(self, proposer: OracleProposer, seats: DeviceSlots, vocab_size: int) -> None:
-        self._proposer, self._seats, self._vocab_size = proposer, seats, vocab_size
+    def __init__(self, proposer: OracleProposer, slots: DeviceSlots, vocab_size: int) -> None:
+        self._proposer, self._slots, self._vocab_size = proposer, slots, vocab_size
         self._drafts: dict[DraftShape, Drafts] = {}
         self._sequences: Sequence[Running] = ()
 
@@ -76,12 +76,12 @@ class OracleDrafter:
         """Drafts here and now, on the host: that waits, as a graph never could."""
         if shape.nodes:
             drafts = self.drafts(shape)
-            for seat, sequence in enumerate(self._sequences):
-                said = int(self._seats.state.lengths[seat]) - sequence.num_prompt
+            for slot, sequence in enumerate(self._sequences):
+                said = int(self._slots.state.lengths[slot]) - sequence.num_prompt
                 truth = self._proposer.text[sequence.request_id, sequence.choice][said:]
                 tokens, parents = self._proposer.tree(truth, shape, self._vocab_size)
-                drafts.tokens[seat] = torch.tensor(tokens)
-                drafts.parents[seat] = torch.tensor(parents, dtype=torch.int32)
+                drafts.tokens[slot] = torch.tensor(tokens)
+                drafts.parents[slot] = torch.tensor(parents, dtype=torch.int32)
         return None
 
     def draft(self, shape: DraftShape) -> Callable[[], None]:
@@ -92,7 +92,7 @@ class OracleDrafter:
 
     def drafts(self, shape: DraftShape) -> Drafts:
         if shape not in self._drafts:
-            tokens = torch.zeros(self._seats.size, shape.nodes, dtype=torch.int64, device=self._seats.device)
+            tokens = torch.zeros(self._slots.size, shape.nodes, dtype=torch.int64, device=self._slots.device)
             self._drafts[shape] = Drafts(tokens, torch.full_like(tokens, -1, dtype=torch.int32))
         return self._drafts[shape]
 

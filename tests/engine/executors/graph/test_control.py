@@ -12,8 +12,8 @@ from paceline.kv.block_tables import BlockTables
 SCRATCH = 99
 
 
-def rows(seats: int = 3, width: int = 4) -> tuple[np.ndarray, BlockTableRows]:
-    memory = np.zeros((seats, width), dtype=np.int32)
+def rows(slots: int = 3, width: int = 4) -> tuple[np.ndarray, BlockTableRows]:
+    memory = np.zeros((slots, width), dtype=np.int32)
     return memory, BlockTableRows(memory, SCRATCH)
 
 
@@ -21,7 +21,7 @@ def whole(tables: Sequence[Sequence[int]], width: int) -> list[list[int]]:
     return [[*table, *[SCRATCH] * (width - len(table))] for table in tables]
 
 
-def test_what_nobody_holds_is_scratch() -> None:
+def test_unheld_rows_are_scratch() -> None:
     memory, tables = rows()
     tables.write([[1, 2], [3]])
     assert memory.tolist() == whole([[1, 2], [3], []], 4)
@@ -72,21 +72,21 @@ def test_whatever_happens_to_tables_what_is_written_is_what_they_hold() -> None:
     dice, block_tables, width = random.Random(0), BlockTables(64, prefix_caching=False), 8
     numbers = [np.zeros(5 * (2 + width + width), dtype=np.int32) for _ in range(2)]
     controls = [ControlBuffer(memory, 5, width, SCRATCH, SCRATCH) for memory in numbers]
-    for seat in range(5):
-        block_tables.open(seat, [1], "")
+    for slot in range(5):
+        block_tables.open(slot, [1], "")
     for turn in range(2000):
-        for seat in range(5):
+        for slot in range(5):
             size = dice.randint(1, width * BLOCK_SIZE)
-            if seat not in block_tables:
-                block_tables.open(seat, [1], "")
+            if slot not in block_tables:
+                block_tables.open(slot, [1], "")
             elif dice.random() < 0.1:
-                block_tables.close(seat)
+                block_tables.close(slot)
             elif dice.random() < 0.3:
-                block_tables.shrink(seat, size)
+                block_tables.shrink(slot, size)
             else:
-                block_tables.grow(seat, size)
-        limits = [dice.randint(0, 3) if seat in block_tables else None for seat in range(5)]
-        tables = [block_tables.blocks(seat) if seat in block_tables else () for seat in range(5)]
+                block_tables.grow(slot, size)
+        limits = [dice.randint(0, 3) if slot in block_tables else None for slot in range(5)]
+        tables = [block_tables.blocks(slot) if slot in block_tables else () for slot in range(5)]
         drafts = [table if dice.random() < 0.7 else () for table in tables]
         controls[turn % 2].write(limits, tables, drafts)
         memory = numbers[turn % 2]

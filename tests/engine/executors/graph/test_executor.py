@@ -272,7 +272,7 @@ def test_steps_are_observed_with_their_padding():
     observe = engine.speculator.depth.observe
     engine.speculator.depth.observe = lambda step: steps.append(step) or observe(step)
     check(engine, requests(3, max_tokens=6))
-    assert {(step.batch, step.room, step.rows) for step in steps if step.seats} >= {(3, 4, 12), (2, 4, 12)}
+    assert {(step.batch, step.num_slots, step.rows) for step in steps if step.slots} >= {(3, 4, 12), (2, 4, 12)}
 
 
 def test_warm_up_leaves_the_cache_unchanged():

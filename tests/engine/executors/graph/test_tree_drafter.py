@@ -49,8 +49,8 @@ class Case:
         self.host, self.lender = (eagle(model, reduced=reduced) for _ in range(2))
         self.host.grows_on_device = True
         self.ids = {n: [(5 * n + 3 * j) % TINY.vocab_size for j in range(length)] for n, length in enumerate(LENGTHS)}
-        self.seats = DeviceSlots(2, torch.device(DEVICE))
-        self.drafter = TreeDrafter(self.lender, self.seats)
+        self.slots = DeviceSlots(2, torch.device(DEVICE))
+        self.drafter = TreeDrafter(self.lender, self.slots)
         self.sequences = [SimpleNamespace(id=n, ids=ids, depth=nodes) for n, ids in self.ids.items()]
         self.tables = torch.zeros(2, self.drafter.table_width, dtype=torch.int32, device=DEVICE)
         self.drafter.bind(self.tables)
@@ -62,7 +62,7 @@ class Case:
             proposer.observe([progress(n, self.ids[n], self.nodes, self.params, part) for n, part in hidden.items()])
 
     def board(self) -> None:
-        self.seats.board([Slot(ids, self.params, 3, n) for n, ids in self.ids.items()])
+        self.slots.board([Slot(ids, self.params, 3, n) for n, ids in self.ids.items()])
         self.drafter.board(self.sequences)
 
     def host_drafts(self) -> list[tuple[list[int], list[int]]]:
@@ -72,9 +72,9 @@ class Case:
     @torch.inference_mode()
     def device_drafts(self) -> list[tuple[list[int], list[int]]]:
         shape = self.drafter.shape(self.nodes)
-        for seat, sequence in enumerate(self.sequences):
+        for slot, sequence in enumerate(self.sequences):
             blocks = self.drafter.lend(sequence, len(sequence.ids) + self.nodes, shape)
-            self.tables[seat, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+            self.tables[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         assert self.drafter.begin(shape) == "draft"
         self.drafter.draft(shape)()
         drafts = self.drafter.drafts(shape)
@@ -94,7 +94,7 @@ class Case:
             path.rows[n, : len(new)] = torch.arange(first, first + len(new))
             first += len(new)
             ids.extend(new)
-            self.seats.state.lengths[n] += len(new)
+            self.slots.state.lengths[n] += len(new)
         self.drafter.keep(inner, path, torch.ones(2, dtype=torch.int32, device=DEVICE))
         self.observe(hidden, "host only")
 
@@ -115,9 +115,9 @@ def test_rounds_without_drafts_are_caught_up_with(monkeypatch):
         for _ in range(FRESH + 1):
             if case.drafter.begin(tree_drafter.DraftShape(0, 0)) == "follow":
                 follows += 1
-                for seat, sequence in enumerate(case.sequences):
+                for slot, sequence in enumerate(case.sequences):
                     blocks = case.drafter.lend(sequence, len(sequence.ids), tree_drafter.DraftShape(0, 0))
-                    case.tables[seat, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+                    case.tables[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
                 case.drafter.follow()()
             case.commit([0, 0])
     assert follows == 1
@@ -148,7 +148,7 @@ def test_a_sequence_without_room_is_let_go(monkeypatch):
     assert case.lender.num_free_blocks == 64
 
 
-def test_nobody_wants_drafts(monkeypatch):
+def test_no_sequence_requests_drafts(monkeypatch):
     case = Case(monkeypatch, 7, PARAMS["greedy"])
     for sequence in case.sequences:
         sequence.depth = 0

@@ -84,7 +84,7 @@ class TestEagle:
         assert proposer.num_free_blocks == 64
         return result
 
-    def test_a_rehearsal_leaves_nothing_behind(self):
+    def test_warm_up_leaves_no_state(self):
         model = tiny_model(config=SMALL, device=DEVICE)
         proposer = eagle(model)
         few = {"max_num_seqs": 1, "max_batched_tokens": 8}
@@ -97,18 +97,18 @@ class TestEagle:
         check(engine, asked := requests(SAMPLINGS[:1], max_tokens=5), plain_text(model, asked))
 
     @pytest.mark.parametrize("is_on", [True, False])
-    def test_after_a_rehearsal_no_round_is_recorded(self, monkeypatch, is_on):
+    def test_after_warm_up_no_step_is_captured(self, monkeypatch, is_on):
         model = tiny_model(config=SMALL, device=DEVICE)
         proposer = eagle(model)
         few = {"max_num_seqs": 1, "max_batched_tokens": 8, "max_model_len": 32}
         engine = tiny_engine(model, proposer, 7, runner_kind=GpuRunner, graph_depth=7, **few)
         engine.warm_up()
         engine.speculator.set_enabled(is_on)
-        launch, flights = GraphBatch.launch, []
-        monkeypatch.setattr(GraphBatch, "launch", lambda *told: flights.append(flight := launch(*told)) or flight)
+        launch, launched = GraphBatch.launch, []
+        monkeypatch.setattr(GraphBatch, "launch", lambda *told: launched.append(step := launch(*told)) or step)
         run(engine, requests(SAMPLINGS[:1], max_tokens=12))
-        assert any(flight.shape.nodes for flight in flights) == is_on
-        assert all(flight.is_timed for flight in flights)
+        assert any(step.shape.nodes for step in launched) == is_on
+        assert all(step.is_timed for step in launched)
 
     def test_where_a_pass_has_no_room_for_the_tree_a_smaller_one_is_grown(self, monkeypatch):
         launch, shapes = GraphBatch.launch, []
