@@ -94,7 +94,7 @@ def main() -> None:
                 generator = random.Random(turn)  # same prompts for both
                 play(llms[name], f"{name}-calm-{turn}", generator, options, result, disturb=False)
                 play(llms[name], f"{name}-{turn}", generator, options, result, disturb=True)
-        handoffs = [worker.handoffs for worker in llms["prefill worker"].workers() if worker.role == "target"]
+        handoffs = [worker.handoffs for worker in llms["prefill worker"].pool.workers() if worker.role == "target"]
     if results["two targets"].texts != results["prefill worker"].texts:
         raise SystemExit("the texts differ")
     report(results)

@@ -1,4 +1,4 @@
-"""What verification used for every output token: logits or `p`, and for each tested draft its `q`."""
+"""The inputs of verification for every output token: logits or `p`, and the `q` of each tested draft."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """The distribution `p` of one row, and tokens chosen from it.
 
-The order is the same everywhere: logit bias, penalties, grammar mask; then temperature, min-p, top-k, top-p. A row's result does
+The order is fixed: logit bias, penalties, grammar mask; then temperature, min-p, top-k, top-p. A row's result does
 not depend on which other rows are in the batch. Everything is float32 except the masses that top-p compares.
 """
 
