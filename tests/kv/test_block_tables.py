@@ -208,3 +208,32 @@ def test_a_view_of_a_table_grows_and_a_rollback_makes_a_new_list() -> None:
     assert tables.blocks(1) is not watched
     assert tables.blocks(1) == before[:1]
     tables.pool.check()
+
+
+@pytest.mark.parametrize("num_tokens", [16, 20, 32, 37])
+def test_fork_shares_full_blocks_and_copies_a_partly_filled_one(num_tokens: int) -> None:
+    tables = BlockTables(16)
+    tables.open(1, IDS[:16], "")
+    assert tables.grow(1, 40)
+    tables.publish(1, IDS, 16)
+    slots = tables.fork(1, 2, num_tokens)
+    assert slots is not None
+    num_full, rest = divmod(num_tokens, BLOCK_SIZE)
+    assert [len(part) for part in slots] == [rest, rest]
+    assert tables.blocks(2)[:num_full] == tables.blocks(1)[:num_full]
+    assert len(tables.blocks(2)) == blocks_for(num_tokens)
+    assert not set(tables.blocks(2)[num_full:]) & set(tables.blocks(1))
+    tables.close(1)
+    tables.pool.check()
+    tables.close(2)
+    assert tables.pool.num_free == 16
+
+
+def test_fork_without_a_free_block_changes_nothing() -> None:
+    tables = BlockTables(2)
+    tables.open(1, IDS[:20], "")
+    assert tables.grow(1, 20)
+    assert tables.fork(1, 2, 18) is None
+    assert 2 not in tables
+    assert tables.fork(1, 2, 16) == (range(0), range(0))
+    tables.pool.check()
