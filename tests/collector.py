@@ -1,4 +1,4 @@
-"""An OTLP collector that keeps what it is sent."""
+"""An OTLP collector that stores the spans it receives."""
 
 import gzip
 import threading
@@ -33,7 +33,7 @@ class Collector:
 
 @contextmanager
 def collector() -> Iterator[Collector]:
-    """On a free port of loopback."""
+    """A collector on a free loopback port."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:

@@ -1,4 +1,4 @@
-"""Tiny models, and proposers that are right, wrong, late or random on purpose."""
+"""Tiny models, and proposers that are deliberately right, wrong, late or random."""
 
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -53,7 +53,7 @@ TINY = ModelConfig(
 
 
 class RandomWeights:
-    """Weights of any name, drawn from a seed; `perturb` mixes in others, which makes a draft that is sometimes right."""
+    """Random weights of any name from a seed; `perturb` mixes in others, for a draft that is sometimes right."""
 
     def __init__(self, config: ModelConfig, seed: int, perturb: float = 0.0, scale: float = 1.0) -> None:
         self._config, self._seed, self._perturb, self._scale = config, seed, perturb, scale
@@ -99,7 +99,7 @@ def tiny_model(
 
 
 class StepClock:
-    """Every look at it is a millisecond later: timings are as good as any and the same each time."""
+    """Every reading is a millisecond later, so that timings are the same in every run."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -110,7 +110,7 @@ class StepClock:
 
 
 class MixedDepth:
-    """Another depth for each sequence and step, 0 included: depths change mid-flight."""
+    """A different depth for each sequence and step, 0 included."""
 
     advantage: float | None = None
 
@@ -203,7 +203,7 @@ def _distinct(tokens: list[int], parents: list[int]) -> tuple[list[int], list[in
 
 
 class Unreliable:
-    """Wraps a proposer: some drafts never come, some are cut short, some are garbage."""
+    """Wraps a proposer: some drafts are missing, some truncated, some invalid."""
 
     def __init__(self, inner: Proposer, seed: int = 0) -> None:
         self._inner, self._random = inner, random.Random(seed)
@@ -295,7 +295,7 @@ def tiny_engine(
 
 @dataclass
 class Result:
-    """Output tokens by (request, choice), and what the engine was left with."""
+    """Output tokens by (request, choice), and the final state of the engine."""
 
     tokens: dict[tuple[str, int], list[int]]
     drafted: int
@@ -303,7 +303,7 @@ class Result:
 
 
 def run(engine: Engine, requests: Sequence[Request], max_steps: int = 10_000, arrivals: int | None = None) -> Result:
-    """All requests to the end; `arrivals` adds them a few per step instead of all at once."""
+    """Run all requests to the end; `arrivals` adds a few per step instead of all at once."""
     tokens: dict[tuple[str, int], list[int]] = {(r.id, c): [] for r in requests for c in range(r.sampling.n)}
     drafted = accepted = 0
     pending = list(requests)
@@ -330,7 +330,7 @@ def request(name: str, prompt: Sequence[int], speculation: Mapping[str, Any] | N
 
 
 class Sampled:
-    """Draws chains or trees by its own noise and says what from: for rejection sampling.
+    """Draws chains or trees with its own noise and returns their distributions, for rejection sampling.
 
     `law(tokens) -> [V]` gives the draft's logits after the output tokens so far. With `siblings` > 1 every node gets that
     many children while the budget lasts, drawn without replacement. `one_hot` keeps `q` to itself and drafts arg-maxes.
@@ -388,15 +388,15 @@ class Sampled:
         return q.log() + gumbel([context.key for context in contexts], Purpose.DRAFT, q.shape[1], q.device)
 
     def offers(self, q: Tensor, token: int, possible: bool) -> bool:
-        """Whether a drawn token is put forward. Looking at the token here, beyond its being possible at all, is a bias."""
+        """Whether a drawn token is offered. A choice that depends on the token, beyond its probability being 0, is a bias."""
         return possible
 
     def distribution(self, logits: Tensor, context: RowContext) -> Tensor:
-        """q: the draft's law under the request's own sampling parameters."""
+        """q: the draft's distribution under the request's own sampling parameters."""
         return log_distribution(logits.unsqueeze(0), [context])[0].exp()
 
     def report(self, q: Tensor) -> Tensor:
-        """What the draft says it drew from."""
+        """The distribution that the draft reports."""
         return q
 
     def _q(self, context: RowContext) -> Tensor:

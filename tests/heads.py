@@ -1,4 +1,4 @@
-"""Tiny drafts that work on a tiny target: random heads, and folders as training and `speculators` write them."""
+"""Tiny drafts for a tiny target: random heads, and folders in our format and that of `speculators`."""
 
 import json
 from collections.abc import Mapping
@@ -151,7 +151,7 @@ def distilled(target: DecoderModel, num_blocks: int = 64, max_rows: int = 64, **
 
 
 class LayerSkip:
-    """`layer_skip` for an engine that is yet to be made: it needs the target's own runner and tables."""
+    """A factory of `layer_skip`, which needs the target's runner and tables."""
 
     def __init__(self, num_layers: int) -> None:
         self._num_layers = num_layers

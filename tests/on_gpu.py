@@ -19,5 +19,5 @@ elif not torch.cuda.is_available():
 
 @pytest.fixture(autouse=True)
 def dense_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights as a GPU has them: the CPU would pack them for its own kernels."""
+    """Weights in the layout of a GPU; a CPU packs them for its own kernels."""
     monkeypatch.setattr(native, "library", lambda: None)
