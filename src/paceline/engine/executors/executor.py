@@ -9,7 +9,6 @@ from torch import Tensor
 
 from paceline.core.output import StepTimes
 from paceline.core.sequence import Sequence
-from paceline.engine.schedule import Schedule
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import Hidden
 from paceline.speculation.verification.verify import Verdict
@@ -78,11 +77,11 @@ class StepExecutor(Protocol):
     """Runs scheduled steps. `submit` starts one, `collect` returns the oldest that is complete, `prepare_next` follows the
     commit of every collected step."""
 
-    def propose(self, schedule: Schedule) -> Any:
-        """Drafts for the schedule, in the form that `submit` of the same executor takes."""
+    def propose(self, schedule: Any) -> Any:
+        """Drafts for a schedule of this executor, in the form that its `submit` takes."""
         ...
 
-    def submit(self, schedule: Schedule, drafts: Any) -> None:
+    def submit(self, schedule: Any, drafts: Any) -> None:
         """Start the target's pass over the scheduled tokens and the drafts."""
         ...
 
