@@ -244,7 +244,7 @@ def tiny_engine(
     max_model_len: int = 256,
     breaker: Breaker | None = None,
     clock: Clock | None = None,
-    runner_kind: type[ModelRunner] = ModelRunner,
+    runner_kind: Callable[[DecoderModel, int], ModelRunner] = ModelRunner,
     tokenizer: Tokenizer | None = None,
     graph_depth: int | None = None,
     graph_methods: frozenset[str] = frozenset(),

@@ -21,19 +21,19 @@ def two_methods(max_depth: int = 4, enabled: bool = True) -> Engine:
     """Drafts with a perfect model or by prompt lookup."""
     engine = tiny_engine(MODEL, depth=max_depth)
     proposers = {"model": draft_model(MODEL), "ngram": NgramProposer()}
-    engine.validator = RequestValidator(
+    validator = RequestValidator(
         Limits(TINY.vocab_size, 256), SpeculationConfig(max_depth=max_depth, enabled=enabled), "model", proposers
     )
-    engine.speculator = Speculator(
+    speculator = Speculator(
         proposers,
         engine.speculator.depth,
         engine.speculator.traffic.breaker,
-        engine.validator,
+        validator,
         engine.clock,
         TINY.vocab_size,
         enabled,
     )
-    return engine
+    return Engine(engine.runner, engine.scheduler, speculator, validator, clock=engine.clock)
 
 
 def asked(name: str = "r", **speculation: object) -> Request:

@@ -17,7 +17,7 @@ class PieceTokenizer:
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
         return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
 
-    def alone(self, token_id: int, skip_special: bool = True) -> str | None:
+    def context_free_text(self, token_id: int, skip_special: bool = True) -> str | None:
         return None
 
 

@@ -38,7 +38,6 @@ TOKENS = 192
 class Peer(WorkerThread):
     def __init__(self, name: str, engine: Engine | None = None) -> None:
         self.engine = engine or engine_of(tokenizer=True)
-        self.engine.tokenizer = self.engine.tokenizer or engine_of(tokenizer=True).tokenizer
         self.gate = None
         self.listener = LossyListener("tcp://127.0.0.1:0", TO_TARGET_WORKER)
         loop = EngineLoop(self.engine)
@@ -161,7 +160,7 @@ def test_a_peer_that_does_not_answer_times_out(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_blocks_in_the_own_lower_tiers_are_not_requested() -> None:
-    a, b = Peer("a"), Peer("b", tiered(slots=64))
+    a, b = Peer("a"), Peer("b", tiered(slots=64, tokenizer=True))
     one = request("r", LONG, **SAMPLED)
     with peers(a, b) as pool:
         StreamReader(pool, one).read_all()

@@ -1,9 +1,11 @@
 """CUDA graphs, events and staging memory. Without a GPU a graph runs its function again, so that code built on graphs can be
 tested on any machine."""
 
+import gc
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 import torch
@@ -36,7 +38,8 @@ class Graph(Generic[T]):
             torch.cuda.current_stream().wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             # thread_local: other threads continue to use their own streams
-            with torch.cuda.graph(graph, pool=pool.handle, stream=side, capture_error_mode="thread_local"):
+            capture = torch.cuda.graph(graph, pool=pool.handle, stream=side, capture_error_mode="thread_local")
+            with _no_garbage_collection(), capture:
                 self._output = compute()
             self._graph = graph
 
@@ -46,6 +49,18 @@ class Graph(Generic[T]):
             return self._compute()
         self._graph.replay()
         return self._output
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection could free the graphs of an engine that is no longer used, which is illegal during a capture."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class GraphPool:

@@ -75,7 +75,7 @@ def test_only_requested_states_are_kept():
     def watched(proposer):
         engine = tiny_engine(model, proposer, depth=2)
         forward = engine.runner.forward
-        engine.runner.forward = lambda *arguments: passes.append(arguments[1:]) or forward(*arguments)
+        engine.runner.forward = lambda *arguments: passes.append(arguments[1:3]) or forward(*arguments)
         return engine
 
     requests = mixed_requests(2, TINY.vocab_size)

@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,7 @@ def test_speculation_is_exact_with_8_bit_weights_and_cache(kind: Quantization) -
     requests = [request("greedy", [1, 2, 3], temperature=0.0), request("seeded", [4, 5], temperature=0.8, seed=7)]
     texts = []
     for proposer in (None, random_tree(TINY.vocab_size)):
-        engine = tiny_engine(model, proposer)
-        engine.runner = ModelRunner(model, engine.runner.num_blocks, torch.float8_e4m3fn)
+        engine = tiny_engine(model, proposer, runner_kind=partial(ModelRunner, kv_dtype=torch.float8_e4m3fn))
         result = run(engine, requests)
         texts.append(result.tokens)
         assert (result.accepted > 0) is (proposer is not None)

@@ -35,8 +35,7 @@ class Target(WorkerThread):
 
     def __init__(self, steps: int | None = None) -> None:
         self.proposer = PoolProposer((), VOCABULARY, TINY.vocab_size, name="target-0")
-        self.engine = tiny_engine(MODEL, PatientProposer(self.proposer, 1.0), max_num_seqs=16)
-        self.engine.tokenizer = self.engine.validator._tokenizer = letters()
+        self.engine = tiny_engine(MODEL, PatientProposer(self.proposer, 1.0), max_num_seqs=16, tokenizer=letters())
         self.gate = None if steps is None else Gate(self.engine, steps)
         loop = EngineLoop(self.engine)
         self.listener = Listener("tcp://127.0.0.1:0", TO_TARGET_WORKER)  # type: ignore[assignment]

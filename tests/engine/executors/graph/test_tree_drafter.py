@@ -55,15 +55,15 @@ class Case:
         self.tables = torch.zeros(2, self.drafter.table_width, dtype=torch.int32, device=DEVICE)
         self.drafter.bind(self.tables)
         self.observe({n: states(0, len(ids) - 1, n) for n, ids in self.ids.items()})
-        self.board()
+        self.load()
 
     def observe(self, hidden: dict[int, Hidden], *others) -> None:
         for proposer in (self.host, self.lender)[: 1 if others else 2]:
             proposer.observe([progress(n, self.ids[n], self.nodes, self.params, part) for n, part in hidden.items()])
 
-    def board(self) -> None:
-        self.slots.board([Slot(ids, self.params, 3, n) for n, ids in self.ids.items()])
-        self.drafter.board(self.sequences)
+    def load(self) -> None:
+        self.slots.load([Slot(ids, self.params, 3, n) for n, ids in self.ids.items()])
+        self.drafter.load(self.sequences)
 
     def host_drafts(self) -> list[tuple[list[int], list[int]]]:
         drafts = self.host.collect(list(self.ids), 0.0).split()
@@ -73,7 +73,7 @@ class Case:
     def device_drafts(self) -> list[tuple[list[int], list[int]]]:
         shape = self.drafter.shape(self.nodes)
         for slot, sequence in enumerate(self.sequences):
-            blocks = self.drafter.lend(sequence, len(sequence.ids) + self.nodes, shape)
+            blocks = self.drafter.reserve_blocks(sequence, len(sequence.ids) + self.nodes, shape)
             self.tables[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
         assert self.drafter.begin(shape) == "draft"
         self.drafter.draft(shape)()
@@ -95,7 +95,7 @@ class Case:
             first += len(new)
             ids.extend(new)
             self.slots.state.lengths[n] += len(new)
-        self.drafter.keep(inner, path, torch.ones(2, dtype=torch.int32, device=DEVICE))
+        self.drafter.keep_states(inner, path, torch.ones(2, dtype=torch.int32, device=DEVICE))
         self.observe(hidden, "host only")
 
 
@@ -116,7 +116,7 @@ def test_rounds_without_drafts_are_caught_up_with(monkeypatch):
             if case.drafter.begin(tree_drafter.DraftShape(0, 0)) == "follow":
                 follows += 1
                 for slot, sequence in enumerate(case.sequences):
-                    blocks = case.drafter.lend(sequence, len(sequence.ids), tree_drafter.DraftShape(0, 0))
+                    blocks = case.drafter.reserve_blocks(sequence, len(sequence.ids), tree_drafter.DraftShape(0, 0))
                     case.tables[slot, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
                 case.drafter.follow()()
             case.commit([0, 0])
@@ -129,7 +129,7 @@ def test_back_to_the_host_and_out_again(monkeypatch):
     case.device_drafts()
     case.host_drafts()
     case.commit([2, 0])
-    case.drafter.take_back(case.sequences[:1])
+    case.drafter.return_sequences(case.sequences[:1])
     case.lender.close([1])
     drafts = case.lender.collect([0], 0.0).split()[0]
     tokens, parents = case.host_drafts()[0]
@@ -139,11 +139,11 @@ def test_back_to_the_host_and_out_again(monkeypatch):
 def test_a_sequence_without_room_is_let_go(monkeypatch):
     case = Case(monkeypatch, 7, PARAMS["greedy"])
     shape = case.drafter.shape(7)
-    assert case.drafter.lend(case.sequences[0], 64 * 16, shape) is None
-    assert case.drafter.lend(case.sequences[1], 30, shape) is not None
+    assert case.drafter.reserve_blocks(case.sequences[0], 64 * 16, shape) is None
+    assert case.drafter.reserve_blocks(case.sequences[1], 30, shape) is not None
     assert not case.drafter.can_draft(case.sequences)
     assert case.drafter.can_draft(case.sequences[1:])
-    case.drafter.take_back(case.sequences)
+    case.drafter.return_sequences(case.sequences)
     case.lender.close([1])
     assert case.lender.num_free_blocks == 64
 
@@ -152,18 +152,18 @@ def test_no_sequence_requests_drafts(monkeypatch):
     case = Case(monkeypatch, 7, PARAMS["greedy"])
     for sequence in case.sequences:
         sequence.depth = 0
-    case.board()
+    case.load()
     assert case.drafter.can_draft(case.sequences)
-    assert case.drafter.lend(case.sequences[0], 10, case.drafter.shape(7)) is None
+    assert case.drafter.reserve_blocks(case.sequences[0], 10, case.drafter.shape(7)) is None
 
 
 def test_nothing_is_read_for_those_who_want_no_drafts(monkeypatch):
     case = Case(monkeypatch, 7, PARAMS["greedy"])
-    case.drafter.take_back(case.sequences)
+    case.drafter.return_sequences(case.sequences)
     case.sequences[1].depth = 0
-    case.board()
-    assert case.drafter.lend(case.sequences[0], 10, case.drafter.shape(7)) is not None
-    assert case.drafter.lend(case.sequences[1], 30, case.drafter.shape(7)) is None
+    case.load()
+    assert case.drafter.reserve_blocks(case.sequences[0], 10, case.drafter.shape(7)) is not None
+    assert case.drafter.reserve_blocks(case.sequences[1], 30, case.drafter.shape(7)) is None
     assert case.drafter.can_draft(case.sequences)
 
 
