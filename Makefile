@@ -33,7 +33,7 @@ test-exact: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(WORKERS) -m exact tests/exactness
 
 test-gpu:
-	PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m pytest -W ignore::pytest.PytestConfigWarning --durations 10 $(GPU_TESTS)
+	PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m pytest -n 8 -p no:benchmark -W ignore::pytest.PytestConfigWarning --durations 10 $(GPU_TESTS)
 
 test-browser: $(VENV)/.ready-dev
 	REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m '' tests/server/browser

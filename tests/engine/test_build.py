@@ -134,7 +134,7 @@ def test_the_window_is_the_least_of_asked_and_made_for(target: str, caplog: pyte
     for asked, window in ((None, 256), (64, 64), (4096, 256)):
         caplog.clear()
         built = engine(target, max_model_len=asked)
-        warned = "max_model_len is 4096, and the model was made for 256: that is used" in caplog.messages
+        warned = "max_model_len is 4096, but the model supports 256: using that" in caplog.messages
         assert warned == (asked == 4096)
         (sequence,) = built.validator.sequences(
             ValidatedRequest.of(Request("r", prompt(), SamplingParams(max_tokens=10_000))), 0.0

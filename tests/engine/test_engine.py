@@ -294,9 +294,9 @@ def test_the_switch_allocates_nothing() -> None:
     draft = draft_model(tiny_model(perturb=0.2), num_blocks=24)
     engine = engine_of(draft, depth=4, kv_tokens=512)
     engine.set_flags(SpeculationFlags(enabled=False))
-    caches = [values for runner in (engine.runner, draft._runner) for layer in runner.cache for values in layer]
+    caches = [values for runner in (engine.runner, draft.drafter.runner) for layer in runner.cache for values in layer]
     places = [(values.data_ptr(), values.shape) for values in caches]
-    passes = counting(draft._runner)
+    passes = counting(draft.drafter.runner)
     engine.add(request("r", LONG, max_tokens=40, **SAMPLED))
     outputs = [o for _ in range(5) for o in engine.step()]
     assert (passes, draft.num_free_blocks) == ([], 24)
@@ -309,7 +309,7 @@ def test_the_switch_allocates_nothing() -> None:
     assert len(passes) == num_passes
     assert tokens_of(outputs) == plain_tokens(LONG, max_tokens=40, **SAMPLED)
     assert [(values.data_ptr(), values.shape) for values in caches] == places
-    assert (draft._runner.num_blocks, engine.scheduler.tables.pool.num_blocks) == (24, 32)
+    assert (draft.drafter.runner.num_blocks, engine.scheduler.tables.pool.num_blocks) == (24, 32)
 
 
 # --- all of it at once

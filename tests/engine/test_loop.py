@@ -81,7 +81,7 @@ def assert_idle(loop: EngineLoop) -> None:
     assert (engine._output._sequences, engine._sequences, loop._callers) == ({}, {}, {})
     for proposer in engine.speculator.proposers.values():
         if isinstance(proposer, DraftModelProposer):
-            assert proposer.num_free_blocks == proposer._runner.num_blocks
+            assert proposer.num_free_blocks == proposer.drafter.runner.num_blocks
 
 
 class Gated:

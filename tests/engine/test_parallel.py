@@ -85,7 +85,7 @@ def test_a_rank_that_fails_says_why(target: str) -> None:
     with two_ranks(target) as built:
         assert isinstance(built.runner, ParallelRunner)
         built.runner._ranks.send(module.Move((10**9,), (0,)))  # no such slot
-        with pytest.raises(RankLost, match=r"(?s)rank 1 of 2 ended with status 1.*IndexError"):
+        with pytest.raises(RankLost, match=r"(?s)rank 1 of 2 exited with status 1.*IndexError"):
             run(built, [request("r", prompt())])
 
 
@@ -94,7 +94,7 @@ def test_a_dead_rank_ends_with_a_clear_error_and_leaves_nothing_behind(target: s
     with LLM(target, tensor_parallel_size=2, **options) as llm:
         assert isinstance(llm.engine.runner, ParallelRunner)
         (pid,) = llm.engine.runner._ranks.pids
-        with pytest.raises(InvalidConfig, match="close that engine first"):
+        with pytest.raises(InvalidConfig, match="close the other engine first"):
             engine(target, tensor_parallel_size=2)
         stream = llm.stream(prompt(), SamplingParams(max_tokens=100, ignore_eos=True))
         next(stream)

@@ -112,7 +112,7 @@ def test_the_method_changes_under_running_and_waiting_requests_that_named_none()
     assert free.method == "model"
     while engine.has_work:
         engine.step()
-    assert (draft._sequences, draft.num_free_blocks) == ({}, draft._runner.num_blocks)
+    assert (draft._sequences, draft.num_free_blocks) == ({}, draft.drafter.runner.num_blocks)
 
 
 def test_the_text_stays_the_same_whatever_is_flagged() -> None:

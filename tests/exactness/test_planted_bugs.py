@@ -4,7 +4,7 @@ import pytest
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Origin
-from paceline.engine import engine as engine_module
+from paceline.engine.executors import host
 from paceline.speculation.verification.verify import Verdict, rejection, verify
 from tests.exactness.suite import check_distribution, check_identical, mixed_requests
 from tests.exactness.test_rejection import PROMPT, SMALL, engine_for
@@ -52,7 +52,7 @@ def test_logits_one_position_late(models, monkeypatch):
             start = end
         return verify(shifted, rounds)
 
-    monkeypatch.setattr(engine_module, "verify", late)
+    monkeypatch.setattr(host, "verify", late)
     text_is_caught()
     distribution_is_caught(models, temperature=1.0)
 
@@ -73,7 +73,7 @@ def test_bonus_after_a_rejected_last_token(models, monkeypatch):
             start = end
         return verdicts
 
-    monkeypatch.setattr(engine_module, "verify", generous)
+    monkeypatch.setattr(host, "verify", generous)
     text_is_caught()
     distribution_is_caught(models, depth=1, temperature=1.0)
 

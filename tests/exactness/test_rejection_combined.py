@@ -28,7 +28,7 @@ class InTurn(MethodChoice):
     def choose(self, batch):
         chosen = []
         for candidate in batch:
-            methods = sorted(["sampled", *candidate.in_hand])
+            methods = sorted(["sampled", *candidate.lookups])
             chosen.append(methods[candidate.sequence_id % len(methods)])
             self.used[chosen[-1]] = self.used.get(chosen[-1], 0) + 1
         return chosen

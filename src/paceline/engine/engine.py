@@ -196,9 +196,9 @@ class Engine:
         if request.id in self._sequences:
             raise InvalidRequest(f"a request with id {request.id!r} is already running", field="id")
         sequences = self.validator.sequences(validated, self.clock.now())
+        self._output.add(sequences, grammar)
         self._sequences[request.id] = sequences
         for sequence in sequences:
-            self._output.add(sequence, grammar)
             self.scheduler.add(sequence)
             for hook in self.hooks:
                 hook.sequence_added(sequence, grammar)

@@ -25,8 +25,9 @@ class OutputProcessor:
     def __len__(self) -> int:
         return len(self._sequences)
 
-    def add(self, sequence: Sequence, grammar: Grammar | None) -> None:
-        self._sequences[sequence.id] = SequenceOutput(sequence, self._tokenizer, grammar)
+    def add(self, sequences: Seq[Sequence], grammar: Grammar | None) -> None:
+        """Add the sequences of one request; raises `InvalidRequest` and adds none if committed tokens break the grammar."""
+        self._sequences.update({one.id: SequenceOutput(one, self._tokenizer, grammar) for one in sequences})
 
     def remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]

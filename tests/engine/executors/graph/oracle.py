@@ -59,7 +59,7 @@ class OracleDrafter:
     def shape(self, depth: int) -> DraftShape:
         return next(shape for shape in SHAPES if shape.nodes >= depth)
 
-    def board(self, sequences: Sequence[Running]) -> DraftPrefill:
+    def load(self, sequences: Sequence[Running]) -> DraftPrefill:
         self._sequences = sequences
         return DraftPrefill()
 
@@ -69,7 +69,7 @@ class OracleDrafter:
     def can_draft(self, sequences: Sequence[Running]) -> bool:
         return True
 
-    def lend(self, sequence: Running, num_tokens: int, shape: DraftShape) -> Sequence[int] | None:
+    def reserve_blocks(self, sequence: Running, num_tokens: int, shape: DraftShape) -> Sequence[int] | None:
         return [0]
 
     def begin(self, shape: DraftShape) -> str | None:
@@ -96,6 +96,6 @@ class OracleDrafter:
             self._drafts[shape] = Drafts(tokens, torch.full_like(tokens, -1, dtype=torch.int32))
         return self._drafts[shape]
 
-    def keep(self, *args: object) -> None: ...
+    def keep_states(self, *args: object) -> None: ...
 
-    def take_back(self, running: Sequence[Running]) -> None: ...
+    def return_sequences(self, running: Sequence[Running]) -> None: ...

@@ -104,16 +104,16 @@ class TestEagle:
         engine = tiny_engine(model, proposer, 7, runner_kind=GpuRunner, graph_depth=7, **few)
         engine.warm_up()
         engine.speculator.set_enabled(is_on)
-        launch, launched = GraphBatch.launch, []
-        monkeypatch.setattr(GraphBatch, "launch", lambda *told: launched.append(step := launch(*told)) or step)
+        submit, submitted = GraphBatch.submit, []
+        monkeypatch.setattr(GraphBatch, "submit", lambda *args: submitted.append(step := submit(*args)) or step)
         run(engine, requests(SAMPLINGS[:1], max_tokens=12))
-        assert any(step.shape.nodes for step in launched) == is_on
-        assert all(step.is_timed for step in launched)
+        assert any(step.shape.nodes for step in submitted) == is_on
+        assert all(step.is_timed for step in submitted)
 
     def test_where_a_pass_has_no_room_for_the_tree_a_smaller_one_is_grown(self, monkeypatch):
-        launch, shapes = GraphBatch.launch, []
+        submit, shapes = GraphBatch.submit, []
         monkeypatch.setattr(
-            GraphBatch, "launch", lambda batch, shape, *told: shapes.append(shape) or launch(batch, shape, *told)
+            GraphBatch, "submit", lambda batch, shape, *args: shapes.append(shape) or submit(batch, shape, *args)
         )
         self.run(requests(SAMPLINGS[:1], max_tokens=7), 11, max_num_seqs=1, max_batched_tokens=12)
         assert max(shape.nodes for shape in shapes) == 7  # with 15 a round would have 16 rows
