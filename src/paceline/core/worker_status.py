@@ -152,6 +152,8 @@ class EngineStatus:
     """Expected speed of speculation over plain decoding at the last decision; None: the depth rule does not estimate it."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """Time of steps since the start, by part; see `engine/stats.py`."""
+    executor_steps: Mapping[str, int] = field(default_factory=dict)
+    """Steps since the start: `graph`, or the reason why the host executor ran them; see `engine/executors/reason.py`."""
     audit: AuditCounts = AuditCounts()
     tiers: TierCounts | None = None
     """None: the device is the only tier."""

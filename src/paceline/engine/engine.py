@@ -268,6 +268,7 @@ class Engine:
             tiers=None if self.scheduler.tiers is None else self.scheduler.tiers.report(),
             advantage=self.speculator.depth.advantage if self.speculator.enabled else None,
             seconds=self.speculator.totals.seconds,
+            executor_steps=dict(self.executor_counts),
             audit=self.audit.counts,
         )
 

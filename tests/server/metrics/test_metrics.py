@@ -43,6 +43,7 @@ STATUS = EngineStatus(
     ),
     advantage=1.75,
     seconds={"draft": 2.0, "verify": 3.0},
+    executor_steps={"prefill": 4},
     audit=AuditCounts(audited=300, drifted=1, dropped=2),
     tiers=TierCounts(
         host_blocks=6, disk_blocks=7, device_hits=16, host_hits=32, disk_hits=48, bytes_to_disk=9, bad_blocks=1
@@ -218,6 +219,7 @@ def test_engine_metrics_are_read_at_every_scrape() -> None:
         ("paceline_speculation_gain",): 1.75,
         ("paceline_step_seconds_total", "draft"): 2,
         ("paceline_step_seconds_total", "verify"): 3,
+        ("paceline_steps_total", "prefill"): 4,
     }
     assert {key: found.get(key) for key in expected} == expected
     statuses.append(EngineStatus(0, 0, 0, 40, 4, 5, SpeculationFlags(False, "ngram", 0), ()))

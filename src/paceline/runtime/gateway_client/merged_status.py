@@ -34,6 +34,8 @@ def counters(status: EngineStatus) -> Iterator[tuple[Key, int | float]]:
                 yield ("tiers", one.name), getattr(status.tiers, one.name)
     for part, seconds in status.seconds.items():
         yield ("seconds", part), seconds
+    for reason, count in status.executor_steps.items():
+        yield ("executor_steps", reason), count
     for traffic in status.traffic:
         for name in ("tested", "kept", "drifts"):
             yield (name, traffic.method, traffic.category), getattr(traffic, name)
@@ -89,6 +91,7 @@ def merge_status(statuses: Sequence[EngineStatus], missing: Mapping[Key, float] 
         traffic=tuple(_merge_traffic(name, parts, counts) for name, parts in traffic.items()),
         advantage=_mean([status.advantage for status in statuses if status.advantage is not None]),
         seconds={key[1]: seconds for key, seconds in counts.items() if key[0] == "seconds"},
+        executor_steps={key[1]: int(steps) for key, steps in counts.items() if key[0] == "executor_steps"},
         audit=AuditCounts(counts["audited",], counts["drifted",], counts["dropped",]),
         tiers=_merge_tiers([status.tiers for status in statuses if status.tiers is not None], counts),
     )

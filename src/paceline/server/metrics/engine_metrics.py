@@ -81,6 +81,13 @@ class EngineCollector(Collector):
         )
         for part, value in status.seconds.items():
             seconds.add_metric([self._model, part], value)
+        steps = CounterMetricFamily(
+            "paceline_steps",
+            "Steps by executor: graph, or the reason why the host executor ran them.",
+            labels=["model", "executor"],
+        )
+        for executor, count in status.executor_steps.items():
+            steps.add_metric([self._model, executor], count)
         gain = GaugeMetricFamily(
             "paceline_speculation_gain",
             "Expected speed of speculation relative to plain decoding, from measured acceptance and times.",
@@ -88,7 +95,7 @@ class EngineCollector(Collector):
         )
         if status.advantage is not None:
             gain.add_metric([self._model], status.advantage)
-        yield from (seconds, gain)
+        yield from (seconds, steps, gain)
 
     def _tiers(self, status: EngineStatus) -> Iterator[Metric]:
         tiers = status.tiers
