@@ -1,5 +1,7 @@
 """Flags hold from the next step on, for what is running too, and never change the text."""
 
+from typing import Any
+
 import pytest
 
 from paceline.core.config import SpeculationConfig
@@ -100,7 +102,7 @@ def test_the_method_changes_under_running_and_waiting_requests_that_named_none()
     steps(engine, 2)
     free, own = engine.scheduler.running
     assert (free.method, own.method) == ("model", "model")
-    draft = engine.speculator.proposers["model"]
+    draft: Any = engine.speculator.proposers["model"]
     assert len(draft._sequences) == 2
     engine.set_flags(SpeculationFlags(method="ngram"))
     assert (free.method, own.method, engine.scheduler.waiting[0].method) == ("ngram", "model", "ngram")

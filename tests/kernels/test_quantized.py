@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 
@@ -81,7 +83,7 @@ def test_concat_equals_the_concatenation_of_the_values(kind: Quantization) -> No
 
 
 def test_concat_of_mixed_formats_is_dense() -> None:
-    parts = [quantize(matrix(), "fp8"), quantize(matrix(), "int8"), Dense(matrix())]
+    parts: list[Any] = [quantize(matrix(), "fp8"), quantize(matrix(), "int8"), Dense(matrix())]
     joined = concat(parts)
     assert isinstance(joined, Dense)
     assert torch.equal(joined.values, torch.cat([part.dequantize() for part in parts]))

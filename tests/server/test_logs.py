@@ -19,8 +19,9 @@ def stream() -> Iterator[io.StringIO]:
     before = [(one.handlers, one.propagate, one.level, one.disabled) for one in loggers]
     yield io.StringIO()
     logging.captureWarnings(False)
-    for one, (one.handlers, one.propagate, level, one.disabled) in zip(loggers, before, strict=True):
-        one.setLevel(level)
+    for logger, (handlers, propagate, level, disabled) in zip(loggers, before, strict=True):
+        logger.handlers, logger.propagate, logger.disabled = handlers, propagate, disabled
+        logger.setLevel(level)
 
 
 def lines(stream: io.StringIO) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ def save_tiny(folder: Path, template: str | None = TEMPLATE) -> Path:
         "mlp.up_proj": (ffn, d),
         "mlp.down_proj": (d, ffn),
     }
-    for layer in range(CONFIG["num_hidden_layers"]):
+    for layer in range(int(str(CONFIG["num_hidden_layers"]))):
         for name, shape in shapes.items():
             values = torch.randn(shape, generator=draw) * 1.5 * shape[1] ** -0.5
             weights[f"model.layers.{layer}.{name}.weight"] = values

@@ -94,7 +94,7 @@ class Conversation:
                 text += output.text
                 _write(painter.paint(output))
         except KeyboardInterrupt:
-            stream.close()  # type: ignore[attr-defined]  # cancels the request
+            stream.close()  # cancels the request
             _write(Text(" [stopped]", "dim"))
         _write(painter.flush())
         console.out.print()

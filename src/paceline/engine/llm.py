@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
@@ -86,7 +86,9 @@ class LLM:
         """Answer a conversation, through the model's chat template."""
         return self._wait([self._request(messages, sampling, **options)])[0]
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Iterator[StepOutput]:
+    def stream(
+        self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any
+    ) -> Generator[StepOutput, None, None]:
         """Yield what each step adds. Leaving the loop early cancels the request."""
         request = self._request(prompt, sampling, **options)
         events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
@@ -105,7 +107,7 @@ class LLM:
 
     async def astream(
         self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any
-    ) -> AsyncIterator[StepOutput]:
+    ) -> AsyncGenerator[StepOutput, None]:
         """Like `stream`, for an event loop."""
         request = self._request(prompt, sampling, **options)
         events: asyncio.Queue[StepOutput | PacelineError] = asyncio.Queue()

@@ -158,7 +158,9 @@ def test_a_pass_is_timed_with_and_without_a_graph(monkeypatch: pytest.MonkeyPatc
 
 def test_an_early_exit_shares_the_workspace() -> None:
     runner = GpuRunner(models(SHAPE)[0], BLOCKS)
-    assert early_exit(runner, 1).workspace is runner.workspace
+    exit_runner = early_exit(runner, 1)
+    assert isinstance(exit_runner, GpuRunner)
+    assert exit_runner.workspace is runner.workspace
 
 
 def test_graphs_share_the_memory_of_their_states() -> None:

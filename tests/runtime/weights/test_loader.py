@@ -252,10 +252,10 @@ def test_a_key_that_is_not_allowed_gets_no_weights(loaded: LoadedModel, model: s
         connection = Connection(server.address, TO_WEIGHT_CLIENT, Security(unknown, keys.public))
         plain = Connection(server.address, TO_WEIGHT_CLIENT)
         try:
-            for one in (connection, plain):
-                one.send(WeightsRequest("packed", ""))
-                one.send(PartRequest(2))
-                assert one.receive(0.5) is None
+            for refused in (connection, plain):
+                refused.send(WeightsRequest("packed", ""))
+                refused.send(PartRequest(2))
+                assert refused.receive(0.5) is None
         finally:
             connection.close()
             plain.close()

@@ -47,7 +47,8 @@ def proposer(
 
 def passes(drafting: DraftModelProposer) -> list[list[tuple[int, int]]]:
     """Passes since the last call."""
-    done, drafting.drafter.runner.passes = drafting.drafter.runner.passes, []
+    runner: Any = drafting.drafter.runner
+    done, runner.passes = runner.passes, []
     return done
 
 

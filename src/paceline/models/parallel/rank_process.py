@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 
 import torch
 import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed import TCPStore  # not in its __all__
 
 from paceline.kernels.cpu import native
 from paceline.models.loading.load import build_model, open_checkpoint

@@ -16,7 +16,7 @@ from multiprocessing.connection import Connection, wait
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed import Store, TCPStore  # not in its __all__
 
 from paceline.core.errors import InvalidConfig, RankLost
 from paceline.core.machine import usable_cores
