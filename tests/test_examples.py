@@ -73,11 +73,13 @@ def test_offline() -> None:
     assert "All texts are the same" in run_python("offline.py")
 
 
+@pytest.mark.slow
 def test_streaming() -> None:
     said = run_python("streaming.py", "Count from one to ten.")
     assert " steps" in said.splitlines()[-1]
 
 
+@pytest.mark.slow
 def test_async_chat() -> None:
     said = run_python("async_chat.py").splitlines()
     assert len([line for line in said if line.startswith(("ann: ", "ben: ", "eve: "))]) == 6

@@ -84,7 +84,7 @@ def check(model, requests, speculative):
     return result
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "warm"])
+@pytest.mark.parametrize("sampling", ["greedy", pytest.param("warm", marks=pytest.mark.slow)])
 def test_twenty_short_prompts(target, draft, prompts, sampling):
     requests = requests_for(prompts, 16, **SAMPLINGS[sampling])
     result = check(target, requests, engine(target, draft_model(draft, 512, 256), MixedDepth(5)))

@@ -44,6 +44,7 @@ def test_missing_ray_cluster_is_an_error_with_advice(tmp_path: Path, monkeypatch
         RayDeployment.up(config(("target", "draft"), tmp_path, ray="auto"))
 
 
+@pytest.mark.slow  # test_processes.py and test_weight_ray.py kill workers too
 def test_kill_9_on_ray_does_not_change_the_outputs(settings: ClusterConfig) -> None:
     with pytest.raises(PacelineError, match="not up"):
         RayDeployment.find(settings)

@@ -121,7 +121,9 @@ def test_seconds_of_earlier_runs_count(target: Target, text: Text, tmp_path: Pat
     assert second.seconds == 100.0
 
 
-@pytest.mark.parametrize("kind", ["eagle", "medusa", "distilled"])
+@pytest.mark.parametrize(
+    "kind", ["medusa", pytest.param("eagle", marks=pytest.mark.slow), pytest.param("distilled", marks=pytest.mark.slow)]
+)
 def test_bfloat16_target_trains_float32_weights(kind: str, tiny_folder: Path, text: Text, tmp_path: Path) -> None:
     half = Target(open_checkpoint(tiny_folder), torch.device("cpu"), torch.bfloat16)
     trainer = make_trainer(kind, half, text, tmp_path, 40)

@@ -176,7 +176,7 @@ def test_tenants_share_no_blocks_on_either_worker() -> None:
 
 def test_a_draft_head_drafts_as_without_a_hand_off() -> None:
     one = request("r", LONG, **GREEDY)
-    expected = outputs_of(engine_of(eagle(MODEL), 6), one)
+    expected = outputs_of(engine_of(eagle(MODEL), 6, tokenizer=True), one)
     engine = engine_of(eagle(MODEL), 6, tokenizer=True)
     target, prefill_worker = Target("t", engine), PrefillWorker("p")
     with split_cluster(target, prefill_worker) as pool:
