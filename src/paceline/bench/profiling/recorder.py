@@ -71,13 +71,13 @@ class Recorder(StepHook):
         self.label: str | None = None
         self.rounds: list[RecordedRound] = []
         self._clock = clock
-        self._engines: list[HookedEngine] = []
+        self._engine: HookedEngine | None = None
         self._started = 0.0
         self._num_sequences = 0
         self._step: _Step | None = None
 
     def attach(self, engine: HookedEngine) -> None:
-        self._engines = [engine]
+        self._engine = engine
 
     def sequence_added(self, sequence: "Sequence", grammar: "Grammar | None") -> None:
         self._num_sequences += 1
@@ -91,7 +91,8 @@ class Recorder(StepHook):
         self._started = now
 
     def after_pass(self, schedule: "Schedule", drafts: "Mapping[int, Draft]", output: "ForwardOutput") -> None:
-        (engine,) = self._engines
+        engine = self._engine
+        assert engine is not None
         if engine.runner.device.type == "cuda":
             import torch
 
@@ -117,7 +118,8 @@ class Recorder(StepHook):
     def _bytes(self, result: "StepResult") -> int:
         """Bytes read: the target's matrices and every context once; a draft's matrices and its contexts once a level. A draft
         prefill is not counted."""
-        (engine,) = self._engines
+        engine = self._engine
+        assert engine is not None
         window = engine.runner.model.config.sliding_window
         contexts = [one.sequence.num_computed + one.num_tokens + one.num_nodes for one in result.sequences]
         tokens = sum(contexts if window is None else [min(context, window) for context in contexts])

@@ -82,14 +82,14 @@ class TreeDrafter:
         fresh, count = self._fresh, len(starts)
         for tensor in (fresh.counts, fresh.num_cached, fresh.tokens):
             tensor.zero_()
-        fresh.counts[:count] = torch.tensor([int(start_of is not None) for start_of in starts], dtype=torch.int32)
-        cached = [start_of.num_cached if start_of else 0 for start_of in starts]
+        fresh.counts[:count] = torch.tensor([int(start is not None) for start in starts], dtype=torch.int32)
+        cached = [start.num_cached if start else 0 for start in starts]
         fresh.num_cached[:count] = torch.tensor(cached, dtype=torch.int32)
         fresh.tokens[:count, 0] = torch.tensor(newest)
         width = self._runner.model.config.hidden_size
-        for slot, start_of in enumerate(starts):
-            if start_of is not None:
-                states = [start_of.state.inner[layer][0, :width] for layer in self.state_layers]
+        for slot, start in enumerate(starts):
+            if start is not None:
+                states = [start.state.inner[layer][0, :width] for layer in self.state_layers]
                 fresh.states[slot, 0] = torch.cat(states)
         self._num_fresh = 1
 
