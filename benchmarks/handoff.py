@@ -29,7 +29,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from paceline.runtime.gateway_client.target_client import TargetClient
 
 DEPLOYMENTS = ("two targets", "prefill worker")
 VOCABULARY, SHORT = 49_152, 24
@@ -102,7 +102,7 @@ def main() -> None:
 
 
 @contextlib.contextmanager
-def cluster(name: str, folder: Path, options: argparse.Namespace) -> Iterator[ClusterTarget]:
+def cluster(name: str, folder: Path, options: argparse.Namespace) -> Iterator[TargetClient]:
     limits = {
         "max_num_seqs": 16,
         "max_batched_tokens": options.chunk,
@@ -116,14 +116,14 @@ def cluster(name: str, folder: Path, options: argparse.Namespace) -> Iterator[Cl
     settings = cluster_config(
         {"name": folder.name, "state_dir": str(folder), "health": {"canary": 0.0}, "pools": pools}
     )
-    with running_processes(settings, StateFolder.of(settings)) as directory, ClusterTarget(settings, directory) as llm:
+    with running_processes(settings, StateFolder.of(settings)) as directory, TargetClient(settings, directory) as llm:
         while len(llm.pool.workers()) < 2 or any(worker.state != "ready" for worker in llm.pool.workers()):
             time.sleep(0.1)
         yield llm
 
 
 def play(
-    llm: ClusterTarget, name: str, generator: random.Random, options: argparse.Namespace, result: Result, disturb: bool
+    llm: TargetClient, name: str, generator: random.Random, options: argparse.Namespace, result: Result, disturb: bool
 ) -> None:
     streams = [submit(llm, f"{name}-{i}", ids(generator, SHORT), options.tokens) for i in range(options.streams)]
     for stream in streams:
@@ -143,7 +143,7 @@ def play(
     result.gaps.extend(gap for stream in streams for gap in gaps(stream, since, long.times[0]))
 
 
-def submit(llm: ClusterTarget, name: str, prompt: tuple[int, ...], tokens: int) -> Received:
+def submit(llm: TargetClient, name: str, prompt: tuple[int, ...], tokens: int) -> Received:
     received = Received(time.perf_counter())
     sampling = SamplingParams(max_tokens=tokens, temperature=0.0, seed=0, ignore_eos=True)
     llm.pool.submit(Request(name, prompt, sampling, SpeculationParams(enabled=False)), received.on_event)

@@ -33,7 +33,7 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.deploy.deployment import process_specs
 from paceline.runtime.deploy.directory import Directory, FixedDirectory
 from paceline.runtime.deploy.supervisor import Supervisor
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from paceline.runtime.gateway_client.target_client import TargetClient
 
 Tokens = dict[str, list[int]]
 Kill = Callable[[str], None]
@@ -54,7 +54,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         settings = config(options.model, options.draft, Path(folder))
         where = on_ray(settings) if options.ray else as_processes(settings, Path(folder))
-        with where as (directory, kill), ClusterTarget(settings, directory) as llm:
+        with where as (directory, kill), TargetClient(settings, directory) as llm:
             for killed in ((), ("draft-0", "target-0"), ()):
                 wait_for(llm)
                 rows.append(run(llm, requests, expected, killed, kill))
@@ -105,7 +105,7 @@ def plain(model: str, requests: list[Request]) -> Tokens:
     return tokens
 
 
-def run(llm: ClusterTarget, requests: list[Request], expected: Tokens, killed: tuple[str, ...], kill: Kill) -> str:
+def run(llm: TargetClient, requests: list[Request], expected: Tokens, killed: tuple[str, ...], kill: Kill) -> str:
     """One load; workers are killed at one third and two thirds of the tokens."""
     events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
     tokens: Tokens = {one.id: [] for one in requests}
@@ -139,7 +139,7 @@ def run(llm: ClusterTarget, requests: list[Request], expected: Tokens, killed: t
     )
 
 
-def wait_for(llm: ClusterTarget) -> None:
+def wait_for(llm: TargetClient) -> None:
     while not (len(llm.pool.workers()) == 4 and all(worker.state == "ready" for worker in llm.pool.workers())):
         time.sleep(0.1)
 

@@ -31,7 +31,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from paceline.runtime.gateway_client.target_client import TargetClient
 
 WORKERS, PROMPTS, HELD = 4, 8, 3
 SYSTEM, QUESTION, ANSWER, VOCABULARY = 1500, 30, 8, 49_152
@@ -108,9 +108,9 @@ def settings(router: str, folder: Path) -> ClusterConfig:
 
 
 @contextlib.contextmanager
-def cluster(router: str, folder: Path) -> Iterator[ClusterTarget]:
+def cluster(router: str, folder: Path) -> Iterator[TargetClient]:
     config = settings(router, folder)
-    with running_processes(config, StateFolder.of(config)) as directory, ClusterTarget(config, directory) as llm:
+    with running_processes(config, StateFolder.of(config)) as directory, TargetClient(config, directory) as llm:
         while not all(worker.state == "ready" for worker in llm.pool.workers()):
             time.sleep(0.1)
         yield llm
@@ -125,7 +125,7 @@ def request(name: str, prompt: tuple[int, ...]) -> Request:
     return Request(name, prompt, sampling, SpeculationParams(enabled=False))
 
 
-def warm(llm: ClusterTarget, router: str) -> list[float]:
+def warm(llm: TargetClient, router: str) -> list[float]:
     """Median time of a prompt without cached blocks, once on each worker."""
     taken = []
     for i in range(WORKERS):
@@ -137,7 +137,7 @@ def warm(llm: ClusterTarget, router: str) -> list[float]:
     return taken
 
 
-def run(llm: ClusterTarget, requests: Sequence[Request], clients: int, turn: int) -> list[Outcome]:
+def run(llm: TargetClient, requests: Sequence[Request], clients: int, turn: int) -> list[Outcome]:
     """Run the requests in order with `clients` clients."""
     events: SimpleQueue[tuple[float, StepOutput | PacelineError]] = SimpleQueue()
     outcomes: dict[str, Outcome] = {}

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from paceline.core.clock import Clock
-from paceline.core.config import SpeculationConfig
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
@@ -255,14 +254,14 @@ def tiny_engine(
     """An engine around a tiny model. Without a proposer it decodes plainly. The breaker stays closed unless given. A proposer
     that works in the target's own cache is made by a function of its runner and tables. `graph_depth`: steps run as graphs,
     with drafts of up to so many tokens."""
-    config = SpeculationConfig(max_depth=32)
     clock = clock or StepClock()
     tables = BlockTables(kv_tokens // BLOCK_SIZE, prefix_caching)
     runner = runner_kind(model, tables.pool.num_blocks)
     if callable(proposer):
         proposer = proposer(runner, tables)
     proposers: Mapping[str, Proposer] = {"fake": proposer or FakeProposer(lambda progress: ([], []))}
-    validator = RequestValidator(Limits(model.config.vocab_size, max_model_len), config, "fake", proposers, tokenizer)
+    limits = Limits(model.config.vocab_size, max_model_len, max_depth=32)
+    validator = RequestValidator(limits, "coupled", "fake", proposers, tokenizer)
     speculator = Speculator(
         proposers,
         FixedDepth(depth) if isinstance(depth, int) else depth,

@@ -69,7 +69,7 @@ def test_incompatible_draft_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_too_little_memory_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.engine.build.device_memory", lambda device: GIB // 4)
+    monkeypatch.setattr("paceline.engine.sizing.total_memory", lambda: GIB // 4)
     fit = verdicts(EngineConfig())["fit"]
     assert fit.verdict is Verdict.PROBLEM
     assert "max_model_len" in fit.found or "smaller" in fit.found

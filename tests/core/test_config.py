@@ -48,14 +48,14 @@ def test_unknown_key_without_a_similar_one_lists_all() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"max_num_seqs": "4"}, "max_num_seqs must be int, got '4'"),
-        ({"max_num_seqs": True}, "max_num_seqs must be int, got True"),
-        ({"max_num_seqs": None}, "max_num_seqs must be int, got None"),
+        ({"max_num_seqs": "4"}, "max_num_seqs must be int or null, got '4'"),
+        ({"max_num_seqs": True}, "max_num_seqs must be int or null, got True"),
+        ({"memory_fraction": None}, "memory_fraction must be float, got None"),
         ({"draft": 7}, "draft must be str or null, got 7"),
         ({"prefix_caching": "no"}, "prefix_caching must be bool, got 'no'"),
         ({"speculation": "ngram"}, "speculation must be a mapping, got 'ngram'"),
         ({"speculation": None}, "speculation must be a mapping, got None"),
-        ({"speculation": {"max_depth": 2.0}}, "speculation.max_depth must be int, got 2.0"),
+        ({"speculation": {"max_depth": 2.0}}, "speculation.max_depth must be int or null, got 2.0"),
     ],
 )
 def test_value_of_the_wrong_type_is_rejected_with_its_full_name(values: dict[str, Any], message: str) -> None:
@@ -97,6 +97,7 @@ def test_every_running_sequence_is_scheduled_a_token() -> None:
     with pytest.raises(InvalidConfig, match=r"max_batched_tokens \(8\) must be at least max_num_seqs \(9\)"):
         EngineConfig(max_num_seqs=9, max_batched_tokens=8)
     EngineConfig(max_num_seqs=8, max_batched_tokens=8)
+    EngineConfig(max_batched_tokens=8)  # the device decides the other one
 
 
 @pytest.mark.parametrize(

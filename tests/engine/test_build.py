@@ -15,7 +15,7 @@ from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, 
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
 from paceline.core.worker_status import BreakerState
-from paceline.engine import build
+from paceline.engine import build, sizing
 from paceline.engine.build import build_engine, make_breaker, make_depth, pick_device, pick_dtype, pick_method
 from paceline.engine.engine import Engine
 from paceline.models.architectures.config import ModelConfig
@@ -151,9 +151,10 @@ def test_a_cache_too_small_for_one_sequence_is_refused(target: str) -> None:
 def test_the_cache_follows_the_memory_when_not_asked_for(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     built = engine(target, kv_tokens=None)
     assert built.runner.num_blocks == 4 * 256 // 16  # all slots at full length
-    monkeypatch.setattr(build, "CPU_CACHE_BYTES", 512 * 512)  # a token takes 512 bytes
+    monkeypatch.setattr(sizing, "CPU_CACHE_SHARE", 0)
+    monkeypatch.setattr(sizing, "CPU_CACHE_BYTES", 512 * 512)  # a token takes 512 bytes
     assert engine(target, kv_tokens=None).runner.num_blocks == 512 // 16
-    monkeypatch.setattr(build, "device_memory", lambda device: 60_000)
+    monkeypatch.setattr(sizing, "total_memory", lambda: 60_000)
     with pytest.raises(OutOfMemory):
         engine(target)
 
@@ -211,10 +212,10 @@ def test_methods() -> None:
 def test_depth_rules() -> None:
     kinds = {"goodput": GoodputDepth, "threshold": ThresholdDepth, "additive": AdditiveDepth, "fixed": FixedDepth}
     for name, kind in kinds.items():
-        assert type(make_depth(SpeculationConfig(depth=name))) is kind  # type: ignore[arg-type]
-        never = make_depth(SpeculationConfig(depth=name, max_depth=0))  # type: ignore[arg-type]
+        assert type(make_depth(SpeculationConfig(depth=name), 8)) is kind  # type: ignore[arg-type]
+        never = make_depth(SpeculationConfig(depth=name), 0)  # type: ignore[arg-type]
         assert never.decide([Candidate(0, "x", 8)]) == [0]
-    assert make_depth(SpeculationConfig(depth="fixed", max_depth=5)).decide([Candidate(0, "x", 8)]) == [5]
+    assert make_depth(SpeculationConfig(depth="fixed"), 5).decide([Candidate(0, "x", 8)]) == [5]
 
 
 @pytest.mark.parametrize(("threshold", "state"), [(None, BreakerState.CLOSED), (0.9, BreakerState.OPEN)])

@@ -2,18 +2,13 @@
 
 import re
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-import torch
 
-from paceline.core.config import EngineConfig
-from paceline.core.errors import InvalidConfig, OutOfMemory
+from paceline.core.errors import OutOfMemory
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import SpeculationParams
-from paceline.engine import build
 from paceline.engine.memory_fit import GIB, Footprint, memory_fit
 from paceline.engine.scheduler import Scheduler
 from paceline.kernels.layout import BLOCK_SIZE
@@ -127,31 +122,3 @@ def test_the_advised_length_fits_and_a_longer_one_does_not() -> None:
 
 def required(window: int) -> int:
     return -(-window // BLOCK_SIZE) * BLOCK_SIZE + BLOCK_SIZE
-
-
-def fit_on(device: str, monkeypatch: pytest.MonkeyPatch, window: int, **options: Any) -> int:
-    """Cache tokens that an engine around a 1B gets of 80 GB."""
-    monkeypatch.setattr(build, "device_memory", lambda device: 80 * GB)
-    model = SimpleNamespace(dtype=torch.bfloat16, weight_bytes=LLAMA_1B.num_parameters * 2)
-    loaded: Any = SimpleNamespace(name="1B", config=LLAMA_1B, model=model)
-    return build.fit_models(EngineConfig(**options), loaded, None, torch.device(device), window).kv_tokens
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_one_slot_is_enough_for_one_full_sequence(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fit_on(device, monkeypatch, 8192, max_num_seqs=1) >= required(8192)
-    assert fit_on(device, monkeypatch, 250, max_num_seqs=1) >= required(250)
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_kv_tokens_is_taken_at_its_word_or_refused(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fit_on(device, monkeypatch, 4096, kv_tokens=4112) == 4112
-    with pytest.raises(InvalidConfig, match=r"kv_tokens \(4111\).*raise it to 4112 or more"):
-        fit_on(device, monkeypatch, 4096, kv_tokens=4111)
-
-
-def test_an_eight_bit_cache_holds_twice_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    many = {"max_num_seqs": 512, "max_batched_tokens": 512}
-    assert fit_on("cuda", monkeypatch, 8192, kv_dtype="fp8", **many) // 2 == pytest.approx(
-        fit_on("cuda", monkeypatch, 8192, **many), abs=BLOCK_SIZE
-    )

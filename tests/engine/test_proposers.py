@@ -4,11 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig
-from paceline.engine.proposers import head_footprint, num_lanes, prefill_passes
+from paceline.engine.proposers import prefill_tokens
 from paceline.engine.schedule import Schedule
-from paceline.models.drafts.load import LoadedHead
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer
@@ -16,7 +14,7 @@ from paceline.speculation.proposers.medusa import MedusaProposer
 from paceline.speculation.trees.tree import depths
 from tests.engine.test_build import engine, save_checkpoint, texts
 from tests.fakes import tiny_model
-from tests.heads import draft_config, draft_tensors, save_draft, tiny_eagle, tiny_medusa
+from tests.heads import draft_config, draft_tensors, save_draft
 
 METHODS = {
     "eagle": ("eagle", EagleProposer),
@@ -83,17 +81,9 @@ def test_a_missing_head_is_reported(target: str) -> None:
         engine(target, speculation={"method": "eagle"})
 
 
-def test_the_memory_of_heads() -> None:
-    target, config = tiny_model(), EngineConfig()
-    eagle = head_footprint(LoadedHead("head", tiny_eagle(target)), config)
-    assert eagle.kv_bytes_per_token == 2 * 2 * 16 * 4
-    assert eagle.weight_bytes > 0
-    assert eagle.activation_bytes > num_lanes(config) * 32 * eagle.kv_bytes_per_token
-    medusa = head_footprint(LoadedHead("heads", tiny_medusa(target)), config)
-    assert (medusa.kv_bytes_per_token, medusa.activation_bytes) == (0, 0)
-
-
 def test_a_draft_prefill_takes_about_as_long_as_a_target_pass() -> None:
-    assert prefill_passes(16_000, 270) == 14
-    assert prefill_passes(1000, 270) == 1  # hardly smaller
-    assert prefill_passes(270, 16_000) == 1
+    assert prefill_tokens(512, 16_000, 270) == 14 * 512
+    assert prefill_tokens(8192, 16_000, 270) == 8192  # one pass takes as long
+    assert prefill_tokens(32, 16_000, 270) == 14 * 32
+    assert prefill_tokens(512, 1000, 270) == 512  # hardly smaller
+    assert prefill_tokens(512, 270, 16_000) == 512

@@ -4,7 +4,6 @@ from typing import Any
 
 import pytest
 
-from paceline.core.config import SpeculationConfig
 from paceline.core.errors import InvalidRequest
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
@@ -23,9 +22,7 @@ def two_methods(max_depth: int = 4, enabled: bool = True) -> Engine:
     """Drafts with a perfect model or by prompt lookup."""
     engine = tiny_engine(MODEL, depth=max_depth)
     proposers = {"model": draft_model(MODEL), "ngram": NgramProposer()}
-    validator = RequestValidator(
-        Limits(TINY.vocab_size, 256), SpeculationConfig(max_depth=max_depth, enabled=enabled), "model", proposers
-    )
+    validator = RequestValidator(Limits(TINY.vocab_size, 256, max_depth), "coupled", "model", proposers)
     speculator = Speculator(
         proposers,
         engine.speculator.depth,

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from paceline.core.clock import VirtualClock
-from paceline.core.config import SpeculationConfig
 from paceline.core.output import StepTimes
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
@@ -106,7 +105,7 @@ class Case:
         self.clock = VirtualClock(100.0)
         self.one, self.two = Scripted(answer, self.clock, 0.25), Scripted()
         proposers = {"one": self.one, "two": self.two}
-        self.validator = RequestValidator(Limits(VOCAB, 64), SpeculationConfig(max_depth=6), "one", proposers)
+        self.validator = RequestValidator(Limits(VOCAB, 64, max_depth=6), "coupled", "one", proposers)
         self.depth = RecordedDepth()
         self.speculator = Speculator(
             proposers,

@@ -3,12 +3,11 @@ from typing import Any
 
 import pytest
 
-from paceline.core.config import SpeculationConfig
 from paceline.core.errors import InvalidRequest
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
-from paceline.core.speculation import SpeculationParams
+from paceline.core.speculation import SpeculationParams, Verification
 from paceline.engine.validator import Limits, RequestValidator
 
 
@@ -18,10 +17,8 @@ class EndTokens:
     eos_ids = frozenset({2, 3})
 
 
-def validator(tokenizer: Any = None, **speculation: Any) -> RequestValidator:
-    return RequestValidator(
-        Limits(100, 32), SpeculationConfig(**speculation), "ngram", ("ngram", "draft_model"), tokenizer
-    )
+def validator(tokenizer: Any = None, verification: Verification = "coupled", max_depth: int = 8) -> RequestValidator:
+    return RequestValidator(Limits(100, 32, max_depth), verification, "ngram", ("ngram", "draft_model"), tokenizer)
 
 
 def request(prompt: tuple[int, ...] = (1, 2, 3), speculation: dict[str, Any] | None = None, **sampling: Any) -> Request:

@@ -17,7 +17,7 @@ from paceline.core.worker_status import HandoffCounts
 from paceline.engine.build import build_engine
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.fakes import run, tiny_model
@@ -41,7 +41,7 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="module")
-def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterTarget]:
+def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TargetClient]:
     folder = tmp_path_factory.mktemp("cluster")
     keys = KeyFolder.create(folder / "keys")
     common = {"model": target, "devices": ["cpu"], "limits": LIMITS}
@@ -59,7 +59,7 @@ def llm(target: str, head: str, tmp_path_factory: pytest.TempPathFactory) -> Ite
     )
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterTarget(settings, directory, keys.key_pair("gateway"), start_seconds=60) as one,
+        TargetClient(settings, directory, keys.key_pair("gateway"), start_seconds=60) as one,
     ):
         until(lambda: len(one.pool.workers()) == 2 and all(worker.state == "ready" for worker in one.pool.workers()))
         yield one
@@ -93,13 +93,13 @@ def single_engine_drafts(model: str, head: str, one: Request) -> list[tuple[int,
     return [(output.drafted, output.accepted) for output in outputs]
 
 
-def counts(llm: ClusterTarget, role: str) -> HandoffCounts:
+def counts(llm: TargetClient, role: str) -> HandoffCounts:
     (found,) = [worker.handoffs for worker in llm.pool.workers() if worker.role == role]
     assert found is not None
     return found
 
 
-def test_text_and_drafts_equal_those_of_one_process(llm: ClusterTarget, target: str, head: str) -> None:
+def test_text_and_drafts_equal_those_of_one_process(llm: TargetClient, target: str, head: str) -> None:
     (first, *rest) = requests("a", 4, 0)
     stream = StreamReader(llm.pool, first)
     assert tokens(stream) == plain(target, [first])
@@ -111,7 +111,7 @@ def test_text_and_drafts_equal_those_of_one_process(llm: ClusterTarget, target: 
     assert counts(llm, "target").failed == 0
 
 
-def test_kill_9_of_the_prefill_worker_during_a_hand_off(llm: ClusterTarget, target: str) -> None:
+def test_kill_9_of_the_prefill_worker_during_a_hand_off(llm: TargetClient, target: str) -> None:
     submitted = requests("k", 3, 5)
     expected = plain(target, submitted)
     pid, before = worker_pid(member(llm, "prefill-0")), counts(llm, "target")

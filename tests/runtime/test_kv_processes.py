@@ -9,7 +9,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.runtime.target_harness import StreamReader, until
@@ -37,7 +37,7 @@ def test_prefixes_of_a_killed_worker_are_forgotten(tmp_path: Path) -> None:
     )
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterTarget(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
+        TargetClient(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
     ):
         until(lambda: len(llm.pool.workers()) == 2 and all(worker.state == "ready" for worker in llm.pool.workers()))
         index = llm.pool._caches.index

@@ -19,7 +19,7 @@ from paceline.engine.build import build_engine
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.fakes import run
@@ -91,11 +91,11 @@ def worker_pid(member: Member) -> int:
     raise AssertionError(f"no process listens at {member.address}")
 
 
-def member(llm: ClusterTarget, name: str) -> Member:
+def member(llm: TargetClient, name: str) -> Member:
     return next(m for m in llm.pool._directory.members() if m.name == name)
 
 
-def kill_with_streams(llm: ClusterTarget, pid: int, reader: StreamReader, late: list[Request]) -> None:
+def kill_with_streams(llm: TargetClient, pid: int, reader: StreamReader, late: list[Request]) -> None:
     """Kill `target-0` while it has streams. It may have finished its earlier ones, so it is stopped before it gets some of
     `late`. `late` must be more than it had: an idle target would get them all."""
     os.kill(pid, signal.SIGSTOP)
@@ -106,21 +106,21 @@ def kill_with_streams(llm: ClusterTarget, pid: int, reader: StreamReader, late: 
 
 
 @pytest.fixture
-def llm(models: tuple[str, str], tmp_path: Path) -> Iterator[ClusterTarget]:
+def llm(models: tuple[str, str], tmp_path: Path) -> Iterator[TargetClient]:
     """Two targets and two draft workers, ready, with encrypted connections."""
     keys = KeyFolder.create(tmp_path / "keys")
     settings = config(models, tmp_path, keys=str(keys.path))
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterTarget(settings, directory, keys.key_pair("gateway"), start_seconds=60) as one,
+        TargetClient(settings, directory, keys.key_pair("gateway"), start_seconds=60) as one,
     ):
         until(lambda: len(one.pool.workers()) == 4 and all(worker.state == "ready" for worker in one.pool.workers()))
         yield one
     assert {child.pid for child in psutil.Process().children(recursive=True)} <= before, "a worker was left behind"
 
 
-def test_kill_9_of_a_draft_worker_and_a_target_under_load(llm: ClusterTarget, models: tuple[str, str]) -> None:
+def test_kill_9_of_a_draft_worker_and_a_target_under_load(llm: TargetClient, models: tuple[str, str]) -> None:
     draft_worker, killed = (worker_pid(member(llm, name)) for name in ("draft-0", "target-0"))
     submitted, more = requests(64), iter(requests(256)[64:])
     first, late = submitted[:32], submitted[32:]

@@ -14,7 +14,7 @@ from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import PacelineError
 from paceline.runtime.deploy.deployment import observe_cluster
 from paceline.runtime.deploy.ray_deployment import RayDeployment
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from paceline.runtime.gateway_client.target_client import TargetClient
 from tests.runtime.target_harness import StreamReader, until
 from tests.runtime.test_processes import checkpoints, config, kill_with_streams, plain, requests, tokens
 
@@ -54,7 +54,7 @@ def test_kill_9_on_ray_does_not_change_the_outputs(settings: ClusterConfig) -> N
     pids = deployment.pids()
     assert pids["target-0"][1] == pids["draft-0"][1] != pids["target-1"][1] == pids["draft-1"][1]  # one pair per node
     submitted = requests(64)
-    with ClusterTarget(settings, deployment, start_seconds=60) as llm:
+    with TargetClient(settings, deployment, start_seconds=60) as llm:
         until(lambda: len(llm.pool.workers()) == 4 and all(worker.state == "ready" for worker in llm.pool.workers()))
         reader = StreamReader(llm.pool, *submitted[:32])
         for _ in range(300):
@@ -66,7 +66,7 @@ def test_kill_9_on_ray_does_not_change_the_outputs(settings: ClusterConfig) -> N
         assert tokens(reader) == plain(settings.targets[0].model, submitted)
         assert llm.pool.num_continued > 0
     again = RayDeployment.up(settings)  # a new gateway finds all workers, including restarted ones
-    with ClusterTarget(settings, again, start_seconds=60) as llm:
+    with TargetClient(settings, again, start_seconds=60) as llm:
         until(lambda: len(llm.pool.workers()) == 4 and all(worker.state == "ready" for worker in llm.pool.workers()))
         assert tokens(StreamReader(llm.pool, *submitted[:4])) == plain(settings.targets[0].model, submitted[:4])
     after = again.pids()

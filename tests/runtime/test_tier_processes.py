@@ -11,7 +11,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.runtime.wire.keys import KeyFolder
 from tests.engine.test_build import save_checkpoint
 from tests.runtime.target_harness import StreamReader, until
@@ -24,7 +24,7 @@ def make_request(name: str, first: int, tail: int) -> Request:
 
 
 @contextmanager
-def running(tmp_path: Path, model: str, keys: KeyFolder) -> Iterator[ClusterTarget]:
+def running(tmp_path: Path, model: str, keys: KeyFolder) -> Iterator[TargetClient]:
     limits = {**LIMITS, "kv_disk": str(tmp_path / "kv"), "kv_host_bytes": 1 << 20}
     pool: dict[str, Any] = {"name": "target", "role": "target", "model": model, "replicas": 2, "devices": ["cpu"]}
     settings = cluster_config(
@@ -40,7 +40,7 @@ def running(tmp_path: Path, model: str, keys: KeyFolder) -> Iterator[ClusterTarg
     )
     with (
         running_processes(settings, StateFolder.of(settings)) as directory,
-        ClusterTarget(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
+        TargetClient(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
     ):
         until(lambda: len(llm.pool.workers()) == 2 and all(worker.state == "ready" for worker in llm.pool.workers()))
         yield llm

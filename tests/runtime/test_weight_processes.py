@@ -16,7 +16,7 @@ from paceline.runtime.deploy.deployment import running_processes
 from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.deploy.worker import Worker, make_worker
 from paceline.runtime.deploy.worker_spec import WorkerSpec
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.runtime.weights.loader import WeightsUnavailable
 from paceline.runtime.weights.spec import PeerAddress, WeightSpec
 from paceline.runtime.wire.keys import KeyFolder
@@ -36,7 +36,7 @@ def test_a_killed_worker_reloads_its_model_from_peers(tmp_path: Path) -> None:
     folder = StateFolder.of(settings)
     with (
         running_processes(settings, folder) as directory,
-        ClusterTarget(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
+        TargetClient(settings, directory, keys.key_pair("gateway"), start_seconds=60) as llm,
     ):
         until(lambda: len(llm.pool.workers()) == 2 and all(worker.state == "ready" for worker in llm.pool.workers()))
         Path(models[0]).rename(tmp_path / "gone")

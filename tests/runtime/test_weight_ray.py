@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ray")
 
 from paceline.runtime.deploy.ray_deployment import RayDeployment
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from paceline.runtime.gateway_client.target_client import TargetClient
 from tests.runtime.target_harness import StreamReader, until
 from tests.runtime.test_processes import checkpoints, config, plain, requests, tokens
 
@@ -30,7 +30,7 @@ def test_a_killed_actor_reloads_its_model_from_a_peer(tmp_path: Path) -> None:
         settings = replace(settings, pools=settings.targets)
         deployment = RayDeployment.up(settings)
         pids = deployment.pids()
-        with ClusterTarget(settings, deployment, start_seconds=60) as llm:
+        with TargetClient(settings, deployment, start_seconds=60) as llm:
             until(
                 lambda: len(llm.pool.workers()) == 2 and all(worker.state == "ready" for worker in llm.pool.workers())
             )

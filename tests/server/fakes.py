@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
-from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.config import EngineConfig
 from paceline.core.errors import EngineClosed
 from paceline.core.output import OutputListener, StepOutput, TokenLogprobs
 from paceline.core.request import Request
@@ -58,9 +58,9 @@ class FakeTarget:
         self.cancelled: list[str] = []
         self._text, self._per_step, self._hold = text, per_step, hold
         self._held: dict[str, tuple[Request, OutputListener]] = {}
-        limits = Limits(self.tokenizer.vocab_size, self.max_model_len)
-        self._validator = RequestValidator(limits, SpeculationConfig(), "ngram", ["ngram"], self.tokenizer)
-        self.max_num_seqs = config.max_num_seqs
+        limits = Limits(self.tokenizer.vocab_size, self.max_model_len, max_depth=8)
+        self._validator = RequestValidator(limits, "coupled", "ngram", ["ngram"], self.tokenizer)
+        self.max_num_seqs, self.max_depth = config.max_num_seqs or 64, limits.max_depth
         self.validate, self.validate_flags = self._validator.validate, self._validator.validate_flags
         self.methods = tuple(self._validator.methods)
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.auth.api_keys import KeyFile
@@ -29,7 +29,7 @@ CACHED = 96
 class TenantCluster:
     """A gateway with a KV-aware router and workers that publish KV events."""
 
-    def __init__(self, target: ClusterTarget, workers: Sequence[PublishingWorker], app: FastAPI) -> None:
+    def __init__(self, target: TargetClient, workers: Sequence[PublishingWorker], app: FastAPI) -> None:
         self._target, self._app = target, app
         self.workers = workers
 
@@ -59,7 +59,7 @@ class TenantCluster:
 def running_cluster(names: str, **config: Any) -> Iterator[TenantCluster]:
     workers = [PublishingWorker(name) for name in names]
     try:
-        with ClusterTarget(
+        with TargetClient(
             cluster(router="kv_aware"), Members(*workers), tokenizer=letters(), start_seconds=60
         ) as target:
             until(lambda: sum(connection.is_usable for connection in target.pool.targets().values()) == len(workers))

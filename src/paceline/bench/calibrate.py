@@ -183,19 +183,18 @@ def _run(llm: "LLM", trial: Trial, prompts: Sequence[BenchPrompt], label: str, s
 
 
 def _target(llm: "LLM", rounds: Iterable[RecordedRound], batch: int) -> Target:
-    from paceline.engine.build import device_memory
-    from paceline.engine.build import footprint as model_footprint
+    from paceline.engine.sizing import size_engine
     from paceline.models.loading.load import LoadedModel
 
     model = llm.engine.runner.model
     loaded = LoadedModel(llm.config.model, model.config, model, llm.tokenizer)
-    fit = model_footprint(loaded, llm.config, model.device)
+    memory = size_engine(llm.config, loaded, None, model.device).memory
     return Target(
         pass_seconds=pass_times(rounds),
         batch=batch,
-        footprint=Footprint(fit.weight_bytes, fit.kv_bytes_per_token, fit.activation_bytes),
+        footprint=Footprint(memory.weight_bytes, memory.kv_bytes_per_token, memory.activation_bytes),
         kv_tokens=batch * llm.max_model_len,
-        memory_bytes=int(device_memory(llm.engine.runner.device) * llm.config.memory_fraction),
+        memory_bytes=memory.budget_bytes,
     )
 
 

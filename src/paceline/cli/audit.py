@@ -194,7 +194,7 @@ def _about(llm: "LLM", workload: "Workload", prompts: Path) -> dict[str, Any]:
         "verification": workload.verification,
         "temperature": sampling.temperature,
         "top_p, top_k": f"{sampling.top_p:g}, {sampling.top_k}",
-        "depth": engine.speculation.max_depth,
+        "depth": llm.engine.validator.limits.max_depth,
         "prompts": f"{len(workload.prompts)} of {prompts.name}, {workload.concurrency} in a batch",
         "seed": sampling.seed,
         "tokens per answer": f"up to {sampling.max_tokens}",

@@ -17,8 +17,9 @@ import torch
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, PacelineError
 from paceline.core.machine import available_memory, total_memory, usable_cores
-from paceline.engine.build import fit_models, pick_device, pick_dtype, window_of
+from paceline.engine.build import pick_device, pick_dtype
 from paceline.engine.memory_fit import GIB, MemoryFit
+from paceline.engine.sizing import size_engine
 from paceline.kernels.cpu import native
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.drafts.compatibility import check_compatible
@@ -252,13 +253,14 @@ def _check_pair(target: ModelSketch, draft: ModelSketch) -> Iterator[Check]:
 def _check_memory(
     config: EngineConfig, target: ModelSketch, draft: ModelSketch | None, device: torch.device
 ) -> Iterator[Check]:
-    window = window_of(config, target.config)
     try:
-        fit = fit_models(config, cast(LoadedModel, target), cast("LoadedModel | None", draft), device, window)
+        sizing = size_engine(config, cast(LoadedModel, target), cast("LoadedModel | None", draft), device)
     except (OutOfMemory, InvalidConfig) as error:
         yield Check.problem("fit", str(error))
         return
-    yield Check("fit", _figures(fit, window))
+    fit = sizing.memory
+    yield Check("limits", sizing.description)
+    yield Check("fit", _figures(fit, sizing.window))
     needed, free = fit.budget_bytes - fit.free_bytes, available_memory()
     if device.type == "cuda":
         free = int(torch.cuda.mem_get_info(device)[0])

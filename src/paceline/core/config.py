@@ -15,6 +15,8 @@ WeightBits = Literal["none", "int8", "fp8"]
 CacheDtype = Literal["auto", "fp8"]
 
 AUDIT_FRACTION = 0.01
+DEFAULT_DEPTH = 8
+"""Most tokens drafted per round if `speculation.max_depth` is None and the draft is not a tree on a GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +31,9 @@ class SpeculationConfig:
     without a draft."""
     depth: DepthRule = "goodput"
     """Rule that decides how many tokens to draft; see docs/depth.md."""
-    max_depth: int = 8
-    """Most tokens drafted per round; rule `fixed` always drafts this many."""
+    max_depth: int | None = None
+    """Most tokens drafted per round; rule `fixed` always drafts this many. None: 8, or 31 for the trees of an EAGLE draft on a
+    GPU with rule `goodput`."""
     min_depth: int | None = None
     """Least depth of the rules `threshold` and `additive`; None: the published values."""
     verification: Verification = "coupled"
@@ -44,7 +47,7 @@ class SpeculationConfig:
     def __post_init__(self) -> None:
         _one_of("speculation.depth", self.depth, get_args(DepthRule))
         _one_of("speculation.verification", self.verification, get_args(Verification))
-        if not 0 <= self.max_depth <= MAX_DEPTH:
+        if self.max_depth is not None and not 0 <= self.max_depth <= MAX_DEPTH:
             raise InvalidConfig(f"speculation.max_depth must be in [0, {MAX_DEPTH}], got {self.max_depth}")
         if self.min_depth is not None:
             if self.depth not in ("threshold", "additive"):
@@ -52,10 +55,10 @@ class SpeculationConfig:
                     f"speculation.min_depth has no effect with speculation.depth {self.depth!r}: remove it, or choose "
                     "the rule threshold or additive"
                 )
-            if not 1 <= self.min_depth <= self.max_depth:
+            most = DEFAULT_DEPTH if self.max_depth is None else self.max_depth
+            if not 1 <= self.min_depth <= most:
                 raise InvalidConfig(
-                    f"speculation.min_depth must be between 1 and speculation.max_depth ({self.max_depth}), "
-                    f"got {self.min_depth}"
+                    f"speculation.min_depth must be between 1 and speculation.max_depth ({most}), got {self.min_depth}"
                 )
         if self.acceptance_threshold is not None and not 0.0 < self.acceptance_threshold < 1.0:
             raise InvalidConfig(f"speculation.acceptance_threshold must be in (0, 1), got {self.acceptance_threshold}")
@@ -89,15 +92,16 @@ class EngineConfig:
     on the first."""
     max_model_len: int | None = None
     """Most prompt and output tokens of one sequence; None: the model's context window, up to 8192."""
-    max_num_seqs: int = 64
-    """Most sequences that run at once; further ones wait."""
-    max_batched_tokens: int = 512
-    """Most scheduled tokens of one step; longer prompts are computed in chunks."""
+    max_num_seqs: int | None = None
+    """Most sequences that run at once; further ones wait. None: by device, 32 on a CPU, up to 256 on a GPU."""
+    max_batched_tokens: int | None = None
+    """Most scheduled tokens of one step; longer prompts are computed in chunks. None: by device, 512 on a CPU, up to 8192 on a
+    GPU."""
     memory_fraction: float = 0.85
     """Share of the device's memory for weights, caches and activations of target and draft."""
     kv_tokens: int | None = None
     """Tokens that the target's KV cache holds. None: enough for `max_num_seqs` sequences of full length, within
-    `memory_fraction` on a GPU and 1 GiB on a CPU, but always enough for one sequence."""
+    `memory_fraction` on a GPU, and within an eighth of that or 1 GiB on a CPU, but always enough for one sequence."""
     prefix_caching: bool = True
     """Whether to keep the cache of finished sequences for prompts with the same prefix."""
     kv_host_bytes: int | None = None
@@ -107,6 +111,9 @@ class EngineConfig:
     """Folder for cached blocks, which then survive a restart. Only one server may use it. None: no disk tier."""
     kv_disk_bytes: int = 16 * 2**30
     """Most bytes in `kv_disk`; the least recently used blocks are deleted."""
+    kernel_cache: str | None = None
+    """Folder of compiled GPU kernels, such as one that `paceline warm` has written. None: TRITON_CACHE_DIR, or
+    ~/.triton/cache."""
     audit_fraction: float = AUDIT_FRACTION
     """Share of finished texts that an idle engine recomputes by plain decoding and compares; 0: none. See docs/audit.md."""
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
@@ -139,9 +146,10 @@ class EngineConfig:
             )
         if not 0.0 < self.memory_fraction <= 1.0:
             raise InvalidConfig(f"memory_fraction must be in (0, 1], got {self.memory_fraction}")
-        if self.max_batched_tokens < self.max_num_seqs:
+        tokens, sequences = self.max_batched_tokens, self.max_num_seqs
+        if tokens is not None and sequences is not None and tokens < sequences:
             raise InvalidConfig(
-                f"max_batched_tokens ({self.max_batched_tokens}) must be at least max_num_seqs ({self.max_num_seqs}): "
+                f"max_batched_tokens ({tokens}) must be at least max_num_seqs ({sequences}): "
                 "every running sequence is scheduled at least one token"
             )
 

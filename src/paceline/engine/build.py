@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -10,22 +11,22 @@ import torch
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig, WeightBits
 from paceline.core.errors import InvalidConfig
-from paceline.core.machine import total_memory
+from paceline.core.timeline import phase
 from paceline.engine.calibration import measure_context, measure_passes
 from paceline.engine.engine import Engine
 from paceline.engine.hooks.hook import StepHook
 from paceline.engine.hooks.tier_build import make_tiers
-from paceline.engine.memory_fit import GIB, PICKING_BYTES, Footprint, MemoryFit, memory_fit
-from paceline.engine.proposers import head_footprint, make_proposers
+from paceline.engine.proposers import make_proposers
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.sizing import size_engine
 from paceline.engine.speculator import Speculator
+from paceline.engine.start.kernel_cache import KernelCache
+from paceline.engine.start.kernel_compilation import KernelCompilation
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.kernels.cpu import native
-from paceline.kernels.layout import BLOCK_SIZE
+from paceline.kernels.gpu_model import META, uses_gpu_kernels
 from paceline.kernels.quantized import Quantization
-from paceline.kv.block_tables import BlockTables, blocks_for
-from paceline.models.architectures.config import ModelConfig
-from paceline.models.cuda_graph import MAX_GRAPH_ROWS
+from paceline.kv.block_tables import BlockTables
 from paceline.models.drafts.compatibility import check_compatible
 from paceline.models.drafts.load import LoadedHead, find_draft, load_draft
 from paceline.models.loading.hub import pick_draft
@@ -45,12 +46,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_WINDOW = 8192
 DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
 """Methods that need `draft`; the first available one is the default."""
-CPU_CACHE_BYTES = GIB
-"""Size of the caches on a CPU if `kv_tokens` is not set."""
-
 
 Load = Callable[[str, torch.device, torch.dtype, Quantization | None], LoadedModel]
 
@@ -68,15 +65,27 @@ def build_engine(
     ones under their names. `weights_id` identifies the weights when blocks are exchanged with other processes."""
     device = pick_device(config.device)
     dtype, quantization = pick_dtype(config.dtype, device), pick_quantization(config.quantization)
-    if config.tensor_parallel_size == 1:
-        target = load(config.model, device, dtype, quantization)
-        return _assemble(config, target, None, pool, hooks, extra_proposers, weights_id)
-    target, ranks = load_parallel(RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization))
-    try:
-        return _assemble(config, target, ranks, pool, hooks, extra_proposers)
-    except BaseException:
-        ranks.close()
-        raise
+    if config.kernel_cache is not None:
+        KernelCache(Path(config.kernel_cache)).use()
+    if config.tensor_parallel_size > 1:
+        target, ranks = load_parallel(RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization))
+        try:
+            engine = _assemble(config, target, ranks, pool, hooks, extra_proposers)
+            calibrate(engine, config)
+            return engine
+        except BaseException:
+            ranks.close()
+            raise
+    with KernelCompilation.start(config, device) as compilation:
+        with phase("read weights") as reading:
+            target = load(config.model, device, dtype, quantization)
+            reading.note = f"{target.model.weight_bytes / 1e9:.1f} GB"
+        engine = _assemble(config, target, None, pool, hooks, extra_proposers, weights_id)
+        compilation.wait()
+    if target.model.is_complete and device.type != "meta":
+        with phase("calibrate"):
+            calibrate(engine, config)
+    return engine
 
 
 def _assemble(
@@ -91,11 +100,11 @@ def _assemble(
     device = target.model.device
     name = pick_draft(config.draft, config.model, device.type)
     draft = None if name is None else load_second(name, config, target)
-    window = window_of(config, target.config)
+    sizing = size_engine(config, target, draft, device)
+    window, limits, fit = sizing.window, sizing.limits, sizing.memory
     if config.max_model_len is not None and window < config.max_model_len:
         logger.warning("max_model_len is %d, but the model supports %d: using that", config.max_model_len, window)
-    fit = fit_models(config, target, draft, device, window)
-    logger.info("KV cache for %d tokens, sequences of up to %d", fit.kv_tokens, window)
+    logger.info("%s, sequences of up to %d", sizing.description, window)
     clock = WallClock()
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
     if ranks is None:
@@ -103,20 +112,24 @@ def _assemble(
     else:
         runner = ParallelRunner(target.model, fit.num_blocks, ranks, kv_dtype)
     tables = BlockTables(fit.num_blocks, config.prefix_caching)
-    proposers = make_proposers(config, target, draft, runner, tables, kv_dtype)
+    proposers = make_proposers(config, limits, target, draft, runner, tables, kv_dtype)
     if pool is not None:
         proposers["pool"] = pool(target)
     proposers.update(extra_proposers or {})
     method = pick_method(config.speculation, proposers)
     validator = RequestValidator(
-        Limits(target.config.vocab_size, window), config.speculation, method, proposers, target.tokenizer
+        Limits(target.config.vocab_size, window, limits.max_depth),
+        config.speculation.verification,
+        method,
+        proposers,
+        target.tokenizer,
     )
-    has_graphs = device.type == "cuda" and ranks is None
+    has_graphs = uses_gpu_kernels(device) and ranks is None
     in_graph = graph_proposer(proposers) if has_graphs else None
     graph_methods = frozenset(name for name, proposer in proposers.items() if proposer is in_graph)
     speculator = Speculator(
         proposers,
-        make_depth(config.speculation, padded_batch(in_graph, graph_methods) if has_graphs else None),
+        make_depth(config.speculation, limits.max_depth, padded_batch(in_graph, graph_methods) if has_graphs else None),
         make_breaker(config.speculation),
         validator,
         clock,
@@ -125,16 +138,15 @@ def _assemble(
         graph_methods,
     )
     tiers = make_tiers(config, runner, tables, clock, window)
-    scheduler = Scheduler(tables, config.max_num_seqs, config.max_batched_tokens, tiers)
+    scheduler = Scheduler(tables, limits.max_num_seqs, limits.max_batched_tokens, tiers, limits.max_draft_tokens)
     graph = None
     if has_graphs:
         from paceline.engine.executors.graph.executor import GraphExecutor
         from paceline.models.gpu.runner import GpuRunner
 
         assert isinstance(runner, GpuRunner)
-        max_depth = config.speculation.max_depth
-        graph = GraphExecutor(runner, in_graph, scheduler, speculator, validator, max_depth, clock)
-    engine = Engine(
+        graph = GraphExecutor(runner, in_graph, scheduler, speculator, validator, limits.max_depth, clock)
+    return Engine(
         runner,
         scheduler,
         speculator,
@@ -146,9 +158,6 @@ def _assemble(
         audit_fraction=config.audit_fraction,
         memory=fit,
     )
-    if target.model.is_complete:
-        calibrate(engine, config)
-    return engine
 
 
 def graph_proposer(proposers: Mapping[str, Proposer]) -> "GraphProposer | None":
@@ -167,11 +176,6 @@ def padded_batch(proposer: "GraphProposer | None", methods: frozenset[str]) -> P
     return PaddedBatch(methods, bucket, lambda depth: draft_shape(proposer, depth).nodes)
 
 
-def window_of(config: EngineConfig, model: ModelConfig) -> int:
-    """Largest number of tokens of one sequence."""
-    return min(config.max_model_len or DEFAULT_WINDOW, model.max_position)
-
-
 def draft_of(config: EngineConfig) -> str | None:
     """The draft that this configuration selects on this machine."""
     return pick_draft(config.draft, config.model, pick_device(config.device).type)
@@ -184,9 +188,9 @@ def calibrate(engine: Engine, config: EngineConfig) -> None:
     if not isinstance(depth, GoodputDepth) or not config.speculation.enabled or engine.has_work or engine.num_steps:
         return
     with native.single_threaded_torch():
-        rows = min(4 * config.max_num_seqs, config.max_batched_tokens)
-        passes = measure_passes(engine.runner, config.max_num_seqs, rows, engine.clock)
-        depth.calibrate(passes, measure_context(engine.runner, config.max_num_seqs, engine.clock))
+        count, most = engine.scheduler.max_num_seqs, engine.scheduler.max_batched_tokens
+        passes = measure_passes(engine.runner, count, min(4 * count, most), engine.clock)
+        depth.calibrate(passes, measure_context(engine.runner, count, engine.clock))
 
 
 def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead:
@@ -203,6 +207,8 @@ def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedM
 def pick_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == META.type:  # compiles kernels and computes nothing
+        return META
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda") or (":" in name and not index.isdecimal()):
         raise InvalidConfig(f"unknown device {name!r}: use auto, cpu, cuda, or one GPU of several, such as cuda:1")
@@ -215,7 +221,7 @@ def pick_device(name: str) -> torch.device:
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
+        return torch.bfloat16 if uses_gpu_kernels(device) else torch.float32
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
@@ -236,13 +242,13 @@ def pick_method(config: SpeculationConfig, proposers: dict[str, Proposer]) -> st
     return config.method
 
 
-def make_depth(config: SpeculationConfig, padded: PaddedBatch | None = None) -> DepthPolicy:
+def make_depth(config: SpeculationConfig, max_depth: int, padded: PaddedBatch | None = None) -> DepthPolicy:
     """`padded`: the rows of graph steps, if the engine has any."""
-    if config.depth == "fixed" or config.max_depth == 0:
-        return FixedDepth(config.max_depth)
+    if config.depth == "fixed" or max_depth == 0:
+        return FixedDepth(max_depth)
     if config.depth == "goodput":
-        return GoodputDepth(config.max_depth, padded=padded)
-    bounds = {"most": config.max_depth}
+        return GoodputDepth(max_depth, padded=padded)
+    bounds = {"most": max_depth}
     if config.min_depth is not None:
         bounds["least"] = config.min_depth
     if config.depth == "threshold":
@@ -257,56 +263,3 @@ def make_breaker(config: SpeculationConfig) -> Breaker:
     if config.acceptance_threshold is not None:
         rule = replace(rule, threshold=config.acceptance_threshold)
     return Breaker(rule)
-
-
-def fit_models(
-    config: EngineConfig,
-    target: LoadedModel,
-    draft: LoadedModel | LoadedHead | None,
-    device: torch.device,
-    window: int,
-) -> MemoryFit:
-    """Share the device's memory between both models and both caches."""
-    footprints = [None if model is None else footprint(model, config, device) for model in (target, draft)]
-    assert footprints[0] is not None
-    required = blocks_for(window) * BLOCK_SIZE + BLOCK_SIZE
-    if config.kv_tokens is not None and config.kv_tokens < required:
-        raise InvalidConfig(
-            f"kv_tokens ({config.kv_tokens}) must hold one full sequence and a block for its drafts: raise it to "
-            f"{required} or more, or set max_model_len (now {window}) lower"
-        )
-    wanted = config.kv_tokens or max(config.max_num_seqs * window, required)
-    if device.type == "cpu" and config.kv_tokens is None:
-        per_token = sum(f.kv_bytes_per_token for f in footprints if f is not None)
-        wanted = max(min(wanted, CPU_CACHE_BYTES // per_token), required)
-    budget = int(device_memory(device) * config.memory_fraction)
-    if device.type == "cpu":  # ranks share it
-        budget //= config.tensor_parallel_size
-    return memory_fit(footprints[0], footprints[1], budget, wanted, required)
-
-
-def footprint(model: LoadedModel | LoadedHead, config: EngineConfig, device: torch.device) -> Footprint:
-    if isinstance(model, LoadedHead):
-        return head_footprint(model, config)
-    shape, width = model.config, model.model.dtype.itemsize
-    logit_rows = config.max_num_seqs * (1 + config.speculation.max_depth)
-    rows = config.max_batched_tokens
-    hidden = rows * (4 * shape.hidden_size + 3 * shape.ffn_size) * width
-    each = shape.vocab_size * 4
-    logits = min(logit_rows, rows) * each
-    held = 2 * logits
-    if device.type == "cuda":  # a captured pass computes the logits of all its rows
-        held += MAX_GRAPH_ROWS * each
-    return Footprint(
-        name=model.name,
-        weight_bytes=model.model.weight_bytes,
-        kv_bytes_per_token=shape.kv_bytes_per_token(1 if config.kv_dtype == "fp8" else width),
-        activation_bytes=hidden + held + min(10 * logits, PICKING_BYTES),
-    )
-
-
-def device_memory(device: torch.device) -> int:
-    """Bytes of the GPU, or of the memory that this process may use."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[1])
-    return total_memory()

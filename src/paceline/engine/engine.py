@@ -118,9 +118,11 @@ class Engine:
         """
         reason = HostReason.NO_GRAPHS
         if self.graph is not None:
-            planned = self.graph.schedule()
+            planned = self.graph.schedule(can_prefill=not any(hook.needs_host_prefill for hook in self.hooks))
             if not isinstance(planned, HostReason):
                 self.executor_counts[GRAPH] += 1
+                if planned.items:
+                    self._start(planned)
                 return self.graph, planned
             if self.graph.num_inflight:
                 self.graph.drain()
@@ -136,13 +138,17 @@ class Engine:
                 self.scheduler.tiers.wait(FETCH_SECONDS)
             return self._host, None
         self.executor_counts[reason] += 1
+        self._start(schedule)
+        return self._host, schedule
+
+    def _start(self, schedule: Schedule) -> None:
+        """Note when its sequences run for the first time, and inform the hooks."""
         now = self.clock.now()
         for item in schedule.items:
             if item.sequence.started is None:
                 item.sequence.started = now
         for hook in self.hooks:
             hook.scheduled(schedule)
-        return self._host, schedule
 
     def _commit(self, result: StepResult) -> list[StepOutput]:
         """Append the verified tokens, free the blocks of rejected drafts, learn from the step, and return the new output."""

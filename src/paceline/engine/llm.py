@@ -132,7 +132,7 @@ class LLM:
     async def agenerate(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Generation:
         """Like `generate` of one prompt, for an event loop."""
         request = self._request(prompt, sampling, **options)
-        transcript = Transcript(request, self.config.speculation.max_depth)
+        transcript = Transcript(request, self.engine.validator.limits.max_depth)
         async for output in self.astream(request.prompt_ids, request.sampling, **options):
             transcript.add(output)
         return transcript.generation()
@@ -209,7 +209,7 @@ class LLM:
 
     def _wait(self, requests: list[Request]) -> list[Generation]:
         events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
-        transcripts = {request.id: Transcript(request, self.config.speculation.max_depth) for request in requests}
+        transcripts = {request.id: Transcript(request, self.engine.validator.limits.max_depth) for request in requests}
         unfinished = set(transcripts)
         try:
             for request in requests:

@@ -1,6 +1,7 @@
 """Chooses the sequences of the next step and the tokens scheduled for each."""
 
 import bisect
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
 from paceline.core.sequence import Sequence, Status
@@ -37,12 +38,19 @@ class Scheduler:
     """
 
     def __init__(
-        self, tables: BlockTables, max_num_seqs: int, max_batched_tokens: int, tiers: Tiers | None = None
+        self,
+        tables: BlockTables,
+        max_num_seqs: int,
+        max_batched_tokens: int,
+        tiers: Tiers | None = None,
+        max_draft_tokens: int | None = None,
     ) -> None:
-        """`tiers`: the cache tiers below the device; None: there are none."""
+        """`tiers`: the cache tiers below the device; None: there are none. `max_draft_tokens`: drafts of one step; None: as many
+        as tokens."""
         self.tables = tables
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens
+        self.max_draft_tokens = max_batched_tokens if max_draft_tokens is None else max_draft_tokens
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []  # both kept in rank order
         self.num_preemptions = 0
@@ -110,6 +118,20 @@ class Scheduler:
         items = tuple(Scheduled(sequence, count, drafts.get(sequence, 0)) for sequence, count in rows.items())
         return Schedule(items, tuple(preempted))
 
+    def schedule_prompts(self, budget: int, can_join: Callable[[Sequence], bool]) -> tuple[Scheduled, ...]:
+        """Prompt tokens for a step in which the other running sequences decode: first of running sequences for which `can_join`
+        is true, then of waiting ones up to the first for which it is false. No sequence is preempted."""
+        rows: dict[Sequence, int] = {}
+        for sequence in self.running:
+            if budget > 0 and sequence.num_uncomputed > 1 and can_join(sequence):
+                count = min(sequence.num_uncomputed, budget)
+                if not self.tables.grow(sequence.id, sequence.num_computed + count):
+                    return ()
+                rows[sequence] = count
+                budget -= count
+        self._admit(rows, budget, can_join)
+        return tuple(Scheduled(sequence, count, 0) for sequence, count in rows.items())
+
     def _schedule_running(self, rows: dict[Sequence, int], budget: int, preempted: list[Sequence]) -> int:
         used = 0
         num_behind = len(self.running)
@@ -141,11 +163,13 @@ class Scheduler:
         sequence.status = Status.WAITING
         self.add(sequence)
 
-    def _admit(self, rows: dict[Sequence, int], budget: int) -> None:
+    def _admit(
+        self, rows: dict[Sequence, int], budget: int, can_join: Callable[[Sequence], bool] = lambda sequence: True
+    ) -> None:
         taken = len(self.running)  # including places kept for sequences that join in the next step
         prefilling = [sequence for sequence in self.running if sequence.is_prefilling]
         for sequence in list(self.waiting):
-            if budget <= 0 or taken >= self.max_num_seqs:
+            if budget <= 0 or taken >= self.max_num_seqs or not can_join(sequence):
                 return
             if self.tables.prefix_caching and _shares_prefill(sequence, prefilling):
                 taken += 1  # no sequence of lower rank takes its place
@@ -188,7 +212,7 @@ class Scheduler:
 
     def _reserve_drafts(self, rows: dict[Sequence, int]) -> dict[Sequence, int]:
         """Draft tokens by sequence, as far as the remaining budget and blocks allow."""
-        budget = self.max_batched_tokens - sum(rows.values())
+        budget = min(self.max_draft_tokens, self.max_batched_tokens - sum(rows.values()))
         drafts: dict[Sequence, int] = {}
         for sequence, count in rows.items():
             if sequence.depth == 0 or count != sequence.num_uncomputed:

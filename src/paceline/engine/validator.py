@@ -5,11 +5,10 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from paceline.core.config import SpeculationConfig
 from paceline.core.errors import InvalidRequest, PromptTooLong
 from paceline.core.request import Categories, Request, ValidatedRequest
 from paceline.core.sequence import Sequence
-from paceline.core.speculation import SpeculationFlags, SpeculationParams
+from paceline.core.speculation import SpeculationFlags, SpeculationParams, Verification
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.verification.grammar import Grammar
 
@@ -20,6 +19,8 @@ class Limits:
 
     vocab_size: int
     max_model_len: int
+    max_depth: int
+    """Most tokens drafted per round."""
 
 
 class RequestValidator:
@@ -28,13 +29,13 @@ class RequestValidator:
     def __init__(
         self,
         limits: Limits,
-        speculation: SpeculationConfig,
+        verification: Verification,
         default_method: str,
         methods: Collection[str],
         tokenizer: Tokenizer | None = None,
     ) -> None:
         self.limits = limits
-        self._speculation = speculation
+        self._verification: Verification = verification
         self._default_method = default_method
         self._methods = methods
         self._tokenizer = tokenizer
@@ -141,7 +142,7 @@ class RequestValidator:
                     arrival=now,
                     cache_salt=request.cache_salt,
                     method=self.method(speculation),
-                    verification=speculation.verification or self._speculation.verification,
+                    verification=speculation.verification or self._verification,
                     eos_ids=frozenset() if request.sampling.ignore_eos else self._eos_ids,
                     leader=sequences[0] if sequences else None,
                     max_cached_tokens=request.max_cached_tokens,
@@ -171,7 +172,7 @@ class RequestValidator:
     @property
     def offered_depth(self) -> int:
         """The largest depth that a request may have."""
-        configured, flag = self._speculation.max_depth, self._flags.max_depth
+        configured, flag = self.limits.max_depth, self._flags.max_depth
         return configured if flag is None else min(configured, flag)
 
     def max_depth(self, sequence: Sequence, is_tree: bool = False) -> int:

@@ -62,8 +62,12 @@ class JsonFormatter(BaseFormatter):
         return {**fields, "level": fields["level"].lower()}
 
 
-def log_as(worker: str) -> None:
-    """Sends all logs of this process from level `info` on to standard error, with the worker's name."""
+def log_as(worker: str, level: str = "info") -> None:
+    """Sends all logs of this process from `level` on to standard error, with the worker's name. Other packages log from level
+    `info` on."""
     handler = logging.StreamHandler()
     handler.setFormatter(JsonFormatter(worker=worker))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    number = logging.getLevelNamesMapping()[level.upper()]
+    logging.basicConfig(level=max(number, logging.INFO), handlers=[handler])
+    logging.getLogger("paceline").setLevel(number)
+    logging.captureWarnings(True)

@@ -3,18 +3,20 @@
 import errno
 import logging
 import os
+import signal
 import socket
 import ssl
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.core.machine import freeze_loaded_objects
 from paceline.models.loading.checksums import weights_checksum
-from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.server.auth.access import Access
 from paceline.server.auth.audit_log import AuditLog
 from paceline.server.auth.strict import StrictMode
@@ -23,6 +25,7 @@ from paceline.server.config.flags import FlagStore
 from paceline.server.logs import configure_logging
 
 if TYPE_CHECKING:
+    from paceline.runtime.gateway_client.target_client import TargetClient
     from paceline.runtime.tracing.tracer import Tracing
 
 logger = logging.getLogger(__name__)
@@ -77,53 +80,67 @@ def serve(
     served: ServerConfig | GatewayConfig,
     on_ready: Callable[[Ready], None] = log_ready,
 ) -> int:
-    """Serves one engine in this process, or a cluster. Calls `on_ready` when the server accepts requests. Returns the exit
+    """Serves an engine process of its own, or a cluster. Calls `on_ready` when the server accepts requests. Returns the exit
     code: 0 if all requests finished, 1 if the server aborted some."""
-    try:
-        import uvicorn
-
-        from paceline.server.app import create_app
-        from paceline.server.auth.middleware import parse_origins
-        from paceline.server.draining_server import DrainingServer
-        from paceline.server.gateway.gateway import Gateway
-        from paceline.server.metrics.metrics import Metrics
-    except ImportError as error:
-        raise MissingDependency(error.name or "fastapi", "the server", "server") from error
-
     config = served.server if isinstance(served, GatewayConfig) else served
     configure_logging(config.log_level, with_texts=config.log_requests == "text")
     # Reports errors in these settings before the model is loaded
     access = Access.from_config(config, time.monotonic)
     tls = TlsFiles.from_paths(config.tls_cert, config.tls_key)
-    parse_origins(config.cors_origins)
     with (
+        _exit_on_sigterm(),
         _listen(config.host, config.port) as listener,
-        _open_tracing(config) as tracing,
-        _open_strict_mode(config) as strict,
-        _open_target(served, tracing) as target,
+        _start_workers(served) as connect,
     ):
-        metrics = Metrics(config.model_name)
-        metrics.add_engine(target.engine_status)
-        metrics.add_cluster(target.cluster_status)
-        flags = FlagStore(config.flags_file, target.validate_flags)
-        flags.subscribe(target.set_flags)
-        gateway = Gateway(target, config, metrics, flags, strict)
-        settings = uvicorn.Config(
-            create_app(gateway, access, tracing),
-            log_config=None,
-            access_log=False,
-            lifespan="on",
-            timeout_graceful_shutdown=int(SHUTDOWN_SECONDS),
-            server_header=False,
-            ssl_certfile=None if tls is None else tls.certificate,
-            ssl_keyfile=None if tls is None else tls.key,
-        )
-        url = _url(config.host, listener.getsockname()[1], tls is not None)
-        ready = Ready(url, config.model_name, config.api_keys is not None)
-        server = DrainingServer(settings, gateway, lambda: on_ready(ready))
-        freeze_loaded_objects()
-        server.run([listener])
-        return 0 if server.all_finished else 1
+        # The workers load while this process imports and builds the gateway
+        try:
+            import uvicorn
+
+            from paceline.server.app import create_app
+            from paceline.server.auth.middleware import parse_origins
+            from paceline.server.draining_server import DrainingServer
+            from paceline.server.gateway.gateway import Gateway
+            from paceline.server.metrics.metrics import Metrics
+        except ImportError as error:
+            raise MissingDependency(error.name or "fastapi", "the server", "server") from error
+
+        parse_origins(config.cors_origins)
+        with _open_tracing(config) as tracing, _open_strict_mode(config) as strict, connect() as target:
+            metrics = Metrics(config.model_name)
+            metrics.add_engine(target.engine_status)
+            metrics.add_cluster(target.cluster_status)
+            flags = FlagStore(config.flags_file, target.validate_flags)
+            flags.subscribe(target.set_flags)
+            gateway = Gateway(target, config, metrics, flags, strict)
+            settings = uvicorn.Config(
+                create_app(gateway, access, tracing),
+                log_config=None,
+                access_log=False,
+                lifespan="on",
+                timeout_graceful_shutdown=int(SHUTDOWN_SECONDS),
+                server_header=False,
+                ssl_certfile=None if tls is None else tls.certificate,
+                ssl_keyfile=None if tls is None else tls.key,
+            )
+            url = _url(config.host, listener.getsockname()[1], tls is not None)
+            ready = Ready(url, config.model_name, config.api_keys is not None)
+            server = DrainingServer(settings, gateway, lambda: on_ready(ready))
+            freeze_loaded_objects()
+            server.run([listener])
+            return 0 if server.all_finished else 1
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM while the workers load ends this process in order, so that they and their folder do not stay behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -173,29 +190,23 @@ def _url(host: str, port: int, is_secure: bool) -> str:
     return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
 
 
-def _open_target(
-    served: ServerConfig | GatewayConfig, tracing: "Tracing | None"
-) -> AbstractContextManager[TargetClient]:
-    if isinstance(served, GatewayConfig):
-        return _open_cluster(served)
-    from paceline.runtime.target_worker.local_target import LocalTarget  # the only part of the server that needs torch
-
-    return LocalTarget.load(served.engine, tracing)
-
-
 @contextmanager
-def _open_cluster(config: GatewayConfig) -> Iterator[TargetClient]:
-    """Connects to the workers that run, or starts workers that stop with the gateway."""
+def _start_workers(served: ServerConfig | GatewayConfig) -> Iterator[Callable[[], "TargetClient"]]:
+    """Starts the engine process of a server; the workers of a cluster may be up already. Yields a function that connects to
+    them, which blocks until one is ready."""
     try:
         from paceline.runtime.deploy.deployment import gateway_key, open_cluster
-        from paceline.runtime.gateway_client.cluster_target import ClusterTarget
+        from paceline.runtime.deploy.engine_process import running_engine
+        from paceline.runtime.gateway_client.target_client import TargetClient
     except ImportError as error:
-        raise MissingDependency(error.name or "pyzmq", "a cluster", "pool") from error
-    with (
-        open_cluster(config.cluster) as directory,
-        ClusterTarget(config.cluster, directory, gateway_key(config.cluster)) as target,
-    ):
-        yield target
+        raise MissingDependency(error.name or "pyzmq", "the server", "server") from error
+    if isinstance(served, GatewayConfig):
+        cluster = served.cluster
+        with open_cluster(cluster) as directory:
+            yield lambda: TargetClient(cluster, directory, gateway_key(cluster))
+    else:
+        with running_engine(served.engine, served.trace_endpoint, served.log_level) as process:
+            yield process.connect
 
 
 def _reject_password() -> str:

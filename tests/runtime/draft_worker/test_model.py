@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.cluster_config import ClusterConfig, cluster_config
 from paceline.core.errors import IncompatibleDraft, InvalidConfig
-from paceline.engine.build import fit_models
+from paceline.engine.sizing import size_engine
 from paceline.models.drafts.load import find_draft, load_draft
 from paceline.models.loading.load import load_model
 from paceline.models.runner import ModelRunner, Span
@@ -57,7 +57,7 @@ def test_distilled_draft_equals_the_draft_inside_an_engine(tmp_path: Path) -> No
     assert tables is not None
     assert tables.model.layers == []
     assert torch.equal(logits(ModelRunner(draft.model, 4)), logits(ModelRunner(in_engine.model, 4)))  # type: ignore[arg-type]
-    fit = fit_models(spec.engine, tables, draft, CPU, 128)
+    fit = size_engine(spec.engine, tables, draft, CPU).memory
     assert fit.weight_bytes == draft.model.weight_bytes + tables.model.embedding.nbytes
     assert fit.kv_bytes_per_token == draft.config.kv_bytes_per_token(4)
 

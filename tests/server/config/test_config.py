@@ -161,7 +161,7 @@ def test_unknown_names_suggest_the_nearest(tmp_path: Path) -> None:
 def test_a_bad_value_reports_its_source(tmp_path: Path) -> None:
     path = write(tmp_path, "max_num_seqs: four\n")
     assert load_error(path) == (
-        f"max_num_seqs must be int, got 'four' (max_num_seqs comes from 'max_num_seqs' in {path})"
+        f"max_num_seqs must be int or null, got 'four' (max_num_seqs comes from 'max_num_seqs' in {path})"
     )
     assert load_error(None, {"PACELINE_PORT": "http"}) == "port must be a whole number, got 'http' (PACELINE_PORT)"
     assert load_error(None, {"PACELINE_PREFIX_CACHING": "2"}).endswith("(PACELINE_PREFIX_CACHING)")
@@ -225,7 +225,7 @@ def test_the_published_template_loads(tmp_path: Path) -> None:
     )
     assert config.sampling == SamplingDefaults(temperature=0.7, top_p=0.9, top_k=50)
     make_breaker(config.engine.speculation)
-    depth = make_depth(config.engine.speculation)
+    depth = make_depth(config.engine.speculation, config.engine.speculation.max_depth or 0)
     assert depth.decide([Candidate(0, "chat", 99)]) == [6]
 
 
@@ -237,7 +237,7 @@ def test_depth_bounds_reach_the_rules(rule: str, bounds: tuple[int, int], start:
     config = load_config(
         None, {}, {"speculation.depth": rule, "speculation.min_depth": minimum, "speculation.max_depth": maximum}
     )
-    assert make_depth(config.engine.speculation).decide([Candidate(0, "chat", 99)]) == [start]
+    assert make_depth(config.engine.speculation, maximum).decide([Candidate(0, "chat", 99)]) == [start]
 
 
 def test_adaptive_draft_false_is_the_fixed_rule(tmp_path: Path) -> None:

@@ -57,15 +57,13 @@ class StepResult:
     draft_seconds: float | None = None
     """Time of drafting inside a graph; None: the speculator measured it while proposing."""
     slots: int | None = None
-    """Slots of a graph step; None: a ragged pass of the host."""
+    """Slots of a padded graph step; None: a ragged pass."""
     is_timed: bool = True
     """False if the step did something for the first time, such as a capture."""
+    is_graph: bool = False
+    """Whether the graph executor ran the step; a later step that is in flight writes to the blocks reserved for it."""
     hidden: Mapping[int, Hidden] = field(default_factory=dict)
     """Hidden states of committed tokens by sequence, for proposers that draft from them."""
-
-    @property
-    def is_graph(self) -> bool:
-        return self.slots is not None
 
     @property
     def num_tokens(self) -> int:

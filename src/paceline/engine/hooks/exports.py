@@ -76,6 +76,10 @@ class Exports(StepHook):
         if export is not None:
             self._tables.pool.release(export.held)
 
+    @property
+    def needs_host_prefill(self) -> bool:
+        return bool(self._exports)
+
     def hidden_layers(self, schedule: Schedule) -> Collection[int]:
         if not self._exports:
             return ()

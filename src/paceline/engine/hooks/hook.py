@@ -36,6 +36,11 @@ class StepHook:
     needs_logits = False
     """Whether `SequenceResult.logits` is set for every verified sequence."""
 
+    @property
+    def needs_host_prefill(self) -> bool:
+        """Whether the host executor has to compute prompts: the hook reads logits, hidden states or layers of their passes."""
+        return self.needs_logits
+
     def attach(self, engine: HookedEngine) -> None:
         """The engine is complete. Called once, before any other method."""
 
@@ -46,7 +51,7 @@ class StepHook:
         """A step begins."""
 
     def scheduled(self, schedule: "Schedule") -> None:
-        """The host executor will compute this schedule."""
+        """The step will compute this schedule. Of a graph step it holds the prompts alone."""
 
     def hidden_layers(self, schedule: "Schedule") -> Collection[int]:
         """Layers whose hidden states the pass must return."""

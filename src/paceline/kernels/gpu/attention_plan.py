@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.kernels.gpu_model import gpu_model
+
 MAX_SPLITS = 64
 """Most parts of one context; the program that combines them reads them one after another."""
 
@@ -122,6 +124,5 @@ def power_of_two(least: int) -> int:
 
 
 def _multiprocessors(device: torch.device) -> int:
-    if device.type != "cuda":
-        return 1
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+    gpu = gpu_model(device)
+    return 1 if gpu is None else gpu.multiprocessors

@@ -7,14 +7,15 @@ do nothing on devices older than Hopper and in the interpreter.
 
 import os
 
-import torch
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents
 from triton.language.extra.cuda import gdc_wait as _gdc_wait
 
+from paceline.kernels.gpu_model import capability
+
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-HAS_PDL = not IS_INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability()[0] >= 9
+HAS_PDL = not IS_INTERPRETED and capability() >= 90
 
 PDL: dict[str, bool] = {"PDL": True, "launch_pdl": True} if HAS_PDL else {"PDL": False}
 """Launch keywords of kernels with the constexpr PDL."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.layout import AttentionLayout
 from paceline.kernels.rms_norm import add_rms_norm, rms_norm
 from paceline.models.architectures.decoder import AfterLayer, DecoderWeights, ForwardOutput
@@ -30,7 +31,7 @@ class DecoderModel(DecoderWeights):
         `state_layers` are layers whose hidden states are returned: entry i is the state after i layers. 0 is the embedding,
         `num_layers` the last state before the final norm.
         """
-        if self.device.type == "cuda":
+        if uses_gpu_kernels(self.device):
             from paceline.models.gpu.decoder import gpu_forward
 
             return gpu_forward(

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paceline.kernels.activation import silu_mul
 from paceline.kernels.attention import paged_attention
+from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.linear import embedding_rows, linear
 from paceline.kernels.rms_norm import add_rms_norm, rms_norm
@@ -40,7 +41,7 @@ class EagleModel(EagleWeights):
         plan: "AttentionPlan | None" = None,
     ) -> Tensor:
         """[T, D]: the states of the next slots; `logits` turns them into predictions. `plan`: see `plan`; None: a new plan."""
-        if self.device.type == "cuda":
+        if uses_gpu_kernels(self.device):
             from paceline.models.gpu.eagle import gpu_eagle_forward
 
             return gpu_eagle_forward(self, states, tokens, positions, layout, cache, plan)
@@ -57,7 +58,7 @@ class EagleModel(EagleWeights):
 
     def plan(self, rows: int, sequences: int) -> "AttentionPlan | None":
         """Attention plan for passes of this size on a GPU; None on a CPU."""
-        if self.device.type != "cuda":
+        if not uses_gpu_kernels(self.device):
             return None
         from paceline.models.gpu.eagle import plan_eagle
 
@@ -65,7 +66,7 @@ class EagleModel(EagleWeights):
 
     def logits(self, states: Tensor) -> Tensor:
         """[R, V'] float32 over the draft's vocabulary from outputs of `forward` [R, D]."""
-        if self.device.type == "cuda":
+        if uses_gpu_kernels(self.device):
             from paceline.models.gpu.eagle import gpu_eagle_norm
 
             return self.vocabulary.logits(gpu_eagle_norm(self, states))

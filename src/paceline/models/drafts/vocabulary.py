@@ -70,6 +70,8 @@ def inner_width(target: DecoderModel, hidden_size: int) -> int:
     width = target.config.hidden_size
     if not 0 < hidden_size < width:
         return width
+    if target.device.type == "meta":  # it has no values to look at
+        return hidden_size
     rest = _rows(target.embedding, torch.arange(target.config.vocab_size, device=target.device))[:, hidden_size:]
     return width if bool(rest.any()) else hidden_size
 

@@ -3,8 +3,9 @@
 No function here waits for the device or branches on device values, so a whole pass can be captured as a CUDA graph.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.gpu.rotary import rotate_and_store
 from paceline.kernels.layout import AttentionLayout
 from paceline.kernels.linear import DenseWeight, LinearWeight
-from paceline.models.architectures.decoder import AfterLayer, DecoderWeights, ForwardOutput
+from paceline.models.architectures.decoder import AfterLayer, DecoderWeights, ForwardOutput, Layer
 
 
 def plan_pass(
@@ -78,15 +79,26 @@ def gpu_forward(
         logits_out,
         attention_out,
     )
-    return _few_rows(model, inputs) if is_fused else _many_rows(model, inputs)
+    output = _few_rows(model, inputs) if is_fused else _many_rows(model, inputs)
+    if model.device.type == "meta":
+        states = torch.empty(len(tokens), model.config.hidden_size, dtype=model.dtype, device=model.device)
+        return replace(output, inner=dict.fromkeys(state_layers, states))
+    return output
+
+
+def _layers(
+    model: DecoderWeights, cache: Sequence[tuple[Tensor, Tensor]]
+) -> Iterator[tuple[int, tuple[Layer, Tensor, tuple[Tensor, Tensor]]]]:
+    """(number, (layer, the norm after it, its cache)). On the device `meta` the first layer stands for all: they use the same
+    kernels."""
+    layers = enumerate(zip(model.layers, model.norms_after, cache, strict=True))
+    return islice(layers, 1) if model.device.type == "meta" else layers
 
 
 def _few_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
     config, inner = model.config, {}
     hidden, normed = _embed(model, inputs.tokens)
-    for i, (layer, next_norm, (keys, values)) in enumerate(
-        zip(model.layers, model.norms_after, inputs.cache, strict=True)
-    ):
+    for i, (layer, next_norm, (keys, values)) in _layers(model, inputs.cache):
         if i in inputs.state_layers:
             inner[i] = hidden
         q = qkv_rotary_store(
@@ -123,9 +135,7 @@ def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
     where = inputs.layout.starts, inputs.layout.context_lens, inputs.layout.block_tables
     hidden = model.embed(inputs.tokens)
     normed = rms_norm(hidden, model.layers[0].input_norm, eps)
-    for i, (layer, next_norm, (keys, values)) in enumerate(
-        zip(model.layers, model.norms_after, inputs.cache, strict=True)
-    ):
+    for i, (layer, next_norm, (keys, values)) in _layers(model, inputs.cache):
         if i in inputs.state_layers:
             inner[i] = hidden
         qkv = _product(normed, layer.qkv, layer.qkv_bias)
@@ -174,7 +184,7 @@ def _apply_norm(normed: Normed) -> Tensor:
 def head_logits(model: DecoderWeights, rows: Tensor, out: Tensor | None = None) -> Tensor:
     """[R, V] float32 from [R, D] after the final norm. Logits are never rounded to fewer bits, which would create ties."""
     head = model.head
-    if len(rows) > MAX_ROWS and rows.is_cuda and rows.dtype is not torch.float32 and isinstance(head, DenseWeight):
+    if len(rows) > MAX_ROWS and not rows.is_cpu and rows.dtype is not torch.float32 and isinstance(head, DenseWeight):
         weight = head.values.t()
         if out is None:
             return model.expand_logits(torch.mm(rows, weight, out_dtype=torch.float32))

@@ -59,33 +59,50 @@ def ragged_sizes(max_num_seqs: int, max_rows: int) -> list[RaggedSize]:
 
 
 class RaggedInputs:
-    """Input buffers of all ragged passes of a runner, which run one after another."""
+    """Input buffers of all ragged passes of a runner, which run one after another. The host writes the inputs of one pass while
+    those of the pass before it wait to be copied."""
 
-    def __init__(self, device: torch.device, table_width: int) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        table_width: int,
+        max_rows: int = MAX_RAGGED_ROWS,
+        max_sequences: int = MAX_RAGGED_SEQUENCES,
+    ) -> None:
         self._width = table_width
-        longs, ints = 3 * MAX_RAGGED_ROWS, MAX_RAGGED_SEQUENCES * (2 + table_width) + 3 * _ALIGNED
+        longs, ints = 3 * max_rows, max_sequences * (2 + table_width) + 3 * _ALIGNED
         self._longs = torch.zeros(longs, dtype=torch.int64, device=device)
         self._ints = torch.zeros(ints, dtype=torch.int32, device=device)
-        self._host_longs = staging_tensor(longs, dtype=torch.int64, device=device)
-        self._host_ints = staging_tensor(ints, dtype=torch.int32, device=device)
-        self._done = StreamEvent(device)
+        self._staging = [
+            (
+                staging_tensor(longs, dtype=torch.int64, device=device),
+                staging_tensor(ints, dtype=torch.int32, device=device),
+                StreamEvent(device),
+            )
+            for _ in range(2)
+        ]
+        self._turn = 0
+        self._views: dict[tuple[int, RaggedSize], RaggedViews] = {}
 
-    def on_device(self, size: RaggedSize) -> "_Views":
-        return _Views(self._longs, self._ints, size, self._width)
+    def on_device(self, size: RaggedSize) -> "RaggedViews":
+        return RaggedViews(self._longs, self._ints, size, self._width)
 
-    def on_host(self, size: RaggedSize) -> "_Views":
-        return _Views(self._host_longs, self._host_ints, size, self._width)
-
-    def wait(self) -> None:
-        """Block until the last copy from host memory is done. Then the host buffers may be written."""
-        self._done.wait()
+    def next_on_host(self, size: RaggedSize) -> "RaggedViews":
+        """Host memory for the next pass. Blocks until it has been copied to the device for the pass before the last."""
+        self._turn = 1 - self._turn
+        longs, ints, copied = self._staging[self._turn]
+        copied.wait()
+        key = self._turn, size
+        if key not in self._views:
+            self._views[key] = RaggedViews(longs, ints, size, self._width)
+        return self._views[key]
 
     def mark_copied(self) -> None:
         """Record that all copies of this pass were submitted."""
-        self._done.record()
+        self._staging[self._turn][2].record()
 
 
-class _Views:
+class RaggedViews:
     """Views of the inputs of one size. They are adjacent, so that two copies transfer all of them."""
 
     def __init__(self, longs: Tensor, ints: Tensor, size: RaggedSize, table_width: int) -> None:
@@ -97,7 +114,7 @@ class _Views:
         self.contexts = self.ints[starts : starts + size.sequences]
         self.tables = self.ints[starts + contexts :].view(size.sequences, table_width)
 
-    def copy(self, other: "_Views", sequences: int) -> None:
+    def copy(self, other: "RaggedViews", sequences: int) -> None:
         """Copy from `other`, with the block tables of the first `sequences` sequences only: they are most of the data."""
         used = len(self.ints) - (len(self.tables) - sequences) * self.tables.shape[1]
         self.longs.copy_(other.longs, non_blocking=True)
@@ -127,60 +144,96 @@ class _Views:
         )
         return rows, logit_rows
 
+    def write_mixed(self, num_decoding: int, prompts: Sequence[Span]) -> list[int]:
+        """Write the prompts to host memory, after `num_decoding` sequences of one row each, which the device fills in. Returns
+        the rows whose logits are requested, those of the decoding sequences first."""
+        parts = self.tokens, self.positions, self.starts, self.contexts, self.tables
+        tokens, positions, starts, contexts, tables = (part.numpy() for part in parts)
+        row, logit_rows = num_decoding, list(range(num_decoding))
+        starts[:num_decoding] = logit_rows
+        for sequence, span in enumerate(prompts, num_decoding):
+            first, end = row, row + len(span.tokens)
+            tokens[first:end] = span.tokens
+            positions[first:end] = range(span.context_len, span.context_len + end - first)
+            starts[sequence], contexts[sequence] = first, span.context_len
+            held = min(len(span.blocks), tables.shape[1])
+            tables[sequence, :held] = span.blocks[:held]
+            logit_rows.extend(range(end - span.num_logits, end))
+            row = end
+        starts[num_decoding + len(prompts) :] = row  # unused sequences have no rows
+        tokens[row:] = 0  # HAZARD: padding rows are embedded too
+        return logit_rows
+
 
 def _aligned(count: int) -> int:
     return -(-count // _ALIGNED) * _ALIGNED
 
 
-class RaggedGraph:
-    """As `PassGraph`, but requested logits are computed after the graph: few rows of a prompt need them."""
+class RaggedPass:
+    """A pass of one size over inputs at fixed addresses. It returns the hidden states of all rows after the final norm: few rows
+    of a prompt need logits, which are computed after the pass."""
 
     def __init__(self, context: PassContext, inputs: RaggedInputs, size: RaggedSize, kind: PassKind) -> None:
-        self.size = size
-        self._context, self._inputs, self._kind = context, inputs, kind
-        self._device, self._host = device, host = inputs.on_device(size), inputs.on_host(size)
-        inputs.wait()
-        host.write([])
-        device.copy(host, size.sequences)
-        layout = AttentionLayout(
-            slots=device.tokens,  # unused: passes of many rows look slots up in the block tables
-            starts=device.starts,
-            context_lens=device.contexts,
-            block_tables=device.tables,
-            ancestors=device.ancestors if kind.is_tree else None,
+        self.size, self.inputs, self.on_device = size, inputs, inputs.on_device(size)
+        self._context, self._kind = context, kind
+        self._layout = AttentionLayout(
+            slots=self.on_device.tokens,  # unused: passes of many rows look slots up in the block tables
+            starts=self.on_device.starts,
+            context_lens=self.on_device.contexts,
+            block_tables=self.on_device.tables,
+            ancestors=self.on_device.ancestors if kind.is_tree else None,
         )
-        plan = context.plan(size.rows, size.sequences, size.rows)
-        states_out = context.workspace.states(len(kind.state_layers) + 1, size.rows)
-        attention_out = context.workspace.attention_output(size.rows)
-        model, cache, state_layers = context.model, context.cache, kind.state_layers
+        self._plan = context.plan(size.rows, size.sequences, size.rows)
+        self._attention_out = context.workspace.attention_output(size.rows)
 
-        def compute() -> ForwardOutput:
-            output = gpu_forward(
-                model,
-                device.tokens,
-                device.positions,
-                layout,
-                cache,
-                None,
-                state_layers,
-                last_hidden=True,
-                plan=plan,
-                attention_out=attention_out,
-            )
+    def forward(self) -> ForwardOutput:
+        """Hidden states of all rows, and inner states of the kind's layers. There are no logits."""
+        return gpu_forward(
+            self._context.model,
+            self.on_device.tokens,
+            self.on_device.positions,
+            self._layout,
+            self._context.cache,
+            None,
+            self._kind.state_layers,
+            last_hidden=True,
+            plan=self._plan,
+            attention_out=self._attention_out,
+        )
+
+
+class RaggedGraph(RaggedPass):
+    """A captured `RaggedPass`."""
+
+    def __init__(self, context: PassContext, inputs: RaggedInputs, size: RaggedSize, kind: PassKind) -> None:
+        super().__init__(context, inputs, size, kind)
+        host = inputs.next_on_host(size)
+        host.write([])
+        self.on_device.copy(host, size.sequences)
+        inputs.mark_copied()
+        states_out = context.workspace.states(len(kind.state_layers) + 1, size.rows)
+        compute = super().forward
+
+        def copied() -> ForwardOutput:
+            output = compute()
             assert output.last_hidden is not None
-            outs = zip(state_layers, states_out[:-1], strict=True)
+            outs = zip(kind.state_layers, states_out[:-1], strict=True)
             inner = {layer: out.copy_(output.inner[layer]) for layer, out in outs}
             return ForwardOutput(None, states_out[-1].copy_(output.last_hidden), inner)
 
-        self._graph = Graph(compute, context.device, context.workspace.graph_pool)
+        self._graph = Graph(copied, context.device, context.workspace.graph_pool)
         self._logit_rows = torch.empty(0, dtype=torch.int64)
+
+    def forward(self) -> ForwardOutput:
+        """As `RaggedPass.forward`; the states are valid until the next pass."""
+        return self._graph.replay()
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:
         """As `ModelRunner.forward`."""
-        self._inputs.wait()
-        count, logit_rows = self._host.write(spans)
-        self._device.copy(self._host, len(spans))
-        self._inputs.mark_copied()
+        host = self.inputs.next_on_host(self.size)
+        count, logit_rows = host.write(spans)
+        self.on_device.copy(host, len(spans))
+        self.inputs.mark_copied()
         self._logit_rows = torch.tensor(logit_rows, dtype=torch.int64).to(self._context.device, non_blocking=True)
         output = self.replay()
         states = output.last_hidden
@@ -192,7 +245,7 @@ class RaggedGraph:
 
     def replay(self) -> ForwardOutput:
         """Run the pass again with the same inputs. Hidden states of all rows, valid until the next run."""
-        output = self._graph.replay()
+        output = self.forward()
         assert output.last_hidden is not None
         rows = self._logit_rows
         logits = head_logits(self._context.model, output.last_hidden[rows]) if len(rows) else None

@@ -73,7 +73,7 @@ class GpuRunner(ModelRunner):
         self._ragged: dict[tuple[RaggedSize, PassKind], RaggedGraph] = {}
         self._inputs = RaggedInputs(model.device, self.table_width)
         self.workspace = workspace or Workspace(model)
-        self._context = PassContext(model, self.cache, self.workspace, self.table_width, self.scratch_block)
+        self.context = PassContext(model, self.cache, self.workspace, self.table_width, self.scratch_block)
 
     @torch.inference_mode()
     def forward(
@@ -110,10 +110,14 @@ class GpuRunner(ModelRunner):
         total = sum(len(span.tokens) for span in spans)
         return self._ragged.get((ragged_size(len(spans), total), kind))
 
+    def captured_ragged(self, sequences: int, rows: int) -> RaggedGraph | None:
+        """The graph of a ragged pass without trees and hidden states; None: there is none of this size."""
+        return self._ragged.get((ragged_size(sequences, rows), PassKind()))
+
     def _graph(self, batch: int, rows: int, kind: PassKind) -> PassGraph:
         key = batch, rows, kind
         if key not in self._graphs:
-            self._graphs[key] = PassGraph(self._context, batch, rows, kind)
+            self._graphs[key] = PassGraph(self.context, batch, rows, kind)
         return self._graphs[key]
 
     def capture_ragged(self, max_num_seqs: int, max_rows: int, kinds: Collection[PassKind] = (PassKind(),)) -> None:
@@ -121,11 +125,11 @@ class GpuRunner(ModelRunner):
         for kind in sorted(kinds, key=lambda kind: -len(kind.state_layers)):
             for size in ragged_sizes(max_num_seqs, min(max_rows, max_captured_rows(self.model.weight_bytes))):
                 if (size, kind) not in self._ragged:
-                    self._ragged[size, kind] = RaggedGraph(self._context, self._inputs, size, kind)
+                    self._ragged[size, kind] = RaggedGraph(self.context, self._inputs, size, kind)
 
     def plan(self, rows: int, sequences: int, max_rows: int) -> AttentionPlan:
         """Attention plan for passes of this size, with scratch memory that all passes of this runner share."""
-        return self._context.plan(rows, sequences, max_rows)
+        return self.context.plan(rows, sequences, max_rows)
 
     @torch.inference_mode()
     def warm_up(
@@ -140,7 +144,7 @@ class GpuRunner(ModelRunner):
         captured = captured_passes(max_num_seqs, longest, kinds)
         # Kernels first, then graphs: alternating between them was measured to take longer
         for batch, rows, is_tree in dict.fromkeys((batch, rows, kind.is_tree) for batch, rows, kind in captured):
-            PaddedPass(self._context, batch, rows, is_tree).forward()
+            PaddedPass(self.context, batch, rows, is_tree).forward()
         for count, rows in warm_up_sizes(max_num_seqs, max_rows, longest):
             super().forward([self._padding(rows)] * count)
             # A batch of two may hold a tree and a prompt, whose rows then have masks too

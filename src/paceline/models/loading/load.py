@@ -20,6 +20,7 @@ from paceline.models.loading.gguf_file import open_gguf
 from paceline.models.loading.hub import find_checkpoint, find_model
 from paceline.models.loading.prequantized import SCALES
 from paceline.models.loading.safetensors_folder import FolderWeights, open_folder
+from paceline.models.loading.weight_shapes import WeightShapes
 from paceline.models.parallel.shards import Shard, ShardedWeights, check_split, shard_config
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
@@ -92,10 +93,13 @@ def build_model(
 
 
 def checkpoint_weights(checkpoint: Checkpoint, device: torch.device, quantization: Quantization | None) -> Weights:
+    weights = checkpoint.weights
+    if device.type == "meta":
+        weights = WeightShapes(weights, checkpoint.config)
     if quantization is None:
-        return checkpoint.weights
+        return weights
     # Quantised before sharding, so that any number of ranks computes with the same values
-    return QuantizedWeights(checkpoint.weights, quantization, device)
+    return QuantizedWeights(weights, quantization, device)
 
 
 def _build_shard(
@@ -132,6 +136,8 @@ def check_memory(
     name: str | Path, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype, quantize: bool, ranks: int
 ) -> None:
     """Raise `OutOfMemory` if the weights exceed the free memory of the device of each of `ranks`."""
+    if device.type == "meta":
+        return
     free = available_memory() if device.type == "cpu" else int(torch.cuda.mem_get_info(device)[0])
     needed = weight_bytes(name, checkpoint, device, dtype, quantize)
     if device.type != "cpu":  # the ranks of a CPU share its memory

@@ -134,6 +134,13 @@ def down(config: ClusterConfig) -> bool:
     return StateFolder.of(config).stop(STOP_SECONDS)
 
 
+def free_address() -> str:
+    """A loopback address with a free port."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{one.getsockname()[1]}"
+
+
 def _addresses(config: ClusterConfig) -> Mapping[str, str]:
     """A free port for each worker and one for its weight server. All are bound until all are found, so that they differ."""
     workers = [name for pool in config.pools for name in pool.worker_names]

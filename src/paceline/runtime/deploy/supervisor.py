@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 GRACE = 10.0
 """Seconds that a worker has to exit after SIGTERM."""
 POLL = 0.1
+STANDARD_ERROR = 2
+"""File descriptor; `sys.stderr` may be replaced by an object without one."""
 LAST_BYTES = 4096
 
 
@@ -47,10 +50,11 @@ class Supervisor:
     def __init__(
         self,
         specs: Sequence[WorkerSpec],
-        log_dir: Path,
+        log_dir: Path | None = None,
         command: Callable[[WorkerSpec], list[str]] = worker_command,
         clock: Clock | None = None,
     ) -> None:
+        """`log_dir`: folder of one log file for each worker; None: workers write to this process's standard error."""
         self._children = [_Child(spec) for spec in specs]
         self._log_dir = log_dir
         self._command = command
@@ -61,8 +65,15 @@ class Supervisor:
         """Process ids of running workers, by name."""
         return {c.spec.name: c.process.pid for c in self._children if c.process is not None}
 
+    @property
+    def exit_texts(self) -> dict[str, str]:
+        """Exit status or signal of workers that exited and that `poll` has not handled, by name."""
+        codes = {c.spec.name: c.process.poll() for c in self._children if c.process is not None}
+        return {name: _exit_text(code) for name, code in codes.items() if code is not None}
+
     def start(self) -> None:
-        self._log_dir.mkdir(parents=True, exist_ok=True)
+        if self._log_dir is not None:
+            self._log_dir.mkdir(parents=True, exist_ok=True)
         for child in self._children:
             self._spawn(child)
 
@@ -75,7 +86,8 @@ class Supervisor:
                 if code is None:
                     continue
                 delay = child.backoff.delay(now - child.started)
-                reason = _last_error(self._log(child)) if code > 0 else ""
+                log = self._log(child)
+                reason = _last_error(log) if log is not None and code > 0 else ""
                 logger.warning(
                     "%s exited with %s%s; restarting it in %.1f s", child.spec.name, _exit_text(code), reason, delay
                 )
@@ -105,19 +117,20 @@ class Supervisor:
                 child.process.wait(max(0.0, deadline - self._clock.now()))
             except subprocess.TimeoutExpired:
                 logger.warning("%s did not exit within %.0f s and is killed", child.spec.name, GRACE)
-                child.process.kill()
+                os.killpg(child.process.pid, signal.SIGKILL)  # with the processes that it started
                 child.process.wait()
             self._release(child)
 
     def _spawn(self, child: _Child) -> None:
-        with self._log(child).open("ab") as log:
+        path = self._log(child)
+        with nullcontext(STANDARD_ERROR) if path is None else path.open("ab") as log:
             child.process = subprocess.Popen(
                 self._command(child.spec), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
         child.started = self._clock.now()
 
-    def _log(self, child: _Child) -> Path:
-        return self._log_dir / f"{child.spec.name}.log"
+    def _log(self, child: _Child) -> Path | None:
+        return None if self._log_dir is None else self._log_dir / f"{child.spec.name}.log"
 
     @staticmethod
     def _release(child: _Child) -> None:

@@ -3,33 +3,30 @@
 import logging
 import os
 import secrets
+import shutil
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 from urllib.parse import urlsplit
 
 import torch
 
 from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
-from paceline.core.machine import freeze_loaded_objects
-from paceline.engine.build import (
-    build_engine,
-    calibrate,
-    fit_models,
-    pick_device,
-    window_of,
-)
+from paceline.core.machine import freeze_loaded_objects, usable_cores
+from paceline.engine.build import build_engine, calibrate, pick_device
 from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop
+from paceline.engine.sizing import size_engine
 from paceline.kernels.cpu import native
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.models.loading.checksums import quick_checksum
-from paceline.models.loading.load import LoadedModel
+from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runners import make_runner
+from paceline.runtime.deploy.worker_error import write_error
 from paceline.runtime.deploy.worker_spec import WorkerSpec
 from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.draft_pool.proposer import PoolProposer
@@ -65,6 +62,11 @@ class Worker(Protocol):
         """Address of its weight server; empty without one."""
         ...
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether it loads or warms up."""
+        ...
+
     def run(self) -> None: ...
 
     def stop(self) -> None: ...
@@ -72,8 +74,8 @@ class Worker(Protocol):
 
 def make_worker(spec: WorkerSpec) -> Worker:
     """Load the model and listen. The later layers of a target may still be loading; its heartbeat reports that."""
+    torch.set_num_threads(spec.threads or min(torch.get_num_threads(), usable_cores()))
     if spec.threads is not None:
-        torch.set_num_threads(spec.threads)
         native.set_num_threads(spec.threads)
     keys = None if spec.keys is None else KeyFolder(Path(spec.keys))
     security = None if keys is None else keys.server_security(KEY_ROLE_OF[spec.role])
@@ -101,13 +103,16 @@ def _target(
     weights_id = ""
     if spec.role == "prefill" or spec.handoff_threshold is not None:  # blocks of another checkpoint must not be used
         weights_id = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}"
-    engine = build_engine(spec.engine, pool if spec.uses_drafts else None, weights.load, weights_id=weights_id)
+    load = load_model if spec.weights is None else weights.load
+    engine = build_engine(spec.engine, pool if spec.uses_drafts else None, load, weights_id=weights_id)
     tracing = None
     if spec.trace_endpoint is not None:
         from paceline.runtime.tracing.tracer import Tracing
 
         tracing = Tracing.to(spec.trace_endpoint, spec.name)
     loop = EngineLoop(engine, tracing)
+    if spec.weights is None:
+        loop.run(engine.warm_up)
     own = None if security is None else security.own
     drafts = PoolControl(proposers[0], loop, own) if proposers else None
     listener = Listener(spec.address, TO_TARGET_WORKER, security)
@@ -136,15 +141,16 @@ def _draft(spec: WorkerSpec, security: Security | None, weights: WeightManager) 
     config = spec.engine
     device = pick_device(config.device)
     loaded, tables = load_draft_model(spec, device, weights)
-    window = window_of(config, loaded.config)
-    fit = fit_models(config, tables or loaded, loaded if tables else None, device, window)
+    sizing = size_engine(config, tables or loaded, loaded if tables else None, device)
+    logger.info("%s", sizing.description)
+    limits, num_blocks = sizing.limits, sizing.memory.num_blocks
     size = loaded.config.vocab_size
     kv_dtype = torch.float8_e4m3fn if config.kv_dtype == "fp8" else None
-    core = ModelCore(make_runner(loaded.model, fit.num_blocks, kv_dtype), config.max_batched_tokens, size, size)
-    core.warm_up(config.max_num_seqs, window)
-    limits = DraftLimits(max_sequences=config.max_num_seqs, max_tokens=fit.kv_tokens)
+    core = ModelCore(make_runner(loaded.model, num_blocks, kv_dtype), limits.max_batched_tokens, size, size)
+    core.warm_up(limits.max_num_seqs, sizing.window)
+    draft_limits = DraftLimits(max_sequences=limits.max_num_seqs, max_tokens=sizing.memory.kv_tokens)
     listener = Listener(spec.address, TO_DRAFT_WORKER, security)
-    worker = DraftWorker(spec.name, core, listener, fingerprint(loaded.tokenizer).vocabulary, size, limits)
+    worker = DraftWorker(spec.name, core, listener, fingerprint(loaded.tokenizer).vocabulary, size, draft_limits)
     weights.start(lambda: None, lambda: worker.status().sequences > 0)
     return _DraftWorkerWithWeights(worker, weights)
 
@@ -163,6 +169,10 @@ class _DraftWorkerWithWeights:
     def weight_address(self) -> str:
         return self._weights.address
 
+    @property
+    def is_loading(self) -> bool:
+        return self._weights.progress is not None
+
     def run(self) -> None:
         try:
             self._worker.run()
@@ -175,38 +185,48 @@ class _DraftWorkerWithWeights:
 
 def main(text: str) -> int:
     spec = WorkerSpec.from_json(text)
-    log_as(spec.name)
-    stopped = threading.Event()
+    log_as(spec.name, spec.log_level)
     worker: list[Worker] = []
 
     def stop(*_: object) -> None:
-        stopped.set()
-        for one in worker:
-            one.stop()
+        if not worker or worker[0].is_loading:  # loading and compiling cannot be interrupted, and hold nothing to save
+            _kill_group()
+        worker[0].stop()
 
     signal.signal(signal.SIGTERM, stop)
     signal.signal(signal.SIGINT, stop)
-    threading.Thread(target=_wait_for_parent, args=(stop,), daemon=True).start()
+    threading.Thread(target=_wait_for_parent, args=(spec, stop), daemon=True).start()
     try:
         logger.info("loading %s", spec.engine.model)
         worker.append(make_worker(spec))
         logger.info("listening on %s", worker[0].address)
-        if stopped.is_set():
-            worker[0].stop()
         freeze_loaded_objects()
         worker[0].run()
-    except PacelineError as error:
+    except Exception as error:
+        if spec.error_file is not None:
+            write_error(Path(spec.error_file), error)
+        if not isinstance(error, PacelineError):
+            raise
         logger.error("%s", error)
         return 1
     logger.info("stopped")
     return 0
 
 
-def _wait_for_parent(stop: Callable[[], None]) -> None:
-    """Call `stop` when the parent process is gone: it holds the other end of standard input."""
+def _wait_for_parent(spec: WorkerSpec, stop: Callable[[], None]) -> None:
+    """Call `stop` when the parent process is gone: it holds the other end of standard input. Its private folder is removed."""
     while os.read(0, 4096):  # not sys.stdin: its lock would block the exit
         pass
+    if spec.error_file is not None:
+        shutil.rmtree(Path(spec.error_file).parent, ignore_errors=True)
     stop()
+
+
+def _kill_group() -> NoReturn:
+    """End this process at once, with the processes that it started if it leads their group."""
+    if os.getpgid(0) == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ class WorkerSpec:
     pool: str
     role: Role
     address: str
-    """Address to bind, `tcp://host:port`; port 0 for a free one."""
+    """Address to bind: `tcp://host:port`, port 0 for a free one, or `ipc://path`."""
     engine: EngineConfig
     keys: str | None = None
     threads: int | None = None
@@ -41,6 +41,9 @@ class WorkerSpec:
     """Transfer channel of KV blocks and weights."""
     trace_endpoint: str | None = None
     """Target: OTLP endpoint of its spans."""
+    error_file: str | None = None
+    """File for the error that ends the worker, in a private folder of its parent; see `deploy/worker_error.py`."""
+    log_level: str = "info"
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))

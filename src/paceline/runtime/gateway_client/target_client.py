@@ -1,75 +1,144 @@
-"""The interface of a target worker, as the gateway sees it."""
+"""The gateway's interface to an engine: validates requests and submits them to target workers."""
 
-from typing import Protocol
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
+from paceline.core.cluster_config import ClusterConfig
 from paceline.core.config import EngineConfig
+from paceline.core.errors import EngineClosed
 from paceline.core.output import OutputListener
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, EngineStatus
+from paceline.engine.validator import Limits, RequestValidator
+from paceline.models.tokenizer.load import load_tokenizer
 from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.runtime.deploy.directory import Directory
+from paceline.runtime.gateway_client.merged_status import ReportHistory, merge_status
+from paceline.runtime.gateway_client.target_pool import TargetPool
+from paceline.runtime.wire.gateway_messages import Welcome
+from paceline.runtime.wire.keys import KeyPair
+
+START_SECONDS = 600.0
+CHECK_SECONDS = 0.1
+"""Interval of `check_workers` while no worker is ready."""
 
 
-class TargetClient(Protocol):
-    """Implemented by `LocalTarget`, an engine in this process, and by `ClusterTarget`, the target workers of a cluster.
+class TargetClient:
+    """The target workers of a cluster, or the engine process of `paceline serve`.
 
-    Every method is thread-safe. No method but `close` blocks.
+    Every method is thread-safe. No method but `close` blocks; `close` leaves the workers up.
     """
 
-    config: EngineConfig
-    tokenizer: Tokenizer
+    def __init__(
+        self,
+        config: ClusterConfig,
+        directory: Directory,
+        own: KeyPair | None = None,
+        *,
+        engine: EngineConfig | None = None,
+        tokenizer: Tokenizer | None = None,
+        start_seconds: float = START_SECONDS,
+        check_workers: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Blocks until the first worker is ready, at most `start_seconds`. `engine`: settings of the workers; None: those of
+        the first target pool. `tokenizer`: None reads the model's. `check_workers` raises if no worker will become ready."""
+        self.config = engine or config.engines()[f"{config.targets[0].name}-0"]
+        self.tokenizer = tokenizer or load_tokenizer(self.config.model)
+        self.pool = TargetPool(config, directory, own)
+        self._history = ReportHistory()
+        try:
+            welcome = self._wait_ready(start_seconds, check_workers)
+        except BaseException:
+            self.pool.close()
+            raise
+        self._validator = RequestValidator(
+            Limits(welcome.vocab_size, welcome.max_model_len, welcome.max_depth),
+            self.config.speculation.verification,
+            welcome.default_method,
+            tuple(welcome.methods),
+            self.tokenizer,
+        )
 
     @property
     def is_running(self) -> bool:
-        """False once the client is closed or its engine has failed."""
-        ...
+        """False once the client is closed."""
+        return self.pool.is_running
 
     @property
     def is_ready(self) -> bool:
         """Whether a request would start now. A running client may have no ready worker for a while."""
-        ...
+        return self.pool.is_running and any(target.takes_streams for target in self.pool.targets().values())
 
     @property
-    def max_model_len(self) -> int: ...
+    def max_model_len(self) -> int:
+        return self._validator.limits.max_model_len
 
     @property
     def max_num_seqs(self) -> int:
         """Sequences that run at once; further sequences wait."""
-        ...
+        return self.pool.max_num_seqs
+
+    @property
+    def max_depth(self) -> int:
+        """Most tokens drafted per round, before flags."""
+        return self._validator.limits.max_depth
 
     @property
     def methods(self) -> tuple[str, ...]:
         """Speculation methods that a request or a flag may name."""
-        ...
+        return tuple(sorted(self._validator.methods))
 
     def validate(self, request: Request) -> ValidatedRequest:
         """The request with its seed, or `InvalidRequest`. Compiling a grammar may take a while."""
-        ...
+        return self._validator.validate(request)
 
     def submit(self, request: Request, listener: OutputListener) -> None:
-        """Start a request, or raise `InvalidRequest`. `listener` receives the outputs, on a thread of the client."""
-        ...
+        """Start a request, or raise `InvalidRequest`. `listener` receives the outputs, on the pool's thread."""
+        self.pool.submit(self._validator.validate(request), listener)
 
     def cancel(self, request_id: str) -> None:
         """Stop a request; its listener receives nothing more. An unknown or finished request is not an error."""
-        ...
+        self.pool.cancel(request_id)
 
     def validate_flags(self, flags: SpeculationFlags) -> None:
         """Raise `InvalidRequest` if `set_flags` would."""
-        ...
+        self._validator.validate_flags(flags)
 
     def set_flags(self, flags: SpeculationFlags) -> None:
         """Apply the operator's flags to running and new requests."""
-        ...
+        self._validator.set_flags(flags)
+        self.pool.set_flags(flags)
 
     def engine_status(self) -> EngineStatus:
-        """Status of the engine, or of all target workers as one engine."""
-        ...
+        """Status of all target workers as one engine."""
+        reports = self.pool.reports()
+        return merge_status([report.status for report in reports], self._history.missing(reports))
 
-    def cluster_status(self) -> ClusterStatus | None:
-        """Status of every worker; None without a cluster."""
-        ...
+    def cluster_status(self) -> ClusterStatus:
+        """Status of every worker."""
+        return ClusterStatus(tuple(self.pool.workers()), self.pool.num_continued)
 
     def close(self) -> None:
-        """Cancel running requests and release the engine, or disconnect from the workers."""
-        ...
+        """Cancel running requests and disconnect from the workers."""
+        self.pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _wait_ready(self, seconds: float, check_workers: Callable[[], None]) -> Welcome:
+        deadline = time.monotonic() + seconds
+        while (welcome := self.pool.wait_ready(CHECK_SECONDS)) is None:
+            check_workers()
+            if time.monotonic() > deadline:
+                raise EngineClosed(
+                    f"no target worker was ready within {seconds:.0f} s: run `paceline status` and read the workers' logs"
+                )
+        return welcome

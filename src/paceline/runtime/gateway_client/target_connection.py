@@ -26,8 +26,8 @@ from paceline.runtime.wire.keys import KeyPair, Security
 from paceline.runtime.wire.messages import VERSION, Hello
 from paceline.runtime.wire.transport import Connection
 
-STATUS_SECONDS = 1.0
-"""Interval of status requests."""
+STATUS_SECONDS = 0.5
+"""Interval of status requests, and the largest age of the metrics of a worker."""
 
 
 class TargetConnection:

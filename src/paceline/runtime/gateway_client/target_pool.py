@@ -258,6 +258,6 @@ class TargetPool:
                 if target.state in (WorkerState.SUSPECTED, WorkerState.UNHEALTHY):
                     self._streams.release(target, f"is {target.state.value}")
                 self._send_worker_list()
-            if target.takes_streams and not target.is_loading:
+            if target.takes_streams and not target.is_loading and target.report is not None:
                 self._ready.set()
             self._canaries.submit_if_due(target, now)

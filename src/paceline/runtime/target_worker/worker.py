@@ -47,6 +47,8 @@ WRONG_EPOCH = "the message is for another epoch of this worker"
 
 GATEWAY_TIMEOUT = 10.0
 """Seconds without a message after which a gateway's requests are cancelled."""
+PRESSURE_SECONDS = 1.0
+"""Interval of the observations of `KvPressure`."""
 IDLE_WAIT = 0.25
 MAX_JOBS = 8192
 """Requests per gateway, far above a gateway's own admission limit."""
@@ -95,6 +97,7 @@ class TargetWorker:
         self._clock = clock or WallClock()
         self._flags = SpeculationFlags()
         self._pressure = KvPressure()
+        self._next_pressure = 0.0
         self._stop = threading.Event()
         self._request_numbers = itertools.count()
         self._gateways: dict[Peer, GatewayJobs] = {}
@@ -108,6 +111,11 @@ class TargetWorker:
     def weight_address(self) -> str:
         """Address of its weight server; empty without one."""
         return "" if self._weights is None else self._weights.address
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether layers are missing, or the engine warms up."""
+        return self._weights is not None and self._weights.progress is not None
 
     def run(self) -> None:
         """Blocks until `stop`. Raises `WorkerFailed` if the engine or the loading fails."""
@@ -243,7 +251,11 @@ class TargetWorker:
     def _drop_silent_gateways(self) -> None:
         now = self._clock.now()
         for peer in [peer for peer, gateway in self._gateways.items() if now - gateway.last_message > GATEWAY_TIMEOUT]:
-            logger.warning("a gateway is silent; its %d requests are cancelled", len(self._gateways[peer].jobs))
+            gateway = self._gateways[peer]
+            logger.warning("a gateway is silent; its %d requests are cancelled", len(gateway.jobs))
+            for attempt in gateway.jobs:  # a gateway that was suspended continues its streams when it returns
+                gateway.fail(attempt, PacelineError(f"the gateway was silent for {GATEWAY_TIMEOUT:.0f} s"))
+            gateway.flush(partial(self._listener.send, peer))
             self._drop(peer)
 
     def _drop(self, peer: Peer) -> None:
@@ -267,8 +279,11 @@ class TargetWorker:
 
     def _report(self) -> StatusReport:
         snapshot = self._engine.snapshot()
-        if self._pressure.observe(snapshot, self._engine.num_steps) and self._loop.is_running:
-            self._apply_flags()
+        now = self._clock.now()
+        if now >= self._next_pressure:
+            self._next_pressure = now + PRESSURE_SECONDS
+            if self._pressure.observe(snapshot, self._engine.num_steps) and self._loop.is_running:
+                self._apply_flags()
         handed = self._handoffs or self._prefill_service
         drafts = self._drafts
         status = replace(
@@ -311,7 +326,7 @@ class TargetWorker:
             vocab_size=validator.limits.vocab_size,
             max_model_len=validator.limits.max_model_len,
             max_num_seqs=self._engine.scheduler.max_num_seqs,
-            max_depth=validator.offered_depth,
+            max_depth=validator.limits.max_depth,
             methods=sorted(self._engine.speculator.proposers),
             default_method=flags.method or "",
             events_port=self._publisher.port if self._publisher else 0,

@@ -28,6 +28,8 @@ Peer = bytes
 QUEUE_MESSAGES = 1000
 OUTBOX_MESSAGES = 10_000
 RECONNECT_MS, RECONNECT_MAX_MS = 50, 2_000
+LOCAL_RECONNECT_MAX_MS = 100
+"""Longest delay between two attempts to connect to a process of this machine, which may still be loading."""
 
 
 class AddressInUse(PacelineError):
@@ -192,7 +194,7 @@ class Connection(_Endpoint[M]):
         socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.DEALER)
         _set_limits(socket)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, LOCAL_RECONNECT_MAX_MS if is_local(address) else RECONNECT_MAX_MS)
         if security is not None:
             assert security.server is not None
             encrypt_client(socket, security.own, security.server)

@@ -157,7 +157,7 @@ class Overview:
             time=self._clock(),
             speculation=status.flags,
             methods=self._gateway.target.methods,
-            max_depth=self._gateway.target.config.speculation.max_depth,
+            max_depth=self._gateway.target.max_depth,
             traffic=_client_traffic(status),
             workers=self._workers() or (_local_worker(status, self._gateway.is_ready),),
             audit=status.audit,

@@ -33,7 +33,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
     """/v1/chat/completions and /v1/completions."""
     router = APIRouter(tags=["generation"])
     encoder, defaults, target = PromptEncoder(gateway.tokenizer), gateway.config.sampling, gateway.target
-    context = (gateway.model, gateway.fingerprint, target.config.speculation.max_depth, gateway.tokenizer)
+    context = (gateway.model, gateway.fingerprint, target.max_depth, gateway.tokenizer)
 
     @router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion, "content": EVENTS}})
     async def chat(body: ChatBody, http: Request) -> Response:

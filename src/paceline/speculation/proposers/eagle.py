@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables, blocks_for
 from paceline.models.cuda_graph import StreamTimer
@@ -99,7 +100,7 @@ class EagleProposer:
         self.traits = ProposerTraits(
             hidden=HiddenRequest(layers=self._layers), is_tree=True, can_run_in_graph=True, runners=(runner,)
         )
-        self.grows_on_device = runner.model.device.type == "cuda"
+        self.grows_on_device = uses_gpu_kernels(runner.model.device)
         """Whether all levels grow before the host reads any. On a CPU reading a level costs nothing and saves computation."""
 
     @property

@@ -46,6 +46,7 @@ class OracleProposer(FakeProposer):
 class OracleDrafter:
     state_layers: tuple[int, ...] = ()
     wants_states = False
+    is_idle = False
     table_width, scratch_block = 1, 0
     state: tuple[torch.Tensor, ...] = ()
 

@@ -45,11 +45,9 @@ def test_who_ended_leaves_no_block_behind() -> None:
     assert memory.tolist() == whole([[], [4]], 4)
 
 
-def test_those_who_board_find_nothing_of_those_before_them() -> None:
+def test_slots_past_the_last_are_emptied() -> None:
     memory, tables = rows(2)
     tables.write([[1, 2, 3], [4]])
-    tables.clear()
-    assert memory.tolist() == whole([[], []], 4)
     tables.write([[5]])
     assert memory.tolist() == whole([[5], []], 4)
 

@@ -142,15 +142,16 @@ def steps_before_admission(engine: Engine, arrival: Request) -> int:
     return rounds
 
 
-def test_a_waiting_request_is_admitted_after_a_few_steps():
-    assert (
-        steps_before_admission(graph_engine(None, max_batched_tokens=64), request("r", [1] * 9))
-        == STEPS_BETWEEN_ADMISSIONS
-    )
+def test_a_batch_that_drafts_admits_a_waiting_request_after_a_few_steps():
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = graph_engine(proposer, depth=1, max_batched_tokens=64)
+    assert steps_before_admission(engine, request("r", [1] * 9)) == STEPS_BETWEEN_ADMISSIONS
 
 
 def test_prompts_that_fill_half_a_pass_are_admitted_at_once():
-    assert steps_before_admission(graph_engine(None, max_batched_tokens=64), request("r", [1] * 32)) == 0
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = graph_engine(proposer, depth=1, max_batched_tokens=64)
+    assert steps_before_admission(engine, request("r", [1] * 32)) == 0
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from typing import Literal, cast
 import torch
 
 from paceline.core.sampling import SamplingParams
+from paceline.core.sequence import Sequence
 from paceline.engine.executors.graph.chain_drafter import ChainDrafter
 from paceline.engine.executors.graph.control import ControlBuffer
 from paceline.engine.executors.graph.drafter import NO_DRAFTS, DraftShape, GraphDrafter, GraphProposer
@@ -37,16 +38,19 @@ IN_FLIGHT = 2
 class GraphBatch:
     """Steps of up to `size` sequences, with drafts of `proposer` if there is one."""
 
-    def __init__(self, target: GpuRunner, proposer: GraphProposer | None, size: int, max_depth: int) -> None:
+    def __init__(
+        self, target: GpuRunner, proposer: GraphProposer | None, largest: DeviceSlots, size: int, max_depth: int
+    ) -> None:
+        """`largest`: slots of the largest batch; this one has the first `size` of them."""
         self.target, self.size, self.device = target, size, target.device
-        self.slots = DeviceSlots(size, self.device)
+        self.slots = DeviceSlots(size, self.device, largest)
         self.drafter = make_drafter(proposer, self.slots, target.model.config.vocab_size) if proposer else None
         drafter, width = self.drafter, target.table_width
         draft_width = drafter.table_width if drafter else 0
         # Copied to the device with every step: active slots, node limits, the target's block tables, the draft's
         self._control = torch.zeros(size * (2 + width + draft_width), dtype=torch.int32, device=self.device)
         parts = self._control.split([size, size, size * width, size * draft_width])
-        self._active, self._limits, self._tables = parts[0], parts[1], parts[2].view(size, width)
+        self._active, self._limits, self.tables = parts[0], parts[1], parts[2].view(size, width)
         if drafter:
             drafter.bind(parts[3].view(size, draft_width))
         most = drafter.shape(max_depth).levels if drafter else 0
@@ -59,23 +63,28 @@ class GraphBatch:
         self._graphs: dict[tuple[Part, DraftShape, Sampling | None, bool], Graph[None]] = {}
         self._rounds: dict[DraftShape, RoundBuffers] = {}
 
-    def load(self, slots: Seq[Slot]) -> None:
-        """Replace the contents with these sequences, in this order. No step is in flight."""
-        self.slots.load(slots)
-        for control in self._controls:
-            control.clear()
-
     @torch.inference_mode()
-    def submit(
-        self, shape: DraftShape, limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]
-    ) -> InflightStep:
-        """Queue one step. By slot: the draft tokens granted (None: the slot is empty) and the block tables. A table that is the
-        same object as in an earlier step has the blocks it had then, and perhaps more."""
+    def write_control(self, limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]) -> StepBuffers:
+        """Queue the copy of the host's inputs of the next step. By slot: the draft tokens granted (None: the slot is empty) and
+        the block tables. A table that is the same object as in an earlier step has the blocks it had then, and perhaps more."""
         turn = self._count % IN_FLIGHT
         buffers = self._buffers[turn]
         self._count += 1
         self._controls[turn].write(limits, tables, draft_tables)
         self._control.copy_(buffers.control, non_blocking=True)
+        return buffers
+
+    @torch.inference_mode()
+    def submit(
+        self,
+        shape: DraftShape,
+        sequences: Seq[Sequence | None],
+        limits: Seq[int | None],
+        tables: Seq[Seq[int]],
+        draft_tables: Seq[Seq[int]],
+    ) -> InflightStep:
+        """Queue one step; the arguments by slot are those of `write_control`."""
+        buffers = self.write_control(limits, tables, draft_tables)
         num_graphs = len(self._graphs)
         buffers.begin.record()
         first = self.drafter.begin(shape) if self.drafter else None
@@ -91,7 +100,8 @@ class GraphBatch:
         if round_.tree is not None:
             buffers.rows_at(shape.levels).copy_(round_.path.rows, non_blocking=True)
         buffers.end.record()
-        return InflightStep(shape, round_.tree is not None, tuple(limits), buffers, len(self._graphs) == num_graphs)
+        is_timed = len(self._graphs) == num_graphs
+        return InflightStep(shape, round_.tree is not None, sequences, limits, buffers, is_timed)
 
     @torch.inference_mode()
     def warm_up(self, max_depth: int, max_rows: int) -> None:
@@ -102,7 +112,7 @@ class GraphBatch:
         for shape in self._shapes(max_depth, max_rows):
             self._graph("verify", shape)
             for params in WARM_UP_SAMPLING:
-                self.load([Slot((0, 0), params, 0, 0)])
+                self.slots.load([Slot((0, 0), params, 0, 0)])
                 if shape.nodes:
                     self._graph("draft", shape)
                 self._graph("accept", shape, bool(self._capture))
@@ -124,7 +134,7 @@ class GraphBatch:
     def _round(self, shape: DraftShape) -> RoundBuffers:
         if shape not in self._rounds:
             drafts = self.drafter.drafts(shape) if self.drafter and shape != NO_DRAFTS else None
-            self._rounds[shape] = RoundBuffers(self.target, self._tables, self.size, shape, drafts)
+            self._rounds[shape] = RoundBuffers(self.target, self.tables, self.size, shape, drafts)
         return self._rounds[shape]
 
     def _graph(self, part: Part, shape: DraftShape, keeps: bool = False) -> Graph[None]:
@@ -189,7 +199,7 @@ class GraphBatch:
                 assert drafts.parents is not None
                 accept_trees(drafts.tokens, drafts.parents, picks, self._limits, self._active, state, path)
                 contexts = round_.tree.places.contexts
-                move_paths(self._cache, contexts, self._tables, path.rows, path.counts, rows)
+                move_paths(self._cache, contexts, self.tables, path.rows, path.counts, rows)
             else:
                 tokens = drafts.tokens if drafts is not None else none
                 out = Accepted(path.counts, path.tokens)

@@ -44,6 +44,10 @@ class ChainDrafter:
     def state(self) -> tuple[Tensor, ...]:
         return ()
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._current
+
     def bind(self, tables: Tensor) -> None:
         self._tables = tables
 

@@ -14,16 +14,13 @@ class BlockTableRows:
 
     def __init__(self, rows: Numbers, scratch: int) -> None:
         self._rows, self._scratch = rows, scratch
-        self.clear()
-
-    def clear(self) -> None:
-        """Empty every slot."""
-        self._rows[:] = self._scratch
+        self._rows[:] = scratch
         self._tables: list[Seq[int]] = [()] * len(self._rows)
         self._counts = [0] * len(self._rows)
 
     def write(self, tables: Seq[Seq[int]]) -> None:
-        for slot, (table, known, start) in enumerate(zip(tables, self._tables, self._counts, strict=False)):
+        tables = [*tables, *[()] * (len(self._tables) - len(tables))]
+        for slot, (table, known, start) in enumerate(zip(tables, self._tables, self._counts, strict=True)):
             count = len(table)
             if table is known and count == start:
                 continue
@@ -43,12 +40,6 @@ class ControlBuffer:
         own, drafts = np.split(numbers[2 * size :], [width * size])
         self._tables = BlockTableRows(own.reshape(size, width), scratch)
         self._draft_tables = None if draft_scratch is None else BlockTableRows(drafts.reshape(size, -1), draft_scratch)
-
-    def clear(self) -> None:
-        """Forget the block tables: other sequences are loaded."""
-        self._tables.clear()
-        if self._draft_tables is not None:
-            self._draft_tables.clear()
 
     def write(self, limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]) -> None:
         """By slot; the arguments of `GraphBatch.submit`."""

@@ -59,6 +59,11 @@ class GraphDrafter(Protocol):
         """Whether the next steps must call `keep_states`."""
         ...
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no sequence is up to date, so that steps without drafts leave the drafter unchanged."""
+        ...
+
     def bind(self, tables: Tensor) -> None:
         """Set the draft's block tables [B, table_width], which the host writes before every step."""
         ...

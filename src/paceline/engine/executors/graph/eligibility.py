@@ -1,5 +1,6 @@
 """Whether the next step can run as a graph, and if not, why."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from paceline.core.sequence import Sequence
@@ -10,8 +11,9 @@ from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
 
 STEPS_BETWEEN_ADMISSIONS = 2
-"""Graph steps between two admissions, unless the waiting prompts fill half a pass. Leaving the graph, taking a step on the host
-and entering again takes as long as a few steps, and in a large batch some sequence ends in nearly every step."""
+"""Graph steps between two admissions by the host executor, unless the waiting prompts fill half a pass. Leaving the graph, taking
+a step on the host and entering again takes as long as a few steps, and in a large batch some sequence ends in nearly every
+step."""
 
 
 class GraphEligibility:
@@ -24,51 +26,52 @@ class GraphEligibility:
     ) -> None:
         self._proposer = proposer
         self._scheduler, self._speculator, self._validator = scheduler, speculator, validator
-        self._samples: dict[int, bool] = {}
+        self._eligible: set[int] = set()
+        self._flags: tuple[object, ...] = ()
         self.num_steps = 0
         """Graph steps since the host's last step."""
 
-    def reason(self, running: Seq[Sequence]) -> HostReason | None:
-        """None: every sequence decodes, none is to be admitted now, and the device can sample and draft for all."""
-        if self._admits():
-            return HostReason.ADMISSION
-        for sequence in running:
-            if len(sequence.ids) - sequence.num_computed != 1:
-                return HostReason.PREFILL
+    def reason(self, sequences: Iterable[Sequence]) -> HostReason | None:
+        """Why the host executor has to decode one of these sequences; None: the device can sample and draft for all."""
+        flags = self._speculator.enabled, self._validator.flags
+        if flags != self._flags:
+            self._flags, self._eligible = flags, set()
+        eligible = self._eligible
+        for sequence in sequences:
+            if sequence.id in eligible:
+                continue
             if not self._can_sample(sequence):
                 return HostReason.SAMPLING
             if not self._can_draft(sequence):
                 return HostReason.PROPOSER
+            eligible.add(sequence.id)
         return None
 
     def can_continue(self, running: Seq[Sequence]) -> bool:
         """Whether the graph executor takes over again after one step of the host that completes all prompts."""
         if not 0 < self._scheduler.prompt_rows <= self._scheduler.max_batched_tokens - len(running):
             return False
-        decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
-        return all(self._can_sample(sequence) and self._can_draft(sequence) for sequence in decoding)
+        return self.reason(sequence for sequence in running if sequence.num_uncomputed == 1) is None
 
-    def forget(self) -> None:
-        """Drop what is known of sequences."""
-        self._samples.clear()
-
-    def _admits(self) -> bool:
+    def admits(self) -> bool:
+        """Whether the host executor should admit waiting sequences now."""
         scheduler = self._scheduler
         if not scheduler.may_admit:
             return False
         return self.num_steps >= STEPS_BETWEEN_ADMISSIONS or 2 * scheduler.prompt_rows >= scheduler.max_batched_tokens
 
+    def forget(self) -> None:
+        """Drop what is known of sequences."""
+        self._eligible.clear()
+
     def _can_sample(self, sequence: Sequence) -> bool:
         """Whether the device can pick its tokens: nothing may depend on the text or on earlier tokens."""
-        known = self._samples.get(sequence.id)
-        if known is None:
-            params = sequence.sampling
-            known = self._samples[sequence.id] = (
-                (sequence.verification == "coupled" or params.is_greedy)
-                and not (params.has_penalties or params.logit_bias or params.json_schema or params.logprobs is not None)
-                and len(sequence.ids) >= 2
-            )
-        return known
+        params = sequence.sampling
+        return (
+            (sequence.verification == "coupled" or params.is_greedy)
+            and not (params.has_penalties or params.logit_bias or params.json_schema or params.logprobs is not None)
+            and len(sequence.ids) >= 2
+        )
 
     def _can_draft(self, sequence: Sequence) -> bool:
         """Whether its proposer drafts inside the graph, or it wants no drafts."""

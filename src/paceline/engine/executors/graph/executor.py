@@ -1,9 +1,10 @@
-"""Decoding steps as CUDA graphs, submitted one step ahead of the host.
+"""Steps that the device runs one after another, submitted one step ahead of the host.
 
-The executor runs steps that need nothing from the host: every sequence decodes, and the device can sample its tokens and make
-its drafts. While the GPU computes one step, the host submits the next behind it. For any other step the executor collects what
-is in flight and hands the sequences back to the host executor. The tokens are the same either way: they depend on the model,
-the noise and the committed tokens alone.
+The executor runs steps that need nothing from the host: the device can sample the tokens of every sequence and make its drafts.
+While the GPU computes one step, the host submits the next behind it. Sequences stay in their slots from step to step. Prompts are
+computed beside them in mixed steps, as long as no sequence drafts. For any other step the executor collects what is in flight
+and hands the sequences back to the host executor. The tokens are the same either way: they depend on the model, the noise and the
+committed tokens alone.
 """
 
 from collections import deque
@@ -17,28 +18,35 @@ from paceline.core.clock import Clock
 from paceline.core.output import StepTimes
 from paceline.core.sequence import Origin, Sequence, Status
 from paceline.engine.executors.executor import SequenceResult, StepResult
-from paceline.engine.executors.graph.batch import GraphBatch
+from paceline.engine.executors.graph.batch import IN_FLIGHT, GraphBatch
 from paceline.engine.executors.graph.drafter import NO_DRAFTS, DraftShape, GraphProposer
 from paceline.engine.executors.graph.eligibility import GraphEligibility
 from paceline.engine.executors.graph.inflight import InflightStep
-from paceline.engine.executors.graph.slots import Slot
+from paceline.engine.executors.graph.mixed import InflightMixed, MixedSteps, Prompt
+from paceline.engine.executors.graph.slot_table import SlotTable
+from paceline.engine.executors.graph.slots import DeviceSlots, Slot
 from paceline.engine.executors.graph.warm_up import warm_up_passes
 from paceline.engine.executors.reason import HostReason
-from paceline.engine.schedule import Schedule, Scheduled
+from paceline.engine.schedule import Schedule
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
+from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.gpu.runner import GpuRunner, bucket, buckets
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
 from paceline.speculation.verification.verify import PLAIN, Verdict
 
+MIXED_PROMPT_ROWS = 2048
+"""Most prompt rows of a mixed step. More rows would not be computed faster, and decoding sequences would wait longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class GraphSchedule(Schedule):
-    """One committed token of every running sequence, and drafts of one shape for all slots."""
+    """One committed token of every slot, with drafts of one shape. `items` are the prompts computed beside them; then there are
+    no drafts."""
 
     shape: DraftShape = NO_DRAFTS
-    num_ahead: int = 0
+    num_ahead: int = 1
     """Tokens by which a sequence may have grown when the step ends, steps in flight included."""
 
 
@@ -48,8 +56,8 @@ class GraphDrafts:
 
     limits: list[int | None]
     """Draft tokens granted; None: the slot is empty."""
-    blocks: list[Seq[int]]
-    draft_blocks: list[Seq[int]]
+    blocks: Seq[Seq[int]]
+    """Blocks of the draft; empty where it gets none."""
 
 
 class GraphExecutor:
@@ -66,10 +74,13 @@ class GraphExecutor:
         self._runner, self._proposer = runner, proposer
         self._scheduler, self._speculator, self._validator = scheduler, speculator, validator
         self._max_depth, self._clock = max_depth, clock
+        self._device_slots = DeviceSlots(bucket(scheduler.max_num_seqs), runner.device)
+        self._mixed = MixedSteps(runner, self._device_slots, scheduler.max_batched_tokens, IN_FLIGHT)
         self._batches: dict[int, GraphBatch] = {}
-        self._slots: list[Sequence] = []
-        self._loaded: set[int] = set()
-        self._inflight: deque[InflightStep] = deque()
+        self._slots = SlotTable()
+        self._prompts: set[int] = set()
+        """Sequences of which prompt tokens are in flight."""
+        self._inflight: deque[InflightStep | InflightMixed] = deque()
         self._eligibility = GraphEligibility(proposer, scheduler, speculator, validator)
         self._is_draining = False
         self.num_steps = 0
@@ -80,9 +91,9 @@ class GraphExecutor:
     def warm_up(self) -> None:
         """Compile the kernels of every pass and capture the graphs of every step, so that no request waits for it."""
         scheduler, runner = self._scheduler, self._runner
-        limits = self._max_depth, scheduler.max_batched_tokens
         batches = [self._batch_of(size) for size in reversed(buckets(scheduler.max_num_seqs))]
-        runner.workspace.logits(max(batch.most_rows(*limits) for batch in batches))  # all batches share it
+        most = max(batch.most_rows(self._max_depth, self._max_rows(batch.size)) for batch in batches)
+        runner.workspace.logits(most)  # all batches share it
         warm_up_passes(
             runner,
             set(self._speculator.proposers.values()),
@@ -91,9 +102,13 @@ class GraphExecutor:
             self._validator.limits.max_model_len,
         )
         for batch in batches:
-            batch.warm_up(*limits)
+            batch.warm_up(self._max_depth, self._max_rows(batch.size))
         if runner.device.type == "cuda":  # a later capture would wait until this memory is returned
             torch.cuda.empty_cache()
+
+    def _max_rows(self, size: int) -> int:
+        """Most rows of a step of `size` slots, drafts included."""
+        return min(self._scheduler.max_batched_tokens, size + self._scheduler.max_draft_tokens)
 
     @property
     def is_loaded(self) -> bool:
@@ -104,56 +119,152 @@ class GraphExecutor:
     def num_inflight(self) -> int:
         return len(self._inflight)
 
-    def schedule(self) -> GraphSchedule | HostReason:
-        """The next step, with its blocks reserved; or why the host executor has to take it. Loads the batch if needed."""
+    def schedule(self, can_prefill: bool = True) -> GraphSchedule | HostReason:
+        """The next step, with its blocks reserved; or why the host executor has to take it. Loads the slots if they are empty.
+        `can_prefill`: prompts may be computed here."""
         running = self._scheduler.running
         if not running:
             self.release()
             return HostReason.IDLE
-        if self._slots and (
-            len(running) <= len(self._slots) // 2 or not all(sequence.id in self._loaded for sequence in running)
-        ):
-            return HostReason.RESIZE
+        if self._slots:
+            for slot in self._slots.remove_ended():
+                self._device_slots.params.clear(slot)
+            if not self._prompts and len(running) <= len(self._slots) // 2:
+                return HostReason.RESIZE
         reason = self._eligibility.reason(running)
         if reason is not None:
             return reason
-        if not self._slots:
-            self._load_batch(running)
-        return self._reserve(running)
+        if not self._slots and not self._inflight:
+            if not any(sequence.num_uncomputed == 1 for sequence in running):
+                return HostReason.PREFILL
+            self._load_batch([sequence for sequence in running if sequence.num_uncomputed == 1])
+        return self._schedule_prompts(can_prefill) or self._schedule_decoding()
+
+    def _schedule_prompts(self, can_prefill: bool) -> GraphSchedule | HostReason | None:
+        """A mixed step, or why the host has to compute the prompts; None: no prompt is to be computed now."""
+        scheduler, members = self._scheduler, self._slots.members()
+        num_outside = len(scheduler.running) - len(members) - len(self._prompts)
+        if not num_outside and not scheduler.may_admit:
+            return None
+        is_drafting = any([sequence.depth for sequence in members])
+        drafter = self._batch.drafter
+        if not can_prefill or is_drafting or not (drafter is None or drafter.is_idle):
+            if num_outside:
+                return HostReason.PREFILL
+            return HostReason.ADMISSION if self._eligibility.admits() else None
+        num_ahead = self._num_inflight_tokens + 1
+        reason = self._reserve(members, num_ahead)
+        if reason is not None:
+            return reason
+        budget = min(MIXED_PROMPT_ROWS, scheduler.max_batched_tokens - len(members))
+        prompts = scheduler.schedule_prompts(budget, self._can_join)
+        if prompts:
+            return GraphSchedule(prompts, num_ahead=num_ahead)
+        is_blocked = not num_outside and self._eligibility.reason(scheduler.waiting[:1]) is None
+        return None if is_blocked or not self._eligibility.admits() else HostReason.ADMISSION
+
+    def _can_join(self, sequence: Sequence) -> bool:
+        return sequence.id not in self._prompts and self._eligibility.reason((sequence,)) is None
+
+    def _schedule_decoding(self) -> GraphSchedule | HostReason:
+        """Decide the depths, choose the draft shape and reserve the target's blocks for the step."""
+        members = self._slots.members()
+        self._speculator.decide(members)
+        batch = self._batch
+        drafter, most = batch.drafter, self._max_rows(batch.size) // batch.size - 1
+        for sequence in members:  # the host could not draft for it either: the batch stays in the graph
+            if sequence.depth and drafter is not None and not drafter.has_room(sequence):
+                sequence.depth = 0
+        depth = min(most, max([sequence.depth for sequence in members]))
+        if depth > 0 and (drafter is None or not drafter.can_draft(members)):
+            return HostReason.DRAFT_BEHIND
+        if depth > 0 and self._is_for_few(members):
+            return HostReason.FEW_DRAFTS
+        # The next larger shape may have too many rows for a pass
+        shapes = (drafter.shape(less) for less in range(depth, 0, -1)) if drafter else ()
+        shape = next((shape for shape in shapes if shape.nodes <= most), NO_DRAFTS)
+        # A step computes its nodes, and commits a path of them and one token more
+        num_ahead = self._num_inflight_tokens + shape.nodes + 1
+        reason = self._reserve(members, num_ahead)
+        return GraphSchedule((), (), shape, num_ahead) if reason is None else reason
+
+    @property
+    def _num_inflight_tokens(self) -> int:
+        """Tokens by which the steps in flight may extend a sequence."""
+        return sum(step.max_tokens for step in self._inflight)
+
+    def _reserve(self, members: Seq[Sequence], num_ahead: int) -> HostReason | None:
+        """Reserve the target's blocks for `num_ahead` more tokens of every sequence."""
+        lengths = [len(sequence.ids) for sequence in members]
+        if max(lengths, default=0) + num_ahead > self._validator.limits.max_model_len:
+            return HostReason.WINDOW
+        grow = self._scheduler.tables.grow
+        for slot, blocks in enumerate(self._slots.blocks):
+            sequence = self._slots.sequences[slot]
+            if sequence is not None:
+                num_tokens = len(sequence.ids) + num_ahead
+                if num_tokens > len(blocks) * BLOCK_SIZE and not grow(sequence.id, num_tokens):
+                    return HostReason.BLOCKS
+        return None
 
     def propose(self, schedule: GraphSchedule) -> GraphDrafts:
-        """Blocks of every slot for the target and the draft. A sequence whose draft gets no blocks decodes plainly."""
-        drafter, shape = self._batch.drafter, schedule.shape
-        drafts = GraphDrafts([], [], [])
-        tables, running = self._scheduler.tables, Status.RUNNING
-        for sequence in self._slots:
-            if sequence.status is not running:
-                drafts.limits.append(None)
-                drafts.blocks.append(())
-                drafts.draft_blocks.append(())
-                continue
-            num_tokens = len(sequence.ids) + schedule.num_ahead
-            blocks = drafter.reserve_blocks(sequence, num_tokens, shape) if drafter else None
-            drafts.limits.append(min(sequence.depth, shape.nodes) if blocks else 0)
-            drafts.blocks.append(tables.blocks(sequence.id))
-            drafts.draft_blocks.append(blocks or ())
+        """Draft limits and draft blocks of every slot. A sequence whose draft gets no blocks decodes plainly."""
+        slots, drafter, shape = self._slots, self._batch.drafter, schedule.shape
+        if drafter is None or drafter.is_idle:
+            limits = [None if sequence is None else 0 for sequence in slots.sequences]
+            return GraphDrafts(limits, ())
+        drafts = GraphDrafts([], draft_blocks := [])
+        for sequence in slots.sequences:
+            blocks = None
+            if sequence is not None:
+                blocks = drafter.reserve_blocks(sequence, len(sequence.ids) + schedule.num_ahead, shape)
+            drafts.limits.append(None if sequence is None else min(sequence.depth, shape.nodes) if blocks else 0)
+            draft_blocks.append(blocks or ())
         return drafts
 
     def submit(self, schedule: GraphSchedule, drafts: GraphDrafts) -> None:
-        step = self._batch.submit(schedule.shape, drafts.limits, drafts.blocks, drafts.draft_blocks)
-        self._inflight.append(step)
+        if schedule.items:
+            self._submit_mixed(schedule, drafts)
+        else:
+            sequences, blocks = tuple(self._slots.sequences), self._slots.blocks
+            step = self._batch.submit(schedule.shape, sequences, drafts.limits, blocks, drafts.blocks)
+            self._inflight.append(step)
         self._speculator.graph_resumed()
         self._eligibility.num_steps += 1
+
+    def _submit_mixed(self, schedule: GraphSchedule, drafts: GraphDrafts) -> None:
+        """Queue the pass. A sequence whose prompt is complete is in a slot from the next step on."""
+        slots, tables, batch = self._slots, self._scheduler.tables, self._batch
+        batch.write_control(drafts.limits, slots.blocks, drafts.blocks)
+        decoding = [(slot, sequence) for slot, sequence in enumerate(slots.sequences) if sequence is not None]
+        prompts = []
+        for item in schedule.items:
+            sequence, blocks, slot = item.sequence, tables.blocks(item.sequence.id), None
+            if item.completes:
+                slot = slots.join(sequence, blocks)
+                self._device_slots.params.set(slot, Slot.of(sequence))
+            self._prompts.add(sequence.id)
+            prompts.append(Prompt(item, blocks, slot))
+        self._inflight.append(self._mixed.submit(batch.tables, decoding, prompts))
+        if self._batch is not batch and self._batch.drafter is not None:
+            self._batch.drafter.load(())  # a batch of another size has its own
 
     def collect(self) -> StepResult | None:
         """The older of two steps in flight; the last one too, if the executor is draining."""
         if len(self._inflight) < 2 and not (self._is_draining and self._inflight):
             return None
         step = self._inflight.popleft()
+        self.num_steps += 1
+        self.last_result = self._collect_mixed(step) if isinstance(step, InflightMixed) else self._collect_graph(step)
+        return self.last_result
+
+    def _collect_graph(self, step: InflightStep) -> StepResult:
         outcome = step.wait()
-        sequences, context = [], 0
-        for slot, (sequence, limit) in enumerate(zip(self._slots, step.limits, strict=True)):
-            if limit is None or sequence.status is not Status.RUNNING:  # it finished while the step was in flight
+        sequences, context, running = [], 0, Status.RUNNING
+        for slot, (sequence, limit) in enumerate(zip(step.sequences, step.limits, strict=True)):
+            if (
+                sequence is None or limit is None or sequence.status is not running
+            ):  # it ended while the step was in flight
                 continue
             accepted = outcome.accepted[slot]
             context += len(sequence.ids)
@@ -163,11 +274,10 @@ class GraphExecutor:
                 _origins(accepted, outcome.is_bonus[slot]) if limit else PLAIN,
             )
             sequences.append(SequenceResult(sequence, 1, verdict, limit, limit, outcome.levels[slot] if limit else 0))
-        slots, now = self._batch.size, self._clock.now()
+        slots, now = step.num_slots, self._clock.now()
         verify_seconds = outcome.forward_seconds + outcome.sample_seconds
         drafted = now - verify_seconds
-        self.num_steps += 1
-        self.last_result = StepResult(
+        return StepResult(
             sequences=sequences,
             times=StepTimes(drafted - outcome.draft_seconds, drafted, now),
             forward_seconds=outcome.forward_seconds,
@@ -177,8 +287,34 @@ class GraphExecutor:
             draft_seconds=outcome.draft_seconds,
             slots=slots,
             is_timed=step.is_timed,
+            is_graph=True,
         )
-        return self.last_result
+
+    def _collect_mixed(self, step: InflightMixed) -> StepResult:
+        tokens, context, running = iter(step.wait()), 0, Status.RUNNING
+        results = []
+        for sequence, token in zip(step.decoding, tokens, strict=False):
+            if sequence.status is running:
+                context += len(sequence.ids)
+                results.append(SequenceResult(sequence, 1, Verdict((), (token,), PLAIN)))
+        for prompt in step.prompts:
+            sequence = prompt.item.sequence
+            verdict = None if prompt.slot is None else Verdict((), (next(tokens),), PLAIN)
+            self._prompts.discard(sequence.id)
+            if sequence.status is running:
+                results.append(SequenceResult(sequence, prompt.item.num_tokens, verdict))
+        now, verify_seconds = self._clock.now(), step.forward_seconds + step.sample_seconds
+        return StepResult(
+            sequences=results,
+            times=StepTimes(now - verify_seconds, now - verify_seconds, now),
+            forward_seconds=step.forward_seconds,
+            verify_seconds=verify_seconds,
+            rows=sum(one.verdict is not None for one in results),
+            context=context,
+            draft_seconds=0.0,
+            is_timed=False,
+            is_graph=True,
+        )
 
     def prepare_next(self, result: StepResult) -> None:
         if self._is_draining and not self._inflight:
@@ -196,8 +332,8 @@ class GraphExecutor:
             self._speculator.graph_paused()
         for sequence in running:
             self._scheduler.tables.shrink(sequence.id, sequence.num_computed)
-        if (drafter := self._batch.drafter) is not None:
-            drafter.return_sequences([sequence for sequence in running if sequence.id in self._loaded])
+        if self._slots and (drafter := self._batch.drafter) is not None:
+            drafter.return_sequences([sequence for sequence in running if sequence in self._slots])
         self.release()
         self._speculator.prepare_next(running, has_room=not self._scheduler.is_full)
 
@@ -205,7 +341,8 @@ class GraphExecutor:
         """Empty the slots. Steps still in flight write only to blocks that later steps overwrite before reading."""
         while self._inflight:
             self._inflight.popleft().wait()
-        self._slots, self._loaded = [], set()
+        self._slots.clear()
+        self._prompts.clear()
         self._is_draining = False
         self._eligibility.forget()
 
@@ -218,32 +355,6 @@ class GraphExecutor:
         if self._eligibility.can_continue(running) and not self._is_for_few(decoding):
             for sequence in decoding:
                 sequence.depth = 0
-
-    def _reserve(self, running: Seq[Sequence]) -> GraphSchedule | HostReason:
-        """Decide the depths, choose the draft shape and reserve the target's blocks for the step."""
-        self._speculator.decide(running)
-        batch = self._batch
-        drafter, most = batch.drafter, self._scheduler.max_batched_tokens // batch.size - 1
-        for sequence in running:  # the host could not draft for it either: the batch stays in the graph
-            if sequence.depth and drafter is not None and not drafter.has_room(sequence):
-                sequence.depth = 0
-        depth = min(most, max([sequence.depth for sequence in running]))
-        if depth > 0 and (drafter is None or not drafter.can_draft(running)):
-            return HostReason.DRAFT_BEHIND
-        if depth > 0 and self._is_for_few(running):
-            return HostReason.FEW_DRAFTS
-        # The next larger shape may have too many rows for a pass
-        shapes = (drafter.shape(less) for less in range(depth, 0, -1)) if drafter else ()
-        shape = next((shape for shape in shapes if shape.nodes <= most), NO_DRAFTS)
-        # A step computes its nodes, and commits a path of them and one token more
-        num_ahead = sum(step.shape.levels + 1 for step in self._inflight) + shape.nodes + 1
-        if max([len(s.ids) for s in running]) + num_ahead > self._validator.limits.max_model_len:
-            return HostReason.WINDOW
-        tables = self._scheduler.tables
-        if not all(tables.grow(s.id, len(s.ids) + num_ahead) for s in running):
-            return HostReason.BLOCKS
-        items = tuple([Scheduled(s, 1, min(s.depth, shape.nodes)) for s in running])
-        return GraphSchedule(items, (), shape, num_ahead)
 
     def _is_for_few(self, decoding: Seq[Sequence]) -> bool:
         """Whether the ragged pass of the host is cheaper: a graph step has as many rows for every slot as for the deepest
@@ -262,17 +373,18 @@ class GraphExecutor:
 
     def _batch_of(self, size: int) -> GraphBatch:
         if size not in self._batches:
-            self._batches[size] = GraphBatch(self._runner, self._proposer, size, self._max_depth)
+            self._batches[size] = GraphBatch(self._runner, self._proposer, self._device_slots, size, self._max_depth)
         return self._batches[size]
 
-    def _load_batch(self, running: Seq[Sequence]) -> None:
-        self._slots, self._loaded = list(running), {sequence.id for sequence in running}
+    def _load_batch(self, sequences: Seq[Sequence]) -> None:
+        for sequence in sequences:
+            self._slots.join(sequence, self._scheduler.tables.blocks(sequence.id))
+        self._device_slots.load([Slot.of(sequence) for sequence in sequences])
         batch = self._batch
-        batch.load([Slot(s.ids, s.sampling, s.seed, s.choice) for s in self._slots])
         if batch.drafter is not None:
-            prefill = batch.drafter.load(self._slots)
+            prefill = batch.drafter.load(sequences)
             if prefill.tokens:
-                method = next(sequence.method for sequence in running if sequence.depth)
+                method = next(sequence.method for sequence in sequences if sequence.depth)
                 self._speculator.add_draft_prefill(method, prefill)
 
 

@@ -1,11 +1,13 @@
 """A step in flight on the device, and its outcome by slot."""
 
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from paceline.core.sequence import Sequence
 from paceline.engine.executors.graph.drafter import DraftShape
 from paceline.models.cuda_graph import StreamEvent, staging_tensor
 
@@ -59,11 +61,23 @@ class InflightStep:
 
     shape: DraftShape
     is_tree: bool
-    limits: tuple[int | None, ...]
+    sequences: Seq[Sequence | None]
+    """Sequences by slot."""
+    limits: Seq[int | None]
     """Draft tokens granted to each slot; None: the slot is empty."""
     buffers: StepBuffers
     is_timed: bool
     """False for the first step of its shape: graphs were captured during it."""
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the padded batch."""
+        return self.buffers.report.shape[1]
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens by which the step may extend a sequence."""
+        return self.shape.levels + 1
 
     def wait(self) -> SlotResults:
         """Block until the device has finished the step."""

@@ -2,15 +2,18 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
+from paceline.core.sequence import Sequence
 from paceline.engine.memory_fit import PICKING_BYTES
 from paceline.kernels.gpu.speculation.accept import DeviceState
 from paceline.kernels.gpu.speculation.pick import PickScratch, pick, pick_greedy, pick_scratch, pick_truncated
+from paceline.models.cuda_graph import StreamEvent, staging_tensor
 from paceline.speculation.verification.noise import Purpose, stream
 
 Sampling = Literal["greedy", "sampled", "truncated"]
@@ -25,64 +28,148 @@ class Slot(NamedTuple):
     seed: int
     choice: int
 
+    @staticmethod
+    def of(sequence: Sequence) -> "Slot":
+        return Slot(sequence.ids, sequence.sampling, sequence.seed, sequence.choice)
 
-class DeviceSlots:
-    """Written when a batch is loaded; every step updates `state`. Empty slots are greedy sequences of two tokens."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SamplingTensors:
+    """Sampling parameters by slot."""
+
+    streams: Tensor  # [B] int64
+    top_k: Tensor  # [B] int64
+    top_p: Tensor  # [B] float64
+    temperature: Tensor  # [B] float32, 0: greedy
+    min_p: Tensor  # [B] float32
+
+    @staticmethod
+    def in_memory(memory: Tensor) -> "SamplingTensors":
+        """Views of `memory` [32 * B] uint8: adjacent, so that one copy transfers them."""
+        size = len(memory) // 32
+        longs, shares, floats = memory.split([16 * size, 8 * size, 8 * size])
+        streams, top_k = longs.view(torch.int64).view(2, size)
+        temperature, min_p = floats.view(torch.float32).view(2, size)
+        return SamplingTensors(streams, top_k, shares.view(torch.float64), temperature, min_p)
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "SamplingTensors":
+        return SamplingTensors(*(change(getattr(self, field.name)) for field in fields(self)))
+
+
+class SlotParams:
+    """The sampling parameters of all slots. The host changes them in its own memory, and `upload` copies them to the device."""
 
     def __init__(self, size: int, device: torch.device) -> None:
-        self.size, self.device = size, device
-        self.state = DeviceState(
-            torch.full((size,), 2, dtype=torch.int32, device=device),
-            torch.zeros(size, 2, dtype=torch.int64, device=device),
-        )
-        self.streams = torch.zeros(size, dtype=torch.int64, device=device)
-        self.temperature = torch.zeros(size, dtype=torch.float32, device=device)  # 0: greedy
-        self.top_k = torch.zeros(size, dtype=torch.int64, device=device)
-        self.top_p = torch.ones(size, dtype=torch.float64, device=device)
-        self.min_p = torch.zeros(size, dtype=torch.float32, device=device)
+        self._memory = torch.zeros(32 * size, dtype=torch.uint8, device=device)
+        self.on_device = SamplingTensors.in_memory(self._memory)
+        self._written = torch.zeros(32 * size, dtype=torch.uint8)
+        host = SamplingTensors.in_memory(self._written)
+        self._columns = [getattr(host, field.name).numpy() for field in fields(host)]
+        self._staging = [
+            (staging_tensor(32 * size, dtype=torch.uint8, device=device), StreamEvent(device)) for _ in range(2)
+        ]
+        self._turn = 0
+        self._is_stale = True
         self.sampling: Sampling = "greedy"
+        for slot in range(size):
+            self.clear(slot)
+        self.upload()
 
-    def load(self, slots: Seq[Slot]) -> None:
-        """Replace the contents with these sequences, in this order."""
-        padding = self.size - len(slots)
-        params = [slot.sampling for slot in slots]
-        self.state.lengths.copy_(_tensor([len(slot.ids) for slot in slots] + [2] * padding, torch.int32))
-        self.state.last.copy_(_tensor([list(slot.ids[-2:]) for slot in slots] + [[0, 0]] * padding, torch.int64))
-        streams = [stream(Purpose.SHARED, slot.seed, slot.choice) for slot in slots]
-        self.streams.copy_(_tensor([s - (1 << 64) if s >> 63 else s for s in streams] + [0] * padding, torch.int64))
-        self.temperature.copy_(_tensor([0.0 if p.is_greedy else p.temperature for p in params] + [0.0] * padding))
-        self.top_k.copy_(_tensor([p.top_k for p in params] + [0] * padding, torch.int64))
-        self.top_p.copy_(_tensor([p.top_p for p in params] + [1.0] * padding, torch.float64))
-        self.min_p.copy_(_tensor([p.min_p for p in params] + [0.0] * padding))
-        if all(p.is_greedy for p in params):
-            self.sampling = "greedy"
+    def clear(self, slot: int) -> None:
+        """The slot is empty, which counts as greedy."""
+        self._write(slot, 0, 0, 1.0, 0.0, 0.0)
+
+    def set(self, slot: int, content: Slot) -> None:
+        params, number = content.sampling, stream(Purpose.SHARED, content.seed, content.choice)
+        temperature = 0.0 if params.is_greedy else params.temperature
+        signed = number - (1 << 64) if number >> 63 else number
+        self._write(slot, signed, params.top_k, params.top_p, temperature, params.min_p)
+
+    def _write(self, slot: int, *values: float) -> None:
+        """`values` in the order of `SamplingTensors`."""
+        for column, value in zip(self._columns, values, strict=True):
+            column[slot] = value
+        self._is_stale = True
+
+    def upload(self) -> None:
+        """Make changes effective for the steps submitted from now on."""
+        if not self._is_stale:
+            return
+        self._turn = 1 - self._turn
+        staging, copied = self._staging[self._turn]
+        copied.wait()
+        staging.copy_(self._written)
+        self._memory.copy_(staging, non_blocking=True)
+        copied.record()
+        self._is_stale = False
+        _, top_k, top_p, temperature, min_p = self._columns
+        is_sampled = temperature > 0.0
+        is_cut = is_sampled & ((top_k > 0) | (top_p < 1.0) | (min_p > 0.0))
+        self.sampling = "truncated" if is_cut.any() else "sampled" if is_sampled.any() else "greedy"
+
+
+class DeviceSlots:
+    """The state of the first `size` slots. Batches of different sizes share the memory of the largest."""
+
+    def __init__(self, size: int, device: torch.device, largest: "DeviceSlots | None" = None) -> None:
+        """`largest`: slots of the largest batch; None: this is the largest, and its slots are empty."""
+        self.size, self.device = size, device
+        if largest is None:
+            # Empty slots are greedy sequences of two tokens
+            lengths = torch.full((size,), 2, dtype=torch.int32, device=device)
+            self.state = DeviceState(lengths, torch.zeros(size, 2, dtype=torch.int64, device=device))
+            self.params = SlotParams(size, device)
         else:
-            is_whole = all(p.is_greedy or not (p.top_k > 0 or p.top_p < 1.0 or p.min_p > 0.0) for p in params)
-            self.sampling = "sampled" if is_whole else "truncated"
+            self.state = DeviceState(largest.state.lengths[:size], largest.state.last[:size])
+            self.params = largest.params
+        self.tensors = self.params.on_device.map(lambda values: values[:size])
+
+    @property
+    def sampling(self) -> Sampling:
+        return self.params.sampling
+
+    def load(self, contents: Seq[Slot]) -> None:
+        """Replace the contents with these sequences, in this order. No step is in flight."""
+        padding = self.size - len(contents)
+        lengths = [len(slot.ids) for slot in contents] + [2] * padding
+        last = [list(slot.ids[-2:]) for slot in contents] + [[0, 0]] * padding
+        self.state.lengths.copy_(torch.tensor(lengths, dtype=torch.int32))
+        self.state.last.copy_(torch.tensor(last, dtype=torch.int64))
+        for slot in range(len(self.params.on_device.streams)):
+            if slot < len(contents):
+                self.params.set(slot, contents[slot])
+            else:
+                self.params.clear(slot)
+        self.params.upload()
 
     def picker(self, rows: int) -> Callable[[Tensor, Tensor], Tensor]:
         """A function (logits [size * rows, V], positions of the picked tokens) -> tokens; `rows` rows of each slot are
         adjacent."""
         scratch: dict[int, PickScratch] = {}
-        sampling = self.sampling
-
-        def spread(values: Tensor) -> Tensor:
-            return values if rows == 1 else values.repeat_interleave(rows)
+        sampling, tensors = self.sampling, self.tensors
 
         def choose(logits: Tensor, positions: Tensor) -> Tensor:
             width = logits.shape[1]
             if width not in scratch:
                 scratch[width] = pick_scratch(self.size * rows, width, self.device)
-            if sampling == "greedy":
-                return pick_greedy(logits, scratch[width])
-            noise = spread(self.temperature), spread(self.streams), positions
-            if sampling == "sampled":
-                return pick(logits, *noise, scratch[width])
-            limits = spread(self.top_k), spread(self.top_p), spread(self.min_p)
-            return pick_truncated(logits, *noise, *limits, scratch[width], max_bytes=PICKING_BYTES)
+            is_adjacent = rows == 1 or sampling == "greedy"
+            spread = tensors if is_adjacent else tensors.map(lambda values: values.repeat_interleave(rows))
+            return sample(logits, positions, spread, sampling, scratch[width])
 
         return choose
 
 
-def _tensor(values: list[Any], dtype: torch.dtype = torch.float32) -> Tensor:
-    return torch.tensor(values, dtype=dtype)
+def sample(
+    logits: Tensor,  # [R, V]
+    positions: Tensor,  # [R] int64, of the sampled tokens
+    params: SamplingTensors,  # by row
+    sampling: Sampling,
+    scratch: PickScratch,
+) -> Tensor:
+    """[R] int64: one token for each row."""
+    if sampling == "greedy":
+        return pick_greedy(logits, scratch)
+    noise = params.temperature, params.streams, positions
+    if sampling == "sampled":
+        return pick(logits, *noise, scratch)
+    return pick_truncated(logits, *noise, params.top_k, params.top_p, params.min_p, scratch, max_bytes=PICKING_BYTES)

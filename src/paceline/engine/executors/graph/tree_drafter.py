@@ -61,6 +61,10 @@ class TreeDrafter:
     def wants_states(self) -> bool:
         return bool(self._current)
 
+    @property
+    def is_idle(self) -> bool:
+        return not self._current
+
     def bind(self, tables: Tensor) -> None:
         self._tables = tables
 

@@ -133,7 +133,7 @@ class TreeGrowth:
             return scratch[columns]
 
         def rank(logits: Tensor, level: int) -> Branches:
-            noise = slots.temperature, slots.streams, slots.state.lengths
+            noise = slots.tensors.temperature, slots.tensors.streams, slots.state.lengths
             if sampling != "truncated":
                 return rank_rows(logits, ids, sampling, *noise, level, scratch_for(self._columns))
             scores, columns = self._rules(rows).truncated(logits.float())
@@ -149,9 +149,9 @@ class TreeGrowth:
             return values.repeat_interleave(rows).unsqueeze(1)
 
         return RankRules(
-            temperature=spread(torch.where(slots.temperature > 0.0, slots.temperature, 1.0)),
+            temperature=spread(torch.where(slots.tensors.temperature > 0.0, slots.tensors.temperature, 1.0)),
             noise=None,
-            top_k=spread(torch.where(slots.top_k > 0, slots.top_k, self._columns)),
-            top_p=spread(torch.where(slots.top_p < 1.0, slots.top_p, 2.0).float()),
-            min_p=spread(slots.min_p.log()),
+            top_k=spread(torch.where(slots.tensors.top_k > 0, slots.tensors.top_k, self._columns)),
+            top_p=spread(torch.where(slots.tensors.top_p < 1.0, slots.tensors.top_p, 2.0).float()),
+            min_p=spread(slots.tensors.min_p.log()),
         )

@@ -1,0 +1,106 @@
+"""Steps that compute prompts beside the decoding slots, in one pass that the host does not wait for."""
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.sequence import Sequence
+from paceline.engine.executors.graph.slots import DeviceSlots, sample
+from paceline.engine.schedule import Scheduled
+from paceline.kernels.gpu.speculation.pick import PickScratch, pick_scratch
+from paceline.kernels.gpu.speculation.slot_rows import commit_rows
+from paceline.models.cuda_graph import StreamEvent, staging_tensor
+from paceline.models.gpu.mixed import MixedPasses
+from paceline.models.gpu.runner import GpuRunner
+from paceline.models.runner import Span
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prompt:
+    """Scheduled tokens of a prompt. `slot` receives the sequence after its last token; None: tokens are still to come."""
+
+    item: Scheduled
+    blocks: Seq[int]
+    slot: int | None
+
+    @property
+    def span(self) -> Span:
+        sequence, first = self.item.sequence, self.item.sequence.num_computed
+        tokens = sequence.ids[first : first + self.item.num_tokens]
+        return Span(self.blocks, first, tokens, int(self.slot is not None))
+
+
+class MixedBuffers:
+    """Pinned host memory and events of one mixed step in flight."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.tokens = staging_tensor(size, dtype=torch.int64, device=device)
+        self.begin, self.verified, self.end = (StreamEvent(device) for _ in range(3))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InflightMixed:
+    """A mixed step submitted to the device whose outcome the host has not read."""
+
+    decoding: Seq[Sequence]
+    prompts: Seq[Prompt]
+    buffers: MixedBuffers
+
+    max_tokens = 1
+    """Tokens by which the step may extend a sequence."""
+
+    def wait(self) -> list[int]:
+        """Block until the device has finished the step. The next tokens of the decoding sequences, then of the prompts that are
+        complete."""
+        self.buffers.end.wait()
+        count = len(self.decoding) + sum(prompt.slot is not None for prompt in self.prompts)
+        tokens: list[int] = self.buffers.tokens[:count].tolist()
+        return tokens
+
+    @property
+    def forward_seconds(self) -> float:
+        return self.buffers.verified.seconds_since(self.buffers.begin)
+
+    @property
+    def sample_seconds(self) -> float:
+        return self.buffers.end.seconds_since(self.buffers.verified)
+
+
+class MixedSteps:
+    """Submits mixed steps. Every decoding row is one token without drafts."""
+
+    def __init__(self, target: GpuRunner, slots: DeviceSlots, max_rows: int, max_inflight: int) -> None:
+        """`slots`: those of the largest batch."""
+        self._slots = slots
+        self._passes = MixedPasses(target, max_rows, slots.size)
+        self._buffers = [MixedBuffers(slots.size, target.device) for _ in range(max_inflight)]
+        self._scratch: PickScratch | None = None
+        self._count = 0
+
+    @torch.inference_mode()
+    def submit(self, tables: Tensor, decoding: Seq[tuple[int, Sequence]], prompts: Seq[Prompt]) -> InflightMixed:
+        """Queue one step. `tables`: block tables of the slots on the device; `decoding`: slots and their sequences."""
+        buffers = self._buffers[self._count % len(self._buffers)]
+        self._count += 1
+        slots, state = self._slots, self._slots.state
+        ending = [prompt.slot for prompt in prompts if prompt.slot is not None]
+        slots.params.upload()
+        buffers.begin.record()
+        output = self._passes.run(
+            state, tables, [slot for slot, _ in decoding], [prompt.span for prompt in prompts], ending
+        )
+        buffers.verified.record()
+        if output.logits is not None:
+            if self._scratch is None:
+                self._scratch = pick_scratch(slots.size, output.logits.shape[1], slots.device)
+            params = slots.tensors
+            if slots.sampling != "greedy":
+                params = params.map(lambda values: values[output.slots])
+            positions = output.positions[output.rows] + 1
+            picks = sample(output.logits, positions, params, slots.sampling, self._scratch)
+            commit_rows(state, output.rows, output.slots, output.tokens, output.positions, picks)
+            buffers.tokens[: len(picks)].copy_(picks, non_blocking=True)
+        buffers.end.record()
+        return InflightMixed([sequence for _, sequence in decoding], prompts, buffers)

@@ -1,0 +1,74 @@
+"""Rows of a mixed pass that decode: their tokens and positions come from the state of the slots, and so does where picks go."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
+from paceline.kernels.gpu.speculation.accept import DeviceState
+
+_BLOCK = 128
+
+
+def place_slots(
+    state: DeviceState,
+    slots: Tensor,  # [D] int64
+    tokens: Tensor,  # [T] int64, out: the first D
+    positions: Tensor,  # [T] int64, out: the first D
+    context_lens: Tensor,  # [S] int32, out: the first D
+    max_position: int,
+) -> None:
+    """Row i becomes the newest token of slot `slots[i]`. Positions are below `max_position`: a sequence that has ended may be
+    at the end of the rotary table."""
+    count = len(slots)
+    if count:
+        _place[(triton.cdiv(count, _BLOCK),)](
+            state.lengths, state.last, slots, tokens, positions, context_lens, count, max_position - 1,
+            BLOCK=_BLOCK, num_warps=1, **PDL,
+        )  # fmt: skip
+
+
+def commit_rows(
+    state: DeviceState,
+    rows: Tensor,  # [R] int64, rows of the pass
+    slots: Tensor,  # [R] int64, their slots, all different
+    tokens: Tensor,  # [T] int64
+    positions: Tensor,  # [T] int64
+    picks: Tensor,  # [R] int64, the token after each row
+) -> None:
+    """Slot `slots[i]` now ends with the token of row `rows[i]` and `picks[i]`."""
+    count = len(rows)
+    _commit[(triton.cdiv(count, _BLOCK),)](
+        state.lengths, state.last, rows, slots, tokens, positions, picks, count, BLOCK=_BLOCK, num_warps=1, **PDL
+    )
+
+
+@triton.jit
+def _place(
+    lengths, last, slots, tokens, positions, contexts, count, most, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    gdc_wait(PDL)
+    gdc_launch(PDL)
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_real = row < count
+    slot = tl.load(slots + row, mask=is_real, other=0)
+    context = tl.load(lengths + slot, mask=is_real, other=1) - 1
+    tl.store(tokens + row, tl.load(last + slot * 2 + 1, mask=is_real, other=0), mask=is_real)
+    tl.store(positions + row, tl.minimum(context, most).to(tl.int64), mask=is_real)
+    tl.store(contexts + row, context, mask=is_real)
+
+
+@triton.jit
+def _commit(
+    lengths, last, rows, slots, tokens, positions, picks, count, BLOCK: tl.constexpr, PDL: tl.constexpr
+):  # fmt: skip
+    gdc_wait(PDL)
+    gdc_launch(PDL)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_real = i < count
+    row = tl.load(rows + i, mask=is_real, other=0)
+    slot = tl.load(slots + i, mask=is_real, other=0)
+    position = tl.load(positions + row, mask=is_real, other=0)
+    tl.store(lengths + slot, (position + 2).to(tl.int32), mask=is_real)
+    tl.store(last + slot * 2, tl.load(tokens + row, mask=is_real, other=0), mask=is_real)
+    tl.store(last + slot * 2 + 1, tl.load(picks + i, mask=is_real, other=0), mask=is_real)

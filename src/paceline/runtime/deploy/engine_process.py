@@ -1,0 +1,93 @@
+"""The engine of `paceline serve`: one target worker in a process of its own, over a local socket."""
+
+import math
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from paceline.core.cluster_config import ClusterConfig, HealthConfig
+from paceline.core.config import EngineConfig
+from paceline.core.pool_config import PoolConfig
+from paceline.runtime.deploy.deployment import free_address
+from paceline.runtime.deploy.directory import FixedDirectory
+from paceline.runtime.deploy.supervisor import Supervisor
+from paceline.runtime.deploy.worker_error import read_error
+from paceline.runtime.deploy.worker_spec import WorkerSpec
+from paceline.runtime.gateway_client.target_client import TargetClient
+
+POOL = "engine"
+MAX_SOCKET_PATH = 100
+"""Bytes of the path of a local socket; the system allows 108."""
+HEALTH = HealthConfig(heartbeat=0.25, misses=10**9, stall=1e9, canary=0.0)
+"""Health of a single engine: only a broken connection counts. A silent engine compiles or computes a long pass, and there is
+no other one to continue its streams."""
+
+
+class EngineProcess:
+    """A target worker that this process has started. `connect` returns its client and supervises the worker from then on."""
+
+    def __init__(self, spec: WorkerSpec, supervisor: Supervisor) -> None:
+        self._spec, self._supervisor = spec, supervisor
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=supervisor.run, args=(self._stop,), name="paceline-supervisor")
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None while it is not running."""
+        return self._supervisor.pids.get(self._spec.name)
+
+    def connect(self) -> TargetClient:
+        """Blocks until the engine is ready. Raises the engine's error if it exits before."""
+        pool = PoolConfig(self._spec.pool, "target", self._spec.engine.model)
+        config = ClusterConfig((pool,), name="serve", health=HEALTH)
+        client = TargetClient(
+            config,
+            FixedDirectory((self._spec.member(self._spec.address),)),
+            engine=self._spec.engine,
+            start_seconds=math.inf,
+            check_workers=self._check,
+        )
+        self._thread.start()
+        return client
+
+    def close(self) -> None:
+        """Stop the worker."""
+        if self._thread.is_alive():
+            self._stop.set()
+            self._thread.join()
+        else:
+            self._supervisor.stop()
+
+    def _check(self) -> None:
+        for code in self._supervisor.exit_texts.values():
+            assert self._spec.error_file is not None
+            raise read_error(Path(self._spec.error_file), f"the engine exited with {code}: see the log above")
+
+
+@contextmanager
+def running_engine(
+    config: EngineConfig, trace_endpoint: str | None = None, log_level: str = "info"
+) -> Iterator[EngineProcess]:
+    """An engine process for the duration of the block. It loads its model while the caller continues."""
+    with tempfile.TemporaryDirectory(prefix="paceline-", ignore_cleanup_errors=True) as folder:  # mode 0700
+        name = f"{POOL}-0"
+        socket = Path(folder) / name
+        spec = WorkerSpec(
+            name=name,
+            pool=POOL,
+            role="target",
+            address=f"ipc://{socket}" if len(bytes(socket)) <= MAX_SOCKET_PATH else free_address(),
+            engine=config,
+            trace_endpoint=trace_endpoint,
+            error_file=str(Path(folder) / "error.json"),
+            log_level=log_level,
+        )
+        supervisor = Supervisor([spec])
+        process = EngineProcess(spec, supervisor)
+        supervisor.start()
+        try:
+            yield process
+        finally:
+            process.close()

@@ -1,0 +1,152 @@
+"""Mixed steps, on a GPU or interpreted: prompts join the decoding slots without a step of the host, and the text stays the same."""
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.request import Request
+from paceline.engine.engine import Engine
+from paceline.engine.executors.graph import executor as graph_executor
+from paceline.engine.executors.reason import GRAPH, HostReason
+from paceline.models.gpu.runner import GpuRunner
+from paceline.speculation.depth.simple_rules import FixedDepth
+from tests.engine.executors.graph.test_executor import DEVICE, SAMPLINGS, SMALL, check, graph_engine
+from tests.fakes import draft_model, request, tiny_model
+
+
+def arriving(count: int, seed: int = 0, longest: int = 30, **sampling) -> list[Request]:
+    dice = random.Random(seed)
+    return [
+        request(
+            f"r{i}",
+            dice.choices(range(SMALL.vocab_size), k=dice.randint(2, longest)),
+            max_tokens=dice.randint(1, 9),
+            **(sampling or SAMPLINGS[i % len(SAMPLINGS)]),
+        )
+        for i in range(count)
+    ]
+
+
+def reasons(engine: Engine) -> dict[str, int]:
+    return {name: count for name, count in engine.executor_counts.items() if name != GRAPH}
+
+
+def test_requests_that_arrive_join_without_the_host():
+    engine = graph_engine(None)
+    first = request("first", [1, 2, 3], temperature=0.0, max_tokens=40)
+    check(engine, [first, *arriving(9)], arrivals=1)
+    # The host starts the first, and takes over when the slots are half empty
+    assert set(reasons(engine)) <= {HostReason.IDLE, HostReason.RESIZE, HostReason.PREFILL}
+    assert engine.executor_counts[GRAPH] > 30
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_any_mix_of_samplings_and_lengths(seed):
+    engine = graph_engine(None, max_num_seqs=5, max_batched_tokens=32, kv_tokens=512)
+    check(engine, arriving(12, seed), arrivals=2)
+
+
+def test_a_long_prompt_is_computed_in_chunks_while_others_decode():
+    engine = graph_engine(None, max_batched_tokens=16, kv_tokens=512)
+    asked = [
+        request("short", [1, 2, 3], temperature=0.0, max_tokens=30),
+        request("long", [i % 7 for i in range(90)], temperature=1.0, seed=5, max_tokens=5),
+    ]
+    check(engine, asked, arrivals=1)
+    assert HostReason.ADMISSION not in engine.executor_counts
+    assert engine.executor_counts[HostReason.PREFILL] == 0
+
+
+def test_prompt_rows_of_a_step_are_bounded(monkeypatch):
+    monkeypatch.setattr(graph_executor, "MIXED_PROMPT_ROWS", 8)
+    engine, rows = graph_engine(None), []
+    submit = engine.graph._submit_mixed
+    engine.graph._submit_mixed = lambda schedule, drafts: rows.append(schedule.num_tokens) or submit(schedule, drafts)
+    first = request("first", [1, 2, 3], temperature=0.0, max_tokens=30)
+    check(engine, [first, *arriving(3, longest=20)], arrivals=1)
+    assert rows
+    assert max(rows) <= 8
+
+
+def test_cancelled_while_its_prompt_is_in_flight():
+    engine = graph_engine(None, max_batched_tokens=16, kv_tokens=512)
+    kept = request("kept", [1, 2, 3], temperature=0.0, max_tokens=20)
+    engine.add(kept)
+    engine.step()
+    for length in (9, 60):  # complete in one step, and in chunks
+        engine.add(request("gone", [i % 7 for i in range(length)], temperature=0.0, max_tokens=9))
+        engine.step()
+        engine.step()
+        engine.cancel("gone")
+    tokens = [token for _ in range(60) for output in engine.step() for token in output.tokens]
+    assert not engine.has_work
+    pool = engine.scheduler.tables.pool
+    assert pool.num_free == pool.num_blocks
+    assert len(tokens) > 10
+
+
+def test_more_choices_share_their_prompt():
+    engine = graph_engine(None)
+    asked = [
+        request("first", [1, 2, 3], temperature=0.0, max_tokens=20),
+        request("many", list(range(20)), temperature=1.0, seed=3, n=3, max_tokens=6),
+    ]
+    check(engine, asked, arrivals=1)
+    assert HostReason.ADMISSION not in engine.executor_counts
+
+
+def test_a_prompt_in_the_prefix_cache_joins_too():
+    engine = graph_engine(None)
+    prompt = [i % 11 for i in range(40)]
+    asked = [request(f"r{i}", prompt, temperature=0.0, max_tokens=12) for i in range(4)]
+    check(engine, asked, arrivals=1)
+    assert HostReason.ADMISSION not in engine.executor_counts
+
+
+def test_a_cache_that_runs_full_preempts_on_the_host():
+    engine = graph_engine(None, kv_tokens=96, max_num_seqs=4)
+    check(engine, arriving(8, seed=4, longest=25, temperature=0.0), arrivals=2)
+
+
+def test_a_request_that_needs_the_host_is_admitted_by_it():
+    engine = graph_engine(None)
+    asked = [
+        request("first", [1, 2, 3], temperature=0.0, max_tokens=20),
+        request("penalised", [4, 5, 6], temperature=0.8, seed=1, presence_penalty=0.5, max_tokens=5),
+        request("last", [7, 8, 9], temperature=0.0, max_tokens=5),
+    ]
+    check(engine, asked, arrivals=1)
+    assert engine.executor_counts[HostReason.SAMPLING] > 0
+
+
+class PlainAtFirst(FixedDepth):
+    """Drafts after `count` decisions."""
+
+    def __init__(self, depth: int, count: int) -> None:
+        super().__init__(depth)
+        self._count = count
+
+    def decide(self, batch):
+        self._count -= 1
+        return [0] * len(batch) if self._count >= 0 else super().decide(batch)
+
+
+def test_sequences_that_joined_draft_later():
+    proposer = draft_model(tiny_model(perturb=0.3, config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = graph_engine(proposer, PlainAtFirst(3, 8))
+    asked = [replace_tokens(one, 24) for one in arriving(4, seed=2)]
+    result = check(engine, asked, arrivals=1)
+    assert result.accepted > 0
+    assert engine.executor_counts[HostReason.DRAFT_BEHIND] == 1
+
+
+def replace_tokens(one: Request, count: int) -> Request:
+    return replace(one, sampling=replace(one.sampling, max_tokens=count))
+
+
+def test_a_batch_that_drafts_is_joined_through_the_host():
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = graph_engine(proposer, depth=2)
+    check(engine, arriving(4, seed=3), arrivals=1)
+    assert engine.executor_counts[HostReason.ADMISSION] > 0
