@@ -6,9 +6,9 @@ Files hold lines of JSON with `prompt`, `question` or `turns`, and optionally `c
 category.
 """
 
+import argparse
 import json
 import statistics
-import sys
 import time
 from collections import Counter, defaultdict
 from pathlib import Path
@@ -19,9 +19,11 @@ KINDS = ("code", "json", "maths", "prose")
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     seconds = []
-    for path in map(Path, sys.argv[1:]):
+    for path in parser.parse_args().files:
         for line in path.read_text("utf-8").splitlines():
             entry = json.loads(line)
             text = entry["turns"][0] if "turns" in entry else entry.get("prompt") or entry["question"]

@@ -35,6 +35,8 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.build import build_engine, pick_device
 from paceline.engine.engine import Engine
+from paceline.engine.executors.executor import StepResult
+from paceline.engine.hooks.hook import StepHook
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.models.loading.load import LoadedModel
@@ -50,12 +52,23 @@ WAITED = 0.001
 """Seconds of waiting below which a draft counts as ready."""
 
 
+class VerifyTimes(StepHook):
+    """Seconds of every verification; steps with prefill do not count."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def committed(self, result: StepResult) -> None:
+        if all(one.verdict is not None and one.num_tokens == 1 for one in result.sequences):
+            self.seconds.append(result.verify_seconds)
+
+
 class Bench:
     """The target with its drafts."""
 
     def __init__(self, options: argparse.Namespace, report: Report) -> None:
         self.options, self.report = options, report
-        self._verified: list[float] = []
+        self._verified = VerifyTimes()
         self._waits: list[float] = []
         """Record the seconds that each step waits for the pool."""
         pools: list[PoolProposer] = []
@@ -65,9 +78,8 @@ class Bench:
             pools.append(PoolProposer((), self._vocabulary, target.config.vocab_size, "target-0"))
             return pools[0]
 
-        self.engine = build_engine(_config(options), pool)
+        self.engine = build_engine(_config(options), pool, hooks=[self._verified])
         self.pool = pools[0]
-        self._listen_in()
         known = load_prompts(options.prompts) if options.prompts else list(DEFAULT_PROMPTS)
         tokenizer, template = self.engine.tokenizer, ChatTemplate.of(self.engine.tokenizer)
         ids = [
@@ -75,22 +87,6 @@ class Bench:
             for prompt in select(known, limit=64)
         ]
         self.prompts = [prompt for prompt in ids if len(prompt) <= options.longest][: options.count]
-
-    def _listen_in(self) -> None:
-        """Record the seconds of every verification; prefill does not count."""
-        speculator = self.engine.speculator
-        learn, record = speculator.learn, speculator.record
-
-        def learned(plan, drafts, verdicts, seconds):  # type: ignore[no-untyped-def]
-            if len(verdicts) == len(plan.items) == sum(item.num_tokens for item in plan.items):
-                self._verified.append(seconds)
-            learn(plan, drafts, verdicts, seconds)
-
-        def recorded(*args, verify_seconds, **rest):  # type: ignore[no-untyped-def]
-            self._verified.append(verify_seconds)
-            record(*args, verify_seconds=verify_seconds, **rest)
-
-        speculator.learn, speculator.record = learned, recorded  # type: ignore[method-assign]
 
     def warm(self) -> None:
         """Run every shape once before the device is shared."""
@@ -175,10 +171,10 @@ class Bench:
                     row.steps += 1
                     row.drafted += sum(output.drafted for output in outputs)
                     row.accepted += sum(output.accepted for output in outputs)
-                    row.verify_ms += [1e3 * seconds for seconds in self._verified]
+                    row.verify_ms += [1e3 * seconds for seconds in self._verified.seconds]
                 if outputs and min(map(len, texts.values())) >= SKIPPED:
                     started = now
-                self._verified.clear()
+                self._verified.seconds.clear()
         finally:
             for name in texts:
                 engine.cancel(name)

@@ -6,7 +6,6 @@ fetches it.
 - *ready*: all parts are filled before the clock starts.
 - *filled meanwhile*: the source fills one layer after the other, with checksums, from the moment the clock starts.
 - *plain copy*: the same bytes from one array of this process to another, layer by layer.
-- Files are written and read through the page cache.
 
 Variants alternate within a round; the table has medians over rounds. *CPU* is the time of all threads of both
 processes, which depends less on other load than the wall time. The received bytes are compared with the sent ones,
@@ -17,10 +16,9 @@ import argparse
 import multiprocessing
 import os
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -28,10 +26,8 @@ import torch
 
 from paceline.kernels.cpu.crc32 import crc32
 from paceline.models.loading.load import open_checkpoint
-from paceline.runtime.transfer.channels import nixl_agent
 from paceline.runtime.transfer.channels.channel_pool import pick_channels
 from paceline.runtime.transfer.client import TransferClient
-from paceline.runtime.transfer.files import NixlFiles, PlainFiles, Range
 from paceline.runtime.transfer.messages import TransferHandle
 from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.transfer.transfer import Transfer
@@ -40,7 +36,6 @@ from paceline.runtime.wire.keys import KeyPair, Security, generate_key_pair
 Bytes = np.ndarray[tuple[int], np.dtype[np.uint8]]
 ENCRYPTED = "socket, encrypted"
 SUMS = "checksums alone"
-WRITTEN = "written"
 
 
 def layers(count: int, size: int) -> list[Bytes]:
@@ -105,12 +100,6 @@ class Bench:
     def sums(self) -> float:
         return self._seconds(lambda: [crc32(memoryview(layer)) for layer in self.data])
 
-    def write(self, files: PlainFiles | NixlFiles, file: int) -> float:
-        return self._seconds(lambda: files.write(file, _ranges(self.data)))
-
-    def read(self, files: PlainFiles | NixlFiles, file: int) -> float:
-        return self._seconds(lambda: files.read(file, _ranges(self.buffers)))
-
     def cpu(self) -> float:
         """CPU seconds of both processes."""
         self._pipe.send("cpu")
@@ -133,25 +122,12 @@ class Bench:
         return time.perf_counter() - started
 
 
-def _ranges(arrays: list[Bytes]) -> list[Range]:
-    return [Range(index * array.nbytes, memoryview(array)) for index, array in enumerate(arrays)]
-
-
-@contextmanager
-def variants(bench: Bench) -> Iterator[dict[tuple[str, str], Callable[[], float]]]:
+def variants(bench: Bench) -> dict[tuple[str, str], Callable[[], float]]:
     found: dict[tuple[str, str], Callable[[], float]] = {("plain copy", ""): bench.copy, (SUMS, ""): bench.sums}
     for channel in bench.clients:
         found[channel, "ready"] = lambda channel=channel: bench.ready(channel)  # type: ignore[misc]
         found[channel, "filled meanwhile"] = lambda channel=channel: bench.filled_meanwhile(channel)  # type: ignore[misc]
-    file_backends: dict[str, PlainFiles | NixlFiles] = {"file, plainly": PlainFiles()}
-    if nixl_agent.is_installed():
-        file_backends["file, nixl"] = NixlFiles()
-    with ExitStack() as stack:
-        for name, files in file_backends.items():
-            both = files, stack.enter_context(tempfile.TemporaryFile()).fileno()
-            found[name, WRITTEN] = lambda both=both: bench.write(*both)  # type: ignore[misc]
-            found[name, "read"] = lambda both=both: bench.read(*both)  # type: ignore[misc]
-        yield found
+    return found
 
 
 def main() -> None:
@@ -169,7 +145,8 @@ def main() -> None:
         target=run_source, args=(theirs, count, size, pair), daemon=True
     )
     source.start()
-    with closing(Bench(ours, count, size, pair)) as bench, variants(bench) as found:
+    with closing(Bench(ours, count, size, pair)) as bench:
+        found = variants(bench)
         times: dict[tuple[str, str], list[tuple[float, float]]] = {variant: [] for variant in found}
         for round in range(-1, options.rounds):  # the first round warms up connections and pages
             for variant, run in found.items():
@@ -177,10 +154,7 @@ def main() -> None:
                     buffer.fill(0)
                 before = bench.cpu()
                 result = run(), bench.cpu() - before
-                arrives = (
-                    variant[0] != SUMS and variant[1] != WRITTEN
-                )  # a written file is checked by the read that follows
-                if arrives and not all(map(np.array_equal, bench.buffers, bench.data)):
+                if variant[0] != SUMS and not all(map(np.array_equal, bench.buffers, bench.data)):
                     raise SystemExit(f"{variant} returned other bytes than were sent")
                 if round >= 0:
                     times[variant].append(result)

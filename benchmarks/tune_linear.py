@@ -3,10 +3,10 @@
 python benchmarks/tune_linear.py            # a table: matrix, rows, tile, microseconds, share of the bandwidth
 """
 
+import argparse
 import itertools
 import json
 import multiprocessing
-import sys
 from dataclasses import astuple, dataclass, replace
 
 import torch
@@ -133,7 +133,10 @@ def compile_some(case: Case, some: list[Tile]) -> None:
     torch.cuda.synchronize()
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", default=["8b", "70b", "135m"], help="8b, 70b, 135m; all by default")
+    names = parser.parse_args().models
     bf16, fp8 = torch.bfloat16, torch.float8_e4m3fn
     plan = {"8b": [(bf16, 1), (bf16, 64)], "70b": [(fp8, 1)], "135m": [(bf16, 1), (bf16, 64)]}
     cases = [case for name in names for dtype, rows in plan[name] for case in shapes(name, dtype, rows)]
@@ -164,4 +167,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["8b", "70b", "135m"])
+    main()

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from fastapi import FastAPI
@@ -17,9 +17,10 @@ from paceline.core.output import OutputListener, StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import ClusterStatus, EngineStatus
+from paceline.core.worker_status import ClusterStatus, EngineStatus, WorkerStatus
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.auth.audit_log import AuditLog
@@ -127,8 +128,9 @@ class FakeTarget:
     def close(self) -> None:
         self.is_running = False
 
-    def cluster_status(self) -> ClusterStatus | None:
-        return None
+    def cluster_status(self) -> ClusterStatus:
+        state = "ready" if self.is_running else "unhealthy"
+        return ClusterStatus((WorkerStatus("engine-0", "engine", "target", state, ""),), 0)
 
     def engine_status(self) -> EngineStatus:
         return EngineStatus(0, 0, 0, 8, 0, 0, self._validator.flags, ())
@@ -174,7 +176,7 @@ def served(
     strict = None
     if settings.audit_trail is not None:
         strict = StrictMode(AuditLog(settings.audit_trail), settings.model_name, "0" * 64, engine)
-    gateway = Gateway(target, settings, metrics, flags, strict)
+    gateway = Gateway(cast(TargetClient, target), settings, metrics, flags, strict)
     return Served(target, gateway, create_app(gateway, Access.from_config(settings, clock)))
 
 

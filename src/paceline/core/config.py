@@ -93,9 +93,9 @@ class EngineConfig:
     max_model_len: int | None = None
     """Most prompt and output tokens of one sequence; None: the model's context window, up to 8192."""
     max_num_seqs: int | None = None
-    """Most sequences that run at once; further ones wait. None: by device, 32 on a CPU, up to 256 on a GPU."""
+    """Most sequences that run at once; further ones wait. None: by device, 64 on a CPU, up to 256 on a GPU."""
     max_batched_tokens: int | None = None
-    """Most scheduled tokens of one step; longer prompts are computed in chunks. None: by device, 512 on a CPU, up to 8192 on a
+    """Most scheduled tokens of one step; longer prompts are computed in chunks. None: by device, 256 on a CPU, up to 8192 on a
     GPU."""
     memory_fraction: float = 0.85
     """Share of the device's memory for weights, caches and activations of target and draft."""

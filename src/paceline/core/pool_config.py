@@ -27,7 +27,7 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """Limits of one worker. None: the default of `EngineConfig`, or as much as the memory holds."""
+    """Limits of one worker. None: by device and memory, as for one engine."""
 
     max_num_seqs: int | None = None
     """Most sequences at once. A draft worker answers `Busy` for further ones, which are then decoded without drafts."""

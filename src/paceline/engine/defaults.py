@@ -2,8 +2,8 @@
 
 | limit | GPU | CPU |
 |---|---|---|
-| sequences | 256, fewer if their logits and a minimal cache do not fit | 32 |
-| tokens of a step | 8,192, fewer if the pass would take too long or too much memory | 512 |
+| sequences | 256, fewer if their logits and a minimal cache do not fit | 64 |
+| tokens of a step | 8,192, fewer if the pass would take too long or too much memory | 256 |
 | draft tokens of a step | 512 with the rule `goodput` | no limit of its own |
 | depth | 8; 31 for trees that a graph step drafts | 8 |
 """
@@ -17,9 +17,9 @@ from paceline.core.errors import InvalidConfig
 SEQUENCES = (256, 128, 64, 32, 16, 8)
 TOKENS = (8192, 4096, 2048, 1024, 512)
 """Candidates on a GPU, the best first."""
-CPU_SEQUENCES, CPU_TOKENS = 32, 512
+CPU_SEQUENCES, CPU_TOKENS = 64, 256
 PASS_WORK = 2048 * 71_000_000_000 // 132
-"""Rows times weights of the longest pass, for each multiprocessor: 2,048 rows of a 70B model on an H200, about half a second."""
+"""Rows times weights of the longest pass, for each multiprocessor: 2,048 rows of a 70B model on an H200, half a second."""
 ACTIVATION_SHARE = 0.1
 """Share of the memory beside the weights for the logits of a pass, and for its hidden states."""
 CACHE_PER_SEQUENCE = 512
@@ -144,7 +144,7 @@ def _sequences(device: DeviceFacts, models: ModelFacts, given: GivenLimits, budg
         return Limit(given.max_num_seqs, "configured")
     most = given.max_batched_tokens or TOKENS[0]
     if device.kind == "cpu":
-        return Limit(min(CPU_SEQUENCES, most), "best measured on CPUs")
+        return Limit(min(CPU_SEQUENCES, most), "shortest wait on CPUs")
     available = budget - models.weight_bytes
     cache_each = min(models.window, CACHE_PER_SEQUENCE) * models.kv_bytes_per_token
 
@@ -161,7 +161,7 @@ def _tokens(device: DeviceFacts, models: ModelFacts, given: GivenLimits, budget:
     if given.max_batched_tokens is not None:
         return Limit(given.max_batched_tokens, "configured")
     if device.kind == "cpu":
-        return Limit(max(CPU_TOKENS, sequences), "best measured on CPUs")
+        return Limit(max(CPU_TOKENS, sequences), "shortest wait on CPUs")
     available = budget - models.weight_bytes
     all_prompts = next((count for count in reversed(TOKENS) if count >= sequences * models.window), TOKENS[0])
     bounds = {

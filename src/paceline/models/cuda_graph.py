@@ -23,8 +23,11 @@ _CAPTURE_LOCK = threading.Lock()
 class Graph(Generic[T]):
     """A captured function. `compute` reads and writes tensors whose addresses do not change."""
 
-    def __init__(self, compute: Callable[[], T], device: torch.device, pool: "GraphPool") -> None:
-        """Run `compute` once, to compile kernels and allocate memory, then capture it."""
+    def __init__(
+        self, compute: Callable[[], T], device: torch.device, pool: "GraphPool", is_warm: bool = False
+    ) -> None:
+        """Run `compute` once, to load kernels and allocate memory, then capture it. `is_warm`: all kernels of `compute` have
+        run on the stream of the pool before; it is captured at once."""
         self._compute = compute
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type != "cuda":
@@ -32,10 +35,9 @@ class Graph(Generic[T]):
             return
         with _CAPTURE_LOCK:
             side = pool.stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                compute()
-            torch.cuda.current_stream().wait_stream(side)
+            if not is_warm:
+                with pool.on_stream():
+                    compute()
             graph = torch.cuda.CUDAGraph()
             # thread_local: other threads continue to use their own streams
             capture = torch.cuda.graph(graph, pool=pool.handle, stream=side, capture_error_mode="thread_local")
@@ -75,6 +77,18 @@ class GraphPool:
         if self._stream is None:
             self._stream = torch.cuda.Stream(priority=torch.cuda.current_stream().priority)
         return self._stream
+
+    @contextmanager
+    def on_stream(self) -> Iterator[None]:
+        """Submit work to the stream of captures, after the work of the current stream and before what it gets next."""
+        if self.handle is None:
+            yield
+            return
+        current, side = torch.cuda.current_stream(), self.stream()
+        side.wait_stream(current)
+        with torch.cuda.stream(side):
+            yield
+        current.wait_stream(side)
 
 
 class StreamEvent:

@@ -9,13 +9,15 @@ from torch import Tensor, nn
 from paceline.kernels.activation import silu_mul
 from paceline.kernels.attention import paged_attention
 from paceline.kernels.layout import AttentionLayout
-from paceline.kernels.linear import LinearWeight, embedding_rows, linear, prepare
+from paceline.kernels.linear import DenseWeight, LinearWeight, embedding_rows, linear, prepare
+from paceline.kernels.quantized import QuantizedWeight
 from paceline.kernels.rms_norm import rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
-from paceline.kernels.weights import concat
+from paceline.kernels.weights import Dense, concat
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.rope import rotary_table
 from paceline.models.loading.checkpoint import Weights
+from paceline.models.loading.staged_copy import StagedCopies, in_threads
 
 Reduce = Callable[[Tensor], Tensor]
 AfterLayer = Callable[[int], None]
@@ -54,7 +56,9 @@ class DecoderWeights(nn.Module):
         else:
             self.embedding = load.matrix("model.embed_tokens")
             self.head = self.embedding if config.tie_embeddings else load.matrix("lm_head")
-        self.layers = [Layer(config, load, f"model.layers.{i}", reduce) for i in range(config.num_layers)]
+        self.layers = in_threads(
+            lambda i: Layer(config, load, f"model.layers.{i}", reduce), range(config.num_layers), device
+        )
         self._set_norms_and_rotary_table(load.vector("model.norm.weight"))
 
     def _set_norms_and_rotary_table(self, final_norm: Tensor) -> None:
@@ -170,9 +174,23 @@ class Loader:
 
     def __init__(self, weights: Weights, device: torch.device, dtype: torch.dtype) -> None:
         self._weights, self._device, self._dtype = weights, device, dtype
+        self._copies = StagedCopies(device)
 
     def matrix(self, *names: str) -> LinearWeight:
-        return prepare(concat([self._weights.matrix(f"{name}.weight") for name in names]), self._device, self._dtype)
+        parts = [self._weights.matrix(f"{name}.weight") for name in names]
+        if self._device.type == "cpu" or any(isinstance(part, QuantizedWeight) for part in parts):
+            return prepare(concat(parts), self._device, self._dtype)
+        if len(parts) == 1 and isinstance(parts[0], Dense) and parts[0].values.device.type == self._device.type:
+            return prepare(parts[0], self._device, self._dtype)
+        shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
+        values = torch.empty(shape, dtype=self._dtype, device=self._device)
+        for part, rows in zip(parts, values.split([part.shape[0] for part in parts]), strict=True):
+            source = part.values if isinstance(part, Dense) else part.dequantize()
+            if self._device.type == "cuda" and source.device.type == "cpu":
+                self._copies.copy(rows, source)
+            else:
+                rows.copy_(source)
+        return DenseWeight(values)
 
     def vector(self, *names: str) -> Tensor:
         return torch.cat([self._weights.vector(name) for name in names]).to(self._device, self._dtype)

@@ -65,7 +65,7 @@ class PaddedPass:
 class PassGraph:
     """A captured `PaddedPass`. Shorter spans and unused slots are padded."""
 
-    def __init__(self, context: PassContext, batch: int, rows: int, kind: PassKind) -> None:
+    def __init__(self, context: PassContext, batch: int, rows: int, kind: PassKind, is_warm: bool = False) -> None:
         self._context, self._rows = context, rows
         self._pass = padded = PaddedPass(context, batch, rows, kind.is_tree)
         self._host_longs = staging_tensor(*padded.longs.shape, dtype=torch.int64, device=context.device)
@@ -79,7 +79,7 @@ class PassGraph:
             last = None if output.last_hidden is None else states_out[-1].copy_(output.last_hidden)
             return ForwardOutput(output.logits, last, inner)
 
-        self._graph = Graph(compute, context.device, context.workspace.graph_pool)
+        self._graph = Graph(compute, context.device, context.workspace.graph_pool, is_warm)
         self._done = StreamEvent(context.device)
 
     def run(self, spans: Sequence[Span]) -> ForwardOutput:

@@ -205,7 +205,14 @@ class RaggedPass:
 class RaggedGraph(RaggedPass):
     """A captured `RaggedPass`."""
 
-    def __init__(self, context: PassContext, inputs: RaggedInputs, size: RaggedSize, kind: PassKind) -> None:
+    def __init__(
+        self,
+        context: PassContext,
+        inputs: RaggedInputs,
+        size: RaggedSize,
+        kind: PassKind,
+        is_warm: bool = False,
+    ) -> None:
         super().__init__(context, inputs, size, kind)
         host = inputs.next_on_host(size)
         host.write([])
@@ -221,7 +228,7 @@ class RaggedGraph(RaggedPass):
             inner = {layer: out.copy_(output.inner[layer]) for layer, out in outs}
             return ForwardOutput(None, states_out[-1].copy_(output.last_hidden), inner)
 
-        self._graph = Graph(copied, context.device, context.workspace.graph_pool)
+        self._graph = Graph(copied, context.device, context.workspace.graph_pool, is_warm)
         self._logit_rows = torch.empty(0, dtype=torch.int64)
 
     def forward(self) -> ForwardOutput:

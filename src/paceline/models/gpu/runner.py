@@ -3,8 +3,9 @@
 A pass that fits no graph runs eagerly.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from paceline.models.gpu.forward_pass import PaddedPass, PassGraph, PassKind
 from paceline.models.gpu.ragged import (
     RaggedGraph,
     RaggedInputs,
+    RaggedPass,
     RaggedSize,
     max_captured_rows,
     ragged_size,
@@ -27,6 +29,7 @@ from paceline.models.gpu.ragged import (
 )
 from paceline.models.gpu.workspace import PassContext, Workspace
 from paceline.models.runner import ModelRunner, Span, around_16s, warm_up_sizes
+from paceline.models.runners import early_exit
 
 
 def bucket(count: int) -> int:
@@ -51,6 +54,17 @@ def captured_passes(max_num_seqs: int, longest: int, kinds: Collection[PassKind]
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class PassLimits:
+    """Limits of the passes of a runner."""
+
+    max_num_seqs: int
+    max_rows: int
+    longest: int
+    """Most rows of one sequence."""
+    kinds: frozenset[PassKind]
+
+
 class GpuRunner(ModelRunner):
     """A `ModelRunner` with CUDA graphs. Its cache has one more block than the block pool, for padding to write to."""
 
@@ -72,6 +86,8 @@ class GpuRunner(ModelRunner):
         self._graphs: dict[tuple[int, int, PassKind], PassGraph] = {}
         self._ragged: dict[tuple[RaggedSize, PassKind], RaggedGraph] = {}
         self._inputs = RaggedInputs(model.device, self.table_width)
+        self._loaded: set[tuple[int, int, PassKind] | tuple[RaggedSize, PassKind]] = set()
+        """Passes whose kernels are loaded."""
         self.workspace = workspace or Workspace(model)
         self.context = PassContext(model, self.cache, self.workspace, self.table_width, self.scratch_block)
 
@@ -117,15 +133,25 @@ class GpuRunner(ModelRunner):
     def _graph(self, batch: int, rows: int, kind: PassKind) -> PassGraph:
         key = batch, rows, kind
         if key not in self._graphs:
-            self._graphs[key] = PassGraph(self.context, batch, rows, kind)
+            self._graphs[key] = PassGraph(self.context, batch, rows, kind, key in self._loaded)
         return self._graphs[key]
 
     def capture_ragged(self, max_num_seqs: int, max_rows: int, kinds: Collection[PassKind] = (PassKind(),)) -> None:
         """Capture ragged passes of these kinds up to `max_captured_rows`. They are too many to capture at first use."""
-        for kind in sorted(kinds, key=lambda kind: -len(kind.state_layers)):
-            for size in ragged_sizes(max_num_seqs, min(max_rows, max_captured_rows(self.model.weight_bytes))):
-                if (size, kind) not in self._ragged:
-                    self._ragged[size, kind] = RaggedGraph(self.context, self._inputs, size, kind)
+        for size, kind in self._ragged_passes(max_num_seqs, max_rows, kinds):
+            self._capture_ragged(size, kind)
+
+    def _capture_ragged(self, size: RaggedSize, kind: PassKind) -> None:
+        key = size, kind
+        if key not in self._ragged:
+            self._ragged[key] = RaggedGraph(self.context, self._inputs, size, kind, key in self._loaded)
+
+    def _ragged_passes(
+        self, max_num_seqs: int, max_rows: int, kinds: Collection[PassKind]
+    ) -> list[tuple[RaggedSize, PassKind]]:
+        most = min(max_rows, max_captured_rows(self.model.weight_bytes))
+        widest_first = sorted(kinds, key=lambda kind: -len(kind.state_layers))
+        return [(size, kind) for kind in widest_first for size in ragged_sizes(max_num_seqs, most)]
 
     def plan(self, rows: int, sequences: int, max_rows: int) -> AttentionPlan:
         """Attention plan for passes of this size, with scratch memory that all passes of this runner share."""
@@ -135,30 +161,64 @@ class GpuRunner(ModelRunner):
     def warm_up(
         self, max_num_seqs: int, max_rows: int, longest: int, kinds: Collection[PassKind] = (PassKind(),)
     ) -> None:
-        """Compile the kernels and capture the graphs of passes of these kinds within these limits, over padding rows.
+        """Load the kernels and capture the graphs of passes of these kinds within these limits, over padding rows.
         `longest`: rows of one sequence."""
-        longest = min(
-            longest, self.model.config.max_position
-        )  # the context window of a draft may be shorter than the target's
-        has_trees = any(kind.is_tree for kind in kinds)
-        captured = captured_passes(max_num_seqs, longest, kinds)
-        # Kernels first, then graphs: alternating between them was measured to take longer
-        for batch, rows, is_tree in dict.fromkeys((batch, rows, kind.is_tree) for batch, rows, kind in captured):
-            PaddedPass(self.context, batch, rows, is_tree).forward()
-        for count, rows in warm_up_sizes(max_num_seqs, max_rows, longest):
+        limits = PassLimits(max_num_seqs, max_rows, longest, frozenset(kinds))
+        self.load_kernels(limits)
+        for capture in self.captures(limits):
+            capture()
+
+    @torch.inference_mode()
+    def load_kernels(self, limits: PassLimits) -> None:
+        """Load, or compile, the kernels of all passes within these limits: run them over padding rows with the first layer
+        alone. All layers use the same kernels."""
+        first = early_exit(self, 1)
+        assert isinstance(first, GpuRunner)
+        padded, ragged = self._captured(limits)
+        with self.graph_pool.on_stream():  # captures need the memory that kernels get at their first launch in a stream
+            for batch, rows, kind in padded:
+                PaddedPass(first.context, batch, rows, kind.is_tree).forward((), kind.last_hidden)
+            for size, kind in ragged:
+                RaggedPass(first.context, first._inputs, size, kind).forward()
+            first._run_eagerly(limits)
+        self._loaded |= {*padded, *ragged}
+
+    def captures(self, limits: PassLimits) -> list[Callable[[], object]]:
+        """The captures of all passes within these limits. Each takes milliseconds."""
+        padded, ragged = self._captured(limits)
+        run = torch.inference_mode()
+        return [
+            *(run(partial(self._capture_ragged, size, kind)) for size, kind in ragged),
+            *(run(partial(self._graph, *size)) for size in padded),
+        ]
+
+    def _captured(
+        self, limits: PassLimits
+    ) -> tuple[list[tuple[int, int, PassKind]], list[tuple[RaggedSize, PassKind]]]:
+        """Padded and ragged passes that have graphs."""
+        longest = self._longest(limits)
+        padded = captured_passes(limits.max_num_seqs, longest, limits.kinds)
+        if bucket(limits.max_num_seqs) * bucket(longest) <= MAX_GRAPH_ROWS:
+            return padded, []
+        return padded, self._ragged_passes(limits.max_num_seqs, limits.max_rows, limits.kinds)
+
+    def _run_eagerly(self, limits: PassLimits) -> None:
+        """Run passes that together use every kernel of passes without a graph."""
+        has_trees, longest = any(kind.is_tree for kind in limits.kinds), self._longest(limits)
+        for count, rows in warm_up_sizes(limits.max_num_seqs, limits.max_rows, longest):
             super().forward([self._padding(rows)] * count)
             # A batch of two may hold a tree and a prompt, whose rows then have masks too
             if has_trees and rows > 1 and (rows <= MAX_TREE_ROWS or count == 2):
                 super().forward([replace(self._padding(rows), ancestors=[-1] * rows)] * count)
         # The head computes as many rows as there are drafts, after passes of few rows and of many
-        most = min(max_rows, longest)
+        most = min(limits.max_rows, longest)
         for num_logits in around_16s(min(most, MAX_GRAPH_ROWS)):
             for rows in sorted({num_logits, min(most, num_logits + MAX_ROWS)}):
                 super().forward([self._padding(rows, num_logits)])
-        if bucket(max_num_seqs) * bucket(longest) > MAX_GRAPH_ROWS:
-            self.capture_ragged(max_num_seqs, max_rows, kinds)
-        for size in captured:
-            self._graph(*size)
+
+    def _longest(self, limits: PassLimits) -> int:
+        """Rows of one sequence. The context window of a draft may be shorter than the target's."""
+        return min(limits.longest, self.model.config.max_position)
 
     def _padding(self, rows: int, num_logits: int = 1) -> Span:
         return Span([self.scratch_block] * -(-rows // BLOCK_SIZE), 0, [0] * rows, num_logits)

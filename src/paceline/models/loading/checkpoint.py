@@ -6,6 +6,7 @@ demand, so that a model is never in memory twice.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -38,6 +39,8 @@ class Checkpoint:
     weights: Weights
     read_tokenizer: Callable[[], Tokenizer]
     """Reads the tokenizer, which takes about a second."""
+    files: tuple[Path, ...] = ()
+    """Files that hold the weights; none if they are generated."""
 
 
 class QuantizedWeights:

@@ -60,7 +60,8 @@ def open_gguf(path: Path) -> Checkpoint:
     config = ModelConfig.from_gguf(
         reader.metadata, tensors["token_embd.weight"].shape[0], "output.weight" not in tensors, factors
     )
-    return Checkpoint(path.stem, config, GGUFWeights(reader, config), lambda: tokenizer_from_gguf(reader.metadata))
+    weights = GGUFWeights(reader, config)
+    return Checkpoint(path.stem, config, weights, lambda: tokenizer_from_gguf(reader.metadata), (path,))
 
 
 class GGUFWeights:

@@ -19,6 +19,7 @@ from paceline.models.loading.checkpoint import Checkpoint, QuantizedWeights, Wei
 from paceline.models.loading.gguf_file import open_gguf
 from paceline.models.loading.hub import find_checkpoint, find_model
 from paceline.models.loading.prequantized import SCALES
+from paceline.models.loading.read_ahead import ReadAhead
 from paceline.models.loading.safetensors_folder import FolderWeights, open_folder
 from paceline.models.loading.weight_shapes import WeightShapes
 from paceline.models.parallel.shards import Shard, ShardedWeights, check_split, shard_config
@@ -82,7 +83,7 @@ def build_model(
 ) -> DecoderModel:
     config, weights = checkpoint.config, checkpoint_weights(checkpoint, device, quantization)
     # Unpacking is thousands of small operations; on a busy machine torch threads would wait for each other.
-    with native.single_threaded_torch():
+    with native.single_threaded_torch(), ReadAhead(checkpoint.files if device.type == "cuda" else ()):
         if shard is None:
             model = DecoderModel(config, weights, device, dtype)
         else:

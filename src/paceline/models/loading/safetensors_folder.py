@@ -22,7 +22,8 @@ def open_folder(folder: Path) -> Checkpoint:
             f"{folder} has no config.json: give a folder saved by `save_pretrained`, or a .gguf file"
         )
     config = ModelConfig.from_hf(json.loads(path.read_text("utf-8")))
-    return Checkpoint(folder.name, config, FolderWeights(folder), lambda: tokenizer_from_folder(folder))
+    weights = FolderWeights(folder)
+    return Checkpoint(folder.name, config, weights, lambda: tokenizer_from_folder(folder), weights.files)
 
 
 class FolderWeights:
@@ -47,7 +48,11 @@ class FolderWeights:
     @property
     def file_bytes(self) -> int:
         """Bytes of the files with these weights. A folder may have further files with the same weights in another layout."""
-        return sum(path.stat().st_size for path in set(self._shards.values()))
+        return sum(path.stat().st_size for path in self.files)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(sorted(set(self._shards.values())))
 
     def names(self) -> frozenset[str]:
         return frozenset(self._shards)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.cluster.health.health import Backoff
 from paceline.core.clock import Clock, WallClock
+from paceline.runtime.deploy.worker_error import read_error
 from paceline.runtime.deploy.worker_spec import WorkerSpec
 
 logger = logging.getLogger(__name__)
@@ -86,8 +87,7 @@ class Supervisor:
                 if code is None:
                     continue
                 delay = child.backoff.delay(now - child.started)
-                log = self._log(child)
-                reason = _last_error(log) if log is not None and code > 0 else ""
+                reason = self._reason(child) if code > 0 else ""
                 logger.warning(
                     "%s exited with %s%s; restarting it in %.1f s", child.spec.name, _exit_text(code), reason, delay
                 )
@@ -122,12 +122,22 @@ class Supervisor:
             self._release(child)
 
     def _spawn(self, child: _Child) -> None:
+        if child.spec.error_file is not None:
+            Path(child.spec.error_file).unlink(missing_ok=True)
         path = self._log(child)
         with nullcontext(STANDARD_ERROR) if path is None else path.open("ab") as log:
             child.process = subprocess.Popen(
                 self._command(child.spec), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
         child.started = self._clock.now()
+
+    def _reason(self, child: _Child) -> str:
+        """The error that ended the worker, in parentheses; empty if it is not known."""
+        if child.spec.error_file is not None:
+            error = read_error(Path(child.spec.error_file), "")
+            return f" ({error})" if str(error) else ""
+        log = self._log(child)
+        return "" if log is None else _last_error(log)
 
     def _log(self, child: _Child) -> Path | None:
         return None if self._log_dir is None else self._log_dir / f"{child.spec.name}.log"

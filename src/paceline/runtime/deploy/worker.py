@@ -48,7 +48,7 @@ from paceline.runtime.wire.messages import TO_DRAFT_WORKER
 from paceline.runtime.wire.transport import Listener
 from paceline.speculation.proposers.ngram import NgramProposer
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("paceline.runtime.deploy.worker")  # `__name__` is `__main__` here
 
 
 class Worker(Protocol):
@@ -205,9 +205,10 @@ def main(text: str) -> int:
     except Exception as error:
         if spec.error_file is not None:
             write_error(Path(spec.error_file), error)
+        elif isinstance(error, PacelineError):
+            logger.error("%s", error)
         if not isinstance(error, PacelineError):
             raise
-        logger.error("%s", error)
         return 1
     logger.info("stopped")
     return 0

@@ -95,6 +95,8 @@ class TargetWorker:
         if publisher is not None:
             self._engine.listen(publisher.put)
         self._clock = clock or WallClock()
+        assert self._engine.tokenizer is not None
+        self._vocabulary = fingerprint(self._engine.tokenizer).vocabulary
         self._flags = SpeculationFlags()
         self._pressure = KvPressure()
         self._next_pressure = 0.0
@@ -316,13 +318,12 @@ class TargetWorker:
 
     def _welcome(self) -> Welcome:
         validator = self._engine.validator
-        assert self._engine.tokenizer is not None
         flags = self._engine.snapshot().flags
         return Welcome(
             version=VERSION,
             epoch=self.epoch,
             name=self.name,
-            vocabulary=fingerprint(self._engine.tokenizer).vocabulary,
+            vocabulary=self._vocabulary,
             vocab_size=validator.limits.vocab_size,
             max_model_len=validator.limits.max_model_len,
             max_num_seqs=self._engine.scheduler.max_num_seqs,

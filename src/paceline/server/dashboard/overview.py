@@ -159,7 +159,7 @@ class Overview:
             methods=self._gateway.target.methods,
             max_depth=self._gateway.target.max_depth,
             traffic=_client_traffic(status),
-            workers=self._workers() or (_local_worker(status, self._gateway.is_ready),),
+            workers=self._workers(),
             audit=status.audit,
             drifts=self._drifts.events,
             samples=tuple(sample for sample in self._samples if sample.time > since),
@@ -200,8 +200,7 @@ class Overview:
         return self._totals[0], totals
 
     def _workers(self) -> tuple[WorkerStatus, ...]:
-        cluster = self._gateway.target.cluster_status()
-        return () if cluster is None else cluster.workers
+        return self._gateway.target.cluster_status().workers
 
 
 def _client_traffic(status: EngineStatus) -> tuple[TrafficStatus, ...]:
@@ -233,21 +232,3 @@ def _percentiles(values: RecentValues, now: float) -> dict[str, float] | None:
 def _ratio(part: int, whole: int) -> float | None:
     """None without counts. A worker that restarts counts from 0, which would make a negative difference."""
     return part / whole if 0 <= part <= whole and whole > 0 else None
-
-
-def _local_worker(status: EngineStatus, is_ready: bool) -> WorkerStatus:
-    traffic = _client_traffic(status)
-    alphas = [alpha for report in traffic for alpha in report.alphas]
-    return WorkerStatus(
-        name="engine",
-        pool="this process",
-        role="target",
-        state="ready" if is_ready else "unhealthy",
-        address="",
-        running=status.running,
-        waiting=status.waiting,
-        kv_use=status.kv_used / status.kv_total if status.kv_total else None,
-        depth=sum(report.mean_depth for report in traffic) / len(traffic) if traffic else None,
-        alpha=sum(alphas) / len(alphas) if alphas else None,
-        symptoms=status.audit.symptoms,
-    )

@@ -1,4 +1,4 @@
-"""Metrics of a cluster's workers, read at every scrape."""
+"""Metrics of workers, read at every scrape."""
 
 from collections.abc import Callable, Iterator
 
@@ -129,16 +129,14 @@ WORKER_METRICS: tuple[tuple[type[Metric], str, str, Callable[[WorkerStatus], flo
 
 
 class ClusterCollector(Collector):
-    """Exports nothing without a cluster."""
+    """Reads the status of all workers at every scrape."""
 
-    def __init__(self, model: str, status: Callable[[], ClusterStatus | None]) -> None:
+    def __init__(self, model: str, status: Callable[[], ClusterStatus]) -> None:
         self._model = model
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
         status = self._status()
-        if status is None:
-            return
         workers = status.workers
         continued = CounterMetricFamily(
             "paceline_continued_streams", "Streams continued on another worker.", labels=["model"]

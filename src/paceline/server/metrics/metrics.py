@@ -149,8 +149,8 @@ class Metrics:
         """Adds the engine's metrics, read at every scrape."""
         self.registry.register(EngineCollector(self.model, status))
 
-    def add_cluster(self, status: Callable[[], ClusterStatus | None]) -> None:
-        """Adds the metrics of a cluster's workers, read at every scrape."""
+    def add_cluster(self, status: Callable[[], ClusterStatus]) -> None:
+        """Adds the metrics of the workers, read at every scrape."""
         self.registry.register(ClusterCollector(self.model, status))
 
     def render(self) -> bytes:

@@ -135,23 +135,32 @@ class GraphExecutor:
         if reason is not None:
             return reason
         if not self._slots and not self._inflight:
-            if not any(sequence.num_uncomputed == 1 for sequence in running):
+            decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
+            if not decoding:
                 return HostReason.PREFILL
-            self._load_batch([sequence for sequence in running if sequence.num_uncomputed == 1])
+            if not can_prefill or any([sequence.depth for sequence in decoding]):
+                reason = self._host_prefill_reason(len(running) - len(decoding))
+                if reason is not None:
+                    return reason
+            self._load_batch(decoding)
         return self._schedule_prompts(can_prefill) or self._schedule_decoding()
+
+    def _host_prefill_reason(self, num_prompts: int) -> HostReason | None:
+        """Why the host computes prompts now; None: there are none, or they wait. `num_prompts` sequences have begun theirs."""
+        if num_prompts:
+            return HostReason.PREFILL
+        return HostReason.ADMISSION if self._eligibility.admits() else None
 
     def _schedule_prompts(self, can_prefill: bool) -> GraphSchedule | HostReason | None:
         """A mixed step, or why the host has to compute the prompts; None: no prompt is to be computed now."""
         scheduler, members = self._scheduler, self._slots.members()
-        num_outside = len(scheduler.running) - len(members) - len(self._prompts)
-        if not num_outside and not scheduler.may_admit:
+        num_prompts = sum([one not in self._slots and one.id not in self._prompts for one in scheduler.running])
+        if not num_prompts and not scheduler.may_admit:
             return None
-        is_drafting = any([sequence.depth for sequence in members])
         drafter = self._batch.drafter
-        if not can_prefill or is_drafting or not (drafter is None or drafter.is_idle):
-            if num_outside:
-                return HostReason.PREFILL
-            return HostReason.ADMISSION if self._eligibility.admits() else None
+        is_plain = (drafter is None or drafter.is_idle) and not any([sequence.depth for sequence in members])
+        if not can_prefill or not is_plain:
+            return self._host_prefill_reason(num_prompts)
         num_ahead = self._num_inflight_tokens + 1
         reason = self._reserve(members, num_ahead)
         if reason is not None:
@@ -160,8 +169,9 @@ class GraphExecutor:
         prompts = scheduler.schedule_prompts(budget, self._can_join)
         if prompts:
             return GraphSchedule(prompts, num_ahead=num_ahead)
-        is_blocked = not num_outside and self._eligibility.reason(scheduler.waiting[:1]) is None
-        return None if is_blocked or not self._eligibility.admits() else HostReason.ADMISSION
+        # The first that waits may need the host; otherwise it waits for blocks or for a prompt in flight
+        needs_host = self._eligibility.reason(scheduler.waiting[:1]) is not None
+        return self._host_prefill_reason(0) if needs_host else None
 
     def _can_join(self, sequence: Sequence) -> bool:
         return sequence.id not in self._prompts and self._eligibility.reason((sequence,)) is None

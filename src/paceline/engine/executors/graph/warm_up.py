@@ -1,23 +1,57 @@
-"""Warm-up of the passes that the host launches: compiles and captures them before the first request."""
+"""Warm-up of the passes that the host launches: their kernels before the first request, their graphs in idle moments."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 
+from paceline.core.timeline import phase
+from paceline.engine.hooks.idle_captures import IdleCaptures
+from paceline.kernels.gpu.compilation import count_lookups
 from paceline.models.drafts.eagle import EagleRunner
 from paceline.models.gpu.forward_pass import PassKind
-from paceline.models.gpu.runner import GpuRunner
+from paceline.models.gpu.runner import GpuRunner, PassLimits
 from paceline.speculation.proposer import HiddenRequest, Proposer
 
 
 def warm_up_passes(
-    target: GpuRunner, proposers: Collection[Proposer], max_num_seqs: int, max_rows: int, window: int
+    target: GpuRunner,
+    proposers: Collection[Proposer],
+    max_num_seqs: int,
+    max_rows: int,
+    window: int,
+    later: IdleCaptures | None = None,
 ) -> None:
-    """Warm up every pass of the target and of the drafts."""
-    target.warm_up(max_num_seqs, max_rows, window, pass_kinds(proposers))
+    """Load the kernels of every pass of the target and of the drafts. Their graphs are captured `later`; None: now."""
+    kinds = frozenset(pass_kinds(proposers))
+    captures: list[Callable[[], object]] = []
+    with phase("load kernels") as loading:
+        counts = count_lookups()
+        for runner, limits in _runners(target, proposers, PassLimits(max_num_seqs, max_rows, window, kinds)):
+            if isinstance(runner, EagleRunner):
+                runner.warm_up(limits.max_num_seqs, limits.max_rows, limits.longest)
+                continue
+            runner.load_kernels(limits)
+            captures.extend(runner.captures(limits))
+        loading.note = f"{counts.hits} in the cache, {counts.misses} compiled"
+    if later is not None:
+        later.add(captures)
+        return
+    with phase("capture passes") as capturing:
+        for capture in captures:
+            capture()
+        capturing.note = f"{len(captures)} graphs"
+
+
+def _runners(
+    target: GpuRunner, proposers: Collection[Proposer], limits: PassLimits
+) -> Iterator[tuple[GpuRunner | EagleRunner, PassLimits]]:
+    """The runners of the target and of the drafts, with the limits of their passes."""
+    yield target, limits
+    plain = frozenset({PassKind()})
     for runner in dict.fromkeys(runner for proposer in proposers for runner in proposer.traits.runners):
         if isinstance(runner, GpuRunner) and runner.cache[0] is target.cache[0]:
-            runner.warm_up(max_num_seqs, max_num_seqs, 1)  # layers of the target draft one row of a sequence at a time
+            # Layers of the target draft one row of a sequence at a time
+            yield runner, PassLimits(limits.max_num_seqs, limits.max_num_seqs, 1, plain)
         elif isinstance(runner, GpuRunner | EagleRunner):
-            runner.warm_up(max_num_seqs, max_rows, window)
+            yield runner, PassLimits(limits.max_num_seqs, limits.max_rows, limits.longest, plain)
 
 
 def pass_kinds(proposers: Collection[Proposer]) -> set[PassKind]:
