@@ -8,12 +8,14 @@ from unittest.mock import patch
 import torch
 from tests.fakes import TINY
 
+from paceline.engine.executors.graph import mixed as mixed_steps
 from paceline.engine.executors.graph.batch import GraphBatch
 from paceline.engine.executors.graph.inflight import InflightStep, SlotResults
 from paceline.kernels.cpu import native
 from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.gpu import forward_pass as gpu_pass
+from paceline.models.gpu import mixed as gpu_mixed
 from paceline.models.gpu import ragged as gpu_ragged
 
 SHAPE = replace(TINY, num_layers=1, hidden_size=16, num_heads=2, num_kv_heads=1, vocab_size=1024, max_position=2048)
@@ -51,6 +53,9 @@ class FakeDevice:
     def head(self, model: Any, wanted: torch.Tensor) -> torch.Tensor:
         return self._logits[: len(wanted)]
 
+    def sample(self, logits: torch.Tensor, *args: Any) -> torch.Tensor:
+        return torch.full((len(logits),), WORDS[0])
+
     def installed(self) -> ExitStack:
         stack = ExitStack()
         for owner, name, fake in (
@@ -60,6 +65,10 @@ class FakeDevice:
             (gpu_pass, "gpu_forward", self.forward),
             (gpu_ragged, "gpu_forward", self.forward),
             (gpu_ragged, "head_logits", self.head),
+            (gpu_mixed, "head_logits", self.head),
+            (gpu_mixed, "place_slots", lambda *args: None),
+            (mixed_steps, "sample", self.sample),
+            (mixed_steps, "commit_rows", lambda *args: None),
             (DecoderModel, "forward", lambda model, *args, **options: self.forward(model, *args, **options)),
         ):
             stack.enter_context(patch.object(owner, name, fake))

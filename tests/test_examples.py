@@ -69,6 +69,7 @@ def test_every_example_is_in_the_table_and_here() -> None:
         assert path.name in table or f"({path.parent.name})" in table, path
 
 
+@pytest.mark.slow
 def test_offline() -> None:
     assert "All texts are the same" in run_python("offline.py")
 
@@ -89,6 +90,7 @@ def test_custom_proposer() -> None:
     assert "the same text" in run_python("custom_proposer.py")
 
 
+@pytest.mark.slow  # tests/server/openai/test_openai_client.py sends such requests too
 def test_http_client() -> None:
     with served("--max-num-seqs", "8", "--kv-tokens", "4096", "--max-model-len", "1024") as url:
         assert "{'city': " in run_python("http_client.py", f"{url}/v1")

@@ -9,6 +9,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
+from paceline.engine.text import RequestText
 from paceline.models.runner import ModelRunner, Span
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.proposer import Progress, Proposer
@@ -63,8 +64,10 @@ def tokens_of(outputs: Sequence[StepOutput], name: str = "r", choice: int = 0) -
     return [t for o in outputs if (o.request_id, o.choice) == (name, choice) for t in o.tokens]
 
 
-def text_of(outputs: Sequence[StepOutput]) -> str:
-    return "".join(output.text for output in outputs)
+def text_of(outputs: Sequence[StepOutput], one: Request, choice: int = 0) -> str:
+    """The text that the receiver of these outputs makes."""
+    text = RequestText(letters(), one)
+    return "".join(text.add(output).text for output in outputs if output.choice == choice)
 
 
 def plain_tokens(prompt: Sequence[int] = PROMPT, **sampling: Any) -> list[int]:

@@ -53,19 +53,21 @@ def test_an_end_token_ends_a_text_and_is_not_part_of_it() -> None:
     text = plain_tokens(prompt, **sampling)
     end = text.index(EOS)
     for proposer in (None, oracle(text)):
-        outputs = outputs_of(engine_of(proposer, tokenizer=True), request("r", prompt, **sampling))
+        one = request("r", prompt, **sampling)
+        outputs = outputs_of(engine_of(proposer, tokenizer=True), one)
         assert tokens_of(outputs) == text[: end + 1]
         assert outputs[-1].finish_reason is FinishReason.STOP
-        assert text_of(outputs) == "".join(CHARACTERS[t] for t in text[:end])
+        assert text_of(outputs, one) == "".join(CHARACTERS[t] for t in text[:end])
 
 
 def test_end_tokens_can_be_ignored() -> None:
     prompt, sampling = ending_prompt()
     text = plain_tokens(prompt, **sampling)
-    outputs = outputs_of(engine_of(oracle(text), tokenizer=True), request("r", prompt, ignore_eos=True, **sampling))
+    one = request("r", prompt, ignore_eos=True, **sampling)
+    outputs = outputs_of(engine_of(oracle(text), tokenizer=True), one)
     assert tokens_of(outputs) == text
     assert outputs[-1].finish_reason is FinishReason.LENGTH
-    assert text_of(outputs) == "".join(CHARACTERS[t] for t in text if t != EOS)
+    assert text_of(outputs, one) == "".join(CHARACTERS[t] for t in text if t != EOS)
 
 
 def ending_prompt() -> tuple[Sequence[int], dict[str, Any]]:
@@ -86,8 +88,9 @@ def test_a_stop_string_ends_a_text_before_it(start: int, length: int) -> None:
     stop = text[start : start + length]
     cut = text.index(stop)
     for proposer in (None, oracle(tokens)):
-        outputs = outputs_of(engine_of(proposer, tokenizer=True), request("r", PROMPT, stop=(stop, "zzzz"), **sampling))
-        assert text_of(outputs) == text[:cut]
+        one = request("r", PROMPT, stop=(stop, "zzzz"), **sampling)
+        outputs = outputs_of(engine_of(proposer, tokenizer=True), one)
+        assert text_of(outputs, one) == text[:cut]
         assert tokens_of(outputs) == tokens[: cut + length]
         assert outputs[-1].finish_reason is FinishReason.STOP
 
@@ -96,10 +99,9 @@ def test_text_that_only_began_a_stop_string_is_given_out_at_the_end() -> None:
     sampling = {"max_tokens": 8, "seed": 3, "ignore_eos": True}
     tokens = plain_tokens(**sampling)
     text = letters().decode(tokens)
-    outputs = outputs_of(
-        engine_of(oracle(tokens), tokenizer=True), request("r", PROMPT, stop=(text[-2:] + "\n",), **sampling)
-    )
-    assert text_of(outputs) == text
+    one = request("r", PROMPT, stop=(text[-2:] + "\n",), **sampling)
+    outputs = outputs_of(engine_of(oracle(tokens), tokenizer=True), one)
+    assert text_of(outputs, one) == text
     assert outputs[-1].finish_reason is FinishReason.LENGTH
 
 
@@ -147,12 +149,13 @@ DRAFTS: dict[str, Callable[[], Proposer]] = {
 def test_json_is_valid_and_the_same_with_any_drafts(draft: str) -> None:
     sampling = {"json_schema": SCHEMA, "max_tokens": 80}
     for own in (GREEDY, SAMPLED, {"temperature": 1.0, "seed": 8, "n": 2}):
-        plain = outputs_of(engine_of(tokenizer=True), request("r", PROMPT, **sampling, **own))
+        one = request("r", PROMPT, **sampling, **own)
+        plain = outputs_of(engine_of(tokenizer=True), one)
         engine = engine_of(DRAFTS[draft](), depth=6, tokenizer=True)
-        drafted = outputs_of(engine, request("r", PROMPT, **sampling, **own))
+        drafted = outputs_of(engine, one)
         for choice in range(int(own.get("n", 1))):
             assert tokens_of(drafted, choice=choice) == tokens_of(plain, choice=choice)
-            value = json.loads(text_of([o for o in drafted if o.choice == choice]))
+            value = json.loads(text_of(drafted, one, choice))
             assert set(value) == {"ok", "tags"}
             assert set(value["tags"]) <= {"a", "bc", 3}
         assert {o.finish_reason for o in drafted} == {None, FinishReason.STOP}
@@ -172,5 +175,5 @@ def test_json_is_valid_under_rejection(draft: str) -> None:
     for seed in range(6):
         engine = engine_of(DRAFTS[draft](), depth=5, tokenizer=True)
         sampling = {"json_schema": SCHEMA, "max_tokens": 80, "seed": seed}
-        outputs = outputs_of(engine, request("r", PROMPT, {"verification": "rejection"}, **sampling))
-        assert set(json.loads(text_of(outputs))) == {"ok", "tags"}
+        one = request("r", PROMPT, {"verification": "rejection"}, **sampling)
+        assert set(json.loads(text_of(outputs_of(engine, one), one))) == {"ok", "tags"}

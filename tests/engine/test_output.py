@@ -10,6 +10,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin, Sequence
 from paceline.core.speculation import SpeculationParams
 from paceline.engine.output import SequenceOutput
+from paceline.engine.text import TextOutput
 from paceline.speculation.drafts import Draft
 from paceline.speculation.verification.grammar import Grammar
 from paceline.speculation.verification.verify import Verdict
@@ -41,9 +42,15 @@ def accepted(tokens: list[int], path: tuple[int, ...] | None = None) -> Verdict:
 
 
 def written(sequence: Sequence, *texts: str, room: int = 99) -> list[StepOutput]:
+    """The outputs of these steps, with the text that their receiver makes."""
     output, outputs = SequenceOutput(sequence, letters()), []
+    received = TextOutput(letters(), sequence.sampling)
+    for token in sequence.output_ids:
+        received.add([token], False)
     for text in texts:
-        outputs.append(output.append(accepted(ids(text)), len(text) - 1, room))
+        one = output.append(accepted(ids(text)), len(text) - 1, room)
+        one.text = received.add(one.tokens, one.finish_reason is not None)
+        outputs.append(one)
         room -= len(text)
     return outputs
 
@@ -60,7 +67,8 @@ def test_all_of_a_verdict_that_ends_nothing() -> None:
 def test_a_stop_token_belongs_to_the_sequence_and_not_to_its_text() -> None:
     sequence = sequence_of()
     output = SequenceOutput(sequence, letters()).append(accepted([*ids("ab"), EOS, *ids("cd")]), 4, 99)
-    assert (output.text, output.finish_reason) == ("ab", FinishReason.STOP)
+    assert output.finish_reason is FinishReason.STOP
+    assert TextOutput(letters(), sequence.sampling).add(output.tokens, True) == "ab"
     assert sequence.output_ids == [*ids("ab"), EOS]
     assert output.origins == (Origin.ACCEPTED,) * 3
     assert output.accepted == 4  # verified, if not used

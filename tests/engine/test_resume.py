@@ -69,20 +69,20 @@ def test_drafts_ride_on_after_the_interruption() -> None:
 
 def test_text_and_stop_strings_span_the_interruption() -> None:
     one = request("r", PROMPT, max_tokens=40, **SAMPLED)
-    whole = text_of(outputs_of(engine_of(tokenizer=True), one))
+    whole = text_of(outputs_of(engine_of(tokenizer=True), one), one)
     stop = whole[9:13]  # the first ends between its second and third character
     one = request("r", PROMPT, max_tokens=40, stop=(stop,), **SAMPLED)
     undisturbed = outputs_of(engine_of(tokenizer=True), one)
     for steps in range(1, len(undisturbed)):
         before, after = interrupted(lambda: engine_of(tokenizer=True), one, steps)
-        assert text_of([*before, *after]) == text_of(undisturbed) == whole[: whole.index(stop)]
+        assert text_of([*before, *after], one) == text_of(undisturbed, one) == whole[: whole.index(stop)]
 
 
 def test_a_grammar_goes_on_where_it_was() -> None:
     one = request("r", PROMPT, max_tokens=60, json_schema=SCHEMA, **SAMPLED)
-    undisturbed = text_of(outputs_of(engine_of(tokenizer=True), one))
+    undisturbed = text_of(outputs_of(engine_of(tokenizer=True), one), one)
     before, after = interrupted(lambda: engine_of(tokenizer=True), one, 6)
-    assert text_of([*before, *after]) == undisturbed
+    assert text_of([*before, *after], one) == undisturbed
 
 
 def test_a_grammar_that_the_ids_contradict_is_refused_and_nothing_is_kept() -> None:

@@ -4,12 +4,17 @@ from itertools import pairwise
 
 import pytest
 
-from paceline.engine.text import TextOutput
-from paceline.models.tokenizer.text_stream import TextStream
+from paceline.core.output import StepOutput
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
+from paceline.core.sequence import FinishReason, Origin
+from paceline.engine.text import RequestText, TextOutput, end_tokens
 
 
 class PieceTokenizer:
     """Token `i` is `pieces[i]`, whole characters or parts of one."""
+
+    eos_ids = frozenset({99})
 
     def __init__(self, *pieces: str | bytes) -> None:
         self.pieces = [piece.encode() if isinstance(piece, str) else piece for piece in pieces]
@@ -22,18 +27,18 @@ class PieceTokenizer:
 
 
 def output(stops: tuple[str, ...], *pieces: str | bytes) -> TextOutput:
-    return TextOutput(TextStream(PieceTokenizer(*pieces)), stops)  # type: ignore[arg-type]
+    return TextOutput(PieceTokenizer(*pieces), SamplingParams(stop=stops))  # type: ignore[arg-type]
 
 
 def feed(stops: tuple[str, ...], *pieces: str | bytes) -> tuple[list[str], bool]:
-    """What each piece released, until a stop, and last what `flush` did."""
+    """What each piece released, until a stop, and last what the end did."""
     text = output(stops, *pieces)
     released = []
     for token in range(len(pieces)):
-        released.append(text.push([token]))
+        released.append(text.add([token], False))
         if text.stopped:
             break
-    return [*released, text.flush()], text.stopped
+    return [*released, text.add([], True)], text.stopped
 
 
 def test_without_stops_everything_comes_out_at_once() -> None:
@@ -67,9 +72,9 @@ def test_the_earliest_stop_wins() -> None:
 
 def test_nothing_follows_a_stop() -> None:
     text = output(("!",), "a!", "b")
-    assert text.push([0]) == "a"
+    assert text.add([0, 1], False) == "a"
     assert text.stopped
-    assert text.flush() == ""
+    assert text.add([1], True) == ""
 
 
 def test_a_character_of_several_tokens_comes_out_whole() -> None:
@@ -111,3 +116,29 @@ def test_any_split_gives_the_text_up_to_the_first_stop(seed: int) -> None:
             assert text == whole
         else:
             assert any(whole[len(text) :].startswith(stop) for stop in stops)
+
+
+@pytest.mark.parametrize("stops", [(), ("zz",)])
+def test_an_end_token_is_not_text(stops: tuple[str, ...]) -> None:
+    text = output(stops, "a", "b")
+    assert text.add([0], False) == "a"
+    assert text.add([1, 99], True) == "b"
+
+
+def test_end_tokens_of_a_request() -> None:
+    eos = frozenset({7})
+    assert end_tokens(SamplingParams(), eos) == {7}
+    assert end_tokens(SamplingParams(stop_token_ids=(3,)), eos) == {3, 7}
+    assert end_tokens(SamplingParams(stop_token_ids=(3,), ignore_eos=True), eos) == {3}
+
+
+def test_choices_of_a_request_have_separate_texts() -> None:
+    accent = "é".encode()
+    tokenizer = PieceTokenizer("a", accent[:1], accent[1:])
+    text = RequestText(tokenizer, Request("r", (0,), SamplingParams(n=2)))  # type: ignore[arg-type]
+
+    def add(choice: int, *tokens: int, reason: FinishReason | None = None) -> str:
+        origins = (Origin.PLAIN,) * len(tokens)
+        return text.add(StepOutput("r", choice, choice, tokens, origins, finish_reason=reason)).text
+
+    assert [add(0, 0, 1), add(1, 0), add(0, 2), add(1, 1, reason=FinishReason.LENGTH)] == ["", "a", "aé", "\ufffd"]

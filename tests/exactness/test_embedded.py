@@ -1,4 +1,4 @@
-"""The embedded model on real prompts. `make test` runs 20 short ones; `make test-exact` the full matrix."""
+"""The embedded model on real prompts. `make test` runs 8 short ones, `make test-slow` 20, `make test-exact` the full matrix."""
 
 import json
 from pathlib import Path
@@ -84,9 +84,12 @@ def check(model, requests, speculative):
     return result
 
 
-@pytest.mark.parametrize("sampling", ["greedy", pytest.param("warm", marks=pytest.mark.slow)])
-def test_twenty_short_prompts(target, draft, prompts, sampling):
-    requests = requests_for(prompts, 16, **SAMPLINGS[sampling])
+@pytest.mark.parametrize(
+    ("sampling", "count"),
+    [("greedy", 8), *(pytest.param(name, 20, marks=pytest.mark.slow) for name in ("greedy", "warm"))],
+)
+def test_short_prompts(target, draft, prompts, sampling, count):
+    requests = requests_for(prompts[:count], 12, **SAMPLINGS[sampling])
     result = check(target, requests, engine(target, draft_model(draft, 512, 256), MixedDepth(5)))
     assert result.accepted / result.drafted > 0.3
 

@@ -10,7 +10,7 @@ from tests.exactness.suite import check_distribution, check_identical, mixed_req
 from tests.exactness.test_rejection import PROMPT, SMALL, engine_for
 from tests.fakes import TINY, Sampled, draft_model, tiny_engine, tiny_model
 
-DRAWS = 20_000
+DRAWS = 8_000
 
 
 @pytest.fixture(scope="module")

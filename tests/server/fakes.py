@@ -112,7 +112,6 @@ class FakeTarget:
             choice=choice,
             tokens=tuple(tokens),
             origins=(Origin.ACCEPTED,) * max(0, drafted) + (Origin.BONUS,) * bool(tokens),
-            text=self.tokenizer.decode(tokens),
             drafted=max(0, drafted),
             accepted=max(0, drafted),
             num_cached=3,

@@ -35,7 +35,8 @@ class StepOutput:
     choice: int
     tokens: tuple[int, ...]
     origins: tuple[Origin, ...]
-    text: str
+    text: str = ""
+    """Text that the tokens add; empty as the engine returns it, because the receiver makes the text (`engine/text.py`)."""
     drafted: int = 0
     accepted: int = 0
     """Accepted draft tokens, including those cut off by a stop."""

@@ -99,7 +99,10 @@ def _assemble(
 ) -> Engine:
     device = target.model.device
     name = pick_draft(config.draft, config.model, device.type)
-    draft = None if name is None else load_second(name, config, target)
+    draft = None
+    if name is not None:
+        with phase("read draft"):
+            draft = load_second(name, config, target)
     sizing = size_engine(config, target, draft, device)
     window, limits, fit = sizing.window, sizing.limits, sizing.memory
     if config.max_model_len is not None and window < config.max_model_len:

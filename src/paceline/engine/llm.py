@@ -20,6 +20,7 @@ from paceline.core.worker_status import EngineStatus
 from paceline.engine.build import build_engine
 from paceline.engine.hooks.hook import StepHook
 from paceline.engine.loop import EngineLoop
+from paceline.engine.text import RequestText
 from paceline.engine.transcript import Transcript
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.speculation.proposer import Proposer
@@ -93,14 +94,14 @@ class LLM:
         request = self._request(prompt, sampling, **options)
         events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
         self._loop.submit(request, events.put)
-        unfinished = request.sampling.n
+        text, unfinished = RequestText(self.tokenizer, request), request.sampling.n
         try:
             while unfinished:
                 event = events.get()
                 if isinstance(event, PacelineError):
                     raise event
                 unfinished -= event.finish_reason is not None
-                yield event
+                yield text.add(event)
         finally:
             if unfinished:
                 self.cancel(request.id)
@@ -117,14 +118,14 @@ class LLM:
             loop.call_soon_threadsafe(events.put_nowait, event)
 
         self._loop.submit(request, receive)
-        unfinished = request.sampling.n
+        text, unfinished = RequestText(self.tokenizer, request), request.sampling.n
         try:
             while unfinished:
                 event = await events.get()
                 if isinstance(event, PacelineError):
                     raise event
                 unfinished -= event.finish_reason is not None
-                yield event
+                yield text.add(event)
         finally:
             if unfinished:
                 self.cancel(request.id)
@@ -138,7 +139,7 @@ class LLM:
         return transcript.generation()
 
     def submit(self, request: Request, listener: OutputListener) -> None:
-        """Start a request; `listener` receives its outputs on the engine's thread. See `EngineLoop.submit`."""
+        """Start a request; `listener` receives its outputs, without text, on the engine's thread. See `EngineLoop.submit`."""
         self._loop.submit(request, listener)
 
     def cancel(self, request_id: str) -> None:
@@ -210,6 +211,7 @@ class LLM:
     def _wait(self, requests: list[Request]) -> list[Generation]:
         events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
         transcripts = {request.id: Transcript(request, self.engine.validator.limits.max_depth) for request in requests}
+        texts = {request.id: RequestText(self.tokenizer, request) for request in requests}
         unfinished = set(transcripts)
         try:
             for request in requests:
@@ -218,7 +220,7 @@ class LLM:
                 event = events.get()
                 if isinstance(event, PacelineError):
                     raise event
-                transcripts[event.request_id].add(event)
+                transcripts[event.request_id].add(texts[event.request_id].add(event))
                 if transcripts[event.request_id].is_finished:
                     unfinished.discard(event.request_id)
         finally:

@@ -1,4 +1,4 @@
-"""Verified tokens become output: text, log-probabilities, and the end of a sequence."""
+"""Verified tokens become output: tokens, log-probabilities, and the end of a sequence."""
 
 from collections.abc import Sequence as Seq
 
@@ -7,7 +7,6 @@ from torch import Tensor
 from paceline.core.output import StepOutput, StepTimes
 from paceline.core.sequence import FinishReason, Sequence
 from paceline.engine.text import TextOutput
-from paceline.models.tokenizer.text_stream import TextStream
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.drafts import Draft
 from paceline.speculation.verification.distribution import logprobs
@@ -16,9 +15,10 @@ from paceline.speculation.verification.verify import Verdict
 
 
 class OutputProcessor:
-    """The text and grammar state of every sequence."""
+    """The grammar and stop-string state of every sequence."""
 
     def __init__(self, tokenizer: Tokenizer | None = None) -> None:
+        """`tokenizer` makes text of sequences with stop strings; without one they have none."""
         self._tokenizer = tokenizer
         self._sequences: dict[int, SequenceOutput] = {}
 
@@ -50,17 +50,18 @@ class OutputProcessor:
 
 
 class SequenceOutput:
-    """Text and grammar state of one sequence, always at its newest token. Tokens committed before it was made are not
-    reported again."""
+    """Grammar and stop-string state of one sequence, always at its newest token. Tokens committed before it was made are
+    not reported again."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer | None = None, grammar: Grammar | None = None) -> None:
         self._sequence = sequence
         stop_ids = sequence.sampling.stop_token_ids
         self._ends = sequence.eos_ids.union(stop_ids) if stop_ids else sequence.eos_ids
-        self._text = TextOutput(TextStream(tokenizer), sequence.sampling.stop) if tokenizer else None
+        self._text = TextOutput(tokenizer, sequence.sampling) if tokenizer and sequence.sampling.stop else None
         self._grammar = grammar.start(sequence.output_ids) if grammar else None
         if self._text is not None:
-            self._text.push(sequence.output_ids)
+            for token in sequence.output_ids:
+                self._text.push(token)
 
     def masks(self, draft: Draft) -> Seq[Tensor] | None:
         """What the grammar allows after the newest token and after each node; None: there is no grammar."""
@@ -72,7 +73,7 @@ class SequenceOutput:
         """Append the verdict's tokens up to the first that ends the sequence, at most `room`. `rows`: the logits
         [1 + num_drafted, V] of the step, for a sequence with log-probabilities."""
         sequence = self._sequence
-        count, text = self._read(verdict.tokens, room)
+        count = self._count(verdict.tokens, room)
         tokens = verdict.tokens[:count]
         sequence.ids.extend(tokens)
         if self._grammar is not None:
@@ -88,7 +89,6 @@ class SequenceOutput:
             choice=sequence.choice,
             tokens=tokens,
             origins=verdict.origins[:count],
-            text=text,
             drafted=num_drafted,
             accepted=len(verdict.path),
             num_cached=min(sequence.num_cached, sequence.num_prompt),
@@ -99,31 +99,21 @@ class SequenceOutput:
             times=times,
         )
 
-    def _read(self, tokens: Seq[int], room: int) -> tuple[int, str]:
-        """Number of tokens that belong to the sequence, and their text. Sets `finish_reason` if the sequence ends."""
-        sequence, stream, text, count = self._sequence, self._text, "", 0
-        by_token = stream is not None and bool(
-            sequence.sampling.stop
-        )  # a stop string needs the token that completes it
-        if not by_token and len(tokens) < room and self._ends.isdisjoint(tokens):  # the common case
-            return len(tokens), "" if stream is None else stream.push(tokens)
-        for token in tokens:
-            count += 1
+    def _count(self, tokens: Seq[int], room: int) -> int:
+        """Number of tokens that belong to the sequence. Sets `finish_reason` if the sequence ends."""
+        sequence, text = self._sequence, self._text
+        if text is None and len(tokens) < room and self._ends.isdisjoint(tokens):  # the common case
+            return len(tokens)
+        for count, token in enumerate(tokens, 1):
             if token in self._ends:
                 sequence.finish_reason = FinishReason.STOP
-                break
-            if stream is not None and by_token:
-                text += stream.push([token])
-                if stream.stopped:
+                return count
+            if text is not None:
+                text.push(token)
+                if text.stopped:
                     sequence.finish_reason = FinishReason.STOP
-                    break
+                    return count
             if count == room:
                 sequence.finish_reason = FinishReason.LENGTH
-                break
-        if stream is None:
-            return count, ""
-        if not by_token:  # the stop token is not part of the text
-            text = stream.push(tokens[: count - (sequence.finish_reason is FinishReason.STOP)])
-        if sequence.finish_reason is not None:
-            text += stream.flush()
-        return count, text
+                return count
+        return len(tokens)

@@ -1,29 +1,57 @@
-"""Text of committed tokens, up to a stop string."""
+"""Text of committed tokens, up to a stop string.
+
+The engine returns tokens. Their receiver (a gateway, or `LLM`) makes the text, with the class that the engine uses to find
+stop strings: both see the same tokens in the same order, so that they end a sequence at the same token.
+"""
 
 from collections.abc import Sequence
 
+from paceline.core.output import StepOutput
+from paceline.core.request import Request
+from paceline.core.sampling import SamplingParams
 from paceline.models.tokenizer.text_stream import TextStream
+from paceline.models.tokenizer.tokenizer import Tokenizer
+
+
+def end_tokens(sampling: SamplingParams, eos_ids: frozenset[int]) -> frozenset[int]:
+    """Tokens that end a sequence. They are not part of its text."""
+    ends = frozenset() if sampling.ignore_eos else eos_ids
+    return ends.union(sampling.stop_token_ids) if sampling.stop_token_ids else ends
 
 
 class TextOutput:
     """The text of one sequence. Text that may still become part of a stop string is held back."""
 
-    def __init__(self, stream: TextStream, stops: tuple[str, ...]) -> None:
-        self._stream = stream
-        self._stops = stops
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
+        self._stream = TextStream(tokenizer)
+        self._ends = end_tokens(sampling, tokenizer.eos_ids)
+        self._stops = sampling.stop
+        self._longest = max(map(len, self._stops), default=1) - 1
         self._held = ""
         self.stopped = False
+        """Whether a stop string is complete."""
 
-    def push(self, tokens: Sequence[int]) -> str:
-        """Text that is now certain. Sets `stopped` when a stop string is complete; the stop string is not part of the text."""
-        new = self._stream.push(tokens)
-        return self._take(new) if self._stops else new
+    def add(self, tokens: Sequence[int], is_last: bool) -> str:
+        """Text that a step makes certain. `is_last`: no further tokens follow."""
+        if self._stops:
+            text = "".join([self.push(token) for token in tokens])
+        elif is_last and tokens and tokens[-1] in self._ends:
+            text = self._stream.push(tokens[:-1])
+        else:
+            text = self._stream.push(tokens)
+        return text + self._flush() if is_last else text
 
-    def flush(self) -> str:
+    def push(self, token: int) -> str:
+        """Add one token of a sequence with stop strings. Sets `stopped` when one is complete; the text ends before it."""
+        if self.stopped or token in self._ends:
+            return ""
+        return self._take(self._stream.push(token))
+
+    def _flush(self) -> str:
         """The text held back, at the end of a sequence without a stop string."""
         if self.stopped:
             return ""
-        text = self._take(self._stream.flush())
+        text = self._take(self._stream.flush()) if self._stops else self._stream.flush()
         text, self._held = text + self._held, ""
         return text
 
@@ -40,8 +68,19 @@ class TextOutput:
 
     def _possible_stop(self) -> int:
         """Length of the longest end of the held text that begins some stop string."""
-        longest = max((len(stop) for stop in self._stops), default=1) - 1
-        for size in range(min(longest, len(self._held)), 0, -1):
+        for size in range(min(self._longest, len(self._held)), 0, -1):
             if any(stop.startswith(self._held[-size:]) for stop in self._stops):
                 return size
         return 0
+
+
+class RequestText:
+    """The texts of all choices of one request."""
+
+    def __init__(self, tokenizer: Tokenizer, request: Request) -> None:
+        self._choices = [TextOutput(tokenizer, request.sampling) for _ in range(request.sampling.n)]
+
+    def add(self, output: StepOutput) -> StepOutput:
+        """The output, with its text set."""
+        output.text = self._choices[output.choice].add(output.tokens, output.finish_reason is not None)
+        return output

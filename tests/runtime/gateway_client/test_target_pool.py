@@ -43,7 +43,7 @@ def texts(outputs: list[StepOutput], requests: list[Request] = REQUESTS) -> dict
             own = [o for o in outputs if (o.request_id, o.choice) == (one.id, choice)]
             logprobs = [p for o in own for p in o.logprobs or ()]
             reasons = [o.finish_reason for o in own if o.finish_reason]
-            result[one.id, choice] = (tokens_of(own, one.id, choice), text_of(own), logprobs, reasons)
+            result[one.id, choice] = (tokens_of(own, one.id, choice), text_of(own, one, choice), logprobs, reasons)
     return result
 
 

@@ -1,7 +1,7 @@
 """Messages that a target worker sends to a gateway."""
 
 from paceline.core.errors import InvalidRequest, PacelineError
-from paceline.core.output import StepOutput
+from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
@@ -10,14 +10,18 @@ from paceline.runtime.wire.gateway_messages import MAX_OUTPUTS, Outputs, Request
 
 
 def job_of(gateway: GatewayJobs, attempt: int = 1, request: Request | None = None) -> Job:
-    job = gateway.jobs[attempt] = Job(b"g", attempt, "r")
-    job.start(request or Request("r", (1, 2), SamplingParams()))
+    job = gateway.jobs[attempt] = Job(b"g", attempt, request or Request("r", (1, 2), SamplingParams()))
     return job
+
+
+def add_events(gateway: GatewayJobs, *events: tuple[Job, OutputEvent]) -> None:
+    for job, event in events:
+        gateway.add(job, event)
 
 
 def step(*tokens: int, choice: int = 0, end: bool = False) -> StepOutput:
     reason = FinishReason.LENGTH if end else None
-    return StepOutput("r", choice, choice, tokens, (Origin.PLAIN,) * len(tokens), "", 0, 0, finish_reason=reason)
+    return StepOutput("r", choice, choice, tokens, (Origin.PLAIN,) * len(tokens), finish_reason=reason)
 
 
 def sent(gateway: GatewayJobs) -> list[Outputs | RequestFailed]:
@@ -29,8 +33,8 @@ def sent(gateway: GatewayJobs) -> list[Outputs | RequestFailed]:
 def test_outputs_have_start_positions_and_the_last_ends_the_job() -> None:
     gateway = GatewayJobs()
     job = job_of(gateway)
-    gateway.add_events([(job, step(5, 6)), (job, step(7))])
-    gateway.add_events([(job, step(8, end=True))])
+    add_events(gateway, (job, step(5, 6)), (job, step(7)))
+    add_events(gateway, (job, step(8, end=True)))
     outputs = [output for message in sent(gateway) if isinstance(message, Outputs) for output in message.outputs]
     assert [(one.start, list(one.tokens)) for one in outputs] == [(0, [5, 6]), (2, [7]), (3, [8])]
     assert gateway.jobs == {}
@@ -40,12 +44,12 @@ def test_continued_job_starts_after_the_committed_tokens() -> None:
     gateway = GatewayJobs()
     request = Request("r", (1, 2), SamplingParams(n=3), committed=((9, 9), None, ()))
     job = job_of(gateway, request=request)
-    gateway.add_events([(job, step(5, choice=0, end=True)), (job, step(6, choice=2))])
+    add_events(gateway, (job, step(5, choice=0, end=True)), (job, step(6, choice=2)))
     (message,) = sent(gateway)
     assert isinstance(message, Outputs)
     assert [(one.choice, one.start) for one in message.outputs] == [(0, 2), (2, 0)]
     assert gateway.jobs == {1: job}  # the third choice continues; the second was finished
-    gateway.add_events([(job, step(7, choice=2, end=True))])
+    add_events(gateway, (job, step(7, choice=2, end=True)))
     assert gateway.jobs == {}
 
 
@@ -53,14 +57,14 @@ def test_events_of_a_replaced_job_are_dropped() -> None:
     gateway = GatewayJobs()
     old = job_of(gateway)
     new = job_of(gateway)
-    gateway.add_events([(old, step(5)), (old, PacelineError("gone"))])
+    add_events(gateway, (old, step(5)), (old, PacelineError("gone")))
     assert (sent(gateway), gateway.jobs) == ([], {1: new})
 
 
 def test_error_ends_a_job_and_marks_invalid_requests() -> None:
     gateway = GatewayJobs()
-    gateway.add_events(
-        [(job_of(gateway, 1), PacelineError("broken")), (job_of(gateway, 2), InvalidRequest("no", field="n"))]
+    add_events(
+        gateway, (job_of(gateway, 1), PacelineError("broken")), (job_of(gateway, 2), InvalidRequest("no", field="n"))
     )
     assert sent(gateway) == [RequestFailed(1, False, "broken", None), RequestFailed(2, True, "no", "n")]
     assert gateway.jobs == {}
@@ -77,7 +81,7 @@ def test_error_message_is_valid_text_of_bounded_length() -> None:
 def test_unsent_messages_stay_in_order_and_bounded() -> None:
     gateway = GatewayJobs()
     job = job_of(gateway)
-    gateway.add_events([(job, step(i % 100)) for i in range(MAX_OUTPUTS + 1)])
+    add_events(gateway, *((job, step(i % 100)) for i in range(MAX_OUTPUTS + 1)))
     gateway.fail(7, PacelineError("busy"))
     gateway.flush(lambda message: False)
     messages = sent(gateway)

@@ -129,14 +129,6 @@ def test_drafting_ahead_covers_recent_rounds_of_draft_workers() -> None:
     assert harness.overview.report().workers == (target, replace(draft, answers=2, hits=1))
 
 
-def test_without_a_cluster_the_engine_is_the_only_worker() -> None:
-    harness = Harness()
-    harness.set_status(replace(STATUS, traffic=(traffic("code", depth=1.0), traffic("prose", depth=2.0))))
-    (worker,) = harness.overview.report().workers
-    assert (worker.role, worker.state, worker.running, worker.kv_use) == ("target", "ready", 3, 0.25)
-    assert (worker.depth, worker.alpha) == (1.5, 0.375)
-
-
 def test_samples_are_bounded_and_selected_by_time() -> None:
     harness = Harness()
     for _ in range(MAX_SAMPLES + 5):
@@ -220,16 +212,16 @@ def test_over_http() -> None:
     server = served()
     body = server.call("GET", "/v1/paceline/overview").json()
     assert (body["model"], body["samples"]) == ("fake", [])
-    assert body["workers"][0]["name"] == "engine"
+    assert body["workers"][0]["name"] == "engine-0"
     assert server.call("GET", "/v1/paceline/overview?since=soon").status_code == 400
 
 
 def test_audit_drift_is_a_symptom() -> None:
     harness = Harness()
-    assert harness.overview.report().workers[0].symptoms == ()
+    assert harness.overview.report().audit.symptoms == ()
     harness.set_status(replace(STATUS, audit=AuditCounts(audited=100, drifted=2)))
-    report = harness.overview.report()
-    assert report.audit == AuditCounts(100, 2, 0)
-    (symptom,) = report.workers[0].symptoms
+    audit = harness.overview.report().audit
+    assert audit == AuditCounts(100, 2, 0)
+    (symptom,) = audit.symptoms
     assert (symptom.name, symptom.figure) == ("audit_drift", 2)
     assert "turn speculation off" in symptom.remedy

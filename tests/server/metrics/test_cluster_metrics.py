@@ -25,7 +25,7 @@ DRAFT = WorkerStatus("draft-0", "draft", "draft", "suspected", "tcp://127.0.0.1:
 
 def scrape(*workers: WorkerStatus) -> str:
     metrics = Metrics("m")
-    metrics.add_cluster(lambda: ClusterStatus(workers, 5) if workers else None)
+    metrics.add_cluster(lambda: ClusterStatus(workers, 5))
     return metrics.render().decode()
 
 
@@ -59,11 +59,6 @@ def test_drafts_ahead() -> None:
     assert "paceline_worker_drafts_ahead{" not in scrape(TARGET, DRAFT), "no target has requested a draft yet"
     assert f"{name} 1.0" in scrape(replace(DRAFT, answers=9))
     assert f"{name} 0.0" in scrape(replace(DRAFT, answers=9, paused_share=0.02))
-
-
-def test_a_single_process_has_no_worker_metrics() -> None:
-    assert "paceline_worker" not in scrape()
-    assert "paceline_continued" not in scrape()
 
 
 def test_handoff_counts() -> None:

@@ -232,7 +232,7 @@ BUSY = World(lambda rows: max(4.0, 0.039 * rows) * MS, draft=1 * MS, network=0.0
 """Drafting for 256 sequences loses 9%, and would gain 13% if the warm-up of `misled` were right."""
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_wrong_warm_up_of_one_size_is_soon_corrected(seed: int) -> None:
     simulation = Simulation(misled(BUSY), BUSY, alpha=0.9, batch=16, seed=seed)
     simulation.run(300)
@@ -241,7 +241,7 @@ def test_a_wrong_warm_up_of_one_size_is_soon_corrected(seed: int) -> None:
     assert simulation.run(200).speedup > 0.99
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_wrong_warm_up_is_corrected_if_the_first_baselines_are_untimed(seed: int) -> None:
     host = World(lambda rows: BUSY.rows_seconds(rows) + 10 * MS, 5 * MS, 0.0)
     simulation = GraphSimulation(misled(BUSY), BUSY, host, alpha=0.9, batch=16, seed=seed)
@@ -254,7 +254,7 @@ def test_a_wrong_warm_up_is_corrected_if_the_first_baselines_are_untimed(seed: i
     assert simulation.run(200).speedup > 0.99
 
 
-@pytest.mark.parametrize(("alpha", "draft"), [(0.25, 2 * MS), (0.5, 5 * MS)])
+@pytest.mark.parametrize(("alpha", "draft"), [(0.25, 2 * MS), pytest.param(0.5, 5 * MS, marks=pytest.mark.slow)])
 def test_a_small_gain_is_not_missed_for_long(alpha: float, draft: float) -> None:
     """An unlucky start ends in plain decoding. Probes that lose little come often enough to correct it."""
     world = World(draft=draft)
@@ -368,13 +368,13 @@ def test_timed_host_steps_would_keep_drafting_off() -> None:
     assert simulation.run(600).speedup < 1.01
 
 
-@pytest.mark.parametrize(("alpha", "batch"), [(0.05, 1), (0.1, 32)])
+@pytest.mark.parametrize(("alpha", "batch"), [(0.05, 1), pytest.param(0.1, 32, marks=pytest.mark.slow)])
 def test_graph_steps_are_never_a_loss(alpha: float, batch: int) -> None:
     runs = [GraphSimulation(calibrated(HOST), GRAPH, HOST, alpha=alpha, batch=batch, seed=seed) for seed in range(8)]
     assert mean(simulation.run(1500).speedup for simulation in runs) > 0.99
 
 
-@pytest.mark.parametrize("batch", [1, 8, 128])
+@pytest.mark.parametrize("batch", [1, pytest.param(8, marks=pytest.mark.slow), 128])
 def test_probes_pay_for_slow_host_steps(batch: int) -> None:
     """A draft prefill on the host takes as long as ten steps."""
     host = World(lambda rows: 10 * gpu(rows), 3 * MS, 0.0)
@@ -483,7 +483,7 @@ def shrinking(policy: GoodputDepth, alpha: float, *, reports_slots: bool = True)
     return best / totals.seconds
 
 
-@pytest.mark.parametrize("alpha", [0.6, 0.8, 0.9])
+@pytest.mark.parametrize("alpha", [0.6, pytest.param(0.8, marks=pytest.mark.slow), 0.9])
 def test_a_padded_batch_drafts_near_the_best(alpha: float) -> None:
     shape = PaddedBatch(frozenset({"chat"}), lambda batch: 128, lambda depth: depth)
     policy = calibrated(World(padded), padded=shape)

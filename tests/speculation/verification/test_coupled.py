@@ -42,19 +42,19 @@ def random_trees(trials: Sequence[Trial]) -> list[Draft]:
 @pytest.mark.parametrize("params", SAMPLED)
 def test_text_is_the_same_with_any_drafts(params: SamplingParams) -> None:
     target = table(1)
-    expected = generate(300, target, plain, "coupled", params, length=12)
+    expected = generate(120, target, plain, "coupled", params, length=12)
     draft = table(1) + 0.5 * table(2)
     for drafter in (
         random_trees,
         tree_drafter(draft, (-1, 0, 1, 2), "onehot", SamplingParams()),
         tree_drafter(draft, (-1, -1, -1, 0, 0, 1, 3), "dense", SamplingParams()),
     ):
-        assert torch.equal(generate(300, target, drafter, "coupled", params, length=12), expected)
+        assert torch.equal(generate(120, target, drafter, "coupled", params, length=12), expected)
 
 
 def test_plain_sampling_follows_the_target() -> None:
     params = SamplingParams(temperature=0.9, top_k=4)
-    samples = generate(15_000, table(1), plain, "coupled", params)
+    samples = generate(8_000, table(1), plain, "coupled", params)
     assert p_value(samples, transition(table(1), params)) > 1e-3
     assert p_value(samples, transition(table(1), SamplingParams(temperature=1.0, top_k=4))) < 1e-6
 

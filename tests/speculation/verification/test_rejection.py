@@ -20,7 +20,7 @@ PARAMS = SamplingParams(temperature=0.9, top_k=4)
 DRAFT_PARAMS = SamplingParams(temperature=1.2, top_k=3)
 CHAIN = (-1, 0, 1)
 TREE = (-1, -1, -1, 0, 0, 1, 3)
-TRIALS = 8_000
+TRIALS = 4_000
 
 
 def chance(drafter: Drafter) -> float:

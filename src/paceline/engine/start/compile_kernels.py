@@ -49,7 +49,7 @@ class CompileReport:
 
 
 def compile_all(request: CompileRequest) -> CompileReport:
-    """Compile every kernel that the warm-up of the engine launches. Call it once in a process, before any kernel is imported."""
+    """Compile every kernel that the warm-up of the engine launches. Call it once, in a process that has imported no kernel."""
     began = time.perf_counter()
     compile_for(request.gpu)
     # The imports come before the fork, so that the forked processes share them

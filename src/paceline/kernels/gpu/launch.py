@@ -6,6 +6,7 @@ do nothing on devices older than Hopper and in the interpreter.
 """
 
 import os
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -19,6 +20,15 @@ HAS_PDL = not IS_INTERPRETED and capability() >= 90
 
 PDL: dict[str, bool] = {"PDL": True, "launch_pdl": True} if HAS_PDL else {"PDL": False}
 """Launch keywords of kernels with the constexpr PDL."""
+
+
+def hashed(function: Any) -> Any:
+    """Decorator of a function that several kernels call and that reads constants of its module.
+
+    Triton's hash of a kernel leaves these constants out if the kernel is the first caller that is hashed. With this decorator
+    the hashes, which are the keys of compiled kernels on disk, do not depend on the order of launches.
+    """
+    return function if IS_INTERPRETED else (function.cache_key, function)[1]
 
 
 @triton.jit

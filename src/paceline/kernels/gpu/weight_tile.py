@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from paceline.kernels.gpu.launch import IS_INTERPRETED, prefetch
+from paceline.kernels.gpu.launch import IS_INTERPRETED, hashed, prefetch
 
 _ASM = tl.constexpr(not IS_INTERPRETED)
 
@@ -47,6 +47,7 @@ sub.rn.bf16x2 $1, b, d;
 """)
 
 
+@hashed
 @triton.jit
 def load_weights(w_ptrs, mask, EVEN: tl.constexpr, kind: tl.constexpr):
     """Weights converted to `kind`. Each is read once, so it is evicted from the cache first."""

@@ -27,7 +27,7 @@ def in_threads(load: Callable[[int], T], numbers: Iterable[int], device: torch.d
 
 
 class StagedCopies:
-    """Copies of several threads; each thread has two pinned chunks. While the GPU copies from one, the thread fills the other."""
+    """Copies of several threads. Each has two pinned chunks: while the GPU copies from one, the thread fills the other."""
 
     def __init__(self, device: torch.device, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._device, self._chunk_bytes = device, chunk_bytes

@@ -38,6 +38,10 @@ class EngineProcess:
         """Process id; None while it is not running."""
         return self._supervisor.pids.get(self._spec.name)
 
+    @property
+    def address(self) -> str:
+        return self._spec.address
+
     def connect(self) -> TargetClient:
         """Blocks until the engine is ready. Raises the engine's error if it exits before."""
         pool = PoolConfig(self._spec.pool, "target", self._spec.engine.model)

@@ -57,16 +57,29 @@ class Stream:
             raise StreamGap(
                 f"choice {output.choice} has {len(choice.tokens)} tokens, the output starts at {output.start}"
             )
-        try:
-            step = output.to_step_output(self.request.id)
-        except ValueError as error:
-            raise StreamGap(str(error)) from None
+        tokens = output.tokens
+        if len(output.origins) != len(tokens):
+            raise StreamGap(f"{len(output.origins)} origins for {len(tokens)} tokens")
         self.num_lost = 0
-        choice.tokens.extend(step.tokens)
-        choice.is_finished = step.finish_reason is not None
+        choice.tokens.extend(tokens)
+        choice.is_finished = output.finish_reason is not None
         if self._num_cached is None:  # a second worker would also count the output of the first
-            self._num_cached = step.num_cached
-        return replace(step, num_cached=self._num_cached)
+            self._num_cached = output.num_cached
+        return StepOutput(
+            self.request.id,
+            output.choice,
+            output.choice,
+            tokens,
+            output.origins,
+            "",
+            output.drafted,
+            output.accepted,
+            self._num_cached,
+            output.logprobs,
+            output.finish_reason,
+            "",
+            output.waited,
+        )
 
     def remaining(self) -> Request:
         """The request with its committed tokens, for the next worker."""

@@ -73,14 +73,19 @@ class StreamTable:
             self._reassign(stream)
             return
         target.num_tokens += len(step.tokens)
-        if stream.started_attempt != stream.attempt and stream.pinned is None:
-            stream.started_attempt = stream.attempt
-            target.num_prompt_tokens += len(stream.request.prompt_ids)
-            target.num_cached_tokens += min(output.num_cached, len(stream.request.prompt_ids))
-        self._router.started(stream.request.id, output.num_cached)
-        if stream.is_finished:
+        if stream.started_attempt != stream.attempt:
+            self._start(target, stream, output.num_cached)
+        if output.finish_reason is not None and stream.is_finished:
             self._remove(stream)
         self._notify(stream, step)
+
+    def _start(self, target: TargetConnection, stream: Stream, num_cached: int) -> None:
+        """The first output of an attempt has arrived."""
+        stream.started_attempt = stream.attempt
+        self._router.started(stream.request.id, num_cached)
+        if stream.pinned is None:
+            target.num_prompt_tokens += len(stream.request.prompt_ids)
+            target.num_cached_tokens += min(num_cached, len(stream.request.prompt_ids))
 
     def take_failure(self, target: TargetConnection, message: RequestFailed) -> None:
         """An invalid request fails; any other one is continued on another worker."""

@@ -1,7 +1,7 @@
 """Requests of one gateway on a target worker, and the messages to be sent to it."""
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paceline.core.errors import InvalidRequest, PacelineError
@@ -14,19 +14,16 @@ MAX_REASON = 2000
 """Characters of an error message."""
 
 
-@dataclass(slots=True, eq=False)
 class Job:
     """A running submission."""
 
-    peer: Peer
-    attempt: int
-    request_id: str
-    num_tokens: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
-    """Output tokens by choice, including those that another worker committed."""
-    num_unfinished: int = 0
+    __slots__ = ("attempt", "num_tokens", "num_unfinished", "peer", "request_id")
 
-    def start(self, request: Request) -> None:
-        self.num_tokens.update({i: len(tokens) for i, tokens in enumerate(request.committed) if tokens})
+    def __init__(self, peer: Peer, attempt: int, request: Request) -> None:
+        self.peer, self.attempt, self.request_id = peer, attempt, request.id
+        committed = request.committed or ((),) * request.sampling.n
+        self.num_tokens = [len(tokens or ()) for tokens in committed]
+        """Output tokens by choice, including those that another worker committed."""
         self.num_unfinished = len(request.unfinished)
 
 
@@ -38,36 +35,56 @@ class GatewayJobs:
     """Running submissions, by attempt."""
     outbox: deque[Outputs | RequestFailed] = field(default_factory=deque)
     """Messages that the send queue has not accepted yet. The tokens of the admitted requests bound its size."""
+    _outputs: list[Output] = field(default_factory=list)
+    """Outputs that are not in the outbox yet."""
 
-    def add_events(self, events: Iterable[tuple[Job, OutputEvent]]) -> None:
-        """Queue messages for these events. Events of jobs that ended or were cancelled are dropped."""
-        outputs = []
-        for job, event in events:
-            if self.jobs.get(job.attempt) is not job:
-                continue
-            if isinstance(event, StepOutput):
-                outputs.append(self._output(job, event))
-            else:
+    def add(self, job: Job, event: OutputEvent) -> None:
+        """Queue the event, unless its job ended or was cancelled. Outputs leave together, with the next `flush`."""
+        if self.jobs.get(job.attempt) is not job:
+            return
+        if not isinstance(event, StepOutput):
+            del self.jobs[job.attempt]
+            self.fail(job.attempt, event)
+            return
+        choice, count = event.choice, len(event.tokens)
+        start = job.num_tokens[choice]
+        job.num_tokens[choice] = start + count
+        if event.finish_reason is not None:
+            job.num_unfinished -= 1
+            if job.num_unfinished == 0:
                 del self.jobs[job.attempt]
-                self.fail(job.attempt, event)
-        parts = range(0, len(outputs), MAX_OUTPUTS)
-        self.outbox.extend(Outputs(outputs[i : i + MAX_OUTPUTS]) for i in parts)
+        self._outputs.append(
+            Output(
+                job.attempt,
+                choice,
+                start,
+                event.tokens,
+                event.origins,
+                event.drafted,
+                event.accepted,
+                event.num_cached,
+                event.waited,
+                event.finish_reason,
+                event.logprobs,
+            )
+        )
 
     def fail(self, attempt: int, error: PacelineError) -> None:
         """Queue a `RequestFailed` for the attempt."""
+        self._collect()
         field = error.field if isinstance(error, InvalidRequest) else None
         text = str(error)[:MAX_REASON].encode(errors="replace").decode()  # it may quote lone surrogates
         self.outbox.append(RequestFailed(attempt, isinstance(error, InvalidRequest), text, field))
 
     def flush(self, send: Callable[[Outputs | RequestFailed], bool]) -> None:
         """Send queued messages in order, until `send` returns False."""
+        self._collect()
         while self.outbox and send(self.outbox[0]):
             self.outbox.popleft()
 
-    def _output(self, job: Job, event: StepOutput) -> Output:
-        start = job.num_tokens[event.choice]
-        job.num_tokens[event.choice] += len(event.tokens)
-        job.num_unfinished -= event.finish_reason is not None
-        if job.num_unfinished == 0:
-            del self.jobs[job.attempt]
-        return Output.of(event, job.attempt, start)
+    def _collect(self) -> None:
+        """Put the outputs into the outbox, as one message."""
+        outputs = self._outputs
+        if outputs:
+            self.outbox.extend(Outputs(outputs[i : i + MAX_OUTPUTS]) for i in range(0, len(outputs), MAX_OUTPUTS))
+            self._outputs = []

@@ -4,7 +4,7 @@ import itertools
 import logging
 import secrets
 import threading
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -104,6 +104,7 @@ class TargetWorker:
         self._request_numbers = itertools.count()
         self._gateways: dict[Peer, GatewayJobs] = {}
         self._events: deque[tuple[Job, OutputEvent]] = deque()
+        self._is_awake = False
 
     @property
     def address(self) -> str:
@@ -196,11 +197,10 @@ class TargetWorker:
         if len(gateway.jobs) >= MAX_JOBS:
             gateway.fail(message.attempt, PacelineError(f"the limit of {MAX_JOBS} requests per gateway is reached"))
             return
-        job = Job(peer, message.attempt, f"{next(self._request_numbers)}")
+        request = replace(message.request, id=f"{next(self._request_numbers)}")
+        job = Job(peer, message.attempt, request)
         try:
-            check_limits(message.request)
-            request = replace(message.request, id=job.request_id)
-            job.start(request)
+            check_limits(request)
             gateway.jobs[job.attempt] = job
             if self._handoffs is None:
                 self._loop.submit(request, self._listener_of(job))
@@ -231,18 +231,22 @@ class TargetWorker:
     def _listener_of(self, job: Job) -> Callable[[OutputEvent], None]:
         def listen(event: OutputEvent) -> None:  # on the engine's thread
             self._events.append((job, event))
-            self._listener.wake()
+            if not self._is_awake:  # once for all outputs of a step
+                self._is_awake = True
+                self._listener.wake()
 
         return listen
 
     def _send_events(self) -> None:
-        """Send the engine's outputs and errors, batched by gateway."""
-        events: defaultdict[Peer, list[tuple[Job, OutputEvent]]] = defaultdict(list)
-        while self._events:
-            job, event = self._events.popleft()
-            events[job.peer].append((job, event))
+        """Send the engine's outputs and errors, all outputs of a step in one message to each gateway."""
+        self._is_awake = False  # before reading: an event that arrives from here on wakes this thread again
+        events = self._events
+        while events:
+            job, event = events.popleft()
+            gateway = self._gateways.get(job.peer)
+            if gateway is not None:
+                gateway.add(job, event)
         for peer, gateway in self._gateways.items():
-            gateway.add_events(events[peer])
             gateway.flush(partial(self._listener.send, peer))
 
     def _cancel(self, gateway: GatewayJobs, attempt: int) -> None:

@@ -11,7 +11,7 @@ from msgspec import Meta
 
 from paceline.cluster.routing.kv_index import PeerHint
 from paceline.core.errors import InvalidRequest
-from paceline.core.output import StepOutput, TokenLogprobs
+from paceline.core.output import TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
@@ -155,7 +155,7 @@ class Welcome(Message, frozen=True, tag=40):
 
 
 class Output(Record, frozen=True):
-    """A `StepOutput` of one submission."""
+    """A `StepOutput` of one submission, without its text: the gateway makes the text from the tokens."""
 
     attempt: Large
     choice: Count
@@ -163,52 +163,12 @@ class Output(Record, frozen=True):
     """Number of output tokens of the choice before these."""
     tokens: Annotated[tuple[Token, ...], Meta(max_length=MAX_CONTEXT)]
     origins: Annotated[tuple[Origin, ...], Meta(max_length=MAX_CONTEXT)]
-    text: LongText
-    drafted: Count
-    accepted: Count
-    num_cached: Count
-    logprobs: tuple[TokenLogprobs, ...] | None
-    finish_reason: FinishReason | None
-    method: Name = ""
+    drafted: Count = 0
+    accepted: Count = 0
+    num_cached: Count = 0
     waited: NonNegative = 0.0
-
-    @staticmethod
-    def of(step: StepOutput, attempt: int, start: int) -> "Output":
-        return Output(
-            attempt=attempt,
-            choice=step.choice,
-            start=start,
-            tokens=step.tokens,
-            origins=step.origins,
-            text=step.text,
-            drafted=step.drafted,
-            accepted=step.accepted,
-            num_cached=step.num_cached,
-            logprobs=step.logprobs,
-            finish_reason=step.finish_reason,
-            method=step.method,
-            waited=step.waited,
-        )
-
-    def to_step_output(self, request_id: str) -> StepOutput:
-        """Raises `ValueError` if `origins` and `tokens` differ in length."""
-        if len(self.origins) != len(self.tokens):
-            raise ValueError(f"{len(self.origins)} origins for {len(self.tokens)} tokens")
-        return StepOutput(
-            request_id=request_id,
-            sequence_id=self.choice,
-            choice=self.choice,
-            tokens=self.tokens,
-            origins=self.origins,
-            text=self.text,
-            drafted=self.drafted,
-            accepted=self.accepted,
-            num_cached=self.num_cached,
-            logprobs=self.logprobs,
-            finish_reason=self.finish_reason,
-            method=self.method,
-            waited=self.waited,
-        )
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class Outputs(Message, frozen=True, tag=41):

@@ -10,6 +10,7 @@ from starlette.requests import Request as HttpRequest
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.output import StepOutput
 from paceline.core.request import Request, ValidatedRequest
+from paceline.engine.text import RequestText
 from paceline.server.auth.api_keys import ApiKey
 from paceline.server.auth.middleware import request_key
 from paceline.server.auth.rate_limit import Account
@@ -29,6 +30,7 @@ class RequestSession:
     def __init__(self, gateway: Gateway, key: ApiKey, is_strict: bool) -> None:
         self.gateway, self.key, self.is_strict = gateway, key, is_strict
         self._requests: Sequence[ValidatedRequest] = ()
+        self._texts: dict[str, RequestText] = {}
         self._timeout: float | None = None
         self._stream: OutputStream | None = None
         self._account: Account | None = None
@@ -69,6 +71,7 @@ class RequestSession:
             if error.field != "response_format":
                 raise
             raise InvalidRequest(str(error), schema_field) from None
+        self._texts = {request.id: RequestText(self.gateway.tokenizer, request) for request in self._requests}
         self._timeout = timeout
         return self._requests
 
@@ -81,10 +84,12 @@ class RequestSession:
                 yield
 
     async def outputs(self) -> AsyncIterator[list[StepOutput]]:
-        """Yields batches of step outputs, after it charged, audited and logged them."""
+        """Yields batches of step outputs with their text, after it charged, audited and logged them."""
         assert self._stream is not None
         assert self._account is not None
         async for outputs in self._stream:
+            for output in outputs:
+                self._texts[output.request_id].add(output)
             self.gateway.limits.spend(self._account, sum(len(output.tokens) for output in outputs))
             if self._audit is not None:
                 self._audit.add(outputs)

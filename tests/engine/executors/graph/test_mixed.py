@@ -148,5 +148,6 @@ def replace_tokens(one: Request, count: int) -> Request:
 def test_a_batch_that_drafts_is_joined_through_the_host():
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer, depth=2)
-    check(engine, arriving(4, seed=3), arrivals=1)
-    assert engine.executor_counts[HostReason.ADMISSION] > 0
+    asked = [replace_tokens(one, 24) for one in arriving(4, seed=3)]
+    check(engine, asked, arrivals=1)
+    assert engine.executor_counts[HostReason.ADMISSION] > 0, engine.executor_counts

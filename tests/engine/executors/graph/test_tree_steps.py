@@ -87,7 +87,7 @@ class TestEagle:
     def test_warm_up_leaves_no_state(self):
         model = tiny_model(config=SMALL, device=DEVICE)
         proposer = eagle(model)
-        few = {"max_num_seqs": 1, "max_batched_tokens": 8}
+        few = {"max_num_seqs": 1, "max_batched_tokens": 8, "max_model_len": 32}
         engine = tiny_engine(model, proposer, 7, runner_kind=GpuRunner, graph_depth=7, **few)
         head, cache = proposer.runner, [tensor for layer in engine.runner.cache for tensor in layer]
         now = [*(part[: engine.runner.num_blocks] for part in cache), *(part[: head.num_blocks] for part in head.cache)]

@@ -1,0 +1,80 @@
+"""The engine process of `paceline serve`."""
+
+import os
+import signal
+import stat
+from pathlib import Path
+from queue import SimpleQueue
+
+import psutil
+import pytest
+
+from paceline.core.config import EngineConfig
+from paceline.core.errors import InvalidConfig
+from paceline.core.output import OutputEvent, StepOutput
+from paceline.runtime.deploy.engine_process import EngineProcess, running_engine
+from paceline.runtime.gateway_client.target_client import TargetClient
+from tests.engine.harness import GREEDY, PROMPT, request
+from tests.engine.test_build import save_checkpoint
+from tests.runtime.target_harness import until
+
+LENGTH = 200
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> EngineConfig:
+    save_checkpoint(tmp_path / "model")
+    return EngineConfig(str(tmp_path / "model"), device="cpu", max_num_seqs=2, max_model_len=256, kv_tokens=1024)
+
+
+def generate(client: TargetClient, process: EngineProcess, kill_after: int | None = None) -> list[int]:
+    """The tokens of one request. The engine process is killed after so many outputs."""
+    events: SimpleQueue[OutputEvent] = SimpleQueue()
+    client.submit(request(f"r{kill_after}", PROMPT, max_tokens=LENGTH, ignore_eos=True, **GREEDY), events.put)
+    tokens: list[int] = []
+    count = 0
+    while len(tokens) < LENGTH:
+        event = events.get(timeout=60)
+        assert isinstance(event, StepOutput)
+        tokens += event.tokens
+        count += 1
+        if count == kill_after:
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGKILL)
+    return tokens
+
+
+def test_a_killed_engine_is_restarted_and_its_streams_continue(config: EngineConfig) -> None:
+    with running_engine(config, log_level="warning") as process, process.connect() as client:
+        folder = Path(process.address.removeprefix("ipc://")).parent
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        first = process.pid
+        expected = generate(client, process)
+        assert generate(client, process, kill_after=1) == expected
+        assert process.pid not in (None, first)
+        (worker,) = client.cluster_status().workers
+        assert (worker.name, worker.state, client.cluster_status().continued) == ("engine-0", "ready", 1)
+        until(lambda: client.engine_status().kv_used == 0)
+        last = process.pid
+    assert last is not None
+    assert not psutil.pid_exists(last)
+    assert not folder.exists()
+
+
+def test_the_error_of_a_start_is_raised_with_its_type(config: EngineConfig, tmp_path: Path) -> None:
+    broken = EngineConfig(config.model, device="cpu", max_model_len=256, kv_tokens=16)
+    with running_engine(broken, log_level="warning") as process:
+        with pytest.raises(InvalidConfig, match="kv_tokens"):
+            process.connect()
+        assert process.pid is not None  # its process id, until the supervisor handles the exit; it is not restarted
+
+
+def test_a_long_path_falls_back_to_a_loopback_address(
+    config: EngineConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(long))
+    with running_engine(config) as process:
+        assert process.address.startswith("tcp://127.0.0.1:")
+    assert list(long.iterdir()) == []
