@@ -2,8 +2,8 @@
 
     python benchmarks/http_overhead.py [--tokens 128] [--repeats 7] [--speculation]
 
-One process holds the engine and the server, another the client. All paths generate the same greedy tokens. The client
-runs on the same cores and is part of the result.
+The engine, the server and the client are three processes, as with `paceline serve`. All paths generate the same greedy tokens.
+The client runs on the same cores and is part of the result.
 """
 
 import argparse
@@ -25,7 +25,8 @@ from paceline.core.output import OutputEvent
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
-from paceline.runtime.target_worker.local_target import LocalTarget
+from paceline.runtime.deploy.engine_process import running_engine
+from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.config.config import ServerConfig
@@ -78,7 +79,7 @@ def main() -> None:
     rates: dict[str, list[float]] = {path: [] for path in paths}
     shares: dict[str, list[float]] = {path: [] for path in paths}
     config = EngineConfig("smollm2", max_num_seqs=BATCH, prefix_caching=False, max_model_len=1024)
-    with LocalTarget.load(config) as target:
+    with running_engine(config, log_level="warning") as engine, engine.connect() as target:
         server = start_server(target)
         assert server.thread.ident is not None
         clock = time.pthread_getcpuclockid(server.thread.ident)
@@ -115,7 +116,7 @@ def main() -> None:
         print(f"{path:22}{statistics.median(values):9.1f}{overhead:10.1%}{statistics.median(shares[path]):9.1%}")
 
 
-def generate(target: LocalTarget, sampling: SamplingParams, speculation: SpeculationParams) -> int:
+def generate(target: TargetClient, sampling: SamplingParams, speculation: SpeculationParams) -> int:
     """Generate for all prompts without HTTP; returns the number of tokens."""
     events: SimpleQueue[OutputEvent] = SimpleQueue()
     for i, prompt in enumerate(PROMPTS):
@@ -131,7 +132,7 @@ def generate(target: LocalTarget, sampling: SamplingParams, speculation: Specula
     return tokens
 
 
-def start_server(target: LocalTarget) -> LocalServer:
+def start_server(target: TargetClient) -> LocalServer:
     config = ServerConfig(engine=target.config)
     gateway = Gateway(target, config, Metrics("smollm2"), FlagStore())
     return LocalServer(create_app(gateway, Access.from_config(config, time.monotonic)))

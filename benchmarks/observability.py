@@ -23,19 +23,28 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from local_http import LocalServer, complete_all
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from paceline.core.cluster_config import ClusterConfig
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.output import StepOutput, StepTimes
+from paceline.core.pool_config import PoolConfig
 from paceline.core.request import Request
 from paceline.core.sequence import Origin
-from paceline.runtime.target_worker.local_target import LocalTarget
+from paceline.engine.build import build_engine
+from paceline.engine.loop import EngineLoop
+from paceline.runtime.deploy.directory import FixedDirectory, Member
+from paceline.runtime.gateway_client.target_client import TargetClient
+from paceline.runtime.target_worker.worker import TargetWorker
 from paceline.runtime.tracing.tracer import Tracing
+from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER
+from paceline.runtime.wire.transport import Listener
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.config.config import ServerConfig
@@ -96,9 +105,9 @@ def client() -> None:
 class Side:
     """One of the two servers, and the engine's settings for it."""
 
-    def __init__(self, target: LocalTarget, is_on: bool, tracing: Tracing) -> None:
-        self._target, self._is_on, self._tracing = target, is_on, tracing
-        engine = target.engine
+    def __init__(self, target: TargetClient, loop: EngineLoop, is_on: bool, tracing: Tracing) -> None:
+        self._loop, self._is_on, self._tracing = loop, is_on, tracing
+        engine = loop.engine
         self._drift = engine.speculator.traffic.drift if is_on else NoDrift()
         config = ServerConfig(engine=target.config, log_requests="ids" if is_on else "none")
         metrics = Metrics("smollm2") if is_on else NoMetrics("smollm2")
@@ -113,16 +122,16 @@ class Side:
         done = threading.Event()
 
         def switch() -> None:
-            engine = self._target.engine
+            engine = self._loop.engine
             engine.speculator.traffic.drift = self._drift  # type: ignore[assignment]
             engine.hooks.remove(engine.audit)
             if self._is_on:
                 engine.hooks.add(engine.audit)
             done.set()
 
-        self._target.loop.call(switch)
+        self._loop.call(switch)
         done.wait()
-        self._target.loop.tracer = self._tracing if self._is_on else None
+        self._loop.tracer = self._tracing if self._is_on else None
 
     def leave(self) -> None:
         if self._is_on:
@@ -131,6 +140,24 @@ class Side:
 
     def close(self) -> None:
         self._server.close()
+
+
+@contextmanager
+def local_worker(config: EngineConfig) -> Iterator[tuple[TargetClient, EngineLoop]]:
+    """A target worker on threads of this process, so that the engine's parts can be exchanged between two runs."""
+    loop = EngineLoop(build_engine(config))
+    worker = TargetWorker("engine-0", loop, Listener("tcp://127.0.0.1:0", TO_TARGET_WORKER))
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    members = FixedDirectory((Member("engine-0", "engine", "target", worker.address),))
+    try:
+        with TargetClient(
+            ClusterConfig((PoolConfig("engine", "target", config.model),)), members, engine=config
+        ) as target:
+            yield target, loop
+    finally:
+        worker.stop()
+        thread.join()
 
 
 def interval(values: list[float]) -> tuple[float, float, float]:
@@ -188,12 +215,12 @@ def main() -> None:
         subprocess.Popen(
             [sys.executable, __file__, "--client"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process,
-        LocalTarget.load(config) as target,
+        local_worker(config) as (target, loop),
     ):
         assert process.stdin is not None
         assert process.stdout is not None
         with Tracing.to(f"http://127.0.0.1:{int(process.stdout.readline())}", "bench", options.ratio) as tracing:
-            sides = {"off": Side(target, False, tracing), "on": Side(target, True, tracing)}
+            sides = {"off": Side(target, loop, False, tracing), "on": Side(target, loop, True, tracing)}
             for repeat in range(-2, options.repeats):  # two warm-up rounds
                 for name in ("off", "on") if repeat % 2 else ("on", "off"):
                     side = sides[name]

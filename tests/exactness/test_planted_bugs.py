@@ -10,7 +10,7 @@ from tests.exactness.suite import check_distribution, check_identical, mixed_req
 from tests.exactness.test_rejection import PROMPT, SMALL, engine_for
 from tests.fakes import TINY, Sampled, draft_model, tiny_engine, tiny_model
 
-DRAWS = 8_000
+DRAWS = 12_000
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,7 @@ def text_is_caught():
         check_identical(target, engine, mixed_requests(8, TINY.vocab_size))
 
 
+@pytest.mark.slow  # test_rejection.py makes such checks with as many draws
 def test_the_checks_pass_without_a_bug(models):
     """The same checks, the same number of draws, nothing planted."""
     check_distribution(

@@ -90,8 +90,8 @@ class TargetPool:
     @property
     def max_num_seqs(self) -> int:
         """Sequences that all usable workers run at once. Without a usable worker, the last value."""
-        targets = [target for target in list(self._targets.values()) if target.takes_streams]
-        self._max_num_seqs = sum(target.load.max_num_seqs for target in targets) or self._max_num_seqs
+        welcomes = [target.welcome for target in list(self._targets.values()) if target.takes_streams]
+        self._max_num_seqs = sum(one.max_num_seqs for one in welcomes if one is not None) or self._max_num_seqs
         return self._max_num_seqs
 
     def wait_ready(self, seconds: float) -> Welcome | None:
