@@ -26,7 +26,7 @@ from paceline.cluster.routing.kv_router import KvRouter
 from paceline.cluster.routing.router import Prompt, WorkerLoad
 from paceline.core.clock import WallClock
 from paceline.core.kv_events import BlocksStored
-from paceline.kv.prefix_sums import PrefixSums
+from paceline.kv.prefix import PrefixSums
 
 NUM_SHARED, SHARED, OWN, TAIL, VOCABULARY = 16, 3072, 1024, 200, 49_152
 SLOTS = 32

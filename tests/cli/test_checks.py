@@ -13,7 +13,7 @@ from paceline.cli.checks import Check, Verdict, sketch
 from paceline.cli.commands import cli
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft
-from paceline.engine.memory_fit import GIB
+from paceline.engine.sizing.memory_fit import GIB
 from paceline.kernels.cpu import native
 from paceline.models.architectures.inflation import SHAPES, Inflation, Shape
 from paceline.models.loading.load import load_model, open_checkpoint
@@ -69,7 +69,7 @@ def test_incompatible_draft_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_too_little_memory_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.engine.sizing.total_memory", lambda: GIB // 4)
+    monkeypatch.setattr("paceline.engine.sizing.sizing.total_memory", lambda: GIB // 4)
     fit = verdicts(EngineConfig())["fit"]
     assert fit.verdict is Verdict.PROBLEM
     assert "max_model_len" in fit.found or "smaller" in fit.found

@@ -13,7 +13,7 @@ from paceline.cluster.routing.kv_router import KvRouter
 from paceline.cluster.routing.router import Prompt, RoundRobin, Router, WorkerLoad
 from paceline.core.clock import VirtualClock
 from paceline.core.kv_events import BlocksRemoved, BlocksStored
-from paceline.kv.prefix_sums import PrefixSums
+from paceline.kv.prefix import PrefixSums
 
 SECONDS_PER_TOKEN, DECODE_SECONDS, HELD = 3e-3, 0.5, 3
 SYSTEM, QUESTION = 1504, 60

@@ -15,9 +15,10 @@ from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, 
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
 from paceline.core.worker_status import BreakerState
-from paceline.engine import build, sizing
+from paceline.engine import build
 from paceline.engine.build import build_engine, make_breaker, make_depth, pick_device, pick_dtype, pick_method
 from paceline.engine.engine import Engine
+from paceline.engine.sizing import sizing
 from paceline.models.architectures.config import ModelConfig
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate

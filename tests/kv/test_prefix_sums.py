@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kv.prefix_sums import PrefixSums
+from paceline.kv.prefix import PrefixSums
 
 IDS = [(7 * i * i + 3) % 49152 for i in range(1000)]
 

@@ -183,7 +183,7 @@ def _run(llm: "LLM", trial: Trial, prompts: Sequence[BenchPrompt], label: str, s
 
 
 def _target(llm: "LLM", rounds: Iterable[RecordedRound], batch: int) -> Target:
-    from paceline.engine.sizing import size_engine
+    from paceline.engine.sizing.sizing import size_engine
     from paceline.models.loading.load import LoadedModel
 
     model = llm.engine.runner.model

@@ -18,8 +18,8 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, PacelineError
 from paceline.core.machine import available_memory, total_memory, usable_cores
 from paceline.engine.build import pick_device, pick_dtype
-from paceline.engine.memory_fit import GIB, MemoryFit
-from paceline.engine.sizing import size_engine
+from paceline.engine.sizing.memory_fit import GIB, MemoryFit
+from paceline.engine.sizing.sizing import size_engine
 from paceline.kernels.cpu import native
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.drafts.compatibility import check_compatible

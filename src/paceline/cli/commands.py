@@ -18,6 +18,7 @@ from paceline.cli.generate import generate
 from paceline.cli.options import default_to
 from paceline.cli.serve import serve
 from paceline.cli.train import train
+from paceline.cli.warm import warm
 from paceline.core.errors import MissingDependency, PacelineError
 
 
@@ -50,7 +51,7 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, chat, generate, doctor, train, up, down, status, keys):
+for command in (serve, chat, generate, doctor, warm, train, up, down, status, keys):
     cli.command()(command)
 cli.command("advise")(advise_command)
 benches = typer.Typer(cls=default_to(MEASURE), rich_markup_mode="markdown")

@@ -12,13 +12,13 @@ from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig, SpeculationConfig, WeightBits
 from paceline.core.errors import InvalidConfig
 from paceline.core.timeline import phase
-from paceline.engine.calibration import measure_context, measure_passes
 from paceline.engine.engine import Engine
 from paceline.engine.hooks.hook import StepHook
 from paceline.engine.hooks.tier_build import make_tiers
 from paceline.engine.proposers import make_proposers
 from paceline.engine.scheduler import Scheduler
-from paceline.engine.sizing import size_engine
+from paceline.engine.sizing.calibration import measure_context, measure_passes
+from paceline.engine.sizing.sizing import size_engine
 from paceline.engine.speculator import Speculator
 from paceline.engine.start.kernel_cache import KernelCache
 from paceline.engine.start.kernel_compilation import KernelCompilation

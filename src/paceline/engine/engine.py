@@ -22,10 +22,10 @@ from paceline.engine.hooks.exports import Exports
 from paceline.engine.hooks.hook import StepHook, StepHooks
 from paceline.engine.hooks.imports import Imports
 from paceline.engine.hooks.self_audit import SelfAudit
-from paceline.engine.memory_fit import MemoryFit
 from paceline.engine.output import OutputProcessor
 from paceline.engine.schedule import Schedule
 from paceline.engine.scheduler import Scheduler
+from paceline.engine.sizing.memory_fit import MemoryFit
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
 from paceline.models.runner import ModelRunner

@@ -4,8 +4,8 @@ import torch
 
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
-from paceline.engine.defaults import ResolvedLimits
-from paceline.engine.sizing import num_lanes
+from paceline.engine.sizing.defaults import ResolvedLimits
+from paceline.engine.sizing.sizing import num_lanes
 from paceline.kv.block_tables import BlockTables
 from paceline.models.drafts.compatibility import proposable_ids
 from paceline.models.drafts.eagle import EagleModel, EagleRunner

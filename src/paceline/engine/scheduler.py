@@ -45,8 +45,8 @@ class Scheduler:
         tiers: Tiers | None = None,
         max_draft_tokens: int | None = None,
     ) -> None:
-        """`tiers`: the cache tiers below the device; None: there are none. `max_draft_tokens`: drafts of one step; None: as many
-        as tokens."""
+        """`tiers`: the cache tiers below the device; None: there are none. `max_draft_tokens`: draft tokens of one step;
+        None: as many as tokens."""
         self.tables = tables
         self.max_num_seqs = max_num_seqs
         self.max_batched_tokens = max_batched_tokens

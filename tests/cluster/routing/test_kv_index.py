@@ -7,7 +7,7 @@ from paceline.cluster.routing.kv_index import BLOCK_SIZE, MIN_PEER_TOKENS, KvInd
 from paceline.cluster.routing.router import Prompt
 from paceline.core.kv_events import TIERS, BlocksRemoved, BlocksStored, CacheCleared, Tier
 from paceline.kernels import layout
-from paceline.kv.prefix_sums import PrefixSums
+from paceline.kv.prefix import PrefixSums
 
 PROMPT = list(range(100, 100 + 10 * BLOCK_SIZE))
 IDS = list(range(640))

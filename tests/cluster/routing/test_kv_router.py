@@ -13,7 +13,7 @@ from paceline.cluster.routing.router import Prompt, WorkerLoad
 from paceline.cluster.routing.worker_rates import SECONDS_PER_TOKEN
 from paceline.core.clock import VirtualClock
 from paceline.core.kv_events import BlocksStored, Tier
-from paceline.kv.prefix_sums import PrefixSums
+from paceline.kv.prefix import PrefixSums
 
 PROMPT = list(range(1024))
 NAMES = ["a", "b", "c", "d"]

@@ -1,7 +1,7 @@
 import random
 
 from paceline.cluster.routing.reservations import Reservations
-from paceline.kv.prefix_sums import PrefixSums
+from paceline.kv.prefix import PrefixSums
 
 SUMS = PrefixSums(seed=3)
 RED, BLUE = 17, 23

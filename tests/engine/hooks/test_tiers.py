@@ -10,7 +10,7 @@ import pytest
 from paceline.cluster.routing.kv_index import KvIndex
 from paceline.engine.engine import Engine
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.kv.prefix_sums import PrefixSums
+from paceline.kv.prefix import PrefixSums
 from paceline.models.kv_blocks import block_bytes
 from paceline.speculation.proposers.suffix import SuffixProposer
 from tests.engine.harness import assert_nothing_held, engine_of, outputs_of, request, tokens_of

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.kv.tiers.block import TieredBlock
-from paceline.kv.tiers.disk_block import HEADER_BYTES, MAX_SALT_BYTES
+from paceline.kv.tiers.block import HEADER_BYTES, MAX_SALT_BYTES, TieredBlock
 from paceline.kv.tiers.disk_folder import DiskFolder
 from tests.kv.tiers.chains import chain
 

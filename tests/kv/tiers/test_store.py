@@ -9,11 +9,9 @@ import pytest
 
 from paceline.core.clock import WallClock
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheEvent
-from paceline.kv.tiers.block import TieredBlock
-from paceline.kv.tiers.disk_block import HEADER_BYTES
+from paceline.kv.tiers.block import HEADER_BYTES, TieredBlock
 from paceline.kv.tiers.disk_folder import DiskFolder
-from paceline.kv.tiers.fetch import Fetch
-from paceline.kv.tiers.host_tier import HostTier
+from paceline.kv.tiers.host_tier import Fetch, HostTier
 from paceline.kv.tiers.store import TierStore
 from tests.kv.tiers.chains import chain
 

@@ -8,7 +8,7 @@ import torch
 
 from paceline.core.cluster_config import ClusterConfig, cluster_config
 from paceline.core.errors import IncompatibleDraft, InvalidConfig
-from paceline.engine.sizing import size_engine
+from paceline.engine.sizing.sizing import size_engine
 from paceline.models.drafts.load import find_draft, load_draft
 from paceline.models.loading.load import load_model
 from paceline.models.runner import ModelRunner, Span

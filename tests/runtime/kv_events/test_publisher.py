@@ -2,7 +2,7 @@ import random
 
 from paceline.cluster.routing.kv_index import KvIndex
 from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, Tier
-from paceline.kv.prefix_sums import PrefixSums
+from paceline.kv.prefix import PrefixSums
 from paceline.runtime.kv_events.events import decode, encode
 from paceline.runtime.kv_events.publisher import CacheContents
 

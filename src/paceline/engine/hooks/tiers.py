@@ -16,7 +16,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables
 from paceline.kv.prefix import chain_keys
 from paceline.kv.tiers.block import TieredBlock
-from paceline.kv.tiers.fetch import Fetch
+from paceline.kv.tiers.host_tier import Fetch
 from paceline.kv.tiers.store import TierStore
 from paceline.models.host_blocks import HostBlocks
 

@@ -46,6 +46,8 @@ class CompileReport:
     listed_seconds: float
     """Time until all kernels were known."""
     seconds: float
+    has_launchers: bool
+    """Whether the code that launches the kernels was compiled too."""
 
 
 def compile_all(request: CompileRequest) -> CompileReport:
@@ -55,7 +57,14 @@ def compile_all(request: CompileRequest) -> CompileReport:
     # The imports come before the fork, so that the forked processes share them
     from paceline.engine.build import build_engine
     from paceline.engine.executors.graph import executor  # noqa: F401
-    from paceline.kernels.gpu.compilation import KernelSpec, compile_again, compile_kernel, record_kernels, target_gpu
+    from paceline.kernels.gpu.compilation import (
+        KernelSpec,
+        compile_again,
+        compile_kernel,
+        has_launchers,
+        record_kernels,
+        target_gpu,
+    )
 
     target_gpu(request.gpu.capability)
     pending: dict[KernelSpec, Future[bool]] = {}
@@ -67,7 +76,8 @@ def compile_all(request: CompileRequest) -> CompileReport:
         build_engine(request.config).warm_up()
         listed = time.perf_counter() - began
         compiled = sum(future.result() for future in pending.values())
-    return CompileReport(len(pending), compiled, request.processes, listed, time.perf_counter() - began)
+    seconds = time.perf_counter() - began
+    return CompileReport(len(pending), compiled, request.processes, listed, seconds, has_launchers())
 
 
 def _end_with_parent() -> None:

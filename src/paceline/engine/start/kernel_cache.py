@@ -69,7 +69,7 @@ class KernelCache:
 def engine_key(config: EngineConfig, gpu: GpuModel, models: str) -> str:
     """A key that differs for engines that may launch different kernels. `models` describes the shapes of the models."""
     settings = {name: value for name, value in asdict(config).items() if name not in _NOT_RELEVANT}
-    facts = json.dumps([settings, asdict(gpu), models, _versions()], sort_keys=True, default=str)
+    facts = json.dumps([settings, gpu.name, gpu.capability, models, _versions()], sort_keys=True, default=str)
     digest = hashlib.sha256(facts.encode())
     package = Path(__file__).parents[2]
     for source in sorted(path for name in _SOURCES for path in (package / name).rglob("*.py")):

@@ -59,7 +59,8 @@ class KernelCompilation:
         report, self._process = read_report(self._process), None
         if report is None:
             return None
-        self._cache.mark_complete(self._key, report.kernels)
+        if report.has_launchers:
+            self._cache.mark_complete(self._key, report.kernels)
         note = (
             f"{report.kernels} kernels, {report.kernels - report.compiled} in the cache, {report.processes} processes; "
             f"all known after {report.listed_seconds:.1f} s, waited {time.perf_counter() - before:.1f} s"

@@ -7,6 +7,7 @@ Compiled kernels are files in Triton's cache folder, which all processes share.
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +15,9 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia import driver as nvidia
 from triton.runtime import driver
+
+_LAUNCHERS_DIFFER = hasattr(nvidia, "make_launcher")
+"""Whether every signature has a launcher of its own; newer versions have one for all kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,20 @@ def compile_kernel(spec: KernelSpec) -> bool:
     """Compile the kernel and its launcher into the cache folder. Returns False if the kernel was there already."""
     counts = count_lookups()
     kernel = getattr(importlib.import_module(spec.module), spec.name).preload(spec.data)
-    if hasattr(nvidia, "make_launcher"):  # newer versions have one launcher for all kernels
+    if has_launchers() and _LAUNCHERS_DIFFER:
         nvidia.CudaLauncher(kernel.src, kernel.metadata)
     return counts.misses > 0
+
+
+@cache
+def has_launchers() -> bool:
+    """Whether this machine can compile launchers, which are linked with libcuda."""
+    if not _LAUNCHERS_DIFFER:
+        return True
+    try:
+        return bool(nvidia.library_dirs())
+    except (AssertionError, OSError):
+        return False
 
 
 def count_lookups() -> CacheCounts:

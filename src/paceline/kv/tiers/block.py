@@ -1,5 +1,7 @@
-"""Metadata of a cached block."""
+"""A cached block below the device: its metadata, and its file format of a header page and the contents."""
 
+import struct
+import zlib
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -42,3 +44,60 @@ def parents_first(blocks: Iterable[TieredBlock]) -> Iterator[TieredBlock]:
         block = pending.pop()
         yield block
         pending.extend(reversed(following.get(block.key, ())))
+
+
+HEADER_BYTES = 4096
+"""One page, so that the contents are aligned."""
+MAGIC = b"paceline/kv/1\n\0\0"
+# fingerprint, key, parent, has a parent, tokens, bytes of the salt, bytes and checksum of the contents
+_FIELDS = struct.Struct(f"<16s32s32s32s?{4 * BLOCK_SIZE}sHQI")
+_SUM = struct.Struct("<I")
+MAX_SALT_BYTES = HEADER_BYTES - _FIELDS.size - _SUM.size
+
+
+class BadBlock(Exception):
+    """The file is truncated, altered, or belongs to another model."""
+
+
+def pack_header(block: TieredBlock, fingerprint: bytes, contents: memoryview) -> bytes | None:
+    """The header page; None if the salt is too long for it."""
+    salt = block.salt.encode("utf-8", "surrogatepass")
+    if len(salt) > MAX_SALT_BYTES:
+        return None
+    fields = _FIELDS.pack(
+        MAGIC,
+        fingerprint,
+        block.key,
+        block.parent or bytes(32),
+        block.parent is not None,
+        block.tokens,
+        len(salt),
+        len(contents),
+        zlib.crc32(contents),
+    )
+    page = (fields + salt).ljust(HEADER_BYTES - _SUM.size, b"\0")
+    return page + _SUM.pack(zlib.crc32(page))
+
+
+def unpack_header(page: bytes | memoryview, fingerprint: bytes) -> tuple[TieredBlock, int, int]:
+    """The block, and the size and checksum of its contents."""
+    if len(page) != HEADER_BYTES:
+        raise BadBlock("the header is truncated")
+    body = bytes(page[: -_SUM.size])
+    magic, model, key, parent, has_parent, tokens, salt_len, size, crc = _FIELDS.unpack_from(body)
+    if magic != MAGIC:
+        raise BadBlock("it is not a block, or has another version")
+    if _SUM.pack(zlib.crc32(body)) != page[-_SUM.size :]:
+        raise BadBlock("the header was altered")
+    if model != fingerprint:
+        raise BadBlock("it belongs to another model or cache format")
+    try:
+        salt = body[_FIELDS.size : _FIELDS.size + salt_len].decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        raise BadBlock("its salt is not text") from None
+    return TieredBlock(key, parent if has_parent else None, tokens, salt), size, crc
+
+
+def check_contents(contents: memoryview, crc: int) -> None:
+    if zlib.crc32(contents) != crc:
+        raise BadBlock("its contents were altered")

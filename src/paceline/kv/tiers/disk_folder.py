@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.core.errors import InvalidConfig
-from paceline.kv.tiers.block import TieredBlock
-from paceline.kv.tiers.disk_block import HEADER_BYTES, BadBlock, check_contents, pack_header, unpack_header
+from paceline.kv.tiers.block import HEADER_BYTES, BadBlock, TieredBlock, check_contents, pack_header, unpack_header
 
 logger = logging.getLogger(__name__)
 

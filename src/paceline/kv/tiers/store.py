@@ -12,8 +12,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.tiers.block import TieredBlock, parents_first
 from paceline.kv.tiers.disk_folder import DiskFolder
 from paceline.kv.tiers.eviction import EvictionIndex
-from paceline.kv.tiers.fetch import Fetch, SlotMemory, Traffic
-from paceline.kv.tiers.host_tier import HostTier
+from paceline.kv.tiers.host_tier import Fetch, HostTier, SlotMemory, Traffic
 from paceline.kv.tiers.rates import LoadRates
 
 logger = logging.getLogger(__name__)

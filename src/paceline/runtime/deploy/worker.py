@@ -20,7 +20,7 @@ from paceline.core.machine import freeze_loaded_objects, usable_cores
 from paceline.engine.build import build_engine, calibrate, pick_device
 from paceline.engine.engine import Engine
 from paceline.engine.loop import EngineLoop
-from paceline.engine.sizing import size_engine
+from paceline.engine.sizing.sizing import size_engine
 from paceline.kernels.cpu import native
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.models.loading.checksums import quick_checksum

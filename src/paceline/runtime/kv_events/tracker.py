@@ -5,7 +5,7 @@ from urllib.parse import urlsplit
 
 from paceline.cluster.routing.kv_index import KvIndex
 from paceline.core.clock import Clock
-from paceline.kv.prefix_sums import PrefixSums
+from paceline.kv.prefix import PrefixSums
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.kv_events.subscriber import KvSubscriber
 from paceline.runtime.wire.gateway_messages import Welcome

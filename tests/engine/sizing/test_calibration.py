@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline.core.clock import VirtualClock
-from paceline.engine.calibration import MAX_SECONDS, measure_context, measure_passes
+from paceline.engine.sizing.calibration import MAX_SECONDS, measure_context, measure_passes
 from paceline.models.runner import ModelRunner, Span
 from tests.fakes import TINY, request, run, tiny_engine, tiny_model
 

@@ -1,0 +1,20 @@
+from paceline.core.clock import VirtualClock
+from paceline.engine.hooks.idle_captures import SLICE_SECONDS, IdleCaptures
+
+
+def test_captures_run_in_order_and_in_slices() -> None:
+    clock, done = VirtualClock(), list[int]()
+    captures = IdleCaptures(clock.now)
+
+    def capture(number: int) -> None:
+        done.append(number)
+        clock.advance(0.6 * SLICE_SECONDS)
+
+    captures.add([lambda number=number: capture(number) for number in range(3)])
+    assert captures.has_idle_work
+    captures.use_idle_time()
+    assert done == [0, 1]  # the second began within the slice
+    captures.use_idle_time()
+    assert done == [0, 1, 2]
+    assert not captures.has_idle_work
+    captures.use_idle_time()
