@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -64,7 +64,7 @@ class NoMetrics(Metrics):
     def record_submit(self, request: Request) -> None:
         pass
 
-    def record_output(self, request: Request, output: StepOutput, now: float) -> None:
+    def record_outputs(self, outputs: Sequence[tuple[Request, StepOutput]], now: float) -> None:
         pass
 
     def record_finish(self, request: Request, reason: str, now: float) -> None:
@@ -184,7 +184,7 @@ def parts() -> None:
             call(i)
         print(f"{what:32}{1e6 * (time.process_time() - started) / count:8.2f} µs")
 
-    timed("metrics, per step", 20000, lambda i: metrics.record_output(request, output, 1e-3 * i))
+    timed("metrics, per step", 20000, lambda i: metrics.record_outputs([(request, output)], 1e-3 * i))
     timed("drift test, per round", 20000, lambda i: drift.observe("c", i // rounds, i % 3 > 0))
     timed("drift test, per finished sequence", 20000 // rounds, lambda i: drift.close([i]))
     timed("trace, per round", 2000, lambda i: trace.add(output))

@@ -22,6 +22,7 @@ from local_http import LocalServer, complete_all
 
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.config import EngineConfig
+from paceline.core.machine import freeze_loaded_objects
 from paceline.core.output import StepOutput
 from paceline.core.pool_config import PoolConfig
 from paceline.core.sequence import FinishReason, Origin
@@ -163,6 +164,7 @@ def measure(options: argparse.Namespace) -> None:
             ) as target:
                 gateway = Gateway(target, config, Metrics(MODEL), FlagStore())
                 server = LocalServer(create_app(gateway, Access.from_config(config, time.monotonic)))
+                freeze_loaded_objects()  # as `paceline serve` does
                 run(options, server, worker)
                 server.close()
         finally:

@@ -7,7 +7,7 @@ from torch import Tensor
 from paceline.kernels.attention import paged_attention_reference
 from paceline.kernels.gpu import attention_plan as plans
 from paceline.kernels.gpu.attention import paged_attention
-from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, attention_plan
+from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, attention_plan, ragged_plan
 from paceline.kernels.layout import AttentionLayout
 from tests.kernels.cases import generator, make_cache, make_layout
 from tests.kernels.gpu.cases import DEVICE, on_device
@@ -202,3 +202,18 @@ def test_up_to_16_rows_are_split_as_one_row_is(rows: int, monkeypatch: pytest.Mo
     alone, together = (attention_plan(count, 1, count, 32, 8, 128, DEVICE) for count in (1, rows))
     assert together.num_splits == alone.num_splits > 1
     assert together.tile_keys == alone.tile_keys
+
+
+@pytest.mark.parametrize("padding", [0, 7])
+def test_prompts_beside_sequences_that_decode(padding: int) -> None:
+    """Sequences of few rows have tiles of their own, and every row is computed once."""
+    rows, contexts = [1, 40, 1, 3, 6, 2, 1], [5, 0, 37, 16, 20, 0, 3]
+    plan = ragged_plan(sum(rows) + padding, len(rows), 6, 2, 64, DEVICE)
+    assert plan.few is not None
+    assert plan.few.tile < plan.tile
+    assert plan.few.most_rows + 1 == plan.least_rows
+    check(contexts, rows, plan=plan, padding=padding)
+
+
+def test_a_single_prompt_needs_no_second_launch() -> None:
+    assert ragged_plan(40, 1, 6, 2, 64, DEVICE).few is None

@@ -53,11 +53,11 @@ class Harness:
         request, metrics = Request(name, (1,), category=category), self.server.gateway.metrics
         metrics.record_submit(request)
         output = StepOutput(name, 0, 0, (1,), (Origin.PLAIN,), "")
-        metrics.record_output(request, output, self.now)
+        metrics.record_outputs([(request, output)], self.now)
         rest = replace(
             output, tokens=(1,) * (tokens - 1), origins=(Origin.PLAIN,) * (tokens - 1), finish_reason=FinishReason.STOP
         )
-        metrics.record_output(request, rest, self.now + seconds)
+        metrics.record_outputs([(request, rest)], self.now + seconds)
 
     @property
     def last(self) -> module.Sample:

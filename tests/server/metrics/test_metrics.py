@@ -82,10 +82,10 @@ def test_a_request_from_arrival_to_end() -> None:
     metrics = Metrics("m", clock)
     request = make_request()
     metrics.record_submit(request)
-    metrics.record_output(request, make_output(1, num_cached=2, waited=0.25), 100.4)
-    metrics.record_output(request, make_output(3, drafted=4, accepted=2), 100.5)
-    metrics.record_output(request, make_output(5, drafted=4, accepted=4), 100.6)
-    metrics.record_output(request, make_output(2, drafted=2, accepted=1, finish_reason=FinishReason.STOP), 100.9)
+    metrics.record_outputs([(request, make_output(1, num_cached=2, waited=0.25))], 100.4)
+    metrics.record_outputs([(request, make_output(3, drafted=4, accepted=2))], 100.5)
+    metrics.record_outputs([(request, make_output(5, drafted=4, accepted=4))], 100.6)
+    metrics.record_outputs([(request, make_output(2, drafted=2, accepted=1, finish_reason=FinishReason.STOP))], 100.9)
     metrics.record_finish(request, "stop", 100.9)
     clock.now = 101.0
     found = samples(metrics)
@@ -119,9 +119,9 @@ def test_choices_share_one_first_token_and_have_their_own_speed() -> None:
     request = make_request()
     metrics.record_submit(request)
     for choice, start in ((0, 101.0), (1, 102.0)):
-        metrics.record_output(request, make_output(1, choice=choice), start)
+        metrics.record_outputs([(request, make_output(1, choice=choice))], start)
     for choice, end in ((0, 103.0), (1, 105.0)):
-        metrics.record_output(request, make_output(2, choice=choice, finish_reason=FinishReason.LENGTH), end)
+        metrics.record_outputs([(request, make_output(2, choice=choice, finish_reason=FinishReason.LENGTH))], end)
     metrics.record_finish(request, "length", 105.0)
     found = samples(metrics)
     assert found["paceline_time_to_first_token_seconds_count", "chat"] == 1
@@ -134,7 +134,7 @@ def test_times_need_tokens() -> None:
     one, none = make_request("one"), make_request("none")
     metrics.record_submit(one)
     metrics.record_submit(none)
-    metrics.record_output(one, make_output(1, finish_reason=FinishReason.STOP), 101.0)
+    metrics.record_outputs([(one, make_output(1, finish_reason=FinishReason.STOP))], 101.0)
     metrics.record_finish(one, "stop", 101.0)
     metrics.record_finish(none, "cancelled", 101.0)
     found = samples(metrics)
@@ -151,7 +151,7 @@ def test_tokens_per_second_cover_ten_seconds() -> None:
     key = ("paceline_effective_tokens_per_second", "chat")
     for second in range(20):
         clock.now = 100.0 + second
-        metrics.record_output(request, make_output(5), clock.now)
+        metrics.record_outputs([(request, make_output(5))], clock.now)
     assert samples(metrics)[key] == 5.0
     clock.now += 5.0
     assert samples(metrics)[key] == 2.5
@@ -252,7 +252,7 @@ def test_the_documentation_lists_every_metric() -> None:
     draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://a:2", answers=1)
     metrics.add_cluster(lambda: ClusterStatus((worker, draft), 0))
     metrics.record_submit(make_request())
-    metrics.record_output(make_request(), make_output(2, drafted=1, accepted=1), 0.0)
+    metrics.record_outputs([(make_request(), make_output(2, drafted=1, accepted=1))], 0.0)
     metrics.record_rejection("overloaded")
     exported = set()
     for family in metrics.registry.collect():
@@ -271,7 +271,7 @@ def test_counting_and_scraping_from_many_threads() -> None:
         for i in range(50):
             request = make_request(f"{number}-{i}", category=f"kind {i % 5}")
             metrics.record_submit(request)
-            metrics.record_output(request, make_output(2, drafted=2, accepted=1), float(i))
+            metrics.record_outputs([(request, make_output(2, drafted=2, accepted=1))], float(i))
             metrics.record_finish(request, "stop", float(i))
             metrics.render() if i % 25 == 0 else None
 

@@ -71,9 +71,8 @@ class KernelCompilation:
     def close(self) -> None:
         """End the processes that are still running."""
         if self._process is not None:
-            with suppress(ProcessLookupError):
+            with self._process, suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
             self._process = None
 
     def __enter__(self) -> Self:
@@ -124,9 +123,11 @@ def run_compiler(request: CompileRequest) -> "subprocess.Popen[str]":
 
 def read_report(process: "subprocess.Popen[str]") -> CompileReport | None:
     """Wait for the end of `run_compiler`. None if it failed, which is logged."""
-    assert process.stdout is not None  # standard input stays open: the process ends with it
-    out = process.stdout.read()
-    if process.wait():
+    with process:
+        assert process.stdout is not None
+        out = process.stdout.read()
+        process.wait()  # before standard input is closed: the process ends with it
+    if process.returncode:
         logger.warning("the kernels could not be compiled ahead: %s", out.strip()[-2000:])
         return None
     return CompileReport(**json.loads(out.splitlines()[-1]))

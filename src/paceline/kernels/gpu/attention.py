@@ -49,6 +49,39 @@ def paged_attention(
     assert block_tables.stride(1) == 1
     if out is None:
         out = torch.empty(rows, heads * width, dtype=q.dtype, device=q.device)
+    for part in (plan,) if plan.few is None else (plan, plan.few):
+        _launch(
+            q,
+            key_cache,
+            value_cache,
+            starts,
+            context_lens,
+            block_tables,
+            part,
+            scale,
+            ancestors,
+            window,
+            out,
+            first_row,
+        )
+    return out
+
+
+def _launch(
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    starts: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    plan: AttentionPlan,
+    scale: float,
+    ancestors: Tensor | None,
+    window: int | None,
+    out: Tensor,
+    first_row: int,
+) -> None:
+    heads, width, kv_heads = q.shape[1], q.shape[2], key_cache.shape[2]
     _attention[(plan.num_tiles, kv_heads, plan.num_splits)](
         q,
         key_cache,
@@ -65,6 +98,8 @@ def paged_attention(
         q.stride(0),
         block_tables.stride(0),
         first_row,
+        plan.least_rows,
+        plan.most_rows,
         scale * _LOG2_E,
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
@@ -81,11 +116,11 @@ def paged_attention(
         num_stages=plan.num_stages,
         **PDL,
     )
-    return out
 
 
 @triton.jit(
-    do_not_specialize=["num_sequences", "table_stride", "first_row"], do_not_specialize_on_alignment=["block_tables"]
+    do_not_specialize=["num_sequences", "table_stride", "first_row", "least_rows", "most_rows"],
+    do_not_specialize_on_alignment=["block_tables"],
 )
 def _attention(
     q,
@@ -103,6 +138,8 @@ def _attention(
     q_stride,
     table_stride,
     first_row,
+    least_rows,
+    most_rows,
     scale,  # log2(e) included
     KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -124,7 +161,7 @@ def _attention(
     gdc_launch(PDL)
     sequence, start, num_rows, row_0 = _rows_of(tile, starts, num_sequences, ROWS, SEARCH)
     context = tl.load(context_lens + sequence)
-    if row_0 >= num_rows:
+    if (row_0 >= num_rows) | (num_rows < least_rows) | (num_rows > most_rows):
         return
 
     num_parts, part_begin, whole_end, part_end = _part_of(

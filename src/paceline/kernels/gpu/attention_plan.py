@@ -1,6 +1,6 @@
 """How attention is divided into programs, and the scratch memory for partial results."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -62,6 +62,11 @@ class AttentionPlan:
     partial: Tensor  # num_tiles x KV x num_splits x tile x hd, float32, unnormalised outputs
     sums: Tensor  # num_tiles x KV x num_splits x 2 x tile, float32, running maximum (base 2) and sum
     counters: Tensor  # num_tiles x KV, int32, finished parts; zero between launches
+    least_rows: int = 1
+    most_rows: int = 1 << 30
+    """Rows of the sequences that are computed, `least_rows` to `most_rows`."""
+    few: "AttentionPlan | None" = None
+    """Plan of the other sequences, which have few rows. A tile for prompts takes several times as long for a single row."""
 
 
 def attention_plan(
@@ -111,6 +116,25 @@ def attention_plan(
         sums=sums,
         counters=counters,
     )
+
+
+def ragged_plan(
+    num_rows: int,
+    num_sequences: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    device: torch.device | str,
+    scratch: AttentionScratch | None = None,
+) -> AttentionPlan:
+    """The plan for passes of prompts beside sequences that decode: one launch for each."""
+    scratch = scratch or AttentionScratch(device)
+    heads = num_heads, num_kv_heads, head_dim
+    plan = attention_plan(num_rows, num_sequences, num_rows, *heads, device, scratch=scratch)
+    few = attention_plan(num_rows, num_sequences, 1, *heads, device, scratch=scratch)
+    if num_sequences == 1 or few.tile == plan.tile:
+        return plan
+    return replace(plan, least_rows=few.tile_rows + 1, few=replace(few, most_rows=few.tile_rows))
 
 
 def search_width(num_sequences: int) -> int:

@@ -13,7 +13,7 @@ from torch.nn.functional import linear as dense_linear
 
 from paceline.kernels.gpu.activation import silu_mul
 from paceline.kernels.gpu.attention import paged_attention
-from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, attention_plan
+from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, attention_plan, ragged_plan
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.gpu.rotary import rotate_and_store
@@ -25,9 +25,11 @@ from paceline.models.architectures.decoder import AfterLayer, DecoderWeights, Fo
 def plan_pass(
     model: DecoderWeights, rows: int, sequences: int, max_rows: int, scratch: AttentionScratch | None = None
 ) -> AttentionPlan:
-    """Attention plan of passes of this size; create it once for each size."""
+    """Attention plan of passes of this size; create it once for each size. A sequence with all `rows` rows makes it ragged."""
     c = model.config
     heads = c.num_heads, c.num_kv_heads, c.head_dim
+    if max_rows == rows > 1:
+        return ragged_plan(rows, sequences, *heads, model.device, scratch)
     return attention_plan(rows, sequences, max_rows, *heads, model.device, scratch=scratch)
 
 

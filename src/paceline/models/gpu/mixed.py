@@ -7,18 +7,14 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.gpu.attention_plan import search_width
-from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.gpu.speculation.accept import DeviceState
 from paceline.kernels.gpu.speculation.slot_rows import place_slots
 from paceline.models.cuda_graph import StreamEvent, staging_tensor
 from paceline.models.gpu.decoder import head_logits
 from paceline.models.gpu.forward_pass import PassKind
-from paceline.models.gpu.ragged import RaggedInputs, RaggedPass, RaggedSize
+from paceline.models.gpu.ragged import RaggedInputs, RaggedPass, RaggedSize, padded_rows
 from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import Span
-
-_STEP = 64
-"""Rows to a multiple of which a pass without a graph is padded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +33,7 @@ class MixedPasses:
 
     def __init__(self, runner: GpuRunner, max_rows: int, max_sequences: int) -> None:
         self._runner = runner
-        most = RaggedSize(search_width(max_sequences), -(-max(max_rows, 2 * MAX_ROWS) // _STEP) * _STEP)
+        most = RaggedSize(search_width(max_sequences), padded_rows(max_rows))
         self._inputs = RaggedInputs(runner.device, runner.table_width, most.rows, most.sequences)
         self._passes: dict[RaggedSize, RaggedPass] = {}
         # Rows with logits, then their slots; two pairs, as one waits to be copied while the other is written
@@ -80,7 +76,7 @@ class MixedPasses:
         captured = self._runner.captured_ragged(sequences, rows)
         if captured is not None:
             return captured
-        size = RaggedSize(search_width(sequences), max(2 * MAX_ROWS, -(-rows // _STEP) * _STEP))
+        size = RaggedSize(search_width(sequences), padded_rows(rows))
         if size not in self._passes:
             self._passes[size] = RaggedPass(self._runner.context, self._inputs, size, PassKind())
         return self._passes[size]

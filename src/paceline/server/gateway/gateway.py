@@ -15,6 +15,7 @@ from dataclasses import astuple
 from paceline.core.errors import PacelineError
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request, ValidatedRequest
+from paceline.core.sequence import FinishReason
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.runtime.gateway_client.target_client import TargetClient
 from paceline.server.auth.rate_limit import RateLimits
@@ -40,7 +41,7 @@ NUM_FINISH_TIMES = 64
 class OutputStream:
     """Step outputs of the admitted requests of one session. The gateway writes, the session reads, on the event loop."""
 
-    def __init__(self, requests: Sequence[Request]) -> None:
+    def __init__(self, requests: Sequence[ValidatedRequest]) -> None:
         self.requests = {request.id: request for request in requests}
         self.unfinished = {request.id: request.sampling.n for request in requests}
         """Number of unfinished choices by request id; finished requests are absent."""
@@ -53,8 +54,9 @@ class OutputStream:
         return sum(self.unfinished.values())
 
     def put(self, output: StepOutput) -> None:
+        if not self._pending:
+            self._changed.set()
         self._pending.append(output)
-        self._changed.set()
 
     def fail(self, error: PacelineError) -> None:
         """Ends the stream with `error`, after the outputs that came before it. Only the first error counts."""
@@ -214,6 +216,7 @@ class Gateway:
         self._is_awake = False  # before reading: an event that arrives from here on wakes the loop again
         assert self._loop is not None
         now = self._loop.time()
+        received: list[tuple[ValidatedRequest, StepOutput]] = []
         while self._inbox:
             request_id, event = self._inbox.popleft()
             stream = self._by_request.get(request_id)
@@ -222,20 +225,21 @@ class Gateway:
             if isinstance(event, PacelineError):
                 stream.fail(event)
                 continue
-            self._count(stream, event, now)
+            received.append((stream.requests[request_id], event))
             stream.put(event)
+        self.metrics.record_outputs(received, now)
+        for request, output in received:
+            if output.finish_reason is not None:
+                self._finish_choice(request, output.finish_reason, now)
 
-    def _count(self, stream: OutputStream, output: StepOutput, now: float) -> None:
-        request = stream.requests[output.request_id]
-        self.metrics.record_output(request, output, now)
-        if output.finish_reason is None:
-            return
+    def _finish_choice(self, request: ValidatedRequest, reason: FinishReason, now: float) -> None:
+        stream = self._by_request[request.id]
         self._num_admitted -= 1
         self._finish_times.append(now)
         stream.unfinished[request.id] -= 1
         if stream.unfinished[request.id] == 0:
             del stream.unfinished[request.id], self._by_request[request.id]
-            self.metrics.record_finish(request, output.finish_reason.value, now)
+            self.metrics.record_finish(request, reason.value, now)
 
     def _add(self, stream: OutputStream) -> None:
         self._streams.add(stream)

@@ -4,9 +4,10 @@ Every label is bounded: one model, fixed outcomes and reasons, 32 positions, 32 
 `other`.
 """
 
+import collections
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.errors import MissingDependency
@@ -71,22 +72,26 @@ class _Category:
         metrics.speed.labels(*labels).set_function(lambda: self.recent.per_second(metrics.clock()))
         self._recent_drafted = self._recent_accepted = 0.0
 
-    def record_round(self, drafted: int, accepted: int) -> None:
-        self.rounds.inc()
-        self.drafted.inc(drafted)
-        self.accepted.inc(accepted)
-        self.depth.observe(drafted)
-        if accepted > len(self._positions):
-            self._positions = [self._by_position.labels(*self._labels, str(i)) for i in range(1, accepted + 1)]
-        for series in self._positions[:accepted]:
-            series.inc()
-        self._recent_drafted = _DECAY * self._recent_drafted + drafted
-        self._recent_accepted = _DECAY * self._recent_accepted + accepted
+    def record_rounds(self, rounds: Sequence[StepOutput]) -> None:
+        """Each series has a lock, so that this is called once for many outputs."""
+        self.rounds.inc(len(rounds))
+        self.drafted.inc(sum(output.drafted for output in rounds))
+        self.accepted.inc(sum(output.accepted for output in rounds))
+        for output in rounds:
+            self.depth.observe(output.drafted)
+            self._recent_drafted = _DECAY * self._recent_drafted + output.drafted
+            self._recent_accepted = _DECAY * self._recent_accepted + output.accepted
+        lengths = collections.Counter(output.accepted for output in rounds)
+        longest = max(lengths)
+        while len(self._positions) < longest:
+            self._positions.append(self._by_position.labels(*self._labels, str(len(self._positions) + 1)))
+        for position in range(1, longest + 1):
+            self._positions[position - 1].inc(sum(count for length, count in lengths.items() if length >= position))
         self.rate.set(self._recent_accepted / self._recent_drafted)
 
 
 class Metrics:
-    """Counts requests: `record_submit`, then `record_output` for each step, then `record_finish`.
+    """Counts requests: `record_submit`, then `record_outputs` of its steps, then `record_finish`.
 
     Times are seconds of `clock`, the clock of event loops. Calls for one request must not overlap; calls for different
     requests, and `render`, may come from any thread.
@@ -160,12 +165,22 @@ class Metrics:
         self._running[request.id] = _RunningRequest(self.clock())
         self._category(request).prompt_tokens.inc(len(request.prompt_ids))
 
-    def record_output(self, request: Request, output: StepOutput, now: float) -> None:
-        category, running, count = self._category(request), self._running[request.id], len(output.tokens)
-        category.generated.inc(count)
-        category.recent.add(count, now)
-        if output.drafted:
-            category.record_round(output.drafted, output.accepted)
+    def record_outputs(self, outputs: Sequence[tuple[Request, StepOutput]], now: float) -> None:
+        """Counts outputs of any requests that arrived together."""
+        by_category: dict[_Category, list[StepOutput]] = {}
+        for request, output in outputs:
+            category = self._category(request)
+            by_category.setdefault(category, []).append(output)
+            self._record_times(category, self._running[request.id], output, now)
+        for category, own in by_category.items():
+            count = sum([len(output.tokens) for output in own])
+            category.generated.inc(count)
+            category.recent.add(count, now)
+            rounds = [output for output in own if output.drafted]
+            if rounds:
+                category.record_rounds(rounds)
+
+    def _record_times(self, category: _Category, running: _RunningRequest, output: StepOutput, now: float) -> None:
         choice = running.choices.get(output.choice)
         if choice is None:
             if not running.choices:
@@ -175,7 +190,7 @@ class Metrics:
             choice = running.choices[output.choice] = _ChoiceTimes(now)
             category.queue.observe(output.waited)
         else:
-            choice.later_tokens += count
+            choice.later_tokens += len(output.tokens)
         if output.finish_reason is not None and choice.later_tokens:
             seconds = (now - choice.first_token) / choice.later_tokens
             category.per_token.observe(seconds)

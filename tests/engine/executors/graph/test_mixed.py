@@ -9,6 +9,7 @@ from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.engine.executors.graph import executor as graph_executor
 from paceline.engine.executors.reason import GRAPH, HostReason
+from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.gpu.runner import GpuRunner
 from paceline.speculation.depth.simple_rules import FixedDepth
 from tests.engine.executors.graph.test_executor import DEVICE, SAMPLINGS, SMALL, check, graph_engine
@@ -60,13 +61,14 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode():
 
 def test_prompt_rows_of_a_step_are_bounded(monkeypatch):
     monkeypatch.setattr(graph_executor, "MIXED_PROMPT_ROWS", 8)
+    monkeypatch.setattr(graph_executor, "CHEAP_ROWS", 8)
     engine, rows = graph_engine(None), []
     submit = engine.graph._submit_mixed
     engine.graph._submit_mixed = lambda schedule, drafts: rows.append(schedule.num_tokens) or submit(schedule, drafts)
     first = request("first", [1, 2, 3], temperature=0.0, max_tokens=30)
     check(engine, [first, *arriving(3, longest=20)], arrivals=1)
     assert rows
-    assert max(rows) <= 8
+    assert max(rows) <= BLOCK_SIZE
 
 
 def test_cancelled_while_its_prompt_is_in_flight():

@@ -36,8 +36,12 @@ from paceline.models.gpu.runner import GpuRunner, bucket, buckets
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
 from paceline.speculation.verification.verify import PLAIN, Verdict
 
+CHEAP_ROWS = 512
+"""Rows up to which a pass hides most of the work of prompts behind reading the weights."""
 MIXED_PROMPT_ROWS = 2048
 """Most prompt rows of a mixed step. More rows would not be computed faster, and decoding sequences would wait longer."""
+BACKLOG_SHARE = 4
+"""A mixed step computes one part in so many of the prompts that wait, if these are more than cheap rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +169,8 @@ class GraphExecutor:
         reason = self._reserve(members, num_ahead)
         if reason is not None:
             return reason
-        budget = min(MIXED_PROMPT_ROWS, scheduler.max_batched_tokens - len(members))
+        wanted = max(CHEAP_ROWS - len(members), min(MIXED_PROMPT_ROWS, scheduler.prompt_rows // BACKLOG_SHARE))
+        budget = min(max(BLOCK_SIZE, wanted), scheduler.max_batched_tokens - len(members))
         prompts = scheduler.schedule_prompts(budget, self._can_join)
         if prompts:
             return GraphSchedule(prompts, num_ahead=num_ahead)

@@ -1,6 +1,5 @@
 """Responses and stream chunks that both endpoints share: ids, usage, metrics and token origins."""
 
-import json
 import secrets
 import time
 from abc import ABC, abstractmethod
@@ -8,6 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
+
+import msgspec
 
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
@@ -18,9 +19,11 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.server.openai.schemas.body import StreamOptions
 
 DONE = b"data: [DONE]\n\n"
+END = b"}\n\n"
+"""End of a server-sent event."""
 MIN_LOGPROB = -9999.0
 """Replaces minus infinity, which JSON does not have."""
-_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_json = msgspec.json.Encoder().encode
 
 
 class Answer(ABC):
@@ -61,7 +64,8 @@ class Answer(ABC):
         }
         # The constant start of every chunk is encoded once: a stream sends many chunks a second.
         head = _json({**self._head, "object": self.chunk_object})
-        self._chunk_head = f'data: {head[:-1]},"choices":['
+        self._chunk_head = b"data: " + head[:-1] + b',"choices":['
+        self._chunk_tail = b'],"usage":null' if self._include_usage else b"]"
 
     @property
     def id(self) -> str:
@@ -88,21 +92,21 @@ class Answer(ABC):
 
     def chunks(self, outputs: Sequence[StepOutput]) -> bytes:
         """Server-sent events for these outputs."""
-        events = []
+        parts: list[bytes] = []
         for output in outputs:
             choice = self.add(output)
-            tail = ""
+            if choice is not None:
+                parts += (self._chunk_head, _json(choice), self._chunk_tail)
             if output.finish_reason is not None:
                 self._num_unfinished -= 1
-                if self._num_unfinished == 0:
-                    tail = f',"metrics":{_json(self._usage.metrics())}'
+                if self._num_unfinished == 0 and choice is not None:
+                    parts += (b',"metrics":', _json(self._usage.metrics()))
             if choice is not None:
-                usage = ',"usage":null' if self._include_usage else ""
-                events.append(f"{self._chunk_head}{_json(choice)}]{usage}{tail}}}\n\n")
+                parts.append(END)
         if self._num_unfinished == 0 and self._include_usage:
             usage, metrics = _json(self._usage.usage()), _json(self._usage.metrics())
-            events.append(f'{self._chunk_head}],"usage":{usage},"metrics":{metrics}}}\n\n')
-        return "".join(events).encode()
+            parts += (self._chunk_head, b'],"usage":', usage, b',"metrics":', metrics, END)
+        return b"".join(parts)
 
     def response(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""
