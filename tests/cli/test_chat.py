@@ -4,8 +4,8 @@ import pytest
 from rich.console import Console
 
 from paceline.bench.trace import Arrival, Trace
-from paceline.cli import console
 from paceline.cli.chat import Conversation, speed_line
+from paceline.cli.render import console
 from paceline.cli.render.token_colours import STYLES, Painter, legend
 from paceline.core.clock import VirtualClock
 from paceline.core.errors import InvalidRequest

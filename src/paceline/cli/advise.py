@@ -11,10 +11,10 @@ import typer
 from paceline.bench.calibrate import Trial, calibrate, calibration_config
 from paceline.bench.presets import DEFAULT_PROMPTS
 from paceline.bench.prompts import load_prompts, select
-from paceline.cli import console
-from paceline.cli.console import loaded
 from paceline.cli.options import ENGINE, with_settings
+from paceline.cli.render import console
 from paceline.cli.render.advice import print_advice
+from paceline.cli.render.console import loaded
 from paceline.cluster.cost.advice import Advice, advise
 from paceline.cluster.cost.cost import Footprint, Method, Target
 from paceline.core.clock import WallClock

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from paceline.cli import console
+from paceline.cli.render import console
 from paceline.server.auth.api_keys import SCOPES, ApiKey, KeyFile, KeyLimits
 
 File = Annotated[

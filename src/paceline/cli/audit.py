@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.bench.prompts import load_prompts, select
-from paceline.cli import console
-from paceline.cli.console import counting_bar, loaded
 from paceline.cli.options import ENGINE, default_to, with_settings
+from paceline.cli.render import console
+from paceline.cli.render.console import counting_bar, loaded
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest, MissingDependency, PacelineError
 from paceline.core.sampling import SamplingParams

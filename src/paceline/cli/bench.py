@@ -16,10 +16,10 @@ from paceline.bench.profiling.recorder import Recorder
 from paceline.bench.prompts import load_prompts, select
 from paceline.bench.report import Measured, Report
 from paceline.bench.runner import Workload, compare
-from paceline.cli import console
-from paceline.cli.console import counting_bar, loaded
 from paceline.cli.options import ENGINE, with_settings
+from paceline.cli.render import console
 from paceline.cli.render.bench import print_profiles, print_report
+from paceline.cli.render.console import counting_bar, loaded
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest

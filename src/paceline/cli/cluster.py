@@ -14,7 +14,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli import console
+from paceline.cli.render import console
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.worker_status import WorkerStatus
 from paceline.runtime.deploy.cluster_file import load_cluster

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from paceline.cli import console
 from paceline.cli.advise import advise_command
 from paceline.cli.api_keys import api_keys
 from paceline.cli.audit import audit
@@ -16,6 +15,7 @@ from paceline.cli.cluster import down, keys, status, up
 from paceline.cli.doctor import doctor
 from paceline.cli.generate import generate
 from paceline.cli.options import default_to
+from paceline.cli.render import console
 from paceline.cli.serve import serve
 from paceline.cli.train import train
 from paceline.cli.warm import warm

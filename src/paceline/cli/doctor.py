@@ -7,8 +7,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cli import console
 from paceline.cli.options import ENGINE, with_settings
+from paceline.cli.render import console
 from paceline.server.config.config import ServerConfig
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli import console
-from paceline.cli.console import loaded
 from paceline.cli.options import ENGINE, MaxTokens, Seed, Temperature, TopK, TopP, sampling_params, with_settings
+from paceline.cli.render import console
+from paceline.cli.render.console import loaded
 from paceline.core.clock import WallClock
 from paceline.core.errors import InvalidRequest
 from paceline.server.config.config import ServerConfig

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import typer
 from rich.text import Text
 
-from paceline.cli import console
 from paceline.cli.cluster import Ray
-from paceline.cli.console import describe
 from paceline.cli.options import with_settings
+from paceline.cli.render import console
+from paceline.cli.render.console import describe
 from paceline.core.errors import InvalidConfig
 from paceline.server.config.config import SETTINGS, GatewayConfig, ServerConfig, load_gateway_config
 

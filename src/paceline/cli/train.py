@@ -12,7 +12,7 @@ import typer
 from rich.markdown import Markdown
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from paceline.cli import console
+from paceline.cli.render import console
 from paceline.core.clock import WallClock
 from paceline.train.plan import TrainPlan
 from paceline.train.progress import PlainProgress

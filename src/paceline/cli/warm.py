@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import console
 from paceline.cli.options import ENGINE, with_settings
+from paceline.cli.render import console
 from paceline.server.config.config import ServerConfig
 
 Out = Annotated[Path, typer.Option("--out", metavar="FOLDER", help="The folder for the compiled kernels.")]

@@ -1,12 +1,14 @@
 """Runs a target or a draft model over the scheduled tokens of many sequences and a paged KV cache."""
 
+import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from paceline.core.clock import Clock
+from paceline.core.errors import InvalidConfig
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.quantized import put, take
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
@@ -141,6 +143,24 @@ class ModelRunner:
 
     def close(self) -> None:
         """Release resources other than memory; here there are none."""
+
+
+def early_exit(runner: ModelRunner, num_layers: int) -> ModelRunner:
+    """A runner of the first `num_layers` layers of the runner's model, followed by its final norm and head.
+
+    It shares weights and cache with `runner` and stores to the same slots. The whole model has to compute those slots again
+    before another pass reads them.
+    """
+    whole = runner.model
+    if not 1 <= num_layers <= whole.config.num_layers:
+        raise InvalidConfig(
+            f"an early exit after {num_layers} layers is not possible: the model has {whole.config.num_layers} layers"
+        )
+    model = copy.copy(whole)
+    model.config = replace(whole.config, num_layers=num_layers)
+    model.layers = whole.layers[:num_layers]
+    model.norms_after = [*whole.norms_after[: num_layers - 1], whole.norms_after[-1]]
+    return runner.share_cache(model)
 
 
 def warm_up_sizes(max_num_seqs: int, max_rows: int, longest: int) -> Iterator[tuple[int, int]]:

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from paceline.core.config import EngineConfig
-from paceline.engine.start.compile_kernels import CompileRequest
+from paceline.engine.start.compile_request import CompileRequest
 from paceline.engine.start.warm import GPUS
 
 

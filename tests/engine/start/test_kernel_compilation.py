@@ -9,7 +9,7 @@ import torch
 from paceline.core.config import EngineConfig, SpeculationConfig
 from paceline.engine.start import kernel_compilation
 from paceline.engine.start.kernel_cache import VARIABLE, KernelCache
-from paceline.engine.start.kernel_compilation import KernelCompilation, compile_request
+from paceline.engine.start.kernel_compilation import KernelCompilation, request_for
 from paceline.engine.start.warm import GPUS
 
 CONFIG = EngineConfig(model="smollm2", draft="none", speculation=SpeculationConfig(method="ngram"))
@@ -61,7 +61,7 @@ def test_without_launchers_the_next_start_adds_them(monkeypatch: pytest.MonkeyPa
     run_instead(monkeypatch, f"print('''{json.dumps(REPORT | {'has_launchers': False})}''')")
     with KernelCompilation.start(CONFIG, torch.device("cuda")) as compilation:
         compilation.wait()
-    key, _ = compile_request(CONFIG, GPUS["h200"])
+    key, _ = request_for(CONFIG, GPUS["h200"])
     assert not KernelCache.current().is_complete(key)
 
 
@@ -88,7 +88,7 @@ def test_a_cpu_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_compiler_gets_the_settings_of_the_engine() -> None:
-    _, request = compile_request(EngineConfig(model="smollm2", kv_disk="/x", max_num_seqs=4), GPUS["h200"], 3)
+    _, request = request_for(EngineConfig(model="smollm2", kv_disk="/x", max_num_seqs=4), GPUS["h200"], 3)
     config = request.config
     assert (config.device, config.max_num_seqs, config.kv_disk, request.processes) == ("meta", 4, None, 3)
     assert config.draft not in (None, "auto")  # what `auto` means on a GPU

@@ -10,8 +10,7 @@ from paceline.models.gpu import runner as gpu_runner
 from paceline.models.gpu.forward_pass import PassGraph, PassKind
 from paceline.models.gpu.ragged import RaggedGraph
 from paceline.models.gpu.runner import GpuRunner, bucket, captured_passes
-from paceline.models.runner import ModelRunner, Span
-from paceline.models.runners import early_exit
+from paceline.models.runner import ModelRunner, Span, early_exit
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 
 BLOCKS = 12

@@ -36,8 +36,7 @@ from paceline.models.loading.weight_parts import (
     tokenizer_from_tensor,
     tokenizer_to_tensor,
 )
-from paceline.models.runner import ModelRunner, Span
-from paceline.models.runners import early_exit
+from paceline.models.runner import ModelRunner, Span, early_exit
 from tests.engine.harness import letters
 from tests.models import tiny
 

@@ -4,8 +4,7 @@ import torch
 from paceline.core.errors import InvalidConfig
 from paceline.core.sampling import SamplingParams
 from paceline.kv.block_tables import BlockTables
-from paceline.models.runner import ModelRunner, Span
-from paceline.models.runners import early_exit
+from paceline.models.runner import ModelRunner, Span, early_exit
 from paceline.speculation.proposer import Progress
 from paceline.speculation.proposers.layer_skip import LayerSkipProposer
 from tests.exactness.suite import check_identical, mixed_requests

@@ -12,42 +12,10 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict
 
-from paceline.core.config import EngineConfig, from_mapping
-from paceline.kernels.gpu_model import GpuModel, compile_for
-
-
-@dataclass(frozen=True, slots=True)
-class CompileRequest:
-    config: EngineConfig
-    """Settings of the engine, with the draft resolved."""
-    gpu: GpuModel
-    processes: int
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> "CompileRequest":
-        fields = json.loads(text)
-        return CompileRequest(
-            from_mapping(EngineConfig, fields["config"]), GpuModel(**fields["gpu"]), fields["processes"]
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class CompileReport:
-    kernels: int
-    compiled: int
-    """Kernels that were not in the cache folder."""
-    processes: int
-    listed_seconds: float
-    """Time until all kernels were known."""
-    seconds: float
-    has_launchers: bool
-    """Whether the code that launches the kernels was compiled too."""
+from paceline.engine.start.compile_request import CompileReport, CompileRequest
+from paceline.kernels.gpu_model import compile_for
 
 
 def compile_all(request: CompileRequest) -> CompileReport:
@@ -88,7 +56,7 @@ def _end_with_parent() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    report: Any = compile_all(CompileRequest.from_json(arguments[0]))
+    report = compile_all(CompileRequest.from_json(arguments[0]))
     print(json.dumps(asdict(report)), flush=True)
     return 0
 

@@ -18,7 +18,7 @@ from paceline.core.config import EngineConfig
 from paceline.core.errors import PacelineError
 from paceline.core.machine import usable_cores
 from paceline.core.timeline import log_phase
-from paceline.engine.start.compile_kernels import CompileReport, CompileRequest
+from paceline.engine.start.compile_request import CompileReport, CompileRequest
 from paceline.engine.start.kernel_cache import KernelCache, engine_key
 from paceline.kernels.gpu_model import META, GpuModel, gpu_model
 from paceline.models.loading.hub import pick_draft
@@ -45,7 +45,7 @@ class KernelCompilation:
             return cls(None, cache, "")
         gpu = gpu_model(device)
         assert gpu is not None
-        key, request = compile_request(config, gpu)
+        key, request = request_for(config, gpu)
         if cache.is_complete(key):
             logger.info("kernels are in %s", cache.folder)
             return cls(None, cache, key)
@@ -84,7 +84,7 @@ class KernelCompilation:
         self.close()
 
 
-def compile_request(config: EngineConfig, gpu: GpuModel, processes: int | None = None) -> tuple[str, CompileRequest]:
+def request_for(config: EngineConfig, gpu: GpuModel, processes: int | None = None) -> tuple[str, CompileRequest]:
     """(key of the engine in the cache folder, what to compile)."""
     draft = pick_draft(config.draft, config.model, "cuda")
     on_meta = replace(

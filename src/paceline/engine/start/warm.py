@@ -6,9 +6,9 @@ from pathlib import Path
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.core.machine import usable_cores
-from paceline.engine.start.compile_kernels import CompileReport
+from paceline.engine.start.compile_request import CompileReport
 from paceline.engine.start.kernel_cache import KernelCache
-from paceline.engine.start.kernel_compilation import compile_request, read_report, run_compiler
+from paceline.engine.start.kernel_compilation import read_report, request_for, run_compiler
 from paceline.kernels.gpu_model import GpuModel
 
 GPUS = {
@@ -28,7 +28,7 @@ def compile_into(folder: Path, config: EngineConfig, gpu: str | None = None) -> 
     if find_spec("triton") is None:
         raise InvalidConfig("compiling GPU kernels needs the package `triton`: pip install triton")
     KernelCache(folder).use()
-    key, request = compile_request(config, model, usable_cores())
+    key, request = request_for(config, model, usable_cores())
     report = read_report(run_compiler(request))
     if report is None:
         raise CompilationFailed("the kernels could not be compiled: see the log")

@@ -28,8 +28,7 @@ from paceline.models.gpu.ragged import (
     ragged_sizes,
 )
 from paceline.models.gpu.workspace import PassContext, Workspace
-from paceline.models.runner import ModelRunner, Span, around_16s, warm_up_sizes
-from paceline.models.runners import early_exit
+from paceline.models.runner import ModelRunner, Span, around_16s, early_exit, warm_up_sizes
 
 
 def bucket(count: int) -> int:

@@ -26,8 +26,7 @@ from paceline.models.parallel.ranks import (
     share_cores,
 )
 from paceline.models.parallel.shards import Shard
-from paceline.models.runner import ModelRunner, build_inputs
-from paceline.models.runners import early_exit
+from paceline.models.runner import ModelRunner, build_inputs, early_exit
 
 
 def main(fd: int) -> int:

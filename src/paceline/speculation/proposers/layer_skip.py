@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from paceline.kv.block_tables import BlockTables
-from paceline.models.runner import ModelRunner, Span
-from paceline.models.runners import early_exit
+from paceline.models.runner import ModelRunner, Span, early_exit
 from paceline.speculation.drafts import DraftBatch, DraftProbs
 from paceline.speculation.proposer import Progress, ProposerTraits
 from paceline.speculation.trees.ranking import draft_row
