@@ -36,7 +36,7 @@ class RaggedSize:
 
 
 def ragged_size(sequences: int, rows: int) -> RaggedSize:
-    """Padded size of a pass. With many rows, at most an eighth of them is padding."""
+    """Padded size of a pass. From 1024 rows on, at most an eighth of them is padding."""
     return RaggedSize(search_width(sequences), padded_rows(rows, power_of_two(rows) // 16))
 
 
