@@ -37,15 +37,11 @@ def serve(config: ServerConfig | GatewayConfig, ray: Ray = None) -> None:
             raise InvalidConfig("--ray needs a cluster: give a file with pools, --config cluster.yaml")
         config = replace(config, cluster=replace(config.cluster, ray=ray))
     doing = "waiting for the workers" if isinstance(config, GatewayConfig) else describe(config.engine)
-    with console.err.status(doing) as status:
-        from paceline.server.serve import serve as run
+    if console.err.is_terminal:  # not a spinner: the engine process writes its log to the same terminal
+        console.err.print(f"{doing} …", style="dim")
+    from paceline.server.serve import serve as run
 
-        def show(ready: "Ready") -> None:
-            status.stop()
-            console.out.print(banner(ready), soft_wrap=True)
-
-        code = run(config, show)
-    raise typer.Exit(code)
+    raise typer.Exit(run(config, lambda ready: console.out.print(banner(ready), soft_wrap=True)))
 
 
 def banner(ready: "Ready") -> Text:
