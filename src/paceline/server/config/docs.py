@@ -29,6 +29,18 @@ line, and `null` in the file.
 """
 
 OTHER_SECTIONS = """\
+## Limits by device
+
+At start the engine chooses limits that are not set, and logs them with their reasons
+(`engine/sizing/defaults.py`):
+
+| limit | GPU | CPU |
+|---|---|---|
+| `max_num_seqs` | 256; fewer if logits or a cache of 512 tokens each do not fit | 64 |
+| `max_batched_tokens` | 8192; fewer for large models, small GPUs or few sequences | 256 |
+| `kv_tokens` | what `memory_fraction` leaves | an eighth of `memory_fraction`, at least 1 GiB |
+| `speculation.max_depth` | 8; 31 for the trees of an EAGLE draft | 8 |
+
 ## Names of other servers
 
 The file may also use these names:
