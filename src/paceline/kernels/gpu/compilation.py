@@ -49,7 +49,7 @@ def target_gpu(capability: int) -> None:
     )
 
 
-def record_kernels(found: Callable[[KernelSpec], None]) -> None:
+def record_kernels(found: Callable[[KernelSpec], object]) -> None:
     """From now on launches of this process run nothing; `found` receives each specialisation at its first launch."""
 
     def record(*, key: Any, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
