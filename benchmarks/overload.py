@@ -57,6 +57,7 @@ class Load:
 
 
 def blocks_in_use(url: str) -> float:
+    time.sleep(1.0)  # the engine's figures may be half a second old
     with urllib.request.urlopen(url + "/metrics") as response:
         lines = response.read().decode().splitlines()
     return float(next(line for line in lines if line.startswith("paceline_kv_blocks_used")).split()[-1])

@@ -169,6 +169,8 @@ class Engine:
             if sequence.finish_reason is not None:
                 self._finish(sequence)
         self.speculator.learn(result)
+        if not self.has_work:
+            self.speculator.work_ended()
         for hook in self.hooks:
             hook.committed(result)
         return outputs

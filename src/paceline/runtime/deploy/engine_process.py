@@ -20,6 +20,8 @@ from paceline.runtime.gateway_client.target_client import TargetClient
 POOL = "engine"
 MAX_SOCKET_PATH = 100
 """Bytes of the path of a local socket; the system allows 108."""
+GRACE = 60.0
+"""Seconds that the engine has to save its cache to disk at the end."""
 HEALTH = HealthConfig(heartbeat=0.25, misses=10**9, stall=1e9, canary=0.0)
 """Health of a single engine: only a broken connection counts. A silent engine compiles or computes a long pass, and there is
 no other one to continue its streams."""
@@ -88,7 +90,7 @@ def running_engine(
             error_file=str(Path(folder) / "error.json"),
             log_level=log_level,
         )
-        supervisor = Supervisor([spec])
+        supervisor = Supervisor([spec], grace=GRACE)
         process = EngineProcess(spec, supervisor)
         supervisor.start()
         try:

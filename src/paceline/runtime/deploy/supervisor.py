@@ -54,12 +54,15 @@ class Supervisor:
         log_dir: Path | None = None,
         command: Callable[[WorkerSpec], list[str]] = worker_command,
         clock: Clock | None = None,
+        grace: float | None = None,
     ) -> None:
-        """`log_dir`: folder of one log file for each worker; None: workers write to this process's standard error."""
+        """`log_dir`: folder of one log file for each worker; None: workers write to this process's standard error. `grace`:
+        seconds that a worker has to exit; None: `GRACE`."""
         self._children = [_Child(spec) for spec in specs]
         self._log_dir = log_dir
         self._command = command
         self._clock = clock or WallClock()
+        self._grace = GRACE if grace is None else grace
 
     @property
     def pids(self) -> dict[str, int]:
@@ -110,13 +113,13 @@ class Supervisor:
         for child in running:
             assert child.process is not None
             child.process.terminate()
-        deadline = self._clock.now() + GRACE
+        deadline = self._clock.now() + self._grace
         for child in running:
             assert child.process is not None
             try:
                 child.process.wait(max(0.0, deadline - self._clock.now()))
             except subprocess.TimeoutExpired:
-                logger.warning("%s did not exit within %.0f s and is killed", child.spec.name, GRACE)
+                logger.warning("%s did not exit within %.0f s and is killed", child.spec.name, self._grace)
                 os.killpg(child.process.pid, signal.SIGKILL)  # with the processes that it started
                 child.process.wait()
             self._release(child)

@@ -30,6 +30,7 @@ from paceline.runtime.wire.gateway_messages import (
     RequestFailed,
     SetFlags,
     StatusReport,
+    StatusRequest,
     Welcome,
     WorkerAddress,
     WorkerList,
@@ -215,6 +216,8 @@ class TargetPool:
             case Outputs():
                 for output in message.outputs:
                     self._streams.take_output(target, output)
+                if not target.streams:  # the counts of a finished request are then current at once
+                    target.send(StatusRequest())
             case Heartbeat():
                 if target.take_heartbeat(message, self._clock.now()):
                     self._canaries.forget(target.name)

@@ -7,7 +7,8 @@ B / t_plain(B) by a margin (`BestDrafts`). At a switch to drafting they must als
 It measures what it does not do. At depth 0 it probes (`Probing`). While it drafts, some steps are plain (`Baselines`): one
 before the first drafts of a batch of that scale, one soon after, later one in 200. A baseline by which drafting loses is
 repeated until drafting wins or ends. One depth does not show the cost of another: a method that has long drafted to one
-depth drafts one more in every 16th step.
+depth drafts one more in every 16th step. While prompts keep arriving and drafting promises little, whole stretches of both ways
+are compared (`Trials`).
 """
 
 from collections import Counter
@@ -23,6 +24,7 @@ from paceline.speculation.depth.policy import Candidate, StepObservation, method
 from paceline.speculation.depth.probing import SEQUENCES, Probing
 from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.step_time import StepTime
+from paceline.speculation.depth.trials import Trials
 
 SKIPPED_STEPS = 8
 """Steps for which a decision against drafting holds while nothing is drafted and the batch stays about as large. A plain step
@@ -57,6 +59,7 @@ class GoodputDepth:
         self._drafts = BestDrafts(self._acceptance, self._times, self._switch_on, self._prefill, margin)
         self._num_skipped, self._skipped_batch = 0, 0  # steps still to skip, and the batch that was decided for
         self._baselines = Baselines()
+        self._trials = Trials()
         self._ragged, self._padded = RaggedBatch(), padded
         self._probed: dict[str, float] = {}
         """Categories probed since they last drafted because it pays, with the expected acceptance of the first draft."""
@@ -76,6 +79,8 @@ class GoodputDepth:
         return self._acceptance.alphas(category)
 
     def observe(self, step: StepObservation) -> None:
+        if step.elapsed is not None:
+            self._trials.observe(step.batch, step.tokens, step.elapsed, step.prefill_rows, self.advantage)
         self._switch_on.observe(step, self._times.expected(step))
         self._prefill.observe(step)
         if not step.drafting:
@@ -104,6 +109,9 @@ class GoodputDepth:
         self._probed.pop(category, None)
 
     def skip_step(self, batch: int) -> bool:
+        if not self._trials.allows_drafts(batch):
+            self._probing.begin_step(())
+            return True
         has_changed = _BATCH_CHANGE * abs(batch - self._skipped_batch) > self._skipped_batch
         if self._num_skipped == 0 or has_changed or self._probing.is_pending:
             return False

@@ -11,9 +11,9 @@ from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
 
 STEPS_BETWEEN_ADMISSIONS = 2
-"""Graph steps between two admissions by the host executor, unless the waiting prompts fill half a pass. Leaving the graph, taking
-a step on the host and entering again takes as long as a few steps, and in a large batch some sequence ends in nearly every
-step."""
+"""Graph steps between two admissions by the host executor, unless the waiting prompts fill half a pass. Leaving the graph,
+taking a step on the host and entering again takes as long as a few steps, and in a large batch some sequence ends in nearly
+every step."""
 
 
 class GraphEligibility:

@@ -1,9 +1,9 @@
 """Steps that the device runs one after another, submitted one step ahead of the host.
 
 The executor runs steps that need nothing from the host: the device can sample the tokens of every sequence and make its drafts.
-While the GPU computes one step, the host submits the next behind it. Sequences stay in their slots from step to step. Prompts are
-computed beside them in mixed steps, as long as no sequence drafts. For any other step the executor collects what is in flight
-and hands the sequences back to the host executor. The tokens are the same either way: they depend on the model, the noise and the
+While the GPU computes one step, the host submits the next behind it. Sequences stay in their slots from step to step. Mixed
+steps compute prompts beside them, as long as no sequence drafts. For any other step the executor collects what is in flight and
+hands the sequences back to the host executor. The tokens are the same either way: they depend on the model, the noise and the
 committed tokens alone.
 """
 

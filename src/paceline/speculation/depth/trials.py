@@ -1,0 +1,101 @@
+"""Whether drafting pays while prompts keep arriving, by measured throughput.
+
+Costs of single steps do not show what drafting costs around them: sequences that join need a draft prefill and a step of the
+host, and prompts cannot be computed beside drafts. Where drafting promises little, the policy therefore drafts for a while,
+decodes plainly for a while, and continues with what was faster.
+"""
+
+from dataclasses import dataclass, field
+
+WINDOW_STEPS = 32
+"""Steps of one measurement."""
+CONTESTED = 1.6
+"""Expected advantage of drafting from which on it is not tried: no work around the steps takes that much time."""
+SCALE = 1.4
+"""Factor by which batches of one scale differ from its first."""
+FIRST_HOLD, LONGEST_HOLD = 8, 128
+"""Windows for which the faster way is kept before the other is tried again: at first, and after it has won again and again."""
+
+
+@dataclass(slots=True)
+class _Scale:
+    """Batches of about `batch` sequences."""
+
+    batch: int
+    is_drafting: bool = True
+    """The way of the current window."""
+    preferred: bool | None = None
+    """The faster way; None: not measured yet."""
+    rates: dict[bool, float] = field(default_factory=dict)
+    """Tokens per second of the last window of drafting (True) and of plain decoding (False)."""
+    num_held: int = 0
+    hold: int = FIRST_HOLD
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    prefill_rows: int = 0
+
+    def restart_window(self) -> None:
+        self.steps = self.tokens = self.prefill_rows = 0
+        self.seconds = 0.0
+
+
+class Trials:
+    """Decides between drafting and plain decoding for each scale of batches."""
+
+    def __init__(self) -> None:
+        self._scales: list[_Scale] = []
+        """The one in use last comes first, so that a batch between two scales does not alternate."""
+
+    def allows_drafts(self, batch: int) -> bool:
+        return self._scale(batch).is_drafting
+
+    def observe(self, batch: int, tokens: int, seconds: float, prefill_rows: int, advantage: float | None) -> None:
+        """A step of `batch` decoding sequences committed `tokens`, `seconds` after the step before it. `advantage`: expected
+        speed of drafting over plain decoding."""
+        scale = self._scale(batch)
+        if advantage is None or not 1.0 < advantage < CONTESTED:
+            self._scales.remove(scale)
+            return
+        scale.steps += 1
+        scale.tokens += tokens
+        scale.seconds += seconds
+        scale.prefill_rows += prefill_rows
+        if scale.steps < WINDOW_STEPS:
+            return
+        if scale.prefill_rows == 0:  # nothing arrives: the costs of single steps decide
+            scale.is_drafting = True
+            scale.restart_window()
+            return
+        scale.rates[scale.is_drafting] = scale.tokens / scale.seconds
+        scale.restart_window()
+        self._choose(scale)
+
+    def _scale(self, batch: int) -> _Scale:
+        for scale in self._scales:
+            if scale.batch <= SCALE * batch and batch <= SCALE * scale.batch:
+                break
+        else:
+            scale = _Scale(batch)
+            self._scales.append(scale)
+        if scale is not self._scales[0]:
+            self._scales.remove(scale)
+            self._scales.insert(0, scale)
+        return scale
+
+    def _choose(self, scale: _Scale) -> None:
+        """Which way the next window decodes."""
+        way = scale.is_drafting
+        if len(scale.rates) < 2:
+            scale.is_drafting = not way
+            return
+        if way == scale.preferred:
+            scale.num_held += 1
+            if scale.num_held >= scale.hold:
+                scale.is_drafting = not way
+            return
+        faster = scale.rates[True] > scale.rates[False]
+        is_confirmed = faster == scale.preferred
+        scale.hold = min(2 * scale.hold, LONGEST_HOLD) if is_confirmed else FIRST_HOLD
+        scale.preferred = scale.is_drafting = faster
+        scale.num_held = 0

@@ -1,0 +1,59 @@
+import pytest
+
+from paceline.speculation.depth.trials import CONTESTED, LONGEST_HOLD, WINDOW_STEPS, Trials
+
+BATCH = 64
+
+
+def run(
+    trials: Trials, windows: int, rates: dict[bool, float], prefill_rows: int = 100, advantage: float = 1.3
+) -> list[bool]:
+    """Run whole windows at `rates` of drafting and of plain decoding; returns which ran."""
+    ways = []
+    for _ in range(windows):
+        ways.append(trials.allows_drafts(BATCH))
+        for _ in range(WINDOW_STEPS):
+            trials.observe(BATCH, BATCH, BATCH / rates[trials.allows_drafts(BATCH)], prefill_rows, advantage)
+    return ways
+
+
+@pytest.mark.parametrize("drafting", [0.9, 1.1])
+def test_the_faster_way_is_kept(drafting: float) -> None:
+    ways = run(Trials(), 2000, {True: drafting, False: 1.0})
+    kept = ways[100:].count(drafting > 1.0) / len(ways[100:])
+    assert ways[:2] == [True, False]
+    assert 0.98 < kept < 1.0  # the other way is tried again, but rarely
+
+
+def test_a_changed_load_is_noticed() -> None:
+    trials = Trials()
+    run(trials, 400, {True: 0.9, False: 1.0})
+    ways = run(trials, 3 * LONGEST_HOLD, {True: 1.2, False: 1.0})
+    assert all(ways[-10:])
+
+
+def test_without_prompts_the_costs_of_steps_decide() -> None:
+    assert all(run(Trials(), 20, {True: 0.5, False: 1.0}, prefill_rows=0))
+
+
+@pytest.mark.parametrize("advantage", [CONTESTED, 3.0, 0.9])
+def test_a_clear_case_is_not_tried(advantage: float) -> None:
+    assert all(run(Trials(), 20, {True: 0.9, False: 1.0}, advantage=advantage))
+
+
+def test_scales_are_separate() -> None:
+    trials = Trials()
+    run(trials, 2, {True: 0.9, False: 1.0})
+    assert not trials.allows_drafts(BATCH)
+    assert trials.allows_drafts(BATCH // 2)
+    assert not trials.allows_drafts(BATCH + 3)
+
+
+def test_a_batch_between_two_scales_stays_in_the_last_one() -> None:
+    trials = Trials()
+    run(trials, 2, {True: 0.9, False: 1.0})
+    assert trials.allows_drafts(BATCH * 2)
+    assert trials.allows_drafts(int(BATCH * 1.45))
+    assert trials.allows_drafts(int(BATCH * 1.45) - 1)
+    assert not trials.allows_drafts(BATCH)
+    assert not trials.allows_drafts(int(BATCH * 1.35))
