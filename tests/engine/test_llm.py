@@ -31,7 +31,7 @@ def greedy(max_tokens: int = 8, **more: Any) -> SamplingParams:
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("smollm2", kv_tokens=4096, max_model_len=1024) as llm:
+    with LLM("smollm2", kv_tokens=4096, max_model_len=1024, max_num_seqs=8) as llm:
         yield llm
 
 

@@ -42,8 +42,14 @@ def engine_for(target, draft, kind, siblings, proposer=Sampled, depth=None):
     )
 
 
+OFTEN = ("one-hot chain", "sparse tree", "dense chain", "dense tree")
+"""Cases of `make test`: every kind of `q`, chains and trees; the others are in `make test-slow`."""
+
+
 @pytest.mark.parametrize("draws", DRAWS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
+)
 def test_joint_of_four_tokens(models, case, draws):
     kind, siblings, sampling = CASES[case]
     check_distribution(

@@ -69,11 +69,11 @@ def test_a_stream_has_the_text_of_the_response(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1, "seed": 7}])
 def test_the_same_text_with_speculation_on_and_off(client: openai.OpenAI, sampling: dict[str, Any]) -> None:
-    prompts = ["1 2 3 4 5 1 2 3 4 5 1 2 3", "the sky is blue, the sky is blue, the sky", "a b c a b c a b"]
+    prompts = ["1 2 3 4 5 1 2 3 4 5 1 2 3", "the sky is blue, the sky is blue, the sky"]
     texts = []
     for enabled in (True, False):
         answer = client.completions.create(
-            model=MODEL, prompt=prompts, max_tokens=32, extra_body={"speculation": {"enabled": enabled}}, **sampling
+            model=MODEL, prompt=prompts, max_tokens=16, extra_body={"speculation": {"enabled": enabled}}, **sampling
         )
         texts.append([choice.text for choice in answer.choices])
         drafted = answer.model_extra["metrics"]["speculative_decoding"]["num_draft_tokens"]  # type: ignore[index]

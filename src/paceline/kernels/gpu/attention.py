@@ -39,7 +39,6 @@ def paged_attention(
     """[T, H * hd], for the layout described by `AttentionLayout`. Rows from `starts[S]` on are not written. `first_row`:
     rows of each sequence's tree that earlier passes have computed; this pass continues after them."""
     rows, heads, width = q.shape
-    kv_heads = key_cache.shape[2]
     assert rows == plan.num_rows
     assert len(context_lens) == plan.num_sequences
     assert q.stride(2) == 1

@@ -41,8 +41,8 @@ def ragged_size(sequences: int, rows: int) -> RaggedSize:
 
 
 def padded_rows(rows: int, step: int = 1) -> int:
-    """The next size from `rows` on, a multiple of `step`, for which the vendor's products are fast: on an H200 those of 448 rows
-    take longer than those of 512."""
+    """The next size from `rows` on, a multiple of `step`, for which the vendor's products are fast: on an H200 those of 448
+    rows take longer than those of 512."""
     step = max(step, 64 if rows <= 6 * 64 else 128)
     return max(2 * MAX_ROWS, -(-rows // step) * step)
 

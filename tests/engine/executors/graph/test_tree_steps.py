@@ -96,7 +96,7 @@ class TestEagle:
         assert all(map(torch.equal, before, now))
         check(engine, asked := requests(SAMPLINGS[:1], max_tokens=5), plain_text(model, asked))
 
-    @pytest.mark.parametrize("is_on", [True, False])
+    @pytest.mark.parametrize("is_on", [True, pytest.param(False, marks=pytest.mark.slow)])
     def test_after_warm_up_no_step_is_captured(self, monkeypatch, is_on):
         model = tiny_model(config=SMALL, device=DEVICE)
         proposer = eagle(model)

@@ -142,7 +142,7 @@ class GraphExecutor:
             decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
             if not decoding:
                 return HostReason.PREFILL
-            if not can_prefill or any([sequence.depth for sequence in decoding]):
+            if not can_prefill or any(sequence.depth for sequence in decoding):
                 reason = self._host_prefill_reason(len(running) - len(decoding))
                 if reason is not None:
                     return reason
@@ -162,7 +162,7 @@ class GraphExecutor:
         if not num_prompts and not scheduler.may_admit:
             return None
         drafter = self._batch.drafter
-        is_plain = (drafter is None or drafter.is_idle) and not any([sequence.depth for sequence in members])
+        is_plain = (drafter is None or drafter.is_idle) and not any(sequence.depth for sequence in members)
         if not can_prefill or not is_plain:
             return self._host_prefill_reason(num_prompts)
         num_ahead = self._num_inflight_tokens + 1
