@@ -5,7 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ from types import ModuleType
 import pytest
 
 import paceline
+from paceline.core.version import VERSION
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "paceline"
@@ -123,7 +123,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 
 
 def test_one_version() -> None:
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["version"]
+    version = VERSION
     assert paceline.__version__ == version
     newest = re.search(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
     assert newest is not None

@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any
 from paceline.core.errors import PacelineError
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
+from paceline.core.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
-
-    __version__: str
 
 __all__ = ["LLM", "PacelineError", "SamplingParams", "SpeculationParams", "__version__"]
 
@@ -19,8 +18,4 @@ def __getattr__(name: str) -> Any:
         from paceline.engine.llm import LLM
 
         return LLM
-    if name == "__version__":  # pyproject.toml has the only copy
-        from importlib.metadata import version
-
-        return version("paceline")
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

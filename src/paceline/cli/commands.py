@@ -1,6 +1,5 @@
 """The Typer application: all commands, and how their errors are printed."""
 
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import typer
@@ -20,6 +19,7 @@ from paceline.cli.serve import serve
 from paceline.cli.train import train
 from paceline.cli.warm import warm
 from paceline.core.errors import MissingDependency, PacelineError
+from paceline.core.version import VERSION
 
 
 class _Commands(TyperGroup):
@@ -64,7 +64,7 @@ cli.add_typer(audit, name="audit")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        console.out.print(f"paceline {version('paceline')}")
+        console.out.print(f"paceline {VERSION}")
         raise typer.Exit
 
 

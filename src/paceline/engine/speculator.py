@@ -107,7 +107,7 @@ class Speculator:
 
     def learn(self, result: StepResult) -> None:
         """Report the outcome and the cost of a committed step to the depth policy, the breaker and the statistics."""
-        rounds, num_prompt, batch, num_committed = [], 0, 0, 0
+        rounds, num_prompt, batch, num_committed, num_joined = [], 0, 0, 0, 0
         for one in result.sequences:
             if one.verdict is None:
                 num_prompt += one.num_tokens
@@ -115,6 +115,7 @@ class Speculator:
             batch += 1
             num_prompt += one.num_tokens - 1
             num_committed += len(one.verdict.tokens)
+            num_joined += one.num_tokens > 1
             if one.asked:
                 rounds.append(one)
             elif one.sequence.depth and self.enabled:
@@ -162,6 +163,7 @@ class Speculator:
                 is_timed=is_timed,
                 slots=result.slots,
                 tokens=num_committed,
+                num_joined=num_joined,
                 elapsed=elapsed,
                 switch_on_seconds=idle if rounds else 0.0,
             )

@@ -8,13 +8,13 @@ functions see the part of rank 0 only.
 import hashlib
 import platform
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from paceline.core.version import VERSION
 from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.runner import ModelRunner
@@ -101,7 +101,7 @@ def cache_fingerprint(runner: ModelRunner, weights: str, quantization: str) -> b
         ("cache", f"{runner.cache[0][0].dtype} {tuple(runner.cache[0][0].shape[1:])} x {len(runner.cache)}"),
         ("block", str(BLOCK_SIZE)),
         ("device", runner.device.type),
-        ("kernels", f"{_version()} {platform.machine()} {'native' if is_native else 'torch'}"),
+        ("kernels", f"{VERSION} {platform.machine()} {'native' if is_native else 'torch'}"),
     )
     return hashlib.sha256("".join(f"{name}: {value}\n" for name, value in parts).encode()).digest()
 
@@ -149,10 +149,3 @@ def _rows(data: Bytes, count: int, num_planes: int) -> ByteArray:
 def _check(got: int, expected: int) -> None:
     if got != expected:
         raise ValueError(f"these blocks have {expected} bytes, and the buffer has {got}")
-
-
-def _version() -> str:
-    try:
-        return version("paceline")
-    except PackageNotFoundError:  # not installed: run from a source tree
-        return ""

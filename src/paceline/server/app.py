@@ -1,11 +1,11 @@
 """The HTTP application: routes, middleware, error handlers and the OpenAPI document."""
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
+from paceline.core.version import VERSION
 from paceline.server.auth.access import Access
 from paceline.server.auth.middleware import AuthMiddleware, BodyMiddleware, OriginMiddleware, parse_origins
 from paceline.server.dashboard.overview import Overview
@@ -49,7 +49,7 @@ def create_app(gateway: Gateway, access: Access, tracing: "Tracing | None" = Non
     overview = Overview(gateway)
     app = Application(
         title="Paceline",
-        version=version("paceline"),
+        version=VERSION,
         redirect_slashes=False,
         responses=ERRORS,
         lifespan=overview.lifespan,

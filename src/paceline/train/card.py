@@ -4,15 +4,14 @@ import json
 import platform
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from paceline.core.errors import InvalidRequest, MissingDependency
+from paceline.core.version import VERSION
 from paceline.train.data.text_file import TextFile
 from paceline.train.evaluate import Evaluation, Score
 from paceline.train.plan import TrainPlan
@@ -188,10 +187,7 @@ def _count(tokens: int) -> str:
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "torch": torch.__version__}
-    with suppress(PackageNotFoundError):  # run from a checkout
-        found["paceline"] = version("paceline")
-    return found
+    return {"python": platform.python_version(), "torch": torch.__version__, "paceline": VERSION}
 
 
 def plot_curve(curve: Sequence[Mapping[str, Any]], title: str, path: Path) -> None:

@@ -6,14 +6,15 @@ BATCH = 64
 
 
 def run(
-    trials: Trials, windows: int, rates: dict[bool, float], prefill_rows: int = 100, advantage: float = 1.3
+    trials: Trials, windows: int, rates: dict[bool, float], joined_every: int = 8, advantage: float = 1.3
 ) -> list[bool]:
     """Run whole windows at `rates` of drafting and of plain decoding; returns which ran."""
     ways = []
     for _ in range(windows):
         ways.append(trials.allows_drafts(BATCH))
-        for _ in range(WINDOW_STEPS):
-            trials.observe(BATCH, BATCH, BATCH / rates[trials.allows_drafts(BATCH)], prefill_rows, advantage)
+        for step in range(WINDOW_STEPS):
+            num_joined = int(step % joined_every == 0) if joined_every else 0
+            trials.observe(BATCH, BATCH, BATCH / rates[trials.allows_drafts(BATCH)], num_joined, advantage)
     return ways
 
 
@@ -33,12 +34,23 @@ def test_a_changed_load_is_noticed() -> None:
 
 
 def test_without_prompts_the_costs_of_steps_decide() -> None:
-    assert all(run(Trials(), 20, {True: 0.5, False: 1.0}, prefill_rows=0))
+    assert all(run(Trials(), 20, {True: 0.5, False: 1.0}, joined_every=0))
 
 
 @pytest.mark.parametrize("advantage", [CONTESTED, 3.0, 0.9])
 def test_a_clear_case_is_not_tried(advantage: float) -> None:
     assert all(run(Trials(), 20, {True: 0.9, False: 1.0}, advantage=advantage))
+
+
+def test_a_busy_server_decodes_plainly_and_rarely_tries_to_draft() -> None:
+    ways = run(Trials(), 10 * LONGEST_HOLD, {True: 0.8, False: 1.0}, joined_every=2)
+    assert ways[0]
+    assert ways.count(True) < 12
+
+
+def test_a_busy_server_drafts_if_that_proves_faster() -> None:
+    ways = run(Trials(), 2 * LONGEST_HOLD, {True: 1.2, False: 1.0}, joined_every=2)
+    assert all(ways[LONGEST_HOLD + 3 : LONGEST_HOLD + 9])
 
 
 def test_scales_are_separate() -> None:

@@ -176,8 +176,8 @@ def _aligned(count: int) -> int:
 
 
 class RaggedPass:
-    """A pass of one size over inputs at fixed addresses. It returns the hidden states of all rows after the final norm: few rows
-    of a prompt need logits, which are computed after the pass."""
+    """A pass of one size over inputs at fixed addresses. It returns the hidden states of all rows after the final norm. Few
+    rows of a prompt need logits, which are computed after the pass."""
 
     def __init__(self, context: PassContext, inputs: RaggedInputs, size: RaggedSize, kind: PassKind) -> None:
         self.size, self.inputs, self.on_device = size, inputs, inputs.on_device(size)

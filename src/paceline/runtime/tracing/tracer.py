@@ -14,7 +14,6 @@ generate
 import threading
 import time
 from collections.abc import Mapping
-from importlib.metadata import version
 from types import TracebackType
 from typing import Any
 
@@ -23,6 +22,7 @@ from paceline.core.cluster_config import trace_url
 from paceline.core.errors import MissingDependency, PacelineError
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
+from paceline.core.version import VERSION
 
 try:
     from opentelemetry.context import Context
@@ -127,7 +127,7 @@ class Tracing:
         attributes = {
             "service.name": "paceline",
             "service.instance.id": service,
-            "service.version": version("paceline"),
+            "service.version": VERSION,
         }
         self._provider = TracerProvider(
             sampler=ParentBased(TraceIdRatioBased(ratio)), resource=Resource.create(attributes), shutdown_on_exit=False

@@ -14,13 +14,13 @@ from array import array
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from typing import Any
 
 from paceline.core.config import EngineConfig
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
+from paceline.core.version import VERSION
 from paceline.server.auth.audit_log import AuditLog, AuditWriteError
 from paceline.server.openai.errors import Unavailable
 
@@ -43,7 +43,7 @@ class StrictMode:
         """`weights` is the checksum of the weights. Writes the record `opened`, which describes the model."""
         self.log, self.model, self.weights = log, model, weights
         numerics = {name: getattr(engine, name) for name in ("dtype", "quantization", "kv_dtype")}
-        log.append("opened", model=model, weights=weights, version=version("paceline"), **numerics)
+        log.append("opened", model=model, weights=weights, version=VERSION, **numerics)
 
     @asynccontextmanager
     async def record(

@@ -80,7 +80,7 @@ class GoodputDepth:
 
     def observe(self, step: StepObservation) -> None:
         if step.elapsed is not None:
-            self._trials.observe(step.batch, step.tokens, step.elapsed, step.prefill_rows, self.advantage)
+            self._trials.observe(step.batch, step.tokens, step.elapsed, step.num_joined, self.advantage)
         self._switch_on.observe(step, self._times.expected(step))
         self._prefill.observe(step)
         if not step.drafting:

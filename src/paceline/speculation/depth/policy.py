@@ -73,6 +73,8 @@ class StepObservation:
     """Slots of a padded batch, all of them counted in `rows`; None: a ragged batch."""
     tokens: int = 0
     """Tokens that the step committed."""
+    num_joined: int = 0
+    """Sequences whose prompts the step completed."""
     elapsed: float | None = None
     """Seconds since the step before it ended; None: there was no work in between."""
     switch_on_seconds: float = 0.0

@@ -13,6 +13,9 @@ CONTESTED = 1.6
 """Expected advantage of drafting from which on it is not tried: no work around the steps takes that much time."""
 SCALE = 1.4
 """Factor by which batches of one scale differ from its first."""
+BUSY = 0.4
+"""Sequences that join for each token of a sequence, from which on drafting is expected to lose. While nothing drafts, they join
+in steps that decode; a batch that drafts stops for them."""
 FIRST_HOLD, LONGEST_HOLD = 8, 128
 """Windows for which the faster way is kept before the other is tried again: at first, and after it has won again and again."""
 
@@ -33,11 +36,15 @@ class _Scale:
     steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    prefill_rows: int = 0
+    num_joined: int = 0
 
     def restart_window(self) -> None:
-        self.steps = self.tokens = self.prefill_rows = 0
+        self.steps = self.tokens = self.num_joined = 0
         self.seconds = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_joined * self.batch > BUSY * self.tokens
 
 
 class Trials:
@@ -50,9 +57,9 @@ class Trials:
     def allows_drafts(self, batch: int) -> bool:
         return self._scale(batch).is_drafting
 
-    def observe(self, batch: int, tokens: int, seconds: float, prefill_rows: int, advantage: float | None) -> None:
-        """A step of `batch` decoding sequences committed `tokens`, `seconds` after the step before it. `advantage`: expected
-        speed of drafting over plain decoding."""
+    def observe(self, batch: int, tokens: int, seconds: float, num_joined: int, advantage: float | None) -> None:
+        """A step of `batch` decoding sequences committed `tokens`, `seconds` after the step before it; `num_joined` of the
+        sequences completed their prompts. `advantage`: expected speed of drafting over plain decoding."""
         scale = self._scale(batch)
         if advantage is None or not 1.0 < advantage < CONTESTED:
             self._scales.remove(scale)
@@ -60,16 +67,21 @@ class Trials:
         scale.steps += 1
         scale.tokens += tokens
         scale.seconds += seconds
-        scale.prefill_rows += prefill_rows
+        scale.num_joined += num_joined
         if scale.steps < WINDOW_STEPS:
             return
-        if scale.prefill_rows == 0:  # nothing arrives: the costs of single steps decide
+        if scale.num_joined == 0:  # nothing arrives: the costs of single steps decide
             scale.is_drafting = True
             scale.restart_window()
             return
         scale.rates[scale.is_drafting] = scale.tokens / scale.seconds
+        is_busy = scale.is_busy
         scale.restart_window()
-        self._choose(scale)
+        if scale.preferred is None and is_busy:
+            scale.preferred = scale.is_drafting = False
+            scale.hold = LONGEST_HOLD
+        else:
+            self._choose(scale)
 
     def _scale(self, batch: int) -> _Scale:
         for scale in self._scales:

@@ -1,4 +1,4 @@
-"""Mixed steps, on a GPU or interpreted: prompts join the decoding slots without a step of the host, and the text stays the same."""
+"""Mixed steps, on a GPU or interpreted: prompts join the decoding slots without the host, and the text stays the same."""
 
 import random
 from dataclasses import replace
