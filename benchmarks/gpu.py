@@ -283,6 +283,7 @@ def main() -> None:
         )
     )
     engine.warm_up()
+    engine.finish_idle_work()
     freeze_loaded_objects()  # as a server does
     print(
         f"{target}, draft {Path(options.draft or options.base).name}: ready after {time.perf_counter() - started:.1f} s",

@@ -76,7 +76,8 @@ class Engine:
         self.exports = Exports(runner, scheduler.tables)
         self.audit = SelfAudit(runner, scheduler.tables, audit_fraction)
         tiers = () if scheduler.tiers is None else (scheduler.tiers,)
-        self.hooks = StepHooks((self.audit, self.imports, self.exports, *tiers, *hooks))
+        captures = () if graph is None else (graph.captures,)
+        self.hooks = StepHooks((self.audit, self.imports, self.exports, *tiers, *captures, *hooks))
         self.num_steps = 0
         """Steps begun; a busy engine whose count stands still is stuck."""
         self.executor_counts: Counter[str] = Counter()
@@ -176,7 +177,7 @@ class Engine:
         return outputs
 
     def warm_up(self) -> None:
-        """Compile kernels and capture graphs before the first request. The first time on a machine takes about a minute."""
+        """Compile kernels and capture the graphs that any traffic needs, before the first request."""
         if self.graph is None or self.has_work:
             return
         began = self.clock.now()
@@ -229,6 +230,11 @@ class Engine:
         """Do a few milliseconds of background work while there are no requests."""
         for hook in self.hooks:
             hook.use_idle_time()
+
+    def finish_idle_work(self) -> None:
+        """Do all background work now, so that none of it falls into a measurement."""
+        while self.has_idle_work:
+            self.use_idle_time()
 
     def close(self) -> None:
         """Save the cache tiers that survive a restart and end the processes of other ranks. Safe to call twice."""

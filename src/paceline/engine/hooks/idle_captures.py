@@ -25,6 +25,10 @@ class IdleCaptures(StepHook):
         self._waiting.extend(captures)
 
     @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
     def has_idle_work(self) -> bool:
         return bool(self._waiting)
 

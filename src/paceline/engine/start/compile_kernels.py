@@ -41,7 +41,9 @@ def compile_all(request: CompileRequest) -> CompileReport:
         pool.submit(int).result()  # starts the processes
         threading.Thread(target=_end_with_parent, daemon=True).start()
         record_kernels(lambda spec: pending.setdefault(spec, pool.submit(compile_kernel, spec)))
-        build_engine(request.config).warm_up()
+        engine = build_engine(request.config)
+        engine.warm_up()
+        engine.finish_idle_work()
         listed = time.perf_counter() - began
         compiled = sum(future.result() for future in pending.values())
     seconds = time.perf_counter() - began

@@ -72,6 +72,18 @@ class MixedPasses:
         logits = head_logits(self._runner.model, states[rows]) if len(rows) else None
         return MixedOutput(logits, rows, slots, device.tokens, device.positions)
 
+    @torch.inference_mode()
+    def load_kernels(self, rows: int) -> None:
+        """Run passes of `rows` rows of padding, for every width of the search for a row's sequence."""
+        most = self._inputs.max_sequences
+        for sequences in sorted({search_width(count) for count in range(1, most + 1)}):
+            ragged = self._pass(sequences, rows)
+            host = ragged.inputs.next_on_host(ragged.size)
+            host.write_mixed(0, ())
+            ragged.on_device.copy(host, sequences)
+            ragged.inputs.mark_copied()
+            ragged.forward()
+
     def _pass(self, sequences: int, rows: int) -> RaggedPass:
         captured = self._runner.captured_ragged(sequences, rows)
         if captured is not None:

@@ -75,7 +75,7 @@ class RaggedInputs:
         max_rows: int = MAX_RAGGED_ROWS,
         max_sequences: int = MAX_RAGGED_SEQUENCES,
     ) -> None:
-        self._width = table_width
+        self._width, self.max_sequences = table_width, max_sequences
         longs, ints = 3 * max_rows, max_sequences * (2 + table_width) + 3 * _ALIGNED
         self._longs = torch.zeros(longs, dtype=torch.int64, device=device)
         self._ints = torch.zeros(ints, dtype=torch.int32, device=device)

@@ -7,6 +7,7 @@ copies them to the device with every step.
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -18,8 +19,9 @@ from paceline.engine.executors.graph.control import ControlBuffer
 from paceline.engine.executors.graph.drafter import NO_DRAFTS, DraftShape, GraphDrafter, GraphProposer
 from paceline.engine.executors.graph.inflight import InflightStep, StepBuffers
 from paceline.engine.executors.graph.round_buffers import RoundBuffers
-from paceline.engine.executors.graph.slots import DeviceSlots, Sampling, Slot
+from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Sampling, Slot
 from paceline.engine.executors.graph.tree_drafter import TreeDrafter, tree_shape
+from paceline.engine.hooks.idle_captures import Capture
 from paceline.kernels.gpu.speculation.accept import Accepted, accept_chains
 from paceline.kernels.gpu.speculation.accept_tree import accept_trees
 from paceline.kernels.gpu.speculation.tree_rows import CacheAddresses, move_paths
@@ -29,8 +31,6 @@ from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer
 
 Part = Literal["draft", "follow", "verify", "accept"]
-WARM_UP_SAMPLING = (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.9))
-"""One set of parameters for each `Sampling`."""
 IN_FLIGHT = 2
 """Steps in flight at once: one being computed, one queued behind it."""
 
@@ -58,7 +58,7 @@ class GraphBatch:
         widths = size, width, target.scratch_block, drafter.scratch_block if drafter else None
         self._controls = [ControlBuffer(buffers.control.numpy(), *widths) for buffers in self._buffers]
         self._count = 0
-        self._capture = drafter.state_layers if drafter else ()
+        self._capture_layers = drafter.state_layers if drafter else ()
         self._cache = CacheAddresses(target.cache)
         self._graphs: dict[tuple[Part, DraftShape, Sampling | None, bool], Graph[None]] = {}
         self._rounds: dict[DraftShape, RoundBuffers] = {}
@@ -103,23 +103,31 @@ class GraphBatch:
         is_timed = len(self._graphs) == num_graphs
         return InflightStep(shape, round_.tree is not None, sequences, limits, buffers, is_timed)
 
-    @torch.inference_mode()
-    def warm_up(self, max_depth: int, max_rows: int) -> None:
-        """Capture the graphs of every shape of up to `max_rows` rows, over empty slots."""
-        empty, control = [()] * self.size, self._buffers[0].control
-        self._controls[0].write([None] * self.size, empty, empty)
-        self._control.copy_(control)
+    def captures(self, max_depth: int, max_rows: int) -> tuple[list[Capture], list[Capture]]:
+        """Functions that capture the graphs of every shape of up to `max_rows` rows, over empty slots: those that any traffic
+        needs, and the others."""
+        first, later = list[Capture](), list[Capture]()
         for shape in self._shapes(max_depth, max_rows):
-            self._graph("verify", shape)
-            for params in WARM_UP_SAMPLING:
-                self.slots.load([Slot((0, 0), params, 0, 0)])
-                if shape.nodes:
-                    self._graph("draft", shape)
-                self._graph("accept", shape, bool(self._capture))
-                if not shape.nodes:  # without drafts no states are kept
-                    self._graph("accept", shape)
+            for number, params in enumerate(WARM_UP_SAMPLING):
+                is_first = shape == NO_DRAFTS and number < 2
+                (first if is_first else later).append(partial(self._capture, shape, params))
         if self.drafter:
-            self._graph("follow", NO_DRAFTS)
+            later.append(partial(self._graph, "follow", NO_DRAFTS))
+        return first, later
+
+    @torch.inference_mode()
+    def _capture(self, shape: DraftShape, params: SamplingParams) -> None:
+        """Capture the graphs of one shape and one sampling. No sequence is in a slot."""
+        empty = [()] * self.size
+        self._controls[0].write([None] * self.size, empty, empty)
+        self._control.copy_(self._buffers[0].control)
+        self.slots.load([Slot((0, 0), params, 0, 0)])
+        self._graph("verify", shape)
+        if shape.nodes:
+            self._graph("draft", shape)
+        self._graph("accept", shape, bool(self._capture_layers))
+        if not shape.nodes:  # without drafts no states are kept
+            self._graph("accept", shape)
 
     def most_rows(self, max_depth: int, max_rows: int) -> int:
         """Rows of the largest step that `warm_up` captures."""
@@ -173,12 +181,14 @@ class GraphBatch:
                 tokens = torch.cat((tokens, drafts.tokens), 1)
             tokens = tokens.flatten().contiguous()  # a single column would stay a view with gaps
             if round_.chain is not None:
-                round_.output = round_.chain.forward(tokens, state.lengths, -1, self._capture)
+                round_.output = round_.chain.forward(tokens, state.lengths, -1, self._capture_layers)
             else:
                 assert round_.tree is not None
                 assert drafts is not None
                 assert drafts.parents is not None
-                round_.output = round_.tree.forward(tokens, state.lengths, drafts.parents, self._limits, self._capture)
+                round_.output = round_.tree.forward(
+                    tokens, state.lengths, drafts.parents, self._limits, self._capture_layers
+                )
 
         return compute
 

@@ -17,6 +17,7 @@ import torch
 from paceline.core.clock import Clock
 from paceline.core.output import StepTimes
 from paceline.core.sequence import Origin, Sequence, Status
+from paceline.core.timeline import phase
 from paceline.engine.executors.executor import SequenceResult, StepResult
 from paceline.engine.executors.graph.batch import IN_FLIGHT, GraphBatch
 from paceline.engine.executors.graph.drafter import NO_DRAFTS, DraftShape, GraphProposer
@@ -27,6 +28,7 @@ from paceline.engine.executors.graph.slot_table import SlotTable
 from paceline.engine.executors.graph.slots import DeviceSlots, Slot
 from paceline.engine.executors.graph.warm_up import warm_up_passes
 from paceline.engine.executors.reason import HostReason
+from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.engine.schedule import Schedule
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
@@ -87,13 +89,16 @@ class GraphExecutor:
         self._inflight: deque[InflightStep | InflightMixed] = deque()
         self._eligibility = GraphEligibility(proposer, scheduler, speculator, validator)
         self._is_draining = False
+        self.captures = IdleCaptures()
+        """Graphs to capture in idle moments; a hook of the engine."""
         self.num_steps = 0
         """Steps collected."""
         self.last_result: StepResult | None = None
         """The newest step collected, for measurements."""
 
     def warm_up(self) -> None:
-        """Compile the kernels of every pass and capture the graphs of every step, so that no request waits for it."""
+        """Compile the kernels of every pass and capture the graphs that any traffic needs. The others are captured in idle
+        moments, or by the first step that needs one."""
         scheduler, runner = self._scheduler, self._runner
         batches = [self._batch_of(size) for size in reversed(buckets(scheduler.max_num_seqs))]
         most = max(batch.most_rows(self._max_depth, self._max_rows(batch.size)) for batch in batches)
@@ -104,9 +109,18 @@ class GraphExecutor:
             scheduler.max_num_seqs,
             scheduler.max_batched_tokens,
             self._validator.limits.max_model_len,
+            self.captures,
         )
-        for batch in batches:
-            batch.warm_up(self._max_depth, self._max_rows(batch.size))
+        self._mixed.warm_up(min(scheduler.max_batched_tokens, scheduler.max_num_seqs + MIXED_PROMPT_ROWS))
+        with phase("capture steps") as capturing:
+            count = 0
+            for batch in batches:
+                first, later = batch.captures(self._max_depth, self._max_rows(batch.size))
+                count += len(first)
+                for capture in first:
+                    capture()
+                self.captures.add(later)
+            capturing.note = f"{count} of {count + self.captures.num_waiting}"
         if runner.device.type == "cuda":  # a later capture would wait until this memory is returned
             torch.cuda.empty_cache()
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from paceline.core.sequence import Sequence
-from paceline.engine.executors.graph.slots import DeviceSlots, sample
+from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Slot, sample
 from paceline.engine.schedule import Scheduled
 from paceline.kernels.gpu.speculation.pick import PickScratch, pick_scratch
 from paceline.kernels.gpu.speculation.slot_rows import commit_rows
+from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.cuda_graph import StreamEvent, staging_tensor
 from paceline.models.gpu.mixed import MixedPasses
 from paceline.models.gpu.runner import GpuRunner
@@ -73,34 +74,53 @@ class MixedSteps:
 
     def __init__(self, target: GpuRunner, slots: DeviceSlots, max_rows: int, max_inflight: int) -> None:
         """`slots`: those of the largest batch."""
-        self._slots = slots
+        self._target, self._slots = target, slots
         self._passes = MixedPasses(target, max_rows, slots.size)
         self._buffers = [MixedBuffers(slots.size, target.device) for _ in range(max_inflight)]
         self._scratch: PickScratch | None = None
         self._count = 0
 
-    @torch.inference_mode()
+    def warm_up(self, max_rows: int) -> None:
+        """Load the kernels of mixed steps of up to `max_rows` rows. No sequence is in a slot."""
+        target, slots = self._target, self._slots
+        for rows in sorted({min(max_rows, 1 << n) for n in range(7, max_rows.bit_length() + 1)}):
+            self._passes.load_kernels(rows)
+        tables = torch.full((slots.size, target.table_width), target.scratch_block, dtype=torch.int32)
+        prompt = Span([target.scratch_block], 0, [0] * BLOCK_SIZE, 1)
+        for params in WARM_UP_SAMPLING:
+            slots.load([Slot((0, 0), params, 0, 0)])
+            self._compute(self._buffers[0], tables.to(slots.device), [0][: slots.size - 1], [prompt], [slots.size - 1])
+
     def submit(self, tables: Tensor, decoding: Seq[tuple[int, Sequence]], prompts: Seq[Prompt]) -> InflightMixed:
         """Queue one step. `tables`: block tables of the slots on the device; `decoding`: slots and their sequences."""
         buffers = self._buffers[self._count % len(self._buffers)]
         self._count += 1
-        slots, state = self._slots, self._slots.state
         ending = [prompt.slot for prompt in prompts if prompt.slot is not None]
-        slots.params.upload()
-        buffers.begin.record()
-        output = self._passes.run(
-            state, tables, [slot for slot, _ in decoding], [prompt.span for prompt in prompts], ending
-        )
-        buffers.verified.record()
-        if output.logits is not None:
-            if self._scratch is None:
-                self._scratch = pick_scratch(slots.size, output.logits.shape[1], slots.device)
-            params = slots.tensors
-            if slots.sampling != "greedy":
-                params = params.map(lambda values: values[output.slots])
-            positions = output.positions[output.rows] + 1
-            picks = sample(output.logits, positions, params, slots.sampling, self._scratch)
-            commit_rows(state, output.rows, output.slots, output.tokens, output.positions, picks)
-            buffers.tokens[: len(picks)].copy_(picks, non_blocking=True)
+        spans = [prompt.span for prompt in prompts]
+        tokens = self._compute(buffers, tables, [slot for slot, _ in decoding], spans, ending)
+        if tokens is not None:
+            buffers.tokens[: len(tokens)].copy_(tokens, non_blocking=True)
         buffers.end.record()
         return InflightMixed([sequence for _, sequence in decoding], prompts, buffers)
+
+    @torch.inference_mode()
+    def _compute(
+        self, buffers: MixedBuffers, tables: Tensor, decoding: Seq[int], prompts: Seq[Span], ending: Seq[int]
+    ) -> Tensor | None:
+        """Queue the pass and the new state of the slots in `decoding` and `ending`; returns their next tokens."""
+        slots, state = self._slots, self._slots.state
+        slots.params.upload()
+        buffers.begin.record()
+        output = self._passes.run(state, tables, decoding, prompts, ending)
+        buffers.verified.record()
+        if output.logits is None:
+            return None
+        if self._scratch is None:
+            self._scratch = pick_scratch(slots.size, output.logits.shape[1], slots.device)
+        params = slots.tensors
+        if slots.sampling != "greedy":
+            params = params.map(lambda values: values[output.slots])
+        positions = output.positions[output.rows] + 1
+        tokens = sample(output.logits, positions, params, slots.sampling, self._scratch)
+        commit_rows(state, output.rows, output.slots, output.tokens, output.positions, tokens)
+        return tokens

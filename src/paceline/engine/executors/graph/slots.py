@@ -18,6 +18,8 @@ from paceline.speculation.verification.noise import Purpose, stream
 
 Sampling = Literal["greedy", "sampled", "truncated"]
 """The simplest sampling kernel that serves every slot."""
+WARM_UP_SAMPLING = (SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_p=0.9))
+"""One set of parameters for each `Sampling`."""
 
 
 class Slot(NamedTuple):

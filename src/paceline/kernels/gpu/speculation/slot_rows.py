@@ -43,7 +43,7 @@ def commit_rows(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count", "most"])
 def _place(
     lengths, last, slots, tokens, positions, contexts, count, most, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
@@ -58,7 +58,7 @@ def _place(
     tl.store(contexts + row, context, mask=is_real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _commit(
     lengths, last, rows, slots, tokens, positions, picks, count, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
