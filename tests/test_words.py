@@ -94,6 +94,7 @@ def files() -> tuple[str, ...]:
     )
 
 
+@cache
 def all_hits() -> list[Hit]:
     present = (name for name in files() if (ROOT / name).is_file())
     return [hit for name in present for hit in hits_in(name, (ROOT / name).read_text("utf-8"))]

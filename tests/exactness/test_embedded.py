@@ -89,7 +89,7 @@ def check(model, requests, speculative):
     [("greedy", 8), *(pytest.param(name, 20, marks=pytest.mark.slow) for name in ("greedy", "warm"))],
 )
 def test_short_prompts(target, draft, prompts, sampling, count):
-    requests = requests_for(prompts[:count], 12, **SAMPLINGS[sampling])
+    requests = requests_for(prompts[:count], 10, **SAMPLINGS[sampling])
     result = check(target, requests, engine(target, draft_model(draft, 512, 256), MixedDepth(5)))
     assert result.accepted / result.drafted > 0.3
 

@@ -42,7 +42,7 @@ def engine_for(target, draft, kind, siblings, proposer=Sampled, depth=None):
     )
 
 
-OFTEN = ("one-hot chain", "sparse tree", "dense chain", "dense tree")
+OFTEN = ("one-hot chain", "sparse chain", "dense chain", "dense tree")
 """Cases of `make test`: every kind of `q`, chains and trees; the others are in `make test-slow`."""
 
 
