@@ -164,6 +164,7 @@ class Speculator:
                 slots=result.slots,
                 tokens=num_committed,
                 num_joined=num_joined,
+                num_ended=len(self._ended),
                 elapsed=elapsed,
                 switch_on_seconds=idle if rounds else 0.0,
             )

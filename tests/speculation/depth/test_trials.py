@@ -14,7 +14,7 @@ def run(
         ways.append(trials.allows_drafts(BATCH))
         for step in range(WINDOW_STEPS):
             num_joined = int(step % joined_every == 0) if joined_every else 0
-            trials.observe(BATCH, BATCH, BATCH / rates[trials.allows_drafts(BATCH)], num_joined, advantage)
+            trials.observe(BATCH, BATCH, BATCH / rates[trials.allows_drafts(BATCH)], num_joined, num_joined, advantage)
     return ways
 
 
@@ -35,6 +35,22 @@ def test_a_changed_load_is_noticed() -> None:
 
 def test_without_prompts_the_costs_of_steps_decide() -> None:
     assert all(run(Trials(), 20, {True: 0.5, False: 1.0}, joined_every=0))
+
+
+def test_the_first_prompts_of_a_batch_replace_no_sequence() -> None:
+    trials = Trials()
+    for _ in range(4 * WINDOW_STEPS):
+        trials.observe(BATCH, BATCH, 1.0, 3, 0, 1.3)
+    assert trials.allows_drafts(BATCH)
+
+
+def test_after_a_pause_drafting_is_allowed_until_sequences_are_replaced_again() -> None:
+    trials = Trials()
+    run(trials, 20, {True: 0.8, False: 1.0}, joined_every=2)
+    assert not trials.allows_drafts(BATCH)
+    trials.restart()
+    assert all(run(trials, 3, {True: 0.8, False: 1.0}, joined_every=0))
+    assert run(trials, 3, {True: 0.8, False: 1.0}, joined_every=2) == [True, False, False]
 
 
 @pytest.mark.parametrize("advantage", [CONTESTED, 3.0, 0.9])

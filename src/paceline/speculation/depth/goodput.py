@@ -79,8 +79,11 @@ class GoodputDepth:
         return self._acceptance.alphas(category)
 
     def observe(self, step: StepObservation) -> None:
-        if step.elapsed is not None:
-            self._trials.observe(step.batch, step.tokens, step.elapsed, step.num_joined, self.advantage)
+        if step.elapsed is None:
+            self._trials.restart()
+        else:
+            turnover = step.num_joined, step.num_ended
+            self._trials.observe(step.batch, step.tokens, step.elapsed, *turnover, self.advantage)
         self._switch_on.observe(step, self._times.expected(step))
         self._prefill.observe(step)
         if not step.drafting:

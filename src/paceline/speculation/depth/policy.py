@@ -75,6 +75,8 @@ class StepObservation:
     """Tokens that the step committed."""
     num_joined: int = 0
     """Sequences whose prompts the step completed."""
+    num_ended: int = 0
+    """Sequences that ended since the step before it."""
     elapsed: float | None = None
     """Seconds since the step before it ended; None: there was no work in between."""
     switch_on_seconds: float = 0.0
