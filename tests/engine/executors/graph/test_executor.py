@@ -7,9 +7,9 @@ import torch
 
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
+from paceline.engine.executors.graph import eligibility
 from paceline.engine.executors.graph import executor as graph_executor
 from paceline.engine.executors.graph.batch import GraphBatch
-from paceline.engine.executors.graph.eligibility import STEPS_BETWEEN_ADMISSIONS
 from paceline.models.gpu.runner import GpuRunner
 from paceline.speculation.depth.simple_rules import FixedDepth
 from paceline.speculation.proposers.draft_model import DraftModelProposer
@@ -142,10 +142,12 @@ def steps_before_admission(engine: Engine, arrival: Request) -> int:
     return rounds
 
 
-def test_a_batch_that_drafts_admits_a_waiting_request_after_a_few_steps():
+@pytest.mark.parametrize(("small", "steps"), [(1, 1), (16, 0)])
+def test_a_large_batch_that_drafts_admits_a_waiting_request_after_a_few_steps(monkeypatch, small, steps):
+    monkeypatch.setattr(eligibility, "SMALL_BATCH", small)
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer, depth=1, max_batched_tokens=64)
-    assert steps_before_admission(engine, request("r", [1] * 9)) == STEPS_BETWEEN_ADMISSIONS
+    assert steps_before_admission(engine, request("r", [1] * 9)) == steps
 
 
 def test_prompts_that_fill_half_a_pass_are_admitted_at_once():

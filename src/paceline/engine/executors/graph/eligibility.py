@@ -11,9 +11,11 @@ from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
 
 STEPS_BETWEEN_ADMISSIONS = 2
-"""Graph steps between two admissions by the host executor, unless the waiting prompts fill half a pass. Leaving the graph,
+"""Most graph steps between two admissions by the host executor, unless the waiting prompts fill half a pass. Leaving the graph,
 taking a step on the host and entering again takes as long as a few steps, and in a large batch some sequence ends in nearly
 every step."""
+SMALL_BATCH = 16
+"""Sequences for each step that an admission waits: a small batch admits at once."""
 
 
 class GraphEligibility:
@@ -58,7 +60,8 @@ class GraphEligibility:
         scheduler = self._scheduler
         if not scheduler.may_admit:
             return False
-        return self.num_steps >= STEPS_BETWEEN_ADMISSIONS or 2 * scheduler.prompt_rows >= scheduler.max_batched_tokens
+        wait = min(STEPS_BETWEEN_ADMISSIONS, len(scheduler.running) // SMALL_BATCH)
+        return self.num_steps >= wait or 2 * scheduler.prompt_rows >= scheduler.max_batched_tokens
 
     def forget(self) -> None:
         """Drop what is known of sequences."""
