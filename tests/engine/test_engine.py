@@ -14,6 +14,7 @@ from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.engine import Engine
 from paceline.engine.executors.reason import HostReason
+from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.speculation.proposer import Proposer
 from tests.engine.harness import (
     GREEDY,
@@ -358,9 +359,9 @@ def test_warm_up_does_nothing_while_a_request_runs() -> None:
     warmed: list[bool] = []
 
     class Graphs:
-        num_inflight, is_loaded = 0, False
+        num_inflight, is_loaded, captures = 0, False, IdleCaptures()
 
-        def schedule(self) -> HostReason:
+        def schedule(self, can_prefill: bool) -> HostReason:
             return HostReason.PREFILL
 
         def yield_to_host(self) -> None:

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any
 
+from paceline.core.clock import Clock
 from paceline.core.cluster_config import ClusterConfig, HealthConfig
 from paceline.core.errors import PacelineError
 from paceline.core.output import StepOutput
@@ -68,11 +69,12 @@ class WorkerThread:
         port: int = 0,
         steps: int | None = None,
         tracing: Tracing | None = None,
+        clock: Clock | None = None,
     ) -> None:
         self.engine = engine or engine_of(tokenizer=True)
         self.gate = None if steps is None else Gate(self.engine, steps)
         self.listener = LossyListener(f"tcp://127.0.0.1:{port}", TO_TARGET_WORKER)
-        self.worker = TargetWorker(name, EngineLoop(self.engine, tracing), self.listener, tracing=tracing)
+        self.worker = TargetWorker(name, EngineLoop(self.engine, tracing), self.listener, tracing=tracing, clock=clock)
         self._start()
 
     def _start(self) -> None:

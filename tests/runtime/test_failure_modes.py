@@ -23,6 +23,7 @@ from paceline.runtime.draft_pool.statistics import STALE_SECONDS, PoolStatistics
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.gateway_client.worker_statuses import worker_statuses
 from paceline.runtime.target_worker.kv_pressure import KvPressure
+from paceline.runtime.target_worker.worker import PRESSURE_SECONDS
 from paceline.runtime.wire.gateway_messages import TO_GATEWAY, Heartbeat, SetFlags, StatusReport, StatusRequest, Welcome
 from paceline.runtime.wire.messages import MAX_DEPTH, VERSION, Load
 from paceline.runtime.wire.transport import Connection
@@ -165,13 +166,22 @@ def test_low_acceptance_opens_the_breaker_and_stays_a_symptom() -> None:
         assert symptom.figure < 1.0
 
 
+class SetClock:
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time
+
+
 def test_preemptions_limit_the_depth_to_one_until_they_end() -> None:
-    """The worker reads the scheduler's counter with every status request."""
-    target = WorkerThread("a")
+    """The worker reads the scheduler's counter about once a second, when its status is requested."""
+    clock = SetClock()
+    target = WorkerThread("a", clock=clock)
     engine, connection = target.engine, Connection(target.worker.address, TO_GATEWAY)
 
     def report() -> StatusReport:
         engine.num_steps += 10  # the engine is idle
+        clock.time += PRESSURE_SECONDS
         connection.send(StatusRequest())
         answer = connection.receive(10.0)
         assert isinstance(answer, StatusReport)

@@ -111,9 +111,12 @@ REQUESTS = [
 
 
 def texts_of(outputs: list[StepOutput]) -> dict[tuple[str, int], tuple[list[int], str]]:
-    keys = [(one.id, choice) for one in REQUESTS for choice in range(one.sampling.n)]
-    own = {key: [o for o in outputs if (o.request_id, o.choice) == key] for key in keys}
-    return {key: (tokens_of(own[key], *key), text_of(own[key])) for key in keys}
+    own = {one.id: [output for output in outputs if output.request_id == one.id] for one in REQUESTS}
+    return {
+        (one.id, choice): (tokens_of(own[one.id], one.id, choice), text_of(own[one.id], one, choice))
+        for one in REQUESTS
+        for choice in range(one.sampling.n)
+    }
 
 
 EXPECTED = texts_of([output for one in REQUESTS for output in outputs_of(engine_of(tokenizer=True), one)])
