@@ -8,8 +8,8 @@ from pathlib import Path
 from rich.console import Console
 
 from paceline import LLM, SamplingParams
-from paceline.cli.render import console
 from paceline.cli.chat import Conversation
+from paceline.cli.render import console
 from paceline.cli.render.token_colours import legend
 from paceline.core.clock import WallClock
 

@@ -13,6 +13,7 @@ from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.gpu.runner import GpuRunner
 from paceline.speculation.depth.simple_rules import FixedDepth
 from tests.engine.executors.graph.test_executor import DEVICE, SAMPLINGS, SMALL, check, graph_engine
+from tests.exactness.suite import plain_text
 from tests.fakes import draft_model, request, tiny_model
 
 
@@ -57,6 +58,16 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode():
     check(engine, asked, arrivals=1)
     assert HostReason.ADMISSION not in engine.executor_counts
     assert engine.executor_counts[HostReason.PREFILL] == 0
+
+
+@pytest.mark.parametrize("max_tokens", [3, 6])
+def test_a_long_prompt_whose_neighbour_ends_is_completed_by_the_host(max_tokens):
+    engine = graph_engine(None, max_batched_tokens=16, kv_tokens=512, max_num_seqs=2)
+    asked = [
+        request("short", [1, 2, 3], temperature=0.0, max_tokens=max_tokens),
+        request("long", [i % 7 for i in range(70)], temperature=0.0, max_tokens=3),
+    ]
+    check(engine, asked, arrivals=1)
 
 
 def test_prompt_rows_of_a_step_are_bounded(monkeypatch):
@@ -153,3 +164,48 @@ def test_a_batch_that_drafts_is_joined_through_the_host():
     asked = [replace_tokens(one, 24) for one in arriving(4, seed=3)]
     check(engine, asked, arrivals=1)
     assert engine.executor_counts[HostReason.ADMISSION] > 0, engine.executor_counts
+
+
+class SometimesDrafts(FixedDepth):
+    """Drafts in stretches of random length, as a policy that changes its mind."""
+
+    def __init__(self, depth: int, seed: int) -> None:
+        super().__init__(depth)
+        self._dice, self._left, self._drafts = random.Random(seed), 0, False
+
+    def decide(self, batch):
+        if self._left == 0:
+            self._left, self._drafts = self._dice.randint(1, 12), not self._drafts
+        self._left -= 1
+        return super().decide(batch) if self._drafts else [0] * len(batch)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 40))])
+def test_any_load_has_the_text_of_plain_decoding(seed):
+    """Random lengths, arrivals, cancellations, drafts, samplings and caches that run full."""
+    dice = random.Random(seed)
+    proposer = draft_model(tiny_model(perturb=0.3, config=SMALL, device=DEVICE), runner=GpuRunner) if seed % 2 else None
+    engine = graph_engine(
+        proposer,
+        SometimesDrafts(dice.randint(1, 4), seed),
+        max_num_seqs=dice.choice([1, 2, 3, 6]),
+        max_batched_tokens=dice.choice([12, 24, 64]),
+        kv_tokens=dice.choice([128, 256, 1024]),
+        prefix_caching=dice.random() < 0.5,
+    )
+    pending = arriving(10, seed, longest=dice.choice([8, 60]))
+    tokens, cancelled = {one.id: [] for one in pending}, set()
+    plain = plain_text(tiny_model(config=SMALL, device=DEVICE), pending)
+    while pending or engine.has_work:
+        while pending and dice.random() < 0.3:
+            engine.add(pending.pop())
+        if dice.random() < 0.02:
+            cancelled.add(name := dice.choice(sorted(tokens)))
+            engine.cancel(name)
+        for output in engine.step():
+            tokens[output.request_id].extend(output.tokens)
+    for name, text in tokens.items():
+        assert text == plain[name, 0] or name in cancelled
+    pool = engine.scheduler.tables.pool
+    pool.check()
+    assert pool.num_free == pool.num_blocks

@@ -152,7 +152,9 @@ class GraphExecutor:
         reason = self._eligibility.reason(running)
         if reason is not None:
             return reason
-        if not self._slots and not self._inflight:
+        if not self._slots:
+            if self._inflight:  # of sequences that have ended, and of a prompt that is not complete
+                return HostReason.PREFILL
             decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
             if not decoding:
                 return HostReason.PREFILL
