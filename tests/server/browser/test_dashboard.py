@@ -164,7 +164,7 @@ def test_charts_without_traffic(open_page: Open) -> None:
     page = open_page(served())
     page.wait_for_text("#chart-alpha .empty", "No drafts verified yet")
     page.wait_for_text("#chart-ahead .empty", "No draft workers")
-    assert page.texts("#worker-table tbody th") == ["engine"]
+    assert page.texts("#worker-table tbody th") == ["engine-0"]
 
 
 def test_workers_and_drafting_ahead(open_page: Open) -> None:

@@ -26,7 +26,7 @@ from paceline.server.openai.schemas.completions import (
 from paceline.server.openai.schemas.responses import ChatCompletion, Completion, Model, ModelList
 from paceline.server.openai.tools import ToolUse
 
-EVENTS: dict[str, Any] = {"text/event-stream": {"schema": {"type": "string"}}}
+EVENTS: dict[str, Any] = {"text/event-stream": {"example": "data: {...}\n\ndata: [DONE]\n\n"}}
 
 
 def generation_routes(gateway: Gateway) -> APIRouter:
