@@ -10,20 +10,18 @@ committed tokens alone.
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 
 from paceline.core.clock import Clock
-from paceline.core.output import StepTimes
-from paceline.core.sequence import Origin, Sequence, Status
+from paceline.core.sequence import Sequence
 from paceline.core.timeline import phase
-from paceline.engine.executors.executor import SequenceResult, StepResult
+from paceline.engine.executors.executor import StepResult
 from paceline.engine.executors.graph.batch import IN_FLIGHT, GraphBatch
 from paceline.engine.executors.graph.drafter import NO_DRAFTS, DraftShape, GraphProposer
 from paceline.engine.executors.graph.eligibility import GraphEligibility
 from paceline.engine.executors.graph.inflight import InflightStep
-from paceline.engine.executors.graph.mixed import InflightMixed, MixedSteps, Prompt
+from paceline.engine.executors.graph.mixed import MIXED_PROMPT_ROWS, InflightMixed, MixedSteps, Prompt, prompt_budget
 from paceline.engine.executors.graph.slot_table import SlotTable
 from paceline.engine.executors.graph.slots import DeviceSlots, Slot
 from paceline.engine.executors.graph.warm_up import warm_up_passes
@@ -36,14 +34,6 @@ from paceline.engine.validator import RequestValidator
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.gpu.runner import GpuRunner, bucket, buckets
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
-from paceline.speculation.verification.verify import PLAIN, Verdict
-
-CHEAP_ROWS = 512
-"""Rows up to which a pass hides most of the work of prompts behind reading the weights."""
-MIXED_PROMPT_ROWS = 2048
-"""Most prompt rows of a mixed step. More rows would not be computed faster, and decoding sequences would wait longer."""
-BACKLOG_SHARE = 4
-"""A mixed step computes one part in so many of the prompts that wait, if these are more than cheap rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +74,6 @@ class GraphExecutor:
         self._mixed = MixedSteps(runner, self._device_slots, scheduler.max_batched_tokens, IN_FLIGHT)
         self._batches: dict[int, GraphBatch] = {}
         self._slots = SlotTable()
-        self._prompts: set[int] = set()
-        """Sequences of which prompt tokens are in flight."""
         self._inflight: deque[InflightStep | InflightMixed] = deque()
         self._eligibility = GraphEligibility(proposer, scheduler, speculator, validator)
         self._is_draining = False
@@ -147,7 +135,7 @@ class GraphExecutor:
         if self._slots:
             for slot in self._slots.remove_ended():
                 self._device_slots.params.clear(slot)
-            if not self._prompts and len(running) <= len(self._slots) // 2:
+            if not self._inflight_prompts and len(running) <= len(self._slots) // 2:
                 return HostReason.RESIZE
         reason = self._eligibility.reason(running)
         if reason is not None:
@@ -174,7 +162,8 @@ class GraphExecutor:
     def _schedule_prompts(self, can_prefill: bool) -> GraphSchedule | HostReason | None:
         """A mixed step, or why the host has to compute the prompts; None: no prompt is to be computed now."""
         scheduler, members = self._scheduler, self._slots.members()
-        num_prompts = sum([one not in self._slots and one.id not in self._prompts for one in scheduler.running])
+        inflight = self._inflight_prompts
+        num_prompts = sum([one not in self._slots and one.id not in inflight for one in scheduler.running])
         if not num_prompts and not scheduler.may_admit:
             return None
         drafter = self._batch.drafter
@@ -185,8 +174,7 @@ class GraphExecutor:
         reason = self._reserve(members, num_ahead)
         if reason is not None:
             return reason
-        wanted = max(CHEAP_ROWS - len(members), min(MIXED_PROMPT_ROWS, scheduler.prompt_rows // BACKLOG_SHARE))
-        budget = min(max(BLOCK_SIZE, wanted), scheduler.max_batched_tokens - len(members))
+        budget = min(prompt_budget(len(members), scheduler.prompt_rows), scheduler.max_batched_tokens - len(members))
         prompts = scheduler.schedule_prompts(budget, self._can_join)
         if prompts:
             return GraphSchedule(prompts, num_ahead=num_ahead)
@@ -195,7 +183,7 @@ class GraphExecutor:
         return self._host_prefill_reason(0) if needs_host else None
 
     def _can_join(self, sequence: Sequence) -> bool:
-        return sequence.id not in self._prompts and self._eligibility.reason((sequence,)) is None
+        return sequence.id not in self._inflight_prompts and self._eligibility.reason((sequence,)) is None
 
     def _schedule_decoding(self) -> GraphSchedule | HostReason:
         """Decide the depths, choose the draft shape and reserve the target's blocks for the step."""
@@ -218,6 +206,11 @@ class GraphExecutor:
         num_ahead = self._num_inflight_tokens + shape.nodes + 1
         reason = self._reserve(members, num_ahead)
         return GraphSchedule((), (), shape, num_ahead) if reason is None else reason
+
+    @property
+    def _inflight_prompts(self) -> set[int]:
+        """Sequences of which prompt tokens are in flight."""
+        return {sequence_id for step in self._inflight for sequence_id in step.prompt_ids}
 
     @property
     def _num_inflight_tokens(self) -> int:
@@ -274,7 +267,6 @@ class GraphExecutor:
             if item.completes:
                 slot = slots.join(sequence, blocks)
                 self._device_slots.params.set(slot, Slot.of(sequence))
-            self._prompts.add(sequence.id)
             prompts.append(Prompt(item, blocks, slot))
         self._inflight.append(self._mixed.submit(batch.tables, decoding, prompts))
         if self._batch is not batch and self._batch.drafter is not None:
@@ -286,66 +278,8 @@ class GraphExecutor:
             return None
         step = self._inflight.popleft()
         self.num_steps += 1
-        self.last_result = self._collect_mixed(step) if isinstance(step, InflightMixed) else self._collect_graph(step)
+        self.last_result = step.result(self._clock)
         return self.last_result
-
-    def _collect_graph(self, step: InflightStep) -> StepResult:
-        outcome = step.wait()
-        sequences, context, running = [], 0, Status.RUNNING
-        for slot, (sequence, limit) in enumerate(zip(step.sequences, step.limits, strict=True)):
-            if (
-                sequence is None or limit is None or sequence.status is not running
-            ):  # it ended while the step was in flight
-                continue
-            accepted = outcome.accepted[slot]
-            context += len(sequence.ids)
-            verdict = Verdict(
-                outcome.paths[slot],
-                tuple(outcome.tokens[slot][: accepted + 1]),
-                _origins(accepted, outcome.is_bonus[slot]) if limit else PLAIN,
-            )
-            sequences.append(SequenceResult(sequence, 1, verdict, limit, limit, outcome.levels[slot] if limit else 0))
-        slots, now = step.num_slots, self._clock.now()
-        verify_seconds = outcome.forward_seconds + outcome.sample_seconds
-        drafted = now - verify_seconds
-        return StepResult(
-            sequences=sequences,
-            times=StepTimes(drafted - outcome.draft_seconds, drafted, now),
-            forward_seconds=outcome.forward_seconds,
-            verify_seconds=verify_seconds,
-            rows=slots * (step.shape.nodes + 1),
-            context=context,
-            draft_seconds=outcome.draft_seconds,
-            slots=slots,
-            is_timed=step.is_timed,
-            is_graph=True,
-        )
-
-    def _collect_mixed(self, step: InflightMixed) -> StepResult:
-        tokens, context, running = iter(step.wait()), 0, Status.RUNNING
-        results = []
-        for sequence, token in zip(step.decoding, tokens, strict=False):
-            if sequence.status is running:
-                context += len(sequence.ids)
-                results.append(SequenceResult(sequence, 1, Verdict((), (token,), PLAIN)))
-        for prompt in step.prompts:
-            sequence = prompt.item.sequence
-            verdict = None if prompt.slot is None else Verdict((), (next(tokens),), PLAIN)
-            self._prompts.discard(sequence.id)
-            if sequence.status is running:
-                results.append(SequenceResult(sequence, prompt.item.num_tokens, verdict))
-        now, verify_seconds = self._clock.now(), step.forward_seconds + step.sample_seconds
-        return StepResult(
-            sequences=results,
-            times=StepTimes(now - verify_seconds, now - verify_seconds, now),
-            forward_seconds=step.forward_seconds,
-            verify_seconds=verify_seconds,
-            rows=sum(one.verdict is not None for one in results),
-            context=context,
-            draft_seconds=0.0,
-            is_timed=False,
-            is_graph=True,
-        )
 
     def prepare_next(self, result: StepResult) -> None:
         if self._is_draining and not self._inflight:
@@ -373,7 +307,6 @@ class GraphExecutor:
         while self._inflight:
             self._inflight.popleft().wait()
         self._slots.clear()
-        self._prompts.clear()
         self._is_draining = False
         self._eligibility.forget()
 
@@ -417,9 +350,3 @@ class GraphExecutor:
             if prefill.tokens:
                 method = next(sequence.method for sequence in sequences if sequence.depth)
                 self._speculator.add_draft_prefill(method, prefill)
-
-
-@cache
-def _origins(accepted: int, is_bonus: bool) -> tuple[Origin, ...]:
-    """Origins of the tokens of a step with drafts."""
-    return (*(Origin.ACCEPTED,) * accepted, Origin.BONUS if is_bonus else Origin.RECOVERED)

@@ -7,15 +7,25 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from paceline.core.sequence import Sequence
+from paceline.core.clock import Clock
+from paceline.core.output import StepTimes
+from paceline.core.sequence import Origin, Sequence, Status
+from paceline.engine.executors.executor import SequenceResult, StepResult
 from paceline.engine.executors.graph.drafter import DraftShape
 from paceline.models.cuda_graph import StreamEvent, staging_tensor
+from paceline.speculation.verification.verify import PLAIN, Verdict
 
 
 @cache
 def chain_path(accepted: int) -> tuple[int, ...]:
     """Accepted nodes of a chain, in order."""
     return tuple(range(accepted))
+
+
+@cache
+def _origins(accepted: int, is_bonus: bool) -> tuple[Origin, ...]:
+    """Origins of the tokens of a step with drafts."""
+    return (*(Origin.ACCEPTED,) * accepted, Origin.BONUS if is_bonus else Origin.RECOVERED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +88,42 @@ class InflightStep:
     def max_tokens(self) -> int:
         """Tokens by which the step may extend a sequence."""
         return self.shape.levels + 1
+
+    @property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Sequences of which the step computes prompt tokens: none."""
+        return ()
+
+    def result(self, clock: Clock) -> StepResult:
+        """Wait for the step. Sequences that ended while it was in flight are left out."""
+        outcome = self.wait()
+        sequences, context, running = [], 0, Status.RUNNING
+        for slot, (sequence, limit) in enumerate(zip(self.sequences, self.limits, strict=True)):
+            if sequence is None or limit is None or sequence.status is not running:
+                continue
+            accepted = outcome.accepted[slot]
+            context += len(sequence.ids)
+            verdict = Verdict(
+                outcome.paths[slot],
+                tuple(outcome.tokens[slot][: accepted + 1]),
+                _origins(accepted, outcome.is_bonus[slot]) if limit else PLAIN,
+            )
+            sequences.append(SequenceResult(sequence, 1, verdict, limit, limit, outcome.levels[slot] if limit else 0))
+        slots, now = self.num_slots, clock.now()
+        verify_seconds = outcome.forward_seconds + outcome.sample_seconds
+        drafted = now - verify_seconds
+        return StepResult(
+            sequences=sequences,
+            times=StepTimes(drafted - outcome.draft_seconds, drafted, now),
+            forward_seconds=outcome.forward_seconds,
+            verify_seconds=verify_seconds,
+            rows=slots * (self.shape.nodes + 1),
+            context=context,
+            draft_seconds=outcome.draft_seconds,
+            slots=slots,
+            is_timed=self.is_timed,
+            is_graph=True,
+        )
 
     def wait(self) -> SlotResults:
         """Block until the device has finished the step."""

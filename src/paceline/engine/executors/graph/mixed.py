@@ -6,7 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.core.sequence import Sequence
+from paceline.core.clock import Clock
+from paceline.core.output import StepTimes
+from paceline.core.sequence import Sequence, Status
+from paceline.engine.executors.executor import SequenceResult, StepResult
 from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Slot, sample
 from paceline.engine.schedule import Scheduled
 from paceline.kernels.gpu.speculation.pick import PickScratch, pick_scratch
@@ -16,6 +19,20 @@ from paceline.models.cuda_graph import StreamEvent, staging_tensor
 from paceline.models.gpu.mixed import MixedPasses
 from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import Span
+from paceline.speculation.verification.verify import PLAIN, Verdict
+
+CHEAP_ROWS = 512
+"""Rows up to which a pass hides most of the work of prompts behind reading the weights."""
+MIXED_PROMPT_ROWS = 2048
+"""Most prompt rows of a mixed step. More rows would not be computed faster, and decoding sequences would wait longer."""
+BACKLOG_SHARE = 4
+"""A mixed step computes one part in so many of the prompts that wait, if these are more than cheap rows."""
+
+
+def prompt_budget(num_decoding: int, num_waiting: int) -> int:
+    """Prompt rows of the next mixed step, beside `num_decoding` sequences, of `num_waiting` rows in all."""
+    backlog = min(MIXED_PROMPT_ROWS, num_waiting // BACKLOG_SHARE)
+    return max(BLOCK_SIZE, CHEAP_ROWS - num_decoding, backlog)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,12 +78,36 @@ class InflightMixed:
         return tokens
 
     @property
-    def forward_seconds(self) -> float:
-        return self.buffers.verified.seconds_since(self.buffers.begin)
+    def prompt_ids(self) -> list[int]:
+        """Sequences of which the step computes prompt tokens."""
+        return [prompt.item.sequence.id for prompt in self.prompts]
 
-    @property
-    def sample_seconds(self) -> float:
-        return self.buffers.end.seconds_since(self.buffers.verified)
+    def result(self, clock: Clock) -> StepResult:
+        """Wait for the step. Sequences that ended while it was in flight are left out."""
+        tokens, context, running = iter(self.wait()), 0, Status.RUNNING
+        results = []
+        for sequence, token in zip(self.decoding, tokens, strict=False):
+            if sequence.status is running:
+                context += len(sequence.ids)
+                results.append(SequenceResult(sequence, 1, Verdict((), (token,), PLAIN)))
+        for prompt in self.prompts:
+            sequence = prompt.item.sequence
+            verdict = None if prompt.slot is None else Verdict((), (next(tokens),), PLAIN)
+            if sequence.status is running:
+                results.append(SequenceResult(sequence, prompt.item.num_tokens, verdict))
+        buffers, now = self.buffers, clock.now()
+        verify_seconds = buffers.end.seconds_since(buffers.begin)
+        return StepResult(
+            sequences=results,
+            times=StepTimes(now - verify_seconds, now - verify_seconds, now),
+            forward_seconds=buffers.verified.seconds_since(buffers.begin),
+            verify_seconds=verify_seconds,
+            rows=sum(one.verdict is not None for one in results),
+            context=context,
+            draft_seconds=0.0,
+            is_timed=False,
+            is_graph=True,
+        )
 
 
 class MixedSteps:
