@@ -49,6 +49,9 @@ WHEN_NEEDED = AT_IMPORT | {"triton", "gguf", "jinja2", "llguidance", "huggingfac
 GPU = ("kernels/gpu/", "models/gpu/", "engine/executors/graph/")
 """Folders that import triton: other modules import them inside functions only, after a CUDA device was found."""
 
+ON_DEMAND = ("models/tokenizer/template_limits.py",)
+"""Modules whose third-party packages are optional: other modules import them inside functions only."""
+
 MAX_MODULES = 15
 """Modules in one folder, without `__init__.py`."""
 
@@ -192,7 +195,7 @@ def missing_dependencies(found: Iterable[Import]) -> list[str]:
             return False
         if one.root == "triton" and one.where.startswith(GPU[0]):
             return True
-        return one.root in (WHEN_NEEDED if one.deferred else AT_IMPORT)
+        return one.root in (WHEN_NEEDED if one.deferred or one.where.startswith(ON_DEMAND) else AT_IMPORT)
 
     return [str(one) for one in found if not is_allowed(one)]
 
@@ -214,7 +217,7 @@ def early_gpu_imports(found: Iterable[Import]) -> list[str]:
     return [
         str(one)
         for one in found
-        if _path(one.module).startswith(GPU) and not one.deferred and not one.where.startswith(GPU)
+        if _path(one.module).startswith((*GPU, *ON_DEMAND)) and not one.deferred and not one.where.startswith(GPU)
     ]
 
 
@@ -508,7 +511,7 @@ def import_all(names: Iterable[str], blocked: Iterable[str], allowed: Iterable[s
 
 def modules_of(*packages: str) -> list[str]:
     paths = [str(path.relative_to(SOURCE)) for package in packages for path in sources(SOURCE / package)]
-    return [_dotted(path) for path in paths if not path.startswith(GPU)]
+    return [_dotted(path) for path in paths if not path.startswith((*GPU, *ON_DEMAND))]
 
 
 def test_engine_and_below_import_with_the_base_packages_alone() -> None:

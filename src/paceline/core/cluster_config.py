@@ -24,11 +24,11 @@ class HealthConfig:
 
     heartbeat: float = 0.5
     """Seconds between two heartbeats requested of a worker."""
-    misses: int = 20
+    misses: int = 4
     """Consecutive missed heartbeats after which the gateway continues its streams on another worker. This detects a worker
     that hangs; a broken connection is detected at once."""
-    stall: float = 60.0
-    """Seconds without a step, despite running requests, with the same effect."""
+    stall: float = 2.0
+    """Seconds that a step may take beyond its predicted time, with the same effect. The first steps of a size have a minute."""
     canary: float = 30.0
     """Seconds between two canary requests; 0: none."""
 

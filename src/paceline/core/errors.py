@@ -51,5 +51,9 @@ class EngineClosed(PacelineError):
     """The engine was closed before the request finished, or before it was submitted."""
 
 
+class GenerationFailed(PacelineError):
+    """The engine failed while it generated this request, which has ended. Other requests continue. A retry fails as well."""
+
+
 class RankLost(PacelineError):
     """A process of a tensor-parallel model has exited. The engine cannot continue; create a new one."""

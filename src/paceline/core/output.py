@@ -14,6 +14,8 @@ class TokenLogprobs:
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...]
+    rank: int = 1
+    """Position of the token among all tokens by probability, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,8 @@ class StepOutput:
     num_cached: int = 0
     """Prompt tokens found in the prefix cache."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of the prompt tokens after the first; set in the first output of choice 0, if the request wants them."""
     finish_reason: FinishReason | None = None
     method: str = field(default="", compare=False)
     """Speculation method of the sequence."""
@@ -92,6 +96,8 @@ class Generation:
     prompt_token_ids: tuple[int, ...]
     completions: tuple[Completion, ...]
     num_cached_tokens: int = 0
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of the prompt tokens after the first, if `SamplingParams.prompt_logprobs` is set."""
 
     @property
     def text(self) -> str:

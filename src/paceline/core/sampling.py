@@ -16,6 +16,8 @@ class SamplingParams:
     """
 
     max_tokens: int = 128
+    min_tokens: int = 0
+    """Output tokens before which no end token is sampled and no stop string ends the text."""
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -31,6 +33,13 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     """Number of alternatives reported with each token; None: no log-probabilities."""
+    prompt_logprobs: int | None = None
+    """Number of alternatives reported with each prompt token after the first; None: no log-probabilities of the prompt. The
+    engine then computes the whole prompt, without the prefix cache."""
+    skip_special_tokens: bool = True
+    """Whether the text leaves out special tokens."""
+    blocked_ids: tuple[int, ...] = ()
+    """End tokens that are not sampled before `min_tokens`; the validator sets them."""
     json_schema: Mapping[str, Any] | None = None
     """JSON schema that the output satisfies; `{}` allows any JSON value."""
 
@@ -39,12 +48,13 @@ class SamplingParams:
             object.__setattr__(self, "stop", (self.stop,))
         object.__setattr__(self, "stop", tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        for name in ("max_tokens", "top_k", "seed", "n", "logprobs"):
+        for name in ("max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             if value is not None and not isinstance(value, int):
                 raise InvalidRequest(f"{name} must be an integer, got {value!r}", field=name)
         checks = (
             ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("min_tokens", 0 <= self.min_tokens <= self.max_tokens, f"between 0 and max_tokens ({self.max_tokens})"),
             ("temperature", 0.0 <= self.temperature <= 10.0, "between 0 (greedy) and 10"),
             ("top_k", self.top_k >= 0, "0 (off) or more"),
             ("top_p", 0.0 < self.top_p <= 1.0, "in (0, 1]"),
@@ -56,6 +66,7 @@ class SamplingParams:
             ("n", 1 <= self.n <= 128, "in [1, 128]"),
             ("stop", all(isinstance(stop, str) and stop for stop in self.stop), "non-empty strings"),
             ("logprobs", self.logprobs is None or 0 <= self.logprobs <= 20, "in [0, 20]"),
+            ("prompt_logprobs", self.prompt_logprobs is None or 0 <= self.prompt_logprobs <= 20, "in [0, 20]"),
         )
         for name, good, allowed in checks:
             if not good:

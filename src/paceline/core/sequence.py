@@ -106,6 +106,13 @@ class Sequence:
         return self.num_uncomputed > 1
 
     @property
+    def needs_prompt_scores(self) -> bool:
+        """Whether its next pass computes prompt tokens whose log-probabilities the request wants."""
+        return (
+            self.sampling.prompt_logprobs is not None and self.choice == 0 and self.num_computed < self.num_prompt - 1
+        )
+
+    @property
     def is_finished(self) -> bool:
         return self.status is Status.FINISHED
 

@@ -3,6 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
@@ -11,7 +12,9 @@ from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent, OutputListener, StepOutput
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
+from paceline.engine.isolation.failures import RequestFailure, contained, is_isolated, owner_error
 from paceline.kernels.cpu import native
+from paceline.speculation.verification.grammar import Grammar
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +79,14 @@ class EngineLoop:
     def submit(self, request: Request, listener: OutputListener) -> None:
         """Start a request, or raise `InvalidRequest`. `listener` receives all outputs and later errors."""
         request = self.engine.validate(request)
+        grammar = self.engine.validator.grammar(request)  # compiled on the caller's thread
         with self._lock:
             self._check_open()
             if request.id in self._callers:
                 raise InvalidRequest(f"a request with id {request.id!r} is already running", field="id")
             trace = self.tracer.follow(request) if self.tracer is not None and request.trace else None
             caller = self._callers[request.id] = _Caller(listener, len(request.unfinished), trace)
-            self._commands.put(lambda: self._add(request, caller))
+            self._commands.put(lambda: self._add(request, grammar, caller))
 
     def cancel(self, request_id: str) -> None:
         """Stop a request and free all it holds before the next step. Its listener receives nothing more."""
@@ -94,23 +98,30 @@ class EngineLoop:
                 self._commands.put(lambda: self._cancel(request_id, caller))
 
     def call(self, command: Callable[[], None]) -> None:
-        """Run `command` on the engine's thread, between two steps."""
+        """Run `command` on the engine's thread, between two steps. An error of the command is logged."""
         with self._lock:
             self._check_open()
             self._commands.put(command)
 
     def run(self, command: Callable[[], None]) -> None:
-        """Like `call`, but wait until the command is done. Raises `EngineClosed` if the engine's thread ends first."""
-        done = threading.Event()
+        """Like `call`, but wait until the command is done, and raise its error. Raises `EngineClosed` if the engine's thread
+        ends first."""
+        done: Future[None] = Future()
 
         def execute() -> None:
-            command()
-            done.set()
+            try:
+                command()
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
 
         self.call(execute)
-        while not done.wait(0.1):
-            if not self._thread.is_alive() and not done.is_set():
+        while not done.done():
+            wait([done], 0.1)
+            if not self._thread.is_alive() and not done.done():
                 raise EngineClosed("the engine stopped before the command was done: see its log")
+        done.result()
 
     def close(self) -> None:
         """Cancel what is running and end the thread. Safe to call twice."""
@@ -132,11 +143,14 @@ class EngineLoop:
                 while self._drain():
                     for output in self.engine.step():
                         self._deliver(output)
+                    for failure in self.engine.take_failures():
+                        self._fail(failure)
             for request_id in list(self._callers):
                 self.engine.cancel(request_id)
-        except Exception as error:
+        except BaseException as error:
             logger.exception("the engine failed; its requests end with an error")
-            reason = EngineClosed(f"the engine failed: {error!r}")
+            # The text may quote one request, and all callers receive this error
+            reason = EngineClosed(f"the engine failed with {type(error).__name__}: see its log")
             reason.__cause__ = error
         with self._lock:  # no caller is accepted after this, so that none waits for ever
             self._closed = True
@@ -165,14 +179,22 @@ class EngineLoop:
                 continue
             if command is None:
                 return False
-            command()
+            with contained("a command"):
+                command()
 
-    def _add(self, request: Request, caller: _Caller) -> None:
+    def _add(self, request: Request, grammar: Grammar | None, caller: _Caller) -> None:
         try:
-            self.engine.add(request)
-        except PacelineError as error:
-            self._forget(request.id)
-            caller.send(error)
+            self.engine.add(request, grammar)
+        except BaseException as error:
+            if not is_isolated(error):
+                raise
+            self._fail(RequestFailure(request.id, owner_error(error)))
+
+    def _fail(self, failure: RequestFailure) -> None:
+        caller = self._callers.get(failure.request_id)
+        if caller is not None:
+            self._forget(failure.request_id, failure.error)
+            caller.send(failure.error)
 
     def _cancel(self, request_id: str, caller: _Caller) -> None:
         if self._callers.get(request_id) is caller:  # otherwise it has finished, and another request may have its id
@@ -185,14 +207,16 @@ class EngineLoop:
             return
         caller.unfinished -= output.finish_reason is not None
         if caller.trace is not None:
-            caller.trace.add(output)
+            with contained("a trace"):
+                caller.trace.add(output)
         if caller.unfinished == 0:
             self._forget(output.request_id)
         if not caller.send(output):
             self._cancel(output.request_id, caller)
 
-    def _forget(self, request_id: str) -> None:
+    def _forget(self, request_id: str, error: PacelineError | None = None) -> None:
         with self._lock:
             caller = self._callers.pop(request_id, None)
         if caller is not None and caller.trace is not None:
-            caller.trace.end()
+            with contained("a trace"):
+                caller.trace.end(error)

@@ -4,7 +4,7 @@ from collections.abc import Sequence as Seq
 
 from torch import Tensor
 
-from paceline.core.output import StepOutput, StepTimes
+from paceline.core.output import StepOutput, StepTimes, TokenLogprobs
 from paceline.core.sequence import FinishReason, Sequence
 from paceline.engine.text import TextOutput
 from paceline.models.tokenizer.tokenizer import Tokenizer
@@ -36,6 +36,10 @@ class OutputProcessor:
         """What the grammar allows after the newest token and after each node; None: there is no grammar."""
         return self._sequences[sequence.id].masks(draft)
 
+    def add_prompt_logits(self, sequence: Sequence, start: int, logits: Tensor) -> None:
+        """Logits [R, V] of consecutive prompt tokens, the first at position `start`, for a request with `prompt_logprobs`."""
+        self._sequences[sequence.id].add_prompt_logits(start, logits)
+
     def append(
         self,
         sequence: Sequence,
@@ -59,19 +63,44 @@ class SequenceOutput:
         self._ends = sequence.eos_ids.union(stop_ids) if stop_ids else sequence.eos_ids
         self._text = TextOutput(tokenizer, sequence.sampling) if tokenizer and sequence.sampling.stop else None
         self._grammar = grammar.start(sequence.output_ids) if grammar else None
+        self._error: BaseException | None = None
+        has_scores = sequence.choice == 0 and sequence.sampling.prompt_logprobs is not None
+        self._prompt_scores: list[TokenLogprobs] | None = [] if has_scores else None
+        """Log-probabilities of the prompt tokens after the first, as far as computed; None: not wanted, or returned."""
         if self._text is not None:
             for token in sequence.output_ids:
                 self._text.push(token)
 
     def masks(self, draft: Draft) -> Seq[Tensor] | None:
-        """What the grammar allows after the newest token and after each node; None: there is no grammar."""
-        return None if self._grammar is None else self._grammar.masks(draft)
+        """What the grammar allows after the newest token and after each node; None: there is no grammar.
+
+        It raises nothing, because the step belongs to other sequences too: `append` raises the error of the grammar.
+        """
+        if self._grammar is None:
+            return None
+        try:
+            return self._grammar.masks(draft)
+        except BaseException as error:
+            self._error = error
+            return None
+
+    def add_prompt_logits(self, start: int, logits: Tensor) -> None:
+        sequence, scores = self._sequence, self._prompt_scores
+        if scores is None:  # returned before a preemption
+            return
+        known = len(scores) - start  # rows computed before a preemption
+        tokens = sequence.ids[start + 1 : sequence.num_prompt][: len(logits)]
+        if known < len(tokens):
+            assert sequence.sampling.prompt_logprobs is not None
+            scores += logprobs(logits[known : len(tokens)], tokens[known:], sequence.sampling.prompt_logprobs)
 
     def append(
         self, verdict: Verdict, num_drafted: int, room: int, rows: Tensor | None = None, times: StepTimes | None = None
     ) -> StepOutput:
         """Append the verdict's tokens up to the first that ends the sequence, at most `room`. `rows`: the logits
         [1 + num_drafted, V] of the step, for a sequence with log-probabilities."""
+        if self._error is not None:
+            raise self._error
         sequence = self._sequence
         count = self._count(verdict.tokens, room)
         tokens = verdict.tokens[:count]
@@ -83,6 +112,8 @@ class SequenceOutput:
             assert rows is not None
             path_rows = [0, *(1 + node for node in verdict.path)][:count]
             scores = tuple(logprobs(rows[path_rows], tokens, sequence.sampling.logprobs))
+        prompt_scores = None if self._prompt_scores is None else tuple(self._prompt_scores)
+        self._prompt_scores = None
         return StepOutput(
             request_id=sequence.request_id,
             sequence_id=sequence.id,
@@ -93,6 +124,7 @@ class SequenceOutput:
             accepted=len(verdict.path),
             num_cached=min(sequence.num_cached, sequence.num_prompt),
             logprobs=scores,
+            prompt_logprobs=prompt_scores,
             finish_reason=sequence.finish_reason,
             method=sequence.method,
             waited=0.0 if sequence.started is None else sequence.started - sequence.arrival,

@@ -1,7 +1,7 @@
 """Chooses the sequences of the next step and the tokens scheduled for each."""
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Seq
 
 from paceline.core.sequence import Sequence, Status
@@ -55,6 +55,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # both kept in rank order
         self.num_preemptions = 0
         self.tiers = tiers
+        self.only: Collection[Sequence] | None = None
+        """The only sequences to schedule, while a failed step is run again in parts; None: all."""
 
     @property
     def has_work(self) -> bool:
@@ -139,6 +141,8 @@ class Scheduler:
             if sequence.status is not Status.RUNNING:  # preempted in this call
                 continue
             num_behind -= 1
+            if self.only is not None and sequence not in self.only:
+                continue
             # A long prompt leaves one token for each sequence behind it, so that none stalls.
             count = min(sequence.num_uncomputed, max(1, budget - used - num_behind))
             while not self.tables.grow(sequence.id, sequence.num_computed + count):
@@ -171,6 +175,8 @@ class Scheduler:
         for sequence in list(self.waiting):
             if budget <= 0 or taken >= self.max_num_seqs or not can_join(sequence):
                 return
+            if self.only is not None and sequence not in self.only:
+                continue
             if self.tables.prefix_caching and _shares_prefill(sequence, prefilling):
                 taken += 1  # no sequence of lower rank takes its place
                 continue

@@ -8,6 +8,7 @@ from itertools import groupby
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
 from paceline.engine.executors.executor import SequenceResult, StepResult
+from paceline.engine.isolation.proposer_guard import ProposerGuard
 from paceline.engine.schedule import Schedule
 from paceline.engine.stats import StepTotals, TrafficClasses, traffic_class
 from paceline.engine.validator import RequestValidator
@@ -55,6 +56,7 @@ class Speculator:
         self.num_invalid = 0
         """Invalid drafts, which were dropped: not a tree, or tokens outside the vocabulary."""
         self.graph_methods = graph_methods
+        self._guard = ProposerGuard(proposers)
         self._configured = enabled
         self._validator = validator
         self._clock = clock
@@ -83,8 +85,8 @@ class Speculator:
         drafts: dict[int, Draft] = {}
         for method, ids in by_method.items():
             started = self._clock.now()
-            batch = self.proposers[method].collect(ids, deadline)
-            for sequence_id, draft in batch.split().items():
+            collected, cost = self._guard.collect(method, ids, deadline)
+            for sequence_id, draft in collected.items():
                 if sequence_id not in limits:
                     continue
                 draft = prune(draft, limits[sequence_id])
@@ -95,7 +97,7 @@ class Speculator:
                 else:
                     drafts[sequence_id] = draft
             took = self._clock.now() - started
-            network, prefill = min(took, batch.cost.network_seconds), batch.cost.prefill
+            network, prefill = min(took, cost.network_seconds), cost.prefill
             self._network_seconds += network
             self.add_draft_prefill(method, prefill)
             self._draft_seconds[method] += max(0.0, took - network - prefill.seconds)
@@ -226,7 +228,7 @@ class Speculator:
                 progress[sequence.method].append(self._progress(sequence, hidden[sequence.id]))
         for method, batch in progress.items():
             started = self._clock.now()
-            self.proposers[method].observe(batch)
+            self._guard.observe(method, batch)
             self._draft_seconds[method] += self._clock.now() - started
 
     def add_hidden_states(self, sequence: Sequence, states: Seq[Hidden]) -> None:
@@ -236,7 +238,7 @@ class Speculator:
             return
         for hidden in states:
             if set(request.layers) <= set(hidden.inner):
-                self.proposers[sequence.method].observe([self._progress(sequence, hidden)])
+                self._guard.observe(sequence.method, [self._progress(sequence, hidden)])
 
     def decide(self, ready: Seq[Sequence]) -> None:
         """Set the depth of sequences that are about to decode."""
@@ -280,7 +282,7 @@ class Speculator:
         """Close sequences that ended or were preempted at their proposers."""
         for sequence in sequences:
             sequence.depth = 0
-            self.proposers[sequence.method].close([sequence.id])
+            self._guard.close(sequence.method, sequence.id)
             self._ended.append(sequence.id)
 
     def _end_sequences(self) -> None:
@@ -294,6 +296,8 @@ class Speculator:
             self.depth.restart(change.category, change.after)
 
     def _max_depth(self, sequence: Sequence) -> int:
+        if self._guard.excludes(sequence.id):
+            return 0
         return self._validator.max_depth(sequence, self.proposers[sequence.method].traits.is_tree)
 
     def _progress(self, sequence: Sequence, hidden: Hidden | None, picks: Seq[int] = ()) -> Progress:

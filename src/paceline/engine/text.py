@@ -23,9 +23,11 @@ class TextOutput:
     """The text of one sequence. Text that may still become part of a stop string is held back."""
 
     def __init__(self, tokenizer: Tokenizer, sampling: SamplingParams) -> None:
-        self._stream = TextStream(tokenizer)
+        self._stream = TextStream(tokenizer, sampling.skip_special_tokens)
         self._ends = end_tokens(sampling, tokenizer.eos_ids)
         self._stops = sampling.stop
+        self._num_unchecked = sampling.min_tokens - 1
+        """Next tokens whose text cannot end the sequence."""
         self._longest = max(map(len, self._stops), default=1) - 1
         self._held = ""
         self.stopped = False
@@ -45,7 +47,9 @@ class TextOutput:
         """Add one token of a sequence with stop strings. Sets `stopped` when one is complete; the text ends before it."""
         if self.stopped or token in self._ends:
             return ""
-        return self._take(self._stream.push(token))
+        self._num_unchecked -= 1
+        text = self._stream.push(token)
+        return text if self._num_unchecked >= 0 else self._take(text)
 
     def _flush(self) -> str:
         """The text held back, at the end of a sequence without a stop string."""

@@ -26,6 +26,7 @@ class Transcript:
         self._max_depth = max_depth if wanted is None else min(max_depth, wanted)
         self._choices = [_Choice() for _ in range(request.sampling.n)]
         self._num_cached = 0
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -42,11 +43,14 @@ class Transcript:
             choice.counts.add(output.drafted, output.accepted)
         if output.choice == 0:  # the other choices hit the prompt that the first computed
             self._num_cached = output.num_cached
+            self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
 
     def generation(self) -> Generation:
         """The finished request."""
         completions = tuple(self._completion(i, choice) for i, choice in enumerate(self._choices))
-        return Generation(self.request.id, self.request.prompt_ids, completions, self._num_cached)
+        return Generation(
+            self.request.id, self.request.prompt_ids, completions, self._num_cached, self._prompt_logprobs
+        )
 
     def _completion(self, index: int, choice: _Choice) -> Completion:
         assert choice.finish_reason is not None
@@ -65,9 +69,10 @@ def speculation_metrics(counts: SpeculationCounts, max_depth: int) -> Speculatio
     return SpeculationMetrics(
         mean_acceptance_length=1.0 + counts.accepted / counts.rounds if counts.rounds else 1.0,
         draft_acceptance_rate=counts.accepted / counts.drafted if counts.drafted else 0.0,
-        acceptance_histogram=tuple(counts.histogram),
+        # As in vLLM: one entry for every number of accepted tokens that is possible
+        acceptance_histogram=(*counts.histogram, *(0,) * (max_depth + 1 - len(counts.histogram))),
         num_spec_steps=counts.rounds,
         num_accepted_draft_tokens=counts.accepted,
         num_draft_tokens=counts.drafted,
-        num_spec_tokens=max_depth,
+        num_spec_tokens=max(max_depth, len(counts.histogram) - 1),
     )

@@ -1,14 +1,16 @@
 """Validates requests, and turns a validated request into sequences."""
 
 import itertools
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 from paceline.core.errors import InvalidRequest, PromptTooLong
 from paceline.core.request import Categories, Request, ValidatedRequest
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import SpeculationFlags, SpeculationParams, Verification
+from paceline.engine.text import end_tokens
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.verification.grammar import Grammar
 
@@ -33,8 +35,11 @@ class RequestValidator:
         default_method: str,
         methods: Collection[str],
         tokenizer: Tokenizer | None = None,
+        check_schema: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
+        """`check_schema` raises if a JSON schema cannot be used; None: validation compiles it, as the engine does."""
         self.limits = limits
+        self._check_schema = check_schema
         self._verification: Verification = verification
         self._default_method = default_method
         self._methods = methods
@@ -62,6 +67,10 @@ class RequestValidator:
         if isinstance(request, ValidatedRequest):
             return request
         self._check(request)
+        sampling = request.sampling
+        if sampling.min_tokens:
+            blocked = tuple(sorted(end_tokens(sampling, self._eos_ids)))
+            request = replace(request, sampling=replace(sampling, blocked_ids=blocked))
         return ValidatedRequest.of(request)
 
     def grammar(self, request: Request) -> Grammar | None:
@@ -76,11 +85,11 @@ class RequestValidator:
         limits, sampling = self.limits, request.sampling
         if not request.prompt_ids:
             raise InvalidRequest("the prompt is empty: give at least one token", field="prompt")
+        if len(request.prompt_ids) >= limits.max_model_len:
+            raise PromptTooLong(len(request.prompt_ids), limits.max_model_len)
         bad = next((token for token in request.prompt_ids if not 0 <= token < limits.vocab_size), None)
         if bad is not None:
             raise InvalidRequest(f"token {bad} is outside the vocabulary of {limits.vocab_size}", field="prompt")
-        if len(request.prompt_ids) >= limits.max_model_len:
-            raise PromptTooLong(len(request.prompt_ids), limits.max_model_len)
         for name, tokens in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
             bad = next((token for token in tokens if not 0 <= token < limits.vocab_size), None)
             if bad is not None:
@@ -89,7 +98,10 @@ class RequestValidator:
                 )
         self._check_method(request.speculation.method, "speculation.method")
         self._check_committed(request)
-        self.grammar(request)
+        if sampling.json_schema is not None and self._check_schema is not None:
+            self._check_schema(sampling.json_schema)
+        else:
+            self.grammar(request)
 
     def _check_committed(self, request: Request) -> None:
         """A request that continues from another engine must have tokens left to generate."""
@@ -145,7 +157,10 @@ class RequestValidator:
                     verification=speculation.verification or self._verification,
                     eos_ids=frozenset() if request.sampling.ignore_eos else self._eos_ids,
                     leader=sequences[0] if sequences else None,
-                    max_cached_tokens=request.max_cached_tokens,
+                    # The cache holds no log-probabilities; other choices may use what the first has computed
+                    max_cached_tokens=0
+                    if choice == 0 and request.sampling.prompt_logprobs is not None
+                    else request.max_cached_tokens,
                 )
             )
         return sequences

@@ -120,6 +120,11 @@ class ModelRunner:
             after_layer,
         )
 
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, V] float32 from [R, D], hidden states after the final norm."""
+        return self.model.logits(hidden)
+
     def measure_seconds(self, spans: Sequence[Span], clock: Clock) -> float:
         """Duration of one pass over `spans`, at least one of which has logits."""
         before = clock.now()

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from paceline.core.speculation import MAX_DEPTH
+from paceline.core.version import VERSION
 from paceline.server.auth.middleware import request_key
 from paceline.server.dashboard.overview import Overview, Report
 from paceline.server.gateway.gateway import Gateway
@@ -38,6 +39,10 @@ class FlagChanges(BaseModel):
     enabled: bool | None = None
     method: str | None = None
     max_depth: int | None = Field(None, ge=0, le=MAX_DEPTH)
+
+
+class VersionReport(BaseModel):
+    version: str
 
 
 class FlagReport(BaseModel):
@@ -72,6 +77,19 @@ def health_routes(gateway: Gateway) -> APIRouter:
         if not gateway.is_ready:
             raise Unavailable("the server is shutting down" if gateway.is_draining else "no target worker is ready")
         return HealthStatus(status="ready")
+
+    @router.get("/ping")
+    @router.post("/ping", include_in_schema=False)
+    async def read_ping() -> Response:
+        """As /health, with an empty body; vLLM and SageMaker name it so."""
+        if not gateway.target.is_running:
+            raise Unavailable("the engine has stopped: restart the server")
+        return Response(status_code=200)
+
+    @router.get("/version")
+    async def read_version() -> VersionReport:
+        """The version of Paceline."""
+        return VersionReport(version=VERSION)
 
     @router.get("/metrics", response_class=Response)
     async def read_metrics() -> Response:

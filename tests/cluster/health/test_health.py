@@ -37,9 +37,9 @@ def test_busy_worker_without_steps_is_suspected() -> None:
         health.heartbeat(Progress(1, 4, False), float(second))
     assert health.state(29.0) is WorkerState.READY
     for second in range(30, 41):  # busy at the same step
-        health.heartbeat(Progress(1, 4, True), float(second))
+        health.heartbeat(Progress(1, 4, True, 0.0), float(second))
     assert health.state(40.0) is WorkerState.READY
-    health.heartbeat(Progress(1, 4, True), 41.0)
+    health.heartbeat(Progress(1, 4, True, 0.0), 41.0)
     assert health.state(41.0) is WorkerState.SUSPECTED
     health.heartbeat(Progress(1, 5, True), 42.0)
     assert health.state(42.0) is WorkerState.READY
@@ -109,3 +109,22 @@ def test_backoff_resets_after_a_long_uptime() -> None:
     backoff.delay(1.0)
     assert backoff.delay(60.0) == 1.0
     assert backoff.delay(1.0) == 2.0
+
+
+def test_a_step_may_take_its_predicted_time_and_the_first_ones_of_a_size_a_minute() -> None:
+    for step_seconds, limit in ((5.0, 5.0 + CONFIG.stall), (None, UNMEASURED_STEP_SECONDS)):
+        health, now = WorkerHealth(CONFIG), 0.0
+        while now <= limit:
+            health.heartbeat(Progress(1, 4, True, step_seconds), now)
+            assert health.state(now) is WorkerState.READY
+            now += 0.5
+        health.heartbeat(Progress(1, 4, True, step_seconds), now)
+        assert health.state(now) is WorkerState.SUSPECTED
+
+
+def test_a_pause_of_the_gateway_is_no_silence_of_the_worker() -> None:
+    health = WorkerHealth(CONFIG)
+    health.heartbeat(Progress(1, 4, True, 0.0), 0.0)
+    health.forgive(100.0)
+    assert health.state(100.0) is WorkerState.READY
+    assert health.silent_seconds(101.0) == 1.0

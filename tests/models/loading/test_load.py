@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from paceline.core.errors import OutOfMemory, UnsupportedModel
+from paceline.models.architectures.rope import rotary_table_bytes
 from paceline.models.loading import load
 from paceline.models.loading.load import load_model, open_checkpoint, weight_bytes
 from paceline.models.tokenizer.tokenizer import Tokenizer
@@ -60,11 +61,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_a_model_that_does_not_fit_is_rejected_before_it_is_read(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = weight_bytes(folder, open_checkpoint(folder), CPU, torch.float32, False)
-    monkeypatch.setattr(load, "available_memory", lambda: needed - 1)
+    checkpoint = open_checkpoint(folder)
+    needed = weight_bytes(folder, checkpoint, CPU, torch.float32, False)
+    table = rotary_table_bytes(checkpoint.config.head_dim, checkpoint.config.max_position)
+    monkeypatch.setattr(load, "available_memory", lambda: needed + table - 1)
     with pytest.raises(OutOfMemory, match=r"tiny does not fit: .* or quantization int8 or fp8"):
         load_model(folder)
-    monkeypatch.setattr(load, "available_memory", lambda: needed)
+    monkeypatch.setattr(load, "available_memory", lambda: needed + table)
     loaded = load_model(folder)
     assert loaded.model.weight_bytes == pytest.approx(needed, rel=0.1)
 

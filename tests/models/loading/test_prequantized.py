@@ -12,6 +12,7 @@ from paceline.kernels.quantized import quantize
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.prequantized import check_scheme, with_scales
 from paceline.models.loading.safetensors_folder import open_folder
+from paceline.models.metadata import Metadata
 from tests.models.paged import PagedRunner, relative_error
 from tests.models.tiny import build
 
@@ -103,7 +104,7 @@ def test_blocks_at_the_edges_may_be_smaller() -> None:
 )
 def test_other_schemes_are_rejected_by_name(scheme: dict[str, Any], message: str) -> None:
     with pytest.raises(UnsupportedModel, match=message):
-        check_scheme(scheme)
+        check_scheme(Metadata("config.json", {"quantization_config": scheme}))
 
 
 def test_a_missing_scale_is_named(tmp_path: Path) -> None:

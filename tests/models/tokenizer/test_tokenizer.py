@@ -101,6 +101,7 @@ def test_unused_tokens_are_not_in_the_vocabulary() -> None:
     fields = dict(SENTENCEPIECE)
     fields["tokenizer.ggml.tokens"] = [*fields["tokenizer.ggml.tokens"], "[PAD264]"]
     fields["tokenizer.ggml.token_type"] = [*fields["tokenizer.ggml.token_type"], 5]
+    fields["tokenizer.ggml.scores"] = [*fields["tokenizer.ggml.scores"], 0.0]
     assert tokenizer_from_gguf(fields).vocab_size == 264
 
 

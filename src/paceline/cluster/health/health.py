@@ -11,6 +11,10 @@ MAX_WRONG_CANARIES = 2
 """Wrong canaries in a row that make a worker unhealthy. A single one may be a rounding difference under load."""
 
 
+UNMEASURED_STEP_SECONDS = 60.0
+"""Longest step that may compile kernels or capture graphs: the first ones of a size."""
+
+
 class WorkerState(Enum):
     STARTING = "starting"
     """No heartbeat yet."""
@@ -31,6 +35,38 @@ class Progress:
     """Engine steps since the start."""
     is_busy: bool
     """Whether the engine has work."""
+    step_seconds: float | None = None
+    """Longest time that the current step should take; None: no step of its size was measured yet."""
+
+
+class StallDetector:
+    """Whether an engine with work makes steps in the time that they should take. Times are seconds on the caller's clock."""
+
+    def __init__(self, slack: float) -> None:
+        """`slack`: seconds that a step may take beyond its predicted time."""
+        self._slack = slack
+        self._progress: Progress | None = None
+        self._last_step = 0.0
+
+    def observe(self, progress: Progress, now: float) -> None:
+        last, self._progress = self._progress, progress
+        if (
+            last is None
+            or not progress.is_busy
+            or (progress.epoch, progress.steps) != (last.epoch, last.steps)
+            or not last.is_busy
+        ):
+            self._last_step = now
+
+    def is_stalled(self, now: float) -> bool:
+        if self._progress is None or not self._progress.is_busy:
+            return False
+        seconds = self._progress.step_seconds
+        return now - self._last_step > (UNMEASURED_STEP_SECONDS if seconds is None else self._slack + seconds)
+
+    def forgive(self, seconds: float) -> None:
+        """The observer was suspended for `seconds`: they do not count."""
+        self._last_step += seconds
 
 
 class WorkerHealth:
@@ -40,7 +76,7 @@ class WorkerHealth:
         self._config = config
         self._last_heartbeat: float | None = None
         self._progress: Progress | None = None
-        self._last_step = 0.0
+        self._steps = StallDetector(config.stall)
         self._num_wrong_canaries = 0
         self._is_disconnected = False
 
@@ -60,9 +96,23 @@ class WorkerHealth:
         restarted = last is not None and last.epoch != progress.epoch
         if restarted:
             self._num_wrong_canaries = 0
-        if last is None or restarted or not progress.is_busy or not last.is_busy or progress.steps != last.steps:
-            self._last_step = now
+        self._steps.observe(progress, now)
         return restarted
+
+    def silent_seconds(self, now: float) -> float:
+        """Time since the last heartbeat; 0 before the first one and after the connection broke."""
+        return 0.0 if self._last_heartbeat is None or self._is_disconnected else now - self._last_heartbeat
+
+    def forgive(self, seconds: float) -> None:
+        """The gateway was suspended for `seconds` and requested no heartbeats: they do not count."""
+        if self._last_heartbeat is not None:
+            self._last_heartbeat += seconds
+        self._steps.forgive(seconds)
+
+    @property
+    def is_disconnected(self) -> bool:
+        """Whether the connection broke since the last heartbeat."""
+        return self._is_disconnected
 
     def disconnected(self) -> None:
         """The connection broke. The worker is suspected until its next heartbeat."""
@@ -76,7 +126,7 @@ class WorkerHealth:
             return WorkerState.STARTING
         if self._is_disconnected or now - self._last_heartbeat > self._config.heartbeat * self._config.misses:
             return WorkerState.SUSPECTED
-        if self._progress.is_busy and now - self._last_step > self._config.stall:
+        if self._steps.is_stalled(now):
             return WorkerState.SUSPECTED
         return WorkerState.UNHEALTHY if self._num_wrong_canaries >= MAX_WRONG_CANARIES else WorkerState.READY
 

@@ -23,6 +23,8 @@ from paceline.speculation.proposer import HiddenRequest
 from paceline.speculation.trees.tree import depths
 from paceline.speculation.verification.verify import Round, Verdict, verify
 
+PROMPT_ROWS = 256
+"""Prompt tokens whose logits are computed together, for requests with `prompt_logprobs`."""
 Drafts = Mapping[int, Draft]
 """Drafts by sequence id."""
 
@@ -68,7 +70,9 @@ class HostExecutor:
         ]
         layers = {layer for wants in wanted.values() for layer in wants.layers}
         layers.update(chain.from_iterable(hook.hidden_layers(schedule) for hook in self._hooks))
-        last = any(wants.last for wants in wanted.values())
+        last = any(wants.last for wants in wanted.values()) or any(
+            item.sequence.needs_prompt_scores for item in schedule.items
+        )
         after_layer = self._before_pass(schedule)
         output = self._runner.forward(spans, tuple(sorted(layers)), last, after_layer)
         for hook in self._hooks:
@@ -81,6 +85,7 @@ class HostExecutor:
             return None
         step, self._submitted = self._submitted, None
         verdicts = self._verify(step)
+        self._score_prompts(step)
         verified = self._clock.now()
         hidden = committed_hidden(step.schedule, step.drafts, verdicts, step.output, step.wanted)
         self._runner.move(*path_moves(step.schedule, verdicts, self._scheduler.tables))
@@ -126,6 +131,22 @@ class HostExecutor:
                 masks = self._output.masks(sequence, draft)
                 rounds[sequence.id] = Round.of(sequence, draft, sequence.verification, masks)
         return dict(zip(rounds, verify(step.output.logits, list(rounds.values())), strict=True))
+
+    def _score_prompts(self, step: _Submitted) -> None:
+        """Log-probabilities of prompt tokens for requests that want them, a few rows at a time: a row of logits is large."""
+        row, states = 0, step.output.last_hidden
+        for item in step.schedule.items:
+            sequence = item.sequence
+            if sequence.needs_prompt_scores:
+                assert states is not None
+                start, end = (
+                    sequence.num_computed,
+                    min(sequence.num_computed + item.num_tokens, sequence.num_prompt - 1),
+                )
+                for first in range(start, end, PROMPT_ROWS):
+                    rows = slice(row + first - start, row + min(first + PROMPT_ROWS, end) - start)
+                    self._output.add_prompt_logits(sequence, first, self._runner.logits(states[rows]))
+            row += item.num_tokens + len(step.drafts.get(sequence.id, NO_DRAFT))
 
     def _results(self, step: _Submitted, verdicts: Mapping[int, Verdict]) -> list[SequenceResult]:
         results, row, logits = [], 0, step.output.logits

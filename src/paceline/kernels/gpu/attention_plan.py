@@ -13,7 +13,7 @@ MAX_SPLITS = 64
 _WAVES = 2
 """Programs per multiprocessor up to which contexts are split."""
 
-_FEW_ROWS = 16
+FEW_ROWS = 16
 """Rows of a sequence up to which contexts are split as for one row, so that sums run in the same order."""
 
 _SEARCHES = (1, 32, 64, 256)
@@ -86,7 +86,7 @@ def attention_plan(
     None: new memory.
     """
     group = num_heads // num_kv_heads
-    is_few = max_rows <= _FEW_ROWS
+    is_few = max_rows <= FEW_ROWS
     queries = min(max_rows * group, 32) if is_few else min(power_of_two(max_rows) * group, 128)
     tile = power_of_two(max(16, group, queries))
     tile_rows = tile // group
@@ -126,15 +126,18 @@ def ragged_plan(
     head_dim: int,
     device: torch.device | str,
     scratch: AttentionScratch | None = None,
+    few_rows: int = 1,
 ) -> AttentionPlan:
-    """The plan for passes of prompts beside sequences that decode: one launch for each."""
+    """The plan for passes of prompts beside sequences that decode: one launch for each. `few_rows`: rows of a sequence that
+    decodes, drafts included."""
     scratch = scratch or AttentionScratch(device)
     heads = num_heads, num_kv_heads, head_dim
     plan = attention_plan(num_rows, num_sequences, num_rows, *heads, device, scratch=scratch)
-    few = attention_plan(num_rows, num_sequences, 1, *heads, device, scratch=scratch)
+    few = attention_plan(num_rows, num_sequences, few_rows, *heads, device, scratch=scratch)
     if num_sequences == 1 or few.tile == plan.tile:
         return plan
-    return replace(plan, least_rows=few.tile_rows + 1, few=replace(few, most_rows=few.tile_rows))
+    most = max(few.tile_rows, few_rows)
+    return replace(plan, least_rows=most + 1, few=replace(few, most_rows=most))
 
 
 def search_width(num_sequences: int) -> int:

@@ -10,9 +10,13 @@ from typing import Any
 from paceline.core.errors import UnsupportedModel
 from paceline.models.architectures.rope import FrequencyFactors, RopeScaling, rope_from_hf, scaling_from_gguf
 from paceline.models.loading.prequantized import check_scheme
+from paceline.models.metadata import Metadata
 
 ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
 """Supported architectures, by their `model_type` in config.json. GGUF files use the same names, except for mistral."""
+
+# Largest values that a checkpoint may declare; each is several times that of the largest published model.
+_VOCABULARY, _WIDTH, _LAYERS, _HEADS, _HEAD_DIM, _POSITIONS = 1 << 22, 1 << 20, 4096, 4096, 4096, 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,13 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
             raise UnsupportedModel(f"{self.num_heads} heads do not divide into {self.num_kv_heads} key-value heads")
+        if self.head_dim % 2:
+            raise UnsupportedModel(f"heads of {self.head_dim} values have no rotary pairs: the size must be even")
+        if isinstance(self.rope_scaling, FrequencyFactors) and len(self.rope_scaling.factors) != self.head_dim // 2:
+            found = len(self.rope_scaling.factors)
+            raise UnsupportedModel(
+                f"rope_freqs.weight has {found} factors, and the heads have {self.head_dim // 2} pairs"
+            )
 
     @property
     def q_size(self) -> int:
@@ -70,32 +81,32 @@ class ModelConfig:
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "ModelConfig":
         """From config.json, as written by transformers 4 or 5."""
-        architecture = config.get("model_type", "unknown")
+        fields = Metadata("config.json", config)
+        architecture = fields.text("model_type", "unknown")
         _check_architecture(architecture)
         _reject_unsupported(config, architecture)
-        check_scheme(config.get("quantization_config"))
-        hidden, heads = config["hidden_size"], config["num_attention_heads"]
+        check_scheme(fields)
+        hidden, heads = fields.count("hidden_size", _WIDTH), fields.count("num_attention_heads", _HEADS)
         theta, scaling = rope_from_hf(config)
-        eos = config.get("eos_token_id")
         return cls(
             architecture=architecture,
-            vocab_size=config["vocab_size"],
+            vocab_size=fields.count("vocab_size", _VOCABULARY),
             hidden_size=hidden,
-            num_layers=config["num_hidden_layers"],
+            num_layers=fields.count("num_hidden_layers", _LAYERS),
             num_heads=heads,
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
-            ffn_size=config["intermediate_size"],
-            rms_eps=config.get("rms_norm_eps", 1e-6),
+            num_kv_heads=fields.count("num_key_value_heads", _HEADS, heads),
+            head_dim=fields.count("head_dim", _HEAD_DIM, max(1, hidden // heads)),
+            ffn_size=fields.count("intermediate_size", _WIDTH),
+            rms_eps=fields.number("rms_norm_eps", 0.0, 1.0, 1e-6),
             rope_theta=theta,
-            max_position=config.get("max_position_embeddings", 2048),
+            max_position=fields.count("max_position_embeddings", _POSITIONS, 2048),
             rope_scaling=scaling,
-            tie_embeddings=config.get("tie_word_embeddings", False),
+            tie_embeddings=fields.flag("tie_word_embeddings", False),
             attention_bias=architecture == "qwen2",
             qk_norm=architecture == "qwen3",
-            sliding_window=_hf_sliding_window(config, architecture),
-            bos_id=config.get("bos_token_id"),
-            eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
+            sliding_window=_hf_sliding_window(fields, architecture),
+            bos_id=fields.token_id("bos_token_id"),
+            eos_ids=fields.token_ids("eos_token_id"),
         )
 
     @classmethod
@@ -110,41 +121,43 @@ class ModelConfig:
 
         `frequency_factors` is the tensor rope_freqs.weight, which holds the rope scaling of Llama 3 files.
         """
-        architecture = metadata.get("general.architecture", "unknown")
+        architecture = Metadata("the GGUF header", metadata).text("general.architecture", "unknown")
         _check_architecture(architecture)
-        fields = {k.removeprefix(f"{architecture}."): v for k, v in metadata.items()}
-        if fields.get("expert_count"):
+        fields = Metadata(
+            "the GGUF header", {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
+        )
+        if "expert_count" in fields and fields.count("expert_count", _HEADS, least=0):
             raise UnsupportedModel("mixture-of-experts models are not supported")
-        hidden, heads = fields["embedding_length"], fields["attention.head_count"]
-        head_dim = fields.get("attention.key_length", hidden // heads)
-        if fields.get("rope.dimension_count", head_dim) != head_dim:
+        hidden, heads = fields.count("embedding_length", _WIDTH), fields.count("attention.head_count", _HEADS)
+        head_dim = fields.count("attention.key_length", _HEAD_DIM, max(1, hidden // heads))
+        if fields.count("rope.dimension_count", _HEAD_DIM, head_dim) != head_dim:
             raise UnsupportedModel("rotary embeddings over a part of the head (rope.dimension_count) are not supported")
-        eos = fields.get("tokenizer.ggml.eos_token_id")
+        has_window = "attention.sliding_window" in fields
         return cls(
             architecture=architecture,
             vocab_size=vocab_size,
             hidden_size=hidden,
-            num_layers=fields["block_count"],
+            num_layers=fields.count("block_count", _LAYERS),
             num_heads=heads,
-            num_kv_heads=fields.get("attention.head_count_kv", heads),
+            num_kv_heads=fields.count("attention.head_count_kv", _HEADS, heads),
             head_dim=head_dim,
-            ffn_size=fields["feed_forward_length"],
-            rms_eps=fields["attention.layer_norm_rms_epsilon"],
-            rope_theta=fields.get("rope.freq_base", 10000.0),
-            max_position=fields["context_length"],
+            ffn_size=fields.count("feed_forward_length", _WIDTH),
+            rms_eps=fields.number("attention.layer_norm_rms_epsilon", 0.0, 1.0),
+            rope_theta=fields.number("rope.freq_base", 1.0, 1e12, 10000.0),
+            max_position=fields.count("context_length", _POSITIONS),
             rope_scaling=FrequencyFactors(frequency_factors) if frequency_factors else scaling_from_gguf(fields),
             tie_embeddings=tie_embeddings,
             attention_bias=architecture == "qwen2",
             qk_norm=architecture == "qwen3",
-            sliding_window=fields.get("attention.sliding_window"),
-            bos_id=fields.get("tokenizer.ggml.bos_token_id"),
-            eos_ids=() if eos is None else (eos,),
+            sliding_window=fields.count("attention.sliding_window", _POSITIONS) if has_window else None,
+            bos_id=fields.token_id("tokenizer.ggml.bos_token_id"),
+            eos_ids=fields.token_ids("tokenizer.ggml.eos_token_id"),
         )
 
 
 def _check_architecture(name: str) -> None:
     if name not in ARCHITECTURES:
-        raise UnsupportedModel(f"architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        raise UnsupportedModel(f"architecture {name!r:.80} is not supported; supported: {', '.join(ARCHITECTURES)}")
 
 
 def _reject_unsupported(config: Mapping[str, Any], architecture: str) -> None:
@@ -159,20 +172,23 @@ def _reject_unsupported(config: Mapping[str, Any], architecture: str) -> None:
     for key, expected, meaning in unsupported:
         found = config.get(key)
         if found is not None and found != expected:
-            raise UnsupportedModel(f"config.json has {key}={found!r}: {meaning} is not supported")
+            raise UnsupportedModel(f"config.json has {key}={found!r:.80}: {meaning} is not supported")
 
 
-def _hf_sliding_window(config: Mapping[str, Any], architecture: str) -> int | None:
-    window = config.get("sliding_window")
-    if architecture == "llama" or window is None:
+def _hf_sliding_window(fields: Metadata, architecture: str) -> int | None:
+    if architecture == "llama" or "sliding_window" not in fields:
         return None
+    window = fields.count("sliding_window", _POSITIONS)
     if architecture == "mistral":
         return window
-    if not config.get("use_sliding_window", False):
+    if not fields.flag("use_sliding_window", False):
         return None
     # Qwen uses the window from layer `max_window_layers` on; `layer_types` lists it per layer.
-    first, layers = config.get("max_window_layers", 0), config["num_hidden_layers"]
-    kinds = set(config.get("layer_types") or ["full_attention"] * first + ["sliding_attention"] * (layers - first))
+    first, layers = fields.count("max_window_layers", _LAYERS, 0, least=0), fields.count("num_hidden_layers", _LAYERS)
+    kinds = {"full_attention"} if first else set()
+    kinds |= {"sliding_attention"} if layers > first else set()
+    if fields.raw("layer_types"):
+        kinds = set(fields.array("layer_types", str))
     if len(kinds) > 1:
         raise UnsupportedModel("a sliding window on some layers only is not supported")
     return window if kinds == {"sliding_attention"} else None

@@ -12,6 +12,10 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
+from paceline.models.metadata import Metadata
+
+_POSITIONS_AT_ONCE = 1 << 16
+"""Rows of the table that are computed at once: float64 angles take four times the memory of the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +62,47 @@ def rotary_table(head_dim: int, theta: float, scaling: RopeScaling | None, num_p
     frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     if scaling is not None:
         frequencies = scaling(frequencies)
-    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequencies
-    return angles.cos().float(), angles.sin().float()
+    cos, sin = (torch.empty(num_positions, head_dim // 2) for _ in range(2))
+    for start in range(0, num_positions, _POSITIONS_AT_ONCE):
+        stop = min(num_positions, start + _POSITIONS_AT_ONCE)
+        angles = torch.arange(start, stop, dtype=torch.float64)[:, None] * frequencies
+        cos[start:stop], sin[start:stop] = angles.cos(), angles.sin()
+    return cos, sin
+
+
+def rotary_table_bytes(head_dim: int, num_positions: int) -> int:
+    """Bytes of both tables."""
+    return 4 * head_dim * num_positions
 
 
 def rope_from_hf(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """(theta, scaling). transformers 5 stores both in `rope_parameters`, transformers 4 in two keys."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    fields = Metadata("config.json", config)
+    rope = fields.section("rope_parameters" if fields.raw("rope_parameters") else "rope_scaling")
+    theta = rope.number("rope_theta", 1.0, 1e12, fields.number("rope_theta", 1.0, 1e12, 10000.0))
+    kind = rope.text("rope_type", rope.text("type", "default"))
     if kind == "default":
         return theta, None
     if kind == "linear":
-        return theta, LinearScaling(float(rope["factor"]))
+        return theta, LinearScaling(_factor(rope, "factor"))
     if kind == "llama3":
-        return theta, Llama3Scaling(
-            float(rope["factor"]),
-            float(rope["low_freq_factor"]),
-            float(rope["high_freq_factor"]),
-            int(rope["original_max_position_embeddings"]),
-        )
-    raise UnsupportedModel(f"rope scaling {kind!r} is not supported; supported: linear, llama3")
+        low, high = _factor(rope, "low_freq_factor"), _factor(rope, "high_freq_factor")
+        if low >= high:
+            raise UnsupportedModel(f"config.json has low_freq_factor={low} and high_freq_factor={high}: expected less")
+        positions = rope.count("original_max_position_embeddings", 1 << 24)
+        return theta, Llama3Scaling(_factor(rope, "factor"), low, high, positions)
+    raise UnsupportedModel(f"rope scaling {kind[:60]!r} is not supported; supported: linear, llama3")
 
 
-def scaling_from_gguf(fields: Mapping[str, Any]) -> RopeScaling | None:
+def scaling_from_gguf(fields: Metadata) -> RopeScaling | None:
     """Scaling in GGUF fields, whose architecture prefix was removed."""
-    kind = fields.get("rope.scaling.type", "none")
+    kind = fields.text("rope.scaling.type", "none")
     if kind == "none":
         return None
     if kind == "linear":
-        return LinearScaling(float(fields["rope.scaling.factor"]))
-    raise UnsupportedModel(f"rope scaling {kind!r} in a GGUF is not supported; supported: linear")
+        return LinearScaling(_factor(fields, "rope.scaling.factor"))
+    raise UnsupportedModel(f"rope scaling {kind[:60]!r} in a GGUF is not supported; supported: linear")
+
+
+def _factor(fields: Metadata, name: str) -> float:
+    return fields.number(name, 1e-3, 1e6)

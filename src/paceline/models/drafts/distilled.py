@@ -5,12 +5,15 @@ from typing import Any
 
 from torch import Tensor
 
+from paceline.core.errors import UnsupportedModel
 from paceline.kernels.rms_norm import rms_norm
 from paceline.kernels.weights import Weight
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.vocabulary import DraftVocabulary, embedding_for
 from paceline.models.loading.checkpoint import Weights
+from paceline.models.loading.weight_shapes import check_weights
+from paceline.models.metadata import Metadata
 
 
 class DistilledModel(DecoderModel):
@@ -18,15 +21,18 @@ class DistilledModel(DecoderModel):
     vocabulary even if its own is reduced."""
 
     def __init__(self, config: Mapping[str, Any], weights: Weights, target: DecoderModel) -> None:
-        width = int(config["hidden_size"])
+        shape = _model_config(config, target.config)
+        width, renamed = shape.hidden_size, _RenamedWeights(weights)
+        check_weights(shape, renamed.shape, has_tables=False)
         vocabulary = DraftVocabulary.of(target, weights, width)
         tables = embedding_for(target, width), vocabulary.head
-        super().__init__(
-            _model_config(config, target.config), _RenamedWeights(weights), target.device, target.dtype, tables
-        )
+        super().__init__(shape, renamed, target.device, target.dtype, tables)
         self.vocabulary = vocabulary
         self._table_bytes = vocabulary.nbytes + (0 if tables[0] is target.embedding else tables[0].nbytes)
-        self.embed_norm = weights.vector("embed_norm.weight").to(target.device, target.dtype)
+        embed_norm = weights.vector("embed_norm.weight")
+        if embed_norm.shape != (width,):
+            raise UnsupportedModel(f"embed_norm.weight does not have {width} values")
+        self.embed_norm = embed_norm.to(target.device, target.dtype)
 
     @property
     def weight_bytes(self) -> int:
@@ -54,6 +60,10 @@ class _RenamedWeights:
     def names(self) -> frozenset[str]:
         return frozenset(f"model.{name}" for name in self._weights.names())
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        is_vector = name.endswith("norm.weight")
+        return tuple((self.vector(name) if is_vector else self.matrix(name)).shape)
+
     def matrix(self, name: str) -> Weight:
         return self._weights.matrix(name.removeprefix("model."))
 
@@ -62,18 +72,19 @@ class _RenamedWeights:
 
 
 def _model_config(config: Mapping[str, Any], target: ModelConfig) -> ModelConfig:
+    fields = Metadata("config.json of the draft", config)
     return ModelConfig(
         architecture="llama",
         vocab_size=target.vocab_size,
-        hidden_size=config["hidden_size"],
-        num_layers=config["num_layers"],
-        num_heads=config["num_heads"],
-        num_kv_heads=config["num_kv_heads"],
-        head_dim=config["head_dim"],
-        ffn_size=config["ffn_size"],
-        rms_eps=config["rms_eps"],
-        rope_theta=config["rope_theta"],
-        max_position=config["max_position"],
+        hidden_size=fields.count("hidden_size", 1 << 20),
+        num_layers=fields.count("num_layers", 4096),
+        num_heads=fields.count("num_heads", 4096),
+        num_kv_heads=fields.count("num_kv_heads", 4096),
+        head_dim=fields.count("head_dim", 4096),
+        ffn_size=fields.count("ffn_size", 1 << 20),
+        rms_eps=fields.number("rms_eps", 0.0, 1.0),
+        rope_theta=fields.number("rope_theta", 1.0, 1e12),
+        max_position=fields.count("max_position", 1 << 24),
         rope_scaling=target.rope_scaling,
         tie_embeddings=target.tie_embeddings,
     )

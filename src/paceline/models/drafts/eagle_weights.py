@@ -15,6 +15,7 @@ from paceline.models.architectures.llama import DecoderModel
 from paceline.models.architectures.rope import RopeScaling, rope_from_hf, rotary_table
 from paceline.models.drafts.vocabulary import DraftVocabulary, embedding_for, prepare_draft
 from paceline.models.loading.checkpoint import Weights
+from paceline.models.metadata import Metadata
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,13 @@ class EagleConfig:
     norm_before_residual: bool = False
     """Whether the residual is the normed state."""
 
+    def __post_init__(self) -> None:
+        if not self.state_layers or self.head_dim % 2 or self.num_heads % self.num_kv_heads:
+            raise UnsupportedModel(
+                f"config.json of the draft has layers {self.state_layers}, heads of {self.head_dim} values and "
+                f"{self.num_heads} heads for {self.num_kv_heads} key-value heads: no head has this shape"
+            )
+
     def kv_bytes_per_token(self, bytes_per_value: int) -> int:
         return 2 * self.num_kv_heads * self.head_dim * bytes_per_value
 
@@ -40,15 +48,16 @@ class EagleConfig:
         """From config.json in the layout of Paceline or of `speculators`."""
         if "speculators_model_type" in config:
             return cls._published(config, target)
+        fields = Metadata("config.json of the draft", config)
         return cls(
-            state_layers=tuple(config["capture"]),
-            hidden_size=config["hidden_size"],
-            num_heads=config["num_heads"],
-            num_kv_heads=config["num_kv_heads"],
-            head_dim=config["head_dim"],
-            ffn_size=config["ffn_size"],
-            rms_eps=config["rms_eps"],
-            rope_theta=config["rope_theta"],
+            state_layers=fields.token_ids("capture"),
+            hidden_size=fields.count("hidden_size", 1 << 20),
+            num_heads=fields.count("num_heads", 4096),
+            num_kv_heads=fields.count("num_kv_heads", 4096),
+            head_dim=fields.count("head_dim", 4096, least=2),
+            ffn_size=fields.count("ffn_size", 1 << 20),
+            rms_eps=fields.number("rms_eps", 0.0, 1.0),
+            rope_theta=fields.number("rope_theta", 1.0, 1e12),
             rope_scaling=target.rope_scaling,
         )
 
@@ -58,15 +67,16 @@ class EagleConfig:
             raise UnsupportedModel(
                 "config.json lacks norm_before_residual: both values are in use, add the one the head was trained with"
             )
-        layer = config["transformer_layer_config"]
-        if layer.get("num_hidden_layers", 1) != 1:
+        fields = Metadata("config.json of the draft", config)
+        layer = config["transformer_layer_config"] if "transformer_layer_config" in fields else {}
+        if fields.section("transformer_layer_config").count("num_hidden_layers", 4096, 1) != 1:
             raise UnsupportedModel(f"the EAGLE head has {layer['num_hidden_layers']} layers; supported: 1")
         shape = ModelConfig.from_hf({"model_type": "llama", **layer})
         theta, scaling = rope_from_hf(layer)
         depth = target.num_layers
         return cls(
             # The published default if a checkpoint names no layers
-            state_layers=tuple(config.get("eagle_aux_hidden_state_layer_ids") or (2, depth // 2, depth - 3)),
+            state_layers=fields.token_ids("eagle_aux_hidden_state_layer_ids") or (2, depth // 2, depth - 3),
             hidden_size=shape.hidden_size,
             num_heads=shape.num_heads,
             num_kv_heads=shape.num_kv_heads,
@@ -75,7 +85,7 @@ class EagleConfig:
             rms_eps=shape.rms_eps,
             rope_theta=theta,
             rope_scaling=scaling,
-            norm_before_residual=config["norm_before_residual"],
+            norm_before_residual=fields.flag("norm_before_residual", False),
         )
 
 
@@ -130,4 +140,9 @@ class EagleWeights:
         return prepare_draft(concat(parts), self.device, self.dtype)
 
     def _vector(self, name: str) -> Tensor:
-        return self._weights.vector(f"{name}.weight").to(self.device, self.dtype)
+        values = self._weights.vector(f"{name}.weight")
+        if values.shape != (self.config.hidden_size,):
+            raise UnsupportedModel(
+                f"{name} has the shape {tuple(values.shape)}, expected {self.config.hidden_size} values"
+            )
+        return values.to(self.device, self.dtype)

@@ -3,7 +3,6 @@
 The layout is Paceline's, in which a draft has no embedding or head of its own, or for EAGLE-3 that of `speculators`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from paceline.models.architectures.config import ModelConfig
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.models.loading.checkpoint import Weights
 from paceline.models.loading.safetensors_folder import FolderWeights
+from paceline.models.metadata import Metadata, read_json
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
 DraftKind = Literal["eagle", "medusa", "distilled"]
@@ -35,19 +35,25 @@ class DraftFolder:
     @property
     def hidden_size(self) -> int:
         """Hidden size of the target that the draft was trained for; 0 if unknown."""
-        layer = self.config.get("transformer_layer_config") or {}
-        sizes = (self.config.get("target_hidden_size"), self.config.get("hidden_size"), layer.get("hidden_size"))
-        return int(next((size for size in sizes if size), 0))
+        fields = self.fields
+        if fields.raw("target_hidden_size"):
+            return fields.count("target_hidden_size", 1 << 20)
+        if fields.raw("hidden_size"):
+            return fields.count("hidden_size", 1 << 20)
+        return fields.section("transformer_layer_config").count("hidden_size", 1 << 20, 0, least=0)
 
     @property
     def target_name(self) -> str:
         """Name of the target that the draft was trained for."""
-        return str((self.config.get("target") or {}).get("name", "another target"))
+        return self.fields.section("target").text("name", "another target")
+
+    @property
+    def fields(self) -> Metadata:
+        return Metadata(f"config.json of {self.name}", self.config)
 
     def check_target(self, target: ModelConfig, tokenizer: Tokenizer | None) -> None:
         """Raise `IncompatibleDraft` unless the draft was trained for a target of this shape and vocabulary."""
-        layer = self.config.get("transformer_layer_config") or {}
-        vocab = self.config.get("vocab_size") or layer.get("vocab_size")
+        vocab = self.config.get("vocab_size") or self.fields.section("transformer_layer_config").raw("vocab_size")
         if not self.hidden_size:
             raise UnsupportedModel(
                 f"config.json of {self.name} lacks hidden_size: add that of the target it was trained for"
@@ -62,7 +68,7 @@ class DraftFolder:
                     f"{self.name} was trained for a target of {name} {found}, and this target has {expected}: "
                     "train a draft for it with `paceline train`"
                 )
-        checksum = (self.config.get("target") or {}).get("vocabulary")
+        checksum = self.fields.section("target").raw("vocabulary")
         if checksum is None or tokenizer is None:
             return
         target_checksum = fingerprint(tokenizer).vocabulary
@@ -78,15 +84,17 @@ def open_draft_folder(folder: Path) -> DraftFolder | None:
     path = folder / "config.json"
     if not path.is_file():
         return None
-    config = json.loads(path.read_text("utf-8"))
+    config = read_json(path)
     kind = config.get("paceline_draft")
     published = config.get("speculators_model_type")
     if kind is None and published is None:
         return None
     if kind is None:
         if published != "eagle3":
-            raise UnsupportedModel(f"{folder} has a speculator of type {published!r}; supported: eagle3")
+            raise UnsupportedModel(f"{folder} has a speculator of type {published!r:.80}; supported: eagle3")
         kind = "eagle"
     if kind not in get_args(DraftKind):
-        raise UnsupportedModel(f"{folder} has a draft of kind {kind!r}; supported: {', '.join(get_args(DraftKind))}")
+        raise UnsupportedModel(
+            f"{folder} has a draft of kind {kind!r:.80}; supported: {', '.join(get_args(DraftKind))}"
+        )
     return DraftFolder(folder.name, kind, config, FolderWeights(folder))

@@ -7,20 +7,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
+from paceline.core.errors import UnsupportedModel
 from paceline.kernels.linear import linear
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.vocabulary import DraftVocabulary, prepare_draft
 from paceline.models.loading.checkpoint import Weights
+from paceline.models.metadata import Metadata
 
 
 class MedusaModel:
     """h_k = h + silu(W_k h + b_k), k = 1..H. From the state of token i, head k predicts token i + 1 + k."""
 
     def __init__(self, config: Mapping[str, Any], weights: Weights, target: DecoderModel) -> None:
-        self.num_heads = int(config["num_heads"])
-        self.hidden_size = int(config["hidden_size"])
+        fields = Metadata("config.json of the draft", config)
+        self.num_heads, self.hidden_size = fields.count("num_heads", 64), fields.count("hidden_size", 1 << 20)
         self.vocabulary = DraftVocabulary.of(target, weights, self.hidden_size)
         names = [f"heads.{k}" for k in range(1, self.num_heads + 1)]
+        for name in names:
+            if weights.matrix(f"{name}.weight").shape != (self.hidden_size, self.hidden_size):
+                raise UnsupportedModel(f"{name}.weight is not a square matrix of {self.hidden_size} rows")
+            if weights.vector(f"{name}.bias").shape != (self.hidden_size,):
+                raise UnsupportedModel(f"{name}.bias does not have {self.hidden_size} values")
         self.weights = [prepare_draft(weights.matrix(f"{name}.weight"), target.device, target.dtype) for name in names]
         self.biases = [weights.vector(f"{name}.bias").to(target.device, target.dtype) for name in names]
         self.weight_bytes = sum(weight.nbytes for weight in self.weights) + self.vocabulary.nbytes

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.core.errors import UnsupportedModel
 from paceline.kernels.cpu import native
 from paceline.kernels.linear import LinearWeight, embedding_rows, linear, prepare
 from paceline.kernels.quantized import QuantizedWeight, quantize
@@ -51,15 +52,29 @@ class DraftVocabulary:
         names, vocab_size = weights.names(), target.config.vocab_size
         ids = None
         if "d2t" in names:
-            offsets = weights.vector("d2t").to(torch.int64)
-            ids = (torch.arange(len(offsets)) + offsets).to(target.device)
+            ids = _draft_ids(weights.vector("d2t"), vocab_size).to(target.device)
         if "lm_head.weight" in names:
+            shape = weights.matrix("lm_head.weight").shape
+            if shape[1] != hidden_size or shape[0] > vocab_size or (ids is not None and shape[0] != len(ids)):
+                raise UnsupportedModel(
+                    f"lm_head.weight of the draft has the shape {shape}: it does not fit the vocabulary"
+                )
             head = prepare_draft(weights.matrix("lm_head.weight"), target.device, target.dtype)
         else:
             head = head_for(target, hidden_size, ids)
         if ids is None and head.shape[0] != vocab_size:
             ids = torch.arange(head.shape[0], device=target.device)
         return cls(vocab_size, head, ids, 0 if head is target.head else head.nbytes)
+
+
+def _draft_ids(offsets: Tensor, vocab_size: int) -> Tensor:
+    """Target ids [V'] of the draft's ids, from the offset of each."""
+    if offsets.dim() != 1 or not bool(torch.isfinite(offsets).all()):
+        raise UnsupportedModel("d2t of the draft is not a vector of offsets")
+    ids = torch.arange(len(offsets)) + offsets.to(torch.int64)
+    if not len(ids) or int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
+        raise UnsupportedModel(f"d2t of the draft leads to ids outside the target's vocabulary of {vocab_size} tokens")
+    return ids
 
 
 def inner_width(target: DecoderModel, hidden_size: int) -> int:

@@ -23,13 +23,19 @@ from paceline.models.architectures.decoder import AfterLayer, DecoderWeights, Fo
 
 
 def plan_pass(
-    model: DecoderWeights, rows: int, sequences: int, max_rows: int, scratch: AttentionScratch | None = None
+    model: DecoderWeights,
+    rows: int,
+    sequences: int,
+    max_rows: int,
+    scratch: AttentionScratch | None = None,
+    few_rows: int = 1,
 ) -> AttentionPlan:
-    """Attention plan of passes of this size; create it once for each size. A sequence with all `rows` rows makes it ragged."""
+    """Attention plan of passes of this size; create it once for each size. A sequence with all `rows` rows makes it ragged.
+    `few_rows`: see `ragged_plan`."""
     c = model.config
     heads = c.num_heads, c.num_kv_heads, c.head_dim
     if max_rows == rows > 1:
-        return ragged_plan(rows, sequences, *heads, model.device, scratch)
+        return ragged_plan(rows, sequences, *heads, model.device, scratch, few_rows)
     return attention_plan(rows, sequences, max_rows, *heads, model.device, scratch=scratch)
 
 

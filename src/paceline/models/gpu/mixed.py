@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu.attention_plan import search_width
+from paceline.kernels.gpu.attention_plan import FEW_ROWS, search_width
 from paceline.kernels.gpu.speculation.accept import DeviceState
 from paceline.kernels.gpu.speculation.slot_rows import place_slots
 from paceline.models.cuda_graph import StreamEvent, staging_tensor
@@ -24,6 +24,7 @@ class MixedOutput:
     logits: Tensor | None  # [R, V] float32; None: no row has logits
     rows: Tensor  # [R] int64, rows of the pass that have logits
     slots: Tensor  # [R] int64, their slots
+    decoding: Tensor  # [D] int64, slots of the decoding sequences
     tokens: Tensor  # [T] int64, of all rows
     positions: Tensor  # [T] int64, of all rows
 
@@ -35,11 +36,12 @@ class MixedPasses:
         self._runner = runner
         most = RaggedSize(search_width(max_sequences), padded_rows(max_rows))
         self._inputs = RaggedInputs(runner.device, runner.table_width, most.rows, most.sequences)
-        self._passes: dict[RaggedSize, RaggedPass] = {}
-        # Rows with logits, then their slots; two pairs, as one waits to be copied while the other is written
-        self._index = torch.zeros(2, most.sequences, dtype=torch.int64, device=runner.device)
+        self._passes: dict[tuple[RaggedSize, int], RaggedPass] = {}
+        # Rows with logits, their slots, slots of the decoding sequences. The host writes one copy while the other is in use.
+        most_numbers = 2 * most.rows + most.sequences + 2
+        self._index = torch.zeros(most_numbers, dtype=torch.int64, device=runner.device)
         self._staging = [
-            (staging_tensor(2, most.sequences, dtype=torch.int64, device=runner.device), StreamEvent(runner.device))
+            (staging_tensor(most_numbers, dtype=torch.int64, device=runner.device), StreamEvent(runner.device))
             for _ in range(2)
         ]
         self._count = 0
@@ -49,56 +51,78 @@ class MixedPasses:
         self,
         state: DeviceState,
         tables: Tensor,  # [slots, W] int32
+        drafts: Tensor | None,  # [slots, K] int64; None: K is 0
         decoding: Sequence[int],
         prompts: Sequence[Span],
         ending: Sequence[int],
     ) -> MixedOutput:
-        """One row for each slot in `decoding`, then the rows of `prompts`. `ending`: slots of the prompts that have logits, in
-        their order."""
-        num_decoding = len(decoding)
-        num_rows = num_decoding + sum(len(span.tokens) for span in prompts)
-        ragged = self._pass(num_decoding + len(prompts), num_rows)
-        device, host = ragged.on_device, ragged.inputs.next_on_host(ragged.size)
-        logit_rows = host.write_mixed(num_decoding, prompts)
-        device.copy(host, num_decoding + len(prompts))
-        ragged.inputs.mark_copied()
-        rows, slots = self._copy_index(logit_rows, [*decoding, *ending])
+        """1 + K rows for each slot in `decoding`, then the rows of `prompts`. `ending`: slots of the prompts that have logits,
+        in their order."""
+        num_decoding, rows_each = len(decoding), 1 if drafts is None else 1 + drafts.shape[1]
+        num_rows = num_decoding * rows_each + sum(len(span.tokens) for span in prompts)
+        ragged = self._pass(num_decoding + len(prompts), num_rows, rows_each)
+        device = ragged.on_device
+        logit_rows = self._write(ragged, num_decoding, rows_each, prompts)
+        row_slots = [slot for slot in decoding for _ in range(rows_each)]
+        rows, slots, decoded = self._copy_index(logit_rows, [*row_slots, *ending], decoding)
         if num_decoding:
-            torch.index_select(tables, 0, slots[:num_decoding], out=device.tables[:num_decoding])
+            torch.index_select(tables, 0, decoded, out=device.tables[:num_decoding])
             most = self._runner.model.config.max_position
-            place_slots(state, slots[:num_decoding], device.tokens, device.positions, device.contexts, most)
+            place_slots(state, drafts, decoded, device.tokens, device.positions, device.contexts, most)
         states = ragged.forward().last_hidden
         assert states is not None
         logits = head_logits(self._runner.model, states[rows]) if len(rows) else None
-        return MixedOutput(logits, rows, slots, device.tokens, device.positions)
+        return MixedOutput(logits, rows, slots, decoded, device.tokens, device.positions)
 
     @torch.inference_mode()
-    def load_kernels(self, rows: int) -> None:
+    def prefill(self, prompts: Sequence[Span]) -> None:
+        """Compute prompts alone, without logits."""
+        ragged = self._pass(len(prompts), sum(len(span.tokens) for span in prompts), 1)
+        self._write(ragged, 0, 1, prompts)
+        ragged.forward()
+
+    @torch.inference_mode()
+    def load_kernels(self, rows: int, with_drafts: bool) -> None:
         """Run passes of `rows` rows of padding, for every width of the search for a row's sequence."""
         most = self._inputs.max_sequences
         for sequences in sorted({search_width(count) for count in range(1, most + 1)}):
-            ragged = self._pass(sequences, rows)
-            host = ragged.inputs.next_on_host(ragged.size)
-            host.write_mixed(0, ())
-            ragged.on_device.copy(host, sequences)
-            ragged.inputs.mark_copied()
-            ragged.forward()
+            for rows_each in (1, FEW_ROWS) if with_drafts else (1,):
+                ragged = self._pass(sequences, rows, rows_each)
+                self._write(ragged, 0, 1, ())
+                ragged.forward()
 
-    def _pass(self, sequences: int, rows: int) -> RaggedPass:
+    def _write(self, ragged: RaggedPass, num_decoding: int, rows_each: int, prompts: Sequence[Span]) -> list[int]:
+        """Queue the copy of the host's inputs; returns the rows whose logits are requested."""
+        host = ragged.inputs.next_on_host(ragged.size)
+        logit_rows = host.write_mixed(num_decoding, rows_each, prompts)
+        ragged.on_device.copy(host, num_decoding + len(prompts))
+        ragged.inputs.mark_copied()
+        return logit_rows
+
+    def _pass(self, sequences: int, rows: int, rows_each: int) -> RaggedPass:
+        """A pass of this size; sequences that decode have `rows_each` rows."""
+        config = self._runner.model.config
+        # Tiles of the tensor cores have 16 queries at least
+        few_rows = 1 if rows_each * (config.num_heads // config.num_kv_heads) <= 16 else FEW_ROWS
         captured = self._runner.captured_ragged(sequences, rows)
-        if captured is not None:
+        if captured is not None and few_rows == 1:
             return captured
-        size = RaggedSize(search_width(sequences), padded_rows(rows))
-        if size not in self._passes:
-            self._passes[size] = RaggedPass(self._runner.context, self._inputs, size, PassKind())
-        return self._passes[size]
+        key = RaggedSize(search_width(sequences), padded_rows(rows)), few_rows
+        if key not in self._passes:
+            self._passes[key] = RaggedPass(self._runner.context, self._inputs, key[0], PassKind(), few_rows)
+        return self._passes[key]
 
-    def _copy_index(self, rows: Sequence[int], slots: Sequence[int]) -> tuple[Tensor, Tensor]:
+    def _copy_index(
+        self, rows: Sequence[int], slots: Sequence[int], decoding: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         staging, copied = self._staging[self._count % 2]
         self._count += 1
         copied.wait()
-        numbers = staging.numpy()
-        numbers[0, : len(rows)], numbers[1, : len(rows)] = rows, slots
-        self._index.copy_(staging, non_blocking=True)
+        count, numbers, index = len(rows), staging.numpy(), self._index
+        second = count + count % 2  # kernels expect addresses that are multiples of 16 bytes
+        third = 2 * second
+        end = third + len(decoding)
+        numbers[:count], numbers[second : second + count], numbers[third:end] = rows, slots, decoding
+        index[:end].copy_(staging[:end], non_blocking=True)
         copied.record()
-        return self._index[0, : len(rows)], self._index[1, : len(rows)]
+        return index[:count], index[second : second + count], index[third:end]

@@ -150,13 +150,14 @@ class RaggedViews:
         )
         return rows, logit_rows
 
-    def write_mixed(self, num_decoding: int, prompts: Sequence[Span]) -> list[int]:
-        """Write the prompts to host memory, after `num_decoding` sequences of one row each, which the device fills in. Returns
-        the rows whose logits are requested, those of the decoding sequences first."""
+    def write_mixed(self, num_decoding: int, rows_each: int, prompts: Sequence[Span]) -> list[int]:
+        """Write the prompts to host memory, after `num_decoding` sequences of `rows_each` rows, which the device fills in.
+        Returns the rows whose logits are requested, those of the decoding sequences first."""
         parts = self.tokens, self.positions, self.starts, self.contexts, self.tables
         tokens, positions, starts, contexts, tables = (part.numpy() for part in parts)
-        row, logit_rows = num_decoding, list(range(num_decoding))
-        starts[:num_decoding] = logit_rows
+        row = num_decoding * rows_each
+        starts[:num_decoding] = range(0, row, rows_each)
+        logit_rows = list(range(row))
         for sequence, span in enumerate(prompts, num_decoding):
             first, end = row, row + len(span.tokens)
             tokens[first:end] = span.tokens
@@ -179,7 +180,10 @@ class RaggedPass:
     """A pass of one size over inputs at fixed addresses. It returns the hidden states of all rows after the final norm. Few
     rows of a prompt need logits, which are computed after the pass."""
 
-    def __init__(self, context: PassContext, inputs: RaggedInputs, size: RaggedSize, kind: PassKind) -> None:
+    def __init__(
+        self, context: PassContext, inputs: RaggedInputs, size: RaggedSize, kind: PassKind, few_rows: int = 1
+    ) -> None:
+        """`few_rows`: rows of sequences that decode beside prompts."""
         self.size, self.inputs, self.on_device = size, inputs, inputs.on_device(size)
         self._context, self._kind = context, kind
         self._layout = AttentionLayout(
@@ -189,7 +193,7 @@ class RaggedPass:
             block_tables=self.on_device.tables,
             ancestors=self.on_device.ancestors if kind.is_tree else None,
         )
-        self._plan = context.plan(size.rows, size.sequences, size.rows)
+        self._plan = context.plan(size.rows, size.sequences, size.rows, few_rows)
         self._attention_out = context.workspace.attention_output(size.rows)
 
     def forward(self) -> ForwardOutput:

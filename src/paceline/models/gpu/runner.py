@@ -17,6 +17,7 @@ from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.cuda_graph import MAX_GRAPH_ROWS, GraphPool, StreamTimer
+from paceline.models.gpu.decoder import head_logits
 from paceline.models.gpu.forward_pass import PaddedPass, PassGraph, PassKind
 from paceline.models.gpu.ragged import (
     RaggedGraph,
@@ -89,6 +90,10 @@ class GpuRunner(ModelRunner):
         """Passes whose kernels are loaded."""
         self.workspace = workspace or Workspace(model)
         self.context = PassContext(model, self.cache, self.workspace, self.table_width, self.scratch_block)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        return head_logits(self.model, hidden)
 
     @torch.inference_mode()
     def forward(

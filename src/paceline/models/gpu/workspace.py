@@ -64,6 +64,6 @@ class PassContext:
     def device(self) -> torch.device:
         return self.model.device
 
-    def plan(self, rows: int, sequences: int, max_rows: int) -> AttentionPlan:
+    def plan(self, rows: int, sequences: int, max_rows: int, few_rows: int = 1) -> AttentionPlan:
         """As `plan_pass`, with the scratch memory that all passes share."""
-        return plan_pass(self.model, rows, sequences, max_rows, self.workspace.attention_scratch)
+        return plan_pass(self.model, rows, sequences, max_rows, self.workspace.attention_scratch, few_rows)

@@ -3,6 +3,7 @@
 A quantised row consists of blocks. Each is a struct of half-precision scales and packed codes, laid out as in ggml.
 """
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from paceline.kernels.weights import Dense, Grouped, Weight
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.gguf_reader import GGUFReader
+from paceline.models.loading.weight_shapes import check_weights
+from paceline.models.metadata import Metadata
 from paceline.models.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 
 _TOP = {
@@ -50,18 +53,40 @@ _LOW_HALVES = 0x0F0F0F0F0F0F0F0F
 
 def open_gguf(path: Path) -> Checkpoint:
     reader = GGUFReader(path)
-    if reader.metadata.get("split.count", 1) > 1:
+    if Metadata("the GGUF header", reader.metadata).count("split.count", 1 << 16, 1, least=0) > 1:
         raise UnsupportedModel(f"{path} is one part of a split GGUF: join the parts with `llama-gguf-split --merge`")
     tensors, factors = reader.tensors, None
     if "token_embd.weight" not in tensors:
         raise UnsupportedModel(f"{path} has no token_embd.weight: it is not a language model")
+    for name in tensors:
+        check_tensor(reader, name)
     if "rope_freqs.weight" in tensors:
-        factors = tuple(_vector(reader, "rope_freqs.weight").tolist())
+        factors = _frequency_factors(reader)
     config = ModelConfig.from_gguf(
         reader.metadata, tensors["token_embd.weight"].shape[0], "output.weight" not in tensors, factors
     )
     weights = GGUFWeights(reader, config)
+    check_weights(config, weights.shape)
     return Checkpoint(path.stem, config, weights, lambda: tokenizer_from_gguf(reader.metadata), (path,))
+
+
+def check_tensor(reader: GGUFReader, name: str) -> None:
+    """Raise `UnsupportedModel` unless the file contains the whole tensor, in a supported type."""
+    info = reader.tensors[name]
+    if info.shape[-1] % _form(info.type).block:
+        raise UnsupportedModel(
+            f"the tensor {name} has rows of {info.shape[-1]} values, which {_NAMES[info.type]} cannot store"
+        )
+    reader.bytes_at(info.offset, num_bytes(info.type, math.prod(info.shape)))
+
+
+def _frequency_factors(reader: GGUFReader) -> tuple[float, ...]:
+    if len(reader.tensors["rope_freqs.weight"].shape) != 1:
+        raise UnsupportedModel("rope_freqs.weight is not a vector")
+    factors = _vector(reader, "rope_freqs.weight")
+    if not bool((torch.isfinite(factors) & (factors > 0)).all()):
+        raise UnsupportedModel("rope_freqs.weight must hold positive numbers")
+    return tuple(factors.tolist())
 
 
 class GGUFWeights:
@@ -70,6 +95,9 @@ class GGUFWeights:
     def __init__(self, reader: GGUFReader, config: ModelConfig) -> None:
         self._reader, self._config = reader, config
         self._stored = {_hf_name(name): name for name in reader.tensors if name != "rope_freqs.weight"}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._reader.tensors[self._name(name)].shape
 
     def names(self) -> frozenset[str]:
         return frozenset(self._stored)
@@ -97,7 +125,7 @@ def _hf_name(name: str) -> str:
         return _TOP[name]
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
     if match is None or match[2] not in _IN_LAYER:
-        raise UnsupportedModel(f"the GGUF file has a tensor {name}, which no supported architecture uses")
+        raise UnsupportedModel(f"the GGUF file has a tensor {name[:80]}, which no supported architecture uses")
     return f"model.layers.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
 
 

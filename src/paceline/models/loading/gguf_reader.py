@@ -14,9 +14,14 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import UnsupportedModel
+from paceline.models.metadata import Metadata
 
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+
+# Limits of a header. The largest published vocabularies have 262,144 tokens and as many merges, and headers of 20 MB.
+_MAX_FIELDS, _MAX_TENSORS, _MAX_ITEMS, _MAX_HEADER_BYTES = 1 << 16, 1 << 17, 1 << 22, 64 << 20
+_MAX_DIMS, _MAX_ALIGNMENT = 4, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,68 +37,97 @@ class GGUFReader:
     """`metadata` has Python values, `tensors` maps names, `bytes_at` returns contents."""
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         with path.open("rb") as file:
+            if path.stat().st_size < 8:
+                raise self._malformed("is shorter than a header")
             # NOTE: copy-on-write, because torch warns about read-only memory. It is never written.
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        self._at = 0
+        self._end = min(len(self._map), _MAX_HEADER_BYTES)
+        self._at, self._num_items = 0, 0
         try:
-            self._read_header(path)
+            self._read_header()
         except struct.error:
-            raise UnsupportedModel(f"{path} ends in the middle of its header: download it again") from None
+            raise self._malformed("ends in the middle of its header") from None
 
     def bytes_at(self, offset: int, count: int) -> np.ndarray:
         """[count] uint8, a view of the file."""
         if offset + count > len(self._map):
-            raise UnsupportedModel("the GGUF file is shorter than its header states: download it again")
+            raise self._malformed("is shorter than its header states")
         return np.frombuffer(self._map, np.uint8, count, offset)
 
-    def _read_header(self, path: Path) -> None:
+    def _read_header(self) -> None:
         magic, version = self._map[:4], struct.unpack_from("<I", self._map, 4)[0]
         if magic != b"GGUF" or version not in (2, 3):
-            raise UnsupportedModel(f"{path} is not a little-endian GGUF file of version 2 or 3")
+            raise UnsupportedModel(f"{self._path} is not a little-endian GGUF file of version 2 or 3")
         self._at = 8
         num_tensors, num_fields = self._scalar("Q"), self._scalar("Q")
+        if num_tensors > _MAX_TENSORS or num_fields > _MAX_FIELDS:
+            raise self._malformed(f"declares {num_tensors} tensors and {num_fields} fields")
         self.metadata: dict[str, Any] = {self._string(): self._value(self._scalar("I")) for _ in range(num_fields)}
         infos = [self._tensor_info() for _ in range(num_tensors)]
-        alignment = self.metadata.get("general.alignment", 32)
+        alignment = Metadata("the GGUF header", self.metadata).count("general.alignment", _MAX_ALIGNMENT, 32)
         start = math.ceil(self._at / alignment) * alignment
         self.tensors = {name: TensorInfo(shape, kind, start + offset) for name, shape, kind, offset in infos}
+        if len(self.metadata) != num_fields or len(self.tensors) != num_tensors:
+            raise self._malformed("repeats the name of a field or of a tensor")
 
     def _tensor_info(self) -> tuple[str, tuple[int, ...], int, int]:
         name, num_dims = self._string(), self._scalar("I")
+        if not 1 <= num_dims <= _MAX_DIMS:
+            raise self._malformed(f"has a tensor of {num_dims} dimensions")
         dims = tuple(self._scalar("Q") for _ in range(num_dims))
+        if 0 in dims or math.prod(dims) >> 48:
+            raise self._malformed(f"has a tensor of the shape {dims[::-1]}")
         return name, dims[::-1], self._scalar("I"), self._scalar("Q")
 
     def _scalar(self, code: str) -> Any:
         (value,) = struct.unpack_from(f"<{code}", self._map, self._at)
-        self._at += struct.calcsize(f"<{code}")
+        self._skip(struct.calcsize(f"<{code}"))
         return value
 
+    def _skip(self, count: int) -> int:
+        """Moves over `count` bytes of the header and returns where they start."""
+        start, self._at = self._at, self._at + count
+        if self._at > self._end:
+            raise self._malformed("declares more metadata than it has, or more than 64 MiB")
+        return start
+
     def _string(self) -> str:
-        length = self._scalar("Q")
-        self._at += length
-        return self._map[self._at - length : self._at].decode("utf-8", "replace")
+        start = self._skip(self._scalar("Q"))
+        return self._map[start : self._at].decode("utf-8", "replace")
 
     def _value(self, kind: int) -> Any:
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
-            return self._scalar(_SCALARS[kind])
+            return self._scalar(self._code(kind))
         item, count = self._scalar("I"), self._scalar("Q")
+        self._num_items += count
+        if self._num_items > _MAX_ITEMS:
+            raise self._malformed(f"has arrays of more than {_MAX_ITEMS} items")
         if item == _STRING:
             return self._strings(count)
-        if item == _ARRAY:
-            return [self._value(_ARRAY) for _ in range(count)]
-        values = struct.unpack_from(f"<{count}{_SCALARS[item]}", self._map, self._at)
-        self._at += struct.calcsize(f"<{count}{_SCALARS[item]}")
-        return list(values)
+        code = f"<{count}{self._code(item)}"  # no known key has an array of arrays
+        start = self._skip(struct.calcsize(code))
+        return list(struct.unpack_from(code, self._map, start))
+
+    def _code(self, kind: int) -> str:
+        if kind not in _SCALARS:
+            raise self._malformed(f"has a value of the unknown type {kind}")
+        return _SCALARS[kind]
 
     def _strings(self, count: int) -> list[str]:
         """Hot loop: a vocabulary and its merges have several hundred thousand strings."""
-        data, at, strings = self._map, self._at, []
+        data, at, last, strings = self._map, self._at, self._end, []
         for _ in range(count):
             end = at + 8 + int.from_bytes(data[at : at + 8], "little")
+            if end > last:
+                break
             strings.append(data[at + 8 : end].decode("utf-8", "replace"))
             at = end
-        self._at = at
+        self._skip(end - self._at if count else 0)
         return strings
+
+    def _malformed(self, what: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{self._path} {what}: download it again")

@@ -14,6 +14,7 @@ from paceline.models.architectures.decoder import Loader
 from paceline.models.architectures.inflate import inflate
 from paceline.models.architectures.inflation import PREFIX, Inflation
 from paceline.models.architectures.llama import DecoderModel
+from paceline.models.architectures.rope import rotary_table_bytes
 from paceline.models.drafts.folder import open_draft_folder
 from paceline.models.loading.checkpoint import Checkpoint, QuantizedWeights, Weights
 from paceline.models.loading.gguf_file import open_gguf
@@ -141,11 +142,12 @@ def check_memory(
         return
     free = available_memory() if device.type == "cpu" else int(torch.cuda.mem_get_info(device)[0])
     needed = weight_bytes(name, checkpoint, device, dtype, quantize)
+    needed += rotary_table_bytes(checkpoint.config.head_dim, checkpoint.config.max_position)
     if device.type != "cpu":  # the ranks of a CPU share its memory
         needed //= ranks
     if free is not None and needed > free:
         smaller = "a smaller model" if quantize else "a smaller model, or quantization int8 or fp8"
         raise OutOfMemory(
-            f"{checkpoint.name} does not fit: its weights take about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
+            f"{checkpoint.name} does not fit: its weights and rotary table take about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
             f"{device.type} memory are free. Use {smaller}, or a device with more memory."
         )

@@ -6,13 +6,11 @@
 Scales of activations are ignored: activations are not quantised.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.quantized import GROUP, LARGEST, QuantizedWeight
+from paceline.models.metadata import Metadata
 
 SCALES = ("weight_scale", "weight_scale_inv")
 DTYPES = tuple(LARGEST)
@@ -20,36 +18,37 @@ _BLOCK = [GROUP, GROUP]
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 
 
-def check_scheme(config: Mapping[str, Any] | None) -> None:
+def check_scheme(fields: Metadata) -> None:
     """Raise `UnsupportedModel` for a `quantization_config` of config.json that is not supported."""
-    if config is None:
+    if "quantization_config" not in fields:
         return
-    method = config.get("quant_method")
+    config = fields.section("quantization_config")
+    method = config.raw("quant_method")
     if method == "fp8":
-        _require(config.get("fmt", "e4m3") == "e4m3", f"fp8 of the format {config.get('fmt')!r}")
-        _require(config.get("weight_block_size") in (None, _BLOCK), f"blocks of {config.get('weight_block_size')}")
+        _require(config.text("fmt", "e4m3") == "e4m3", f"fp8 of the format {config.raw('fmt')!r}")
+        _require(config.raw("weight_block_size") in (None, _BLOCK), f"blocks of {config.raw('weight_block_size')}")
     elif method == "compressed-tensors":
-        found = config.get("format")
+        found = config.raw("format")
         _require(found in _FORMATS, f"compressed-tensors of the format {found!r}")
-        for group in config.get("config_groups", {}).values():
-            _check_group(group.get("weights") or {})
+        for group in config.section("config_groups").sections():
+            _check_group(group.section("weights"))
     else:
         _require(False, f"quant_method {method!r}")
 
 
-def _check_group(weights: Mapping[str, Any]) -> None:
-    _require(weights.get("num_bits") == 8, f"weights of {weights.get('num_bits')} bits")
-    _require(weights.get("symmetric", True), "weights with zero points")
-    strategy = weights.get("strategy")
+def _check_group(weights: Metadata) -> None:
+    _require(weights.raw("num_bits") == 8, f"weights of {weights.raw('num_bits')} bits")
+    _require(weights.flag("symmetric", True), "weights with zero points")
+    strategy = weights.raw("strategy")
     _require(strategy in ("tensor", "channel", "block"), f"scales by {strategy!r}")
     if strategy == "block":
-        _require(weights.get("block_structure") == _BLOCK, f"blocks of {weights.get('block_structure')}")
+        _require(weights.raw("block_structure") == _BLOCK, f"blocks of {weights.raw('block_structure')}")
 
 
 def _require(is_supported: bool, found: str) -> None:
     if not is_supported:
         raise UnsupportedModel(
-            f"config.json has quantization_config with {found}: supported are 8-bit weights of fp8 (blocks of {_BLOCK}) and "
+            f"config.json has quantization_config with {found:.200}: supported are 8-bit weights of fp8 (blocks of {_BLOCK}) and "
             "compressed-tensors (scales of the tensor, of each output, or of such blocks); use the original weights with "
             "the option `quantization`"
         )
@@ -57,6 +56,8 @@ def _require(is_supported: bool, found: str) -> None:
 
 def with_scales(name: str, values: Tensor, scale: Tensor) -> QuantizedWeight:
     """values [N, K]; scale of the whole matrix, [N] or [N, 1], or [ceil(N / 128), ceil(K / 128)]."""
+    if values.dim() != 2:
+        raise UnsupportedModel(f"{name} has the shape {tuple(values.shape)}: expected a matrix")
     outputs, inputs = values.shape
     blocks = (-(-outputs // GROUP), -(-inputs // GROUP))
     scale = scale.float()

@@ -1,10 +1,11 @@
 """A Hugging Face folder as a checkpoint: config.json, one or many safetensors files, tokenizer files."""
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
@@ -12,17 +13,19 @@ from paceline.kernels.weights import Dense, Weight
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.prequantized import DTYPES, SCALES, with_scales
+from paceline.models.loading.weight_shapes import check_weights
+from paceline.models.metadata import read_json
 from paceline.models.tokenizer.tokenizer import tokenizer_from_folder
 
 
 def open_folder(folder: Path) -> Checkpoint:
-    path = folder / "config.json"
-    if not path.is_file():
+    if not (folder / "config.json").is_file():
         raise UnsupportedModel(
             f"{folder} has no config.json: give a folder saved by `save_pretrained`, or a .gguf file"
         )
-    config = ModelConfig.from_hf(json.loads(path.read_text("utf-8")))
+    config = ModelConfig.from_hf(read_json(folder / "config.json"))
     weights = FolderWeights(folder)
+    check_weights(config, weights.shape)
     return Checkpoint(folder.name, config, weights, lambda: tokenizer_from_folder(folder), weights.files)
 
 
@@ -33,7 +36,7 @@ class FolderWeights:
         self._files: dict[Path, safe_open] = {}
         index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
         if index.is_file():
-            shards = json.loads(index.read_text("utf-8"))["weight_map"]
+            shards = _weight_map(index)
             missing = sorted({shard for shard in shards.values() if not (folder / shard).is_file()})
             if missing:
                 raise UnsupportedModel(f"{folder} lacks {', '.join(missing)}: download the model again")
@@ -57,6 +60,10 @@ class FolderWeights:
     def names(self) -> frozenset[str]:
         return frozenset(self._shards)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        with _readable(self._path(name)):
+            return tuple(self._file(self._path(name)).get_slice(name).get_shape())
+
     def matrix(self, name: str) -> Weight:
         values = self._tensor(name)
         if values.dtype in DTYPES:
@@ -69,17 +76,48 @@ class FolderWeights:
             raise UnsupportedModel(
                 f"{name} is {values.dtype}; supported: float32, float16, bfloat16, and int8 or float8_e4m3fn with scales"
             )
+        if values.dim() != 2:
+            raise UnsupportedModel(f"{name} has the shape {tuple(values.shape)}: expected a matrix")
         return Dense(values)
 
     def vector(self, name: str) -> Tensor:
         return self._tensor(name).float()
 
     def _tensor(self, name: str) -> Tensor:
+        with _readable(self._path(name)):
+            return self._file(self._path(name)).get_tensor(name)
+
+    def _path(self, name: str) -> Path:
         if name not in self._shards:
             raise UnsupportedModel(f"the checkpoint has no weight {name}")
-        return self._file(self._shards[name]).get_tensor(name)
+        return self._shards[name]
 
     def _file(self, path: Path) -> safe_open:
         if path not in self._files:
-            self._files[path] = safe_open(path, "pt")
+            with _readable(path):
+                self._files[path] = safe_open(path, "pt")
         return self._files[path]
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """{weight: file name}. A name with a folder in it could be any file of this machine."""
+    shards = read_json(index).get("weight_map")
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise UnsupportedModel(f"{index} has no weight_map from names to files: download it again")
+    for shard in set(shards.values()):
+        if Path(shard).name != shard or "\0" in shard:
+            raise UnsupportedModel(
+                f"{index} names the file {shard[:80]!r}, which is not in the folder: download it again"
+            )
+    return shards
+
+
+@contextmanager
+def _readable(path: Path) -> Iterator[None]:
+    """Errors of the safetensors library about the file's contents become `UnsupportedModel`."""
+    try:
+        yield
+    except (SafetensorError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise UnsupportedModel(
+            f"{path} is not a readable safetensors file ({error!s:.200}): download it again"
+        ) from None

@@ -1,4 +1,9 @@
-"""Weights without values, on the device `meta`: the types and shapes that the choice of kernels depends on."""
+"""Shapes of the weights that a configuration requires, and weights without values, on the device `meta`.
+
+The choice of kernels depends on types and shapes only.
+"""
+
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -31,14 +36,22 @@ class WeightShapes:
         return Dense(torch.empty(self._shape(name), dtype=torch.bfloat16, device=META))
 
     def vector(self, name: str) -> Tensor:
-        config, (*_, owner, kind) = self._config, name.split(".")
-        sizes = {"q_norm": config.head_dim, "k_norm": config.head_dim}
-        if kind == "bias":
-            sizes = {"q_proj": config.q_size, "k_proj": config.kv_size, "v_proj": config.kv_size}
-        return torch.empty(sizes.get(owner, config.hidden_size), device=META)
+        return torch.empty(weight_shape(self._config, name), device=META)
 
-    def _shape(self, name: str) -> tuple[int, int]:
-        config, owner = self._config, name.split(".")[-2]
+    def _shape(self, name: str) -> tuple[int, ...]:
+        return weight_shape(self._config, name)
+
+
+def weight_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
+    """Shape of a weight that `config` requires."""
+    *_, owner, kind = name.split(".")
+    if kind == "bias":
+        shapes: dict[str, tuple[int, ...]] = {
+            "q_proj": (config.q_size,),
+            "k_proj": (config.kv_size,),
+            "v_proj": (config.kv_size,),
+        }
+    else:
         shapes = {
             "embed_tokens": (config.vocab_size, config.hidden_size),
             "lm_head": (config.vocab_size, config.hidden_size),
@@ -49,7 +62,36 @@ class WeightShapes:
             "gate_proj": (config.ffn_size, config.hidden_size),
             "up_proj": (config.ffn_size, config.hidden_size),
             "down_proj": (config.hidden_size, config.ffn_size),
+            "q_norm": (config.head_dim,),
+            "k_norm": (config.head_dim,),
+            **dict.fromkeys(("norm", "input_layernorm", "post_attention_layernorm"), (config.hidden_size,)),
         }
-        if owner not in shapes:
-            raise UnsupportedModel(f"the shape of {name} is unknown: kernels cannot be compiled ahead for this model")
-        return shapes[owner]
+    if owner not in shapes:
+        raise UnsupportedModel(f"the shape of {name} is unknown: kernels cannot be compiled ahead for this model")
+    return shapes[owner]
+
+
+def check_weights(config: ModelConfig, shape: Callable[[str], tuple[int, ...]], has_tables: bool = True) -> None:
+    """Raise `UnsupportedModel` for the first weight that is missing or has another shape than `config` requires.
+
+    `shape` returns the shape of a stored weight. Without `has_tables` the checkpoint has neither embedding nor head.
+    """
+    for name in _required_names(config, has_tables):
+        expected, found = weight_shape(config, name), shape(name)
+        if expected != found:
+            raise UnsupportedModel(f"{name} has the shape {found}, and the configuration requires {expected}")
+
+
+def _required_names(config: ModelConfig, has_tables: bool) -> Iterator[str]:
+    if has_tables:
+        yield "model.embed_tokens.weight"
+        if not config.tie_embeddings:
+            yield "lm_head.weight"
+    yield "model.norm.weight"
+    in_layer = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+    in_layer += [f"self_attn.{part}_proj.weight" for part in "qkvo"]
+    in_layer += [f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
+    in_layer += [f"self_attn.{part}_proj.bias" for part in "qkv" if config.attention_bias]
+    in_layer += [f"self_attn.{part}_norm.weight" for part in "qk" if config.qk_norm]
+    for layer in range(config.num_layers):
+        yield from (f"model.layers.{layer}.{name}" for name in in_layer)

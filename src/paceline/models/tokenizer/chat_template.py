@@ -1,6 +1,6 @@
 """Renders chat messages with a model's Jinja template, as Hugging Face does.
 
-Templates are part of checkpoints and not trusted, so they run in an immutable sandbox.
+Templates are part of checkpoints and not trusted, so they run in an immutable sandbox with limits of steps, time and text.
 """
 
 import json
@@ -15,19 +15,17 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         try:
-            from jinja2 import TemplateSyntaxError
-            from jinja2.ext import loopcontrols
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
+            from paceline.models.tokenizer.template_limits import LimitedEnvironment
         except ImportError:
             raise MissingDependency("jinja2", "rendering chat messages", "chat") from None
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
+        environment = LimitedEnvironment(_to_json)
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
         try:
-            self._template = environment.from_string(source)
-        except TemplateSyntaxError as error:
-            raise UnsupportedModel(f"the model's chat template does not parse: {error}") from None
+            self._template = environment.compile_limited(source)
+        except Exception as error:  # of Jinja, or of Python's compiler: nesting too deep
+            raise UnsupportedModel(f"the model's chat template does not parse: {error!s:.300}") from None
+        self._environment = environment
         self._special_tokens = dict(special_tokens)
 
     @classmethod
@@ -41,16 +39,23 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for `messages`. Encode it with `add_special=False`: it contains its special tokens."""
-        from jinja2 import TemplateError
-
+        """The prompt for `messages`. Encode it with `add_special=False`: it contains its special tokens. `variables` are further
+        variables of the template, such as `enable_thinking`."""
         try:
-            return self._template.render(
-                messages=messages, tools=tools, add_generation_prompt=add_generation_prompt, **self._special_tokens
+            return self._environment.render(
+                self._template,
+                {
+                    **self._special_tokens,
+                    **(variables or {}),
+                    "messages": messages,
+                    "tools": tools,
+                    "add_generation_prompt": add_generation_prompt,
+                },
             )
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
-            raise InvalidRequest(f"the chat template rejects these messages: {error}", "messages") from None
+        except Exception as error:  # a template is a program: it may raise anything
+            raise InvalidRequest(f"the chat template rejects these messages: {error!s:.300}", "messages") from None
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:

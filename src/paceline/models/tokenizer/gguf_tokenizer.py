@@ -12,9 +12,12 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers.pre_tokenizers import ByteLevel, Digits, PreTokenizer, Split
 
 from paceline.core.errors import UnsupportedModel
-from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.models.metadata import Metadata
+from paceline.models.tokenizer.tokenizer import Tokenizer, readable_tokenizer
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 2, 3, 4, 5
+_MAX_PIECE = 1024
+"""Characters of the longest piece: finding its splits takes quadratic time. Published vocabularies have at most 128."""
 
 _WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
@@ -49,43 +52,61 @@ _PRE_TOKENIZERS = {
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    fields = {k.removeprefix("tokenizer.ggml."): v for k, v in metadata.items() if k.startswith("tokenizer.ggml.")}
-    if fields.get("model") not in ("gpt2", "llama"):
-        raise UnsupportedModel(f"GGUF tokenizer {fields.get('model')!r} is not supported; supported: gpt2, llama")
-    tokens: list[str] = fields["tokens"]
-    types: list[int] = fields.get("token_type", [1] * len(tokens))
+    fields = Metadata(
+        "the GGUF header",
+        {key.removeprefix("tokenizer.ggml."): value for key, value in metadata.items() if key.startswith("tokenizer.")},
+    )
+    model = fields.text("model", "none")
+    if model not in ("gpt2", "llama"):
+        raise UnsupportedModel(f"GGUF tokenizer {model!r:.80} is not supported; supported: gpt2, llama")
+    tokens: list[str] = fields.array("tokens", str)
+    types = fields.array("token_type", int, len(tokens)) if "token_type" in fields else [1] * len(tokens)
     # Unused entries pad the vocabulary to the size of the embedding; they never occur in text.
     vocab = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind != _UNUSED}
-    backend = _byte_level(fields, vocab) if fields["model"] == "gpt2" else _sentencepiece(fields, vocab)
-    control = [t for t, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _UNKNOWN)]
-    defined = [t for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
-    backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in defined])
+    names = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    ids = {name: _token_id(fields, f"{key}_token_id", len(tokens)) for name, key in names.items()}
+    ends = (ids["eos_token"], *(_token_id(fields, f"{key}_token_id", len(tokens)) for key in ("eot", "eom")))
+    with readable_tokenizer("the GGUF header"):
+        backend = _byte_level(fields, vocab) if model == "gpt2" else _sentencepiece(fields, vocab, tokens)
+        control = [t for t, kind in zip(tokens, types, strict=True) if kind in (_CONTROL, _UNKNOWN)]
+        defined = [t for t, kind in zip(tokens, types, strict=True) if kind == _USER_DEFINED]
+        backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
+        backend.add_tokens([AddedToken(token, special=False, normalized=False) for token in defined])
+        _add_ends(backend, fields, tokens, vocab, model)
+        return Tokenizer(
+            backend,
+            bos_id=ids["bos_token"],
+            eos_ids={i for i in ends if i is not None},
+            special_tokens={name: tokens[i] for name, i in ids.items() if i is not None},
+            chat_template=fields.optional_text("tokenizer.chat_template"),
+        )
 
-    bos, eos = fields.get("bos_token_id"), fields.get("eos_token_id")
+
+def _token_id(fields: Metadata, name: str, num_tokens: int) -> int | None:
+    return fields.count(name, num_tokens - 1, least=0) if name in fields else None
+
+
+def _add_ends(
+    backend: tokenizers.Tokenizer, fields: Metadata, tokens: list[str], vocab: Mapping[str, int], model: str
+) -> None:
+    """Makes the tokenizer add the tokens that the model expects before and after a text."""
+    bos, eos = fields.token_id("bos_token_id"), fields.token_id("eos_token_id")
     # Defaults of llama.cpp
-    add_bos = fields.get("add_bos_token", fields["model"] == "llama" or fields.get("pre") in ("llama-bpe", "llama3"))
-    before = [tokens[bos]] if add_bos and bos is not None else []
-    after = [tokens[eos]] if fields.get("add_eos_token", False) and eos is not None else []
+    has_bos = model == "llama" or fields.text("pre", "default") in ("llama-bpe", "llama3")
+    before = [tokens[bos]] if fields.flag("add_bos_token", has_bos) and bos is not None else []
+    after = [tokens[eos]] if fields.flag("add_eos_token", False) and eos is not None else []
     if before or after:
         pairs = [(token, vocab[token]) for token in {*before, *after}]
         backend.post_processor = processors.TemplateProcessing([*before, "$A", *after], special_tokens=pairs)
-    names = {"bos_token": bos, "eos_token": eos, "unk_token": fields.get("unknown_token_id")}
-    names["pad_token"] = fields.get("padding_token_id")
-    return Tokenizer(
-        backend,
-        bos_id=bos,
-        eos_ids={i for i in (eos, fields.get("eot_token_id"), fields.get("eom_token_id")) if i is not None},
-        special_tokens={name: tokens[i] for name, i in names.items() if i is not None},
-        chat_template=metadata.get("tokenizer.chat_template"),
-    )
 
 
-def _byte_level(fields: Mapping[str, Any], vocab: dict[str, int]) -> tokenizers.Tokenizer:
-    pre = fields.get("pre", "default")
+def _byte_level(fields: Metadata, vocab: dict[str, int]) -> tokenizers.Tokenizer:
+    pre = fields.text("pre", "default")
     if pre not in _PRE_TOKENIZERS:
-        raise UnsupportedModel(f"GGUF pre-tokenizer {pre!r} is not supported; supported: {', '.join(_PRE_TOKENIZERS)}")
-    merges = [tuple(merge.split(" ", 1)) for merge in fields["merges"]]
+        raise UnsupportedModel(
+            f"GGUF pre-tokenizer {pre!r:.80} is not supported; supported: {', '.join(_PRE_TOKENIZERS)}"
+        )
+    merges = [(first, second) for first, _, second in (merge.partition(" ") for merge in fields.array("merges", str))]
     # Llama 3 keeps a word that is in the vocabulary whole, even if no merges produce it.
     backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre in ("llama-bpe", "llama3", "llama-v3")))
     backend.pre_tokenizer = _PRE_TOKENIZERS[pre]
@@ -95,19 +116,21 @@ def _byte_level(fields: Mapping[str, Any], vocab: dict[str, int]) -> tokenizers.
     return backend
 
 
-def _sentencepiece(fields: Mapping[str, Any], vocab: dict[str, int]) -> tokenizers.Tokenizer:
+def _sentencepiece(fields: Metadata, vocab: dict[str, int], tokens: list[str]) -> tokenizers.Tokenizer:
     """SentencePiece BPE. The file has no merges: they are all splits of a piece into two known pieces, best score first."""
-    scores: list[float] = fields["scores"]
+    scores: list[float] = fields.array("scores", (int, float), len(tokens))
     merges = []
     for piece, index in vocab.items():
+        if len(piece) > _MAX_PIECE:
+            raise UnsupportedModel(f"the vocabulary has a piece of {len(piece)} characters; at most {_MAX_PIECE}")
         cuts = [(piece[:i], piece[i:]) for i in range(1, len(piece)) if piece[:i] in vocab and piece[i:] in vocab]
         cuts.sort(key=lambda cut: (vocab[cut[0]], vocab[cut[1]]))
         merges += [(scores[index], cut) for cut in cuts]
     merges.sort(key=lambda merge: -merge[0])
-    unknown = fields["tokens"][fields.get("unknown_token_id", 0)]
+    unknown = tokens[_token_id(fields, "unknown_token_id", len(tokens)) or 0]
     model = models.BPE(vocab, [cut for _, cut in merges], unk_token=unknown, fuse_unk=True, byte_fallback=True)
     backend = tokenizers.Tokenizer(model)
-    space_first = fields.get("add_space_prefix", True)
+    space_first = fields.flag("add_space_prefix", True)
     prepend = [normalizers.Prepend("▁")] if space_first else []
     backend.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
     strip = [decoders.Strip(" ", 1, 0)] if space_first else []

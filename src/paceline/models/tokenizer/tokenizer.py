@@ -1,20 +1,24 @@
 """Encodes and decodes text with the `tokenizers` library, and holds a model's special tokens and chat template."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import tokenizers
 
-from paceline.core.errors import UnsupportedModel
+from paceline.core.errors import PacelineError, UnsupportedModel
+from paceline.models.metadata import MAX_TOKEN_ID, Metadata, read_json, read_text
 
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>")
 """Special tokens that end a turn or a text in any vocabulary: checkpoints often declare only one of them."""
 
 REPLACEMENT = "\ufffd"
 """Decoded text of an incomplete character."""
+
+MAX_TOKENIZER_BYTES = 128 << 20
+"""Largest tokenizer.json; those of 262,144 tokens have 34 MB."""
 
 
 class Tokenizer:
@@ -30,6 +34,8 @@ class Tokenizer:
         chat_template: str | None,
     ) -> None:
         self._backend = backend
+        if not self.vocab or self.vocab_size > MAX_TOKEN_ID:
+            raise UnsupportedModel(f"the tokenizer has no tokens, or ids over {MAX_TOKEN_ID}: download it again")
         self.bos_id = bos_id
         self.special_ids = frozenset(i for i, t in backend.get_added_tokens_decoder().items() if t.special)
         known = (backend.token_to_id(token) for token in END_TOKENS)
@@ -114,39 +120,58 @@ def tokenizer_from_folder(folder: Path) -> Tokenizer:
         raise UnsupportedModel(
             f"{folder} has no tokenizer.json: create it with `AutoTokenizer.from_pretrained(...).save_pretrained(...)`"
         )
-    backend = tokenizers.Tokenizer.from_file(str(path))
-    backend.no_truncation()
-    backend.no_padding()
-    config = _read_json(folder / "special_tokens_map.json") | _read_json(folder / "tokenizer_config.json")
+    if path.stat().st_size > MAX_TOKENIZER_BYTES:
+        raise UnsupportedModel(f"{path} has {path.stat().st_size} bytes; a tokenizer has at most {MAX_TOKENIZER_BYTES}")
+    config = read_json(folder / "special_tokens_map.json") | read_json(folder / "tokenizer_config.json")
+    fields = Metadata("tokenizer_config.json", config)
     special = {}
     for name in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        value = config.get(name)
-        content = value.get("content") if isinstance(value, dict) else value
-        if content is not None:
-            special[name] = content
-    bos, eos = (backend.token_to_id(special[name]) if name in special else None for name in ("bos_token", "eos_token"))
-    eos_ids: list[int | None] = [eos]
-    for file in ("generation_config.json", "config.json"):
-        ids = _read_json(folder / file).get("eos_token_id")
-        eos_ids += ids if isinstance(ids, list) else [ids]
-    return Tokenizer(
-        backend,
-        bos_id=bos,
-        eos_ids={i for i in eos_ids if i is not None},
-        special_tokens=special,
-        chat_template=_folder_template(folder, config),
-    )
+        is_object = isinstance(config.get(name), dict)
+        token = fields.section(name).optional_text("content") if is_object else fields.optional_text(name)
+        if token is not None:
+            special[name] = token
+    eos_ids = [
+        token_id
+        for file in ("generation_config.json", "config.json")
+        for token_id in Metadata(file, read_json(folder / file)).token_ids("eos_token_id")
+    ]
+    with readable_tokenizer(str(path)):
+        backend = tokenizers.Tokenizer.from_file(str(path))
+        backend.no_truncation()
+        backend.no_padding()
+        bos, eos = (backend.token_to_id(special[key]) if key in special else None for key in ("bos_token", "eos_token"))
+        return Tokenizer(
+            backend,
+            bos_id=bos,
+            eos_ids={*eos_ids, *(() if eos is None else (eos,))},
+            special_tokens=special,
+            chat_template=_folder_template(folder, fields),
+        )
 
 
-def _folder_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+@contextmanager
+def readable_tokenizer(source: str) -> Iterator[None]:
+    """Errors of the tokenizers library about a file's contents become `UnsupportedModel`.
+
+    The library raises plain `Exception`, and a panic in it derives from `BaseException` only.
+    """
+    try:
+        yield
+    except (PacelineError, MemoryError):
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UnsupportedModel(f"{source} is not a readable tokenizer ({error!s:.200}): download it again") from None
+
+
+def _folder_template(folder: Path, config: Metadata) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text("utf-8")
-    template = _read_json(folder / "chat_template.json").get("chat_template", config.get("chat_template"))
-    if isinstance(template, list):  # several templates, by name
-        return {entry["name"]: entry["template"] for entry in template}.get("default")
-    return template
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+        return read_text(file)
+    other = Metadata("chat_template.json", read_json(folder / "chat_template.json"))
+    source = other if "chat_template" in other else config
+    if not isinstance(source.raw("chat_template"), list):
+        return source.optional_text("chat_template")
+    templates = [Metadata("a chat template", entry) for entry in source.array("chat_template", dict)]
+    return {template.text("name"): template.text("template") for template in templates}.get("default")

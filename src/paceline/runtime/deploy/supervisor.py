@@ -90,7 +90,7 @@ class Supervisor:
                 if code is None:
                     continue
                 delay = child.backoff.delay(now - child.started)
-                reason = self._reason(child) if code > 0 else ""
+                reason = self._reason(child) if code > 0 or child.spec.error_file is not None else ""
                 logger.warning(
                     "%s exited with %s%s; restarting it in %.1f s", child.spec.name, _exit_text(code), reason, delay
                 )

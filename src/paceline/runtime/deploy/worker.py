@@ -38,7 +38,7 @@ from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.json_log import log_as
 from paceline.runtime.kv_events.publisher import KvPublisher
-from paceline.runtime.target_worker.worker import TargetWorker
+from paceline.runtime.target_worker.worker import TargetWorker, WorkerHung
 from paceline.runtime.transfer.channels.channel_pool import channels_for
 from paceline.runtime.transfer.server import TransferServer
 from paceline.runtime.weights.manager import WeightManager
@@ -203,8 +203,12 @@ def main(text: str) -> int:
         freeze_loaded_objects()
         worker[0].run()
     except Exception as error:
+        if isinstance(error, WorkerHung):
+            logger.critical("%s", error)
         if spec.error_file is not None:
             write_error(Path(spec.error_file), error)
+        if isinstance(error, WorkerHung):  # the engine's thread would keep the process
+            _kill_group()
         elif isinstance(error, PacelineError):
             logger.error("%s", error)
         if not isinstance(error, PacelineError):

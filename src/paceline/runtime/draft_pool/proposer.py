@@ -1,11 +1,13 @@
 """The proposer `pool`: drafts come from draft workers over the network. A failure there costs speed, never correctness."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.cluster.pairing.pairing import Pairing, is_worth_waiting
 from paceline.core.clock import Clock, WallClock
+from paceline.core.errors import PacelineError
 from paceline.core.worker_status import DrafterStatus, Symptom
 from paceline.runtime.draft_pool.connection import DraftAddress, DraftConnection
 from paceline.runtime.draft_pool.drafts import DraftChain, to_draft_batch
@@ -27,6 +29,8 @@ from paceline.runtime.wire.messages import (
 from paceline.runtime.wire.transport import wait_any
 from paceline.speculation.drafts import DraftBatch, DraftCost
 from paceline.speculation.proposer import Progress, Proposer, ProposerTraits
+
+logger = logging.getLogger(__name__)
 
 IDLE_WAIT_SECONDS = 0.01
 """Time that an idle target waits for the answer to a ping, about every two seconds."""
@@ -88,7 +92,10 @@ class PoolProposer:
                 connection.close()
         for name, where in wanted.items():
             if name not in kept:
-                kept[name] = DraftConnection(where, self._vocabulary, self._name, self._unassign)
+                try:
+                    kept[name] = DraftConnection(where, self._vocabulary, self._name, self._unassign)
+                except PacelineError as error:
+                    logger.error("draft worker %s is ignored: %s", name, error)
         self._connections = kept
         self.maintain()
 

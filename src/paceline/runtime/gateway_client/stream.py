@@ -37,6 +37,8 @@ class Stream:
         """Last attempt with an output."""
         self.num_lost = 0
         """Workers lost since the last output."""
+        self.num_deaths = 0
+        """Workers that died since the last output, each before the first output of its attempt."""
         self._choices = [_Choice() for _ in range(request.sampling.n)]
         self._num_cached: int | None = None
 
@@ -60,7 +62,7 @@ class Stream:
         tokens = output.tokens
         if len(output.origins) != len(tokens):
             raise StreamGap(f"{len(output.origins)} origins for {len(tokens)} tokens")
-        self.num_lost = 0
+        self.num_lost = self.num_deaths = 0
         choice.tokens.extend(tokens)
         choice.is_finished = output.finish_reason is not None
         if self._num_cached is None:  # a second worker would also count the output of the first
@@ -80,6 +82,16 @@ class Stream:
             "",
             output.waited,
         )
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether a worker died while it started this request."""
+        return self.num_deaths > 0
+
+    @property
+    def has_started(self) -> bool:
+        """Whether the current attempt has an output."""
+        return self.started_attempt == self.attempt
 
     def remaining(self) -> Request:
         """The request with its committed tokens, for the next worker."""

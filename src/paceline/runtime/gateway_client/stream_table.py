@@ -9,16 +9,22 @@ from dataclasses import replace
 
 from paceline.cluster.routing.kv_index import KvIndex, find_peer
 from paceline.cluster.routing.router import Prompt, Router
-from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
+from paceline.core.errors import EngineClosed, GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent
+from paceline.core.request import Request
 from paceline.runtime.gateway_client.stream import Stream, StreamGap
 from paceline.runtime.gateway_client.target_connection import TargetConnection
-from paceline.runtime.wire.gateway_messages import Cancel, Output, RequestFailed, Submit
+from paceline.runtime.wire.gateway_messages import Cancel, FailureKind, Heartbeat, Output, RequestFailed, Submit
 
 logger = logging.getLogger(__name__)
 
 MAX_LOST_WORKERS = 8
-"""Workers that a stream may lose without an output. A request that crashes every worker must end."""
+"""Workers that a stream may lose without an output."""
+MAX_DEATHS = 3
+"""Workers that may die while they start one request. After the first death the request is a suspect: it shares a worker with
+no other suspect. A request that kills every worker must end before it has killed them all."""
+MAX_QUARANTINED = 256
+"""Requests that killed workers, which are remembered and refused."""
 
 
 class StreamTable:
@@ -36,6 +42,8 @@ class StreamTable:
         self._ids: set[str] = set()
         self.num_continued = 0
         """Streams continued on another worker."""
+        self._quarantine: dict[int, None] = {}
+        """Digests of requests that killed workers, the oldest first."""
 
     def reserve(self, request_id: str) -> None:
         """Reserve the id until its stream ends. Thread-safe; raises `InvalidRequest` if it is in use."""
@@ -46,6 +54,9 @@ class StreamTable:
 
     def add(self, stream: Stream) -> None:
         self._streams[stream.request.id] = stream
+        if _digest(stream.request) in self._quarantine:
+            self._end_suspect(stream)
+            return
         self._unassigned.append(stream)
 
     def cancel(self, request_id: str) -> None:
@@ -73,7 +84,7 @@ class StreamTable:
             self._reassign(stream)
             return
         target.num_tokens += len(step.tokens)
-        if stream.started_attempt != stream.attempt:
+        if not stream.has_started:
             self._start(target, stream, output.num_cached)
         if output.finish_reason is not None and stream.is_finished:
             self._remove(stream)
@@ -88,20 +99,35 @@ class StreamTable:
             target.num_cached_tokens += min(num_cached, len(stream.request.prompt_ids))
 
     def take_failure(self, target: TargetConnection, message: RequestFailed) -> None:
-        """An invalid request fails; any other one is continued on another worker."""
+        """A request that is invalid or that an engine failed on ends; any other one is continued on another worker."""
         stream = target.streams.get(message.attempt)
         if stream is None:
             return
-        if message.is_invalid:
+        if message.kind is FailureKind.INVALID:
             self._remove(stream)
             self._notify(stream, InvalidRequest(message.message, message.field))
+        elif message.kind is FailureKind.FAILED:
+            self._remove(stream)
+            self._notify(stream, GenerationFailed(message.message))
         else:
             logger.warning("%s stopped a stream: %s", target.name, message.message)
             self._reassign(stream)
 
-    def release(self, target: TargetConnection, reason: str) -> None:
-        """Reassign all streams of a lost worker. If it is still alive, it must stop them."""
+    def take_heartbeat(self, target: TargetConnection, heartbeat: Heartbeat) -> None:
+        """Continue the streams that the worker no longer has: it dropped them while this gateway was suspended."""
+        lost = target.take_lost_streams(heartbeat)
+        if lost:
+            logger.warning("%s has lost %d streams; they are continued", target.name, len(lost))
+        for stream in lost:
+            self._reassign(stream)
+
+    def release(self, target: TargetConnection, reason: str, has_died: bool = False) -> None:
+        """Reassign all streams of a lost worker. If it is still alive, it must stop them. `has_died`: its process ended without
+        a `Goodbye`, and a request that it had not started yet may be the reason."""
         streams = target.take_streams()
+        if has_died:
+            for stream in streams:
+                stream.num_deaths += not stream.has_started
         if streams:
             logger.warning("target worker %s %s; %d streams are continued elsewhere", target.name, reason, len(streams))
             target.send(Cancel([stream.attempt for stream in streams]))
@@ -117,9 +143,14 @@ class StreamTable:
         loads = {target.name: target.load for target in loaded or usable}
         for _ in range(len(self._unassigned) if loads else 0):
             stream = self._unassigned.popleft()
-            request = stream.request
+            request, choices = stream.request, loads
+            if stream.is_suspect:
+                choices = {name: load for name, load in loads.items() if not self._targets[name].has_suspect}
+                if not choices:
+                    self._unassigned.append(stream)
+                    continue
             prompt = Prompt(request.prompt_ids, request.cache_salt, request.id)
-            name = stream.worker = self._router.choose(prompt, list(loads.values()))
+            name = stream.worker = self._router.choose(prompt, list(choices.values()))
             loads[name] = replace(loads[name], assigned=loads[name].assigned + stream.num_unfinished)
             if self._index is not None and len(loads) > 1:
                 stream.peer = find_peer(self._index, prompt, name, loads)
@@ -130,8 +161,7 @@ class StreamTable:
         target = self._targets[stream.pinned or stream.worker or ""]
         assert target.welcome is not None
         stream.attempt, stream.worker = next(self._attempts), target.name
-        target.streams[stream.attempt] = stream
-        if not target.send(Submit(target.welcome.epoch, stream.attempt, stream.remaining(), stream.peer)):
+        if not target.submit(Submit(target.welcome.epoch, stream.attempt, stream.remaining(), stream.peer), stream):
             self._reassign(stream)
 
     def _reassign(self, stream: Stream) -> None:
@@ -141,6 +171,8 @@ class StreamTable:
         stream.num_lost += 1
         if stream.pinned is not None:
             self._remove(stream)
+        elif stream.num_deaths >= MAX_DEATHS:
+            self._end_suspect(stream)
         elif stream.num_lost > MAX_LOST_WORKERS:
             self._remove(stream)
             text = f"the request failed on {stream.num_lost} workers in a row without an output"
@@ -148,6 +180,16 @@ class StreamTable:
         else:
             self.num_continued += 1
             self._unassigned.append(stream)
+
+    def _end_suspect(self, stream: Stream) -> None:
+        """End a request that workers die of, and refuse it from now on."""
+        self._remove(stream)
+        self._quarantine[_digest(stream.request)] = None
+        if len(self._quarantine) > MAX_QUARANTINED:
+            del self._quarantine[next(iter(self._quarantine))]
+        logger.error("request %s is refused: %d workers died of it", stream.request.id, MAX_DEATHS)
+        text = f"{MAX_DEATHS} workers died while they started this request, which is refused: change its parameters"
+        self._notify(stream, GenerationFailed(text))
 
     def _detach(self, stream: Stream) -> None:
         target = self._targets.get(stream.worker or "")
@@ -169,3 +211,9 @@ class StreamTable:
         except Exception:
             logger.exception("a listener raised; its request is cancelled")
             self.cancel(stream.request.id)
+
+
+def _digest(request: Request) -> int:
+    """Equal for requests that differ in id and seed only."""
+    sampling = replace(request.sampling, seed=0)
+    return hash((request.prompt_ids, repr(sampling), repr(request.speculation)))

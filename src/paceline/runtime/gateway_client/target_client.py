@@ -20,6 +20,7 @@ from paceline.runtime.gateway_client.merged_status import ReportHistory, merge_s
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.wire.gateway_messages import Welcome
 from paceline.runtime.wire.keys import KeyPair
+from paceline.speculation.verification.schema_check import SchemaChecker
 
 START_SECONDS = 600.0
 CHECK_SECONDS = 0.1
@@ -54,12 +55,14 @@ class TargetClient:
         except BaseException:
             self.pool.close()
             raise
+        self._schemas = SchemaChecker(self.tokenizer.to_json, self.tokenizer.eos_ids, welcome.vocab_size)
         self._validator = RequestValidator(
             Limits(welcome.vocab_size, welcome.max_model_len, welcome.max_depth),
             self.config.speculation.verification,
             welcome.default_method,
             tuple(welcome.methods),
             self.tokenizer,
+            self._schemas.check,
         )
 
     @property
@@ -92,7 +95,7 @@ class TargetClient:
         return tuple(sorted(self._validator.methods))
 
     def validate(self, request: Request) -> ValidatedRequest:
-        """The request with its seed, or `InvalidRequest`. Compiling a grammar may take a while."""
+        """The request with its seed, or `InvalidRequest`. The check of a JSON schema, in a process of its own, may take a while."""
         return self._validator.validate(request)
 
     def submit(self, request: Request, listener: OutputListener) -> None:
@@ -124,6 +127,7 @@ class TargetClient:
     def close(self) -> None:
         """Cancel running requests and disconnect from the workers."""
         self.pool.close()
+        self._schemas.close()
 
     def __enter__(self) -> Self:
         return self

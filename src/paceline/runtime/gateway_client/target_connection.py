@@ -20,6 +20,7 @@ from paceline.runtime.wire.gateway_messages import (
     HeartbeatRequest,
     StatusReport,
     StatusRequest,
+    Submit,
     Welcome,
 )
 from paceline.runtime.wire.keys import KeyPair, Security
@@ -45,6 +46,8 @@ class TargetConnection:
         self.round_trip: float | None = None
         self.streams: dict[int, Stream] = {}
         """Streams that this worker generates, by attempt."""
+        self._first_nonces: dict[int, int] = {}
+        """Nonce of the first heartbeat that knows the submission, by attempt."""
         self.next_canary = 0.0
         self.num_tokens = 0
         """Output tokens received."""
@@ -94,6 +97,11 @@ class TargetConnection:
         return self.is_usable and self.member.role == "target"
 
     @property
+    def has_suspect(self) -> bool:
+        """Whether it starts a request that another worker died of."""
+        return any(stream.is_suspect and not stream.has_started for stream in self.streams.values())
+
+    @property
     def is_loading(self) -> bool:
         """Whether layers of the model are still missing. Requests are accepted and wait for them."""
         return self.heartbeat is not None and self.heartbeat.loading is not None
@@ -102,6 +110,12 @@ class TargetConnection:
     def socket(self) -> "zmq.Socket[bytes]":
         """Socket to wait on."""
         return self._connection.socket
+
+    def submit(self, message: Submit, stream: Stream) -> bool:
+        """Returns False if the send queue is full."""
+        self.streams[message.attempt] = stream
+        self._first_nonces[message.attempt] = self._nonce + 1
+        return self.send(message)
 
     def send(self, message: FromGateway) -> bool:
         """Returns False if the send queue is full."""
@@ -133,10 +147,22 @@ class TargetConnection:
         if heartbeat.nonce == self._nonce and self._requested is not None:
             seconds = now - self._requested
             self.round_trip = seconds if self.round_trip is None else 0.8 * self.round_trip + 0.2 * seconds
-        restarted = self.health.heartbeat(Progress(heartbeat.epoch, heartbeat.steps, heartbeat.is_busy), now)
+        progress = Progress(heartbeat.epoch, heartbeat.steps, heartbeat.is_busy, heartbeat.step_seconds)
+        restarted = self.health.heartbeat(progress, now)
         if self.welcome is not None and self.welcome.epoch != heartbeat.epoch:
             self.welcome = None
         return restarted
+
+    def take_lost_streams(self, heartbeat: Heartbeat) -> Sequence[Stream]:
+        """Remove and return the streams that the worker should have and does not have, by its own account."""
+        self._first_nonces = {one: self._first_nonces[one] for one in self.streams if one in self._first_nonces}
+        alive = set(heartbeat.attempts)
+        lost = [
+            attempt
+            for attempt in self.streams
+            if attempt not in alive and heartbeat.nonce >= self._first_nonces.get(attempt, 0)
+        ]
+        return [self.streams.pop(attempt) for attempt in lost]
 
     def take_streams(self) -> Sequence[Stream]:
         """Remove and return all streams."""

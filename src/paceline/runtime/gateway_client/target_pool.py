@@ -10,7 +10,7 @@ from paceline.cluster.routing.kv_router import KvRouter
 from paceline.cluster.routing.router import Router, make_router
 from paceline.core.clock import Clock, WallClock
 from paceline.core.cluster_config import ClusterConfig
-from paceline.core.errors import EngineClosed
+from paceline.core.errors import EngineClosed, PacelineError
 from paceline.core.output import OutputListener
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.speculation import SpeculationFlags
@@ -42,6 +42,8 @@ from paceline.runtime.wire.wakeup import CommandQueue
 
 logger = logging.getLogger(__name__)
 
+PAUSE_SECONDS = 1.0
+"""Time between two polls from which the gateway itself was suspended."""
 DIRECTORY_SECONDS = 1.0
 """Interval of directory look-ups."""
 
@@ -66,6 +68,7 @@ class TargetPool:
         self._streams = StreamTable(self._targets, router, self._caches.index if config.shares_caches else None)
         self._canaries = Canaries(config.health.canary, self._targets, self._streams.submit)
         self._max_num_seqs = 1
+        self._last_poll: float | None = None
         self._worker_list = WorkerList([])
         self._flags: SpeculationFlags | None = None
         self._members: tuple[Member, ...] = ()
@@ -191,7 +194,12 @@ class TargetPool:
                 target.close()
         for name, member in current.items():
             if name not in self._targets:
-                self._targets[name] = TargetConnection(member, self._config.health, self._own, self._epoch)
+                try:
+                    connection = TargetConnection(member, self._config.health, self._own, self._epoch)
+                except PacelineError as error:
+                    logger.error("worker %s is ignored: %s", name, error)
+                else:
+                    self._targets[name] = connection
         self._send_worker_list()
 
     def _send_worker_list(self) -> None:
@@ -221,7 +229,9 @@ class TargetPool:
             case Heartbeat():
                 if target.take_heartbeat(message, self._clock.now()):
                     self._canaries.forget(target.name)
-                    self._streams.release(target, "restarted")
+                    self._streams.release(target, "restarted", has_died=True)
+                else:
+                    self._streams.take_heartbeat(target, message)
             case RequestFailed():
                 self._streams.take_failure(target, message)
             case Welcome():
@@ -229,6 +239,8 @@ class TargetPool:
             case StatusReport():
                 target.report = message
             case Goodbye():
+                if target.welcome is None:
+                    logger.warning("%s: %s", target.name, message.reason)
                 self._streams.release(target, "is stopping")
                 target.welcome = None
             case MalformedMessage():
@@ -253,13 +265,18 @@ class TargetPool:
 
     def _poll(self) -> None:
         now = self._clock.now()
+        paused = now - (now if self._last_poll is None else self._last_poll)
+        self._last_poll = now
         for target in self._targets.values():
+            if paused > PAUSE_SECONDS:
+                target.health.forgive(paused)
             before = target.state
             target.poll(now)
             if target.state is not before:
                 logger.info("target worker %s is %s", target.name, target.state.value)
                 if target.state in (WorkerState.SUSPECTED, WorkerState.UNHEALTHY):
-                    self._streams.release(target, f"is {target.state.value}")
+                    has_died = target.health.is_disconnected
+                    self._streams.release(target, f"is {target.state.value}", has_died)
                 self._send_worker_list()
             if target.takes_streams and not target.is_loading and target.report is not None:
                 self._ready.set()

@@ -64,7 +64,8 @@ class Handoffs:
         request = self._engine.validate(request)
         committed = request.committed[request.unfinished[0]] if request.committed else None
         prompt = RemotePrompt(request, listener, (*request.prompt_ids, *(committed or ())), peer)
-        if len(prompt.ids) <= self._min_tokens or not (self._connections.loads or peer):
+        is_scored = request.sampling.prompt_logprobs is not None  # a hand-off sends no logits
+        if is_scored or len(prompt.ids) <= self._min_tokens or not (self._connections.loads or peer):
             self._loop.submit(request, listener)
             return
         with self._lock:

@@ -11,6 +11,7 @@ from paceline.cluster.health.health import WorkerState
 from paceline.cluster.routing.handoff import PrefillLoad
 from paceline.core.clock import Clock
 from paceline.core.cluster_config import HealthConfig
+from paceline.core.errors import PacelineError
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.handoff.remote_prompt import RemotePrompt
@@ -28,7 +29,7 @@ from paceline.runtime.wire.gateway_messages import (
     WorkerAddress,
 )
 from paceline.runtime.wire.keys import KeyPair, Security
-from paceline.runtime.wire.messages import Goodbye
+from paceline.runtime.wire.messages import VERSION, Goodbye
 from paceline.runtime.wire.wakeup import CommandQueue
 
 logger = logging.getLogger(__name__)
@@ -83,6 +84,8 @@ class PrefillConnections:
         """Loads of the usable peers."""
         self._attempts = itertools.count(1)
         self._connections: dict[str, TargetConnection] = {}
+        self._invalid: set[Member] = set()
+        """Members with an address or key that cannot be used."""
         self._requested: dict[int, RemotePrompt] = {}
         """Open prompts by attempt."""
         self._commands = CommandQueue()
@@ -150,8 +153,12 @@ class PrefillConnections:
                 self._fail_prompts(connection, "left the cluster")
                 connection.close()
         for name, member in members.items():
-            if name not in self._connections:
-                self._connections[name] = TargetConnection(member, self._health, self._own, self._epoch)
+            if name not in self._connections and member not in self._invalid:
+                try:
+                    self._connections[name] = TargetConnection(member, self._health, self._own, self._epoch)
+                except PacelineError as error:
+                    self._invalid.add(member)
+                    logger.error("worker %s is ignored: %s", name, error)
 
     def _update(self, now: float) -> None:
         """Update connections, health and loads, and end prompts past their deadline."""
@@ -184,7 +191,8 @@ class PrefillConnections:
                 if connection.take_heartbeat(message, self._clock.now()):
                     self._fail_prompts(connection, "restarted")
             case Welcome():
-                connection.welcome = message
+                if message.version == VERSION:
+                    connection.welcome = message
             case PrefillStarted():
                 prompt = self._unanswered(message.attempt)
                 if prompt is not None:

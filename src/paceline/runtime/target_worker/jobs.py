@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
-from paceline.runtime.wire.gateway_messages import MAX_OUTPUTS, Output, Outputs, RequestFailed
+from paceline.runtime.wire.gateway_messages import MAX_OUTPUTS, FailureKind, Output, Outputs, RequestFailed
 from paceline.runtime.wire.transport import Peer
 
 MAX_REASON = 2000
@@ -74,7 +74,21 @@ class GatewayJobs:
         self._collect()
         field = error.field if isinstance(error, InvalidRequest) else None
         text = str(error)[:MAX_REASON].encode(errors="replace").decode()  # it may quote lone surrogates
-        self.outbox.append(RequestFailed(attempt, isinstance(error, InvalidRequest), text, field))
+        kind = FailureKind.LOST
+        if isinstance(error, InvalidRequest | GenerationFailed):
+            kind = FailureKind.INVALID if isinstance(error, InvalidRequest) else FailureKind.FAILED
+        self.outbox.append(RequestFailed(attempt, kind, text, field))
+
+    @property
+    def attempts(self) -> list[int]:
+        """Submissions that run, and those whose last message is not sent yet."""
+        self._collect()
+        unsent: set[int] = set()
+        for message in self.outbox:
+            unsent.update(
+                [message.attempt] if isinstance(message, RequestFailed) else [o.attempt for o in message.outputs]
+            )
+        return sorted(unsent.union(self.jobs))
 
     def flush(self, send: Callable[[Outputs | RequestFailed], bool]) -> None:
         """Send queued messages in order, until `send` returns False."""

@@ -10,9 +10,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
+from paceline.cluster.health.health import Progress, StallDetector
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent
+from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.loop import EngineLoop
 from paceline.models.drafts.compatibility import fingerprint
@@ -20,6 +22,7 @@ from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.kv_events.publisher import KvPublisher
+from paceline.runtime.target_worker.grammar_thread import GrammarThread
 from paceline.runtime.target_worker.jobs import GatewayJobs, Job
 from paceline.runtime.target_worker.kv_pressure import KvPressure
 from paceline.runtime.weights.manager import WeightManager
@@ -50,6 +53,10 @@ GATEWAY_TIMEOUT = 10.0
 PRESSURE_SECONDS = 1.0
 """Interval of the observations of `KvPressure`."""
 IDLE_WAIT = 0.25
+PAUSE_SECONDS = 1.0
+"""Time between two turns of the worker's loop from which the process itself was suspended."""
+HANG_SECONDS = 10.0
+"""Time that a step may take beyond its predicted time before the worker exits. Gateways continue its streams much earlier."""
 MAX_JOBS = 8192
 """Requests per gateway, far above a gateway's own admission limit."""
 
@@ -60,6 +67,10 @@ class Closeable(Protocol):
 
 class WorkerFailed(PacelineError):
     """The worker cannot continue; its process must exit and be restarted."""
+
+
+class WorkerHung(WorkerFailed):
+    """A step does not end. The engine's thread cannot be stopped: the process must exit at once."""
 
 
 class TargetWorker:
@@ -105,6 +116,9 @@ class TargetWorker:
         self._gateways: dict[Peer, GatewayJobs] = {}
         self._events: deque[tuple[Job, OutputEvent]] = deque()
         self._is_awake = False
+        self._grammars = GrammarThread(self._engine.validator, listener.wake)
+        self._steps = StallDetector(HANG_SECONDS)
+        self._last_turn: float | None = None
 
     @property
     def address(self) -> str:
@@ -122,34 +136,48 @@ class TargetWorker:
 
     def run(self) -> None:
         """Blocks until `stop`. Raises `WorkerFailed` if the engine or the loading fails."""
+        is_hung = False
         try:
             while not self._stop.is_set():
                 received = self._listener.receive(IDLE_WAIT)
                 if received is not None:
-                    self._handle(received.peer, received.message)
+                    try:
+                        self._handle(received.peer, received.message)
+                    except Exception:  # no message may end the worker for all others
+                        logger.exception("a message could not be handled")
+                self._grammars.run_finished()
                 self._send_events()
+                is_hung = self._is_hung()
+                if is_hung:
+                    raise WorkerHung(f"a step of {self.name} does not end: the worker exits and is restarted")
                 self._drop_silent_gateways()
                 if self._weights is not None and self._weights.error is not None:
                     raise WorkerFailed(f"{self.name} failed to load its model: {self._weights.error}")
                 if not self._loop.is_running:
                     raise WorkerFailed(f"the engine of {self.name} has stopped; see the log above")
         finally:
-            for peer in self._gateways:
-                self._listener.send(peer, Goodbye(f"{self.name} is stopping"))
-            self._listener.close()
-            if self._weights is not None:
-                self._weights.close()  # first: a forward pass may wait for a layer
-            if self._handoffs is not None:
-                self._handoffs.close()
-            self._loop.close()
-            if self._prefill_service is not None:
-                self._prefill_service.close()
-            if self._drafts is not None:
-                self._drafts.close()
-            if self._tracing is not None:
-                self._tracing.close()
-            if self._publisher is not None:
-                self._publisher.close()
+            self._close(is_hung)
+
+    def _close(self, is_hung: bool) -> None:
+        for peer in self._gateways:
+            self._listener.send(peer, Goodbye(f"{self.name} is stopping"))
+        self._listener.close()
+        self._grammars.close()
+        if self._weights is not None:
+            self._weights.close()  # first: a forward pass may wait for a layer
+        if is_hung:  # all others wait for the engine's thread
+            return
+        if self._handoffs is not None:
+            self._handoffs.close()
+        self._loop.close()
+        if self._prefill_service is not None:
+            self._prefill_service.close()
+        if self._drafts is not None:
+            self._drafts.close()
+        if self._tracing is not None:
+            self._tracing.close()
+        if self._publisher is not None:
+            self._publisher.close()
 
     def stop(self) -> None:
         """Thread-safe; `run` returns soon after."""
@@ -172,9 +200,13 @@ class TargetWorker:
             case HeartbeatRequest():
                 if self._drafts is not None:
                     self._drafts.maintain()
-                self._listener.send(peer, self._heartbeat(message.nonce))
+                self._listener.send(peer, self._heartbeat(message.nonce, gateway))
             case Hello():
-                self._listener.send(peer, self._welcome())
+                if message.version == VERSION:
+                    self._listener.send(peer, self._welcome())
+                else:  # without the epoch of `Welcome` it can submit nothing
+                    text = f"{self.name} has protocol version {VERSION}, not {message.version}: upgrade the older one"
+                    self._listener.send(peer, Goodbye(text))
             case SetFlags():
                 self._set_flags(message.flags)
             case WorkerList():
@@ -197,11 +229,30 @@ class TargetWorker:
         if len(gateway.jobs) >= MAX_JOBS:
             gateway.fail(message.attempt, PacelineError(f"the limit of {MAX_JOBS} requests per gateway is reached"))
             return
+        if message.attempt in gateway.jobs:  # a failure would end the first one
+            logger.warning("a gateway repeats the attempt %d, which is ignored", message.attempt)
+            return
         request = replace(message.request, id=f"{next(self._request_numbers)}")
-        job = Job(peer, message.attempt, request)
+        job = gateway.jobs[message.attempt] = Job(peer, message.attempt, request)
+        if request.sampling.json_schema is None:
+            self._start(gateway, job, request, message)
+            return
+
+        def start(error: PacelineError | None) -> None:
+            if gateway.jobs.get(job.attempt) is not job:  # cancelled meanwhile
+                return
+            if error is None:
+                self._start(gateway, job, request, message)
+            else:
+                del gateway.jobs[job.attempt]
+                gateway.fail(job.attempt, error)
+
+        self._grammars.compile(request, start)
+
+    def _start(self, gateway: GatewayJobs, job: Job, request: Request, message: Submit) -> None:
+        """Pass the request to the engine."""
         try:
             check_limits(request)
-            gateway.jobs[job.attempt] = job
             if self._handoffs is None:
                 self._loop.submit(request, self._listener_of(job))
             else:
@@ -212,7 +263,8 @@ class TargetWorker:
         except Exception as error:  # no request may end the worker for all others
             logger.exception("a request could not be started")
             gateway.jobs.pop(job.attempt, None)
-            gateway.fail(message.attempt, InvalidRequest(f"the request cannot be served: {error!r}"))
+            text = f"the request cannot be served ({type(error).__name__}): change its parameters"
+            gateway.fail(message.attempt, InvalidRequest(text))
 
     def _prefill(self, peer: Peer, gateway: GatewayJobs, message: Prefill) -> None:
         try:
@@ -304,20 +356,39 @@ class TargetWorker:
         )
         return StatusReport(self.epoch, self.name, status)
 
-    def _heartbeat(self, nonce: int) -> Heartbeat:
+    def _progress(self) -> Progress:
+        is_loading = (
+            self._weights is not None and self._weights.progress is not None
+        )  # a wait for a layer is not a stall
+        engine = self._engine
+        return Progress(self.epoch, engine.num_steps, engine.has_work and not is_loading, engine.watch.step_seconds)
+
+    def _is_hung(self) -> bool:
+        """Whether the current step has taken far longer than predicted."""
+        now = self._clock.now()
+        if self._last_turn is not None and now - self._last_turn > PAUSE_SECONDS:
+            self._steps.forgive(now - self._last_turn)
+        self._last_turn = now
+        self._steps.observe(self._progress(), now)
+        return self._steps.is_stalled(now)
+
+    def _heartbeat(self, nonce: int, gateway: GatewayJobs) -> Heartbeat:
         snapshot = self._engine.snapshot()
         loading = None if self._weights is None else self._weights.progress
+        progress = self._progress()
         return Heartbeat(
             nonce=nonce,
             epoch=self.epoch,
-            steps=self._engine.num_steps,
-            is_busy=self._engine.has_work and loading is None,  # a wait for a layer is not a stall
+            steps=progress.steps,
+            is_busy=progress.is_busy,
             running=snapshot.running,
             waiting=snapshot.waiting,
             kv_used=snapshot.kv_used,
             kv_total=snapshot.kv_total,
             prompt_tokens=self._engine.scheduler.num_prompt_tokens,
             loading=loading,
+            step_seconds=progress.step_seconds,
+            attempts=gateway.attempts,
         )
 
     def _welcome(self) -> Welcome:

@@ -4,6 +4,7 @@ A connection can break at any message. Every submission has a number (`attempt`)
 the gateway ignores stale outputs, detects missing ones, and continues from the token ids that it has.
 """
 
+from enum import Enum
 from typing import Annotated, TypeAlias
 
 import msgspec
@@ -38,6 +39,7 @@ from paceline.runtime.wire.messages import (
 )
 
 MAX_OUTPUTS = 4096
+MAX_ATTEMPTS = 65536
 MAX_WORKERS = 4096
 
 
@@ -177,12 +179,20 @@ class Outputs(Message, frozen=True, tag=41):
     outputs: Annotated[list[Output], Meta(max_length=MAX_OUTPUTS)]
 
 
+class FailureKind(Enum):
+    INVALID = "invalid"
+    """No worker accepts the request."""
+    FAILED = "failed"
+    """The engine failed on this request and continues without it. No other worker gets it."""
+    LOST = "lost"
+    """The worker cannot continue. Another worker may serve the request."""
+
+
 class RequestFailed(Message, frozen=True, tag=42):
     """The submission ended without its last token."""
 
     attempt: Large
-    is_invalid: bool
-    """Whether the request is invalid. Otherwise another worker may serve it."""
+    kind: FailureKind
     message: LongText
     field: Name | None
 
@@ -211,6 +221,10 @@ class Heartbeat(Message, frozen=True, tag=43):
     """Prompt tokens that are not computed yet."""
     loading: LoadProgress | None = None
     """Load progress; None: the model is loaded. Requests received earlier wait for the layers that they need."""
+    step_seconds: NonNegative | None = None
+    """Longest time that the current step should take; None: no step of its size was measured yet."""
+    attempts: Annotated[list[Large], Meta(max_length=MAX_ATTEMPTS)] = msgspec.field(default_factory=list)
+    """Submissions of this gateway that the worker runs or has outputs of. The gateway continues all others elsewhere."""
 
 
 class StatusReport(Message, frozen=True, tag=44):

@@ -13,7 +13,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
 from paceline.runtime.wire.codec import Codec
 
-VERSION = 5
+VERSION = 6
 """Protocol version. Two processes of different versions do not work together."""
 
 MAX_DEPTH = 64

@@ -118,6 +118,10 @@ class _Endpoint(Generic[M]):
             return malformed
 
 
+class InvalidAddress(PacelineError):
+    """An address is not one of ZeroMQ's, or its public key is not one of CURVE's."""
+
+
 class Listener(_Endpoint[M]):
     """Bound to an address, serves many peers. Without `security` it binds loopback addresses only."""
 
@@ -195,12 +199,20 @@ class Connection(_Endpoint[M]):
         _set_limits(socket)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, LOCAL_RECONNECT_MAX_MS if is_local(address) else RECONNECT_MAX_MS)
-        if security is not None:
-            assert security.server is not None
-            encrypt_client(socket, security.own, security.server)
-        super().__init__(socket, codec)
-        self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        socket.connect(address)
+        try:
+            if security is not None:
+                assert security.server is not None
+                encrypt_client(socket, security.own, security.server)
+            super().__init__(socket, codec)
+            self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            socket.connect(address)
+        except (zmq.ZMQError, ValueError) as error:  # the address or the key comes from another process
+            socket.close(linger=0)
+            if hasattr(self, "_wakeup"):
+                self._wakeup.close()
+            raise InvalidAddress(
+                f"{address[:200]!r} cannot be connected to: {error}; correct its address or key"
+            ) from None
 
     def was_disconnected(self) -> bool:
         """Whether the connection broke since the last call. ZeroMQ reconnects; messages in transit may be lost."""

@@ -5,6 +5,7 @@ Every label is bounded: one model, fixed outcomes and reasons, 32 positions, 32 
 """
 
 import collections
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from paceline.core.errors import MissingDependency
 from paceline.core.output import StepOutput
 from paceline.core.request import Categories, Request
+from paceline.core.sequence import SpeculationCounts
 from paceline.core.worker_status import ClusterStatus, EngineStatus
 from paceline.server.metrics.recent import RecentRate, RecentValues
 
@@ -24,6 +26,7 @@ except ImportError:
 
 from paceline.server.metrics.cluster_metrics import ClusterCollector
 from paceline.server.metrics.engine_metrics import EngineCollector
+from paceline.server.metrics.vllm_metrics import SpeculationTotals, VllmCollector
 
 LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
 PER_TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
@@ -147,6 +150,8 @@ class Metrics:
         self._category_names = Categories()
         self._categories: dict[str, _Category] = {}
         self._running: dict[str, _RunningRequest] = {}
+        self._rounds = SpeculationCounts()
+        self.registry.register(VllmCollector(model_name, self._speculation_totals))
 
     content_type = prometheus_client.CONTENT_TYPE_LATEST
 
@@ -179,6 +184,8 @@ class Metrics:
             rounds = [output for output in own if output.drafted]
             if rounds:
                 category.record_rounds(rounds)
+                for output in rounds:
+                    self._rounds.add(output.drafted, output.accepted)
 
     def _record_times(self, category: _Category, running: _RunningRequest, output: StepOutput, now: float) -> None:
         choice = running.choices.get(output.choice)
@@ -205,6 +212,11 @@ class Metrics:
     def record_rejection(self, reason: str) -> None:
         """Counts a request that did not reach the engine. `reason` is one of a few fixed words, such as `overloaded`."""
         self.rejections.labels(self.model, reason).inc()
+
+    def _speculation_totals(self) -> SpeculationTotals:
+        counts = self._rounds
+        accepted_at_least = itertools.accumulate(reversed(counts.histogram[1:]))
+        return SpeculationTotals(counts.rounds, counts.drafted, counts.accepted, [*accepted_at_least][::-1])
 
     def _category(self, request: Request) -> _Category:
         series = self._categories.get(request.category)

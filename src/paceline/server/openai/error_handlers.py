@@ -16,6 +16,8 @@ from paceline.server.openai.errors import ApiError, BadRequest, MethodNotAllowed
 
 logger = logging.getLogger(__name__)
 
+MAX_REASON = 300
+"""Characters of an error message in the log."""
 CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
@@ -37,6 +39,18 @@ def error_response(error: ApiError) -> JSONResponse:
     return JSONResponse(error.body(), error.status, error.headers)
 
 
+def _answer(request: Request, error: ApiError) -> JSONResponse:
+    """The response, and a log line with the reason. The message may quote the request, so only `text` logs have it."""
+    if 400 <= error.status < 500:
+        fields = {"status": error.status, "path": request.url.path, "code": error.code, "param": error.param}
+        logger.info("request refused: %s", _shortened(str(error)), extra=fields)
+    return error_response(error)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
+
+
 async def _handle_invalid_body(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)
     body = error.body
@@ -46,27 +60,27 @@ async def _handle_invalid_body(request: Request, error: Exception) -> JSONRespon
         field = getattr(request.scope.get("route"), "body_field", None)
         schema = getattr(getattr(field, "field_info", None), "annotation", None)
         api_error = body_error(error.errors(), body, schema)
-    return error_response(api_error)
+    return _answer(request, api_error)
 
 
 async def _handle_http_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
     if error.status_code == 404:
-        return error_response(NotFound(f"no route {request.url.path}", code="not_found"))
+        return _answer(request, NotFound(f"no route {request.url.path}", code="not_found"))
     if error.status_code == 405:
         message = f"{request.method} is not allowed at {request.url.path}"
-        return error_response(MethodNotAllowed(message, code="method_not_allowed", headers=headers))
+        return _answer(request, MethodNotAllowed(message, code="method_not_allowed", headers=headers))
     api_error = BadRequest(str(error.detail), headers=headers)
     api_error.status = error.status_code
-    return error_response(api_error)
+    return _answer(request, api_error)
 
 
 async def _handle_paceline_error(request: Request, error: Exception) -> JSONResponse:
     api_error = to_api_error(error)
     if api_error is not error and api_error.status >= 500:
         logger.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return error_response(api_error)
+    return _answer(request, api_error)
 
 
 async def _handle_bug(request: Request, error: Exception) -> JSONResponse:

@@ -50,16 +50,23 @@ class PromptEncoder:
             return tuple(self._tokenizer.encode(text, add_special))
         return tuple(await asyncio.to_thread(self._tokenizer.encode, text, add_special))
 
-    async def encode_messages(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> tuple[int, ...]:
+    async def encode_messages(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> tuple[int, ...]:
         """Renders the model's chat template. Tools become text if the template does not support them."""
         values = [template_message(message) for message in messages]
         tool_values = template_tools(tuple(tools))
         if self._template_has_tools:
             for value in values:
                 _parse_arguments(value)
-            text = self._template.render(values, tools=tool_values or None)
+            text = self._template.render(values, add_generation_prompt, tool_values or None, variables)
         else:
-            text = self._template.render(write_tools_as_text(values, tool_values))
+            values = write_tools_as_text(values, tool_values)
+            text = self._template.render(values, add_generation_prompt, variables=variables)
         return await self.encode_text(text, add_special=False)
 
     @cached_property
@@ -69,6 +76,16 @@ class PromptEncoder:
     @cached_property
     def _template_has_tools(self) -> bool:
         return "tools" in (self._tokenizer.chat_template or "")
+
+
+def truncate_prompt(prompt: tuple[int, ...], body: GenerationBody, max_model_len: int) -> tuple[int, ...]:
+    """The last tokens of the prompt that `truncate_prompt_tokens` keeps."""
+    count = body.truncate_prompt_tokens
+    if count is None:
+        return prompt
+    if count == -1:
+        count = max(1, max_model_len - (body.token_limit or 1))
+    return prompt[-count:] if count else ()
 
 
 def build_requests(
@@ -102,6 +119,7 @@ def sampling_params(
     *,
     max_tokens: int,
     logprobs: int | None,
+    prompt_logprobs: int | None,
     seed: int,
     json_schema: Mapping[str, Any] | None,
     extra_stops: tuple[str, ...] = (),
@@ -116,7 +134,10 @@ def sampling_params(
     return SamplingParams(
         **chosen,
         max_tokens=max_tokens,
+        min_tokens=body.min_tokens,
         logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        skip_special_tokens=body.skip_special_tokens,
         seed=seed if body.seed is None else body.seed,
         n=body.n or 1,
         stop=stop + extra_stops,

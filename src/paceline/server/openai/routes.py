@@ -10,10 +10,17 @@ from paceline.core.errors import InvalidRequest, PromptTooLong
 from paceline.core.request import draw_seed
 from paceline.server.gateway.gateway import Gateway
 from paceline.server.gateway.session import RequestSession
+from paceline.server.openai.answers.answer import AnswerContext
 from paceline.server.openai.answers.chat import ChatAnswer
 from paceline.server.openai.answers.completion import CompletionAnswer
 from paceline.server.openai.answers.response import GenerationResponse
-from paceline.server.openai.requests import PromptEncoder, build_requests, response_schema, sampling_params
+from paceline.server.openai.requests import (
+    PromptEncoder,
+    build_requests,
+    response_schema,
+    sampling_params,
+    truncate_prompt,
+)
 from paceline.server.openai.schemas.chat import ChatBody, last_user_text
 from paceline.server.openai.schemas.completions import (
     DEFAULT_MAX_TOKENS,
@@ -33,7 +40,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
     """/v1/chat/completions and /v1/completions."""
     router = APIRouter(tags=["generation"])
     encoder, defaults, target = PromptEncoder(gateway.tokenizer), gateway.config.sampling, gateway.target
-    context = (gateway.model, gateway.fingerprint, target.max_depth, gateway.tokenizer)
+    context = AnswerContext(gateway.model, gateway.fingerprint, target.max_depth, gateway.tokenizer)
 
     @router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion, "content": EVENTS}})
     async def chat(body: ChatBody, http: Request) -> Response:
@@ -41,7 +48,11 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         session = RequestSession.open(gateway, http, body)
         session.check_limits(1, body.n or 1)
         tool_use = ToolUse.from_body(body)
-        prompt = await encoder.encode_messages(body.messages, tool_use.tools if tool_use else ())
+        tools = tool_use.tools if tool_use else ()
+        prompt = await encoder.encode_messages(
+            body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs
+        )
+        prompt = truncate_prompt(prompt, body, target.max_model_len)
         if len(prompt) >= target.max_model_len:
             raise PromptTooLong(len(prompt), target.max_model_len, field="messages")
         sampling = sampling_params(
@@ -49,13 +60,14 @@ def generation_routes(gateway: Gateway) -> APIRouter:
             defaults,
             max_tokens=body.token_limit or defaults.max_tokens or target.max_model_len,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+            prompt_logprobs=body.prompt_logprobs,
             seed=draw_seed(),
             json_schema=tool_use.json_schema if tool_use else response_schema(body),
             extra_stops=tool_use.stops if tool_use else (),
         )
         bare = build_requests(http, body, session, [prompt], sampling, last_user_text(body.messages))
         requests = await session.validate(bare, body.timeout, "tools" if tool_use else "response_format")
-        answer = ChatAnswer(requests, *context, body.stream_options, tool_use=tool_use)
+        answer = ChatAnswer(requests, context, body, tool_use)
         return GenerationResponse(session, answer, body.stream)
 
     @router.post("/v1/completions", responses={200: {"model": Completion, "content": EVENTS}})
@@ -64,18 +76,22 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         session = RequestSession.open(gateway, http, body)
         session.check_limits(len(body.prompts), len(body.prompts) * (body.n or 1))
         prompts = [
-            await encoder.encode_text(prompt) if isinstance(prompt, str) else tuple(prompt) for prompt in body.prompts
+            await encoder.encode_text(prompt, body.add_special_tokens) if isinstance(prompt, str) else tuple(prompt)
+            for prompt in body.prompts
         ]
+        prompts = [truncate_prompt(prompt, body, target.max_model_len) for prompt in prompts]
+        max_tokens = body.max_tokens or defaults.max_tokens or DEFAULT_MAX_TOKENS
         sampling = sampling_params(
             body,
             defaults,
-            max_tokens=body.max_tokens or defaults.max_tokens or DEFAULT_MAX_TOKENS,
+            max_tokens=1 if body.max_tokens == 0 else max_tokens,
             logprobs=body.logprobs,
+            prompt_logprobs=body.engine_prompt_logprobs,
             seed=draw_seed(),
             json_schema=response_schema(body),
         )
         requests = await session.validate(build_requests(http, body, session, prompts, sampling), body.timeout)
-        answer = CompletionAnswer(requests, *context, body.stream_options)
+        answer = CompletionAnswer(requests, context, body)
         return GenerationResponse(session, answer, body.stream)
 
     return router
@@ -87,7 +103,12 @@ def model_routes(gateway: Gateway) -> APIRouter:
     tokenizer, max_model_len = gateway.tokenizer, gateway.target.max_model_len
     encoder = PromptEncoder(tokenizer)
     model = Model(
-        id=gateway.model, object="model", created=int(time.time()), owned_by="paceline", max_model_len=max_model_len
+        id=gateway.model,
+        object="model",
+        created=int(time.time()),
+        owned_by="paceline",
+        root=gateway.target.config.model,
+        max_model_len=max_model_len,
     )
 
     @router.get("/v1/models")

@@ -1,6 +1,6 @@
 """The distribution `p` of one row, and tokens chosen from it.
 
-The order is fixed: logit bias, penalties, grammar mask; then temperature, min-p, top-k, top-p. A row's result does
+The order is fixed: logit bias, penalties, grammar mask, min_tokens; then temperature, min-p, top-k, top-p. A row's result does
 not depend on which other rows are in the batch. Everything is float32 except the masses that top-p compares.
 """
 
@@ -63,11 +63,14 @@ def sample_draft(logits: Tensor, rows: Sequence[RowContext]) -> tuple[Tensor, Te
 def logprobs(logits: Tensor, chosen: Sequence[int], top_n: int) -> list[TokenLogprobs]:
     """Log-probabilities of the chosen tokens and of the `top_n` best under the model: raw logits, temperature 1."""
     values = logits.to(torch.float32).log_softmax(1)
-    own = values.gather(1, torch.tensor(chosen, device=values.device).unsqueeze(1)).squeeze(1).tolist()
+    own = values.gather(1, torch.tensor(chosen, device=values.device).unsqueeze(1)).squeeze(1)
+    ranks: list[int] = (1 + (values > own.unsqueeze(1)).sum(1)).tolist()
     best = values.topk(min(top_n, values.shape[1]), dim=1)
     return [
-        TokenLogprobs(token, logprob, tuple(zip(tokens, scores, strict=True)))
-        for token, logprob, tokens, scores in zip(chosen, own, best.indices.tolist(), best.values.tolist(), strict=True)
+        TokenLogprobs(token, logprob, tuple(zip(tokens, scores, strict=True)), rank)
+        for token, logprob, tokens, scores, rank in zip(
+            chosen, own.tolist(), best.indices.tolist(), best.values.tolist(), ranks, strict=True
+        )
     ]
 
 

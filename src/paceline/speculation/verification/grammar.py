@@ -18,6 +18,20 @@ if TYPE_CHECKING:  # a gateway validates schemas and has no torch
     from paceline.speculation.drafts import Draft
 
 
+MAX_SCHEMA_CHARS = 1_000_000
+MAX_REASON = 300
+"""Characters of an error of llguidance that a client receives."""
+LIMITS = {
+    "initial_lexer_fuel": 250_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
+    "verbose_errors": False,
+}
+"""Limits of llguidance. One mask takes at most some tens of milliseconds; a grammar that needs more fails."""
+
+
 class Grammar:
     """A schema as an automaton over one vocabulary."""
 
@@ -29,27 +43,41 @@ class Grammar:
     @staticmethod
     def compile(schema: Mapping[str, Any], tokenizer_json: str, eos_ids: Iterable[int], vocab_size: int) -> "Grammar":
         """`tokenizer_json` is the text of a `tokenizer.json`; `vocab_size` is the width of the target's logits."""
-        # Properties come in the order the schema lists them, so keys are not sorted
-        return _compile(json.dumps(schema), tokenizer_json, tuple(sorted(eos_ids)), vocab_size)
+        return _compile(schema_text(schema), tokenizer_json, tuple(sorted(eos_ids)), vocab_size)
+
+    @staticmethod
+    def prepare(tokenizer_json: str, eos_ids: Iterable[int], vocab_size: int) -> None:
+        """Read the tokenizer, which takes most of a second and holds the interpreter's lock, before the first schema."""
+        _tokenizer(tokenizer_json, tuple(sorted(eos_ids)), vocab_size)
 
     def start(self, output_ids: Iterable[int] = ()) -> "GrammarState":
         """The state after these output tokens."""
-        state = GrammarState(self, self._matcher.deep_copy())
+        state = GrammarState(self, self.matcher())
         state.advance(output_ids)
         return state
 
+    def matcher(self) -> "LLMatcher":
+        """A matcher at the start of the value."""
+        return self._matcher.deep_copy()
+
 
 class GrammarState:
-    """The state of one sequence in its grammar. Only `advance` changes it."""
+    """The state of one sequence in its grammar. Only `advance` changes it. A grammar that exceeds `LIMITS` raises
+    `InvalidRequest`."""
 
     def __init__(self, grammar: Grammar, matcher: "LLMatcher") -> None:
         self._grammar = grammar
         self._matcher = matcher
+        self._tokens: list[int] = []
 
     @property
     def is_finished(self) -> bool:
         """The JSON value is complete; only an end-of-text token may follow."""
-        return self._matcher.is_stopped()
+        if not self._matcher.is_stopped():
+            return False
+        if self._matcher.is_error():
+            raise too_complex(self._matcher.get_error())
+        return True
 
     def advance(self, tokens: Iterable[int]) -> None:
         """Advance by committed tokens. Tokens after the end of the value are ignored."""
@@ -57,8 +85,12 @@ class GrammarState:
             if self.is_finished:
                 return
             if self._matcher.try_consume_tokens([token]) != 1:
-                reason = self._matcher.get_error() or f"token {token} cannot follow"
-                raise InvalidRequest(f"the output left the JSON schema: {reason}", field="response_format")
+                if self._matcher.is_error():
+                    raise too_complex(self._matcher.get_error())
+                raise InvalidRequest(
+                    f"the output left the JSON schema: token {token} cannot follow", field="response_format"
+                )
+            self._tokens.append(token)
 
     def masks(self, draft: "Draft") -> "list[Tensor]":
         """1 + len(draft) masks: after the last committed token, then after each node.
@@ -79,6 +111,8 @@ class GrammarState:
             mask.copy_(self._end_mask())
         else:
             self._matcher.unsafe_compute_mask_ptr(mask.data_ptr(), mask.numel() * mask.element_size())
+            if self._matcher.is_error():
+                raise too_complex(self._matcher.get_error())
         for child in draft.children(node):
             token = draft.tokens[child]
             if self.is_finished:
@@ -87,6 +121,9 @@ class GrammarState:
             elif self._matcher.try_consume_tokens([token]) == 1:
                 self._fill(masks, draft, child)
                 self._matcher.rollback(1)
+            elif self._matcher.is_error():  # a draft must not end a sequence that may never reach this token
+                path = [draft.tokens[one] for one in draft.path(node)]
+                self._matcher = self._grammar.start([*self._tokens, *path])._matcher
 
     def _end_mask(self) -> "Tensor":
         import torch
@@ -97,14 +134,38 @@ class GrammarState:
         return allowed
 
 
+def schema_text(schema: Mapping[str, Any]) -> str:
+    """The schema as JSON text, of bounded length. Properties come in the order the schema lists them: keys are not sorted."""
+    try:
+        text = json.dumps(schema)
+    except (RecursionError, ValueError, TypeError) as error:
+        raise InvalidRequest(f"the JSON schema cannot be used: {error}", field="response_format") from None
+    if len(text) > MAX_SCHEMA_CHARS:
+        raise InvalidRequest(
+            f"the JSON schema has {len(text)} characters: use at most {MAX_SCHEMA_CHARS}", field="response_format"
+        )
+    return text
+
+
+def too_complex(reason: str) -> InvalidRequest:
+    """The error of a schema that exceeds `LIMITS`."""
+    lines = [line for line in reason.splitlines() if not line.startswith("<")]
+    return InvalidRequest(
+        f"the JSON schema is too complex: use fewer optional properties and shorter patterns ({' '.join(lines)[:MAX_REASON]})",
+        field="response_format",
+    )
+
+
 @lru_cache(maxsize=128)
 def _compile(schema: str, tokenizer_json: str, eos_ids: tuple[int, ...], vocab_size: int) -> Grammar:
     tokenizer = _tokenizer(tokenizer_json, eos_ids, vocab_size)
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLParserLimits
 
-    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema), log_level=0)
+    limits = LLParserLimits(**LIMITS)  # type: ignore[arg-type]
+    matcher = LLMatcher(tokenizer, LLMatcher.grammar_from_json_schema(schema), log_level=0, limits=limits)
     if matcher.is_error():
-        raise InvalidRequest(f"the JSON schema cannot be used: {matcher.get_error()}", field="response_format")
+        reason = matcher.get_error()[:MAX_REASON]
+        raise InvalidRequest(f"the JSON schema cannot be used: {reason}", field="response_format")
     return Grammar(matcher, eos_ids, vocab_size)
 
 

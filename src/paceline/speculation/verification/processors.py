@@ -1,4 +1,4 @@
-"""Modifications of the raw logits, also for greedy rows, in this order: logit bias, penalties, grammar mask.
+"""Modifications of the raw logits, also for greedy rows, in this order: logit bias, penalties, grammar mask, `min_tokens`.
 
 The order is vLLM's. The repetition penalty covers prompt and output; presence and frequency penalties count output
 alone. Drafted tokens before a row count as output: if the row is used, they are.
@@ -30,6 +30,8 @@ def process(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
             _penalise(scores, row, np.concatenate((ids, np.asarray(row.path, dtype=np.int64))))
         if row.mask is not None:
             scores.masked_fill_(~allowed(row.mask.to(scores.device), len(scores)), -torch.inf)
+        if row.is_ending_blocked:
+            _block(scores, row.params.blocked_ids)
     return result
 
 
@@ -43,6 +45,15 @@ def _add_bias(scores: Tensor, bias: Mapping[int, float]) -> None:
     known = {token: value for token, value in bias.items() if 0 <= token < len(scores)}
     tokens = torch.tensor(list(known), dtype=torch.int64, device=scores.device)
     scores[tokens] += torch.tensor(list(known.values()), dtype=torch.float32, device=scores.device)
+
+
+def _block(scores: Tensor, tokens: Sequence[int]) -> None:
+    """Exclude these tokens, unless a grammar allows no others."""
+    index = torch.tensor([token for token in tokens if token < len(scores)], dtype=torch.int64, device=scores.device)
+    old = scores[index]
+    scores[index] = -torch.inf
+    if not bool(scores.isfinite().any()):
+        scores[index] = old
 
 
 def _penalise(scores: Tensor, row: RowContext, ids: NDArray[np.int64]) -> None:

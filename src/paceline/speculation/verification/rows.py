@@ -50,7 +50,13 @@ class RowContext:
     @property
     def is_processed(self) -> bool:
         """Whether its logits are modified before temperature and truncation."""
-        return self.params.has_penalties or bool(self.params.logit_bias) or self.mask is not None
+        params = self.params
+        return params.has_penalties or bool(params.logit_bias) or self.mask is not None or self.is_ending_blocked
+
+    @property
+    def is_ending_blocked(self) -> bool:
+        """Whether the end tokens are excluded, because the output is shorter than `min_tokens`."""
+        return self.position - self.num_prompt < self.params.min_tokens and bool(self.params.blocked_ids)
 
     @property
     def is_truncated(self) -> bool:

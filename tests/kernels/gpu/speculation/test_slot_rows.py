@@ -13,17 +13,28 @@ def test_decoding_rows_come_from_their_slots() -> None:
     held = state([5, 40, 9, 2], [[1, 2], [3, 4], [5, 6], [7, 8]])
     slots, tokens, positions = on_device(torch.tensor([3, 0, 1]), torch.full((6,), -7), torch.full((6,), -7))
     [contexts] = on_device(torch.full((4,), -7, dtype=torch.int32))
-    place_slots(held, slots, tokens, positions, contexts, max_position=30)
+    place_slots(held, None, slots, tokens, positions, contexts, max_position=30)
     assert tokens.tolist() == [8, 2, 4, -7, -7, -7]
     assert positions.tolist() == [1, 4, 29, -7, -7, -7]
     assert contexts.tolist() == [1, 4, 39, -7]
+
+
+def test_drafts_follow_the_newest_token_of_their_slot() -> None:
+    held = state([5, 40, 9], [[1, 2], [3, 4], [5, 6]])
+    drafts, slots = on_device(torch.tensor([[10, 11], [12, 13], [14, 15]]), torch.tensor([2, 1]))
+    tokens, positions = on_device(torch.full((7,), -7), torch.full((7,), -7))
+    [contexts] = on_device(torch.full((3,), -7, dtype=torch.int32))
+    place_slots(held, drafts, slots, tokens, positions, contexts, max_position=41)
+    assert tokens.tolist() == [6, 14, 15, 4, 12, 13, -7]
+    assert positions.tolist() == [8, 9, 10, 39, 40, 40, -7]
+    assert contexts.tolist() == [8, 39, -7]
 
 
 def test_a_pass_of_prompts_alone_has_no_decoding_rows() -> None:
     held = state([5], [[1, 2]])
     slots, tokens, positions = on_device(torch.zeros(0, dtype=torch.int64), torch.full((2,), 3), torch.full((2,), 4))
     [contexts] = on_device(torch.full((1,), 5, dtype=torch.int32))
-    place_slots(held, slots, tokens, positions, contexts, max_position=30)
+    place_slots(held, None, slots, tokens, positions, contexts, max_position=30)
     assert (tokens.tolist(), positions.tolist(), contexts.tolist()) == ([3, 3], [4, 4], [5])
 
 
@@ -49,7 +60,7 @@ def test_more_rows_than_one_program_takes() -> None:
         torch.arange(count).flip(0), torch.zeros(count).long(), torch.zeros(count).long()
     )
     [contexts] = on_device(torch.zeros(count, dtype=torch.int32))
-    place_slots(held, slots, tokens, positions, contexts, max_position=30)
+    place_slots(held, None, slots, tokens, positions, contexts, max_position=30)
     assert tokens.tolist() == list(range(count))[::-1]
     commit_rows(held, torch.arange(count, device=tokens.device), slots, tokens, positions, tokens + 1)
     assert held.last.tolist() == [[i, i + 1] for i in range(count)]

@@ -39,16 +39,18 @@ def accepted_buffers(batch: int, depth: int, device: torch.device | str) -> Acce
 
 
 def accept_chains(
-    drafts: Tensor,  # [B, K] int64
+    drafts: Tensor,  # [S, K] int64, by slot
     picks: Tensor,  # [B, K + 1] int64, the target's samples, one per row of the pass
-    depth_limits: Tensor,  # [B] int32, number of valid drafts
-    active: Tensor,  # [B] bool
+    depth_limits: Tensor,  # [S] int32, number of valid drafts
+    active: Tensor,  # [S] bool
     state: DeviceState,
     out: Accepted | None = None,
+    slots: Tensor | None = None,  # [B] int64, all different; None: sequence i is in slot i
 ) -> Accepted:
-    """Write `out` and update `state`: length += accepted + 1. The state of inactive sequences does not change."""
-    batch, depth = drafts.shape
+    """Write `out`, by sequence, and update `state`: length += accepted + 1. The state of inactive slots does not change."""
+    batch, depth = len(picks), drafts.shape[1]
     assert picks.shape == (batch, depth + 1)
+    assert slots is not None or len(drafts) == batch
     assert drafts.is_contiguous()
     assert picks.is_contiguous()
     assert state.last.is_contiguous()
@@ -62,6 +64,7 @@ def accept_chains(
         state.last,
         out.counts,
         out.tokens,
+        slots,
         batch,
         DEPTH=depth,
         PADDED=triton.next_power_of_2(depth + 1),
@@ -82,6 +85,7 @@ def _accept(
     last,
     counts,
     tokens,
+    slots,
     batch,
     DEPTH: tl.constexpr,
     PADDED: tl.constexpr,
@@ -93,11 +97,15 @@ def _accept(
     sequence = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     node = tl.arange(0, PADDED)
     is_real = sequence < batch
-    is_active = (tl.load(active + sequence, mask=is_real, other=0) != 0) & is_real
-    limit = tl.load(depth_limits + sequence, mask=is_real, other=0)
+    if slots is None:
+        slot = sequence
+    else:
+        slot = tl.load(slots + sequence, mask=is_real, other=0)
+    is_active = (tl.load(active + slot, mask=is_real, other=0) != 0) & is_real
+    limit = tl.load(depth_limits + slot, mask=is_real, other=0)
     is_row = is_real[:, None] & (node <= DEPTH)[None, :]
     drafted = tl.load(
-        drafts + sequence[:, None] * DEPTH + node[None, :], mask=is_real[:, None] & (node < DEPTH)[None, :], other=-1
+        drafts + slot[:, None] * DEPTH + node[None, :], mask=is_real[:, None] & (node < DEPTH)[None, :], other=-1
     )
     picked = tl.load(picks + sequence[:, None] * (DEPTH + 1) + node[None, :], mask=is_row, other=-2)
     matches = (drafted == picked) & (node[None, :] < limit[:, None])
@@ -107,10 +115,10 @@ def _accept(
     tl.store(tokens + sequence[:, None] * (DEPTH + 1) + node[None, :], tl.where(is_committed, picked, -1), mask=is_row)
     tl.store(counts + sequence, count, mask=is_real)
 
-    length = tl.load(lengths + sequence, mask=is_active, other=0)
-    previous = tl.load(last + sequence * 2 + 1, mask=is_active, other=0)
+    length = tl.load(lengths + slot, mask=is_active, other=0)
+    previous = tl.load(last + slot * 2 + 1, mask=is_active, other=0)
     newest = tl.sum(tl.where(node[None, :] == count[:, None], picked, 0), 1)
     before = tl.sum(tl.where(node[None, :] == count[:, None] - 1, picked, 0), 1)
-    tl.store(lengths + sequence, length + count + 1, mask=is_active)
-    tl.store(last + sequence * 2, tl.where(count > 0, before, previous), mask=is_active)
-    tl.store(last + sequence * 2 + 1, newest, mask=is_active)
+    tl.store(lengths + slot, length + count + 1, mask=is_active)
+    tl.store(last + slot * 2, tl.where(count > 0, before, previous), mask=is_active)
+    tl.store(last + slot * 2 + 1, newest, mask=is_active)

@@ -12,18 +12,19 @@ _BLOCK = 128
 
 def place_slots(
     state: DeviceState,
+    drafts: Tensor | None,  # [slots, K] int64; None: K is 0
     slots: Tensor,  # [D] int64
-    tokens: Tensor,  # [T] int64, out: the first D
-    positions: Tensor,  # [T] int64, out: the first D
+    tokens: Tensor,  # [T] int64, out: the first D * (1 + K)
+    positions: Tensor,  # [T] int64, out: the first D * (1 + K)
     context_lens: Tensor,  # [S] int32, out: the first D
     max_position: int,
 ) -> None:
-    """Row i becomes the newest token of slot `slots[i]`. Positions are below `max_position`: a sequence that has ended may be
-    at the end of the rotary table."""
-    count = len(slots)
+    """Rows i * (1 + K) and following become the newest token of slot `slots[i]` and its drafts. Positions are below
+    `max_position`: a sequence that has ended may be at the end of the rotary table."""
+    count, depth = len(slots), 0 if drafts is None else drafts.shape[1]
     if count:
-        _place[(triton.cdiv(count, _BLOCK),)](
-            state.lengths, state.last, slots, tokens, positions, context_lens, count, max_position - 1,
+        _place[(triton.cdiv(count, _BLOCK), 1 + depth)](
+            state.lengths, state.last, drafts, slots, tokens, positions, context_lens, count, max_position - 1, depth,
             BLOCK=_BLOCK, num_warps=1, **PDL,
         )  # fmt: skip
 
@@ -43,19 +44,25 @@ def commit_rows(
     )
 
 
-@triton.jit(do_not_specialize=["count", "most"])
+@triton.jit(do_not_specialize=["count", "most", "depth"])
 def _place(
-    lengths, last, slots, tokens, positions, contexts, count, most, BLOCK: tl.constexpr, PDL: tl.constexpr
+    lengths, last, drafts, slots, tokens, positions, contexts, count, most, depth,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     gdc_wait(PDL)
     gdc_launch(PDL)
-    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    is_real = row < count
-    slot = tl.load(slots + row, mask=is_real, other=0)
+    sequence = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    node = tl.program_id(1)  # 0: the newest token
+    is_real = sequence < count
+    slot = tl.load(slots + sequence, mask=is_real, other=0)
     context = tl.load(lengths + slot, mask=is_real, other=1) - 1
-    tl.store(tokens + row, tl.load(last + slot * 2 + 1, mask=is_real, other=0), mask=is_real)
-    tl.store(positions + row, tl.minimum(context, most).to(tl.int64), mask=is_real)
-    tl.store(contexts + row, context, mask=is_real)
+    token = tl.load(last + slot * 2 + 1, mask=is_real & (node == 0), other=0)
+    if drafts is not None:
+        token += tl.load(drafts + slot * depth + node - 1, mask=is_real & (node > 0), other=0)
+    row = sequence * (depth + 1) + node
+    tl.store(tokens + row, token, mask=is_real)
+    tl.store(positions + row, tl.minimum(context + node, most).to(tl.int64), mask=is_real)
+    tl.store(contexts + sequence, context, mask=is_real & (node == 0))
 
 
 @triton.jit(do_not_specialize=["count"])

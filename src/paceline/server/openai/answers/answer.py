@@ -5,7 +5,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ from paceline.core.sequence import Origin, SpeculationCounts
 from paceline.engine.transcript import speculation_metrics
 from paceline.models.tokenizer.text_stream import TextStream
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.server.openai.schemas.body import StreamOptions
+from paceline.server.openai.schemas.body import GenerationBody, StreamOptions
 
 DONE = b"data: [DONE]\n\n"
 END = b"}\n\n"
@@ -26,10 +26,20 @@ MIN_LOGPROB = -9999.0
 _json = msgspec.json.Encoder().encode
 
 
+@dataclass(frozen=True, slots=True)
+class AnswerContext:
+    """The parts of a server that answers need."""
+
+    model: str
+    fingerprint: str
+    max_depth: int
+    tokenizer: Tokenizer
+
+
 class Answer(ABC):
     """Converts step outputs to one OpenAI response or to stream chunks.
 
-    A stream has one chunk per step of a choice. The last chunk has the metrics. With `include_usage` a usage chunk follows.
+    A stream has one chunk per step of a choice. With `include_usage` a usage chunk follows. The very last chunk has the metrics.
     With `include_origins` every chunk has the origins of its tokens.
     """
 
@@ -37,35 +47,32 @@ class Answer(ABC):
     object: str
     chunk_object: str
 
-    def __init__(
-        self,
-        requests: Sequence[Request],
-        model: str,
-        fingerprint: str,
-        max_depth: int,
-        tokenizer: Tokenizer,
-        options: StreamOptions | None,
-    ) -> None:
-        options = options or StreamOptions()
-        self._tokenizer = tokenizer
+    def __init__(self, requests: Sequence[Request], context: AnswerContext, body: GenerationBody) -> None:
+        options = body.stream_options or StreamOptions()
+        self._tokenizer = tokenizer = context.tokenizer
+        self._has_token_ids = body.return_token_ids
         self._first_choice = {request.id: i * request.sampling.n for i, request in enumerate(requests)}
         self._num_unfinished = sum(request.sampling.n for request in requests)
-        self._usage = UsageCounter(requests, max_depth)
+        self._usage = UsageCounter(requests, context.max_depth)
         self._include_usage = options.include_usage
+        self._is_usage_continuous = options.include_usage and options.continuous_usage_stats
         self._origins = (
-            [OriginSplitter(tokenizer) for _ in range(self._num_unfinished)] if options.include_origins else None
+            [OriginSplitter(tokenizer, body.skip_special_tokens) for _ in range(self._num_unfinished)]
+            if options.include_origins
+            else None
         )
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "object": self.object,
             "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint,
+            "model": context.model,
+            "system_fingerprint": context.fingerprint,
         }
+        self._is_first_chunk = True
         # The constant start of every chunk is encoded once: a stream sends many chunks a second.
         head = _json({**self._head, "object": self.chunk_object})
         self._chunk_head = b"data: " + head[:-1] + b',"choices":['
-        self._chunk_tail = b'],"usage":null' if self._include_usage else b"]"
+        self._chunk_tail = b'],"usage":null' if self._include_usage and not self._is_usage_continuous else b"]"
 
     @property
     def id(self) -> str:
@@ -78,6 +85,10 @@ class Answer(ABC):
     @abstractmethod
     def choices(self) -> list[dict[str, Any]]:
         """All choices, finished."""
+
+    def root_fields(self) -> dict[str, Any]:
+        """Fields beside `choices`, in a response or in the first chunk of a stream."""
+        return {}
 
     def add(self, output: StepOutput) -> dict[str, Any] | None:
         """Adds one step output. Returns the choice object of its chunk, None if it has no content."""
@@ -95,14 +106,18 @@ class Answer(ABC):
         parts: list[bytes] = []
         for output in outputs:
             choice = self.add(output)
-            if choice is not None:
-                parts += (self._chunk_head, _json(choice), self._chunk_tail)
-            if output.finish_reason is not None:
-                self._num_unfinished -= 1
-                if self._num_unfinished == 0 and choice is not None:
-                    parts += (b',"metrics":', _json(self._usage.metrics()))
-            if choice is not None:
-                parts.append(END)
+            self._num_unfinished -= output.finish_reason is not None
+            if choice is None:
+                continue
+            parts += (self._chunk_head, _json(choice), self._chunk_tail)
+            if self._is_first_chunk:
+                self._is_first_chunk = False
+                parts += (part for name, value in self.root_fields().items() for part in (b",", _member(name, value)))
+            if self._is_usage_continuous:
+                parts += (b",", _member("usage", self._usage.usage()))
+            if self._num_unfinished == 0 and not self._include_usage:
+                parts += (b",", _member("metrics", self._usage.metrics()))
+            parts.append(END)
         if self._num_unfinished == 0 and self._include_usage:
             usage, metrics = _json(self._usage.usage()), _json(self._usage.metrics())
             parts += (self._chunk_head, b'],"usage":', usage, b',"metrics":', metrics, END)
@@ -112,10 +127,16 @@ class Answer(ABC):
         """The body of a response that is not streamed."""
         return {
             **self._head,
+            **self.root_fields(),
             "choices": self.choices(),
             "usage": self._usage.usage(),
             "metrics": self._usage.metrics(),
         }
+
+
+def _member(name: str, value: Any) -> bytes:
+    """A member of a JSON object."""
+    return b'"%s":' % name.encode() + _json(value)
 
 
 class UsageCounter:
@@ -158,8 +179,8 @@ class OriginSplitter:
     start of a stop string. The token's piece then comes with the step that releases its text.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._stream = TextStream(tokenizer)
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool = True) -> None:
+        self._stream = TextStream(tokenizer, skip_special)
         self._eos_ids = tokenizer.eos_ids
         self._pending: deque[tuple[int, Origin]] = deque()
         """Text lengths and origins of tokens whose text no step has released."""

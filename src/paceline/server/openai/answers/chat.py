@@ -6,7 +6,9 @@ from typing import Any
 from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.server.openai.answers.answer import MIN_LOGPROB, Answer
+from paceline.server.openai.answers.answer import MIN_LOGPROB, Answer, AnswerContext
+from paceline.server.openai.answers.prompt_logprobs import prompt_logprobs
+from paceline.server.openai.schemas.chat import ChatBody
 from paceline.server.openai.tools import CallDelta, Piece, ToolCallParser, ToolUse
 
 
@@ -19,6 +21,7 @@ class _ChatChoice:
         self._calls: list[dict[str, Any]] = []
         self._has_role = False
         self.logprobs: list[dict[str, Any]] = []
+        self.token_ids: list[int] = []
         self.finish_reason: str | None = None
 
     def add(self, output: StepOutput) -> dict[str, Any]:
@@ -64,22 +67,40 @@ class ChatAnswer(Answer):
 
     prefix, object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, requests: Sequence[Request], *context: Any, tool_use: ToolUse | None) -> None:
-        super().__init__(requests, *context)
-        count = sum(request.sampling.n for request in requests)
+    def __init__(
+        self, requests: Sequence[Request], context: AnswerContext, body: ChatBody, tool_use: ToolUse | None = None
+    ) -> None:
+        super().__init__(requests, context, body)
+        (self._request,) = requests
+        self._prompt_logprobs: list[dict[int, Any] | None] | None = None
+        self._has_prompt_logprobs = body.prompt_logprobs is not None
+        count = self._request.sampling.n
         self._choices = [_ChatChoice(tool_use.parser() if tool_use else None) for _ in range(count)]
 
     def add_to_choice(self, index: int, output: StepOutput) -> dict[str, Any] | None:
         choice = self._choices[index]
+        choice.token_ids += output.tokens
+        if self._has_prompt_logprobs and output.prompt_logprobs is not None:
+            self._prompt_logprobs = prompt_logprobs(output.prompt_logprobs, self._tokenizer)
         delta = choice.add(output)
         logprobs = None
         if output.logprobs is not None:
             items = chat_logprobs(output.logprobs, self._tokenizer)
             choice.logprobs += items
             logprobs = {"content": items}
-        if not delta and logprobs is None and choice.finish_reason is None:
+        has_ids = self._has_token_ids and bool(output.tokens)
+        if not delta and logprobs is None and choice.finish_reason is None and not has_ids:
             return None
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        chunk = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        return {**chunk, "token_ids": output.tokens} if self._has_token_ids else chunk
+
+    def root_fields(self) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        if self._has_token_ids:
+            fields["prompt_token_ids"] = self._request.prompt_ids
+        if self._has_prompt_logprobs:
+            fields["prompt_logprobs"] = self._prompt_logprobs
+        return fields
 
     def choices(self) -> list[dict[str, Any]]:
         return [
@@ -88,6 +109,7 @@ class ChatAnswer(Answer):
                 "message": choice.message(),
                 "logprobs": {"content": choice.logprobs} if choice.logprobs else None,
                 "finish_reason": choice.finish_reason,
+                **({"token_ids": choice.token_ids} if self._has_token_ids else {}),
             }
             for index, choice in enumerate(self._choices)
         ]

@@ -7,17 +7,25 @@ from typing import Any
 from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.server.openai.answers.answer import MIN_LOGPROB, Answer
+from paceline.server.openai.answers.answer import MIN_LOGPROB, Answer, AnswerContext
+from paceline.server.openai.answers.prompt_logprobs import prompt_logprobs
+from paceline.server.openai.schemas.completions import CompletionBody
 
 
 @dataclass(slots=True)
 class _TextChoice:
     """The text of one choice, as far as it is generated."""
 
+    request: Request
+    prompt: str
+    """Prompt as text, for `echo`."""
     texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs | int] = field(default_factory=list)
+    """A token id alone stands for the first prompt token, which has no log-probability."""
     offset: int = 0
     """Position of the next token in the text."""
+    is_started: bool = False
     finish_reason: str | None = None
 
 
@@ -26,48 +34,90 @@ class CompletionAnswer(Answer):
 
     prefix, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, requests: Sequence[Request], *context: Any) -> None:
-        super().__init__(requests, *context)
-        self._choices = [_TextChoice() for request in requests for _ in range(request.sampling.n)]
+    def __init__(self, requests: Sequence[Request], context: AnswerContext, body: CompletionBody) -> None:
+        super().__init__(requests, context, body)
+        self._body = body
+        texts = [
+            prompt if isinstance(prompt, str) else context.tokenizer.decode(prompt, skip_special=False)
+            for prompt in (body.prompts if body.echo else [""] * len(requests))
+        ]
+        self._choices = [
+            _TextChoice(request, text)
+            for request, text in zip(requests, texts, strict=True)
+            for _ in range(request.sampling.n)
+        ]
+        self._prompt_scores: dict[str, tuple[TokenLogprobs, ...]] = {}
 
     def add_to_choice(self, index: int, output: StepOutput) -> dict[str, Any] | None:
-        choice, logprobs = self._choices[index], None
-        choice.texts.append(output.text)
+        choice, body, logprobs = self._choices[index], self._body, None
+        if output.prompt_logprobs is not None:
+            self._prompt_scores[output.request_id] = output.prompt_logprobs
+        is_generated = body.max_tokens != 0  # with 0, the engine generates one token that nothing shows
+        text, tokens = (output.text, output.tokens) if is_generated else ("", ())
+        scores: list[TokenLogprobs | int] = list(output.logprobs or ()) if is_generated else []
+        is_first, choice.is_started = not choice.is_started, True
+        if is_first and body.echo:
+            text = choice.prompt + text
+            if body.logprobs is not None:
+                prompt_scores = self._prompt_scores.get(output.request_id, ())
+                scores = [choice.request.prompt_ids[0], *prompt_scores, *scores]
+        choice.texts.append(text)
+        choice.token_ids += tokens
         choice.finish_reason = output.finish_reason.value if output.finish_reason else None
         if output.logprobs is not None:
-            logprobs = completion_logprobs(output.logprobs, self._tokenizer, choice.offset)
+            logprobs = completion_logprobs(scores, self._tokenizer, choice.offset, body.logprobs)
             choice.offset += sum(map(len, logprobs["tokens"]))
-            choice.logprobs += output.logprobs
-        if not output.text and logprobs is None and choice.finish_reason is None:
+            choice.logprobs += scores
+        has_ids = body.return_token_ids and bool(tokens)
+        if not text and logprobs is None and choice.finish_reason is None and not has_ids:
             return None
-        return {"index": index, "text": output.text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        chunk = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.finish_reason}
+        if body.return_token_ids:
+            chunk["prompt_token_ids"] = choice.request.prompt_ids if is_first else None
+            chunk["token_ids"] = tokens
+        return chunk
 
     def choices(self) -> list[dict[str, Any]]:
-        return [
-            {
-                "index": index,
-                "text": "".join(choice.texts),
-                "logprobs": completion_logprobs(choice.logprobs, self._tokenizer, 0) if choice.logprobs else None,
-                "finish_reason": choice.finish_reason,
-            }
-            for index, choice in enumerate(self._choices)
-        ]
+        return [self._choice(index, choice) for index, choice in enumerate(self._choices)]
+
+    def _choice(self, index: int, choice: _TextChoice) -> dict[str, Any]:
+        body, tokenizer = self._body, self._tokenizer
+        values = {
+            "index": index,
+            "text": "".join(choice.texts),
+            "logprobs": completion_logprobs(choice.logprobs, tokenizer, 0, body.logprobs) if choice.logprobs else None,
+            "finish_reason": choice.finish_reason,
+        }
+        if body.prompt_logprobs is not None:
+            scores = self._prompt_scores.get(choice.request.id, ())
+            values["prompt_logprobs"] = prompt_logprobs(scores, tokenizer, body.prompt_logprobs)
+        if body.return_token_ids:
+            values["prompt_token_ids"] = choice.request.prompt_ids
+            values["token_ids"] = choice.token_ids
+        return values
 
 
-def completion_logprobs(tokens: Sequence[TokenLogprobs], tokenizer: Tokenizer, offset: int) -> dict[str, Any]:
-    """`logprobs` of a choice: parallel lists. `offset` is the position of the first token in the text."""
+def completion_logprobs(
+    tokens: Sequence[TokenLogprobs | int], tokenizer: Tokenizer, offset: int, top_n: int | None = None
+) -> dict[str, Any]:
+    """`logprobs` of a choice: parallel lists. `offset` is the position of the first token in the text; `top_n` limits the
+    likeliest tokens. A token id alone has no log-probability."""
 
     def text_of(token: int) -> str:
         return tokenizer.token_bytes(token).decode("utf-8", "replace")
 
-    texts = [text_of(entry.token) for entry in tokens]
+    texts = [text_of(entry if isinstance(entry, int) else entry.token) for entry in tokens]
     offsets = []
     for text in texts:
         offsets.append(offset)
         offset += len(text)
+    scores = [None if isinstance(entry, int) else entry for entry in tokens]
     return {
         "tokens": texts,
-        "token_logprobs": [max(entry.logprob, MIN_LOGPROB) for entry in tokens],
-        "top_logprobs": [{text_of(token): max(value, MIN_LOGPROB) for token, value in entry.top} for entry in tokens],
+        "token_logprobs": [None if entry is None else max(entry.logprob, MIN_LOGPROB) for entry in scores],
+        "top_logprobs": [
+            None if entry is None else {text_of(token): max(value, MIN_LOGPROB) for token, value in entry.top[:top_n]}
+            for entry in scores
+        ],
         "text_offset": offsets,
     }

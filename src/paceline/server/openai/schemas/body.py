@@ -1,14 +1,21 @@
 """Request bodies: the common rules, and the parameters of both generation endpoints."""
 
-from typing import Annotated, Any, ClassVar, Literal
+import logging
+from collections.abc import Iterable
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from paceline.core.speculation import MAX_DEPTH, Verification
 
+logger = logging.getLogger(__name__)
+
 UnsupportedParams = dict[str, tuple[tuple[Any, ...], str]]
-"""OpenAI or vLLM parameters without support: values that are accepted and ignored, and the advice in the error."""
+"""OpenAI or vLLM parameters that could change the text and have no support: values that mean the same as no parameter, and
+the advice in the error."""
+_warned: set[str] = set()
+"""Ignored parameters that the log has named."""
 
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
@@ -23,13 +30,17 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
 
     unsupported: ClassVar[UnsupportedParams] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """OpenAI or vLLM parameters without support that cannot change the text. The log names each of them once."""
 
     @model_validator(mode="before")
     @classmethod
     def _drop_absent(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        present = {name: value for name, value in values.items() if value is not None}
+        present = {name: value for name, value in values.items() if value is not None and name not in cls.ignored}
+        if len(present) < len(values):
+            _warn_of(name for name in cls.ignored if values.get(name) is not None)
         for name, (ignored, advice) in cls.unsupported.items():
             if name not in present:
                 continue
@@ -43,28 +54,64 @@ class Body(BaseModel):
         return present
 
 
+def _warn_of(names: Iterable[str]) -> None:
+    for name in names:
+        if name not in _warned:
+            _warned.add(name)
+            logger.warning("the request parameter %s is ignored: it does not change the text", name)
+
+
 def inconsistent(param: str, message: str) -> PydanticCustomError:
     """The error of parameters that contradict each other; `param` is the one to change."""
     return PydanticCustomError("inconsistent", "{message}", {"message": message, "param": param})
 
 
+_SCHEMA_ADVICE = "use `response_format` with type `json_schema`"
 UNSUPPORTED_PARAMS: UnsupportedParams = {
-    "store": ((False,), "the server stores nothing"),
-    "service_tier": (("auto", "default"), "there is one tier; use `priority`"),
-    "min_tokens": ((0,), "use `ignore_eos` with `max_tokens`, or `logit_bias`"),
     "use_beam_search": ((False,), "sample `n` choices instead"),
-    "prompt_logprobs": ((), "log-probabilities are returned for generated tokens only"),
-    "guided_json": ((), "use `response_format` with type `json_schema`"),
-    "structured_outputs": ((), "use `response_format` with type `json_schema`"),
+    "guided_json": ((), _SCHEMA_ADVICE),
+    "guided_regex": ((), f"{_SCHEMA_ADVICE} and a `pattern`"),
+    "guided_choice": ((), f"{_SCHEMA_ADVICE} and an `enum`"),
+    "guided_grammar": ((), _SCHEMA_ADVICE),
+    "structural_tag": ((), _SCHEMA_ADVICE),
+    "structured_outputs": ((), _SCHEMA_ADVICE),
+    "allowed_token_ids": ((), "use `logit_bias`"),
+    "bad_words": (([],), "use `logit_bias`"),
+    "logits_processors": (([],), "use `logit_bias`"),
+    "vllm_xargs": (({},), "the server has no custom logits processors"),
+    "include_stop_str_in_output": ((False,), "append the stop string in the client"),
+    "truncation_side": (("left",), "prompts are truncated on the left"),
+    "thinking_token_budget": ((), "the model has no such setting"),
+    "repetition_detection": ((), "use `repetition_penalty`"),
+    "prompt_embeds": ((), "send text or token ids"),
 }
 """Unsupported at both endpoints."""
+IGNORED_PARAMS = frozenset(
+    {
+        "store",
+        "service_tier",
+        "prompt_cache_retention",
+        "request_id",
+        "length_penalty",  # of beam search alone
+        "spaces_between_special_tokens",
+        "guided_decoding_backend",
+        "guided_whitespace_pattern",
+        "mm_processor_kwargs",
+        "kv_transfer_params",
+        "return_tokens_as_token_ids",
+        "include_reasoning",
+    }
+)
+"""Ignored at both endpoints."""
 
 
 class StreamOptions(Body):
-    unsupported: ClassVar[UnsupportedParams] = {"include_obfuscation": ((False,), "the server does not pad chunks")}
+    ignored = frozenset({"include_obfuscation"})
 
     include_usage: bool = False
     """Adds a chunk with the usage of the whole request before `[DONE]`."""
+    continuous_usage_stats: bool = False
+    """Adds the usage so far to every chunk; needs `include_usage`."""
     include_origins: bool = False
     """Adds `origins` to every choice of a chunk: the origin of each token's text."""
 
@@ -116,6 +163,8 @@ ResponseFormat = Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Fie
 class GenerationBody(Body):
     """Parameters that chat and text completions share."""
 
+    ignored = IGNORED_PARAMS
+
     model: str | None = None
     """Name of the served model; absent means that model."""
     max_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
@@ -146,6 +195,16 @@ class GenerationBody(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=10)
     ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0, le=MAX_TOKENS)
+    """Output tokens before which the text does not end."""
+    skip_special_tokens: bool = True
+    """Whether the text leaves out special tokens."""
+    prompt_logprobs: int | None = Field(None, ge=0, le=20)
+    """Alternatives reported with each prompt token."""
+    truncate_prompt_tokens: int | None = Field(None, ge=-1, le=MAX_TOKENS)
+    """Last prompt tokens to keep; -1: as many as fit beside `max_tokens`."""
+    return_token_ids: bool = False
+    """Adds the token ids of the prompt and of the output."""
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256)] | None = None
     cache_salt: str | None = Field(None, max_length=256)
     """Salt of the prefix cache; requests with different salts share no cached prefix."""
@@ -154,3 +213,14 @@ class GenerationBody(Body):
     timeout: float | None = Field(None, gt=0, le=86400)
     """Time limit in seconds; the server's `request_timeout` also applies."""
     speculation: SpeculationOptions | None = None
+
+    @model_validator(mode="after")
+    def _check_stream(self) -> Self:
+        if self.stream and self.prompt_logprobs is not None:
+            raise inconsistent("prompt_logprobs", "prompt_logprobs are not streamed: set stream to false")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        """Most output tokens, as the client sent it."""
+        return self.max_tokens

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from paceline.server.openai.schemas.body import (
+    IGNORED_PARAMS,
     MAX_TOKENS,
     UNSUPPORTED_PARAMS,
     Body,
@@ -17,6 +18,8 @@ from paceline.server.openai.schemas.body import (
 )
 
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
+RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
+"""Variables of a chat template that have a parameter of their own."""
 
 
 class TextPart(Body):
@@ -132,17 +135,23 @@ class ChatBody(GenerationBody):
         "function_call": (("none",), "use `tool_choice`"),
         "audio": ((), "the model writes text only"),
         "modalities": ((["text"],), "the model writes text only"),
-        "prediction": ((), "the server makes the drafts; use `speculation`"),
         "reasoning_effort": ((), "the model has no such setting"),
         "verbosity": ((), "the model has no such setting"),
         "web_search_options": ((), "pass a search tool in `tools`"),
         "echo": ((False,), "prepend the last message in the client"),
-        "add_generation_prompt": ((True,), "the server always adds the generation prompt"),
+        "add_special_tokens": ((False,), "the chat template adds the special tokens"),
+        "documents": (([],), "put them into a message"),
         "continue_final_message": ((False,), "render the messages in the client and use /v1/completions"),
         "chat_template": ((), "render the messages in the client and use /v1/completions"),
     }
 
+    ignored = IGNORED_PARAMS | {"prediction"}
+
     messages: Annotated[list[Message], Field(min_length=1)]
+    add_generation_prompt: bool = True
+    """Whether the prompt ends with the start of the assistant's message."""
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Further variables of the model's chat template."""
     max_completion_tokens: int | None = Field(None, ge=1, le=MAX_TOKENS)
     """Output tokens; without this and `max_tokens` the limit is the model's context window."""
     logprobs: bool = False
@@ -158,6 +167,10 @@ class ChatBody(GenerationBody):
         can_call = bool(names) and choice != "none"
         if self.max_tokens and self.max_completion_tokens and self.max_tokens != self.max_completion_tokens:
             raise inconsistent("max_tokens", "max_tokens and max_completion_tokens differ: send one of them")
+        if (self.chat_template_kwargs or {}).keys() & RESERVED_VARIABLES:
+            raise inconsistent(
+                "chat_template_kwargs", f"chat_template_kwargs cannot set {', '.join(sorted(RESERVED_VARIABLES))}"
+            )
         if self.top_logprobs is not None and not self.logprobs:
             raise inconsistent("top_logprobs", "top_logprobs needs logprobs: true")
         if len(set(names)) < len(names):

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, Field, model_validator
 
 from paceline.server.openai.schemas.body import (
+    MAX_TOKENS,
     UNSUPPORTED_PARAMS,
     Body,
     GenerationBody,
@@ -26,7 +27,6 @@ class CompletionBody(GenerationBody):
     unsupported: ClassVar[UnsupportedParams] = {
         **UNSUPPORTED_PARAMS,
         "suffix": (("",), "the model writes from left to right only"),
-        "echo": ((False,), "prepend the prompt in the client"),
         "best_of": ((1,), "request `n` choices with `logprobs` and select one"),
     }
 
@@ -37,7 +37,25 @@ class CompletionBody(GenerationBody):
         | Annotated[list[TokenIds], Field(min_length=1, max_length=128)]
     )
     """A string, a list of token ids, or a list of strings or token-id lists."""
+    max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
+    """Output tokens. 0 needs `echo`: the response then has the prompt alone."""
+    echo: bool = False
+    """Whether the text starts with the prompt, and `logprobs` with those of the prompt."""
+    add_special_tokens: bool = True
+    """Whether the tokens of a text prompt include the special tokens that the model expects."""
     logprobs: int | None = Field(None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _check(self) -> "CompletionBody":
+        if self.max_tokens == 0 and not self.echo:
+            raise inconsistent("max_tokens", "max_tokens must be at least 1 without echo")
+        return self
+
+    @property
+    def engine_prompt_logprobs(self) -> int | None:
+        """Alternatives that the engine reports with each prompt token: for `prompt_logprobs`, and for `echo` with `logprobs`."""
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:

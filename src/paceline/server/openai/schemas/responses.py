@@ -63,6 +63,8 @@ class ChatChoice(BaseModel):
     message: ResponseMessage
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length", "tool_calls"]
+    token_ids: list[int] | None = None
+    """With `return_token_ids`."""
 
 
 class ChatCompletion(BaseModel):
@@ -74,6 +76,10 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: Usage
     metrics: ResponseMetrics
+    prompt_token_ids: list[int] | None = None
+    """With `return_token_ids`."""
+    prompt_logprobs: list[dict[int, Any] | None] | None = None
+    """With `prompt_logprobs`."""
 
 
 class CompletionChoice(BaseModel):
@@ -81,6 +87,12 @@ class CompletionChoice(BaseModel):
     text: str
     logprobs: dict[str, Any] | None
     finish_reason: Literal["stop", "length"]
+    prompt_token_ids: list[int] | None = None
+    """With `return_token_ids`."""
+    token_ids: list[int] | None = None
+    """With `return_token_ids`."""
+    prompt_logprobs: list[dict[int, Any] | None] | None = None
+    """With `prompt_logprobs`."""
 
 
 class Completion(BaseModel):
@@ -99,6 +111,9 @@ class Model(BaseModel):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str
+    """Model as the server loaded it."""
+    parent: None = None
     max_model_len: int
 
 
