@@ -66,7 +66,7 @@ def test_speculation_is_counted_by_round() -> None:
     part.add(output((5, 6, 7), (ACCEPTED, ACCEPTED, RECOVERED), drafted=4, accepted=2))
     part.add(output((8,), (ACCEPTED,), drafted=4, accepted=4, finish_reason=FinishReason.STOP))  # cut by a stop
     metrics = part.generation().completions[0].speculation
-    assert metrics.acceptance_histogram == (1, 0, 2, 0, 1)
+    assert metrics.acceptance_histogram == (1, 0, 2, 0, 1, 0, 0, 0, 0)  # as long as the largest depth allows
     assert metrics.num_spec_steps == 4
     assert (metrics.num_accepted_draft_tokens, metrics.num_draft_tokens) == (8, 14)
     assert metrics.draft_acceptance_rate == pytest.approx(8 / 14)
@@ -78,7 +78,7 @@ def test_without_a_round_the_figures_are_those_of_plain_decoding() -> None:
     part.add(output((1,), finish_reason=FinishReason.STOP))
     metrics = part.generation().completions[0].speculation
     assert (metrics.mean_acceptance_length, metrics.draft_acceptance_rate) == (1.0, 0.0)
-    assert metrics.acceptance_histogram == ()
+    assert metrics.acceptance_histogram == (0,) * 9
 
 
 @pytest.mark.parametrize(("wanted", "told"), [(None, 8), (3, 3), (20, 8), (0, 0)])

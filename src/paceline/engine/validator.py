@@ -14,6 +14,9 @@ from paceline.engine.text import end_tokens
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.verification.grammar import Grammar
 
+MAX_PROMPT_SCORES = 250_000
+"""Log-probabilities of one prompt: they travel in one message."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -96,6 +99,13 @@ class RequestValidator:
                 raise InvalidRequest(
                     f"{name}: token {bad} is outside the vocabulary of {limits.vocab_size}", field=name
                 )
+        num_scores = len(request.prompt_ids) * (1 + (sampling.prompt_logprobs or 0))
+        if sampling.prompt_logprobs is not None and num_scores > MAX_PROMPT_SCORES:
+            raise InvalidRequest(
+                f"prompt_logprobs has {num_scores} values for this prompt, and at most {MAX_PROMPT_SCORES} are returned: "
+                "lower it or shorten the prompt",
+                field="prompt_logprobs",
+            )
         self._check_method(request.speculation.method, "speculation.method")
         self._check_committed(request)
         if sampling.json_schema is not None and self._check_schema is not None:

@@ -1,7 +1,8 @@
 """Weight matrices in the formats of checkpoints, before `linear.prepare`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,6 +11,8 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.quantized import GROUP, QuantizedWeight
 
 GROUPS = (16, 32)
+Activations = Literal["int8", "float32"]
+"""Format to which the CPU kernels round activations before a product with quantised weights."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,6 +36,7 @@ class Grouped:
     scales: Tensor  # [N, K/group] float32
     offsets: Tensor | None  # [N, K/group] float32
     group: int
+    activations: Activations = "int8"
 
     def __post_init__(self) -> None:
         outputs, inputs = self.codes.shape
@@ -102,6 +106,7 @@ def _concat_grouped(grouped: Sequence[Grouped]) -> Grouped:
         torch.cat([weight.scales for weight in finest]),
         torch.cat(offsets) if has_offsets else None,
         group,
+        grouped[0].activations,
     )
 
 
@@ -113,7 +118,7 @@ def _refine(weight: Grouped, codes: torch.dtype, group: int, has_offsets: bool) 
         offsets = offsets.repeat_interleave(repeats, 1)
     elif has_offsets:
         offsets = torch.zeros_like(scales)
-    return Grouped(weight.codes.to(codes), scales, offsets, group)
+    return Grouped(weight.codes.to(codes), scales, offsets, group, weight.activations)
 
 
 def rows(weight: Weight, start: int, stop: int) -> Weight:
@@ -123,7 +128,7 @@ def rows(weight: Weight, start: int, stop: int) -> Weight:
     if isinstance(weight, QuantizedWeight):
         return QuantizedWeight(weight.values[start:stop].contiguous(), weight.scales[start:stop].contiguous())
     offsets = None if weight.offsets is None else weight.offsets[start:stop]
-    return Grouped(weight.codes[start:stop], weight.scales[start:stop], offsets, weight.group)
+    return replace(weight, codes=weight.codes[start:stop], scales=weight.scales[start:stop], offsets=offsets)
 
 
 def columns(weight: Weight, start: int, stop: int) -> Weight:
@@ -141,4 +146,4 @@ def columns(weight: Weight, start: int, stop: int) -> Weight:
     if isinstance(weight, QuantizedWeight):
         return QuantizedWeight(weight.values[:, start:stop].contiguous(), scales)
     offsets = None if weight.offsets is None else weight.offsets[:, groups]
-    return Grouped(weight.codes[:, start:stop], scales, offsets, weight.group)
+    return replace(weight, codes=weight.codes[:, start:stop], scales=scales, offsets=offsets)

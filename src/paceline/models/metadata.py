@@ -1,10 +1,9 @@
 """Values of model files, checked for type and range before use: config.json, GGUF metadata, tokenizer files.
 
-Model files come from strangers. A wrong value ends in `UnsupportedModel`, which names the file and the key. Imports without torch.
+A wrong value ends in `UnsupportedModel`, which names the file and the key. Imports without torch.
 """
 
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ class Metadata:
     def number(self, name: str, least: float, most: float, default: float | None = None) -> float:
         value = self._get(name, default)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or not least <= value <= most:
+        if not is_number or not least <= value <= most:
             raise self._error(name, value, f"a number from {least:g} to {most:g}")
         return float(value)
 

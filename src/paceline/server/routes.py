@@ -91,6 +91,7 @@ def health_routes(gateway: Gateway) -> APIRouter:
         """The version of Paceline."""
         return VersionReport(version=VERSION)
 
+    @router.head("/metrics", include_in_schema=False)
     @router.get("/metrics", response_class=Response)
     async def read_metrics() -> Response:
         """Prometheus metrics."""

@@ -1,4 +1,12 @@
-from paceline.cluster.health.health import Backoff, BackoffRule, CanaryVote, Progress, WorkerHealth, WorkerState
+from paceline.cluster.health.health import (
+    UNMEASURED_STEP_SECONDS,
+    Backoff,
+    BackoffRule,
+    CanaryVote,
+    Progress,
+    WorkerHealth,
+    WorkerState,
+)
 from paceline.core.cluster_config import HealthConfig
 
 CONFIG = HealthConfig(heartbeat=1.0, misses=3, stall=10.0)

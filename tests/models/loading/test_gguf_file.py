@@ -1,5 +1,6 @@
 """GGUF files of the reference writer, from tiny transformers models, and every tensor type against the reference."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -45,7 +46,13 @@ def _gguf_name(name: str) -> str:
     return f"blk.{layer}.{_NAMES['.'.join(middle)]}.{kind}"
 
 
-def write_gguf(path: Path, model: PreTrainedModel, kind: Type = Type.F32, **fields: int) -> None:
+def write_gguf(
+    path: Path,
+    model: PreTrainedModel,
+    kind: Type = Type.F32,
+    extra: Callable[[gguf.GGUFWriter], None] | None = None,
+    **fields: int,
+) -> None:
     """Write `model` as the converter of llama.cpp does: adjacent rotary pairs for llama, scaling of Llama 3 as factors."""
     config = model.config
     writer = gguf.GGUFWriter(path, config.model_type)
@@ -63,6 +70,8 @@ def write_gguf(path: Path, model: PreTrainedModel, kind: Type = Type.F32, **fiel
     writer.add_key_length(head_dim)
     for key, value in fields.items():
         writer.add_uint32(key, value)
+    if extra is not None:
+        extra(writer)
     if isinstance(scaling, Llama3Scaling):
         frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         writer.add_tensor("rope_freqs.weight", (frequencies / scaling(frequencies)).float().numpy())
@@ -135,6 +144,27 @@ def test_truncated_files_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "other.gguf").write_bytes(b"PK\x03\x04" + bytes(100))
     with pytest.raises(UnsupportedModel, match="not a little-endian GGUF"):
         open_gguf(tmp_path / "other.gguf")
+
+
+@pytest.mark.parametrize("at", [8, 16], ids=["tensors", "fields"])
+def test_a_count_of_2_to_the_40_is_rejected_at_once(at: int, tmp_path: Path) -> None:
+    write_gguf(tmp_path / "tiny.gguf", build("llama"))
+    data = bytearray((tmp_path / "tiny.gguf").read_bytes())
+    data[at : at + 8] = (1 << 40).to_bytes(8, "little")
+    (tmp_path / "tiny.gguf").write_bytes(data)
+    with pytest.raises(UnsupportedModel, match="1099511627776"):
+        open_gguf(tmp_path / "tiny.gguf")
+
+
+def test_an_array_of_2_to_the_40_items_is_rejected_at_once(tmp_path: Path) -> None:
+    name = b"general.tags"
+    write_gguf(tmp_path / "tiny.gguf", build("llama"))
+    data = bytearray((tmp_path / "tiny.gguf").read_bytes())
+    at = data.index(name) + len(name) + 8
+    data[at : at + 8] = (1 << 40).to_bytes(8, "little")
+    (tmp_path / "tiny.gguf").write_bytes(data)
+    with pytest.raises(UnsupportedModel, match="arrays of more than"):
+        open_gguf(tmp_path / "tiny.gguf")
 
 
 ROWS, COLUMNS = 6, 512

@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import pytest
@@ -65,4 +66,27 @@ def test_folders_without_a_model_are_rejected(tmp_path: Path) -> None:
     build("llama").config.save_pretrained(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
     with pytest.raises(UnsupportedModel, match="safe_serialization"):
+        open_folder(tmp_path)
+
+
+def test_an_index_may_not_name_files_outside_its_folder(sharded: Path, tmp_path: Path) -> None:
+    for file in sharded.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    index = tmp_path / "model.safetensors.index.json"
+    values = json.loads(index.read_text())
+    name, shard = next(iter(values["weight_map"].items()))
+    values["weight_map"][name] = f"../{sharded.name}/{shard}"
+    index.write_text(json.dumps(values))
+    with pytest.raises(UnsupportedModel, match="not in the folder"):
+        open_folder(tmp_path)
+
+
+def test_a_weight_of_another_shape_is_named(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    build("llama").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"] = torch.zeros(95, 64)
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(UnsupportedModel, match=r"up_proj\.weight has the shape \(95, 64\).*\(96, 64\)"):
         open_folder(tmp_path)

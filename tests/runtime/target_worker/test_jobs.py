@@ -6,7 +6,7 @@ from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import FinishReason, Origin
 from paceline.runtime.target_worker.jobs import MAX_REASON, GatewayJobs, Job
-from paceline.runtime.wire.gateway_messages import MAX_OUTPUTS, Outputs, RequestFailed
+from paceline.runtime.wire.gateway_messages import MAX_OUTPUTS, FailureKind, Outputs, RequestFailed
 
 
 def job_of(gateway: GatewayJobs, attempt: int = 1, request: Request | None = None) -> Job:
@@ -66,7 +66,10 @@ def test_error_ends_a_job_and_marks_invalid_requests() -> None:
     add_events(
         gateway, (job_of(gateway, 1), PacelineError("broken")), (job_of(gateway, 2), InvalidRequest("no", field="n"))
     )
-    assert sent(gateway) == [RequestFailed(1, False, "broken", None), RequestFailed(2, True, "no", "n")]
+    assert sent(gateway) == [
+        RequestFailed(1, FailureKind.LOST, "broken", None),
+        RequestFailed(2, FailureKind.INVALID, "no", "n"),
+    ]
     assert gateway.jobs == {}
 
 

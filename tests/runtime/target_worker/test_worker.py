@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.request import ValidatedRequest
 from paceline.runtime.target_worker import worker
-from paceline.runtime.wire.gateway_messages import TO_GATEWAY, RequestFailed, Submit, Welcome
+from paceline.runtime.wire.gateway_messages import TO_GATEWAY, FailureKind, RequestFailed, Submit, Welcome
 from paceline.runtime.wire.messages import VERSION, Hello
 from paceline.runtime.wire.transport import Connection
 from tests.engine.harness import GREEDY, PROMPT, request
@@ -30,7 +30,7 @@ def test_requests_of_a_silent_gateway_are_reported_as_failed(monkeypatch: pytest
         asked = ValidatedRequest.of(request("r", PROMPT, max_tokens=20, **GREEDY))
         connection.send(Submit(welcome.epoch, 5, asked))
         failed = receive(connection, RequestFailed)
-        assert (failed.attempt, failed.is_invalid) == (5, False)
+        assert (failed.attempt, failed.kind) == (5, FailureKind.LOST)
         assert "silent" in failed.message
     finally:
         connection.close()

@@ -71,9 +71,10 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
     """{(name, label values without the model, sorted by label): value}."""
     found = {}
     for family in text_string_to_metric_families(metrics.render().decode()):
+        names = ("model_name", "engine") if family.name.startswith("vllm:") else ("model",)
         for one in family.samples:
-            assert one.labels["model"] == "m"
-            found[(one.name, *(value for label, value in sorted(one.labels.items()) if label != "model"))] = one.value
+            assert one.labels[names[0]] == "m"
+            found[(one.name, *(value for label, value in sorted(one.labels.items()) if label not in names))] = one.value
     return found
 
 

@@ -12,9 +12,9 @@ static float value(const weight_t *w, int64_t tile, int64_t lane, int64_t blocks
     const int64_t at = (tile * blocks * BLOCK + k) * TILE + lane;
     if (w->format == CODES4) {
         uint32_t word = ((const uint32_t *)w->codes)[(tile * blocks * BLOCK + k) / 8 * TILE + lane];
-        return (float)(word >> 4 * (k % 8) & 15);
+        return (float)(word >> (8 * (k % 4) + k % 8 / 4 * 4) & 15);
     }
-    if (w->format == CODES8) return (float)((const int8_t *)w->codes)[at];
+    if (w->format == CODES8) return (float)((const int8_t *)w->codes)[((tile * blocks * BLOCK + k) / 4 * TILE + lane) * 4 + k % 4];
     if (w->format == FLOAT) return ((const float *)w->codes)[at];
     const uint16_t bits[LANES] = {((const uint16_t *)w->codes)[at]};
     return (w->format == HALF ? vf_load_f16(bits) : vf_load_bf16(bits))[0];

@@ -4,6 +4,7 @@
  * from 0; then acc = fma(scale, s, acc) and acc = fma(offset, sum of the group's x, acc). Dense formats: acc = acc + s every 32
  * inputs. linear_direct.h and linear_panel.h schedule this arithmetic for few rows and for many. Threads split tiles of outputs
  * and bands of rows, so that no sum crosses threads. */
+#include "linear.h"
 #include "linear_direct.h"
 #include "linear_panel.h"
 #include "pool.h"
@@ -34,8 +35,8 @@ static const direct_fn DIRECTS[][DIRECT_ROWS] = {
 enum { CHUNKS_PER_THREAD = 4 }; /* few, for long runs of memory; several, so that one slow core does not delay the job */
 enum { BLOCKS_PER_BAND = 8 };   /* row blocks per widened panel; their inputs should stay in the second-level cache */
 
-/* 16^-j; the eighth code of a word contains the sign bit and is shifted down instead */
-#define EIGHT_POWERS 1.0f, 0x1p-4f, 0x1p-8f, 0x1p-12f, 0x1p-16f, 0x1p-20f, 0x1p-24f, 1.0f
+/* 2^-shift of each code in its word; the eighth code contains the sign bit and is shifted down instead */
+#define EIGHT_POWERS 1.0f, 0x1p-8f, 0x1p-16f, 0x1p-24f, 0x1p-4f, 0x1p-12f, 0x1p-20f, 1.0f
 static const float POWERS[16] = {EIGHT_POWERS, EIGHT_POWERS};
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -131,6 +132,10 @@ static void multiply(const void *job, int64_t task) {
 
 EXPORT void paceline_linear(const weight_t *w, const float *x, const float *bias, float *out, int64_t rows) {
     if (rows == 0) return;
+    if (w->rounds_activations) {
+        int_linear(w, x, bias, out, rows);
+        return;
+    }
     const int64_t most = rows > DIRECT_ROWS ? PANEL_ROWS : DIRECT_ROWS, even = (rows + most - 1) / most;
     const int64_t per_block = (rows + even - 1) / even, row_blocks = (rows + per_block - 1) / per_block;
     const int64_t tiles = (w->num_outputs + TILE - 1) / TILE, chunk = tiles / (num_threads() * CHUNKS_PER_THREAD);

@@ -12,5 +12,8 @@ void parallel(task_fn fn, const void *job, int64_t num_tasks);
 int num_threads(void);
 
 /* At least `bytes` of 64-byte aligned memory of the calling thread, valid until its next call with the same `which`. */
-enum { SCRATCH_ROWS, SCRATCH_SUMS, SCRATCH_TILE, SCRATCH_SCORES, SCRATCH_OFFSETS, SCRATCH_BLOCKS, NUM_SCRATCH };
+enum {
+    SCRATCH_ROWS, SCRATCH_SUMS, SCRATCH_TILE, SCRATCH_CODES, SCRATCH_TOTALS, SCRATCH_SCORES, SCRATCH_OFFSETS, SCRATCH_BLOCKS,
+    NUM_SCRATCH
+};
 void *scratch(int which, int64_t bytes);

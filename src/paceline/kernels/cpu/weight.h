@@ -1,5 +1,8 @@
-/* A packed weight, read as vectors. 4-bit codes keep their place in a word, code * 16^j. The other factor of the product is
- * multiplied by 16^-j beforehand, which gives the same number without a shift. */
+/* A packed weight. Eight inputs of an output are adjacent: a word of 4-bit codes, or two words of 8-bit codes. In a word of 4-bit
+ * codes, byte b holds input b in its low half and input 4 + b in its high half.
+ *
+ * For products with float32 activations, 4-bit codes keep their place in the word: code * 2^shift. The other factor is
+ * multiplied by 2^-shift beforehand, which gives the same number without a shift. */
 #pragma once
 #include "simd.h"
 
@@ -10,7 +13,8 @@ typedef struct {
     int64_t num_outputs, num_inputs; /* N, K without padding */
     int64_t format, group;           /* group 16 or 32; 32 for dense formats */
     int64_t has_half_scales;         /* scales and offsets are float16 */
-    const uint8_t *codes;            /* CODES4 [N/32, K/8, 32] u32, else [N/32, K, 32] of the element */
+    int64_t rounds_activations;      /* products round activations to int8; only with codes */
+    const uint8_t *codes;            /* CODES4 [N/32, K/8, 32] u32, CODES8 [N/32, K/4, 32, 4], else [N/32, K, 32] of the element */
     const void *scales, *offsets;    /* [N/32, K/group, 32] float32 or float16; NULL: none */
 } weight_t;
 
@@ -28,9 +32,12 @@ INLINE vf weights_at(const int format, const uint8_t *codes, int64_t octet, cons
     switch (format) {
     case CODES4: {
         vu words = vu_load((const uint32_t *)codes + octet * TILE + lane);
-        return vf_of_ints(j == 7 ? (vi)(words >> 28) : (vi)(words & (UINT32_C(15) << 4 * j)));
+        return vf_of_ints(j == 7 ? (vi)(words >> 28) : (vi)(words & (UINT32_C(15) << (8 * (j % 4) + 4 * (j / 4)))));
     }
-    case CODES8: return vf_load_i8((const int8_t *)codes + at);
+    case CODES8: {
+        vu words = vu_load((const uint32_t *)codes + (octet * 2 + j / 4) * TILE + lane);
+        return vf_of_ints((vi)(words << (24 - 8 * (j % 4))) >> 24);
+    }
     case HALF: return vf_load_f16((const uint16_t *)codes + at);
     case BFLOAT: return vf_load_bf16((const uint16_t *)codes + at);
     default: return vf_load((const float *)codes + at);

@@ -6,7 +6,7 @@ A quantised row consists of blocks. Each is a struct of half-precision scales an
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -145,7 +145,7 @@ def _take_rows(weight: Weight, rows: Tensor) -> Weight:
         return Dense(weight.values[rows])
     assert isinstance(weight, Grouped)
     offsets = None if weight.offsets is None else weight.offsets[rows]
-    return Grouped(weight.codes[rows], weight.scales[rows], offsets, weight.group)
+    return replace(weight, codes=weight.codes[rows], scales=weight.scales[rows], offsets=offsets)
 
 
 def num_bytes(kind: int, num_values: int) -> int:

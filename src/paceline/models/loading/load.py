@@ -148,6 +148,6 @@ def check_memory(
     if free is not None and needed > free:
         smaller = "a smaller model" if quantize else "a smaller model, or quantization int8 or fp8"
         raise OutOfMemory(
-            f"{checkpoint.name} does not fit: its weights and rotary table take about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB of "
-            f"{device.type} memory are free. Use {smaller}, or a device with more memory."
+            f"{checkpoint.name} does not fit: its weights and rotary table take about {needed / 1e9:.1f} GB, and "
+            f"{free / 1e9:.1f} GB of {device.type} memory are free. Use {smaller}, or a device with more memory."
         )

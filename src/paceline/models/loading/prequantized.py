@@ -48,8 +48,8 @@ def _check_group(weights: Metadata) -> None:
 def _require(is_supported: bool, found: str) -> None:
     if not is_supported:
         raise UnsupportedModel(
-            f"config.json has quantization_config with {found:.200}: supported are 8-bit weights of fp8 (blocks of {_BLOCK}) and "
-            "compressed-tensors (scales of the tensor, of each output, or of such blocks); use the original weights with "
+            f"config.json has quantization_config with {found:.200}: supported are 8-bit weights of fp8 (blocks of {_BLOCK}) "
+            "and compressed-tensors (scales of the tensor, of each output, or of such blocks); use the original weights with "
             "the option `quantization`"
         )
 

@@ -41,8 +41,8 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt for `messages`. Encode it with `add_special=False`: it contains its special tokens. `variables` are further
-        variables of the template, such as `enable_thinking`."""
+        """The prompt for `messages`. Encode it with `add_special=False`: it contains its special tokens. `variables` are
+        further variables of the template, such as `enable_thinking`."""
         try:
             return self._environment.render(
                 self._template,

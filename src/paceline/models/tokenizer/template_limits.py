@@ -1,7 +1,7 @@
 """A Jinja environment for templates that are not trusted: a sandbox with limits of steps, time and text.
 
-A step is an iteration of a loop, a call, a filter, or 256 characters of text made by one of them. Import this module where Jinja is
-needed: the package is optional.
+A step is an iteration of a loop, a call, a filter, or 256 characters of text made by one of them. Import this module where Jinja
+is needed: the package is optional.
 """
 
 import functools

@@ -78,6 +78,7 @@ class Stream:
             output.accepted,
             self._num_cached,
             output.logprobs,
+            output.prompt_logprobs,
             output.finish_reason,
             "",
             output.waited,

@@ -66,6 +66,7 @@ class GatewayJobs:
                 event.waited,
                 event.finish_reason,
                 event.logprobs,
+                event.prompt_logprobs,
             )
         )
 

@@ -171,6 +171,7 @@ class Output(Record, frozen=True):
     waited: NonNegative = 0.0
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class Outputs(Message, frozen=True, tag=41):

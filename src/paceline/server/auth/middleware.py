@@ -12,7 +12,7 @@ from paceline.core.errors import InvalidConfig
 from paceline.server.auth.access import Access
 from paceline.server.auth.api_keys import ApiKey
 from paceline.server.metrics.metrics import Metrics
-from paceline.server.openai.errors import ApiError, BadRequest, BodyTooLarge, Forbidden
+from paceline.server.openai.errors import ApiError, BadRequest, BodyTooLarge, Forbidden, log_refusal
 
 ANY_ORIGIN = "*"
 ORIGIN = re.compile(r"https?://([\w.-]+|\[[0-9a-f:]+\])(:\d+)?")
@@ -46,6 +46,7 @@ def request_key(http: Request) -> ApiKey:
 
 async def reject(error: ApiError, scope: Scope, receive: Receive, send: Send) -> None:
     """Sends the error and closes the connection: its unread body would be read as the next request."""
+    log_refusal(error, scope["path"])
     headers = {**error.headers, "connection": "close"}
     await JSONResponse(error.body(), error.status, headers)(scope, receive, send)
 

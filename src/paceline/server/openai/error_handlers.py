@@ -12,12 +12,10 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from paceline.core.errors import PacelineError
-from paceline.server.openai.errors import ApiError, BadRequest, MethodNotAllowed, NotFound, to_api_error
+from paceline.server.openai.errors import ApiError, BadRequest, MethodNotAllowed, NotFound, log_refusal, to_api_error
 
 logger = logging.getLogger(__name__)
 
-MAX_REASON = 300
-"""Characters of an error message in the log."""
 CODES = {
     "missing": "missing_required_parameter",
     "extra_forbidden": "unknown_parameter",
@@ -40,15 +38,9 @@ def error_response(error: ApiError) -> JSONResponse:
 
 
 def _answer(request: Request, error: ApiError) -> JSONResponse:
-    """The response, and a log line with the reason. The message may quote the request, so only `text` logs have it."""
-    if 400 <= error.status < 500:
-        fields = {"status": error.status, "path": request.url.path, "code": error.code, "param": error.param}
-        logger.info("request refused: %s", _shortened(str(error)), extra=fields)
+    """The response. The log has the reason of a 4xx."""
+    log_refusal(error, request.url.path)
     return error_response(error)
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= MAX_REASON else text[: MAX_REASON - 1] + "…"
 
 
 async def _handle_invalid_body(request: Request, error: Exception) -> JSONResponse:

@@ -1,8 +1,14 @@
 """Errors with an HTTP status, as OpenAI's error object: `{"error": {"message", "type", "param", "code"}}`."""
 
+import logging
 from typing import Any
 
 from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError, PromptTooLong
+
+logger = logging.getLogger(__name__)
+
+MAX_REASON = 300
+"""Characters of an error message in the log."""
 
 
 class ApiError(PacelineError):
@@ -115,6 +121,13 @@ class Unavailable(ApiError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, code="unavailable", headers={"retry-after": "5"})
+
+
+def log_refusal(error: ApiError, path: str) -> None:
+    """Writes the reason of a 4xx to the log, at level `info`."""
+    if 400 <= error.status < 500:
+        reason = error.code or error.type
+        logger.info("refused: %.*s", MAX_REASON, error, extra={"status": error.status, "path": path, "reason": reason})
 
 
 def to_api_error(error: Exception) -> ApiError:

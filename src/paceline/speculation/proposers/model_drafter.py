@@ -171,22 +171,28 @@ class ModelDrafter(Generic[Q]):
 
     def forward(self, chunks: Sequence[Chunk]) -> Tensor | None:
         """One pass. Returns logits [R, V] over the target's vocabulary, a row per chunk that ends its sequence."""
-        spans = []
-        for sequence, count in chunks:
-            start = sequence.num_cached
-            tokens = self._known(sequence.ids[start : start + count])
-            is_last = start + count == len(sequence.ids)
-            spans.append(Span(self.tables.blocks(sequence.id), start, tokens, int(is_last)))
-        logits = self.runner.forward(spans).logits
-        for sequence, count in chunks:
-            sequence.num_cached += count
-            self.tables.publish(sequence.id, sequence.ids, min(sequence.num_cached, sequence.num_committed))
+        logits = self.runner.forward([self.span(chunk) for chunk in chunks]).logits
+        for chunk in chunks:
+            self.advance(chunk)
         if logits is None:
             return None
         # Tokens that the draft does not have are impossible
         num_unknown = self.vocab_size - self.num_proposable
         logits = logits[:, : self.num_proposable]
         return pad(logits, (0, num_unknown), value=-torch.inf) if num_unknown else logits
+
+    def span(self, chunk: Chunk) -> Span:
+        """The tokens of the chunk as part of a pass."""
+        sequence, start = chunk.sequence, chunk.sequence.num_cached
+        end = start + chunk.num_tokens
+        tokens = self._known(sequence.ids[start:end])
+        return Span(self.tables.blocks(sequence.id), start, tokens, int(end == len(sequence.ids)))
+
+    def advance(self, chunk: Chunk) -> None:
+        """A pass over the chunk was submitted."""
+        sequence = chunk.sequence
+        sequence.num_cached += chunk.num_tokens
+        self.tables.publish(sequence.id, sequence.ids, min(sequence.num_cached, sequence.num_committed))
 
     def choose(
         self, logits: Tensor, sequences: Sequence[DraftSequence], rows: Sequence[RowContext]

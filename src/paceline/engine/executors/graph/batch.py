@@ -16,8 +16,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
 from paceline.engine.executors.graph.chain_drafter import ChainDrafter
 from paceline.engine.executors.graph.control import ControlBuffer
+from paceline.engine.executors.graph.draft_prefill import DraftPrefills
 from paceline.engine.executors.graph.drafter import NO_DRAFTS, DraftShape, GraphDrafter, GraphProposer
 from paceline.engine.executors.graph.inflight import InflightStep, StepBuffers
+from paceline.engine.executors.graph.mixed import SlotInputs
 from paceline.engine.executors.graph.round_buffers import RoundBuffers
 from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Sampling, Slot
 from paceline.engine.executors.graph.tree_drafter import TreeDrafter, tree_shape
@@ -39,12 +41,20 @@ class GraphBatch:
     """Steps of up to `size` sequences, with drafts of `proposer` if there is one."""
 
     def __init__(
-        self, target: GpuRunner, proposer: GraphProposer | None, largest: DeviceSlots, size: int, max_depth: int
+        self,
+        target: GpuRunner,
+        proposer: GraphProposer | None,
+        prefills: DraftPrefills | None,
+        largest: DeviceSlots,
+        size: int,
+        max_depth: int,
     ) -> None:
-        """`largest`: slots of the largest batch; this one has the first `size` of them."""
+        """`largest`: slots of the largest batch; this one has the first `size` of them. `prefills`: of a proposer that drafts
+        with a model."""
         self.target, self.size, self.device = target, size, target.device
         self.slots = DeviceSlots(size, self.device, largest)
-        self.drafter = make_drafter(proposer, self.slots, target.model.config.vocab_size) if proposer else None
+        vocab_size = target.model.config.vocab_size
+        self.drafter = make_drafter(proposer, self.slots, vocab_size, prefills) if proposer else None
         drafter, width = self.drafter, target.table_width
         draft_width = drafter.table_width if drafter else 0
         # Copied to the device with every step: active slots, node limits, the target's block tables, the draft's
@@ -64,15 +74,32 @@ class GraphBatch:
         self._rounds: dict[DraftShape, RoundBuffers] = {}
 
     @torch.inference_mode()
-    def write_control(self, limits: Seq[int | None], tables: Seq[Seq[int]], draft_tables: Seq[Seq[int]]) -> StepBuffers:
-        """Queue the copy of the host's inputs of the next step. By slot: the draft tokens granted (None: the slot is empty) and
-        the block tables. A table that is the same object as in an earlier step has the blocks it had then, and perhaps more."""
+    def begin(
+        self,
+        shape: DraftShape,
+        limits: Seq[int | None],
+        tables: Seq[Seq[int]],
+        draft_tables: Seq[Seq[int]],
+    ) -> StepBuffers:
+        """Queue the copy of the host's inputs of the next step, and its drafts. By slot: the draft tokens granted (None: the
+        slot is empty) and the block tables. A table that is the same object as in an earlier step has the blocks it had then,
+        and perhaps more."""
         turn = self._count % IN_FLIGHT
         buffers = self._buffers[turn]
         self._count += 1
         self._controls[turn].write(limits, tables, draft_tables)
         self._control.copy_(buffers.control, non_blocking=True)
+        buffers.begin.record()
+        first = self.drafter.begin(shape) if self.drafter else None
+        if first is not None:
+            self._graph(first, shape).replay()
+        buffers.drafted.record()
         return buffers
+
+    def inputs(self, shape: DraftShape) -> SlotInputs:
+        """What a mixed step reads of the slots after `begin`."""
+        drafts = self.drafter.drafts(shape).tokens if self.drafter and shape != NO_DRAFTS else None
+        return SlotInputs(self.tables, self._active, self._limits, drafts)
 
     @torch.inference_mode()
     def submit(
@@ -83,14 +110,9 @@ class GraphBatch:
         tables: Seq[Seq[int]],
         draft_tables: Seq[Seq[int]],
     ) -> InflightStep:
-        """Queue one step; the arguments by slot are those of `write_control`."""
-        buffers = self.write_control(limits, tables, draft_tables)
+        """Queue one step; the arguments by slot are those of `begin`."""
         num_graphs = len(self._graphs)
-        buffers.begin.record()
-        first = self.drafter.begin(shape) if self.drafter else None
-        if first is not None:
-            self._graph(first, shape).replay()
-        buffers.drafted.record()
+        buffers = self.begin(shape, limits, tables, draft_tables)
         self._graph("verify", shape).replay()
         buffers.verified.record()
         self._graph("accept", shape, self.drafter is not None and self.drafter.wants_states).replay()
@@ -221,11 +243,14 @@ class GraphBatch:
         return compute
 
 
-def make_drafter(proposer: GraphProposer, slots: DeviceSlots, vocab_size: int) -> GraphDrafter:
+def make_drafter(
+    proposer: GraphProposer, slots: DeviceSlots, vocab_size: int, prefills: DraftPrefills | None
+) -> GraphDrafter:
     """The drafter for a proposer; `vocab_size` is the target's."""
     if proposer.traits.is_tree:
         return TreeDrafter(cast(EagleProposer, proposer), slots)
-    return ChainDrafter(cast(DraftModelProposer, proposer), slots, vocab_size)
+    assert prefills is not None
+    return ChainDrafter(cast(DraftModelProposer, proposer), slots, vocab_size, prefills)
 
 
 def draft_shape(proposer: GraphProposer | None, depth: int) -> DraftShape:

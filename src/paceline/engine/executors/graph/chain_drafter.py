@@ -1,6 +1,6 @@
 """Drafts chains with a draft model inside CUDA graphs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Literal
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sequence import Sequence
+from paceline.engine.executors.graph.draft_prefill import DraftPrefills, InflightPrefill
 from paceline.engine.executors.graph.drafter import Drafts, DraftShape
 from paceline.engine.executors.graph.rows import ChainRows
 from paceline.engine.executors.graph.slots import DeviceSlots
@@ -27,11 +28,14 @@ class ChainDrafter:
     state_layers: tuple[int, ...] = ()
     wants_states = False
 
-    def __init__(self, proposer: DraftModelProposer, slots: DeviceSlots, vocab_size: int) -> None:
+    def __init__(
+        self, proposer: DraftModelProposer, slots: DeviceSlots, vocab_size: int, prefills: DraftPrefills
+    ) -> None:
+        """`vocab_size` is the target's."""
         runner = proposer.drafter.runner
         assert isinstance(runner, GpuRunner)
         self._proposer, self._drafter, self._runner, self._slots = proposer, proposer.drafter, runner, slots
-        self._vocab_size = vocab_size
+        self._vocab_size, self._prefills = vocab_size, prefills
         self.table_width = self._runner.table_width
         self.scratch_block = self._runner.scratch_block
         self._drafts: dict[DraftShape, Drafts] = {}
@@ -62,6 +66,27 @@ class ChainDrafter:
         self._current = {sequence.id for sequence in sequences if self._is_current(sequence.id)}
         self._num_plain = 0
         return prefill
+
+    @torch.inference_mode()
+    def join(self, sequences: Seq[Sequence]) -> InflightPrefill | None:
+        """Take sequences over whose prompts the target has just computed: queue their draft prefill. They are in slots from the
+        next step on, and then have one token more than the host knows. None: there is nothing to compute."""
+        self._proposer.observe([Progress.of(sequence, 0) for sequence in sequences])
+        joining, drafter = [], self._drafter
+        for sequence in sequences:
+            cached, num_tokens = self._proposer.sequence(sequence.id), len(sequence.ids)
+            if cached is not None and drafter.is_in_window(num_tokens) and drafter.reserve(cached, num_tokens):
+                joining.append(cached)
+                self._current.add(sequence.id)
+        return self._prefills.submit(joining) if joining else None
+
+    def take_over(self, other: "ChainDrafter") -> None:
+        """Continue with the sequences of a batch of another size, in the same slots."""
+        self._current, other._current = other._current, set()
+        self._num_plain = other._num_plain
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        self._current.difference_update(sequence_ids)
 
     def _is_current(self, sequence_id: int) -> bool:
         cached = self._proposer.sequence(sequence_id)

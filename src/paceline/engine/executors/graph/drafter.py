@@ -1,6 +1,6 @@
 """The interface of what drafts inside a graph step."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal, Protocol
@@ -74,6 +74,10 @@ class GraphDrafter(Protocol):
 
     def load(self, sequences: Seq[Sequence]) -> DraftPrefill:
         """Take these sequences over, in slot order, as far as the proposer can bring them up to date; returns the cost."""
+        ...
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        """These sequences have left their slots."""
         ...
 
     def has_room(self, sequence: Sequence) -> bool:

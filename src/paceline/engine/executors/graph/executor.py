@@ -2,14 +2,13 @@
 
 The executor runs steps that need nothing from the host: the device can sample the tokens of every sequence and make its drafts.
 While the GPU computes one step, the host submits the next behind it. Sequences stay in their slots from step to step. Mixed
-steps compute prompts beside them, as long as no sequence drafts. For any other step the executor collects what is in flight and
-hands the sequences back to the host executor. The tokens are the same either way: they depend on the model, the noise and the
-committed tokens alone.
+steps compute prompts beside them. For any other step the executor collects what is in flight and hands the sequences back to the
+host executor. The tokens are the same either way: they depend on the model, the noise and the committed tokens alone.
 """
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,10 +17,19 @@ from paceline.core.sequence import Sequence
 from paceline.core.timeline import phase
 from paceline.engine.executors.executor import StepResult
 from paceline.engine.executors.graph.batch import IN_FLIGHT, GraphBatch
+from paceline.engine.executors.graph.chain_drafter import ChainDrafter
+from paceline.engine.executors.graph.draft_prefill import DraftPrefills, InflightPrefill
 from paceline.engine.executors.graph.drafter import NO_DRAFTS, DraftShape, GraphProposer
 from paceline.engine.executors.graph.eligibility import GraphEligibility
 from paceline.engine.executors.graph.inflight import InflightStep
-from paceline.engine.executors.graph.mixed import MIXED_PROMPT_ROWS, InflightMixed, MixedSteps, Prompt, prompt_budget
+from paceline.engine.executors.graph.mixed import (
+    MIXED_PROMPT_ROWS,
+    Decoding,
+    InflightMixed,
+    MixedSteps,
+    Prompt,
+    prompt_budget,
+)
 from paceline.engine.executors.graph.slot_table import SlotTable
 from paceline.engine.executors.graph.slots import DeviceSlots, Slot
 from paceline.engine.executors.graph.warm_up import warm_up_passes
@@ -34,12 +42,12 @@ from paceline.engine.validator import RequestValidator
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.gpu.runner import GpuRunner, bucket, buckets
 from paceline.speculation.depth.probing import SEQUENCES as PROBED
+from paceline.speculation.proposers.draft_model import DraftModelProposer
 
 
 @dataclass(frozen=True, slots=True)
 class GraphSchedule(Schedule):
-    """One committed token of every slot, with drafts of one shape. `items` are the prompts computed beside them; then there are
-    no drafts."""
+    """One committed token of every slot, with drafts of one shape. `items` are the prompts computed beside them."""
 
     shape: DraftShape = NO_DRAFTS
     num_ahead: int = 1
@@ -71,8 +79,17 @@ class GraphExecutor:
         self._scheduler, self._speculator, self._validator = scheduler, speculator, validator
         self._max_depth, self._clock = max_depth, clock
         self._device_slots = DeviceSlots(bucket(scheduler.max_num_seqs), runner.device)
-        self._mixed = MixedSteps(runner, self._device_slots, scheduler.max_batched_tokens, IN_FLIGHT)
+        most = scheduler.max_batched_tokens
+        self._mixed = MixedSteps(
+            runner, self._device_slots, most, min(most, self._max_rows(self._device_slots.size)), IN_FLIGHT
+        )
+        self._prefills: DraftPrefills | None = None
+        if isinstance(proposer, DraftModelProposer):
+            self._prefills = DraftPrefills(proposer.drafter, self._device_slots.size)
+        self._inflight_prefills: deque[InflightPrefill] = deque()
         self._batches: dict[int, GraphBatch] = {}
+        self._batch = self._batch_of(1)
+        """The batch that the slots are in, of the size that they need."""
         self._slots = SlotTable()
         self._inflight: deque[InflightStep | InflightMixed] = deque()
         self._eligibility = GraphEligibility(proposer, scheduler, speculator, validator)
@@ -99,7 +116,10 @@ class GraphExecutor:
             self._validator.limits.max_model_len,
             self.captures,
         )
-        self._mixed.warm_up(min(scheduler.max_batched_tokens, scheduler.max_num_seqs + MIXED_PROMPT_ROWS))
+        most_mixed = self._max_rows(self._device_slots.size) + MIXED_PROMPT_ROWS
+        self._mixed.warm_up(min(scheduler.max_batched_tokens, most_mixed), self._max_depth if self._prefills else 0)
+        if self._prefills is not None:
+            self._prefills.warm_up()
         with phase("capture steps") as capturing:
             count = 0
             for batch in batches:
@@ -133,8 +153,7 @@ class GraphExecutor:
             self.release()
             return HostReason.IDLE
         if self._slots:
-            for slot in self._slots.remove_ended():
-                self._device_slots.params.clear(slot)
+            self._remove_ended()
             if not self._inflight_prompts and len(running) <= len(self._slots) // 2:
                 return HostReason.RESIZE
         reason = self._eligibility.reason(running)
@@ -151,7 +170,36 @@ class GraphExecutor:
                 if reason is not None:
                     return reason
             self._load_batch(decoding)
-        return self._schedule_prompts(can_prefill) or self._schedule_decoding()
+        has_prompts = self._has_prompts
+        if has_prompts and not (can_prefill and self._can_join_batch):
+            reason = self._host_prefill_reason(self._num_prompts)
+            if reason is not None:
+                return reason
+            has_prompts = False  # they wait
+        decoding = self._schedule_decoding(has_prompts)
+        if isinstance(decoding, HostReason) or not has_prompts:
+            return decoding
+        return self._schedule_prompts(decoding)
+
+    def _remove_ended(self) -> None:
+        ended = self._slots.remove_ended()
+        for slot in ended:
+            self._device_slots.params.clear(slot)
+        if ended and self._batch.drafter is not None:
+            self._batch.drafter.forget([sequence.id for sequence in ended.values()])
+        self._fit_batch()
+
+    def _fit_batch(self) -> None:
+        """Continue in a batch of the size that the slots need."""
+        batch = self._batch_of(bucket(len(self._slots)))
+        if batch is self._batch or not self._slots:
+            return
+        old, new = self._batch.drafter, batch.drafter
+        if isinstance(old, ChainDrafter) and isinstance(new, ChainDrafter):
+            new.take_over(old)
+        elif new is not None:
+            new.load(())  # its sequences need a draft prefill
+        self._batch = batch
 
     def _host_prefill_reason(self, num_prompts: int) -> HostReason | None:
         """Why the host computes prompts now; None: there are none, or they wait. `num_prompts` sequences have begun theirs."""
@@ -159,38 +207,48 @@ class GraphExecutor:
             return HostReason.PREFILL
         return HostReason.ADMISSION if self._eligibility.admits() else None
 
-    def _schedule_prompts(self, can_prefill: bool) -> GraphSchedule | HostReason | None:
-        """A mixed step, or why the host has to compute the prompts; None: no prompt is to be computed now."""
-        scheduler, members = self._scheduler, self._slots.members()
+    @property
+    def _num_prompts(self) -> int:
+        """Running sequences with prompt tokens to submit."""
         inflight = self._inflight_prompts
-        num_prompts = sum([one not in self._slots and one.id not in inflight for one in scheduler.running])
-        if not num_prompts and not scheduler.may_admit:
-            return None
+        return sum([one not in self._slots and one.id not in inflight for one in self._scheduler.running])
+
+    @property
+    def _has_prompts(self) -> bool:
+        return self._scheduler.may_admit or self._num_prompts > 0
+
+    @property
+    def _can_join_batch(self) -> bool:
+        """Whether sequences can join without the host: what drafts can take them over, or nothing drafts."""
         drafter = self._batch.drafter
-        is_plain = (drafter is None or drafter.is_idle) and not any(sequence.depth for sequence in members)
-        if not can_prefill or not is_plain:
-            return self._host_prefill_reason(num_prompts)
-        num_ahead = self._num_inflight_tokens + 1
-        reason = self._reserve(members, num_ahead)
-        if reason is not None:
-            return reason
-        budget = min(prompt_budget(len(members), scheduler.prompt_rows), scheduler.max_batched_tokens - len(members))
+        if drafter is None or isinstance(drafter, ChainDrafter):
+            return True
+        return drafter.is_idle and not any(sequence.depth for sequence in self._slots.members())
+
+    def _schedule_prompts(self, decoding: GraphSchedule) -> GraphSchedule | HostReason:
+        """`decoding` with prompts beside it, or why the host has to take the step."""
+        scheduler, num_decoding = self._scheduler, self._slots.num_used
+        rows = num_decoding * (1 + decoding.shape.nodes)
+        budget = min(prompt_budget(num_decoding, scheduler.prompt_rows), scheduler.max_batched_tokens - rows)
         prompts = scheduler.schedule_prompts(budget, self._can_join)
         if prompts:
-            return GraphSchedule(prompts, num_ahead=num_ahead)
+            return replace(decoding, items=prompts)
         # The first that waits may need the host; otherwise it waits for blocks or for a prompt in flight
         needs_host = self._eligibility.reason(scheduler.waiting[:1]) is not None
-        return self._host_prefill_reason(0) if needs_host else None
+        return (self._host_prefill_reason(0) if needs_host else None) or decoding
 
     def _can_join(self, sequence: Sequence) -> bool:
         return sequence.id not in self._inflight_prompts and self._eligibility.reason((sequence,)) is None
 
-    def _schedule_decoding(self) -> GraphSchedule | HostReason:
+    def _schedule_decoding(self, has_prompts: bool) -> GraphSchedule | HostReason:
         """Decide the depths, choose the draft shape and reserve the target's blocks for the step."""
         members = self._slots.members()
         self._speculator.decide(members)
         batch = self._batch
-        drafter, most = batch.drafter, self._max_rows(batch.size) // batch.size - 1
+        most_rows = self._max_rows(batch.size)
+        if has_prompts:  # drafts leave them half a pass
+            most_rows = min(most_rows, self._scheduler.max_batched_tokens // 2)
+        drafter, most = batch.drafter, max(0, most_rows // batch.size - 1)
         for sequence in members:  # the host could not draft for it either: the batch stays in the graph
             if sequence.depth and drafter is not None and not drafter.has_room(sequence):
                 sequence.depth = 0
@@ -258,9 +316,13 @@ class GraphExecutor:
 
     def _submit_mixed(self, schedule: GraphSchedule, drafts: GraphDrafts) -> None:
         """Queue the pass. A sequence whose prompt is complete is in a slot from the next step on."""
-        slots, tables, batch = self._slots, self._scheduler.tables, self._batch
-        batch.write_control(drafts.limits, slots.blocks, drafts.blocks)
-        decoding = [(slot, sequence) for slot, sequence in enumerate(slots.sequences) if sequence is not None]
+        slots, tables, batch, shape = self._slots, self._scheduler.tables, self._batch, schedule.shape
+        begun = batch.begin(shape, drafts.limits, slots.blocks, drafts.blocks)
+        decoding = [
+            Decoding(slot, sequence, limit)
+            for slot, (sequence, limit) in enumerate(zip(slots.sequences, drafts.limits, strict=True))
+            if sequence is not None and limit is not None
+        ]
         prompts = []
         for item in schedule.items:
             sequence, blocks, slot = item.sequence, tables.blocks(item.sequence.id), None
@@ -268,9 +330,19 @@ class GraphExecutor:
                 slot = slots.join(sequence, blocks)
                 self._device_slots.params.set(slot, Slot.of(sequence))
             prompts.append(Prompt(item, blocks, slot))
-        self._inflight.append(self._mixed.submit(batch.tables, decoding, prompts))
-        if self._batch is not batch and self._batch.drafter is not None:
-            self._batch.drafter.load(())  # a batch of another size has its own
+        self._inflight.append(self._mixed.submit(batch.inputs(shape), shape, begun, decoding, prompts))
+        self._fit_batch()
+        self._join_drafts([prompt.item.sequence for prompt in prompts if prompt.slot is not None])
+
+    def _join_drafts(self, joining: Seq[Sequence]) -> None:
+        """Queue the draft prefill of these sequences if others draft."""
+        drafter = self._batch.drafter
+        if not isinstance(drafter, ChainDrafter) or drafter.is_idle:
+            return
+        drafting = [sequence for sequence in joining if self._validator.max_depth(sequence) > 0]
+        prefill = drafter.join(drafting) if drafting else None
+        if prefill is not None:
+            self._inflight_prefills.append(prefill)
 
     def collect(self) -> StepResult | None:
         """The older of two steps in flight; the last one too, if the executor is draining."""
@@ -279,6 +351,8 @@ class GraphExecutor:
         step = self._inflight.popleft()
         self.num_steps += 1
         self.last_result = step.result(self._clock)
+        while self._inflight_prefills and self._inflight_prefills[0].is_done:
+            self._speculator.add_draft_prefill(DRAFT_MODEL, self._inflight_prefills.popleft().cost())
         return self.last_result
 
     def prepare_next(self, result: StepResult) -> None:
@@ -307,6 +381,7 @@ class GraphExecutor:
         while self._inflight:
             self._inflight.popleft().wait()
         self._slots.clear()
+        self._inflight_prefills.clear()
         self._is_draining = False
         self._eligibility.forget()
 
@@ -330,21 +405,18 @@ class GraphExecutor:
         is_small = drafter is not None and drafter.shape(max(depths)).nodes == 1
         return not (is_small and len(depths) <= PROBED)
 
-    @property
-    def _batch(self) -> GraphBatch:
-        """The batch of the size that the slots need."""
-        return self._batch_of(bucket(len(self._slots)))
-
     def _batch_of(self, size: int) -> GraphBatch:
         if size not in self._batches:
-            self._batches[size] = GraphBatch(self._runner, self._proposer, self._device_slots, size, self._max_depth)
+            self._batches[size] = GraphBatch(
+                self._runner, self._proposer, self._prefills, self._device_slots, size, self._max_depth
+            )
         return self._batches[size]
 
     def _load_batch(self, sequences: Seq[Sequence]) -> None:
         for sequence in sequences:
             self._slots.join(sequence, self._scheduler.tables.blocks(sequence.id))
         self._device_slots.load([Slot.of(sequence) for sequence in sequences])
-        batch = self._batch
+        self._batch = batch = self._batch_of(bucket(len(self._slots)))
         if batch.drafter is not None:
             prefill = batch.drafter.load(sequences)
             if prefill.tokens:

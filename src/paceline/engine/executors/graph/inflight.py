@@ -23,7 +23,7 @@ def chain_path(accepted: int) -> tuple[int, ...]:
 
 
 @cache
-def _origins(accepted: int, is_bonus: bool) -> tuple[Origin, ...]:
+def origins(accepted: int, is_bonus: bool) -> tuple[Origin, ...]:
     """Origins of the tokens of a step with drafts."""
     return (*(Origin.ACCEPTED,) * accepted, Origin.BONUS if is_bonus else Origin.RECOVERED)
 
@@ -106,7 +106,7 @@ class InflightStep:
             verdict = Verdict(
                 outcome.paths[slot],
                 tuple(outcome.tokens[slot][: accepted + 1]),
-                _origins(accepted, outcome.is_bonus[slot]) if limit else PLAIN,
+                origins(accepted, outcome.is_bonus[slot]) if limit else PLAIN,
             )
             sequences.append(SequenceResult(sequence, 1, verdict, limit, limit, outcome.levels[slot] if limit else 0))
         slots, now = self.num_slots, clock.now()

@@ -42,13 +42,11 @@ class SlotTable:
         self._slots[sequence.id] = slot
         return slot
 
-    def remove_ended(self) -> list[int]:
-        """Empty the slots of sequences that no longer run, and return them."""
+    def remove_ended(self) -> dict[int, Sequence]:
+        """Empty the slots of sequences that no longer run, and return these by slot."""
         running = Status.RUNNING
-        ended = [i for i, one in enumerate(self.sequences) if one is not None and one.status is not running]
-        for slot in ended:
-            sequence = self.sequences[slot]
-            assert sequence is not None
+        ended = {i: one for i, one in enumerate(self.sequences) if one is not None and one.status is not running}
+        for slot, sequence in ended.items():
             del self._slots[sequence.id]
             self.sequences[slot], self.blocks[slot] = None, ()
             heapq.heappush(self._free, slot)

@@ -1,6 +1,6 @@
 """Draft trees of an EAGLE head, grown inside a graph step from the hidden states of the step before."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from typing import Literal
 
@@ -80,6 +80,9 @@ class TreeDrafter:
         if starts:
             self._write([starts.get(sequence.id) for sequence in sequences], [s.ids[-1] for s in sequences])
         return prefill
+
+    def forget(self, sequence_ids: Iterable[int]) -> None:
+        self._current.difference_update(sequence_ids)
 
     def _write(self, starts: Seq[GraphStart | None], newest: Seq[int]) -> None:
         """Write one hidden state for each sequence, the last: its cache position is computed again."""

@@ -36,12 +36,15 @@ def commit_rows(
     tokens: Tensor,  # [T] int64
     positions: Tensor,  # [T] int64
     picks: Tensor,  # [R] int64, the token after each row
+    first: int = 0,
 ) -> None:
-    """Slot `slots[i]` now ends with the token of row `rows[i]` and `picks[i]`."""
+    """Slot `slots[i]` now ends with the token of row `rows[i]` and `picks[i]`, for i from `first` on."""
     count = len(rows)
-    _commit[(triton.cdiv(count, _BLOCK),)](
-        state.lengths, state.last, rows, slots, tokens, positions, picks, count, BLOCK=_BLOCK, num_warps=1, **PDL
-    )
+    if count > first:
+        _commit[(triton.cdiv(count - first, _BLOCK),)](
+            state.lengths, state.last, rows, slots, tokens, positions, picks, first, count,
+            BLOCK=_BLOCK, num_warps=1, **PDL,
+        )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["count", "most", "depth"])
@@ -65,13 +68,13 @@ def _place(
     tl.store(contexts + sequence, context, mask=is_real & (node == 0))
 
 
-@triton.jit(do_not_specialize=["count"])
+@triton.jit(do_not_specialize=["first", "count"])
 def _commit(
-    lengths, last, rows, slots, tokens, positions, picks, count, BLOCK: tl.constexpr, PDL: tl.constexpr
+    lengths, last, rows, slots, tokens, positions, picks, first, count, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):  # fmt: skip
     gdc_wait(PDL)
     gdc_launch(PDL)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    i = first + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_real = i < count
     row = tl.load(rows + i, mask=is_real, other=0)
     slot = tl.load(slots + i, mask=is_real, other=0)

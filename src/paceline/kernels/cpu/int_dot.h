@@ -1,0 +1,112 @@
+/* Integer dot products of weight codes and int8 activations for LANES outputs at once: one lane per output, four inputs per
+ * step. Sums of one group are exact, so that their order and the instructions do not matter. */
+#pragma once
+#include "weight.h"
+
+typedef int8_t vb __attribute__((vector_size(LANES * 4), may_alias));   /* [LANES, 4] codes */
+typedef uint8_t vub __attribute__((vector_size(LANES * 4), may_alias));
+
+INLINE vb vb_load(const uint8_t *p) { vb v; memcpy(&v, p, sizeof v); return v; }
+
+/* INSTRUCTIONS: name of the chosen instructions, for reports.
+ * SHIFTED_CODES8: 8-bit codes are stored as code + 128 in `codes_of` and corrected by the first value of the sum.
+ * dot4(format, sum, codes, x, quad): sum + codes . the four inputs x[4 * quad..], per lane. total(format, sum): as int32 lanes. */
+#if defined(PORTABLE)
+#define INSTRUCTIONS "portable"
+#define SHIFTED_CODES8 0
+INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
+    (void)format;
+    for (int lane = 0; lane < LANES; lane++)
+        for (int k = 0; k < 4; k++) sum[lane] += codes[4 * lane + k] * x[4 * quad + k];
+    return sum;
+}
+INLINE vi total(const int format, vi sum) { (void)format; return sum; }
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#define INSTRUCTIONS "SDOT"
+#define SHIFTED_CODES8 0
+INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
+    (void)format;
+    const int8x8_t inputs = vld1_s8(x);
+    return (vi)(quad ? vdotq_lane_s32((int32x4_t)sum, (int8x16_t)codes, inputs, 1)
+                     : vdotq_lane_s32((int32x4_t)sum, (int8x16_t)codes, inputs, 0));
+}
+INLINE vi total(const int format, vi sum) { (void)format; return sum; }
+#elif defined(__aarch64__)
+#define INSTRUCTIONS "NEON"
+#define SHIFTED_CODES8 0
+INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
+    (void)format;
+    int32_t word;
+    memcpy(&word, x + 4 * quad, 4);
+    const int8x16_t w = (int8x16_t)codes, inputs = vreinterpretq_s8_s32(vdupq_n_s32(word));
+    const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(w), vget_low_s8(inputs)));
+    const int32x4_t high = vpaddlq_s16(vmull_high_s8(w, inputs));
+    return sum + (vi)vpaddq_s32(low, high);
+}
+INLINE vi total(const int format, vi sum) { (void)format; return sum; }
+#else
+INLINE int32_t word_at(const int8_t *x) { int32_t word; memcpy(&word, x, 4); return word; }
+#if LANES == 16 && defined(__AVX512VNNI__)
+#define INSTRUCTIONS "AVX-512 VNNI"
+#define SHIFTED_CODES8 1
+INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
+    (void)format;
+    return (vi)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, _mm512_set1_epi32(word_at(x + 4 * quad)));
+}
+INLINE vi total(const int format, vi sum) { (void)format; return sum; }
+#elif LANES == 8 && defined(__AVXVNNI__)
+#define INSTRUCTIONS "AVX-VNNI"
+#define SHIFTED_CODES8 1
+INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
+    (void)format;
+    return (vi)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)codes, _mm256_set1_epi32(word_at(x + 4 * quad)));
+}
+INLINE vi total(const int format, vi sum) { (void)format; return sum; }
+#elif LANES == 16
+#define INSTRUCTIONS "AVX-512"
+#define SHIFTED_CODES8 0
+/* 16-bit sums of pairs cannot overflow: 4-bit codes, 16 pairs of at most 2 * 15 * 127; 8-bit codes, one of 2 * 128 * 127 */
+INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
+    const __m512i w = (__m512i)codes, inputs = _mm512_set1_epi32(word_at(x + 4 * quad));
+    if (format == CODES4) return (vi)_mm512_add_epi16((__m512i)sum, _mm512_maddubs_epi16(w, inputs));
+    const __m512i signed_inputs = _mm512_mask_sub_epi8(inputs, _mm512_movepi8_mask(w), _mm512_setzero_si512(), inputs);
+    const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed_inputs);
+    return sum + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+}
+INLINE vi total(const int format, vi sum) {
+    return format == CODES4 ? (vi)_mm512_madd_epi16((__m512i)sum, _mm512_set1_epi16(1)) : sum;
+}
+#else
+#define INSTRUCTIONS "AVX2"
+#define SHIFTED_CODES8 0
+/* 16-bit sums of pairs cannot overflow: 4-bit codes, 16 pairs of at most 2 * 15 * 127; 8-bit codes, one of 2 * 128 * 127 */
+INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
+    const __m256i w = (__m256i)codes, inputs = _mm256_set1_epi32(word_at(x + 4 * quad));
+    if (format == CODES4) return (vi)_mm256_add_epi16((__m256i)sum, _mm256_maddubs_epi16(w, inputs));
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(inputs, w));
+    return sum + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+}
+INLINE vi total(const int format, vi sum) {
+    return format == CODES4 ? (vi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)) : sum;
+}
+#endif
+#endif
+
+/* Codes of inputs 8 * octet.. +3 and +4.. +7 of outputs lane.. of a tile */
+INLINE void codes_of(const int format, const uint8_t *codes, int64_t octet, const int lane, vb quads[2]) {
+    if (format == CODES4) {
+        const vub pairs = (vub)vb_load(codes + (octet * TILE + lane) * 4);
+        quads[0] = (vb)(pairs & 15);
+        quads[1] = (vb)(pairs >> 4);
+    } else {
+        for (int quad = 0; quad < 2; quad++) {
+            quads[quad] = vb_load(codes + ((octet * 2 + quad) * TILE + lane) * 4);
+            if (SHIFTED_CODES8) quads[quad] ^= (int8_t)-128;
+        }
+    }
+}
+
+/* First value of a sum; `inputs` is the sum of the group's activations */
+INLINE vi first_sum(const int format, int32_t inputs) {
+    return (vi){0} - (format == CODES8 && SHIFTED_CODES8 ? 128 * inputs : 0);
+}

@@ -1,0 +1,86 @@
+/* Up to INT_ROWS rows of int8 activations times one tile of codes, over all inputs. The arithmetic of a (row, output), for each
+ * group of inputs in order, with s the exact integer sum of code * x: acc = fma(scale * x_scale, s, acc), then
+ * acc = fma(offset, x_scale * sum of x, acc). It is the same for every number of rows and every instruction set. */
+#pragma once
+#include "int_dot.h"
+
+#if LANES == 8
+enum { INT_ROWS = 4 };
+#else
+enum { INT_ROWS = 8 };
+#endif
+
+/* Rows of activations, quantised in blocks of 32 inputs: x = code * scale */
+typedef struct {
+    int8_t *codes;   /* [rows, K] with K padded to 32 */
+    float *scales;   /* [rows, K/32] */
+    float *sums;     /* [rows, K/group]: scale * sum of the group's codes */
+    int32_t *totals; /* [rows, K/group]: sum of the group's codes */
+} int_rows_t;
+
+typedef struct {
+    const weight_t *w;
+    int64_t tile;
+    int_rows_t x; /* from the first row on */
+    float *acc;   /* [rows, TILE] */
+} int_args;
+
+typedef void (*int_fn)(const int_args *);
+
+INLINE void int_rows(const int format, const int rows, const int vectors, const int_args *a) {
+    enum { MAX_VECTORS = TILE / LANES };
+    const int chains = rows * vectors < 6 ? 2 : 1; /* sums per (row, vector): few would wait for each other */
+    const weight_t *w = a->w;
+    const int64_t blocks = blocks_of(w), octets = w->group / 8, parts = parts_of(w), groups = blocks * parts;
+    const uint8_t *codes = w->codes + a->tile * bytes_of(format, blocks * BLOCK);
+    for (int lane = 0; lane < TILE; lane += vectors * LANES) {
+        vf acc[INT_ROWS][MAX_VECTORS] = {{{0}}};
+        int64_t at = a->tile * groups * TILE + lane;
+        for (int64_t g = 0, octet = 0; g < groups; g++, at += TILE) {
+            vi s[2][INT_ROWS][MAX_VECTORS];
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+                for (int v = 0; v < vectors; v++) {
+                    s[0][r][v] = first_sum(format, SHIFTED_CODES8 && format == CODES8 ? a->x.totals[r * groups + g] : 0);
+                    s[1][r][v] = (vi){0};
+                }
+            for (const int64_t end = octet + octets; octet < end; octet++) {
+                vb quads[MAX_VECTORS][2];
+                if (lane == 0) prefetch(format, codes, octet);
+#pragma GCC unroll 8
+                for (int v = 0; v < vectors; v++) codes_of(format, codes, octet, lane + v * LANES, quads[v]);
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++) {
+                    const int8_t *x = a->x.codes + r * blocks * BLOCK + octet * 8;
+#pragma GCC unroll 2
+                    for (int quad = 0; quad < 2; quad++)
+#pragma GCC unroll 8
+                        for (int v = 0; v < vectors; v++) {
+                            vi *sum = &s[quad % chains][r][v];
+                            *sum = dot4(format, *sum, quads[v][quad], x, quad);
+                        }
+                }
+            }
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++) {
+                const vf scale = scale_at(w, at + v * LANES);
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++) {
+                    vi sum = total(format, s[0][r][v]);
+                    if (chains == 2) sum += total(format, s[1][r][v]);
+                    acc[r][v] = vf_fma(scale * a->x.scales[r * blocks + g / parts], vf_of_ints(sum), acc[r][v]);
+                }
+                if (!w->offsets) continue;
+                const vf offset = offset_at(w, at + v * LANES);
+#pragma GCC unroll 8
+                for (int r = 0; r < rows; r++)
+                    acc[r][v] = vf_fma(offset, vf_of(a->x.sums[r * groups + g]), acc[r][v]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int v = 0; v < vectors; v++) vf_store(a->acc + r * TILE + lane + v * LANES, acc[r][v]);
+    }
+}
