@@ -177,3 +177,38 @@ def test_json_is_valid_under_rejection(draft: str) -> None:
         sampling = {"json_schema": SCHEMA, "max_tokens": 80, "seed": seed}
         one = request("r", PROMPT, {"verification": "rejection"}, **sampling)
         assert set(json.loads(text_of(outputs_of(engine, one), one))) == {"ok", "tags"}
+
+
+@pytest.mark.parametrize("greedy", [True, False])
+@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+def test_a_text_does_not_end_before_min_tokens(greedy: bool, rule: str) -> None:
+    prompt, sampling = ending_prompt()
+    end = plain_tokens(prompt, **sampling).index(EOS)
+    sampling |= {"min_tokens": 10, **(GREEDY if greedy else {})}
+    texts = []
+    for proposer in (None, random_chain(TINY.vocab_size), random_tree(TINY.vocab_size)):
+        one = request("r", prompt, speculation={"verification": rule}, **sampling)
+        outputs = outputs_of(engine_of(proposer, tokenizer=True), one)
+        texts.append(tokens_of(outputs))
+        assert len(texts[-1]) >= 10 > end
+        assert EOS not in texts[-1][:9]
+    if rule == "coupled" or greedy:
+        assert texts[0] == texts[1] == texts[2]
+
+
+def test_a_stop_string_does_not_end_a_text_before_min_tokens() -> None:
+    text = plain_tokens(max_tokens=12, **SAMPLED)
+    stop = CHARACTERS[text[3]]
+    one = request("r", PROMPT, max_tokens=12, min_tokens=6, stop=(stop,), **SAMPLED)
+    for proposer in (None, oracle(text)):
+        outputs = outputs_of(engine_of(proposer, tokenizer=True), one)
+        assert len(tokens_of(outputs)) >= 6
+        assert text_of(outputs, one).startswith("".join(CHARACTERS[t] for t in text[:5]))
+
+
+def test_a_grammar_that_allows_the_end_alone_ends_a_text_before_min_tokens() -> None:
+    pytest.importorskip("llguidance")
+    one = request("r", PROMPT, max_tokens=64, min_tokens=60, json_schema={"const": 1}, **SAMPLED)
+    outputs = outputs_of(engine_of(tokenizer=True), one)
+    assert outputs[-1].finish_reason is FinishReason.STOP
+    assert text_of(outputs, one) == "1"

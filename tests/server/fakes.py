@@ -101,6 +101,12 @@ class FakeTarget:
         ids = ids[:limit]
         steps = [ids[i : i + self._per_step] for i in range(0, len(ids), self._per_step)] or [[]]
         outputs = [self._output(request, choice, tokens) for tokens in steps]
+        top = request.sampling.prompt_logprobs
+        if top is not None and choice == 0:
+            scores = (
+                TokenLogprobs(t, -0.25, tuple((o, -0.5 - o) for o in range(top)), 4) for t in request.prompt_ids[1:]
+            )
+            outputs[0] = replace(outputs[0], prompt_logprobs=tuple(scores))
         return [*outputs[:-1], replace(outputs[-1], finish_reason=reason)]
 
     def _output(self, request: Request, choice: int, tokens: Sequence[int]) -> StepOutput:

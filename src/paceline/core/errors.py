@@ -23,6 +23,17 @@ class PromptTooLong(InvalidRequest):
         )
 
 
+class TextTooLong(PromptTooLong):
+    """The text is longer than a context window of the longest tokens, so it is not encoded at all."""
+
+    def __init__(self, num_chars: int, max_chars: int, field: str = "prompt") -> None:
+        InvalidRequest.__init__(
+            self,
+            f"the prompt has {num_chars} characters and the context window holds at most {max_chars}: shorten it",
+            field,
+        )
+
+
 class InvalidConfig(PacelineError):
     """A configuration key or value is wrong."""
 

@@ -42,7 +42,7 @@ from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, T
 from paceline.speculation.proposer import Proposer
 
 if TYPE_CHECKING:
-    from paceline.engine.executors.graph.drafter import GraphProposer
+    from paceline.engine.executors.graph.drafters.drafter import GraphProposer
 
 logger = logging.getLogger(__name__)
 

@@ -244,8 +244,6 @@ class Engine:
                 outputs += [] if output is None else [output]
         with contained("learning from a step"):
             self.speculator.learn(result)
-            if not self.has_work:
-                self.speculator.work_ended()
             for hook in self.hooks:
                 hook.committed(result)
         return outputs

@@ -68,8 +68,6 @@ class Speculator:
         self._network_seconds = 0.0
         self._prefills: defaultdict[str, DraftPrefill] = defaultdict(DraftPrefill)
         """Draft prefills by method since the last observed step of the method."""
-        self._last_step: float | None = None
-        """End of the last step; None: there was no work since."""
         self._idle_since: float | None = None
         self._idle_seconds = 0.0
 
@@ -109,15 +107,13 @@ class Speculator:
 
     def learn(self, result: StepResult) -> None:
         """Report the outcome and the cost of a committed step to the depth policy, the breaker and the statistics."""
-        rounds, num_prompt, batch, num_committed, num_joined = [], 0, 0, 0, 0
+        rounds, num_prompt, batch = [], 0, 0
         for one in result.sequences:
             if one.verdict is None:
                 num_prompt += one.num_tokens
                 continue
             batch += 1
             num_prompt += one.num_tokens - 1
-            num_committed += len(one.verdict.tokens)
-            num_joined += one.num_tokens > 1
             if one.asked:
                 rounds.append(one)
             elif one.sequence.depth and self.enabled:
@@ -136,8 +132,6 @@ class Speculator:
         idle, self._idle_seconds = max(0.0, self._idle_seconds - prefill_seconds), 0.0
         drafted = sum(draft_seconds.values()) + prefill_seconds
         self.totals.add(num_prompt, bool(rounds), drafted, network, result.verify_seconds)
-        now, last = result.times.verified, self._last_step
-        elapsed, self._last_step = None if last is None else now - last, now
         if not self.enabled:
             self._end_sequences()
             return
@@ -164,18 +158,10 @@ class Speculator:
                 context=result.context,
                 is_timed=is_timed,
                 slots=result.slots,
-                tokens=num_committed,
-                num_joined=num_joined,
-                num_ended=len(self._ended),
-                elapsed=elapsed,
                 switch_on_seconds=idle if rounds else 0.0,
             )
         )
         self._end_sequences()
-
-    def work_ended(self) -> None:
-        """No sequence is left: the time until the next step is not part of it."""
-        self._last_step = None
 
     def graph_paused(self) -> None:
         """The graph executor handed its sequences to the host: the device waits until the next graph step."""

@@ -1,5 +1,7 @@
 """The HTTP application: routes, middleware, error handlers and the OpenAPI document."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -7,9 +9,12 @@ from starlette.middleware.cors import CORSMiddleware
 
 from paceline.core.version import VERSION
 from paceline.server.auth.access import Access
+from paceline.server.auth.hosts import HostMiddleware, parse_hosts
 from paceline.server.auth.middleware import AuthMiddleware, BodyMiddleware, OriginMiddleware, parse_origins
 from paceline.server.dashboard.overview import Overview
+from paceline.server.gateway.body_shape import max_values
 from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.loop_watchdog import LoopWatchdog
 from paceline.server.openai.error_handlers import install_error_handlers
 from paceline.server.openai.routes import generation_routes, model_routes
 from paceline.server.openai.schemas.responses import ErrorBody
@@ -46,13 +51,19 @@ class Application(FastAPI):
 
 def create_app(gateway: Gateway, access: Access, tracing: "Tracing | None" = None) -> FastAPI:
     """The application of one gateway. Without `tracing` it makes no spans."""
-    overview = Overview(gateway)
+    overview, watchdog = Overview(gateway), LoopWatchdog(gateway.metrics.loop_lag.observe)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with watchdog.running(), overview.lifespan(app):
+            yield
+
     app = Application(
         title="Paceline",
         version=VERSION,
         redirect_slashes=False,
         responses=ERRORS,
-        lifespan=overview.lifespan,
+        lifespan=lifespan,
     )
     app.include_router(generation_routes(gateway))
     app.include_router(model_routes(gateway))
@@ -62,7 +73,12 @@ def create_app(gateway: Gateway, access: Access, tracing: "Tracing | None" = Non
     if access.has_admin_routes:
         app.include_router(admin_routes(gateway))
     install_error_handlers(app)
-    app.add_middleware(BodyMiddleware, limit=gateway.config.max_body_bytes)
+    app.add_middleware(
+        BodyMiddleware,
+        limit=gateway.config.max_body_bytes,
+        limits=gateway.limits,
+        most_values=max_values(gateway.target.max_model_len),
+    )
     app.add_middleware(AuthMiddleware, access=access, metrics=gateway.metrics)
     origins = parse_origins(gateway.config.cors_origins)
     if origins:
@@ -75,6 +91,8 @@ def create_app(gateway: Gateway, access: Access, tracing: "Tracing | None" = Non
         )
     # The middleware that is added last runs first
     app.add_middleware(OriginMiddleware, origins=origins, metrics=gateway.metrics)
+    hosts = parse_hosts(gateway.config.allowed_hosts)
+    app.add_middleware(HostMiddleware, hosts=hosts, has_keys=access.has_keys, metrics=gateway.metrics)
     if tracing is not None:
         from paceline.server.tracing import TracingMiddleware
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import InvalidConfig, MissingDependency
@@ -97,14 +98,19 @@ def serve(
             import uvicorn
 
             from paceline.server.app import create_app
+            from paceline.server.auth.hosts import parse_hosts
             from paceline.server.auth.middleware import parse_origins
+            from paceline.server.connection_limits import ConnectionLimits
             from paceline.server.draining_server import DrainingServer
             from paceline.server.gateway.gateway import Gateway
+            from paceline.server.http_protocol import LimitedProtocol
             from paceline.server.metrics.metrics import Metrics
         except ImportError as error:
             raise MissingDependency(error.name or "fastapi", "the server", "server") from error
 
         parse_origins(config.cors_origins)
+        parse_hosts(config.allowed_hosts)
+        limits = ConnectionLimits(config.max_connections, config.max_connections_per_address)
         with _open_tracing(config) as tracing, _open_strict_mode(config) as strict, connect() as target:
             metrics = Metrics(config.model_name)
             metrics.add_engine(target.engine_status)
@@ -114,6 +120,8 @@ def serve(
             gateway = Gateway(target, config, metrics, flags, strict)
             settings = uvicorn.Config(
                 create_app(gateway, access, tracing),
+                http=partial(LimitedProtocol, limits=limits, client_timeout=config.client_timeout),  # type: ignore[arg-type]
+                ws="none",
                 log_config=None,
                 access_log=False,
                 lifespan="on",

@@ -4,6 +4,7 @@ It runs in a process of its own, because a loader that crashes must not end the 
 `FORMAT-SEED-i`.
 """
 
+import copy
 import json
 import random
 import signal
@@ -102,7 +103,7 @@ def mutate_json(data: bytes, rng: random.Random) -> bytes:
             if rng.random() < 0.2:
                 del place[key]
             else:
-                place[key] = rng.choice(VALUES)
+                place[key] = copy.deepcopy(rng.choice(VALUES))
             break
     text = json.dumps(document)
     if rng.random() < 0.02:

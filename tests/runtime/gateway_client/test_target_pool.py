@@ -10,6 +10,7 @@ from paceline.core.errors import EngineClosed, InvalidRequest
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
+from paceline.engine.isolation.step_watch import StepWatch
 from paceline.runtime.wire.gateway_messages import Outputs
 from tests.engine.harness import GREEDY, PROMPT, SAMPLED, engine_of, outputs_of, request, text_of, tokens_of
 from tests.fakes import tiny_engine, tiny_model
@@ -234,8 +235,47 @@ def test_listener_that_raises_ends_its_own_request_only() -> None:
         until(lambda: "bad" not in pool._streams._streams)
 
 
+class MeasuredWatch(StepWatch):
+    """A watch that has measured steps of every size."""
+
+    def begin(self, num_tokens: int, now: float) -> None:
+        super().begin(num_tokens, now)
+        self.step_seconds = 0.0
+
+
+def test_slow_step_of_an_unmeasured_size_raises_no_alarm() -> None:
+    a = WorkerThread("a", steps=2)
+    with pool_of(a, health=replace(LENIENT, stall=0.01)) as pool:
+        reader = StreamReader(pool, *REQUESTS)
+        assert a.gate is not None
+        assert a.gate.reached.wait(20)
+        seen = pool.targets()["a"].heartbeat
+        until(lambda: pool.targets()["a"].heartbeat is not seen)
+        assert pool.targets()["a"].state is WorkerState.READY
+        a.gate.open()
+        assert texts(reader.read_all()) == EXPECTED
+
+
+def test_streams_that_a_worker_has_dropped_are_continued() -> None:
+    """A worker drops the streams of a gateway that was suspended, and its messages are lost."""
+    a = WorkerThread("a", steps=4)
+    with pool_of(a) as pool:
+        reader = StreamReader(pool, *REQUESTS)
+        assert a.gate is not None
+        assert a.gate.reached.wait(20)
+        a.listener.is_cut = True
+        for peer in list(a.worker._gateways):
+            a.worker._gateways[peer].last_message = -1e9  # the worker's thread drops it
+        until(lambda: all(not gateway.jobs for gateway in a.worker._gateways.values()))
+        a.listener.is_cut = False
+        a.gate.open()
+        assert texts(reader.read_all()) == EXPECTED
+        assert pool.num_continued > 0
+
+
 def test_stalled_engine_is_suspected() -> None:
     a, b = WorkerThread("a"), WorkerThread("b")
+    a.engine.watch = MeasuredWatch()
     stuck = Gate(a.engine, 2)
     with pool_of(a, b, health=replace(LENIENT, stall=0.5)) as pool:
         assert texts(StreamReader(pool, *REQUESTS).read_all()) == EXPECTED

@@ -257,10 +257,15 @@ def test_the_documentation_lists_every_metric() -> None:
     metrics.record_rejection("overloaded")
     exported = set()
     for family in metrics.registry.collect():
-        labels = {label for sample in family.samples for label in sample.labels} - {"model", "le"}
+        labels = {label for sample in family.samples for label in sample.labels} - {
+            "model",
+            "model_name",
+            "engine",
+            "le",
+        }
         name = f"{family.name}_total" if family.type == "counter" else family.name
         exported.add((name, family.type, frozenset(labels)))
-    rows = re.findall(r"^\| `(paceline_\w+)` \| (\w+) \| ([\w, ]*)\|", DOCS.read_text("utf-8"), re.MULTILINE)
+    rows = re.findall(r"^\| `((?:paceline_|vllm:)\w+)` \| (\w+) \| ([\w, ]*)\|", DOCS.read_text("utf-8"), re.MULTILINE)
     listed = {(name, kind, frozenset(re.findall(r"\w+", labels))) for name, kind, labels in rows}
     assert listed == exported
 
@@ -284,3 +289,21 @@ def test_counting_and_scraping_from_many_threads() -> None:
     found = samples(metrics)
     assert sum(value for key, value in found.items() if key[0] == "paceline_requests_total") == 200
     assert sum(value for key, value in found.items() if key[0] == "paceline_drafted_tokens_total") == 400
+
+
+def test_vllm_counters_are_the_sums_over_categories() -> None:
+    """`vllm bench serve` reads lines that start with `vllm:spec_decode` and end in `_total`; positions count from 0."""
+    metrics = Metrics("m")
+    for name, accepted in (("a", 2), ("b", 0), ("c", 3)):
+        request = make_request(name, category=name)
+        metrics.record_submit(request)
+        metrics.record_outputs([(request, make_output(1, drafted=3, accepted=accepted))], 0.0)
+    lines = [line for line in metrics.render().decode().splitlines() if line.startswith("vllm:")]
+    assert lines == [
+        'vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 3.0',
+        'vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 9.0',
+        'vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 5.0',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 2.0',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 2.0',
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="2"} 1.0',
+    ]

@@ -10,7 +10,8 @@ INLINE vb vb_load(const uint8_t *p) { vb v; memcpy(&v, p, sizeof v); return v; }
 
 /* INSTRUCTIONS: name of the chosen instructions, for reports.
  * SHIFTED_CODES8: 8-bit codes are stored as code + 128 in `codes_of` and corrected by the first value of the sum.
- * dot4(format, sum, codes, x, quad): sum + codes . the four inputs x[4 * quad..], per lane. total(format, sum): as int32 lanes. */
+ * dot4(format, sum, codes, x, quad): sum + codes . the four inputs x[4 * quad..], per lane. Sums of both chains may be added.
+ * total(format, sum): the sum as int32 lanes. */
 #if defined(PORTABLE)
 #define INSTRUCTIONS "portable"
 #define SHIFTED_CODES8 0
@@ -30,7 +31,6 @@ INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int qu
     return (vi)(quad ? vdotq_lane_s32((int32x4_t)sum, (int8x16_t)codes, inputs, 1)
                      : vdotq_lane_s32((int32x4_t)sum, (int8x16_t)codes, inputs, 0));
 }
-INLINE vi total(const int format, vi sum) { (void)format; return sum; }
 #elif defined(__aarch64__)
 #define INSTRUCTIONS "NEON"
 #define SHIFTED_CODES8 0
@@ -43,7 +43,6 @@ INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int qu
     const int32x4_t high = vpaddlq_s16(vmull_high_s8(w, inputs));
     return sum + (vi)vpaddq_s32(low, high);
 }
-INLINE vi total(const int format, vi sum) { (void)format; return sum; }
 #else
 INLINE int32_t word_at(const int8_t *x) { int32_t word; memcpy(&word, x, 4); return word; }
 #if LANES == 16 && defined(__AVX512VNNI__)
@@ -106,7 +105,17 @@ INLINE void codes_of(const int format, const uint8_t *codes, int64_t octet, cons
     }
 }
 
-/* First value of a sum; `inputs` is the sum of the group's activations */
+/* `first_sum`: the value from which `dot4` counts; `inputs` is the sum of the group's activations. `float_of`: the sum as float. */
+#if defined(__aarch64__) && !defined(PORTABLE)
+/* Conversions are slow here. A sum is below 2^22, so that 1.5 * 2^23 + sum is the float whose bits count sums in steps of 1. */
+INLINE vi first_sum(const int format, int32_t inputs) {
+    (void)format, (void)inputs;
+    return (vi){0} + 0x4B400000;
+}
+INLINE vf float_of(const int format, vi sum) { (void)format; return (vf)sum - 12582912.0f; }
+#else
 INLINE vi first_sum(const int format, int32_t inputs) {
     return (vi){0} - (format == CODES8 && SHIFTED_CODES8 ? 128 * inputs : 0);
 }
+INLINE vf float_of(const int format, vi sum) { return vf_of_ints(total(format, sum)); }
+#endif

@@ -67,9 +67,9 @@ INLINE void int_rows(const int format, const int rows, const int vectors, const 
                 const vf scale = scale_at(w, at + v * LANES);
 #pragma GCC unroll 8
                 for (int r = 0; r < rows; r++) {
-                    vi sum = total(format, s[0][r][v]);
-                    if (chains == 2) sum += total(format, s[1][r][v]);
-                    acc[r][v] = vf_fma(scale * a->x.scales[r * blocks + g / parts], vf_of_ints(sum), acc[r][v]);
+                    vi sum = s[0][r][v];
+                    if (chains == 2) sum += s[1][r][v];
+                    acc[r][v] = vf_fma(scale * a->x.scales[r * blocks + g / parts], float_of(format, sum), acc[r][v]);
                 }
                 if (!w->offsets) continue;
                 const vf offset = offset_at(w, at + v * LANES);

@@ -14,6 +14,8 @@ from paceline.models.metadata import MAX_TOKEN_ID, Metadata, read_json, read_tex
 END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "</s>")
 """Special tokens that end a turn or a text in any vocabulary: checkpoints often declare only one of them."""
 
+LONG_CHARS = 4096
+"""Text length from which the library encodes without the interpreter's lock. Its `encode` keeps it: 1.6 s for a megabyte."""
 REPLACEMENT = "\ufffd"
 """Decoded text of an incomplete character."""
 
@@ -51,6 +53,8 @@ class Tokenizer:
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Token ids of `text`. `add_special` adds tokens that the model expects around plain text, such as BOS; a rendered chat
         contains them."""
+        if len(text) > LONG_CHARS:
+            return self._backend.encode_batch([text], add_special_tokens=add_special)[0].ids
         return self._backend.encode(text, add_special_tokens=add_special).ids
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:
@@ -92,6 +96,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the largest id. The embedding may have more rows."""
         return max(self.vocab.values()) + 1
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+        return max(map(len, self.vocab))
 
     def to_json(self) -> str:
         """The whole tokenizer as tokenizer.json."""

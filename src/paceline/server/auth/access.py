@@ -1,13 +1,15 @@
 """Authentication by API key, and the scope that each path needs."""
 
 import logging
+import math
 import os
 from collections.abc import Callable
 
 from paceline.core.errors import InvalidConfig
 from paceline.server.auth.api_keys import ApiKey, KeyFile, key_id
+from paceline.server.auth.throttle import WrongKeys
 from paceline.server.config.config import ServerConfig
-from paceline.server.openai.errors import Forbidden, Unauthorised
+from paceline.server.openai.errors import Forbidden, RateLimited, Unauthorised
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ class Access:
             None if admin_key is None else ApiKey.from_text(admin_key, ADMIN_NAME, id=ADMIN_NAME, scopes=("admin",))
         )
         self._keys: dict[str, ApiKey] = {}
+        self._wrong_keys = WrongKeys(clock)
         self._checked, self._file_stat = clock(), self._stat()
         if keys is not None:
             self._keys = {key.id: key for key in keys.read()}
@@ -60,13 +63,23 @@ class Access:
         """Whether the server has keys that may open `/admin`."""
         return self._file is not None or self._admin is not None
 
-    def authenticate(self, path: str, authorization: str) -> ApiKey:
-        """The key in the Authorization header. Raises `Unauthorised`, or `Forbidden` if the key lacks the scope of `path`."""
+    @property
+    def has_keys(self) -> bool:
+        """Whether the API needs a key."""
+        return self._file is not None
+
+    def authenticate(self, path: str, authorization: str, address: str = "") -> ApiKey:
+        """The key in the Authorization header. Raises `Unauthorised`, `Forbidden` if the key lacks the scope of `path`, or
+        `RateLimited` if the client's `address` sent too many wrong keys."""
         scope = self._scope(path)
         if scope is None or (self._file is None and (scope != "admin" or self._admin is None)):
             return ANONYMOUS
-        key = self._find(authorization)
+        seconds = self._wrong_keys.wait_seconds(address)
+        key = self._find(authorization, is_throttled=seconds > 0)
         if key is None:
+            if seconds > 0:
+                raise RateLimited("this address sent too many wrong keys", math.ceil(seconds))
+            self._wrong_keys.record(address)
             raise Unauthorised(
                 "no valid API key: send the header `Authorization: Bearer KEY`",
                 code="invalid_api_key",
@@ -82,13 +95,14 @@ class Access:
             return None
         return next((scope for prefix, scope in PATH_SCOPES.items() if _is_under(path, (prefix,))), "generate")
 
-    def _find(self, authorization: str) -> ApiKey | None:
+    def _find(self, authorization: str, is_throttled: bool) -> ApiKey | None:
         scheme, _, text = authorization.strip().partition(" ")
         if scheme.lower() != "bearer":
             return None
         text = text.strip()
         self._reload()
-        key = self._keys.get(key_id(text) or "", self._admin)
+        # A throttled address may still use a key of the file: it has 256 random bits. `admin_key` may be guessed.
+        key = self._keys.get(key_id(text) or "", None if is_throttled else self._admin)
         return key if key is not None and key.matches(text) else None
 
     def _reload(self) -> None:

@@ -1,5 +1,6 @@
 """ASGI middleware that rejects a request before its route runs: foreign origins, missing keys, bad bodies."""
 
+import asyncio
 import json
 import re
 
@@ -11,9 +12,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from paceline.core.errors import InvalidConfig
 from paceline.server.auth.access import Access
 from paceline.server.auth.api_keys import ApiKey
+from paceline.server.auth.rate_limit import RateLimits
+from paceline.server.gateway.body_shape import check_shape
 from paceline.server.metrics.metrics import Metrics
 from paceline.server.openai.errors import ApiError, BadRequest, BodyTooLarge, Forbidden, log_refusal
 
+REJECTIONS = {401: "unauthorised", 403: "forbidden", 429: "wrong_keys"}
+"""Reasons in the metrics, by status."""
 ANY_ORIGIN = "*"
 ORIGIN = re.compile(r"https?://([\w.-]+|\[[0-9a-f:]+\])(:\d+)?")
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -29,9 +34,10 @@ class AuthMiddleware:
         if scope["type"] == "http":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             try:
-                key = self._access.authenticate(path, Headers(scope=scope).get("authorization", ""))
+                address = (scope.get("client") or ("",))[0]
+                key = self._access.authenticate(path, Headers(scope=scope).get("authorization", ""), address)
             except ApiError as error:
-                self._metrics.record_rejection("unauthorised" if error.status == 401 else "forbidden")
+                self._metrics.record_rejection(REJECTIONS.get(error.status, "forbidden"))
                 await reject(error, scope, receive, send)
                 return
             scope.setdefault("state", {})["key"] = key
@@ -92,10 +98,13 @@ class OriginMiddleware:
 
 
 class BodyMiddleware:
-    """Rejects bodies that are too large or contain half a surrogate pair."""
+    """Rejects bodies that are too large, have too many values or contain half a surrogate pair.
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app, self._limit = app, limit
+    It takes the body's cost from the key's allowance before any work. A session that runs returns it and takes the exact one.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, limits: RateLimits, most_values: int) -> None:
+        self._app, self._limit, self._limits, self._most_values = app, limit, limits, most_values
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -106,21 +115,30 @@ class BodyMiddleware:
             if length.isdigit() and int(length) > self._limit:
                 raise BodyTooLarge(self._limit)
             body = await self._read(receive)
-            _check_characters(body)
+            if body is None:
+                return
+            if body:
+                scope["state"]["charge"] = self._limits.charge_body(scope["state"]["key"], len(body))
+                check_shape(body, self._most_values)
+                _check_characters(body)
+                await asyncio.sleep(0)  # other tasks run before the body is parsed
         except ApiError as error:
             await reject(error, scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
 
-    async def _read(self, receive: Receive) -> bytes:
+    async def _read(self, receive: Receive) -> bytes | None:
+        """The whole body; None if the client disconnected before its end."""
         chunks, size = [], 0
         while True:
             message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
             chunks.append(message.get("body", b""))
             size += len(chunks[-1])
             if size > self._limit:
                 raise BodyTooLarge(self._limit)
-            if not message.get("more_body"):  # the end of the body, or a disconnect
+            if not message.get("more_body"):
                 return b"".join(chunks)
 
 

@@ -1,7 +1,7 @@
 """Rate limits of API keys: requests per minute, tokens per minute, and concurrent choices.
 
-An allowance refills continuously up to one minute's amount. A prompt is charged on admission and output tokens as they are
-generated, so a request never pays for `max_tokens`. Running requests may push an allowance below zero; the next request then
+An allowance refills continuously up to one minute's amount. A body is charged by its size before any work; on admission the exact
+prompt takes the place of that charge. Output tokens are charged as they are generated, so a request never pays for `max_tokens`. Running requests may push an allowance below zero; the next request then
 waits longer. The caller passes the time.
 """
 
@@ -11,6 +11,9 @@ from contextlib import contextmanager
 
 from paceline.server.auth.api_keys import ApiKey, KeyLimits
 from paceline.server.openai.errors import BadRequest, RateLimited
+
+BODY_BYTES_PER_TOKEN = 8
+"""Bytes of a body that are charged as one token before the prompt is encoded."""
 
 
 class Allowance:
@@ -66,6 +69,23 @@ class Account:
             self.tokens.take(tokens, now)
 
 
+class BodyCharge:
+    """What one request body took from its key before it was read. It stays taken if the request is not admitted."""
+
+    def __init__(self, account: Account | None, tokens: int) -> None:
+        """`account`: None for a key without limits."""
+        self._account, self._tokens = account, tokens
+
+    def give_back(self, now: float) -> None:
+        """Return the charge: the exact one follows. A second call does nothing."""
+        account, self._account = self._account, None
+        if account is None:
+            return
+        if account.requests is not None:
+            account.requests.take(-1, now)
+        account.spend(-self._tokens, now)
+
+
 class RateLimits:
     """One account per key. All calls must come from the event loop's thread."""
 
@@ -77,6 +97,20 @@ class RateLimits:
         """Raises `RateLimited`, or `BadRequest` if the request exceeds a limit as a whole."""
         if key.limits != KeyLimits():
             self._account(key).check(requests, choices, tokens, self._clock())
+
+    def charge_body(self, key: ApiKey, num_bytes: int) -> BodyCharge:
+        """Takes one request and the body's size in tokens. Raises `RateLimited` if the key has no allowance left."""
+        if key.limits == KeyLimits():
+            return BodyCharge(None, 0)
+        account, now, tokens = self._account(key), self._clock(), num_bytes // BODY_BYTES_PER_TOKEN
+        account.check(1, 0, 0, now)
+        if account.requests is not None:
+            account.requests.take(1, now)
+        account.spend(tokens, now)
+        return BodyCharge(account, tokens)
+
+    def give_back(self, charge: BodyCharge) -> None:
+        charge.give_back(self._clock())
 
     @contextmanager
     def take(self, key: ApiKey, requests: int, choices: int, tokens: int) -> Iterator[Account]:

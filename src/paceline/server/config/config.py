@@ -68,8 +68,18 @@ class ServerConfig:
     """Time limit of a request in seconds, including the wait; a request may set a shorter one."""
     drain_timeout: float = 30.0
     """Seconds for running requests to finish after SIGTERM."""
-    max_body_bytes: int = 8 * 2**20
+    max_body_bytes: int = 4 * 2**20
     """Largest request body."""
+    client_timeout: float = 30.0
+    """Seconds that a client may take to send its headers, to send its body, and to read nothing of a response. Then the
+    server closes the connection."""
+    max_connections: int = 4096
+    """Open connections in all; the server refuses further ones."""
+    max_connections_per_address: int = 1024
+    """Open connections of one IPv4 address, or of one IPv6 network of 64 bits. All clients of a proxy share its address."""
+    allowed_hosts: str | None = None
+    """Names of this server in the `Host` header, separated by commas, or `*`. None: any name if `api_keys` is set,
+    otherwise addresses and names that only a local network can define. See docs/access.md."""
     api_keys: str | None = None
     """Key file, created by `paceline api-keys`; none: the API needs no key. See docs/access.md."""
     admin_key: str | None = field(default=None, repr=False)
@@ -109,6 +119,9 @@ class ServerConfig:
             ("request_timeout", self.request_timeout > 0, "over 0 seconds"),
             ("drain_timeout", self.drain_timeout >= 0, "0 seconds or more"),
             ("max_body_bytes", self.max_body_bytes >= 1024, "at least 1024"),
+            ("client_timeout", self.client_timeout > 0, "over 0 seconds"),
+            ("max_connections", self.max_connections >= 1, "at least 1"),
+            ("max_connections_per_address", self.max_connections_per_address >= 1, "at least 1"),
             ("log_level", self.log_level in get_args(LogLevel), f"one of {', '.join(get_args(LogLevel))}"),
             ("log_requests", self.log_requests in get_args(LogDetail), f"one of {', '.join(get_args(LogDetail))}"),
             ("trace_ratio", 0.0 <= self.trace_ratio <= 1.0, "in [0, 1]"),

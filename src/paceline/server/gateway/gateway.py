@@ -41,7 +41,9 @@ NUM_FINISH_TIMES = 64
 class OutputStream:
     """Step outputs of the admitted requests of one session. The gateway writes, the session reads, on the event loop."""
 
-    def __init__(self, requests: Sequence[ValidatedRequest]) -> None:
+    def __init__(self, requests: Sequence[ValidatedRequest], deadline: float) -> None:
+        self.deadline = deadline
+        """Time of the event loop at which the stream fails."""
         self.requests = {request.id: request for request in requests}
         self.unfinished = {request.id: request.sampling.n for request in requests}
         """Number of unfinished choices by request id; finished requests are absent."""
@@ -143,9 +145,9 @@ class Gateway:
         self._loop = asyncio.get_running_loop()
         seconds = self.config.request_timeout if timeout is None else min(timeout, self.config.request_timeout)
         self.check_capacity(sum(request.sampling.n for request in requests))
-        stream = OutputStream(requests)
+        stream = OutputStream(requests, self._loop.time() + seconds)
         self._add(stream)
-        deadline = self._loop.call_later(seconds, stream.fail, RequestTimeout(seconds))
+        deadline = self._loop.call_at(stream.deadline, stream.fail, RequestTimeout(seconds))
         try:
             for request in requests:
                 self._start(stream, request)

@@ -13,7 +13,7 @@ from paceline.core.request import Request, ValidatedRequest
 from paceline.engine.text import RequestText
 from paceline.server.auth.api_keys import ApiKey
 from paceline.server.auth.middleware import request_key
-from paceline.server.auth.rate_limit import Account
+from paceline.server.auth.rate_limit import Account, BodyCharge
 from paceline.server.auth.strict import AuditEntry
 from paceline.server.gateway.gateway import Gateway, OutputStream
 from paceline.server.gateway.request_log import RequestLog
@@ -27,8 +27,9 @@ class RequestSession:
     A generation calls `check_limits`, `validate`, then `run`. Inside `run` it reads `outputs`. Leaving `run` closes all parts.
     """
 
-    def __init__(self, gateway: Gateway, key: ApiKey, is_strict: bool) -> None:
-        self.gateway, self.key, self.is_strict = gateway, key, is_strict
+    def __init__(self, gateway: Gateway, key: ApiKey, is_strict: bool, charge: BodyCharge | None = None) -> None:
+        """`charge`: what the body took from the key before it was read."""
+        self.gateway, self.key, self.is_strict, self._charge = gateway, key, is_strict, charge
         self._requests: Sequence[ValidatedRequest] = ()
         self._texts: dict[str, RequestText] = {}
         self._timeout: float | None = None
@@ -48,18 +49,25 @@ class RequestSession:
                 param="speculation.strict",
                 code="strict_unavailable",
             )
-        return cls(gateway, key, is_strict)
+        return cls(gateway, key, is_strict, getattr(http.state, "charge", None))
 
     def check_limits(self, num_requests: int, num_choices: int) -> None:
         """Raises the error that `run` would raise for lack of allowance or capacity, before the prompt is encoded."""
         with self._counted():
-            self.gateway.limits.check(self.key, num_requests, num_choices)
+            # The body's charge counts as one of the requests
+            self.gateway.limits.check(self.key, num_requests - (self._charge is not None), num_choices)
         self.gateway.check_capacity(num_choices)
 
     def charge_call(self) -> None:
         """Takes one request from the key's allowance, for a call that generates nothing."""
+        self._return_charge()
         with self._counted(), self.gateway.limits.take(self.key, 1, 0, 0):
             pass
+
+    def _return_charge(self) -> None:
+        charge, self._charge = self._charge, None
+        if charge is not None:
+            self.gateway.limits.give_back(charge)
 
     async def validate(
         self, requests: Sequence[Request], timeout: float | None = None, schema_field: str = "response_format"
@@ -97,6 +105,12 @@ class RequestSession:
                 self._log.add(outputs, time.monotonic())
             yield outputs
 
+    @property
+    def deadline(self) -> float:
+        """Time of the event loop at which the requests fail, inside `run`."""
+        assert self._stream is not None
+        return self._stream.deadline
+
     def fail(self, error: PacelineError) -> None:
         """Ends the output stream with `error`."""
         assert self._stream is not None
@@ -131,6 +145,7 @@ class RequestSession:
     def _charged(self) -> Iterator[None]:
         choices = sum(request.sampling.n for request in self._requests)
         tokens = sum(len(request.prompt_ids) for request in self._requests)
+        self._return_charge()
         with ExitStack() as stack:
             with self._counted():
                 take = self.gateway.limits.take(self.key, len(self._requests), choices, tokens)

@@ -30,6 +30,7 @@ from paceline.server.metrics.vllm_metrics import SpeculationTotals, VllmCollecto
 
 LATENCY = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
 PER_TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1.0)
+LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 DURATION = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 _DECAY = 1.0 - 1.0 / 128.0
@@ -146,6 +147,13 @@ class Metrics:
         )
         self.recent_first_token, self.recent_per_token = RecentValues(), RecentValues()
         self.duration = self._histogram("request_duration_seconds", "Time from arrival to the end.", DURATION)
+        self.loop_lag = Histogram(
+            "paceline_event_loop_lag_seconds",
+            "Delay of a callback of the event loop, measured 20 times a second.",
+            ["model"],
+            buckets=LAG,
+            registry=self.registry,
+        ).labels(model_name)
         self._lock = threading.Lock()
         self._category_names = Categories()
         self._categories: dict[str, _Category] = {}

@@ -124,8 +124,8 @@ class Unavailable(ApiError):
 
 
 def log_refusal(error: ApiError, path: str) -> None:
-    """Writes the reason of a 4xx to the log, at level `info`."""
-    if 400 <= error.status < 500:
+    """Writes the reason of a 4xx to the log, at level `info`. A request that ran has its own line."""
+    if 400 <= error.status < 500 and not isinstance(error, RequestTimeout):
         reason = error.code or error.type
         logger.info("refused: %.*s", MAX_REASON, error, extra={"status": error.status, "path": path, "reason": reason})
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
-from paceline.core.errors import InvalidRequest
+from paceline.core.errors import InvalidRequest, TextTooLong
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
@@ -18,11 +18,15 @@ from paceline.server.config.config import SamplingDefaults
 from paceline.server.gateway.categorise import categorise
 from paceline.server.gateway.session import RequestSession
 from paceline.server.openai.schemas.body import GenerationBody, JsonObjectFormat, JsonSchemaFormat
-from paceline.server.openai.schemas.chat import Message, Tool, template_message
+from paceline.server.openai.schemas.chat import ChatBody, Message, Tool, template_message, text_length
 from paceline.server.openai.tools import template_tools, write_tools_as_text
 
 THREAD_CHARS = 8192
 """Prompt length in characters from which tokenization runs on another thread, so that streams continue."""
+THREAD_MESSAGES = 64
+"""Messages from which a conversation is rendered on another thread."""
+TOPIC_CHARS = 4096
+"""Characters at the start and at the end of a text that decide its category."""
 CATEGORY_HEADER = "x-paceline-category"
 MAX_CATEGORY_CHARS = 64
 CATEGORY_TOKENS = 512
@@ -42,8 +46,20 @@ DEFAULTED_PARAMS = (
 class PromptEncoder:
     """Token ids of texts and conversations."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int) -> None:
         self._tokenizer = tokenizer
+        self._max_chars = max_model_len * tokenizer.longest_token
+
+    def check_text(self, text: str, body: GenerationBody) -> None:
+        """Raises `TextTooLong` for a text that cannot fit into the context window, before it is encoded."""
+        if len(text) > self._max_chars and body.truncate_prompt_tokens is None:
+            raise TextTooLong(len(text), self._max_chars)
+
+    def check_messages(self, body: ChatBody) -> None:
+        """Raises `TextTooLong` for messages that cannot fit into the context window, before they are rendered."""
+        count = sum(text_length(message) for message in body.messages)
+        if count > self._max_chars and body.truncate_prompt_tokens is None:
+            raise TextTooLong(count, self._max_chars, field="messages")
 
     async def encode_text(self, text: str, add_special: bool = True) -> tuple[int, ...]:
         if len(text) < THREAD_CHARS:
@@ -58,16 +74,27 @@ class PromptEncoder:
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Renders the model's chat template. Tools become text if the template does not support them."""
+        if tools or len(messages) > THREAD_MESSAGES:
+            text = await asyncio.to_thread(self._render, messages, tools, add_generation_prompt, variables)
+        else:
+            text = self._render(messages, tools, add_generation_prompt, variables)
+        return await self.encode_text(text, add_special=False)
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None,
+    ) -> str:
         values = [template_message(message) for message in messages]
         tool_values = template_tools(tuple(tools))
         if self._template_has_tools:
             for value in values:
                 _parse_arguments(value)
-            text = self._template.render(values, add_generation_prompt, tool_values or None, variables)
-        else:
-            values = write_tools_as_text(values, tool_values)
-            text = self._template.render(values, add_generation_prompt, variables=variables)
-        return await self.encode_text(text, add_special=False)
+            return self._template.render(values, add_generation_prompt, tool_values or None, variables)
+        values = write_tools_as_text(values, tool_values)
+        return self._template.render(values, add_generation_prompt, variables=variables)
 
     @cached_property
     def _template(self) -> ChatTemplate:
@@ -180,7 +207,10 @@ def _infer_category(prompt: tuple[int, ...], sampling: SamplingParams, topic: st
     is_json = sampling.json_schema is not None
     if topic is None and not is_json:
         topic = tokenizer.decode(prompt[-CATEGORY_TOKENS:])
-    return categorise(topic or "", len(prompt), is_json)
+    topic = topic or ""
+    if len(topic) > 2 * TOPIC_CHARS:
+        topic = topic[:TOPIC_CHARS] + topic[-TOPIC_CHARS:]
+    return categorise(topic, len(prompt), is_json)
 
 
 def _parse_arguments(message: dict[str, Any]) -> None:

@@ -39,7 +39,8 @@ EVENTS: dict[str, Any] = {"text/event-stream": {"example": "data: {...}\n\ndata:
 def generation_routes(gateway: Gateway) -> APIRouter:
     """/v1/chat/completions and /v1/completions."""
     router = APIRouter(tags=["generation"])
-    encoder, defaults, target = PromptEncoder(gateway.tokenizer), gateway.config.sampling, gateway.target
+    defaults, target = gateway.config.sampling, gateway.target
+    encoder = PromptEncoder(gateway.tokenizer, target.max_model_len)
     context = AnswerContext(gateway.model, gateway.fingerprint, target.max_depth, gateway.tokenizer)
 
     @router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion, "content": EVENTS}})
@@ -47,6 +48,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         gateway.check_model(body.model)
         session = RequestSession.open(gateway, http, body)
         session.check_limits(1, body.n or 1)
+        encoder.check_messages(body)
         tool_use = ToolUse.from_body(body)
         tools = tool_use.tools if tool_use else ()
         prompt = await encoder.encode_messages(
@@ -75,6 +77,9 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         gateway.check_model(body.model)
         session = RequestSession.open(gateway, http, body)
         session.check_limits(len(body.prompts), len(body.prompts) * (body.n or 1))
+        for text in body.prompts:
+            if isinstance(text, str):
+                encoder.check_text(text, body)
         prompts = [
             await encoder.encode_text(prompt, body.add_special_tokens) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts
@@ -101,7 +106,7 @@ def model_routes(gateway: Gateway) -> APIRouter:
     """/v1/models, /tokenize and /detokenize."""
     router = APIRouter(tags=["model"])
     tokenizer, max_model_len = gateway.tokenizer, gateway.target.max_model_len
-    encoder = PromptEncoder(tokenizer)
+    encoder = PromptEncoder(tokenizer, max_model_len)
     model = Model(
         id=gateway.model,
         object="model",

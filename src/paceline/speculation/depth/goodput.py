@@ -7,8 +7,7 @@ B / t_plain(B) by a margin (`BestDrafts`). At a switch to drafting they must als
 It measures what it does not do. At depth 0 it probes (`Probing`). While it drafts, some steps are plain (`Baselines`): one
 before the first drafts of a batch of that scale, one soon after, later one in 200. A baseline by which drafting loses is
 repeated until drafting wins or ends. One depth does not show the cost of another: a method that has long drafted to one
-depth drafts one more in every 16th step. While prompts keep arriving and drafting promises little, whole stretches of both ways
-are compared (`Trials`).
+depth drafts one more in every 16th step.
 """
 
 from collections import Counter
@@ -24,7 +23,6 @@ from paceline.speculation.depth.policy import Candidate, StepObservation, method
 from paceline.speculation.depth.probing import SEQUENCES, Probing
 from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.step_time import StepTime
-from paceline.speculation.depth.trials import Trials
 
 SKIPPED_STEPS = 8
 """Steps for which a decision against drafting holds while nothing is drafted and the batch stays about as large. A plain step
@@ -59,7 +57,6 @@ class GoodputDepth:
         self._drafts = BestDrafts(self._acceptance, self._times, self._switch_on, self._prefill, margin)
         self._num_skipped, self._skipped_batch = 0, 0  # steps still to skip, and the batch that was decided for
         self._baselines = Baselines()
-        self._trials = Trials()
         self._ragged, self._padded = RaggedBatch(), padded
         self._probed: dict[str, float] = {}
         """Categories probed since they last drafted because it pays, with the expected acceptance of the first draft."""
@@ -79,11 +76,6 @@ class GoodputDepth:
         return self._acceptance.alphas(category)
 
     def observe(self, step: StepObservation) -> None:
-        if step.elapsed is None:
-            self._trials.restart()
-        else:
-            turnover = step.num_joined, step.num_ended
-            self._trials.observe(step.batch, step.tokens, step.elapsed, *turnover, self.advantage)
         self._switch_on.observe(step, self._times.expected(step))
         self._prefill.observe(step)
         if not step.drafting:
@@ -112,9 +104,6 @@ class GoodputDepth:
         self._probed.pop(category, None)
 
     def skip_step(self, batch: int) -> bool:
-        if not self._trials.allows_drafts(batch):
-            self._probing.begin_step(())
-            return True
         has_changed = _BATCH_CHANGE * abs(batch - self._skipped_batch) > self._skipped_batch
         if self._num_skipped == 0 or has_changed or self._probing.is_pending:
             return False

@@ -71,14 +71,6 @@ class StepObservation:
     """Tokens of the sequences that decoded; a pass reads them all."""
     slots: int | None = None
     """Slots of a padded batch, all of them counted in `rows`; None: a ragged batch."""
-    tokens: int = 0
-    """Tokens that the step committed."""
-    num_joined: int = 0
-    """Sequences whose prompts the step completed."""
-    num_ended: int = 0
-    """Sequences that ended since the step before it."""
-    elapsed: float | None = None
-    """Seconds since the step before it ended; None: there was no work in between."""
     switch_on_seconds: float = 0.0
     """Time in which the device was idle before this step because the step drafts and the ones before it did not."""
 

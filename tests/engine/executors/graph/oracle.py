@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from paceline.core.sequence import Sequence as Running
-from paceline.engine.executors.graph.drafter import Drafts, DraftShape
+from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
 from paceline.engine.executors.graph.slots import DeviceSlots
 from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.trees.tree import depths

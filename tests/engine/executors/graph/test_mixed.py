@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.request import Request
+from paceline.core.speculation import SpeculationParams
 from paceline.engine.engine import Engine
 from paceline.engine.executors.graph import mixed
 from paceline.engine.executors.reason import GRAPH, HostReason
@@ -166,12 +167,38 @@ def replace_tokens(one: Request, count: int) -> Request:
     return replace(one, sampling=replace(one.sampling, max_tokens=count))
 
 
-def test_a_batch_that_drafts_is_joined_through_the_host():
+@pytest.mark.parametrize("depth", [2, 5])
+def test_a_batch_that_drafts_is_joined_without_the_host(depth):
+    """The draft is the target, so that a draft cache that is not right would show in the acceptance."""
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
-    engine = graph_engine(proposer, depth=2)
-    asked = [replace_tokens(one, 24) for one in arriving(4, seed=3)]
-    check(engine, asked, arrivals=1)
-    assert engine.executor_counts[HostReason.ADMISSION] > 0, engine.executor_counts
+    engine = graph_engine(proposer, depth=depth)
+    first = request("first", [1, 2, 3], temperature=0.0, max_tokens=60)
+    asked = [first, *(replace_tokens(one, 12) for one in arriving(6, seed=3, temperature=0.0))]
+    result = check(engine, asked, arrivals=1)
+    assert set(reasons(engine)) <= {HostReason.IDLE, HostReason.RESIZE, HostReason.PREFILL}, engine.executor_counts
+    assert result.accepted > 0.8 * result.drafted
+
+
+def test_a_request_without_speculation_joins_a_batch_that_drafts():
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = graph_engine(proposer, depth=3)
+    first = request("first", [1, 2, 3], temperature=0.0, max_tokens=40)
+    plain = replace(
+        request("plain", [4, 5, 6], temperature=0.0, max_tokens=9), speculation=SpeculationParams(enabled=False)
+    )
+    result = check(engine, [first, plain], arrivals=1)
+    assert HostReason.ADMISSION not in engine.executor_counts
+    assert result.accepted > 20
+
+
+def test_a_batch_keeps_its_drafts_when_it_shrinks():
+    """Sequences end one by one: smaller batches take the draft's cache over."""
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine = graph_engine(proposer, depth=2, max_num_seqs=6)
+    asked = [request(f"r{i}", [1, 2, 3 + i], temperature=0.0, max_tokens=30 - 4 * i) for i in range(5)]
+    result = check(engine, asked)
+    assert HostReason.DRAFT_BEHIND not in engine.executor_counts
+    assert result.accepted > 0.6 * result.drafted
 
 
 class SometimesDrafts(FixedDepth):

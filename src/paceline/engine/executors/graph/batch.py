@@ -14,15 +14,15 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
-from paceline.engine.executors.graph.chain_drafter import ChainDrafter
 from paceline.engine.executors.graph.control import ControlBuffer
-from paceline.engine.executors.graph.draft_prefill import DraftPrefills
-from paceline.engine.executors.graph.drafter import NO_DRAFTS, DraftShape, GraphDrafter, GraphProposer
+from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
+from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
+from paceline.engine.executors.graph.drafters.drafter import NO_DRAFTS, DraftShape, GraphDrafter, GraphProposer
+from paceline.engine.executors.graph.drafters.tree_drafter import TreeDrafter, tree_shape
 from paceline.engine.executors.graph.inflight import InflightStep, StepBuffers
 from paceline.engine.executors.graph.mixed import SlotInputs
 from paceline.engine.executors.graph.round_buffers import RoundBuffers
 from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Sampling, Slot
-from paceline.engine.executors.graph.tree_drafter import TreeDrafter, tree_shape
 from paceline.engine.hooks.idle_captures import Capture
 from paceline.kernels.gpu.speculation.accept import Accepted, accept_chains
 from paceline.kernels.gpu.speculation.accept_tree import accept_trees

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 
 from paceline.core.sequence import Sequence
-from paceline.engine.executors.graph.drafter import GraphProposer
+from paceline.engine.executors.graph.drafters.drafter import GraphProposer
 from paceline.engine.executors.reason import HostReason
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator

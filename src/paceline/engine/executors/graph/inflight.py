@@ -11,7 +11,7 @@ from paceline.core.clock import Clock
 from paceline.core.output import StepTimes
 from paceline.core.sequence import Origin, Sequence, Status
 from paceline.engine.executors.executor import SequenceResult, StepResult
-from paceline.engine.executors.graph.drafter import DraftShape
+from paceline.engine.executors.graph.drafters.drafter import DraftShape
 from paceline.models.cuda_graph import StreamEvent, staging_tensor
 from paceline.speculation.verification.verify import PLAIN, Verdict
 

@@ -11,7 +11,7 @@ from paceline.core.clock import Clock
 from paceline.core.output import StepTimes
 from paceline.core.sequence import Sequence, Status
 from paceline.engine.executors.executor import SequenceResult, StepResult
-from paceline.engine.executors.graph.drafter import DraftShape
+from paceline.engine.executors.graph.drafters.drafter import DraftShape
 from paceline.engine.executors.graph.inflight import StepBuffers, chain_path, origins
 from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Slot, sample
 from paceline.engine.schedule import Scheduled
@@ -125,9 +125,9 @@ class InflightMixed:
                 results.append(SequenceResult(sequence, 1, verdict, limit, limit, limit))
         for prompt in self.prompts:
             sequence = prompt.item.sequence
-            verdict = None if prompt.slot is None else Verdict((), (next(first),), PLAIN)
+            ended = None if prompt.slot is None else Verdict((), (next(first),), PLAIN)
             if sequence.status is running:
-                results.append(SequenceResult(sequence, prompt.item.num_tokens, verdict))
+                results.append(SequenceResult(sequence, prompt.item.num_tokens, ended))
         buffers, now = self.buffers, clock.now()
         draft_seconds = self.drafted.seconds_since(self.begin)
         verify_seconds = buffers.end.seconds_since(self.drafted)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from paceline.engine.executors.graph.drafter import Drafts, DraftShape
+from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
 from paceline.engine.executors.graph.rows import ChainRows, TreeRows
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
 from paceline.models.architectures.decoder import ForwardOutput

@@ -1,11 +1,12 @@
 """Responses and chunks of /v1/completions."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
+from paceline.core.sequence import FinishReason
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.server.openai.answers.answer import MIN_LOGPROB, Answer, AnswerContext
 from paceline.server.openai.answers.prompt_logprobs import prompt_logprobs
@@ -48,13 +49,24 @@ class CompletionAnswer(Answer):
         ]
         self._prompt_scores: dict[str, tuple[TokenLogprobs, ...]] = {}
 
+    def add(self, output: StepOutput) -> dict[str, Any] | None:
+        if self._body.max_tokens == 0:  # the engine generates one token at least
+            output = replace(
+                output,
+                tokens=(),
+                origins=(),
+                text="",
+                logprobs=None if output.logprobs is None else (),
+                finish_reason=FinishReason.LENGTH if output.finish_reason else None,
+            )
+        return super().add(output)
+
     def add_to_choice(self, index: int, output: StepOutput) -> dict[str, Any] | None:
         choice, body, logprobs = self._choices[index], self._body, None
         if output.prompt_logprobs is not None:
             self._prompt_scores[output.request_id] = output.prompt_logprobs
-        is_generated = body.max_tokens != 0  # with 0, the engine generates one token that nothing shows
-        text, tokens = (output.text, output.tokens) if is_generated else ("", ())
-        scores: list[TokenLogprobs | int] = list(output.logprobs or ()) if is_generated else []
+        text, tokens = output.text, output.tokens
+        scores: list[TokenLogprobs | int] = list(output.logprobs or ())
         is_first, choice.is_started = not choice.is_started, True
         if is_first and body.echo:
             text = choice.prompt + text

@@ -15,6 +15,8 @@ from paceline.server.openai.errors import ClientDisconnected, to_api_error
 
 logger = logging.getLogger(__name__)
 
+LAST_EVENT_SECONDS = 1.0
+"""Time after the deadline in which the client may still read its error."""
 EVENT_STREAM = {
     "type": "http.response.start",
     "status": 200,
@@ -37,12 +39,24 @@ class GenerationResponse(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with self._session.run(self._answer.id), self._watch_client(receive):
             if self._is_stream:
-                await self._stream(send)
+                await self._stream_until_deadline(scope, send)
                 return
             async for outputs in self._session.outputs():
                 for output in outputs:
                     self._answer.add(output)
         await JSONResponse(self._answer.response())(scope, receive, send)
+
+    async def _stream_until_deadline(self, scope: Scope, send: Send) -> None:
+        """Aborts the connection if the deadline passes while the client reads nothing: `send` would wait for it."""
+        try:
+            async with asyncio.timeout_at(self._session.deadline + LAST_EVENT_SECONDS):
+                await self._stream(send)
+        except TimeoutError as error:
+            self._session.record_error(error)
+            abort = scope["state"].get("abort_connection")
+            if abort is not None:
+                abort()
+                await asyncio.sleep(0)  # the server learns of it in the next turn of the loop
 
     async def _stream(self, send: Send) -> None:
         """Sends the HTTP status with the first token, so that an earlier failure can set its own status."""

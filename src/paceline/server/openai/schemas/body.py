@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from paceline.core.speculation import MAX_DEPTH, Verification
@@ -20,7 +20,24 @@ _warned: set[str] = set()
 MAX_SEED = 2**63 - 1
 MAX_TOKENS = 2**31 - 1
 MAX_STOPS = 16
+MAX_FIELDS = 256
+MAX_BIASES = 4096
+MAX_METADATA = 64
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+def at_most(most: int) -> BeforeValidator:
+    """Rejects a larger object before its values are validated: each could be an error of its own."""
+
+    def check(values: Any) -> Any:
+        if isinstance(values, dict) and len(values) > most:
+            raise PydanticCustomError("too_many_fields", "an object has more than {most} fields", {"most": most})
+        return values
+
+    return BeforeValidator(check)
+
+
+LogitBias = dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]]
 Stop = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -38,6 +55,8 @@ class Body(BaseModel):
     def _drop_absent(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
+        if len(values) > MAX_FIELDS:  # each unknown one would be an error of its own
+            raise PydanticCustomError("too_many_fields", "an object has more than {most} fields", {"most": MAX_FIELDS})
         present = {name: value for name, value in values.items() if value is not None and name not in cls.ignored}
         if len(present) < len(values):
             _warn_of(name for name in cls.ignored if values.get(name) is not None)
@@ -175,9 +194,7 @@ class GenerationBody(Body):
     stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: (
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
-    ) = None
+    logit_bias: Annotated[LogitBias, at_most(MAX_BIASES)] | None = None
     """Values added to logits, by token id as a string."""
     response_format: ResponseFormat | None = None
     stream: bool = False
@@ -187,7 +204,7 @@ class GenerationBody(Body):
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: Annotated[dict[str, str], at_most(MAX_METADATA)] | None = None
     """`category` is the traffic category, like the header X-Paceline-Category."""
 
     top_k: int | None = Field(None, ge=-1, le=MAX_TOKENS)

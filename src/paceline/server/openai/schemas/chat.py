@@ -17,6 +17,11 @@ from paceline.server.openai.schemas.body import (
     inconsistent,
 )
 
+MAX_MESSAGES = 2048
+MAX_PARTS = 4096
+"""Parts of the content of one message."""
+MAX_CALLS = 1024
+"""Tool calls of one message."""
 NAME = r"^[A-Za-z0-9_-]{1,64}$"
 RESERVED_VARIABLES = frozenset({"messages", "tools", "add_generation_prompt"})
 """Variables of a chat template that have a parameter of their own."""
@@ -39,7 +44,7 @@ class TextPart(Body):
         return values
 
 
-Content = str | Annotated[list[TextPart], Field(min_length=1)]
+Content = str | Annotated[list[TextPart], Field(fail_fast=True, min_length=1, max_length=MAX_PARTS)]
 
 
 class SystemMessage(Body):
@@ -75,7 +80,7 @@ class AssistantMessage(Body):
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(min_length=1)] | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True, min_length=1, max_length=MAX_CALLS)] | None = None
 
 
 class ToolMessage(Body):
@@ -87,6 +92,9 @@ class ToolMessage(Body):
 Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
 
 
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MAX_MESSAGES)]
+
+
 def template_message(message: SystemMessage | UserMessage | AssistantMessage | ToolMessage) -> dict[str, Any]:
     """The message as chat templates expect it: content as one string, role `system` for `developer`."""
     values: dict[str, Any] = message.model_dump(exclude_none=True)
@@ -95,6 +103,12 @@ def template_message(message: SystemMessage | UserMessage | AssistantMessage | T
     content = message.content
     values["content"] = "".join(part.text for part in content) if isinstance(content, list) else content or ""
     return values
+
+
+def text_length(message: SystemMessage | UserMessage | AssistantMessage | ToolMessage) -> int:
+    """Characters of the message's content."""
+    content = message.content
+    return sum(len(part.text) for part in content) if isinstance(content, list) else len(content or "")
 
 
 def last_user_text(messages: Sequence[Message]) -> str:
@@ -147,7 +161,7 @@ class ChatBody(GenerationBody):
 
     ignored = IGNORED_PARAMS | {"prediction"}
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     add_generation_prompt: bool = True
     """Whether the prompt ends with the start of the assistant's message."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -156,7 +170,7 @@ class ChatBody(GenerationBody):
     """Output tokens; without this and `max_tokens` the limit is the model's context window."""
     logprobs: bool = False
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool = True
 

@@ -13,12 +13,14 @@ from paceline.server.openai.schemas.body import (
     UnsupportedParams,
     inconsistent,
 )
-from paceline.server.openai.schemas.chat import Message, Tool
+from paceline.server.openai.schemas.chat import Messages, Tool
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for a request without `max_tokens`."""
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+MAX_IDS = 1 << 20
+"""Token ids of one prompt; the model's context window is the tighter limit."""
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, min_length=1, max_length=MAX_IDS)]
 
 
 class CompletionBody(GenerationBody):
@@ -33,8 +35,8 @@ class CompletionBody(GenerationBody):
     prompt: (
         str
         | TokenIds
-        | Annotated[list[str], Field(min_length=1, max_length=128)]
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=128)]
+        | Annotated[list[str], Field(fail_fast=True, min_length=1, max_length=128)]
+        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1, max_length=128)]
     )
     """A string, a list of token ids, or a list of strings or token-id lists."""
     max_tokens: int | None = Field(None, ge=0, le=MAX_TOKENS)
@@ -71,8 +73,8 @@ class TokenizeBody(Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    messages: Messages | None = None
+    tools: Annotated[list[Tool], Field(fail_fast=True, max_length=128)] | None = None
     add_special_tokens: bool = True
     """Adds special tokens to `prompt`; the chat template adds those of `messages`."""
     return_token_strs: bool = False
@@ -95,7 +97,7 @@ class DetokenizeBody(Body):
     """Body of POST /detokenize, as in vLLM."""
 
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True, max_length=MAX_IDS)]
 
 
 class DetokenizeResponse(BaseModel):

@@ -3,6 +3,8 @@
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from paceline.models.cuda_graph import StreamEvent
 from paceline.models.gpu.mixed import MixedPasses
 from paceline.models.gpu.runner import GpuRunner
@@ -29,7 +31,7 @@ class InflightPrefill:
 
 
 class DraftPrefills:
-    def __init__(self, drafter: ModelDrafter, max_sequences: int) -> None:
+    def __init__(self, drafter: ModelDrafter[Tensor], max_sequences: int) -> None:
         runner = drafter.runner
         assert isinstance(runner, GpuRunner)
         self._drafter, self._device = drafter, runner.device

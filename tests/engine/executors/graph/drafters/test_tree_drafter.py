@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from paceline.core.sampling import SamplingParams
-from paceline.engine.executors.graph import tree_drafter
+from paceline.engine.executors.graph.drafters import tree_drafter
+from paceline.engine.executors.graph.drafters.tree_drafter import FRESH, ROOM, TreeDrafter
+from paceline.engine.executors.graph.drafters.tree_growth import SHAPES
 from paceline.engine.executors.graph.slots import DeviceSlots, Slot
-from paceline.engine.executors.graph.tree_drafter import FRESH, ROOM, TreeDrafter
-from paceline.engine.executors.graph.tree_growth import SHAPES
 from paceline.kernels.gpu.speculation.accept_tree import path_buffers
 from paceline.speculation.proposer import Hidden, Progress
 from paceline.speculation.proposers import eagle as eagle_module

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.sequence import Sequence
-from paceline.engine.executors.graph.draft_prefill import DraftPrefills, InflightPrefill
-from paceline.engine.executors.graph.drafter import Drafts, DraftShape
+from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills, InflightPrefill
+from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
 from paceline.engine.executors.graph.rows import ChainRows
 from paceline.engine.executors.graph.slots import DeviceSlots
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath

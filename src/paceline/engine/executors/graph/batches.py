@@ -1,0 +1,71 @@
+"""The batches of all sizes, and the one that the slots are in."""
+
+from paceline.engine.executors.graph.batch import GraphBatch
+from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
+from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
+from paceline.engine.executors.graph.drafters.drafter import GraphProposer
+from paceline.engine.executors.graph.slot_table import SlotTable
+from paceline.engine.executors.graph.slots import DeviceSlots
+from paceline.engine.hooks.idle_captures import Capture
+from paceline.engine.scheduler import Scheduler
+from paceline.models.gpu.runner import GpuRunner, bucket, buckets
+from paceline.speculation.proposers.draft_model import DraftModelProposer
+
+
+class GraphBatches:
+    """A batch is made when its size is needed first, and kept: it has its own graphs."""
+
+    def __init__(
+        self,
+        runner: GpuRunner,
+        proposer: GraphProposer | None,
+        scheduler: Scheduler,
+        max_depth: int,
+        device_slots: DeviceSlots,
+        slots: SlotTable,
+    ) -> None:
+        self._runner, self._proposer, self._scheduler = runner, proposer, scheduler
+        self._device_slots, self._slots, self.max_depth = device_slots, slots, max_depth
+        self.prefills: DraftPrefills | None = None
+        """Draft prefills behind a step; None: sequences cannot join a batch that drafts."""
+        if isinstance(proposer, DraftModelProposer):
+            self.prefills = DraftPrefills(proposer.drafter, device_slots.size)
+        self._batches: dict[int, GraphBatch] = {}
+        self.current = self.of(1)
+        """The batch of the size that the slots need."""
+
+    def of(self, size: int) -> GraphBatch:
+        if size not in self._batches:
+            self._batches[size] = GraphBatch(
+                self._runner, self._proposer, self.prefills, self._device_slots, size, self.max_depth
+            )
+        return self._batches[size]
+
+    def max_rows(self, size: int) -> int:
+        """Most rows of a step of `size` slots, drafts included."""
+        return min(self._scheduler.max_batched_tokens, size + self._scheduler.max_draft_tokens)
+
+    def captures(self) -> tuple[list[Capture], list[Capture]]:
+        """Functions that capture the graphs of all batches: those that any traffic needs, and the others."""
+        batches = [self.of(size) for size in reversed(buckets(self._scheduler.max_num_seqs))]
+        most = max(batch.most_rows(self.max_depth, self.max_rows(batch.size)) for batch in batches)
+        self._runner.workspace.logits(most)  # all batches share it
+        both = [batch.captures(self.max_depth, self.max_rows(batch.size)) for batch in batches]
+        return [one for first, _ in both for one in first], [one for _, later in both for one in later]
+
+    def load(self) -> GraphBatch:
+        """The batch for sequences that were just put into the slots; its drafter has not loaded them."""
+        self.current = self.of(bucket(len(self._slots)))
+        return self.current
+
+    def fit(self) -> None:
+        """Continue in a batch of the size that the slots need."""
+        batch = self.of(bucket(len(self._slots)))
+        if batch is self.current or not self._slots:
+            return
+        old, new = self.current.drafter, batch.drafter
+        if isinstance(old, ChainDrafter) and isinstance(new, ChainDrafter):
+            new.take_over(old)
+        elif new is not None:
+            new.load(())  # its sequences need a draft prefill
+        self.current = batch

@@ -1,0 +1,1 @@
+"""What drafts inside graph steps."""

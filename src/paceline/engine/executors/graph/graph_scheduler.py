@@ -1,0 +1,159 @@
+"""What the next graph step computes: a token of every slot, its drafts, and prompts beside them."""
+
+from collections.abc import Collection
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from paceline.core.sequence import Sequence
+from paceline.engine.executors.graph.batches import GraphBatches
+from paceline.engine.executors.graph.drafters.drafter import NO_DRAFTS, DraftShape
+from paceline.engine.executors.graph.eligibility import GraphEligibility
+from paceline.engine.executors.graph.inflight import InflightStep
+from paceline.engine.executors.graph.mixed import InflightMixed, prompt_budget
+from paceline.engine.executors.graph.slot_table import SlotTable
+from paceline.engine.executors.reason import HostReason
+from paceline.engine.schedule import Schedule
+from paceline.engine.scheduler import Scheduler
+from paceline.engine.speculator import Speculator
+from paceline.kernels.layout import BLOCK_SIZE
+from paceline.models.gpu.runner import bucket
+from paceline.speculation.depth.probing import SEQUENCES as PROBED
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSchedule(Schedule):
+    """One committed token of every slot, with drafts of one shape. `items` are the prompts computed beside them."""
+
+    shape: DraftShape = NO_DRAFTS
+    num_ahead: int = 1
+    """Tokens by which a sequence may have grown when the step ends, steps in flight included."""
+
+
+class GraphScheduler:
+    """Schedules steps of the sequences in the slots, behind the steps in flight."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        speculator: Speculator,
+        eligibility: GraphEligibility,
+        slots: SlotTable,
+        batches: GraphBatches,
+        inflight: Collection[InflightStep | InflightMixed],
+        max_model_len: int,
+    ) -> None:
+        self._scheduler, self._speculator, self._eligibility = scheduler, speculator, eligibility
+        self._slots, self._batches, self._inflight = slots, batches, inflight
+        self._max_model_len = max_model_len
+
+    def schedule(self, can_prefill: bool) -> GraphSchedule | HostReason:
+        """The next step, with its blocks reserved; or why the host executor has to take it. `can_prefill`: prompts may be
+        computed beside the slots."""
+        has_prompts = self._has_prompts
+        if has_prompts and not (can_prefill and self._can_join_batch):
+            reason = self.host_prefill_reason(self._num_prompts)
+            if reason is not None:
+                return reason
+            has_prompts = False  # they wait
+        decoding = self._schedule_decoding(has_prompts)
+        if isinstance(decoding, HostReason) or not has_prompts:
+            return decoding
+        return self._schedule_prompts(decoding)
+
+    def host_prefill_reason(self, num_prompts: int) -> HostReason | None:
+        """Why the host computes prompts now; None: there are none, or they wait. `num_prompts` sequences have begun theirs."""
+        if num_prompts:
+            return HostReason.PREFILL
+        return HostReason.ADMISSION if self._eligibility.admits() else None
+
+    @property
+    def _num_prompts(self) -> int:
+        """Running sequences with prompt tokens to submit."""
+        inflight = self.inflight_prompts
+        return sum([one not in self._slots and one.id not in inflight for one in self._scheduler.running])
+
+    @property
+    def _has_prompts(self) -> bool:
+        return self._scheduler.may_admit or self._num_prompts > 0
+
+    @property
+    def _can_join_batch(self) -> bool:
+        """Whether sequences can join without the host: what drafts can take them over, or nothing drafts."""
+        drafter = self._batches.current.drafter
+        if drafter is None or self._batches.prefills is not None:
+            return True
+        return drafter.is_idle and not any(sequence.depth for sequence in self._slots.members())
+
+    def _schedule_prompts(self, decoding: GraphSchedule) -> GraphSchedule | HostReason:
+        """`decoding` with prompts beside it, or why the host has to take the step."""
+        scheduler, num_decoding = self._scheduler, self._slots.num_used
+        rows = num_decoding * (1 + decoding.shape.nodes)
+        budget = min(prompt_budget(num_decoding, scheduler.prompt_rows), scheduler.max_batched_tokens - rows)
+        prompts = scheduler.schedule_prompts(budget, self._can_join)
+        if prompts:
+            return replace(decoding, items=prompts)
+        # The first that waits may need the host; otherwise it waits for blocks or for a prompt in flight
+        needs_host = self._eligibility.reason(scheduler.waiting[:1]) is not None
+        return (self.host_prefill_reason(0) if needs_host else None) or decoding
+
+    def _can_join(self, sequence: Sequence) -> bool:
+        return sequence.id not in self.inflight_prompts and self._eligibility.reason((sequence,)) is None
+
+    def _schedule_decoding(self, has_prompts: bool) -> GraphSchedule | HostReason:
+        """Decide the depths, choose the draft shape and reserve the target's blocks for the step."""
+        members = self._slots.members()
+        self._speculator.decide(members)
+        batch = self._batches.current
+        most_rows = self._batches.max_rows(batch.size)
+        if has_prompts:  # drafts leave them half a pass
+            most_rows = min(most_rows, self._scheduler.max_batched_tokens // 2)
+        drafter, most = batch.drafter, max(0, most_rows // batch.size - 1)
+        for sequence in members:  # the host could not draft for it either: the batch stays in the graph
+            if sequence.depth and drafter is not None and not drafter.has_room(sequence):
+                sequence.depth = 0
+        depth = min(most, max([sequence.depth for sequence in members]))
+        if depth > 0 and (drafter is None or not drafter.can_draft(members)):
+            return HostReason.DRAFT_BEHIND
+        if depth > 0 and self.is_for_few(members):
+            return HostReason.FEW_DRAFTS
+        # The next larger shape may have too many rows for a pass
+        shapes = (drafter.shape(less) for less in range(depth, 0, -1)) if drafter else ()
+        shape = next((shape for shape in shapes if shape.nodes <= most), NO_DRAFTS)
+        # A step computes its nodes, and commits a path of them and one token more
+        num_ahead = self._num_inflight_tokens + shape.nodes + 1
+        reason = self._reserve(members, num_ahead)
+        return GraphSchedule((), (), shape, num_ahead) if reason is None else reason
+
+    @property
+    def inflight_prompts(self) -> set[int]:
+        """Sequences of which prompt tokens are in flight."""
+        return {sequence_id for step in self._inflight for sequence_id in step.prompt_ids}
+
+    @property
+    def _num_inflight_tokens(self) -> int:
+        """Tokens by which the steps in flight may extend a sequence."""
+        return sum(step.max_tokens for step in self._inflight)
+
+    def _reserve(self, members: Seq[Sequence], num_ahead: int) -> HostReason | None:
+        """Reserve the target's blocks for `num_ahead` more tokens of every sequence."""
+        lengths = [len(sequence.ids) for sequence in members]
+        if max(lengths, default=0) + num_ahead > self._max_model_len:
+            return HostReason.WINDOW
+        grow = self._scheduler.tables.grow
+        for slot, blocks in enumerate(self._slots.blocks):
+            sequence = self._slots.sequences[slot]
+            if sequence is not None:
+                num_tokens = len(sequence.ids) + num_ahead
+                if num_tokens > len(blocks) * BLOCK_SIZE and not grow(sequence.id, num_tokens):
+                    return HostReason.BLOCKS
+        return None
+
+    def is_for_few(self, decoding: Seq[Sequence]) -> bool:
+        """Whether the ragged pass of the host is cheaper: a graph step has as many rows for every slot as for the deepest
+        draft. A probe of one node stays in the graph: twice the rows cost less than leaving it."""
+        depths = [sequence.depth for sequence in decoding if sequence.depth]
+        if not depths or 2 * sum(depths) >= max(depths) * len(decoding):
+            return False
+        drafter = self._batches.of(bucket(len(decoding))).drafter
+        is_small = drafter is not None and drafter.shape(max(depths)).nodes == 1
+        return not (is_small and len(depths) <= PROBED)
