@@ -6,7 +6,7 @@ from torch import Tensor
 
 from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
-from paceline.kernels.weights import Dense, Grouped, Weight
+from paceline.kernels.weights import Activations, Dense, Grouped, Weight
 
 needs_native = pytest.mark.skipif(not native.available(), reason="no native kernels here")
 
@@ -18,7 +18,7 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def make_weight(kind: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
+def make_weight(kind: str, outputs: int, inputs: int, seed: int = 0, activations: Activations = "float32") -> Weight:
     g = generator(seed)
     if not kind.startswith("q"):
         return Dense(torch.randn(outputs, inputs, generator=g).to(getattr(torch, kind)))
@@ -32,7 +32,7 @@ def make_weight(kind: str, outputs: int, inputs: int, seed: int = 0) -> Weight:
     if kind.endswith("half"):
         scales, offsets = scales.half().float(), offsets.half().float()
     has_offsets = kind in ("q4_32", "q4_32_half", "q4_16", "q8_32_offset")
-    return Grouped(codes, scales, offsets if has_offsets else None, int(group))
+    return Grouped(codes, scales, offsets if has_offsets else None, int(group), activations)
 
 
 def make_layout(

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -6,7 +7,7 @@ import torch
 from paceline.kernels.cpu import native
 from paceline.kernels.linear import PackedWeight, linear, prepare
 from paceline.kernels.quantized import Quantization, QuantizedWeight, put, quantize, saturate, take
-from paceline.kernels.weights import Dense, concat
+from paceline.kernels.weights import Dense, concat, grouped
 
 # relative to the largest weight of an output: half a step of 127, and half of the last of three mantissa bits
 ERROR: dict[Quantization, float] = {"int8": 0.5 / 127, "fp8": 2**-4}
@@ -56,7 +57,8 @@ def test_the_product_uses_the_dequantised_values(kind: Quantization, dtype: torc
     weight = quantize(matrix(), kind) if scales == "output" else grouped_scales(kind, 160)
     x = torch.randn(5, 160, generator=torch.Generator().manual_seed(2)).to(dtype)
     bias = torch.randn(48, generator=torch.Generator().manual_seed(3)).to(dtype)
-    prepared = prepare(weight, "cpu", dtype)
+    codes = grouped(weight) if dtype == torch.float32 and native.available() else None
+    prepared = prepare(weight if codes is None else replace(codes, activations="float32"), "cpu", dtype)
     if kind == "int8" and dtype == torch.float32 and native.available():
         assert isinstance(prepared, PackedWeight)
     expected = (x.double() @ weight.dequantize().double().T + bias.double()).to(dtype)

@@ -119,7 +119,10 @@ class ClusterConfig:
     def shares_caches(self) -> bool:
         """Whether targets fetch cached blocks from each other: the router indexes blocks, and all caches share one layout."""
         pools = self.targets
-        shapes = {(pool.dtype, pool.quantization, pool.kv_dtype, pool.tensor_parallel_size) for pool in pools}
+        shapes = {
+            (pool.dtype, pool.quantization, pool.activations, pool.kv_dtype, pool.tensor_parallel_size)
+            for pool in pools
+        }
         is_whole = len(shapes) == 1 and pools[0].tensor_parallel_size == 1
         return self.router == "kv_aware" and is_whole and sum(pool.replicas for pool in pools) > 1
 
@@ -131,7 +134,7 @@ class ClusterConfig:
         """Raise `InvalidConfig` unless prefill and target workers compute the same KV cache."""
         for pool in self.prefills:
             for target in self.targets:
-                for key in ("model", "dtype", "quantization", "kv_dtype"):
+                for key in ("model", "dtype", "quantization", "activations", "kv_dtype"):
                     mine, theirs = getattr(pool, key), getattr(target, key)
                     if mine != theirs:
                         raise InvalidConfig(

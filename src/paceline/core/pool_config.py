@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from paceline.core.config import (
     AUDIT_FRACTION,
+    ActivationFormat,
     CacheDtype,
     Dtype,
     EngineConfig,
@@ -72,6 +73,7 @@ class PoolConfig:
     """Devices; worker i runs on device i modulo their number. Empty: those of the pool it is placed with, otherwise `auto`."""
     dtype: Dtype = "auto"
     quantization: WeightBits = "none"
+    activations: ActivationFormat = "int8"
     kv_dtype: CacheDtype = "auto"
     tensor_parallel_size: int = 1
     """GPUs that share one worker's model, starting at its device. Only a target may have several."""
@@ -126,6 +128,7 @@ class PoolConfig:
             device=devices[worker % len(devices)],
             dtype=self.dtype,
             quantization=self.quantization,
+            activations=self.activations,
             kv_dtype=self.kv_dtype,
             tensor_parallel_size=self.tensor_parallel_size,
             memory_fraction=memory_fraction,

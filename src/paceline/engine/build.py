@@ -26,6 +26,7 @@ from paceline.engine.validator import Limits, RequestValidator
 from paceline.kernels.cpu import native
 from paceline.kernels.gpu_model import META, uses_gpu_kernels
 from paceline.kernels.quantized import Quantization
+from paceline.kernels.weights import Activations
 from paceline.kv.block_tables import BlockTables
 from paceline.models.drafts.compatibility import check_compatible
 from paceline.models.drafts.load import LoadedHead, find_draft, load_draft
@@ -49,7 +50,7 @@ logger = logging.getLogger(__name__)
 DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
 """Methods that need `draft`; the first available one is the default."""
 
-Load = Callable[[str, torch.device, torch.dtype, Quantization | None], LoadedModel]
+Load = Callable[[str, torch.device, torch.dtype, Quantization | None, Activations], LoadedModel]
 
 
 def build_engine(
@@ -68,7 +69,9 @@ def build_engine(
     if config.kernel_cache is not None:
         KernelCache(Path(config.kernel_cache)).use()
     if config.tensor_parallel_size > 1:
-        target, ranks = load_parallel(RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization))
+        target, ranks = load_parallel(
+            RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization, config.activations)
+        )
         try:
             engine = _assemble(config, target, ranks, pool, hooks, extra_proposers)
             calibrate(engine, config)
@@ -78,7 +81,7 @@ def build_engine(
             raise
     with KernelCompilation.start(config, device) as compilation:
         with phase("read weights") as reading:
-            target = load(config.model, device, dtype, quantization)
+            target = load(config.model, device, dtype, quantization, config.activations)
             reading.note = f"{target.model.weight_bytes / 1e9:.1f} GB"
         engine = _assemble(config, target, None, pool, hooks, extra_proposers, weights_id)
         compilation.wait()

@@ -78,6 +78,7 @@ def create_app(gateway: Gateway, access: Access, tracing: "Tracing | None" = Non
         limit=gateway.config.max_body_bytes,
         limits=gateway.limits,
         most_values=max_values(gateway.target.max_model_len),
+        metrics=gateway.metrics,
     )
     app.add_middleware(AuthMiddleware, access=access, metrics=gateway.metrics)
     origins = parse_origins(gateway.config.cors_origins)

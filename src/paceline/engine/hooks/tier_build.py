@@ -62,7 +62,9 @@ def make_tiers(
 
 def _open_folder(config: EngineConfig, runner: ModelRunner, each: int) -> DiskFolder:
     assert config.kv_disk is not None
-    fingerprint = cache_fingerprint(runner, weights_checksum(config.model), config.quantization)
+    fingerprint = cache_fingerprint(
+        runner, weights_checksum(config.model), f"{config.quantization} {config.activations}"
+    )
     folder = DiskFolder(Path(config.kv_disk).expanduser(), fingerprint, each)
     if config.kv_disk_bytes < MIN_SLOTS * folder.file_bytes:
         folder.close()

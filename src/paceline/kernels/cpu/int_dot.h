@@ -105,17 +105,17 @@ INLINE void codes_of(const int format, const uint8_t *codes, int64_t octet, cons
     }
 }
 
-/* `first_sum`: the value from which `dot4` counts; `inputs` is the sum of the group's activations. `float_of`: the sum as float. */
+/* `first_sum`: the value from which `dot4` counts; `inputs` points to the sum of the group's activations. `float_of`: the sum as float. */
 #if defined(__aarch64__) && !defined(PORTABLE)
 /* Conversions are slow here. A sum is below 2^22, so that 1.5 * 2^23 + sum is the float whose bits count sums in steps of 1. */
-INLINE vi first_sum(const int format, int32_t inputs) {
+INLINE vi first_sum(const int format, const int32_t *inputs) {
     (void)format, (void)inputs;
     return (vi){0} + 0x4B400000;
 }
 INLINE vf float_of(const int format, vi sum) { (void)format; return (vf)sum - 12582912.0f; }
 #else
-INLINE vi first_sum(const int format, int32_t inputs) {
-    return (vi){0} - (format == CODES8 && SHIFTED_CODES8 ? 128 * inputs : 0);
+INLINE vi first_sum(const int format, const int32_t *inputs) {
+    return (vi){0} - (format == CODES8 && SHIFTED_CODES8 ? 128 * *inputs : 0);
 }
 INLINE vf float_of(const int format, vi sum) { return vf_of_ints(total(format, sum)); }
 #endif

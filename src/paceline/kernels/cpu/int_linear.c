@@ -4,103 +4,103 @@
 #include "int_rows.h"
 #include "pool.h"
 
+/* Vectors of outputs per pass over the inputs: their sums for all rows should fit in registers. */
 #if LANES == 16
-enum { ONE_ROW_VECTORS = 2, FEW_ROWS_VECTORS = 2, ROWS_VECTORS = 2 };
+#define VECTORS_FOR(rows) 2
 #elif LANES == 8
-enum { ONE_ROW_VECTORS = 4, FEW_ROWS_VECTORS = 2, ROWS_VECTORS = 2 };
+#define VECTORS_FOR(rows) ((rows) == 1 ? 4 : (rows) <= 3 ? 2 : 1)
 #else
-enum { ONE_ROW_VECTORS = 8, FEW_ROWS_VECTORS = 4, ROWS_VECTORS = 2 };
+#define VECTORS_FOR(rows) ((rows) == 1 ? 8 : (rows) <= 3 ? 4 : (rows) <= 5 ? 2 : 1)
 #endif
 
 #define INT_FN(format, rows)                                                                                          \
     static void int_##format##_##rows(const int_args *a) {                                                            \
-        int_rows(format, rows, rows == 1 ? ONE_ROW_VECTORS : rows <= 4 ? FEW_ROWS_VECTORS : ROWS_VECTORS, a);         \
+        if (a->w->group == BLOCK) int_rows(format, 4, rows, VECTORS_FOR(rows), a);                                    \
+        else int_rows(format, 2, rows, VECTORS_FOR(rows), a);                                                         \
     }
 #define INT_FNS4(a, b, c, d, format) INT_FN(format, a) INT_FN(format, b) INT_FN(format, c) INT_FN(format, d)
 #define INT_NAMES4(a, b, c, d, format) int_##format##_##a, int_##format##_##b, int_##format##_##c, int_##format##_##d
-INT_FNS4(1, 2, 3, 4, CODES4) INT_FNS4(1, 2, 3, 4, CODES8)
-#if LANES == 8
-static const int_fn INT_FUNCTIONS[][INT_ROWS] = {{INT_NAMES4(1, 2, 3, 4, CODES4)}, {INT_NAMES4(1, 2, 3, 4, CODES8)}};
-#else
-INT_FNS4(5, 6, 7, 8, CODES4) INT_FNS4(5, 6, 7, 8, CODES8)
+INT_FNS4(1, 2, 3, 4, CODES4) INT_FNS4(5, 6, 7, 8, CODES4) INT_FNS4(1, 2, 3, 4, CODES8) INT_FNS4(5, 6, 7, 8, CODES8)
 static const int_fn INT_FUNCTIONS[][INT_ROWS] = {{INT_NAMES4(1, 2, 3, 4, CODES4), INT_NAMES4(5, 6, 7, 8, CODES4)},
                                                  {INT_NAMES4(1, 2, 3, 4, CODES8), INT_NAMES4(5, 6, 7, 8, CODES8)}};
-#endif
 
 enum { CHUNKS_PER_THREAD = 4 }; /* few, for long runs of memory; several, so that one slow core does not delay the job */
-enum { BAND = 128 };            /* rows per visit of a tile; their codes should stay in the second-level cache */
-enum { ROWS_PER_TASK = 4 };     /* quantised by one task */
+enum { BLOCKS_PER_BAND = 16 };  /* blocks of rows per visit of a tile; their codes should stay in the second-level cache */
 
 typedef struct {
     const weight_t *w;
     const float *x, *bias;
     float *out;
-    int_rows_t rows_of_x;
-    int64_t rows, tiles, chunk, chunks;
+    int_block x_codes; /* of all blocks of rows; the blocks are contiguous */
+    int64_t rows, rows_per_block, row_blocks, tiles, chunk, chunks;
 } int_job;
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+INLINE int64_t rows_of(const int_job *j, int64_t block) {
+    return smaller(j->rows - block * j->rows_per_block, j->rows_per_block);
+}
 
-/* Round `inputs` values to code * scale, scale = largest magnitude / 127, ties to even. A NaN or infinity makes the scale one. */
-static void quantize_block(const float *x, int64_t inputs, int64_t group, int8_t *codes, float *scale, float *sums,
-                           int32_t *totals) {
-    float padded[BLOCK];
-    if (inputs < BLOCK) x = memcpy(memset(padded, 0, sizeof padded), x, (size_t)inputs * sizeof(float));
+static int_block block_of(const int_job *j, int64_t block) {
+    const int64_t inputs = block * j->rows_per_block * blocks_of(j->w) * BLOCK, groups = inputs / j->w->group;
+    const int_block *x = &j->x_codes;
+    return (int_block){x->codes + inputs, x->scales + groups, x->sums + groups, x->totals + groups};
+}
+
+/* Round 32 values to code * scale, scale = largest magnitude / 127, ties to even. A NaN makes the scale NaN. */
+INLINE float quantize_32(const float *x, int8_t *codes) {
     vi most = {0};
     for (int i = 0; i < BLOCK; i += LANES) {
         const vi size = (vi)vf_load(x + i) & 0x7fffffff, above = size > most; /* as integers, magnitudes have the same order */
         most = (size & above) | (most & ~above);
     }
-    int32_t lanes[LANES], largest = 0;
+    int32_t lanes[LANES], largest = 0, whole[BLOCK];
     memcpy(lanes, &most, sizeof lanes);
     for (int i = 0; i < LANES; i++) largest = lanes[i] > largest ? lanes[i] : largest;
     float magnitude;
     memcpy(&magnitude, &largest, sizeof magnitude);
     const int is_tiny = magnitude < 0x1p-100f; /* its inverse might overflow */
-    *scale = is_tiny ? 0.0f : magnitude / 127.0f;
     const vf inverse = vf_of(is_tiny ? 0.0f : 127.0f / magnitude), magic = vf_of(12582912.0f); /* adding it rounds */
-    int32_t whole[BLOCK];
     for (int i = 0; i < BLOCK; i += LANES) {
         const vi rounded = (vi)(vf_load(x + i) * inverse + magic) - 0x4B400000;
         memcpy(whole + i, &rounded, sizeof rounded);
     }
     for (int i = 0; i < BLOCK; i++) codes[i] = (int8_t)whole[i];
-    for (int64_t first = 0; first < BLOCK; first += group, sums++, totals++) {
-        int32_t total = 0;
-        for (int64_t i = 0; i < group; i++) total += codes[first + i];
-        *totals = total;
-        *sums = *scale * (float)total;
-    }
+    return is_tiny ? 0.0f : magnitude / 127.0f;
 }
 
-static void quantize_rows(const void *job, int64_t task) {
+static void quantize_rows(const void *job, int64_t block) {
     const int_job *j = job;
-    const int64_t blocks = blocks_of(j->w), inputs = j->w->num_inputs, parts = parts_of(j->w);
-    for (int64_t row = task * ROWS_PER_TASK; row < smaller(j->rows, (task + 1) * ROWS_PER_TASK); row++)
+    const int64_t blocks = blocks_of(j->w), inputs = j->w->num_inputs, group = j->w->group, rows = rows_of(j, block);
+    const int_block to = block_of(j, block);
+    for (int64_t r = 0; r < rows; r++)
         for (int64_t b = 0; b < blocks; b++) {
-            const int64_t at = row * blocks + b;
-            quantize_block(j->x + row * inputs + b * BLOCK, smaller(inputs - b * BLOCK, BLOCK), j->w->group,
-                           j->rows_of_x.codes + at * BLOCK, j->rows_of_x.scales + at, j->rows_of_x.sums + at * parts,
-                           j->rows_of_x.totals + at * parts);
+            const float *x = j->x + (block * j->rows_per_block + r) * inputs + b * BLOCK;
+            float padded[BLOCK] = {0};
+            if (inputs - b * BLOCK < BLOCK) x = memcpy(padded, x, (size_t)(inputs - b * BLOCK) * sizeof(float));
+            int8_t codes[BLOCK];
+            const float scale = quantize_32(x, codes);
+            for (int64_t o = 0; o < BLOCK / 8; o++) memcpy(to.codes + ((b * 4 + o) * rows + r) * 8, codes + o * 8, 8);
+            for (int64_t first = 0; first < BLOCK; first += group) {
+                const int64_t at = (b * BLOCK + first) / group * rows + r;
+                int32_t total = 0;
+                for (int64_t i = 0; i < group; i++) total += codes[first + i];
+                to.scales[at] = scale, to.totals[at] = total, to.sums[at] = scale * (float)total;
+            }
         }
 }
 
 static void multiply(const void *job, int64_t task) {
     const int_job *j = job;
-    const int64_t first = task / j->chunks * BAND, rows = smaller(j->rows - first, BAND), outputs = j->w->num_outputs;
-    const int64_t begin = task % j->chunks * j->chunk, end = smaller(begin + j->chunk, j->tiles);
-    const int64_t blocks = blocks_of(j->w), groups = blocks * parts_of(j->w);
-    const int64_t splits = (rows + INT_ROWS - 1) / INT_ROWS, per_block = (rows + splits - 1) / splits;
+    const int64_t first = task / j->chunks * BLOCKS_PER_BAND, last = smaller(j->row_blocks, first + BLOCKS_PER_BAND);
+    const int64_t begin = task % j->chunks * j->chunk, end = smaller(begin + j->chunk, j->tiles), outputs = j->w->num_outputs;
     float acc[INT_ROWS * TILE] __attribute__((aligned(64)));
     for (int64_t tile = begin; tile < end; tile++) {
         const int64_t count = smaller(outputs - tile * TILE, TILE);
-        for (int64_t row = first; row < first + rows; row += per_block) {
-            const int64_t some = smaller(first + rows - row, per_block);
-            const int_rows_t x = {j->rows_of_x.codes + row * blocks * BLOCK, j->rows_of_x.scales + row * blocks,
-                                  j->rows_of_x.sums + row * groups, j->rows_of_x.totals + row * groups};
-            INT_FUNCTIONS[j->w->format][some - 1](&(int_args){j->w, tile, x, acc});
-            for (int64_t r = 0; r < some; r++) {
-                float *out = j->out + (row + r) * outputs + tile * TILE;
+        for (int64_t block = first; block < last; block++) {
+            const int64_t rows = rows_of(j, block);
+            INT_FUNCTIONS[j->w->format][rows - 1](&(int_args){j->w, tile, block_of(j, block), acc});
+            for (int64_t r = 0; r < rows; r++) {
+                float *out = j->out + (block * j->rows_per_block + r) * outputs + tile * TILE;
                 memcpy(out, acc + r * TILE, (size_t)count * sizeof(float));
                 for (int64_t i = 0; j->bias && i < count; i++) out[i] += j->bias[tile * TILE + i];
             }
@@ -110,15 +110,16 @@ static void multiply(const void *job, int64_t task) {
 
 void int_linear(const weight_t *w, const float *x, const float *bias, float *out, int64_t rows) {
     const int64_t tiles = (w->num_outputs + TILE - 1) / TILE, chunk = tiles / (num_threads() * CHUNKS_PER_THREAD);
-    const int64_t blocks = blocks_of(w), groups = rows * blocks * parts_of(w);
+    const int64_t inputs = rows * blocks_of(w) * BLOCK, groups = inputs / w->group * (int64_t)sizeof(float);
     int_job job = {w, x, bias, out, .rows = rows, .tiles = tiles, .chunk = chunk < 1 ? 1 : chunk};
     job.chunks = (tiles + job.chunk - 1) / job.chunk;
-    job.rows_of_x.codes = scratch(SCRATCH_CODES, rows * blocks * BLOCK);
-    job.rows_of_x.scales = scratch(SCRATCH_ROWS, rows * blocks * (int64_t)sizeof(float));
-    job.rows_of_x.sums = scratch(SCRATCH_SUMS, groups * (int64_t)sizeof(float));
-    job.rows_of_x.totals = scratch(SCRATCH_TOTALS, groups * (int64_t)sizeof(int32_t));
-    parallel(quantize_rows, &job, (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK);
-    parallel(multiply, &job, (rows + BAND - 1) / BAND * job.chunks);
+    job.row_blocks = (rows + INT_ROWS - 1) / INT_ROWS;
+    job.rows_per_block = (rows + job.row_blocks - 1) / job.row_blocks;
+    job.row_blocks = (rows + job.rows_per_block - 1) / job.rows_per_block;
+    job.x_codes = (int_block){scratch(SCRATCH_CODES, inputs), scratch(SCRATCH_ROWS, groups), scratch(SCRATCH_SUMS, groups),
+                              scratch(SCRATCH_TOTALS, groups)};
+    parallel(quantize_rows, &job, job.row_blocks);
+    parallel(multiply, &job, (job.row_blocks + BLOCKS_PER_BAND - 1) / BLOCKS_PER_BAND * job.chunks);
 }
 
 EXPORT const char *paceline_instructions(void) { return INSTRUCTIONS; }

@@ -4,63 +4,62 @@
 #pragma once
 #include "int_dot.h"
 
-#if LANES == 8
-enum { INT_ROWS = 4 };
-#else
 enum { INT_ROWS = 8 };
-#endif
 
-/* Rows of activations, quantised in blocks of 32 inputs: x = code * scale */
+/* A block of rows of activations, quantised in blocks of 32 inputs: x = code * scale */
 typedef struct {
-    int8_t *codes;   /* [rows, K] with K padded to 32 */
-    float *scales;   /* [rows, K/32] */
-    float *sums;     /* [rows, K/group]: scale * sum of the group's codes */
-    int32_t *totals; /* [rows, K/group]: sum of the group's codes */
-} int_rows_t;
+    int8_t *codes;   /* [K/8, rows, 8] with K padded to 32 */
+    float *scales;   /* [K/group, rows] */
+    float *sums;     /* [K/group, rows]: scale * sum of the group's codes */
+    int32_t *totals; /* [K/group, rows]: sum of the group's codes */
+} int_block;
 
 typedef struct {
     const weight_t *w;
     int64_t tile;
-    int_rows_t x; /* from the first row on */
-    float *acc;   /* [rows, TILE] */
+    int_block x;
+    float *acc; /* [rows, TILE] */
 } int_args;
 
 typedef void (*int_fn)(const int_args *);
 
-INLINE void int_rows(const int format, const int rows, const int vectors, const int_args *a) {
+/* octets: inputs of a group / 8 */
+INLINE void int_rows(const int format, const int octets, const int rows, const int vectors, const int_args *a) {
     enum { MAX_VECTORS = TILE / LANES };
     const int chains = rows * vectors < 6 ? 2 : 1; /* sums per (row, vector): few would wait for each other */
     const weight_t *w = a->w;
-    const int64_t blocks = blocks_of(w), octets = w->group / 8, parts = parts_of(w), groups = blocks * parts;
+    const int64_t blocks = blocks_of(w), groups = blocks * 4 / octets;
     const uint8_t *codes = w->codes + a->tile * bytes_of(format, blocks * BLOCK);
     for (int lane = 0; lane < TILE; lane += vectors * LANES) {
         vf acc[INT_ROWS][MAX_VECTORS] = {{{0}}};
-        int64_t at = a->tile * groups * TILE + lane;
-        for (int64_t g = 0, octet = 0; g < groups; g++, at += TILE) {
+        const int8_t *x = a->x.codes;
+        const float *x_scales = a->x.scales, *x_sums = a->x.sums;
+        const int32_t *x_totals = a->x.totals;
+        int64_t at = a->tile * groups * TILE + lane, octet = 0;
+        for (int64_t g = 0; g < groups; g++, at += TILE, x_scales += rows, x_sums += rows, x_totals += rows) {
             vi s[2][INT_ROWS][MAX_VECTORS];
 #pragma GCC unroll 8
             for (int r = 0; r < rows; r++)
 #pragma GCC unroll 8
                 for (int v = 0; v < vectors; v++) {
-                    s[0][r][v] = first_sum(format, SHIFTED_CODES8 && format == CODES8 ? a->x.totals[r * groups + g] : 0);
+                    s[0][r][v] = first_sum(format, x_totals + r);
                     s[1][r][v] = (vi){0};
                 }
-            for (const int64_t end = octet + octets; octet < end; octet++) {
+#pragma GCC unroll 4
+            for (int i = 0; i < octets; i++, octet++, x += rows * 8) {
                 vb quads[MAX_VECTORS][2];
                 if (lane == 0) prefetch(format, codes, octet);
 #pragma GCC unroll 8
                 for (int v = 0; v < vectors; v++) codes_of(format, codes, octet, lane + v * LANES, quads[v]);
 #pragma GCC unroll 8
-                for (int r = 0; r < rows; r++) {
-                    const int8_t *x = a->x.codes + r * blocks * BLOCK + octet * 8;
+                for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
                     for (int quad = 0; quad < 2; quad++)
 #pragma GCC unroll 8
                         for (int v = 0; v < vectors; v++) {
                             vi *sum = &s[quad % chains][r][v];
-                            *sum = dot4(format, *sum, quads[v][quad], x, quad);
+                            *sum = dot4(format, *sum, quads[v][quad], x + r * 8, quad);
                         }
-                }
             }
 #pragma GCC unroll 8
             for (int v = 0; v < vectors; v++) {
@@ -69,13 +68,12 @@ INLINE void int_rows(const int format, const int rows, const int vectors, const 
                 for (int r = 0; r < rows; r++) {
                     vi sum = s[0][r][v];
                     if (chains == 2) sum += s[1][r][v];
-                    acc[r][v] = vf_fma(scale * a->x.scales[r * blocks + g / parts], float_of(format, sum), acc[r][v]);
+                    acc[r][v] = vf_fma(scale * x_scales[r], float_of(format, sum), acc[r][v]);
                 }
                 if (!w->offsets) continue;
                 const vf offset = offset_at(w, at + v * LANES);
 #pragma GCC unroll 8
-                for (int r = 0; r < rows; r++)
-                    acc[r][v] = vf_fma(offset, vf_of(a->x.sums[r * groups + g]), acc[r][v]);
+                for (int r = 0; r < rows; r++) acc[r][v] = vf_fma(offset, vf_of(x_sums[r]), acc[r][v]);
             }
         }
 #pragma GCC unroll 8

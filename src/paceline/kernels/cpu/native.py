@@ -44,6 +44,18 @@ _ARGUMENTS = {
     "paceline_attention": [c_void_p] * 8 + [c_int64] * 7 + [c_float],
     "paceline_crc32": [c_void_p, c_int64, c_void_p, c_void_p],
 }
+_INSTRUCTIONS = {
+    "portable": "-DPORTABLE",
+    "neon": "-march=armv8-a",
+    "sdot": "-march=armv8.2-a+dotprod+fp16",
+    "i8mm": "-march=armv8.6-a+i8mm+fp16",
+    "avx2": "-march=haswell",
+    "avx-vnni": "-march=haswell -mavxvnni",
+    "avx512": "-march=skylake-avx512",
+    "avx512-vnni": "-march=icelake-server",
+    "amx": "-march=sapphirerapids",
+}
+"""Compiler flags of the instruction sets that PACELINE_INSTRUCTIONS can force, for tests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,8 @@ class Library:
 
     quick: ctypes.PyDLL
     long: ctypes.CDLL
+    instructions: str
+    """Instructions of the integer products."""
 
     def for_rows(self, rows: int) -> ctypes.CDLL:
         return self.quick if rows < LONG_ROWS else self.long
@@ -63,7 +77,7 @@ def library() -> Library | None:
         return None
     try:
         path = str(_build())
-        loaded = Library(ctypes.PyDLL(path), ctypes.CDLL(path))
+        quick, long = ctypes.PyDLL(path), ctypes.CDLL(path)
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
         warnings.warn(
@@ -73,12 +87,13 @@ def library() -> Library | None:
             stacklevel=2,
         )
         return None
-    for handle in (loaded.quick, loaded.long):
+    for handle in (quick, long):
         for name, arguments in _ARGUMENTS.items():
             getattr(handle, name).argtypes = arguments
             getattr(handle, name).restype = None
-    loaded.long.paceline_set_threads(usable_cores())
-    return loaded
+    long.paceline_instructions.restype = ctypes.c_char_p
+    long.paceline_set_threads(usable_cores())
+    return Library(quick, long, long.paceline_instructions().decode())
 
 
 def available() -> bool:
@@ -88,6 +103,12 @@ def available() -> bool:
 def supports(x: Tensor) -> bool:
     """Whether native kernels can process `x`: float32 on the CPU without a gradient."""
     return x.is_cpu and x.dtype is torch.float32 and not x.requires_grad and library() is not None
+
+
+def instructions() -> str:
+    """Instructions of the integer products, such as AVX-512 VNNI or SDOT; "none" without native kernels."""
+    loaded = library()
+    return "none" if loaded is None else loaded.instructions
 
 
 def set_num_threads(count: int) -> None:
@@ -142,10 +163,14 @@ def _compiler() -> list[str]:
 
 
 def _flags() -> list[str]:
-    tune = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    forced = os.environ.get("PACELINE_INSTRUCTIONS")
+    if forced and forced not in _INSTRUCTIONS:
+        raise OSError(f"PACELINE_INSTRUCTIONS must be one of {', '.join(_INSTRUCTIONS)}, not {forced}")
+    native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    tune = _INSTRUCTIONS[forced] if forced else native
     # -ffp-contract=off: only the explicit multiply-adds are fused, in every instantiation of a kernel
     fixed = "-O3 -std=gnu11 -shared -fPIC -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno"
-    return [tune, *fixed.split()]
+    return [*tune.split(), *fixed.split()]
 
 
 def _cpu() -> str:

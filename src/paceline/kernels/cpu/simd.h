@@ -4,7 +4,10 @@
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(PORTABLE) /* plain C, for tests: the same bits as every instruction set */
+#include <math.h>
+#define LANES 4
+#elif defined(__AVX512F__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #define LANES 16
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -29,13 +32,45 @@ INLINE vu vu_load(const uint32_t *p) { vu v; memcpy(&v, p, sizeof v); return v; 
 INLINE vf vf_of(float x) { return x - (vf){0}; }
 INLINE vf vf_of_ints(vi v) { return __builtin_convertvector(v, vf); }
 
-#if LANES == 16
+#if defined(PORTABLE)
+#define EACH_LANE(expression) ((vf){expression(0), expression(1), expression(2), expression(3)})
+INLINE vf vf_fma(vf a, vf b, vf c) {
+#define FMA(i) fmaf(a[i], b[i], c[i])
+    return EACH_LANE(FMA);
+}
+INLINE vf vf_max(vf a, vf b) {
+#define MAX(i) (a[i] > b[i] ? a[i] : b[i])
+    return EACH_LANE(MAX);
+}
+INLINE vf vf_min(vf a, vf b) {
+#define MIN(i) (a[i] < b[i] ? a[i] : b[i])
+    return EACH_LANE(MIN);
+}
+INLINE float wide_f16(uint16_t bits) { /* magnitude * 2^-112 as float, then scaled: also right for subnormal numbers */
+    uint32_t magnitude = (uint32_t)(bits & 0x7fff) << 13, sign = (uint32_t)(bits & 0x8000) << 16;
+    float value;
+    memcpy(&value, &magnitude, 4);
+    value = magnitude >= 0x0f800000 ? value * INFINITY : value * 0x1p112f;
+    memcpy(&magnitude, &value, 4);
+    magnitude |= sign;
+    memcpy(&value, &magnitude, 4);
+    return value;
+}
+INLINE float wide_bf16(uint16_t bits) {
+    uint32_t word = (uint32_t)bits << 16;
+    float value;
+    memcpy(&value, &word, 4);
+    return value;
+}
+INLINE vf vf_load_f16(const uint16_t *p) { return (vf){wide_f16(p[0]), wide_f16(p[1]), wide_f16(p[2]), wide_f16(p[3])}; }
+INLINE vf vf_load_bf16(const uint16_t *p) { return (vf){wide_bf16(p[0]), wide_bf16(p[1]), wide_bf16(p[2]), wide_bf16(p[3])}; }
+#define INTERLEAVE_LOW 0, 4, 1, 5
+#define INTERLEAVE_HIGH 2, 6, 3, 7
+INLINE void cpu_relax(void) {}
+#elif LANES == 16
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vf vf_max(vf a, vf b) { return _mm512_max_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm512_min_ps(a, b); }
-INLINE vf vf_load_i8(const int8_t *p) {
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
-}
 INLINE vf vf_load_f16(const uint16_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE vf vf_load_bf16(const uint16_t *p) {
     return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)p)), 16);
@@ -47,9 +82,6 @@ INLINE void cpu_relax(void) { _mm_pause(); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE vf vf_max(vf a, vf b) { return _mm256_max_ps(a, b); }
 INLINE vf vf_min(vf a, vf b) { return _mm256_min_ps(a, b); }
-INLINE vf vf_load_i8(const int8_t *p) {
-    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
-}
 INLINE vf vf_load_f16(const uint16_t *p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)); }
 INLINE vf vf_load_bf16(const uint16_t *p) {
     return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)p)), 16);
@@ -61,12 +93,6 @@ INLINE void cpu_relax(void) { _mm_pause(); }
 INLINE vf vf_fma(vf a, vf b, vf c) { return (vf)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 INLINE vf vf_max(vf a, vf b) { return (vf)vmaxq_f32((float32x4_t)a, (float32x4_t)b); }
 INLINE vf vf_min(vf a, vf b) { return (vf)vminq_f32((float32x4_t)a, (float32x4_t)b); }
-INLINE vf vf_load_i8(const int8_t *p) {
-    int32_t word;
-    memcpy(&word, p, 4);
-    int16x8_t wide = vmovl_s8(vreinterpret_s8_s32(vdup_n_s32(word)));
-    return (vf)vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide)));
-}
 INLINE vf vf_load_f16(const uint16_t *p) { return (vf)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
 INLINE vf vf_load_bf16(const uint16_t *p) { return (vf)vshlq_n_u32(vmovl_u16(vld1_u16(p)), 16); }
 #define INTERLEAVE_LOW 0, 4, 1, 5

@@ -5,15 +5,15 @@ demand, so that a model is never in memory twice.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.kernels.quantized import Quantization, quantize
-from paceline.kernels.weights import Dense, Grouped, Weight
+from paceline.kernels.quantized import Quantization, QuantizedWeight, quantize
+from paceline.kernels.weights import Dense, Grouped, Weight, grouped
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
@@ -68,3 +68,22 @@ class QuantizedWeights:
 
     def _is_unpacked(self, weight: Weight) -> bool:
         return isinstance(weight, Dense) or (isinstance(weight, Grouped) and self._device.type != "cpu")
+
+
+class Float32Activations:
+    """`Weights` whose products on a CPU do not round activations."""
+
+    def __init__(self, weights: Weights) -> None:
+        self._weights = weights
+
+    def names(self) -> frozenset[str]:
+        return self._weights.names()
+
+    def vector(self, name: str) -> Tensor:
+        return self._weights.vector(name)
+
+    def matrix(self, name: str) -> Weight:
+        weight = self._weights.matrix(name)
+        if isinstance(weight, QuantizedWeight):
+            weight = grouped(weight) or weight
+        return replace(weight, activations="float32") if isinstance(weight, Grouped) else weight

@@ -9,6 +9,7 @@ from paceline.core.errors import OutOfMemory, UnsupportedModel
 from paceline.core.machine import available_memory
 from paceline.kernels.cpu import native
 from paceline.kernels.quantized import Quantization
+from paceline.kernels.weights import Activations
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.decoder import Loader
 from paceline.models.architectures.inflate import inflate
@@ -16,7 +17,7 @@ from paceline.models.architectures.inflation import PREFIX, Inflation
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.architectures.rope import rotary_table_bytes
 from paceline.models.drafts.folder import open_draft_folder
-from paceline.models.loading.checkpoint import Checkpoint, QuantizedWeights, Weights
+from paceline.models.loading.checkpoint import Checkpoint, Float32Activations, QuantizedWeights, Weights
 from paceline.models.loading.gguf_file import open_gguf
 from paceline.models.loading.hub import find_checkpoint, find_model
 from paceline.models.loading.prequantized import SCALES
@@ -62,16 +63,17 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     quantization: Quantization | None = None,
+    activations: Activations = "int8",
     shard: Shard | None = None,
 ) -> LoadedModel:
-    """The model and its tokenizer. `quantization` rounds the matrices of the layers to 8 bits. With a `shard`, model and config
-    are those of one rank."""
+    """The model and its tokenizer. `quantization` rounds the matrices of the layers to 8 bits; products with quantised matrices
+    on a CPU round `activations`. With a `shard`, model and config are those of one rank."""
     checkpoint = open_checkpoint(name_or_path, device, dtype)
     is_quantized = quantization is not None
     check_memory(
         name_or_path, checkpoint, torch.device(device), dtype, is_quantized, 1 if shard is None else shard.size
     )
-    model = build_model(checkpoint, torch.device(device), dtype, quantization, shard)
+    model = build_model(checkpoint, torch.device(device), dtype, quantization, activations, shard)
     return LoadedModel(checkpoint.name, model.config, model, checkpoint.read_tokenizer())
 
 
@@ -80,9 +82,10 @@ def build_model(
     device: torch.device,
     dtype: torch.dtype,
     quantization: Quantization | None = None,
+    activations: Activations = "int8",
     shard: Shard | None = None,
 ) -> DecoderModel:
-    config, weights = checkpoint.config, checkpoint_weights(checkpoint, device, quantization)
+    config, weights = checkpoint.config, checkpoint_weights(checkpoint, device, quantization, activations)
     # Unpacking is thousands of small operations; on a busy machine torch threads would wait for each other.
     with native.single_threaded_torch(), ReadAhead(checkpoint.files if device.type == "cuda" else ()):
         if shard is None:
@@ -94,14 +97,18 @@ def build_model(
     return model
 
 
-def checkpoint_weights(checkpoint: Checkpoint, device: torch.device, quantization: Quantization | None) -> Weights:
+def checkpoint_weights(
+    checkpoint: Checkpoint, device: torch.device, quantization: Quantization | None, activations: Activations
+) -> Weights:
     weights = checkpoint.weights
     if device.type == "meta":
         weights = WeightShapes(weights, checkpoint.config)
-    if quantization is None:
-        return weights
-    # Quantised before sharding, so that any number of ranks computes with the same values
-    return QuantizedWeights(weights, quantization, device)
+    if quantization is not None:
+        # Quantised before sharding, so that any number of ranks computes with the same values
+        weights = QuantizedWeights(weights, quantization, device)
+    if activations == "float32" and device.type == "cpu":
+        weights = Float32Activations(weights)
+    return weights
 
 
 def _build_shard(

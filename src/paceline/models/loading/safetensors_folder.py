@@ -17,6 +17,9 @@ from paceline.models.loading.weight_shapes import check_weights
 from paceline.models.metadata import read_json
 from paceline.models.tokenizer.tokenizer import tokenizer_from_folder
 
+_MAX_NAME = 200
+"""Characters of a file name."""
+
 
 def open_folder(folder: Path) -> Checkpoint:
     if not (folder / "config.json").is_file():
@@ -105,7 +108,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise UnsupportedModel(f"{index} has no weight_map from names to files: download it again")
     for shard in set(shards.values()):
-        if Path(shard).name != shard or "\0" in shard:
+        if Path(shard).name != shard or "\0" in shard or len(shard) > _MAX_NAME:
             raise UnsupportedModel(
                 f"{index} names the file {shard[:80]!r}, which is not in the folder: download it again"
             )

@@ -19,6 +19,7 @@ from paceline.kernels.cpu import native
 from paceline.kernels.linear import DenseWeight
 from paceline.kernels.packing import PackedForm, PackedWeight
 from paceline.kernels.quantized import Quantization, QuantizedWeight
+from paceline.kernels.weights import Activations
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.rope import FrequencyFactors, LinearScaling, Llama3Scaling
 from paceline.models.loading.load import LoadedModel
@@ -147,10 +148,13 @@ class ExportedWeights:
         return {"tokenizer": tokenizer_to_tensor(self._loaded.tokenizer)}
 
 
-def weight_form(device: torch.device, dtype: torch.dtype, quantization: Quantization | None) -> str:
+def weight_form(
+    device: torch.device, dtype: torch.dtype, quantization: Quantization | None, activations: Activations = "int8"
+) -> str:
     """Memory format of the weights of a model loaded with these options."""
     packed = device.type == "cpu" and dtype is torch.float32 and native.available()
-    return f"{'packed' if packed else 'plain'} {str(dtype).removeprefix('torch.')} {quantization or 'as stored'}"
+    kind = f"packed for {activations}" if packed else "plain"
+    return f"{kind} {str(dtype).removeprefix('torch.')} {quantization or 'as stored'}"
 
 
 def piece_form(name: str, piece: Piece) -> PieceForm:

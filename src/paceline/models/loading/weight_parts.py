@@ -15,6 +15,7 @@ from torch import Tensor
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.linear import LinearWeight
 from paceline.kernels.quantized import Quantization
+from paceline.kernels.weights import Activations
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.decoder import Loader, layer_matrices, layer_vectors
 from paceline.models.architectures.llama import DecoderModel
@@ -75,9 +76,10 @@ class CheckpointParts:
         device: torch.device,
         dtype: torch.dtype,
         quantization: Quantization | None,
+        activations: Activations = "int8",
     ) -> None:
         self._config, self._parts = checkpoint.config, Parts.of(checkpoint.config)
-        self._load = Loader(checkpoint_weights(checkpoint, device, quantization), device, dtype)
+        self._load = Loader(checkpoint_weights(checkpoint, device, quantization, activations), device, dtype)
 
     def read(self, part: int) -> dict[str, Piece]:
         if self._parts.is_layer(part):

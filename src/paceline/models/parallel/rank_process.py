@@ -59,7 +59,8 @@ def serve(connection: Connection) -> None:
     else:
         share_cores(spec.size)
     shard = Shard(start.rank, spec.size, all_reduce)
-    model = build_model(open_checkpoint(spec.model, device, spec.dtype), device, spec.dtype, spec.quantization, shard)
+    checkpoint = open_checkpoint(spec.model, device, spec.dtype)
+    model = build_model(checkpoint, device, spec.dtype, spec.quantization, spec.activations, shard)
     connection.send(Ready())
     join_group(spec, start.rank, TCPStore(HOST, start.port, spec.size, is_master=False, timeout=GROUP_TIMEOUT))
     runners: dict[int, ModelRunner] = {}  # number of layers -> runner

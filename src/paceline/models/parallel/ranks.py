@@ -22,6 +22,7 @@ from paceline.core.errors import InvalidConfig, RankLost
 from paceline.core.machine import usable_cores
 from paceline.kernels.cpu import native
 from paceline.kernels.quantized import Quantization
+from paceline.kernels.weights import Activations
 from paceline.models.runner import Span
 
 HOST = "127.0.0.1"
@@ -41,6 +42,7 @@ class RankSpec:
     """Device of rank 0; the other ranks use the GPUs after it."""
     dtype: torch.dtype
     quantization: Quantization | None = None
+    activations: Activations = "int8"
 
     def device_of(self, rank: int) -> torch.device:
         if self.device.type != "cuda":

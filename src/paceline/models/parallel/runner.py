@@ -19,7 +19,7 @@ def load_parallel(spec: RankSpec) -> tuple[LoadedModel, Ranks]:
     ranks = Ranks.start(spec)
     try:
         shard = Shard(0, spec.size, all_reduce)
-        loaded = load_model(spec.model, spec.device_of(0), spec.dtype, spec.quantization, shard)
+        loaded = load_model(spec.model, spec.device_of(0), spec.dtype, spec.quantization, spec.activations, shard)
         ranks.join()
     except BaseException:
         ranks.close()

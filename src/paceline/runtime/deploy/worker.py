@@ -102,7 +102,7 @@ def _target(
 
     weights_id = ""
     if spec.role == "prefill" or spec.handoff_threshold is not None:  # blocks of another checkpoint must not be used
-        weights_id = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}"
+        weights_id = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}/{spec.engine.activations}"
     load = load_model if spec.weights is None else weights.load
     engine = build_engine(spec.engine, pool if spec.uses_drafts else None, load, weights_id=weights_id)
     tracing = None

@@ -119,7 +119,7 @@ class PrefillService:
         if message.layout != self._layout.name:
             raise InvalidRequest(
                 f"this worker's cache is {self._layout.name} and the target's {message.layout}: give prefill and target "
-                "pools the same model, dtype, quantization and kv_dtype"
+                "pools the same model, dtype, quantization, activations and kv_dtype"
             )
         if len(message.ids) % BLOCK_SIZE:
             raise InvalidRequest(f"{len(message.ids)} tokens are no whole blocks of {BLOCK_SIZE}", field="ids")

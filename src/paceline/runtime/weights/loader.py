@@ -9,6 +9,8 @@ import torch
 
 from paceline.core.errors import EngineClosed, PacelineError
 from paceline.kernels.quantized import Quantization
+from paceline.kernels.weights import Activations
+from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.checksums import quick_checksum
 from paceline.models.loading.load import LoadedModel, check_memory, open_checkpoint
 from paceline.models.loading.streamed_weights import StreamedModel, StreamedWeights
@@ -53,11 +55,16 @@ class WeightLoader:
         self._form = self._fingerprint = ""
 
     def load(
-        self, name: str, device: torch.device, dtype: torch.dtype, quantization: Quantization | None
+        self,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: Quantization | None,
+        activations: Activations = "int8",
     ) -> LoadedModel:
         """Like `load_model`. A forward pass waits for every layer when it gets there."""
-        self._form = weight_form(device, dtype, quantization)
-        local = _LocalCheckpoint(name, device, dtype, quantization)
+        self._form = weight_form(device, dtype, quantization, activations)
+        local = _LocalCheckpoint(name, device, dtype, quantization, activations)
         self._fingerprint = local.fingerprint
         peers = self._connect(device)
         if peers:
@@ -99,7 +106,7 @@ class WeightLoader:
         streamed.put(parts.tokenizer, {})  # read below, on this thread
         queue = PartQueue([part for part in range(parts.count) if part != parts.tokenizer])
         self._sources = WeightSources(streamed, queue)
-        self._sources.add(DiskSource(checkpoint, local.device, local.dtype, local.quantization))
+        self._sources.add(local.disk(checkpoint))
         tokenizer = checkpoint.read_tokenizer()
         model = StreamedModel(checkpoint.config, local.device, local.dtype, streamed, _matrix_bytes(streamed))
         return LoadedModel(checkpoint.name, checkpoint.config, model, tokenizer)
@@ -156,8 +163,16 @@ class WeightLoader:
 class _LocalCheckpoint:
     """The checkpoint on this machine, if there is one."""
 
-    def __init__(self, name: str, device: torch.device, dtype: torch.dtype, quantization: Quantization | None) -> None:
-        self.name, self.device, self.dtype, self.quantization = name, device, dtype, quantization
+    def __init__(
+        self,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: Quantization | None,
+        activations: Activations,
+    ) -> None:
+        self.name, self.device, self.dtype = name, device, dtype
+        self.quantization, self.activations = quantization, activations
         self.fingerprint = ""
         self.error: PacelineError | None = None
         """Reason why there is none."""
@@ -170,7 +185,10 @@ class _LocalCheckpoint:
         if self.error is not None:
             raise WeightsUnavailable(f"no peer is left that has {manifest.name}, and {self.error}")
         checkpoint = open_checkpoint(self.name, self.device, self.dtype)
-        return DiskSource(checkpoint, self.device, self.dtype, self.quantization, manifest)
+        return self.disk(checkpoint, manifest)
+
+    def disk(self, checkpoint: Checkpoint, manifest: Manifest | None = None) -> DiskSource:
+        return DiskSource(checkpoint, self.device, self.dtype, self.quantization, self.activations, manifest)
 
 
 def _matrix_bytes(streamed: StreamedWeights) -> int:

@@ -8,6 +8,7 @@ import torch
 
 from paceline.core.errors import EngineClosed
 from paceline.kernels.quantized import Quantization
+from paceline.kernels.weights import Activations
 from paceline.models.loading.load import LoadedModel
 from paceline.runtime.weights.loader import WeightLoader
 from paceline.runtime.weights.server import WeightServer
@@ -56,10 +57,15 @@ class WeightManager:
         return self._loader.error
 
     def load(
-        self, name: str, device: torch.device, dtype: torch.dtype, quantization: Quantization | None
+        self,
+        name: str,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: Quantization | None,
+        activations: Activations = "int8",
     ) -> LoadedModel:
         """The model, as `build_engine` expects it. Layers may still be loading."""
-        self._loaded = self._loader.load(name, device, dtype, quantization)
+        self._loaded = self._loader.load(name, device, dtype, quantization, activations)
         return self._loaded
 
     def wait(self) -> None:

@@ -12,6 +12,7 @@ from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import PacelineError, UnsupportedModel
 from paceline.kernels.cpu import native
 from paceline.kernels.quantized import Quantization
+from paceline.kernels.weights import Activations
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.streamed_weights import StreamedWeights
 from paceline.models.loading.weight_manifest import Manifest, part_checksum, piece_tensors
@@ -49,12 +50,13 @@ class DiskSource:
         device: torch.device,
         dtype: torch.dtype,
         quantization: Quantization | None,
+        activations: Activations = "int8",
         manifest: Manifest | None = None,
     ) -> None:
         """`manifest`: checksums of the peers that sent other parts; parts from disk must match them."""
         self._checkpoint, self._manifest = checkpoint, manifest
         self._parts = Parts.of(checkpoint.config)
-        self._stored = CheckpointParts(checkpoint, device, dtype, quantization)
+        self._stored = CheckpointParts(checkpoint, device, dtype, quantization, activations)
 
     def load(self, part: int, cancelled: threading.Event) -> Mapping[str, Piece]:
         if part == self._parts.tokenizer:

@@ -39,7 +39,7 @@ def weight_specs(config: ClusterConfig, addresses: Mapping[str, str]) -> dict[st
     groups: dict[tuple[str, ...], list[str]] = {}
     for pool in config.pools:
         if pool.tensor_parallel_size == 1:
-            group = (KEY_ROLE_OF[pool.role], pool.model, pool.dtype, pool.quantization)
+            group = (KEY_ROLE_OF[pool.role], pool.model, pool.dtype, pool.quantization, pool.activations)
             groups.setdefault(group, []).extend(pool.worker_names)
     limit = config.weights.limit * 1e6
     return {

@@ -1,7 +1,7 @@
 """The names under which the server answers, against DNS rebinding.
 
-A web page of evil.example can make its name resolve to this server's address. Its requests then have the server as their own origin,
-and only the `Host` header, which names evil.example, differs from those of other clients.
+A web page of evil.example can make its name resolve to this server's address. Its requests then have the server as their own
+origin, and only the `Host` header, which names evil.example, differs from those of other clients.
 """
 
 import ipaddress
@@ -33,8 +33,8 @@ def parse_hosts(text: str | None) -> tuple[str, ...]:
 
 
 def is_allowed(host: str, hosts: tuple[str, ...], has_keys: bool) -> bool:
-    """Whether a request with this `Host` header may pass. Without `hosts`, a server with keys accepts every name: a foreign page
-    has no key."""
+    """Whether a request with this `Host` header may pass. Without `hosts`, a server with keys accepts every name: a foreign
+    page has no key."""
     name = _without_port(host.lower())
     if ANY_HOST in hosts or (has_keys and not hosts):
         return True

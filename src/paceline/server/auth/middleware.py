@@ -103,8 +103,9 @@ class BodyMiddleware:
     It takes the body's cost from the key's allowance before any work. A session that runs returns it and takes the exact one.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, limits: RateLimits, most_values: int) -> None:
+    def __init__(self, app: ASGIApp, limit: int, limits: RateLimits, most_values: int, metrics: Metrics) -> None:
         self._app, self._limit, self._limits, self._most_values = app, limit, limits, most_values
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -123,6 +124,8 @@ class BodyMiddleware:
                 _check_characters(body)
                 await asyncio.sleep(0)  # other tasks run before the body is parsed
         except ApiError as error:
+            if error.status == 429:
+                self._metrics.record_rejection("rate_limited")
             await reject(error, scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)

@@ -42,7 +42,7 @@ class StrictMode:
     def __init__(self, log: AuditLog, model: str, weights: str, engine: EngineConfig) -> None:
         """`weights` is the checksum of the weights. Writes the record `opened`, which describes the model."""
         self.log, self.model, self.weights = log, model, weights
-        numerics = {name: getattr(engine, name) for name in ("dtype", "quantization", "kv_dtype")}
+        numerics = {name: getattr(engine, name) for name in ("dtype", "quantization", "activations", "kv_dtype")}
         log.append("opened", model=model, weights=weights, version=VERSION, **numerics)
 
     @asynccontextmanager

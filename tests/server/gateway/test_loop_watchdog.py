@@ -1,0 +1,33 @@
+import asyncio
+import logging
+import time
+
+import pytest
+
+from paceline.server.gateway import loop_watchdog
+from paceline.server.gateway.loop_watchdog import LoopWatchdog
+
+
+async def block(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        pass
+
+
+def test_a_blocked_loop_is_measured_and_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(loop_watchdog, "STUCK_SECONDS", 0.1)
+    lags: list[float] = []
+
+    async def run() -> None:
+        async with LoopWatchdog(lags.append).running():
+            while not lags:
+                await asyncio.sleep(0.01)
+            await block(0.5)
+            while max(lags) < 0.3:
+                await asyncio.sleep(0.01)
+
+    with caplog.at_level(logging.ERROR):
+        asyncio.run(run())
+    assert "in block" in caplog.text  # the stack of the callback that blocks
