@@ -61,9 +61,14 @@ class FakeTarget:
         self._held: dict[str, tuple[Request, OutputListener]] = {}
         limits = Limits(self.tokenizer.vocab_size, self.max_model_len, max_depth=8)
         self._validator = RequestValidator(limits, "coupled", "ngram", ["ngram"], self.tokenizer)
+        self.kv_tokens = config.kv_tokens or 1 << 20
         self.max_num_seqs, self.max_depth = config.max_num_seqs or 64, limits.max_depth
         self.validate, self.validate_flags = self._validator.validate, self._validator.validate_flags
         self.methods = tuple(self._validator.methods)
+
+    @property
+    def failure(self) -> str | None:
+        return None if self.is_running else "the engine has stopped: restart the server"
 
     def submit(self, request: Request, listener: OutputListener) -> None:
         if not self.is_running:
@@ -181,8 +186,9 @@ def served(
     strict = None
     if settings.audit_trail is not None:
         strict = StrictMode(AuditLog(settings.audit_trail), settings.model_name, "0" * 64, engine)
-    gateway = Gateway(cast(TargetClient, target), settings, metrics, flags, strict)
-    return Served(target, gateway, create_app(gateway, Access.from_config(settings, clock)))
+    access = Access.from_config(settings, clock)
+    gateway = Gateway(cast(TargetClient, target), settings, metrics, flags, strict, access.reserved_shares)
+    return Served(target, gateway, create_app(gateway, access))
 
 
 def events(response: httpx.Response) -> list[str]:

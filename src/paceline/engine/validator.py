@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from paceline.core.errors import InvalidRequest, PromptTooLong
+from paceline.core.errors import InvalidRequest, MissingDependency, PromptTooLong
 from paceline.core.request import Categories, Request, ValidatedRequest
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import SpeculationFlags, SpeculationParams, Verification
@@ -75,6 +75,13 @@ class RequestValidator:
             blocked = tuple(sorted(end_tokens(sampling, self._eos_ids)))
             request = replace(request, sampling=replace(sampling, blocked_ids=blocked))
         return ValidatedRequest.of(request)
+
+    def prepare_grammars(self) -> None:
+        """Read the tokenizer for grammars now: later it would hold the interpreter's lock for most of a second."""
+        try:
+            Grammar.prepare(self._tokenizer_json, self._eos_ids, self.limits.vocab_size)
+        except (InvalidRequest, MissingDependency):  # a request with a schema gets this error
+            pass
 
     def grammar(self, request: Request) -> Grammar | None:
         """The grammar of the request's JSON schema, compiled once per schema; None: it has no schema."""

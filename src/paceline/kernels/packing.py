@@ -1,8 +1,9 @@
 """Weights in the order in which the native kernels read them: tiles of 32 outputs, with inputs outermost in a tile.
 
-4-bit codes: [N/32, K/8, 32] words of inputs 8i to 8i + 7; byte b holds input b in its low half and 4 + b in its high half. 8-bit
-codes: [N/32, K/4, 32, 4] bytes. Other types: [N/32, K, 32] elements in their type, which the kernels widen exactly. Scales and offsets: [N/32, K/group, 32], float16 if that is exact (Q4_0, Q4_1, Q8_0), otherwise
-float32. N and K are padded to 32 with zeros.
+4-bit codes: [N/32, K/8, 32] words of inputs 8i to 8i + 7; byte b holds input b in its low half and 4 + b in its high half.
+8-bit codes: [N/32, K/4, 32, 4] bytes. Other types: [N/32, K, 32] elements in their type, which the kernels widen exactly.
+Scales and offsets: [N/32, K/group, 32], float16 if that is exact (Q4_0, Q4_1, Q8_0), otherwise float32. N and K are padded
+to 32 with zeros.
 """
 
 import ctypes

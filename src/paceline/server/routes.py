@@ -66,8 +66,8 @@ def health_routes(gateway: Gateway) -> APIRouter:
     @router.get("/health")
     async def read_health() -> HealthStatus:
         """Whether the process works; 503 means restart it."""
-        if not gateway.target.is_running:
-            raise Unavailable("the engine has stopped: restart the server")
+        if (failure := gateway.target.failure) is not None:
+            raise Unavailable(failure)
         return HealthStatus(status="ok")
 
     @router.head("/ready", include_in_schema=False)
@@ -78,8 +78,8 @@ def health_routes(gateway: Gateway) -> APIRouter:
             raise Unavailable("the server is shutting down" if gateway.is_draining else "no target worker is ready")
         return HealthStatus(status="ready")
 
-    @router.get("/ping")
     @router.post("/ping", include_in_schema=False)
+    @router.get("/ping", include_in_schema=False)
     async def read_ping() -> Response:
         """As /health, with an empty body; vLLM and SageMaker name it so."""
         if not gateway.target.is_running:

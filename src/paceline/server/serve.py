@@ -117,7 +117,7 @@ def serve(
             metrics.add_cluster(target.cluster_status)
             flags = FlagStore(config.flags_file, target.validate_flags)
             flags.subscribe(target.set_flags)
-            gateway = Gateway(target, config, metrics, flags, strict)
+            gateway = Gateway(target, config, metrics, flags, strict, access.reserved_shares)
             settings = uvicorn.Config(
                 create_app(gateway, access, tracing),
                 http=partial(LimitedProtocol, limits=limits, client_timeout=config.client_timeout),  # type: ignore[arg-type]

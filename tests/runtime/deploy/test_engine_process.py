@@ -3,6 +3,7 @@
 import os
 import signal
 import stat
+import sys
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -12,7 +13,10 @@ import pytest
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidConfig
 from paceline.core.output import OutputEvent, StepOutput
+from paceline.runtime.deploy import engine_process
 from paceline.runtime.deploy.engine_process import EngineProcess, running_engine
+from paceline.runtime.deploy.supervisor import Supervisor
+from paceline.runtime.deploy.worker_spec import WorkerSpec
 from paceline.runtime.gateway_client.target_client import TargetClient
 from tests.engine.harness import GREEDY, PROMPT, request
 from tests.engine.test_build import save_checkpoint
@@ -27,8 +31,10 @@ def config(tmp_path: Path) -> EngineConfig:
     return EngineConfig(str(tmp_path / "model"), device="cpu", max_num_seqs=2, max_model_len=256, kv_tokens=1024)
 
 
-def generate(client: TargetClient, process: EngineProcess, kill_after: int | None = None) -> list[int]:
-    """The tokens of one request. The engine process is killed after so many outputs."""
+def generate(
+    client: TargetClient, process: EngineProcess, kill_after: int | None = None, number: int = signal.SIGKILL
+) -> list[int]:
+    """The tokens of one request. The engine process receives a signal after so many outputs."""
     events: SimpleQueue[OutputEvent] = SimpleQueue()
     client.submit(request(f"r{kill_after}", PROMPT, max_tokens=LENGTH, ignore_eos=True, **GREEDY), events.put)
     tokens: list[int] = []
@@ -40,7 +46,7 @@ def generate(client: TargetClient, process: EngineProcess, kill_after: int | Non
         count += 1
         if count == kill_after:
             assert process.pid is not None
-            os.kill(process.pid, signal.SIGKILL)
+            os.kill(process.pid, number)
     return tokens
 
 
@@ -78,3 +84,39 @@ def test_a_long_path_falls_back_to_a_loopback_address(
     with running_engine(config) as process:
         assert process.address.startswith("tcp://127.0.0.1:")
     assert list(long.iterdir()) == []
+
+
+def test_a_suspended_engine_is_restarted_and_its_streams_continue(
+    config: EngineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_process, "SILENT_SECONDS", 1.5)
+    with running_engine(config, log_level="warning") as process, process.connect() as client:
+        first = process.pid
+        expected = generate(client, process)
+        assert generate(client, process, kill_after=1, number=signal.SIGSTOP) == expected
+        assert process.pid not in (None, first)
+
+
+def test_starts_that_keep_failing_are_reported(tmp_path: Path) -> None:
+    clock = ManualClock()
+    spec = WorkerSpec("engine-0", "engine", "target", "ipc:///tmp/unused", EngineConfig("none"))
+    supervisor = Supervisor([spec], command=lambda spec: [sys.executable, "-c", ""], clock=clock)
+    process = EngineProcess(spec, supervisor)
+    supervisor.start()
+    try:
+        for _ in range(engine_process.FAILED_STARTS):
+            assert process._failure() is None
+            until(lambda: bool(supervisor.exit_texts))
+            supervisor.poll()
+            clock.time += 60.0
+            supervisor.poll()
+        assert "3 times in a row" in (process._failure() or "")
+    finally:
+        supervisor.stop()
+
+
+class ManualClock:
+    time = 0.0
+
+    def now(self) -> float:
+        return self.time

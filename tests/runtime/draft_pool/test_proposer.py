@@ -90,6 +90,17 @@ def test_set_workers_closes_the_connections_to_the_others() -> None:
         assert len(pool.collect([7], 0.0).tokens) == 0
 
 
+@pytest.mark.parametrize(
+    "address", ["", "nonsense", "tcp://:::", "tcp://host:999999", "http://127.0.0.1:1", "tcp://\0"]
+)
+def test_worker_with_an_invalid_address_is_ignored(address: str, caplog: pytest.LogCaptureFixture) -> None:
+    with lockstep(ScriptedCore(lambda ids: ids[-1] + 1), VOCAB) as (proposer, worker):
+        pool = proposer.inner
+        pool.set_workers([DraftAddress("bad", address), DraftAddress("draft-0", worker.address)])
+        assert [one.where.name for one in pool.connections] == ["draft-0"]
+        assert "is ignored" in caplog.text
+
+
 def test_idle_target_measures_round_trips(monkeypatch: pytest.MonkeyPatch) -> None:
     """The measured time does not include the time until the next look."""
     with lockstep(ScriptedCore(lambda ids: ids[-1] + 1), VOCAB) as (proposer, worker):

@@ -67,7 +67,7 @@ def test_every_end_closes_all_parts(stream: bool, tmp_path: Path) -> None:
             assert await server.gateway.drain() is True
 
     asyncio.run(run())
-    assert server.gateway._num_admitted == 0
+    assert server.gateway.queue.num_admitted == 0
     assert [account.num_running for account in server.gateway.limits._accounts.values()] == [0]
     assert verify(tmp_path / "audit.jsonl").unfinished == ()
 

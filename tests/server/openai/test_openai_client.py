@@ -64,7 +64,7 @@ def test_a_stream_has_the_text_of_the_response(client: openai.OpenAI) -> None:
     assert text == chat(client).choices[0].message.content
     assert chunks[-1].usage.completion_tokens > 0
     assert chunks[-2].choices[0].finish_reason in ("stop", "length")
-    assert chunks[-2].model_extra["metrics"]["speculative_decoding"]["num_spec_tokens"] == 4
+    assert chunks[-1].model_extra["metrics"]["speculative_decoding"]["num_spec_tokens"] == 4
 
 
 @pytest.mark.parametrize("sampling", [{"temperature": 0}, {"temperature": 1, "seed": 7}])

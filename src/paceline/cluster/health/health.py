@@ -42,9 +42,9 @@ class Progress:
 class StallDetector:
     """Whether an engine with work makes steps in the time that they should take. Times are seconds on the caller's clock."""
 
-    def __init__(self, slack: float) -> None:
-        """`slack`: seconds that a step may take beyond its predicted time."""
-        self._slack = slack
+    def __init__(self, slack: float, unmeasured: float = UNMEASURED_STEP_SECONDS) -> None:
+        """`slack`: seconds that a step may take beyond its predicted time. `unmeasured`: seconds of a step without one."""
+        self._slack, self._unmeasured = slack, unmeasured
         self._progress: Progress | None = None
         self._last_step = 0.0
 
@@ -62,7 +62,7 @@ class StallDetector:
         if self._progress is None or not self._progress.is_busy:
             return False
         seconds = self._progress.step_seconds
-        return now - self._last_step > (UNMEASURED_STEP_SECONDS if seconds is None else self._slack + seconds)
+        return now - self._last_step > (self._unmeasured if seconds is None else self._slack + seconds)
 
     def forgive(self, seconds: float) -> None:
         """The observer was suspended for `seconds`: they do not count."""

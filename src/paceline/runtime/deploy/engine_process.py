@@ -1,5 +1,6 @@
 """The engine of `paceline serve`: one target worker in a process of its own, over a local socket."""
 
+import logging
 import math
 import tempfile
 import threading
@@ -17,7 +18,10 @@ from paceline.runtime.deploy.worker_error import read_error
 from paceline.runtime.deploy.worker_spec import WorkerSpec
 from paceline.runtime.gateway_client.target_client import TargetClient
 
+logger = logging.getLogger(__name__)
+
 POOL = "engine"
+POLL = 0.1
 MAX_SOCKET_PATH = 100
 """Bytes of the path of a local socket; the system allows 108."""
 GRACE = 60.0
@@ -27,13 +31,20 @@ HEALTH = HealthConfig(heartbeat=0.25, misses=10**9, stall=1e9, canary=0.0)
 no other one to continue its streams."""
 
 
+SILENT_SECONDS = 30.0
+"""Time without a heartbeat after which the engine process is ended and restarted: it is suspended, or holds its own lock."""
+FAILED_STARTS = 3
+"""Starts in a row that failed, after which the server is unhealthy."""
+
+
 class EngineProcess:
     """A target worker that this process has started. `connect` returns its client and supervises the worker from then on."""
 
     def __init__(self, spec: WorkerSpec, supervisor: Supervisor) -> None:
         self._spec, self._supervisor = spec, supervisor
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=supervisor.run, args=(self._stop,), name="paceline-supervisor")
+        self._client: TargetClient | None = None
+        self._thread = threading.Thread(target=self._supervise, name="paceline-supervisor")
 
     @property
     def pid(self) -> int | None:
@@ -54,7 +65,9 @@ class EngineProcess:
             engine=self._spec.engine,
             start_seconds=math.inf,
             check_workers=self._check,
+            failure=self._failure,
         )
+        self._client = client
         self._thread.start()
         return client
 
@@ -65,6 +78,24 @@ class EngineProcess:
             self._thread.join()
         else:
             self._supervisor.stop()
+
+    def _supervise(self) -> None:
+        """Restart the engine when it exits, and end it when it is silent for too long."""
+        assert self._client is not None
+        name = self._spec.name
+        try:
+            while not self._stop.wait(POLL):
+                if self._client.pool.silent_seconds(name) > SILENT_SECONDS:
+                    logger.error("the engine does not answer for %.0f s and is restarted", SILENT_SECONDS)
+                    self._supervisor.kill(name)
+                self._supervisor.poll()
+        finally:
+            self._supervisor.stop()
+
+    def _failure(self) -> str | None:
+        """Why the engine will not be ready soon; None: it is ready, or may be."""
+        count = self._supervisor.num_failures(self._spec.name)
+        return f"the engine failed to start {count} times in a row: see the log" if count >= FAILED_STARTS else None
 
     def _check(self) -> None:
         for code in self._supervisor.exit_texts.values():

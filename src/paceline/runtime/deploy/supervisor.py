@@ -69,6 +69,16 @@ class Supervisor:
         """Process ids of running workers, by name."""
         return {c.spec.name: c.process.pid for c in self._children if c.process is not None}
 
+    def num_failures(self, name: str) -> int:
+        """Exits of the worker in a row, each soon after its start."""
+        return next(child.backoff.num_failures for child in self._children if child.spec.name == name)
+
+    def kill(self, name: str) -> None:
+        """End a worker that does not answer, with the processes that it started. `poll` restarts it."""
+        for child in self._children:
+            if child.spec.name == name and child.process is not None and child.process.poll() is None:
+                os.killpg(child.process.pid, signal.SIGKILL)
+
     @property
     def exit_texts(self) -> dict[str, str]:
         """Exit status or signal of workers that exited and that `poll` has not handled, by name."""

@@ -113,6 +113,7 @@ def _target(
     loop = EngineLoop(engine, tracing)
     if spec.weights is None:
         loop.run(engine.warm_up)
+    engine.validator.prepare_grammars()
     own = None if security is None else security.own
     drafts = PoolControl(proposers[0], loop, own) if proposers else None
     listener = Listener(spec.address, TO_TARGET_WORKER, security)

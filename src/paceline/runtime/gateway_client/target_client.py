@@ -13,6 +13,7 @@ from paceline.core.request import Request, ValidatedRequest
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import ClusterStatus, EngineStatus
 from paceline.engine.validator import Limits, RequestValidator
+from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.tokenizer.load import load_tokenizer
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.deploy.directory import Directory
@@ -43,12 +44,15 @@ class TargetClient:
         tokenizer: Tokenizer | None = None,
         start_seconds: float = START_SECONDS,
         check_workers: Callable[[], None] = lambda: None,
+        failure: Callable[[], str | None] = lambda: None,
     ) -> None:
         """Blocks until the first worker is ready, at most `start_seconds`. `engine`: settings of the workers; None: those of
-        the first target pool. `tokenizer`: None reads the model's. `check_workers` raises if no worker will become ready."""
+        the first target pool. `tokenizer`: None reads the model's. `check_workers` raises if no worker will become ready.
+        `failure` returns why the workers keep failing, if they do."""
         self.config = engine or config.engines()[f"{config.targets[0].name}-0"]
         self.tokenizer = tokenizer or load_tokenizer(self.config.model)
         self.pool = TargetPool(config, directory, own)
+        self._failure = failure
         self._history = ReportHistory()
         try:
             welcome = self._wait_ready(start_seconds, check_workers)
@@ -76,6 +80,13 @@ class TargetClient:
         return self.pool.is_running and any(target.takes_streams for target in self.pool.targets().values())
 
     @property
+    def failure(self) -> str | None:
+        """Why requests will not be served without an operator; None: they are, or may be soon."""
+        if not self.is_running:
+            return "the engine has stopped: restart the server"
+        return None if self.is_ready else self._failure()
+
+    @property
     def max_model_len(self) -> int:
         return self._validator.limits.max_model_len
 
@@ -83,6 +94,11 @@ class TargetClient:
     def max_num_seqs(self) -> int:
         """Sequences that run at once; further sequences wait."""
         return self.pool.max_num_seqs
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the KV caches of all workers hold; 0 before the first report of a worker."""
+        return BLOCK_SIZE * sum(report.status.kv_total for report in self.pool.reports())
 
     @property
     def max_depth(self) -> int:

@@ -105,6 +105,11 @@ class TargetPool:
         targets = [target for target in list(self._targets.values()) if target.member.role == "target"]
         return next((target.welcome for target in targets if target.welcome is not None), None)
 
+    def silent_seconds(self, name: str) -> float:
+        """Time since the worker's last heartbeat; 0 if it is not connected, or the gateway itself was suspended."""
+        target = self._targets.get(name)
+        return 0.0 if target is None else target.health.silent_seconds(self._last_poll or 0.0)
+
     def targets(self) -> Mapping[str, TargetConnection]:
         """The connections, for reading only."""
         return dict(self._targets)

@@ -57,6 +57,8 @@ PAUSE_SECONDS = 1.0
 """Time between two turns of the worker's loop from which the process itself was suspended."""
 HANG_SECONDS = 10.0
 """Time that a step may take beyond its predicted time before the worker exits. Gateways continue its streams much earlier."""
+UNMEASURED_HANG_SECONDS = 600.0
+"""The same for the first steps of a size, which may compile kernels."""
 MAX_JOBS = 8192
 """Requests per gateway, far above a gateway's own admission limit."""
 
@@ -117,7 +119,7 @@ class TargetWorker:
         self._events: deque[tuple[Job, OutputEvent]] = deque()
         self._is_awake = False
         self._grammars = GrammarThread(self._engine.validator, listener.wake)
-        self._steps = StallDetector(HANG_SECONDS)
+        self._steps = StallDetector(HANG_SECONDS, UNMEASURED_HANG_SECONDS)
         self._last_turn: float | None = None
 
     @property

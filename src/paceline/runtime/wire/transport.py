@@ -207,9 +207,12 @@ class Connection(_Endpoint[M]):
             self._monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
             socket.connect(address)
         except (zmq.ZMQError, ValueError) as error:  # the address or the key comes from another process
-            socket.close(linger=0)
+            if hasattr(self, "_monitor"):
+                socket.disable_monitor()
+                self._monitor.close(0)
             if hasattr(self, "_wakeup"):
                 self._wakeup.close()
+            socket.close(linger=0)
             raise InvalidAddress(
                 f"{address[:200]!r} cannot be connected to: {error}; correct its address or key"
             ) from None

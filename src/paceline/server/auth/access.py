@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 
 from paceline.core.errors import InvalidConfig
-from paceline.server.auth.api_keys import ApiKey, KeyFile, key_id
+from paceline.server.auth.api_keys import ApiKey, KeyFile, KeyShare, key_id
 from paceline.server.auth.throttle import WrongKeys
 from paceline.server.config.config import ServerConfig
 from paceline.server.openai.errors import Forbidden, RateLimited, Unauthorised
@@ -18,7 +18,7 @@ RELOAD_SECONDS = 1.0
 ADMIN_NAME = "admin"
 """Name of the key in the setting `admin_key`."""
 
-ANONYMOUS = ApiKey("anyone", id="", cache_salt="", scopes=("generate", "metrics"))
+ANONYMOUS = ApiKey("anyone", id="", cache_salt="", scopes=("generate", "metrics"), share=KeyShare(priority=1 - 2**31))
 """Key of every request to a server without keys."""
 
 OPEN_PATHS = ("/health", "/ping", "/ready", "/version", "/docs", "/redoc", "/openapi.json", "/dashboard")
@@ -67,6 +67,10 @@ class Access:
     def has_keys(self) -> bool:
         """Whether the API needs a key."""
         return self._file is not None
+
+    def reserved_shares(self) -> dict[str, float]:
+        """Shares of the server that keys have reserved, by key id."""
+        return {key.id: key.share.reserved for key in self._keys.values() if key.share.reserved and key.revoked is None}
 
     def authenticate(self, path: str, authorization: str, address: str = "") -> ApiKey:
         """The key in the Authorization header. Raises `Unauthorised`, `Forbidden` if the key lacks the scope of `path`, or

@@ -25,6 +25,8 @@ from paceline.core.errors import InvalidConfig
 
 SCOPES = ("generate", "metrics", "admin")
 """`generate`: the API. `metrics`: metrics and dashboard data. `admin`: run-time flags, and `metrics`."""
+MAX_RESERVED = 0.9
+"""Largest share of the server that all keys together may reserve."""
 NAME = re.compile(r"[\w.@+-]{1,64}")
 
 
@@ -45,6 +47,26 @@ class KeyLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyShare:
+    """What a key gets of a server that is full."""
+
+    weight: float = 1.0
+    """Weight in the queue: a key of weight 2 is served twice the tokens of a key of weight 1."""
+    reserved: float = 0.0
+    """Share of the batch and of the KV cache that other keys may not use."""
+    priority: int = 0
+    """Lowest priority number that its requests may have; a lower number is served first."""
+
+    def __post_init__(self) -> None:
+        if not 0.001 <= self.weight <= 1000:
+            raise InvalidConfig(f"weight must be in [0.001, 1000], got {self.weight}")
+        if not 0 <= self.reserved <= MAX_RESERVED:
+            raise InvalidConfig(f"reserved must be in [0, {MAX_RESERVED}], got {self.reserved}")
+        if abs(self.priority) > 2**31 - 1:
+            raise InvalidConfig(f"priority must have at most 31 bits, got {self.priority}")
+
+
+@dataclass(frozen=True, slots=True)
 class ApiKey:
     """The record of one key. It does not contain the key."""
 
@@ -55,6 +77,7 @@ class ApiKey:
     """Salted blake2b hash of the whole key, in hex."""
     scopes: tuple[str, ...] = ("generate",)
     limits: KeyLimits = field(default_factory=KeyLimits)
+    share: KeyShare = field(default_factory=KeyShare)
     strict: bool = False
     """Whether all its requests run in strict mode: no drafts, and an audit log."""
     cache_salt: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
@@ -113,9 +136,15 @@ class KeyFile:
         if not isinstance(document, dict) or not isinstance(document.get("keys"), list):
             raise InvalidConfig(f"{self.path} is not a key file: it must be an object with a list `keys`")
         try:
-            return tuple(_parsed(values) for values in document["keys"])
+            keys = tuple(_parsed(values) for values in document["keys"])
         except InvalidConfig as error:
             raise InvalidConfig(f"{self.path}: {error}") from None
+        reserved = sum(key.share.reserved for key in keys if key.revoked is None)
+        if reserved > MAX_RESERVED + 1e-9:
+            raise InvalidConfig(
+                f"{self.path}: the keys reserve {reserved:.0%} of the server; at most {MAX_RESERVED:.0%}"
+            )
+        return keys
 
     def add(self, name: str, **properties: Any) -> str:
         """Creates a key and returns it. The file does not contain it, so it cannot be read again."""
@@ -178,7 +207,7 @@ def _parsed(values: Any) -> ApiKey:
     scopes = values.get("scopes", [])
     if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes):
         raise InvalidConfig(f"scopes must be a list of strings, got {scopes!r}")
-    missing = [name for name in ApiKey.__dataclass_fields__ if name not in values]
+    missing = [name for name in ApiKey.__dataclass_fields__ if name not in values and name != "share"]
     if missing:
         raise InvalidConfig(f"a key lacks {', '.join(missing)}")
     key = from_mapping(ApiKey, {name: value for name, value in values.items() if name != "scopes"})

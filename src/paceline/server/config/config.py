@@ -64,6 +64,8 @@ class ServerConfig:
     max_waiting: int | None = None
     """Choices that may wait for a place in the batch; the server rejects further ones with 429. None: a quarter of
     `max_num_seqs`, which keeps the wait short."""
+    max_waiting_tokens: int | None = None
+    """Prompt tokens that may wait; the server rejects further ones with 429. None: half of the KV cache."""
     request_timeout: float = 600.0
     """Time limit of a request in seconds, including the wait; a request may set a shorter one."""
     drain_timeout: float = 30.0
@@ -116,6 +118,7 @@ class ServerConfig:
         checks = (
             ("port", 0 <= self.port <= 65535, "in [0, 65535]"),
             ("max_waiting", self.max_waiting is None or self.max_waiting >= 0, "0 or more"),
+            ("max_waiting_tokens", self.max_waiting_tokens is None or self.max_waiting_tokens >= 1, "at least 1"),
             ("request_timeout", self.request_timeout > 0, "over 0 seconds"),
             ("drain_timeout", self.drain_timeout >= 0, "0 seconds or more"),
             ("max_body_bytes", self.max_body_bytes >= 1024, "at least 1024"),

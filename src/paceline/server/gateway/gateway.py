@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import astuple
 
@@ -18,10 +18,12 @@ from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sequence import FinishReason
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.runtime.gateway_client.target_client import TargetClient
+from paceline.server.auth.api_keys import ApiKey
 from paceline.server.auth.rate_limit import RateLimits
 from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
+from paceline.server.gateway.admission import OUTPUT_COST, AdmissionQueue, Capacity, Entry, kv_needed
 from paceline.server.metrics.metrics import Metrics
 from paceline.server.openai.errors import (
     BadRequest,
@@ -34,6 +36,8 @@ from paceline.server.openai.errors import (
 
 MAX_RETRY_AFTER = 60
 """Seconds; largest value of the Retry-After header."""
+UNKNOWN_KV = 1 << 40
+"""KV tokens of a target that has not reported its cache: the choices alone count."""
 NUM_FINISH_TIMES = 64
 """Finish times that estimate Retry-After."""
 
@@ -41,9 +45,11 @@ NUM_FINISH_TIMES = 64
 class OutputStream:
     """Step outputs of the admitted requests of one session. The gateway writes, the session reads, on the event loop."""
 
-    def __init__(self, requests: Sequence[ValidatedRequest], deadline: float) -> None:
+    def __init__(self, requests: Sequence[ValidatedRequest], entries: Sequence[Entry], deadline: float) -> None:
+        """`entries`: the places of the requests in the queue, in the same order."""
         self.deadline = deadline
         """Time of the event loop at which the stream fails."""
+        self.entries = {entry.id: entry for entry in entries}
         self.requests = {request.id: request for request in requests}
         self.unfinished = {request.id: request.sampling.n for request in requests}
         """Number of unfinished choices by request id; finished requests are absent."""
@@ -89,8 +95,9 @@ class Gateway:
         metrics: Metrics,
         flags: FlagStore,
         strict: StrictMode | None = None,
+        reserved: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
-        """`strict`: the strict mode of this server; None if it has no audit log."""
+        """`strict`: the strict mode of this server; None if it has no audit log. `reserved`: shares that keys have reserved."""
         self.target, self.config, self.metrics, self.flags, self.strict = target, config, metrics, flags, strict
         self.model, self.tokenizer = config.model_name, target.tokenizer
         self.limits = RateLimits(metrics.clock)
@@ -101,7 +108,7 @@ class Gateway:
         self._next_number = itertools.count()
         self._streams: set[OutputStream] = set()
         self._by_request: dict[str, OutputStream] = {}
-        self._num_admitted = 0  # choices that are admitted and not finished
+        self.queue = AdmissionQueue(reserved)
         self._finish_times: deque[float] = deque(maxlen=NUM_FINISH_TIMES)
         self._inbox: deque[tuple[str, OutputEvent]] = deque()
         self._is_awake = False
@@ -112,7 +119,7 @@ class Gateway:
     @property
     def num_waiting(self) -> int:
         """Admitted choices beyond the target's batch."""
-        return max(0, self._num_admitted - self.target.max_num_seqs)
+        return max(0, self.queue.num_admitted - self.target.max_num_seqs)
 
     @property
     def is_ready(self) -> bool:
@@ -138,19 +145,21 @@ class Gateway:
 
     @asynccontextmanager
     async def submit(
-        self, requests: Sequence[ValidatedRequest], timeout: float | None = None
+        self, requests: Sequence[ValidatedRequest], key: ApiKey, timeout: float | None = None
     ) -> AsyncIterator[OutputStream]:
-        """Submits validated requests together, or raises if the server is full or draining. Leaving the block cancels the
+        """Queues validated requests of a key, or raises if the server is full or draining. Leaving the block cancels the
         unfinished ones within a step."""
         self._loop = asyncio.get_running_loop()
         seconds = self.config.request_timeout if timeout is None else min(timeout, self.config.request_timeout)
-        self.check_capacity(sum(request.sampling.n for request in requests))
-        stream = OutputStream(requests, self._loop.time() + seconds)
+        tokens = sum(len(request.prompt_ids) for request in requests)
+        self._make_room(sum(request.sampling.n for request in requests), key, tokens)
+        stream = OutputStream(requests, [_entry(request, key) for request in requests], self._loop.time() + seconds)
         self._add(stream)
         deadline = self._loop.call_at(stream.deadline, stream.fail, RequestTimeout(seconds))
         try:
             for request in requests:
-                self._start(stream, request)
+                self.queue.add(stream.entries[request.id])
+            self._start_waiting()
             yield stream
         finally:
             deadline.cancel()
@@ -173,25 +182,60 @@ class Gateway:
         for stream in self._streams:
             stream.fail(Unavailable("the server stopped before the request finished"))
 
-    def check_capacity(self, num_choices: int) -> None:
-        """Raises the error that `submit` would raise for this number of choices."""
+    def check_capacity(self, num_choices: int, key: ApiKey) -> None:
+        """Raises the error that `submit` would raise for this number of choices with short prompts."""
+        self._displaced_by(num_choices, key, 0)
+
+    def _make_room(self, num_choices: int, key: ApiKey, tokens: int) -> None:
+        """Refuses waiting requests of other keys in favour of this one, or raises."""
+        for entry in self._displaced_by(num_choices, key, tokens):
+            self.metrics.record_rejection("displaced")
+            self._by_request[entry.id].fail(Overloaded(self._retry_after()))
+            self.queue.remove(entry)
+
+    def _displaced_by(self, num_choices: int, key: ApiKey, tokens: int) -> Sequence[Entry]:
         if not self.target.is_running:
             raise Unavailable("the engine has stopped: see the server's log")
         if self.is_draining:
             self.metrics.record_rejection("draining")
             raise Unavailable("the server is shutting down: send the request to another server")
-        max_running = self.target.max_num_seqs
-        max_waiting = max_running // 4 if self.config.max_waiting is None else self.config.max_waiting
-        capacity = max_running + max_waiting
-        if num_choices > capacity:
+        capacity = self._capacity()
+        most = capacity.max_running + capacity.max_waiting
+        if num_choices > most:
             raise BadRequest(
-                f"{num_choices} choices exceed the capacity of this server ({capacity}): request fewer",
+                f"{num_choices} choices exceed the capacity of this server ({most}): request fewer",
                 param="n",
                 code="invalid_value",
             )
-        if self._num_admitted + num_choices > capacity:
+        displaced = self.queue.displaced(Entry("", key, key.share.priority, num_choices, tokens, tokens), capacity)
+        if displaced is None:
             self.metrics.record_rejection("overloaded")
             raise Overloaded(self._retry_after())
+        return displaced
+
+    def _capacity(self) -> Capacity:
+        max_running, kv_tokens = self.target.max_num_seqs, self.target.kv_tokens or UNKNOWN_KV
+        waiting, tokens = self.config.max_waiting, self.config.max_waiting_tokens
+        return Capacity(
+            max_running,
+            ahead=max(1, max_running // 8),
+            kv_tokens=kv_tokens,
+            max_waiting=max_running // 4 if waiting is None else waiting,
+            max_waiting_tokens=kv_tokens // 2 if tokens is None else tokens,
+        )
+
+    def _start_waiting(self) -> None:
+        """Starts the requests that are next, as far as the target has room."""
+        if not self.queue.num_waiting:
+            return
+        for entry in self.queue.take(self._capacity()):
+            stream = self._by_request[entry.id]
+            for other in stream.entries.values():
+                other.is_displaceable = False
+            try:
+                self._start(stream.requests[entry.id])
+            except PacelineError as error:  # the target was closed
+                stream.fail(error)
 
     def _retry_after(self) -> int:
         """Seconds until the queue is empty, at the recent rate of finished choices."""
@@ -200,7 +244,7 @@ class Gateway:
         seconds = (self._finish_times[-1] - self._finish_times[0]) / (len(self._finish_times) - 1)
         return max(1, min(MAX_RETRY_AFTER, math.ceil(seconds * self.num_waiting)))
 
-    def _start(self, stream: OutputStream, request: ValidatedRequest) -> None:
+    def _start(self, request: ValidatedRequest) -> None:
         request_id = request.id
 
         def receive(event: OutputEvent) -> None:  # runs on the target's thread
@@ -211,8 +255,6 @@ class Gateway:
                 self._loop.call_soon_threadsafe(self._read_inbox)
 
         self.target.submit(request, receive)
-        self._by_request[request.id] = stream
-        self.metrics.record_submit(request)
 
     def _read_inbox(self) -> None:
         self._is_awake = False  # before reading: an event that arrives from here on wakes the loop again
@@ -230,13 +272,19 @@ class Gateway:
             received.append((stream.requests[request_id], event))
             stream.put(event)
         self.metrics.record_outputs(received, now)
+        is_any_finished = False
         for request, output in received:
+            entry = self._by_request[request.id].entries[request.id]
+            self.queue.spend(entry, OUTPUT_COST * len(output.tokens))
             if output.finish_reason is not None:
                 self._finish_choice(request, output.finish_reason, now)
+                is_any_finished = True
+        if is_any_finished:
+            self._start_waiting()
 
     def _finish_choice(self, request: ValidatedRequest, reason: FinishReason, now: float) -> None:
         stream = self._by_request[request.id]
-        self._num_admitted -= 1
+        self.queue.finish_choice(stream.entries[request.id])
         self._finish_times.append(now)
         stream.unfinished[request.id] -= 1
         if stream.unfinished[request.id] == 0:
@@ -245,20 +293,29 @@ class Gateway:
 
     def _add(self, stream: OutputStream) -> None:
         self._streams.add(stream)
-        self._num_admitted += stream.num_unfinished
+        for request in stream.requests.values():
+            self._by_request[request.id] = stream
+            self.metrics.record_submit(request)
         self._idle.clear()
 
     def _remove(self, stream: OutputStream) -> None:
         assert self._loop is not None
         is_cancelled = stream.error is None or isinstance(stream.error, ClientDisconnected)
         for request_id in stream.unfinished:
-            if self._by_request.pop(request_id, None) is not None:  # None: it was not submitted
-                self.target.cancel(request_id)
-                reason = "cancelled" if is_cancelled else "error"
-                self.metrics.record_finish(stream.requests[request_id], reason, self._loop.time())
-        self._num_admitted -= stream.num_unfinished
+            del self._by_request[request_id]
+            self.queue.remove(stream.entries[request_id])
+            self.target.cancel(request_id)
+            reason = "cancelled" if is_cancelled else "error"
+            self.metrics.record_finish(stream.requests[request_id], reason, self._loop.time())
         stream.unfinished.clear()
+        self._start_waiting()
         self._streams.discard(stream)
         if not self._streams:
             self._idle.set()
             self._finish_times.clear()  # an idle period says nothing about the rate of the next burst
+
+
+def _entry(request: ValidatedRequest, key: ApiKey) -> Entry:
+    tokens, sampling = len(request.prompt_ids), request.sampling
+    kv_tokens = kv_needed(tokens, sampling.max_tokens, sampling.n)
+    return Entry(request.id, key, request.priority, sampling.n, tokens, kv_tokens)

@@ -56,7 +56,7 @@ class RequestSession:
         with self._counted():
             # The body's charge counts as one of the requests
             self.gateway.limits.check(self.key, num_requests - (self._charge is not None), num_choices)
-        self.gateway.check_capacity(num_choices)
+        self.gateway.check_capacity(num_choices, self.key)
 
     def charge_call(self) -> None:
         """Takes one request from the key's allowance, for a call that generates nothing."""
@@ -88,7 +88,10 @@ class RequestSession:
         """Admits the validated requests, or raises. Inside the block they run. Afterwards unfinished requests are cancelled,
         the audit entry is complete and the log line is written."""
         with self._logged(answer_id), self._charged():
-            async with self.gateway.submit(self._requests, self._timeout) as self._stream, self._audited(answer_id):
+            async with (
+                self.gateway.submit(self._requests, self.key, self._timeout) as self._stream,
+                self._audited(answer_id),
+            ):
                 yield
 
     async def outputs(self) -> AsyncIterator[list[StepOutput]]:

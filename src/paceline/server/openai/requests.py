@@ -132,7 +132,7 @@ def build_requests(
             sampling=sampling,
             speculation=speculation_params(body, session.is_strict),
             category=category or _infer_category(prompt, sampling, topic, session.gateway.tokenizer),
-            priority=body.priority,
+            priority=max(body.priority, session.key.share.priority),
             cache_salt=session.key.salt_cache(body.cache_salt or ""),
             trace=getattr(http.state, "trace", ""),
         )

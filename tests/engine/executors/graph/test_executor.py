@@ -146,14 +146,14 @@ def test_a_large_batch_that_cannot_be_joined_admits_after_a_few_steps(monkeypatc
     monkeypatch.setattr(eligibility, "SMALL_BATCH", small)
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer, depth=1, max_batched_tokens=64)
-    engine.graph._batches.prefills = None
+    engine.graph._batches.can_join = False
     assert steps_before_admission(engine, request("r", [1] * 9)) == steps
 
 
 def test_prompts_that_fill_half_a_pass_are_admitted_at_once():
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer, depth=1, max_batched_tokens=64)
-    engine.graph._batches.prefills = None
+    engine.graph._batches.can_join = False
     assert steps_before_admission(engine, request("r", [1] * 32)) == 0
 
 
@@ -172,7 +172,7 @@ def test_the_host_drafts_beside_long_prompts_alone(collected, length, drafts_mea
     """A short prompt takes one step, after which graph steps continue."""
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer, max_num_seqs=2, kv_tokens=512)
-    engine.graph._batches.prefills = None  # prompts cannot join
+    engine.graph._batches.can_join = False  # prompts cannot join
     asked = [
         request("r0", [1, 2, 3, 4], temperature=0.0, max_tokens=24),
         request("r1", [i % 7 for i in range(length)], temperature=0.0, max_tokens=6),
@@ -268,6 +268,7 @@ def test_a_step_has_at_most_max_batched_tokens_rows(monkeypatch):
         ),
     )
     check(engine, requests(4, max_tokens=24))
+    print(drafted, engine.executor_counts)
     assert max(nodes for size, nodes in drafted if size == 4) == 2  # 3 are wanted
 
 

@@ -27,9 +27,10 @@ class GraphBatches:
         self._runner, self._proposer, self._scheduler = runner, proposer, scheduler
         self._device_slots, self._slots, self.max_depth = device_slots, slots, max_depth
         self.prefills: DraftPrefills | None = None
-        """Draft prefills behind a step; None: sequences cannot join a batch that drafts."""
         if isinstance(proposer, DraftModelProposer):
             self.prefills = DraftPrefills(proposer.drafter, device_slots.size)
+        self.can_join = proposer is None or self.prefills is not None
+        """Whether sequences can join a batch that drafts, without the host."""
         self._batches: dict[int, GraphBatch] = {}
         self.current = self.of(1)
         """The batch of the size that the slots need."""

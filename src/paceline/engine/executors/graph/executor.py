@@ -145,7 +145,7 @@ class GraphExecutor:
             decoding = [sequence for sequence in running if sequence.num_uncomputed == 1]
             if not decoding:
                 return HostReason.PREFILL
-            if not can_prefill or (self._batches.prefills is None and any(sequence.depth for sequence in decoding)):
+            if not can_prefill or (not self._batches.can_join and any(sequence.depth for sequence in decoding)):
                 reason = self._steps.host_prefill_reason(len(running) - len(decoding))
                 if reason is not None:
                     return reason

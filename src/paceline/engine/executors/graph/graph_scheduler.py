@@ -80,7 +80,7 @@ class GraphScheduler:
     def _can_join_batch(self) -> bool:
         """Whether sequences can join without the host: what drafts can take them over, or nothing drafts."""
         drafter = self._batches.current.drafter
-        if drafter is None or self._batches.prefills is not None:
+        if drafter is None or self._batches.can_join:
             return True
         return drafter.is_idle and not any(sequence.depth for sequence in self._slots.members())
 
