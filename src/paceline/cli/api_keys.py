@@ -7,7 +7,7 @@ import typer
 from rich.table import Table
 
 from paceline.cli.render import console
-from paceline.server.auth.api_keys import SCOPES, ApiKey, KeyFile, KeyLimits
+from paceline.server.auth.api_keys import SCOPES, ApiKey, KeyFile, KeyLimits, KeyShare
 
 File = Annotated[
     Path,
@@ -32,6 +32,9 @@ def add(
     requests_per_minute: Limit = None,
     tokens_per_minute: Limit = None,
     max_concurrent: Limit = None,
+    weight: Annotated[float, typer.Option(help="Weight in the queue of a full server.")] = 1.0,
+    reserved: Annotated[float, typer.Option(help="Share of the server that other keys may not use, 0 to 0.9.")] = 0.0,
+    priority: Annotated[int, typer.Option(help="Lowest priority number that its requests may have.")] = 0,
     strict: Annotated[
         bool, typer.Option("--strict", help="No drafts for this key, and an audit log of all it generates.")
     ] = False,
@@ -41,7 +44,9 @@ def add(
     A running server accepts the key within a second. Without --scope the key can only generate.
     """
     limits = KeyLimits(requests_per_minute, tokens_per_minute, max_concurrent)
-    text = KeyFile(file).add(name, scopes=tuple(dict.fromkeys(scope or ("generate",))), limits=limits, strict=strict)
+    share = KeyShare(weight, reserved, priority)
+    scopes = tuple(dict.fromkeys(scope or ("generate",)))
+    text = KeyFile(file).add(name, scopes=scopes, limits=limits, share=share, strict=strict)
     console.out.print(text, markup=False, soft_wrap=True)
     console.err.print(f"stored in {file} as a hash; the key is not shown again", style="dim", soft_wrap=True)
 

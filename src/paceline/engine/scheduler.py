@@ -125,7 +125,7 @@ class Scheduler:
         is true, then of waiting ones up to the first for which it is false. No sequence is preempted."""
         rows: dict[Sequence, int] = {}
         for sequence in self.running:
-            if budget > 0 and sequence.num_uncomputed > 1 and can_join(sequence):
+            if budget > 0 and can_join(sequence):
                 count = min(sequence.num_uncomputed, budget)
                 if not self.tables.grow(sequence.id, sequence.num_computed + count):
                     return ()

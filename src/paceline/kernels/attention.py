@@ -11,7 +11,8 @@ from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.quantized import take
 
-_LANES = 16  # widest vector of a native build; a head must be a multiple of it
+HEAD_MULTIPLE = 16
+"""Widest vector of a native build; a head must be a multiple of it."""
 
 
 def paged_attention(
@@ -19,7 +20,7 @@ def paged_attention(
 ) -> Tensor:
     """q [T, H, hd], caches [blocks, BLOCK_SIZE, KV, hd], which contain the keys and values of these rows -> [T, H * hd]."""
     rows, heads, width = q.shape
-    if width % _LANES or not native.supports(q) or key_cache.dtype is not torch.float32:
+    if width % HEAD_MULTIPLE or not native.supports(q) or key_cache.dtype is not torch.float32:
         return paged_attention_reference(q, key_cache, value_cache, layout, scale, window)
     starts, context_lens, tables, ancestors = layout.starts, layout.context_lens, layout.block_tables, layout.ancestors
     assert starts.dtype is context_lens.dtype is tables.dtype is torch.int32

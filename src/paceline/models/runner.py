@@ -164,6 +164,7 @@ def early_exit(runner: ModelRunner, num_layers: int) -> ModelRunner:
     model = copy.copy(whole)
     model.config = replace(whole.config, num_layers=num_layers)
     model.layers = whole.layers[:num_layers]
+    model._native = None
     model.norms_after = [*whole.norms_after[: num_layers - 1], whole.norms_after[-1]]
     return runner.share_cache(model)
 

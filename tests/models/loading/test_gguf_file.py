@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from paceline.core.errors import UnsupportedModel
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.architectures.rope import Llama3Scaling, rope_from_hf
+from paceline.models.loading.checkpoint import Float32Activations
 from paceline.models.loading.gguf_file import num_bytes, open_gguf, unpack
 from paceline.models.loading.gguf_reader import GGUFReader
 from tests.models.paged import PagedRunner, relative_error
@@ -111,7 +112,8 @@ def test_quantised_rows_of_q_and_k_are_reordered(kind: Type, tmp_path: Path) -> 
 def _check(path: Path, reference: PreTrainedModel) -> None:
     checkpoint = open_gguf(path)
     assert checkpoint.config.num_parameters == reference.num_parameters()
-    model = DecoderModel(checkpoint.config, checkpoint.weights, torch.device("cpu"), torch.float32)
+    weights = Float32Activations(checkpoint.weights)
+    model = DecoderModel(checkpoint.config, weights, torch.device("cpu"), torch.float32)
     logits = PagedRunner(model).step({0: IDS[0].tolist()}).logits
     assert relative_error(logits, reference(IDS).logits[0]) < 1e-4
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.quantized import quantize
 from paceline.models.architectures.llama import DecoderModel
+from paceline.models.loading.checkpoint import Float32Activations
 from paceline.models.loading.prequantized import check_scheme, with_scales
 from paceline.models.loading.safetensors_folder import open_folder
 from paceline.models.metadata import Metadata
@@ -70,7 +71,8 @@ def test_a_quantised_folder_uses_its_scales(scheme: dict[str, Any], scales: str,
     checkpoint = open_folder(tmp_path)
     for name, values in meant.items():
         assert torch.equal(checkpoint.weights.matrix(name).dequantize(), values), name
-    ours = PagedRunner(DecoderModel(checkpoint.config, checkpoint.weights, torch.device("cpu"), torch.float32))
+    weights = Float32Activations(checkpoint.weights)
+    ours = PagedRunner(DecoderModel(checkpoint.config, weights, torch.device("cpu"), torch.float32))
     reference = build("llama")
     with torch.no_grad():
         for name, parameter in reference.named_parameters():

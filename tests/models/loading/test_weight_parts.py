@@ -218,7 +218,7 @@ def test_packed_tensors_too_small_for_native_code_are_rejected() -> None:
         (replace(weight.form, group=16), weight.tensors),
         (replace(weight.form, has_half_scales=False), weight.tensors),
         (replace(weight.form, format=9), weight.tensors),
-        (PackedForm(0, 0, 0, 32, True), weight.tensors),
+        (PackedForm(0, 0, 0, 32, True, True), weight.tensors),
         (weight.form, (*weight.tensors, weight.tensors[1])),
     ):
         with pytest.raises(ValueError, match=r"do not match|does not describe"):

@@ -90,9 +90,7 @@ def test_set_workers_closes_the_connections_to_the_others() -> None:
         assert len(pool.collect([7], 0.0).tokens) == 0
 
 
-@pytest.mark.parametrize(
-    "address", ["", "nonsense", "tcp://:::", "tcp://host:999999", "http://127.0.0.1:1", "tcp://\0"]
-)
+@pytest.mark.parametrize("address", ["", "nonsense", "tcp://:::", "http://127.0.0.1:1", "tcp://\0"])
 def test_worker_with_an_invalid_address_is_ignored(address: str, caplog: pytest.LogCaptureFixture) -> None:
     with lockstep(ScriptedCore(lambda ids: ids[-1] + 1), VOCAB) as (proposer, worker):
         pool = proposer.inner

@@ -68,25 +68,25 @@ INLINE float quantize_32(const float *x, int8_t *codes) {
     return is_tiny ? 0.0f : magnitude / 127.0f;
 }
 
-static void quantize_rows(const void *job, int64_t block) {
+static void quantize_row(const void *job, int64_t row) {
     const int_job *j = job;
-    const int64_t blocks = blocks_of(j->w), inputs = j->w->num_inputs, group = j->w->group, rows = rows_of(j, block);
+    const int64_t blocks = blocks_of(j->w), inputs = j->w->num_inputs, group = j->w->group;
+    const int64_t block = row / j->rows_per_block, r = row % j->rows_per_block, rows = rows_of(j, block);
     const int_block to = block_of(j, block);
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t b = 0; b < blocks; b++) {
-            const float *x = j->x + (block * j->rows_per_block + r) * inputs + b * BLOCK;
-            float padded[BLOCK] = {0};
-            if (inputs - b * BLOCK < BLOCK) x = memcpy(padded, x, (size_t)(inputs - b * BLOCK) * sizeof(float));
-            int8_t codes[BLOCK];
-            const float scale = quantize_32(x, codes);
-            for (int64_t o = 0; o < BLOCK / 8; o++) memcpy(to.codes + ((b * 4 + o) * rows + r) * 8, codes + o * 8, 8);
-            for (int64_t first = 0; first < BLOCK; first += group) {
-                const int64_t at = (b * BLOCK + first) / group * rows + r;
-                int32_t total = 0;
-                for (int64_t i = 0; i < group; i++) total += codes[first + i];
-                to.scales[at] = scale, to.totals[at] = total, to.sums[at] = scale * (float)total;
-            }
+    for (int64_t b = 0; b < blocks; b++) {
+        const float *x = j->x + row * inputs + b * BLOCK;
+        float padded[BLOCK] = {0};
+        if (inputs - b * BLOCK < BLOCK) x = memcpy(padded, x, (size_t)(inputs - b * BLOCK) * sizeof(float));
+        int8_t codes[BLOCK];
+        const float scale = quantize_32(x, codes);
+        for (int64_t o = 0; o < BLOCK / 8; o++) memcpy(to.codes + ((b * 4 + o) * rows + r) * 8, codes + o * 8, 8);
+        for (int64_t first = 0; first < BLOCK; first += group) {
+            const int64_t at = (b * BLOCK + first) / group * rows + r;
+            int32_t total = 0;
+            for (int64_t i = 0; i < group; i++) total += codes[first + i];
+            to.scales[at] = scale, to.totals[at] = total, to.sums[at] = scale * (float)total;
         }
+    }
 }
 
 static void multiply(const void *job, int64_t task) {
@@ -118,7 +118,7 @@ void int_linear(const weight_t *w, const float *x, const float *bias, float *out
     job.row_blocks = (rows + job.rows_per_block - 1) / job.rows_per_block;
     job.x_codes = (int_block){scratch(SCRATCH_CODES, inputs), scratch(SCRATCH_ROWS, groups), scratch(SCRATCH_SUMS, groups),
                               scratch(SCRATCH_TOTALS, groups)};
-    parallel(quantize_rows, &job, job.row_blocks);
+    parallel(quantize_row, &job, rows);
     parallel(multiply, &job, (job.row_blocks + BLOCKS_PER_BAND - 1) / BLOCKS_PER_BAND * job.chunks);
 }
 

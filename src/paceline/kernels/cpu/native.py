@@ -42,6 +42,7 @@ _ARGUMENTS = {
     "paceline_silu_mul": [c_void_p] * 2 + [c_int64] * 2,
     "paceline_rotary": [c_void_p] * 7 + [c_int64] * 4,
     "paceline_attention": [c_void_p] * 8 + [c_int64] * 7 + [c_float],
+    "paceline_decoder": [c_void_p] * 3,
     "paceline_crc32": [c_void_p, c_int64, c_void_p, c_void_p],
 }
 _INSTRUCTIONS = {

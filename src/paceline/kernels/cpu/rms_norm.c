@@ -1,4 +1,5 @@
-/* y = x / sqrt(mean(x^2) + eps) * weight, row by row. With a residual, x + residual is normalised and stored in `sum`. */
+/* y = x / sqrt(mean(x^2) + eps) * weight, row by row. With a residual, x + residual is normalised and stored in `sum`, which may
+ * be the residual. */
 #include "pool.h"
 #include "simd.h"
 #include <math.h>

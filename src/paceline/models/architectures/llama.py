@@ -6,15 +6,22 @@ which rows it attends to. The model does not distinguish prompt tokens, decoded 
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
+from paceline.kernels.attention import HEAD_MULTIPLE
+from paceline.kernels.decoder_layers import DecoderLayers, DecoderShape, LayerWeights
 from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.layout import AttentionLayout
+from paceline.kernels.packing import PackedWeight
 from paceline.kernels.rms_norm import add_rms_norm, rms_norm
 from paceline.models.architectures.decoder import AfterLayer, DecoderWeights, ForwardOutput
 
 
 class DecoderModel(DecoderWeights):
+    _native: tuple[Sequence[tuple[Tensor, Tensor]], DecoderLayers | None] | None = None
+    """Cache of the last pass, and the layers joined over it."""
+
     def forward(
         self,
         tokens: Tensor,  # [T] int64
@@ -39,18 +46,22 @@ class DecoderModel(DecoderWeights):
             )
         eps = self.config.rms_eps
         cos, sin = self.cos[positions], self.sin[positions]  # [T, hd / 2]
-        inner: dict[int, Tensor] = {}
-
         hidden = self.embed(tokens)  # [T, D]
+        inner: dict[int, Tensor] = {}
         normed = rms_norm(hidden, self.layers[0].input_norm, eps)
-        for i, (layer, next_norm, (keys, values)) in enumerate(zip(self.layers, self.norms_after, cache, strict=True)):
-            if i in state_layers:
-                inner[i] = hidden
-            attended = layer.attention(normed, cos, sin, layout, keys, values)
-            normed, hidden = add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
-            normed, hidden = add_rms_norm(layer.feed_forward(normed), hidden, next_norm, eps)
-            if after_layer is not None:
-                after_layer(i)
+        native_layers = self._native_layers(cache) if after_layer is None else None
+        if native_layers is not None:
+            inner.update(native_layers.run(hidden, normed, cos, sin, layout, state_layers))
+        else:
+            triples = zip(self.layers, self.norms_after, cache, strict=True)
+            for i, (layer, next_norm, (keys, values)) in enumerate(triples):
+                if i in state_layers:
+                    inner[i] = hidden
+                attended = layer.attention(normed, cos, sin, layout, keys, values)
+                normed, hidden = add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
+                normed, hidden = add_rms_norm(layer.feed_forward(normed), hidden, next_norm, eps)
+                if after_layer is not None:
+                    after_layer(i)
         if self.config.num_layers in state_layers:
             inner[self.config.num_layers] = hidden
 
@@ -58,3 +69,27 @@ class DecoderModel(DecoderWeights):
         if logit_rows is not None and len(logit_rows):
             logits = self.logits(normed[logit_rows])
         return ForwardOutput(logits, normed if last_hidden else None, inner)
+
+    def _native_layers(self, cache: Sequence[tuple[Tensor, Tensor]]) -> DecoderLayers | None:
+        """All layers over `cache` as one native call; None if a part of them needs its own call."""
+        if not self.is_complete:  # a pass waits for each layer
+            return None
+        known = self._native
+        if known is None or known[0] is not cache:
+            known = self._native = (cache, self._join_layers(cache))
+        return known[1]
+
+    def _join_layers(self, cache: Sequence[tuple[Tensor, Tensor]]) -> DecoderLayers | None:
+        c, layers = self.config, []
+        if c.qk_norm or c.head_dim % HEAD_MULTIPLE:
+            return None
+        for layer, next_norm, (keys, values) in zip(self.layers, self.norms_after, cache, strict=True):
+            matrices = (layer.qkv, layer.output, layer.gate_up, layer.down)
+            packed = [matrix for matrix in matrices if isinstance(matrix, PackedWeight)]
+            if len(packed) < len(matrices) or layer.reduce is not None or keys.dtype is not torch.float32:
+                return None
+            layers.append(LayerWeights(*packed, layer.qkv_bias, layer.post_attention_norm, next_norm, keys, values))
+        shape = DecoderShape(
+            c.hidden_size, c.ffn_size, c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, c.rms_eps
+        )
+        return DecoderLayers(shape, layers)

@@ -109,6 +109,7 @@ class Gateway:
         self._streams: set[OutputStream] = set()
         self._by_request: dict[str, OutputStream] = {}
         self.queue = AdmissionQueue(reserved)
+        metrics.add_queue(lambda: self.queue.num_waiting, lambda: self.queue.waiting_tokens)
         self._finish_times: deque[float] = deque(maxlen=NUM_FINISH_TIMES)
         self._inbox: deque[tuple[str, OutputEvent]] = deque()
         self._is_awake = False

@@ -167,6 +167,14 @@ class Metrics:
         """Adds the engine's metrics, read at every scrape."""
         self.registry.register(EngineCollector(self.model, status))
 
+    def add_queue(self, num_choices: Callable[[], int], num_tokens: Callable[[], int]) -> None:
+        """Adds the gateway's queue, read at every scrape."""
+        for name, text, count in (
+            ("paceline_queue_choices", "Choices in the gateway's queue.", num_choices),
+            ("paceline_queue_prompt_tokens", "Prompt tokens in the gateway's queue.", num_tokens),
+        ):
+            Gauge(name, text, ["model"], registry=self.registry).labels(self.model).set_function(count)
+
     def add_cluster(self, status: Callable[[], ClusterStatus]) -> None:
         """Adds the metrics of the workers, read at every scrape."""
         self.registry.register(ClusterCollector(self.model, status))

@@ -5,6 +5,7 @@ then schemas. It answers each schema with one line: null, or the error.
 """
 
 import json
+import os
 import random
 import resource
 import subprocess
@@ -159,6 +160,7 @@ def _random_token(mask: bytes, rng: random.Random) -> int:
 def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    os.nice(10)  # the engine may run on the same processor
     tokenizer_json, eos_ids, vocab_size = json.loads(sys.stdin.readline())
 
     def answer(error: str | None) -> None:

@@ -268,7 +268,6 @@ def test_a_step_has_at_most_max_batched_tokens_rows(monkeypatch):
         ),
     )
     check(engine, requests(4, max_tokens=24))
-    print(drafted, engine.executor_counts)
     assert max(nodes for size, nodes in drafted if size == 4) == 2  # 3 are wanted
 
 

@@ -61,6 +61,20 @@ def test_a_long_prompt_is_computed_in_chunks_while_others_decode():
     assert engine.executor_counts[HostReason.PREFILL] == 0
 
 
+def test_a_prompt_of_which_one_token_is_left_joins():
+    """A chunk may leave one token, as many as a sequence that decodes has left."""
+    engine = graph_engine(None, max_batched_tokens=16, kv_tokens=512)
+    asked = [
+        request("short", [1, 2, 3], temperature=0.0, max_tokens=40),
+        *(request(f"r{n}", [i % 7 for i in range(n)], temperature=0.0, max_tokens=2) for n in range(14, 20)),
+    ]
+    for one in asked:
+        engine.add(one)
+    for _ in range(20):
+        engine.step()
+    assert [sequence.request_id for sequence in engine.scheduler.running] == ["short"]
+
+
 @pytest.mark.parametrize("max_tokens", [3, 6])
 def test_a_long_prompt_whose_neighbour_ends_is_completed_by_the_host(max_tokens):
     engine = graph_engine(None, max_batched_tokens=16, kv_tokens=512, max_num_seqs=2)

@@ -97,7 +97,9 @@ class GraphScheduler:
         return (self.host_prefill_reason(0) if needs_host else None) or decoding
 
     def _can_join(self, sequence: Sequence) -> bool:
-        return sequence.id not in self.inflight_prompts and self._eligibility.reason((sequence,)) is None
+        if sequence in self._slots or sequence.id in self.inflight_prompts:
+            return False
+        return self._eligibility.reason((sequence,)) is None
 
     def _schedule_decoding(self, has_prompts: bool) -> GraphSchedule | HostReason:
         """Decide the depths, choose the draft shape and reserve the target's blocks for the step."""

@@ -1,0 +1,60 @@
+"""All layers in one native call have the bits of one call per kernel."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.models.architectures.decoder import ForwardOutput
+from paceline.models.architectures.llama import DecoderModel
+from paceline.models.loading.load import build_model, open_checkpoint
+from paceline.models.runner import ModelRunner, Span, early_exit
+from tests.kernels.cases import needs_native
+from tests.models.tiny import FAMILIES, build
+
+pytestmark = needs_native
+
+
+def load(family: str, folder: Path) -> DecoderModel:
+    build(family).save_pretrained(folder)
+    return build_model(open_checkpoint(folder), torch.device("cpu"), torch.float32, "int8")
+
+
+def spans() -> list[Span]:
+    """A prompt, a decoded token, and a tree."""
+    tree = Span([3, 4], 17, [5, 6, 7], 3, positions=[17, 18, 18], ancestors=[1, 3, 5])
+    return [Span([1], 0, [3, 4, 5, 6, 7], 1), Span([2], 3, [9], 1), tree]
+
+
+def outputs(runner: ModelRunner, *, whole: bool) -> tuple[ForwardOutput, list[Tensor]]:
+    layers = tuple(range(runner.model.config.num_layers + 1))
+    for cache in runner.cache:
+        for values in cache:
+            values.copy_(torch.randn(values.shape, generator=torch.Generator().manual_seed(0)))
+    after_layer = None if whole else lambda _: None
+    out = runner.forward(spans(), layers, last_hidden=True, after_layer=after_layer)
+    return out, [values.clone() for cache in runner.cache for values in cache]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_call_has_the_bits_of_many(family: str, tmp_path: Path) -> None:
+    runner = ModelRunner(load(family, tmp_path), 8)
+    for one in (runner, early_exit(runner, 1)):
+        (whole, whole_cache), (parts, parts_cache) = outputs(one, whole=True), outputs(one, whole=False)
+        assert whole.logits is not None and parts.logits is not None
+        assert torch.equal(whole.logits, parts.logits)
+        assert whole.last_hidden is not None and parts.last_hidden is not None
+        assert torch.equal(whole.last_hidden, parts.last_hidden)
+        assert whole.inner.keys() == parts.inner.keys()
+        assert all(torch.equal(whole.inner[layer], parts.inner[layer]) for layer in whole.inner)
+        assert all(torch.equal(a, b) for a, b in zip(whole_cache, parts_cache, strict=True))
+
+
+def test_another_cache_of_the_same_model_is_used(tmp_path: Path) -> None:
+    model = load("llama", tmp_path)
+    first, second = ModelRunner(model, 8), ModelRunner(model, 8)
+    expected, _ = outputs(first, whole=True)
+    found, _ = outputs(second, whole=True)
+    assert torch.equal(expected.logits, found.logits)  # type: ignore[arg-type]  # all spans have logits
+    assert first.cache[0][0].any() and second.cache[0][0].any()

@@ -1,0 +1,203 @@
+"""Streams of one server with and without poisonous requests beside them: `python -m tests.poison.attack`.
+
+Prints what each kind of poison received, and a summary: streams lost, streams with other text, the longest gap between two chunks
+of a stream, the slowest answers of `/health`, and the process ids of the engine before and after.
+"""
+
+import argparse
+import http.client
+import json
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import urlsplit
+
+import psutil
+
+from tests.poison.kinds import KINDS
+from tests.server.process import server_process
+
+HEALTH_SECONDS = 0.05
+"""Pause between two calls of `/health`."""
+MIN_ROUNDS = 1
+
+
+@dataclass
+class StreamResult:
+    text: str = ""
+    is_complete: bool = False
+    longest_gap: float = 0.0
+
+
+@dataclass
+class Run:
+    """What the streams and `/health` saw."""
+
+    streams: list[StreamResult]
+    health: list[float]
+    statuses: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+
+    @property
+    def longest_gap(self) -> float:
+        return max(stream.longest_gap for stream in self.streams)
+
+    @property
+    def health_p99(self) -> float:
+        ordered = sorted(self.health)
+        return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))]
+
+
+def post(url: str, path: str, body: bytes, timeout: float = 120.0) -> tuple[int, bytes]:
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
+    try:
+        try:
+            connection.request("POST", path, body, {"content-type": "application/json"})
+        except (BrokenPipeError, ConnectionResetError):  # the server refuses before it has read all
+            pass
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def read_stream(url: str, number: int, tokens: int, result: StreamResult) -> None:
+    """One seeded stream with the gaps between its chunks."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=300)
+    body = {
+        "prompt": f"Story number {number}: once upon a time",
+        "max_tokens": tokens,
+        "temperature": 0.8,
+        "seed": number,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    try:
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        response, last = connection.getresponse(), None
+        for line in response:
+            if not line.startswith(b"data: "):
+                continue
+            now = time.monotonic()
+            if last is not None:
+                result.longest_gap = max(result.longest_gap, now - last)
+            last = now
+            if line.strip() == b"data: [DONE]":
+                result.is_complete = True
+                return
+            chunk = json.loads(line[6:])
+            result.text += "".join(choice["text"] for choice in chunk.get("choices", ()))
+    except (OSError, http.client.HTTPException, ValueError):
+        return
+    finally:
+        connection.close()
+
+
+def watch_health(url: str, stop: threading.Event, seconds: list[float]) -> None:
+    parts = urlsplit(url)
+    while not stop.wait(HEALTH_SECONDS):
+        began = time.monotonic()
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
+        try:
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 200
+            seconds.append(time.monotonic() - began)
+        except (OSError, AssertionError, http.client.HTTPException):
+            seconds.append(float("inf"))
+        finally:
+            connection.close()
+
+
+def run_streams(url: str, count: int, tokens: int, kinds: Sequence[str] = (), seed: int = 0, rounds: int = 1) -> Run:
+    """Run the streams to their end, and as long as they run, the poison of these kinds. Each kind is sent at least `rounds`
+    times, by two clients at once."""
+    run, stop = Run([StreamResult() for _ in range(count)], []), threading.Event()
+    readers = [
+        threading.Thread(target=read_stream, args=(url, number, tokens, result))
+        for number, result in enumerate(run.streams)
+    ]
+    watcher = threading.Thread(target=watch_health, args=(url, stop, run.health))
+    for thread in (*readers, watcher):
+        thread.start()
+    names = [name for _ in range(rounds) for name in kinds]
+    lock = threading.Lock()
+
+    def attack(client: int) -> None:
+        rng = random.Random(seed * 100 + client)
+        while True:
+            with lock:
+                if not names:
+                    return
+                name = names.pop(0)
+            poison = KINDS[name](rng)
+            try:
+                status, _ = post(url, poison.path, poison.body)
+            except (OSError, http.client.HTTPException):
+                status = 0
+            with lock:
+                run.statuses[name][status] += 1
+
+    attackers = [threading.Thread(target=attack, args=(client,)) for client in range(2)]
+    for thread in attackers:
+        thread.start()
+    for thread in (*attackers, *readers):
+        thread.join()
+    stop.set()
+    watcher.join()
+    return run
+
+
+def engine_pids(pid: int) -> set[int]:
+    """Process ids of the workers that the server has started."""
+    children = psutil.Process(pid).children(recursive=True)
+    return {child.pid for child in children if "paceline.runtime.deploy.worker" in " ".join(child.cmdline())}
+
+
+def report(plain: Run, attacked: Run) -> list[str]:
+    """The figures of both runs as lines of a table."""
+    lost = sum(not stream.is_complete for stream in attacked.streams)
+    different = sum(a.text != b.text for a, b in zip(plain.streams, attacked.streams, strict=True))
+    return [
+        "| | without | with poison |",
+        "|---|---|---|",
+        f"| streams lost, different | 0, 0 | {lost}, {different} |",
+        f"| longest gap of a stream | {plain.longest_gap:.2f} s | {attacked.longest_gap:.2f} s |",
+        f"| `/health`: p99, slowest | {plain.health_p99 * 1e3:.0f}, {max(plain.health) * 1e3:.0f} ms "
+        f"| {attacked.health_p99 * 1e3:.0f}, {max(attacked.health) * 1e3:.0f} ms |",
+    ]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", help="a running server; default: one is started with the embedded model")
+    parser.add_argument("--streams", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=192)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    if options.url is not None:
+        return attack_server(options.url, options, None)
+    with server_process(max_num_seqs=32, kv_tokens=16384, max_waiting=64) as process:
+        return attack_server(process.url, options, process.popen.pid)
+
+
+def attack_server(url: str, options: argparse.Namespace, pid: int | None) -> int:
+    run_streams(url, options.streams, 16)  # warm
+    before = engine_pids(pid) if pid is not None else set()
+    plain = run_streams(url, options.streams, options.tokens)
+    attacked = run_streams(url, options.streams, options.tokens, list(KINDS), options.seed, options.rounds)
+    for name, statuses in attacked.statuses.items():
+        print(f"{name:32} {dict(statuses)}")
+    print("\n".join(report(plain, attacked)))
+    after = engine_pids(pid) if pid is not None else set()
+    print(f"engine processes: {sorted(before)} before, {sorted(after)} after")
+    is_same = [a.text for a in plain.streams] == [b.text for b in attacked.streams]
+    return 0 if is_same and before == after else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
