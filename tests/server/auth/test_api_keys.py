@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.server.auth.api_keys import ApiKey, KeyFile, KeyLimits, key_id
+from paceline.server.auth.api_keys import ApiKey, KeyFile, KeyLimits, KeyShare, key_id
 
 
 def test_the_file_holds_only_a_hash(tmp_path: Path) -> None:
@@ -121,3 +121,18 @@ def test_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
         thread.join()
     assert {key.name for key in KeyFile(tmp_path / "keys.json").read()} == {f"key-{i}" for i in range(8)}
     assert [file.name for file in tmp_path.iterdir()] == ["keys.json"]
+
+
+def test_shares_are_stored_and_bounded(tmp_path: Path) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    file.add("gold", share=KeyShare(weight=2.0, reserved=0.5, priority=-1))
+    assert file.read()[0].share == KeyShare(2.0, 0.5, -1)
+    document = json.loads(file.path.read_text())
+    del document["keys"][0]["share"]  # a file of an earlier version
+    (tmp_path / "old.json").write_text(json.dumps(document))
+    assert KeyFile(tmp_path / "old.json").read()[0].share == KeyShare()
+    with pytest.raises(InvalidConfig, match="reserve 100%"):
+        file.add("silver", share=KeyShare(reserved=0.5))
+    for wrong in ({"weight": 0.0}, {"reserved": 1.0}, {"priority": 2**40}):
+        with pytest.raises(InvalidConfig):
+            KeyShare(**wrong)

@@ -25,7 +25,7 @@ def entry(owner: ApiKey, tokens: int = 100, priority: int = 0, choices: int = 1,
 def serve(queue: AdmissionQueue, capacity: Capacity, steps: int, output: int = 100) -> Counter[str]:
     """Tokens served by key while `steps` entries run one after the other."""
     served: Counter[str] = Counter()
-    running = list(queue.take(capacity))
+    running = [*queue._running, *queue.take(capacity)]
     for _ in range(steps):
         done = running.pop(0)
         queue.spend(done, OUTPUT_COST * output)

@@ -68,7 +68,7 @@ def test_a_waiting_request_that_disconnects_or_times_out_leaves_the_queue(tmp_pa
 
 
 def test_a_key_grants_the_priority(tmp_path: Path) -> None:
-    server, keys = served_keys(tmp_path)
+    server, keys = served_keys(tmp_path, max_waiting=6)
 
     async def run() -> None:
         async with server.client() as client:

@@ -252,6 +252,7 @@ def test_the_documentation_lists_every_metric() -> None:
     )
     draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://a:2", answers=1)
     metrics.add_cluster(lambda: ClusterStatus((worker, draft), 0))
+    metrics.add_queue(lambda: 0, lambda: 0)
     metrics.record_submit(make_request())
     metrics.record_outputs([(make_request(), make_output(2, drafted=1, accepted=1))], 0.0)
     metrics.record_rejection("overloaded")

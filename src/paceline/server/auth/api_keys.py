@@ -137,13 +137,9 @@ class KeyFile:
             raise InvalidConfig(f"{self.path} is not a key file: it must be an object with a list `keys`")
         try:
             keys = tuple(_parsed(values) for values in document["keys"])
+            _check_reserved(keys)
         except InvalidConfig as error:
             raise InvalidConfig(f"{self.path}: {error}") from None
-        reserved = sum(key.share.reserved for key in keys if key.revoked is None)
-        if reserved > MAX_RESERVED + 1e-9:
-            raise InvalidConfig(
-                f"{self.path}: the keys reserve {reserved:.0%} of the server; at most {MAX_RESERVED:.0%}"
-            )
         return keys
 
     def add(self, name: str, **properties: Any) -> str:
@@ -155,6 +151,7 @@ class KeyFile:
             keys = self.read() if self.path.exists() else ()
             if any(other.name == name and other.revoked is None for other in keys):
                 raise InvalidConfig(f"{self.path} has a key {name!r}: choose another name, or revoke that key first")
+            _check_reserved((*keys, key))
             self._write((*keys, key))
         return text
 
@@ -199,6 +196,12 @@ def key_id(text: str) -> str | None:
     """The id in a key; None if `text` does not have the format of a key."""
     parts = text.split("-", 2)
     return parts[1] if len(parts) == 3 and parts[0] == "pl" else None
+
+
+def _check_reserved(keys: Sequence[ApiKey]) -> None:
+    reserved = sum(key.share.reserved for key in keys if key.revoked is None)
+    if reserved > MAX_RESERVED + 1e-9:
+        raise InvalidConfig(f"the keys reserve {reserved:.0%} of the server; at most {MAX_RESERVED:.0%}")
 
 
 def _parsed(values: Any) -> ApiKey:

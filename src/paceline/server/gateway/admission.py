@@ -5,7 +5,7 @@ served, divided by its weight, and the waiting key with the smallest counter is 
 counter of the waiting keys, so idle time earns nothing. Requests of a lower priority number go first, whatever the counters.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -153,7 +153,8 @@ class AdmissionQueue:
 
     def _next(self, capacity: Capacity) -> Entry | None:
         heads = [min(queue, key=lambda entry: entry.priority) for queue in self._waiting.values()]
-        heads.sort(key=lambda entry: (entry.priority, self._counters[entry.key.id]))
+        running = Counter(entry.key.id for entry in self._running)
+        heads.sort(key=lambda entry: (entry.priority, self._counters[entry.key.id], running[entry.key.id]))
         for entry in heads:
             if not self._fits(entry, capacity, kept=0.0):
                 return None  # no smaller entry overtakes it, or it would wait for ever

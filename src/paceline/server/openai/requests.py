@@ -18,7 +18,7 @@ from paceline.server.config.config import SamplingDefaults
 from paceline.server.gateway.categorise import categorise
 from paceline.server.gateway.session import RequestSession
 from paceline.server.openai.schemas.body import GenerationBody, JsonObjectFormat, JsonSchemaFormat
-from paceline.server.openai.schemas.chat import ChatBody, Message, Tool, template_message, text_length
+from paceline.server.openai.schemas.chat import Message, Tool, template_message, text_length
 from paceline.server.openai.tools import template_tools, write_tools_as_text
 
 THREAD_CHARS = 8192
@@ -50,18 +50,14 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._max_chars = max_model_len * tokenizer.longest_token
 
-    def check_text(self, text: str, body: GenerationBody) -> None:
-        """Raises `TextTooLong` for a text that cannot fit into the context window, before it is encoded."""
-        if len(text) > self._max_chars and body.truncate_prompt_tokens is None:
-            raise TextTooLong(len(text), self._max_chars)
+    def _check_length(self, num_chars: int, field: str) -> None:
+        """Raises `TextTooLong` for a text that cannot fit into the context window."""
+        if num_chars > self._max_chars:
+            raise TextTooLong(num_chars, self._max_chars, field)
 
-    def check_messages(self, body: ChatBody) -> None:
-        """Raises `TextTooLong` for messages that cannot fit into the context window, before they are rendered."""
-        count = sum(text_length(message) for message in body.messages)
-        if count > self._max_chars and body.truncate_prompt_tokens is None:
-            raise TextTooLong(count, self._max_chars, field="messages")
-
-    async def encode_text(self, text: str, add_special: bool = True) -> tuple[int, ...]:
+    async def encode_text(self, text: str, add_special: bool = True, field: str = "prompt") -> tuple[int, ...]:
+        """Raises `TextTooLong`, before it encodes, for a text that cannot fit into the context window."""
+        self._check_length(len(text), field)
         if len(text) < THREAD_CHARS:
             return tuple(self._tokenizer.encode(text, add_special))
         return tuple(await asyncio.to_thread(self._tokenizer.encode, text, add_special))
@@ -74,11 +70,13 @@ class PromptEncoder:
         variables: Mapping[str, Any] | None = None,
     ) -> tuple[int, ...]:
         """Renders the model's chat template. Tools become text if the template does not support them."""
-        if tools or len(messages) > THREAD_MESSAGES:
+        num_chars = sum(text_length(message) for message in messages)
+        self._check_length(num_chars, "messages")
+        if tools or num_chars > THREAD_CHARS or len(messages) > THREAD_MESSAGES:
             text = await asyncio.to_thread(self._render, messages, tools, add_generation_prompt, variables)
         else:
             text = self._render(messages, tools, add_generation_prompt, variables)
-        return await self.encode_text(text, add_special=False)
+        return await self.encode_text(text, add_special=False, field="messages")
 
     def _render(
         self,

@@ -48,7 +48,6 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         gateway.check_model(body.model)
         session = RequestSession.open(gateway, http, body)
         session.check_limits(1, body.n or 1)
-        encoder.check_messages(body)
         tool_use = ToolUse.from_body(body)
         tools = tool_use.tools if tool_use else ()
         prompt = await encoder.encode_messages(
@@ -77,9 +76,6 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         gateway.check_model(body.model)
         session = RequestSession.open(gateway, http, body)
         session.check_limits(len(body.prompts), len(body.prompts) * (body.n or 1))
-        for text in body.prompts:
-            if isinstance(text, str):
-                encoder.check_text(text, body)
         prompts = [
             await encoder.encode_text(prompt, body.add_special_tokens) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts

@@ -106,9 +106,11 @@ def template_message(message: SystemMessage | UserMessage | AssistantMessage | T
 
 
 def text_length(message: SystemMessage | UserMessage | AssistantMessage | ToolMessage) -> int:
-    """Characters of the message's content."""
+    """Characters of the message's content and of the arguments of its tool calls."""
     content = message.content
-    return sum(len(part.text) for part in content) if isinstance(content, list) else len(content or "")
+    calls = message.tool_calls if isinstance(message, AssistantMessage) else None
+    arguments = sum(len(call.function.arguments) for call in calls or ())
+    return arguments + (sum(len(part.text) for part in content) if isinstance(content, list) else len(content or ""))
 
 
 def last_user_text(messages: Sequence[Message]) -> str:
