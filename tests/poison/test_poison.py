@@ -1,0 +1,47 @@
+"""A server process with real parts is attacked while it streams: no stream is lost or different, and no engine dies.
+
+`make test` sends every kind once beside three streams; `make test-poison` attacks 16 streams and checks the times too.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.poison.attack import Run, engine_pids, report, run_streams
+from tests.poison.kinds import KINDS
+from tests.server.process import Process, server_process
+
+REFUSED = {400, 408, 413, 429}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Process]:
+    with server_process(max_num_seqs=32, kv_tokens=16384, max_waiting=64) as process:
+        yield process
+
+
+def attack(server: Process, streams: int, tokens: int, rounds: int, seed: int) -> tuple[Run, Run]:
+    """The runs without and with poison, checked for everything but times."""
+    run_streams(server.url, streams, 8)  # warm
+    before = engine_pids(server.popen.pid)
+    plain = run_streams(server.url, streams, tokens)
+    attacked = run_streams(server.url, streams, tokens, list(KINDS), seed, rounds)
+    assert attacked.num_lost == 0
+    assert attacked.num_different(plain) == 0
+    assert engine_pids(server.popen.pid) == before
+    for name, statuses in attacked.statuses.items():
+        assert set(statuses) <= REFUSED | {200}, f"{name}: {dict(statuses)}"
+    assert set(attacked.statuses) == set(KINDS)
+    return plain, attacked
+
+
+def test_streams_survive_every_kind_of_poison(server: Process) -> None:
+    attack(server, streams=3, tokens=24, rounds=1, seed=1)
+
+
+@pytest.mark.poison
+def test_streams_are_not_delayed(server: Process) -> None:
+    plain, attacked = attack(server, streams=16, tokens=96, rounds=3, seed=2)
+    print("\n".join(report(plain, attacked)))
+    assert attacked.longest_gap <= plain.longest_gap + 0.5
+    assert attacked.health_p99 <= 0.05
