@@ -18,7 +18,7 @@ async def converse(llm: LLM, name: str, questions: list[str]) -> None:
     history: list[dict[str, str]] = []
     for question in questions:
         history.append({"role": "user", "content": question})
-        answer = await llm.agenerate(history, SamplingParams(temperature=0, max_tokens=24))
+        answer = await llm.achat(history, SamplingParams(temperature=0, max_tokens=24))
         history.append({"role": "assistant", "content": answer.text})
         print(f"{name}: {question} -> {answer.text.strip()}")
 

@@ -161,7 +161,8 @@ def test_async(llm: LLM) -> None:
     expected = [llm.generate(CAPITAL, greedy(8))[0].text, llm.chat(SKY, greedy(12)).text]
 
     async def both() -> list[Generation]:
-        return await asyncio.gather(llm.agenerate(CAPITAL, greedy(8)), llm.agenerate(SKY, greedy(12)))
+        (capital,), (sky,) = await asyncio.gather(llm.agenerate(CAPITAL, greedy(8)), llm.agenerate(SKY, greedy(12)))
+        return [capital, sky]
 
     assert [one.text for one in asyncio.run(both())] == expected
 
@@ -290,3 +291,35 @@ def test_a_closed_llm_says_so(tmp_path: Path) -> None:
     ):
         with pytest.raises(EngineClosed):
             use()
+
+
+def test_generate_and_agenerate_return_alike(llm: LLM) -> None:
+    for prompts in (CAPITAL, [1, 2, 3], SKY, [CAPITAL, SKY, [1, 2, 3]]):
+        expected = llm.generate(prompts, greedy(4))
+        found = asyncio.run(llm.agenerate(prompts, greedy(4)))
+        assert [one.text for one in found] == [one.text for one in expected]
+    assert asyncio.run(llm.achat(SKY, greedy(4))).text == llm.chat(SKY, greedy(4)).text
+
+
+def test_calls_without_sampling_use_what_the_model_recommends(llm: LLM) -> None:
+    assert llm.default_sampling(max_tokens=5) == SamplingParams(max_tokens=5, temperature=0.2, top_p=0.9)
+
+
+def test_names_of_vllm() -> None:
+    with LLM("smollm2", speculative_model="smollm2-eagle", num_speculative_tokens=3, max_model_len=256) as llm:
+        assert (llm.config.draft, llm.config.speculation.max_depth) == ("smollm2-eagle", 3)
+    with pytest.raises(InvalidConfig, match="two names of one option"):
+        LLM("smollm2", draft="a", speculative_model="b")
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 0.8, "seed": 4}])
+def test_min_tokens_and_prompt_logprobs_with_speculation_on_and_off(llm: LLM, sampling: dict[str, Any]) -> None:
+    params = SamplingParams(max_tokens=40, min_tokens=32, prompt_logprobs=2, **sampling)
+    on, off = (llm.generate("Hello. Hello. Hello.", params, speculation={"enabled": flag})[0] for flag in (True, False))
+    assert on.text == off.text
+    assert len(on.completions[0].token_ids) >= 32
+    assert on.prompt_logprobs is not None
+    assert off.prompt_logprobs is not None
+    assert len(on.prompt_logprobs) == len(on.prompt_token_ids) - 1
+    assert [one.token for one in on.prompt_logprobs] == list(on.prompt_token_ids[1:])
+    assert [one.logprob for one in on.prompt_logprobs] == pytest.approx([one.logprob for one in off.prompt_logprobs])

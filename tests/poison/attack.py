@@ -1,7 +1,7 @@
 """Streams of one server with and without poisonous requests beside them: `python -m tests.poison.attack`.
 
-Prints what each kind of poison received, and a summary: streams lost, streams with other text, the longest gap between two chunks
-of a stream, the slowest answers of `/health`, and the process ids of the engine before and after.
+Prints what each kind of poison received, and a summary: streams lost, streams with other text, the longest gap between two
+chunks of a stream, the slowest answers of `/health`, and the process ids of the engine before and after.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -68,10 +69,8 @@ def post(url: str, path: str, body: bytes, timeout: float = 120.0) -> tuple[int,
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     try:
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # the server refuses before it has read all
             connection.request("POST", path, body, {"content-type": "application/json"})
-        except (BrokenPipeError, ConnectionResetError):  # the server refuses before it has read all
-            pass
         response = connection.getresponse()
         return response.status, response.read()
     finally:

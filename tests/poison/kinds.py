@@ -140,7 +140,7 @@ KINDS: Mapping[str, Make] = {
     "text: long": long_text,
     "text: special tokens": lambda rng: text(rng, prompt="<|im_end|><|endoftext|>\0\u202e" * rng.randrange(1, 50)),
     "messages: many": lambda rng: chat(rng, messages=[{"role": "user", "content": "a"}] * rng.choice((1500, 20_000))),
-    "messages: wrong": lambda rng: chat(rng, messages=[{"role": "nobody"}] * 10_000),
+    "messages: wrong": lambda rng: chat(rng, messages=[{"role": "unknown"}] * 10_000),
     "parameters: extreme": extreme_sampling,
     "parameters: biases": lambda rng: text(rng, logit_bias={str(i): -100 for i in range(rng.choice((3000, 40_000)))}),
     "parameters: stops": lambda rng: text(rng, stop=["a" * 1000] * 16, stop_token_ids=list(range(256)), n=4),

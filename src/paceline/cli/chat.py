@@ -39,7 +39,7 @@ def chat(
     the same with speculation off; only the speed line changes.
     """
     sampling = sampling_params(
-        config.sampling, MAX_TOKENS, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+        config, MAX_TOKENS, max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
     with loaded(config.engine) as llm:
         from paceline.cli.render.token_colours import legend

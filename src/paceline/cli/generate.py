@@ -43,7 +43,7 @@ def generate(
     """
     text = read_prompt(prompt, file)
     sampling = sampling_params(
-        config.sampling,
+        config,
         MAX_TOKENS,
         max_tokens=max_tokens,
         temperature=temperature,

@@ -4,7 +4,6 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,8 +11,9 @@ import typer
 from typer.core import TyperGroup
 
 from paceline.core.config import EngineConfig
+from paceline.core.errors import InvalidConfig
 from paceline.core.sampling import SamplingParams
-from paceline.server.config.config import SETTINGS, SamplingDefaults, ServerConfig, load_config
+from paceline.server.config.config import SETTINGS, ServerConfig, load_config
 from paceline.server.config.settings import Setting
 
 ENGINE: Mapping[str, Setting] = {
@@ -26,15 +26,16 @@ METAVARS = {bool: "BOOL", int: "NUM", float: "NUM", str: "TEXT"}
 
 MaxTokens = Annotated[int | None, typer.Option(min=1, help="Most tokens of an answer.", show_default="as configured")]
 Seed = Annotated[int | None, typer.Option(min=0, help="Makes sampled text repeatable.", show_default="random")]
-Temperature = Annotated[float | None, typer.Option(help="0 is greedy.", show_default="as configured")]
+Temperature = Annotated[float | None, typer.Option(help="0 is greedy.", show_default="as the model recommends")]
 TopP = Annotated[float | None, typer.Option(help="Sample from the likeliest tokens of this total probability.")]
 TopK = Annotated[int | None, typer.Option(help="Sample from this many of the likeliest tokens.")]
 
 
 def with_settings(
-    settings: Mapping[str, Setting], load: Callable[..., Any] = load_config
+    settings: Mapping[str, Setting], load: Callable[..., Any] = load_config, has_model_argument: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add one option per setting, and `--config`, to a command. The command receives `load`'s result as `config`."""
+    """Add one option per setting, and `--config`, to a command. The command receives `load`'s result as `config`.
+    `has_model_argument`: the first argument is another way to give --model."""
     names = {name.replace(".", "_"): name for name in settings}
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -43,10 +44,15 @@ def with_settings(
             path = arguments.pop("config")
             given = {name: arguments.pop(key) for key, name in names.items()}
             overrides = {name: value for name, value in given.items() if value is not None}
+            model = arguments.pop(_MODEL, None)
+            if model is not None:
+                if overrides.setdefault("model", model) != model:
+                    raise InvalidConfig(f"the model is given twice, as {model} and as --model {overrides['model']}")
             command(config=load(path, os.environ, overrides), **arguments)
 
         own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "config"]
         added = [
+            *([_parameter(_MODEL, _MODEL_ARGUMENT)] if has_model_argument else []),
             _parameter("config", _CONFIG),
             *(_parameter(key, _option(settings[name])) for key, name in names.items()),
         ]
@@ -58,16 +64,15 @@ def with_settings(
     return decorate
 
 
-def sampling_params(defaults: SamplingDefaults, usual_tokens: int, **given: Any) -> SamplingParams:
-    """Sampling parameters: the given fields over the configured ones; None keeps the configured value.
-
-    `usual_tokens` is `max_tokens` when neither has one.
-    """
-    configured = asdict(defaults)
-    configured["max_tokens"] = defaults.max_tokens or usual_tokens
-    return SamplingParams(**configured | {name: value for name, value in given.items() if value is not None})
+def sampling_params(config: ServerConfig, usual_tokens: int, **given: Any) -> SamplingParams:
+    """Sampling parameters: the given fields over the configured ones over those that the model recommends. None counts as
+    absent. `usual_tokens` is `max_tokens` when none has one."""
+    given["max_tokens"] = given.get("max_tokens") or config.sampling.max_tokens or usual_tokens
+    return config.sampling.params(config.engine.model, **given)
 
 
+_MODEL = "model_argument"
+_MODEL_ARGUMENT = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model; the same as --model.")]
 _CONFIG = Annotated[
     Path | None,
     typer.Option(

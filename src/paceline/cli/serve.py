@@ -22,7 +22,7 @@ KEY = "OPENAI_API_KEY"
 """Environment variable that OpenAI's client reads."""
 
 
-@with_settings(SETTINGS, load_gateway_config)
+@with_settings(SETTINGS, load_gateway_config, has_model_argument=True)
 def serve(config: ServerConfig | GatewayConfig, ray: Ray = None) -> None:
     """Serve a model over an OpenAI-compatible API, with speculation on.
 

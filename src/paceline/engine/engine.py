@@ -163,12 +163,13 @@ class Engine:
             if found.culprits and not found.has_succeeded:
                 self._probe(error)
         finally:
-            self._is_host_only, self.scheduler.only = False, None
+            self._is_host_only = False
+            self.scheduler.restrict(None)
         return found.outputs
 
     def _step_of(self, sequences: Collection[Sequence]) -> tuple[bool, list[StepOutput]]:
         """A step of these sequences only: whether it computed anything, and its outputs."""
-        self.scheduler.only = frozenset(sequence for sequence in sequences if not sequence.is_finished)
+        self.scheduler.restrict(frozenset(sequence for sequence in sequences if not sequence.is_finished))
         self.num_steps += 1
         before = self.executor_counts.total()
         outputs = self._step()

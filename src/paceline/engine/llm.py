@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import cached_property
 from queue import SimpleQueue
@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from paceline.core.config import EngineConfig, from_mapping
-from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
+from paceline.core.errors import EngineClosed, InvalidConfig, InvalidRequest, PacelineError
 from paceline.core.output import Generation, OutputListener, StepOutput
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
@@ -22,6 +22,7 @@ from paceline.engine.hooks.hook import StepHook
 from paceline.engine.loop import EngineLoop
 from paceline.engine.text import RequestText
 from paceline.engine.transcript import Transcript
+from paceline.models.loading.recommended_sampling import recommended_sampling
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.speculation.proposer import Proposer
 
@@ -45,12 +46,20 @@ class LLM:
         model: str = "smollm2",
         *,
         draft: str | None = None,
+        speculative_model: str | None = None,
+        num_speculative_tokens: int | None = None,
         hooks: Sequence[StepHook] = (),
         proposers: Mapping[str, Proposer] | None = None,
         **options: Any,
     ) -> None:
-        """`hooks` listen to every step of the engine. `proposers` join the built-in ones; requests choose them by name."""
-        self.config = from_mapping(EngineConfig, {"model": model, "draft": draft, **options})
+        """`speculative_model` is another name of `draft`, and `num_speculative_tokens` of `speculation.max_depth`, as in vLLM.
+        `hooks` listen to every step of the engine. `proposers` join the built-in ones; requests choose them by name."""
+        if draft is not None and speculative_model is not None:
+            raise InvalidConfig("draft and speculative_model are two names of one option: give one of them")
+        if num_speculative_tokens is not None:
+            speculation = options.get("speculation", {})
+            options["speculation"] = {**speculation, "max_depth": num_speculative_tokens}
+        self.config = from_mapping(EngineConfig, {"model": model, "draft": draft or speculative_model, **options})
         self._loop = EngineLoop(build_engine(self.config, hooks=hooks, extra_proposers=proposers))
         self.engine = self._loop.engine
         assert self.engine.tokenizer is not None
@@ -65,23 +74,23 @@ class LLM:
         """Compile kernels and capture graphs on a GPU. Call it before the first request; with requests it does nothing."""
         self._loop.run(self.engine.warm_up)
 
+    def default_sampling(self, **fields: Any) -> SamplingParams:
+        """The sampling parameters of calls without any: those that the model's generation_config.json, or our card of it,
+        recommends. `fields` replace single ones."""
+        return SamplingParams(**(recommended_sampling(self.config.model) | fields))
+
     def generate(
         self,
-        prompts: str | Sequence[int] | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         **options: Any,
     ) -> list[Generation]:
         """Generate for one prompt or for many in one batch; a list either way, in order.
 
         `options` are those of every method here: `speculation` (what this request chooses, a `SpeculationParams` or a
-        mapping of its fields), `category`, `priority`, `cache_salt`.
+        mapping of its fields), `category`, `priority`, `cache_salt`. Without `sampling`, `default_sampling` applies.
         """
-        if isinstance(prompts, str) or (prompts and all(isinstance(token, int) for token in prompts)):
-            prompts = [prompts]  # type: ignore[assignment]
-        many = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
-        if len(many) != len(prompts):
-            raise InvalidRequest(f"{len(prompts)} prompts and {len(many)} sampling parameters", field="sampling")
-        return self._wait([self._request(prompt, one, **options) for prompt, one in zip(prompts, many, strict=True)])  # type: ignore[arg-type]
+        return self._wait(self._requests(prompts, sampling, **options))
 
     def chat(self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any) -> Generation:
         """Answer a conversation, through the model's chat template."""
@@ -110,7 +119,11 @@ class LLM:
         self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any
     ) -> AsyncGenerator[StepOutput, None]:
         """Like `stream`, for an event loop."""
-        request = self._request(prompt, sampling, **options)
+        async with aclosing(self._astream(self._request(prompt, sampling, **options))) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _astream(self, request: ValidatedRequest) -> AsyncGenerator[StepOutput, None]:
         events: asyncio.Queue[StepOutput | PacelineError] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -130,13 +143,27 @@ class LLM:
             if unfinished:
                 self.cancel(request.id)
 
-    async def agenerate(self, prompt: Prompt, sampling: SamplingParams | None = None, **options: Any) -> Generation:
-        """Like `generate` of one prompt, for an event loop."""
-        request = self._request(prompt, sampling, **options)
-        transcript = Transcript(request, self.engine.validator.limits.max_depth)
-        async for output in self.astream(request.prompt_ids, request.sampling, **options):
-            transcript.add(output)
-        return transcript.generation()
+    async def agenerate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        **options: Any,
+    ) -> list[Generation]:
+        """Like `generate`, for an event loop."""
+
+        async def one(request: ValidatedRequest) -> Generation:
+            transcript = Transcript(request, self.engine.validator.limits.max_depth)
+            async for output in self._astream(request):
+                transcript.add(output)
+            return transcript.generation()
+
+        return list(await asyncio.gather(*map(one, self._requests(prompts, sampling, **options))))
+
+    async def achat(
+        self, messages: Sequence[Message], sampling: SamplingParams | None = None, **options: Any
+    ) -> Generation:
+        """Like `chat`, for an event loop."""
+        return (await self.agenerate([messages], sampling, **options))[0]
 
     def submit(self, request: Request, listener: OutputListener) -> None:
         """Start a request; `listener` receives its outputs, without text, on the engine's thread. See `EngineLoop.submit`."""
@@ -182,6 +209,19 @@ class LLM:
     ) -> None:
         self.close()
 
+    def _requests(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        **options: Any,
+    ) -> list[ValidatedRequest]:
+        if isinstance(prompts, str) or (prompts and all(isinstance(part, int | Mapping) for part in prompts)):
+            prompts = [prompts]  # type: ignore[list-item]
+        many = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
+        if len(many) != len(prompts):
+            raise InvalidRequest(f"{len(prompts)} prompts and {len(many)} sampling parameters", field="sampling")
+        return [self._request(prompt, one, **options) for prompt, one in zip(prompts, many, strict=True)]  # type: ignore[arg-type]
+
     def _request(
         self,
         prompt: Prompt,
@@ -194,7 +234,7 @@ class LLM:
     ) -> ValidatedRequest:
         if not isinstance(speculation, SpeculationParams):
             speculation = from_mapping(SpeculationParams, speculation or {}, "speculation.", InvalidRequest)
-        sampling = sampling or SamplingParams()
+        sampling = sampling or self.default_sampling()
         ids = self._encode(prompt)
         request = Request(f"request-{next(self._numbers)}", ids, sampling, speculation, category, priority, cache_salt)
         return self.engine.validate(request)
@@ -208,7 +248,7 @@ class LLM:
             return tuple(self.tokenizer.encode(self._template.render(prompt), add_special=False))  # type: ignore[arg-type]
         raise InvalidRequest("a prompt is a string, a list of token ids, or a list of chat messages", field="prompt")
 
-    def _wait(self, requests: list[Request]) -> list[Generation]:
+    def _wait(self, requests: list[ValidatedRequest]) -> list[Generation]:
         events: SimpleQueue[StepOutput | PacelineError] = SimpleQueue()
         transcripts = {request.id: Transcript(request, self.engine.validator.limits.max_depth) for request in requests}
         texts = {request.id: RequestText(self.tokenizer, request) for request in requests}

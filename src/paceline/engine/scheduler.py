@@ -55,8 +55,7 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # both kept in rank order
         self.num_preemptions = 0
         self.tiers = tiers
-        self.only: Collection[Sequence] | None = None
-        """The only sequences to schedule, while a failed step is run again in parts; None: all."""
+        self._only: Collection[Sequence] | None = None
 
     @property
     def has_work(self) -> bool:
@@ -109,6 +108,10 @@ class Scheduler:
             self.tiers.cancel(sequence)
         sequence.status = Status.FINISHED
 
+    def restrict(self, sequences: Collection[Sequence] | None) -> None:
+        """Schedule only these from now on, while a failed step is run again in parts; None: all."""
+        self._only = sequences
+
     def schedule(self) -> Schedule:
         preempted: list[Sequence] = []
         rows: dict[Sequence, int] = {}
@@ -141,7 +144,7 @@ class Scheduler:
             if sequence.status is not Status.RUNNING:  # preempted in this call
                 continue
             num_behind -= 1
-            if self.only is not None and sequence not in self.only:
+            if self._only is not None and sequence not in self._only:
                 continue
             # A long prompt leaves one token for each sequence behind it, so that none stalls.
             count = min(sequence.num_uncomputed, max(1, budget - used - num_behind))
@@ -175,7 +178,7 @@ class Scheduler:
         for sequence in list(self.waiting):
             if budget <= 0 or taken >= self.max_num_seqs or not can_join(sequence):
                 return
-            if self.only is not None and sequence not in self.only:
+            if self._only is not None and sequence not in self._only:
                 continue
             if self.tables.prefix_caching and _shares_prefill(sequence, prefilling):
                 taken += 1  # no sequence of lower rank takes its place

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -78,10 +79,8 @@ class RequestValidator:
 
     def prepare_grammars(self) -> None:
         """Read the tokenizer for grammars now: later it would hold the interpreter's lock for most of a second."""
-        try:
+        with suppress(InvalidRequest, MissingDependency):  # a request with a schema gets this error
             Grammar.prepare(self._tokenizer_json, self._eos_ids, self.limits.vocab_size)
-        except (InvalidRequest, MissingDependency):  # a request with a schema gets this error
-            pass
 
     def grammar(self, request: Request) -> Grammar | None:
         """The grammar of the request's JSON schema, compiled once per schema; None: it has no schema."""

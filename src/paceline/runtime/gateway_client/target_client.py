@@ -111,7 +111,7 @@ class TargetClient:
         return tuple(sorted(self._validator.methods))
 
     def validate(self, request: Request) -> ValidatedRequest:
-        """The request with its seed, or `InvalidRequest`. The check of a JSON schema, in a process of its own, may take a while."""
+        """The request with its seed, or `InvalidRequest`. Another process checks a JSON schema, which may take a while."""
         return self._validator.validate(request)
 
     def submit(self, request: Request, listener: OutputListener) -> None:

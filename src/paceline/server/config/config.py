@@ -10,6 +10,7 @@ from paceline.core.cluster_config import ClusterConfig, trace_url
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import InvalidConfig, InvalidRequest
 from paceline.core.sampling import SamplingParams
+from paceline.models.loading.recommended_sampling import recommended_sampling
 from paceline.runtime.deploy.cluster_file import is_cluster_file, load_cluster
 from paceline.server.config.settings import PREFIX, Setting, read_file, read_settings, suggest
 
@@ -24,20 +25,21 @@ SERVICE_LINK = re.compile(r"_SERVICE_(HOST|PORT)|_PORT_\d+_(TCP|UDP)|_PORT=\w+:/
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Sampling parameters of requests that do not set them; see `SamplingParams`."""
+    """Sampling parameters of requests that do not set them; see `SamplingParams`. None: what the model recommends
+    (`models/loading/recommended_sampling.py`), or no change of the model's distribution."""
 
     max_tokens: int | None = None
     """Output tokens; none: the rest of the context window, and 16 for /v1/completions, as OpenAI does."""
-    temperature: float = 1.0
-    """Sampling temperature; 0 is greedy."""
-    top_k: int = 0
-    """Candidates per token; 0 means no limit."""
-    top_p: float = 1.0
-    """Probability mass of the candidates; 1 means no limit."""
-    min_p: float = 0.0
-    """Least probability relative to the best candidate; 0 means no limit."""
-    repetition_penalty: float = 1.0
-    """Divisor of repeated tokens' logits; 1 means no penalty."""
+    temperature: float | None = None
+    """Sampling temperature; 0 is greedy. None: as the model's generation_config.json recommends, otherwise 1."""
+    top_k: int | None = None
+    """Candidates per token; 0 means no limit. None: as the model recommends, otherwise 0."""
+    top_p: float | None = None
+    """Probability mass of the candidates; 1 means no limit. None: as the model recommends, otherwise 1."""
+    min_p: float | None = None
+    """Least probability relative to the best candidate; 0 means no limit. None: as the model recommends, otherwise 0."""
+    repetition_penalty: float | None = None
+    """Divisor of repeated tokens' logits; 1 means no penalty. None: as the model recommends, otherwise 1."""
     presence_penalty: float = 0.0
     """Penalty of tokens that occurred; 0 means no penalty."""
     frequency_penalty: float = 0.0
@@ -49,6 +51,12 @@ class SamplingDefaults:
             SamplingParams(**values)
         except InvalidRequest as error:
             raise InvalidConfig(f"sampling.{error}") from None
+
+    def params(self, model: str, **given: Any) -> SamplingParams:
+        """The given fields, then these, then those that `model` recommends. A given None counts as absent."""
+        own = {name: value for name, value in asdict(self).items() if value is not None}
+        present = {name: value for name, value in given.items() if value is not None}
+        return SamplingParams(**(recommended_sampling(model) | own | present))
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,6 +100,8 @@ class Gateway:
         """`strict`: the strict mode of this server; None if it has no audit log. `reserved`: shares that keys have reserved."""
         self.target, self.config, self.metrics, self.flags, self.strict = target, config, metrics, flags, strict
         self.model, self.tokenizer = config.model_name, target.tokenizer
+        self.sampling = config.sampling.params(target.config.model)
+        """Sampling parameters of requests that set none."""
         self.limits = RateLimits(metrics.clock)
         parts = (target.config.model, target.config.dtype, *astuple(fingerprint(target.tokenizer)))
         self.fingerprint = "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

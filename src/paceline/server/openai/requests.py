@@ -14,7 +14,6 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.server.config.config import SamplingDefaults
 from paceline.server.gateway.categorise import categorise
 from paceline.server.gateway.session import RequestSession
 from paceline.server.openai.schemas.body import GenerationBody, JsonObjectFormat, JsonSchemaFormat
@@ -40,7 +39,7 @@ DEFAULTED_PARAMS = (
     "presence_penalty",
     "frequency_penalty",
 )
-"""Parameters that have a default in the server's configuration."""
+"""Parameters whose default the server's configuration or the model sets."""
 
 
 class PromptEncoder:
@@ -140,7 +139,7 @@ def build_requests(
 
 def sampling_params(
     body: GenerationBody,
-    defaults: SamplingDefaults,
+    defaults: SamplingParams,
     *,
     max_tokens: int,
     logprobs: int | None,
@@ -149,7 +148,7 @@ def sampling_params(
     json_schema: Mapping[str, Any] | None,
     extra_stops: tuple[str, ...] = (),
 ) -> SamplingParams:
-    """The body's sampling parameters, with the server's defaults. `seed` applies if the body has none."""
+    """The body's sampling parameters. `defaults` has those of requests that set none; `seed` applies if the body has none."""
     chosen = {
         name: getattr(defaults, name) if getattr(body, name) is None else getattr(body, name)
         for name in DEFAULTED_PARAMS

@@ -39,7 +39,7 @@ EVENTS: dict[str, Any] = {"text/event-stream": {"example": "data: {...}\n\ndata:
 def generation_routes(gateway: Gateway) -> APIRouter:
     """/v1/chat/completions and /v1/completions."""
     router = APIRouter(tags=["generation"])
-    defaults, target = gateway.config.sampling, gateway.target
+    defaults, max_output, target = gateway.sampling, gateway.config.sampling.max_tokens, gateway.target
     encoder = PromptEncoder(gateway.tokenizer, target.max_model_len)
     context = AnswerContext(gateway.model, gateway.fingerprint, target.max_depth, gateway.tokenizer)
 
@@ -59,7 +59,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         sampling = sampling_params(
             body,
             defaults,
-            max_tokens=body.token_limit or defaults.max_tokens or target.max_model_len,
+            max_tokens=body.token_limit or max_output or target.max_model_len,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
             seed=draw_seed(),
@@ -81,7 +81,7 @@ def generation_routes(gateway: Gateway) -> APIRouter:
             for prompt in body.prompts
         ]
         prompts = [truncate_prompt(prompt, body, target.max_model_len) for prompt in prompts]
-        max_tokens = body.max_tokens or defaults.max_tokens or DEFAULT_MAX_TOKENS
+        max_tokens = body.max_tokens or max_output or DEFAULT_MAX_TOKENS
         sampling = sampling_params(
             body,
             defaults,

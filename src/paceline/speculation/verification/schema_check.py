@@ -1,7 +1,7 @@
 """Checks JSON schemas in a process with limits of time and memory, before any engine compiles them.
 
-`python -m paceline.speculation.verification.schema_check` is that process. It reads one JSON value per line: first the tokenizer,
-then schemas. It answers each schema with one line: null, or the error.
+`python -m paceline.speculation.verification.schema_check` is that process. It reads one JSON value per line: first the
+tokenizer, then schemas. It answers each line with one: null, or the error.
 """
 
 import json
@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from paceline.core.errors import InvalidRequest, MissingDependency, PacelineError
@@ -120,10 +121,8 @@ class SchemaChecker:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdout.close()
-        try:
+        with suppress(OSError):  # an unwritten line
             process.stdin.close()
-        except OSError:  # an unwritten line
-            pass
 
 
 MISSING = "llguidance is missing"

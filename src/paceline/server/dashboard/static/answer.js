@@ -4,12 +4,17 @@ import { call, events } from "./api.js";
 import { element } from "./element.js";
 import * as format from "./format.js";
 
+/** Plain words for the origins of tokens. */
+export const LABELS = { accepted: "guessed", recovered: "corrected", bonus: "extra", plain: "not guessed" };
+
 export class Answer {
   /** `kind` is speculative or plain. */
   constructor(kind, title) {
+    this.kind = kind;
     this.title = title;
     this.text = "";
     this.speed = null;
+    this.drafted = 0;
     this.figure = element("b", { textContent: "–" });
     this.fill = element("i");
     this.body = element("div", { class: "text", tabIndex: 0, role: "group", "aria-label": "Text" });
@@ -38,7 +43,7 @@ export class Answer {
         if (chunk.error) throw new Error(chunk.error.message);
         const now = performance.now();
         this.#add(chunk.choices[0]?.origins ?? []);
-        metrics = chunk.metrics?.speculative_decoding ?? metrics;
+        metrics = chunk.metrics ?? metrics;
         if (first === null) [first, firstTokens] = [now, this.tokens];
         else if (now > first) {
           // Decode speed only: the time to first token contains the prefill
@@ -54,6 +59,7 @@ export class Answer {
     } finally {
       this.place.setAttribute("aria-busy", "false");
     }
+    this.drafted = metrics?.speculative_decoding.num_draft_tokens ?? 0;
     this.detail.textContent = this.#summary(metrics, first === null ? null : (first - started) / 1000);
   }
 
@@ -75,9 +81,12 @@ export class Answer {
 
   #summary(metrics, ttft) {
     const parts = [`${this.tokens} tokens`, `first token after ${format.duration(ttft)}`];
-    if (metrics?.num_draft_tokens) {
-      parts.push(`${format.decimal(metrics.mean_acceptance_length, 2)} tokens per round`);
-      parts.push(Object.entries(this.counts).filter(([, n]) => n).map(([origin, n]) => `${n} ${origin}`).join(", "));
+    if (this.drafted) {
+      parts.push(`${format.decimal(this.tokens / metrics.num_rounds, 2)} tokens a round`);
+      parts.push(`${metrics.speculative_decoding.num_accepted_draft_tokens} of ${this.drafted} guesses kept`);
+      parts.push(Object.entries(this.counts).filter(([, n]) => n).map(([origin, n]) => `${n} ${LABELS[origin]}`).join(", "));
+    } else if (this.kind === "speculative") {
+      parts.push("no guesses were made");
     }
     return parts.join(" · ");
   }

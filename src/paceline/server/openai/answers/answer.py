@@ -149,12 +149,13 @@ class UsageCounter:
             self._prompt_tokens += len(request.prompt_ids)
             depth = request.speculation.max_depth if request.speculation.enabled else 0
             self._max_depth = max(self._max_depth, max_depth if depth is None else min(depth, max_depth))
-        self._completion_tokens = 0
+        self._completion_tokens = self._num_rounds = 0
         self._cached: dict[str, int] = {}
         self._counts = SpeculationCounts()
 
     def add(self, output: StepOutput) -> None:
         self._completion_tokens += len(output.tokens)
+        self._num_rounds += 1
         if output.choice == 0:  # the other choices share the first choice's prompt, which is no cache hit
             self._cached[output.request_id] = output.num_cached
         if output.drafted:
@@ -169,7 +170,8 @@ class UsageCounter:
         }
 
     def metrics(self) -> dict[str, Any]:
-        return {"speculative_decoding": asdict(speculation_metrics(self._counts, self._max_depth))}
+        speculation = asdict(speculation_metrics(self._counts, self._max_depth))
+        return {"speculative_decoding": speculation, "num_rounds": self._num_rounds}
 
 
 class OriginSplitter:

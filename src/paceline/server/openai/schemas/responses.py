@@ -39,6 +39,8 @@ class SpeculativeDecoding(BaseModel):
 
 class ResponseMetrics(BaseModel):
     speculative_decoding: SpeculativeDecoding
+    num_rounds: int
+    """Rounds of all choices, those without drafts included."""
 
 
 class ResponseFunction(BaseModel):
