@@ -28,7 +28,7 @@ def test_a_bad_file_recommends_nothing(tmp_path: Path, content: str) -> None:
 
 
 def test_a_model_that_is_not_here_recommends_nothing() -> None:
-    assert recommended_sampling("nobody/has-this") == {}
+    assert recommended_sampling("owner/not-here") == {}
 
 
 @pytest.mark.parametrize(
