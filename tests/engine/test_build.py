@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import decoders, models, pre_tokenizers
 
-from paceline.core.config import EngineConfig, SpeculationConfig
+from paceline.core.config import DepthRule, EngineConfig, SpeculationConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, UnsupportedModel
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.sampling import SamplingParams
@@ -226,3 +226,22 @@ def test_the_breaker_takes_threshold_and_rounds(threshold: float | None, state: 
         assert breaker.state("x") is BreakerState.CLOSED
         breaker.record("x", drafted=4, accepted=2 if i % 2 else 4, now=0.0)  # alpha 6/7
     assert breaker.state("x") is state
+
+
+@pytest.mark.parametrize("rule", ["threshold", "additive"])
+def test_the_published_rules_open_the_breaker_after_three_low_rounds(rule: DepthRule) -> None:
+    breaker = make_breaker(SpeculationConfig(depth=rule, breaker_rounds=3))
+    for accepted in (1, 1, 4, 1, 1):  # a good round in between starts the count again
+        breaker.record("x", drafted=4, accepted=accepted, now=0.0)
+        assert breaker.state("x") is BreakerState.CLOSED
+    breaker.record("x", drafted=4, accepted=1, now=0.0)
+    assert breaker.state("x") is BreakerState.OPEN
+
+
+def test_goodput_opens_the_breaker_on_measured_loss() -> None:
+    """Low acceptance alone does not, and high acceptance does not prevent it."""
+    for gain, accepted, state in ((1.2, 0, BreakerState.CLOSED), (0.9, 4, BreakerState.OPEN)):
+        breaker = make_breaker(SpeculationConfig())
+        for _ in range(3 * 16):
+            breaker.record("x", drafted=4, accepted=accepted, now=0.0, gain=gain)
+        assert breaker.state("x") is state

@@ -45,9 +45,8 @@ def with_settings(
             given = {name: arguments.pop(key) for key, name in names.items()}
             overrides = {name: value for name, value in given.items() if value is not None}
             model = arguments.pop(_MODEL, None)
-            if model is not None:
-                if overrides.setdefault("model", model) != model:
-                    raise InvalidConfig(f"the model is given twice, as {model} and as --model {overrides['model']}")
+            if model is not None and overrides.setdefault("model", model) != model:
+                raise InvalidConfig(f"the model is given twice, as {model} and as --model {overrides['model']}")
             command(config=load(path, os.environ, overrides), **arguments)
 
         own = [parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "config"]

@@ -18,6 +18,8 @@ CacheDtype = Literal["auto", "fp8"]
 AUDIT_FRACTION = 0.01
 DEFAULT_DEPTH = 8
 """Most tokens drafted per round if `speculation.max_depth` is None and the draft is not a tree on a GPU."""
+PUBLISHED_DEPTHS: Mapping[DepthRule, int] = {"threshold": 10, "additive": 16}
+"""The same under rules whose publication bounds the depth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class SpeculationConfig:
     """Rule that decides how many tokens to draft; see docs/depth.md."""
     max_depth: int | None = None
     """Most tokens drafted per round; rule `fixed` always drafts this many. None: 8, or 31 for the trees of an EAGLE draft on a
-    GPU with rule `goodput`."""
+    GPU with rule `goodput`; the published 10 and 16 with the rules `threshold` and `additive`."""
     min_depth: int | None = None
     """Least depth of the rules `threshold` and `additive`; None: the published values."""
     verification: Verification = "coupled"
@@ -43,7 +45,8 @@ class SpeculationConfig:
     """Acceptance rate below which the circuit breaker and the rule `additive` count a loss; None: their defaults. It
     controls drafting and never decides whether a token is accepted."""
     breaker_rounds: int = 3
-    """Consecutive low windows that open the circuit breaker."""
+    """What opens the circuit breaker. With the rules `threshold` and `additive`: this many rounds in a row with accepted /
+    drafted under the threshold. With the others: this many windows of 16 rounds in a row with a measured loss."""
 
     def __post_init__(self) -> None:
         _one_of("speculation.depth", self.depth, get_args(DepthRule))
@@ -56,7 +59,7 @@ class SpeculationConfig:
                     f"speculation.min_depth has no effect with speculation.depth {self.depth!r}: remove it, or choose "
                     "the rule threshold or additive"
                 )
-            most = DEFAULT_DEPTH if self.max_depth is None else self.max_depth
+            most = PUBLISHED_DEPTHS[self.depth] if self.max_depth is None else self.max_depth
             if not 1 <= self.min_depth <= most:
                 raise InvalidConfig(
                     f"speculation.min_depth must be between 1 and speculation.max_depth ({most}), got {self.min_depth}"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from paceline.core.clock import WallClock
-from paceline.core.config import EngineConfig, SpeculationConfig, WeightBits
+from paceline.core.config import PUBLISHED_DEPTHS, EngineConfig, SpeculationConfig, WeightBits
 from paceline.core.errors import InvalidConfig
 from paceline.core.timeline import phase
 from paceline.engine.engine import Engine
@@ -265,7 +265,10 @@ def make_depth(config: SpeculationConfig, max_depth: int, padded: PaddedBatch | 
 
 
 def make_breaker(config: SpeculationConfig) -> Breaker:
+    """The published rules count single rounds; the others windows, by measured gain where it is known."""
     rule = BreakerRule(trips=config.breaker_rounds)
+    if config.depth in PUBLISHED_DEPTHS:
+        rule = replace(rule, window=1, conditional=False)
     if config.acceptance_threshold is not None:
         rule = replace(rule, threshold=config.acceptance_threshold)
     return Breaker(rule)

@@ -133,3 +133,9 @@ def test_every_limit_is_described_with_its_reason() -> None:
     assert str(resolved(H200, LLAMA_8B, GivenLimits(max_batched_tokens=1024))) == (
         "256 sequences (best measured on GPUs), 1024 tokens a step (configured), depth up to 8 (default)"
     )
+
+
+def test_the_published_rules_may_reach_their_published_depth() -> None:
+    for rule, most in (("threshold", 10), ("additive", 16), ("goodput", 8), ("fixed", 8)):
+        assert resolved(CPU, SMALL, GivenLimits(rule=rule)).max_depth == most
+        assert resolved(CPU, SMALL, GivenLimits(max_depth=5, rule=rule)).max_depth == 5

@@ -12,6 +12,7 @@ from paceline.core.clock import VirtualClock
 from paceline.core.errors import InvalidConfig
 from paceline.server.auth.access import RELOAD_SECONDS, Access
 from paceline.server.auth.api_keys import KeyFile, KeyLimits
+from paceline.server.auth.rate_limit import BODY_BYTES_PER_TOKEN
 from paceline.server.config.config import ServerConfig
 from paceline.server.openai.errors import Unauthorised
 from tests.server.fakes import Served, events, served
@@ -190,6 +191,37 @@ def test_request_limit_returns_429_with_retry_after(file: KeyFile) -> None:
     clock.advance(30)
     assert server.post("/tokenize", {"prompt": "x"}, headers=bearer(key)).status_code == 200
     rejection(server.post(CHAT, BODY, headers=bearer(key)), 429, "rate_limit_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"prompt": [-1] * 2000}, 400),
+        ({"prompt": "x" * 16_000}, 400),
+        ({"prompt": [1] * 200_000}, 400),
+        ({"messages": []}, 400),
+    ],
+    ids=["invalid", "too long", "too many values", "wrong fields"],
+)
+def test_a_body_that_is_refused_is_charged_by_its_size(body: dict[str, Any], status: int, file: KeyFile) -> None:
+    key = file.add("ann", limits=KeyLimits(requests_per_minute=2, tokens_per_minute=10_000))
+    server = served_with_keys(file, clock=VirtualClock().now)
+    assert server.post("/v1/completions", body, headers=bearer(key)).status_code == status
+    (account,) = server.gateway.limits._accounts.values()
+    assert account.requests is not None
+    assert account.tokens is not None
+    assert account.requests.wait_seconds(2, 0.0) > 0
+    size = len(httpx.Request("POST", "http://server", json=body).content)
+    assert account.tokens.wait_seconds(10_000, 0.0) == pytest.approx(size // BODY_BYTES_PER_TOKEN * 60 / 10_000)
+
+
+def test_an_admitted_request_pays_for_its_prompt_and_not_for_its_body(file: KeyFile) -> None:
+    key = file.add("ann", limits=KeyLimits(requests_per_minute=2, tokens_per_minute=50))
+    server = served_with_keys(file, clock=VirtualClock().now)
+    body = {"prompt": "x" * 20, "max_tokens": 1, "user": "u" * 600}  # a body of 80 tokens
+    assert server.post("/v1/completions", body, headers=bearer(key)).status_code == 200
+    assert server.post("/v1/completions", body, headers=bearer(key)).status_code == 200
+    rejection(server.post("/v1/completions", body, headers=bearer(key)), 429, "rate_limit_exceeded")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -11,7 +11,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from paceline.core.config import DEFAULT_DEPTH, DepthRule
+from paceline.core.config import DEFAULT_DEPTH, PUBLISHED_DEPTHS, DepthRule
 from paceline.core.errors import InvalidConfig
 
 SEQUENCES = (256, 128, 64, 32, 16, 8)
@@ -136,6 +136,8 @@ def _depth(device: DeviceFacts, models: ModelFacts, given: GivenLimits) -> Limit
         return Limit(given.max_depth, "configured")
     if device.kind == "cuda" and models.drafts_trees_in_graphs and given.rule == "goodput":
         return Limit(TREE_DEPTH, "nodes of a tree")
+    if given.rule in PUBLISHED_DEPTHS:
+        return Limit(PUBLISHED_DEPTHS[given.rule], f"as published for {given.rule}")
     return Limit(DEFAULT_DEPTH, "default")
 
 

@@ -10,7 +10,7 @@ INLINE vb vb_load(const uint8_t *p) { vb v; memcpy(&v, p, sizeof v); return v; }
 
 /* INSTRUCTIONS: name of the chosen instructions, for reports.
  * SHIFTED_CODES8: 8-bit codes are stored as code + 128 in `codes_of` and corrected by the first value of the sum.
- * dot4(format, sum, codes, x, quad): sum + codes . the four inputs x[4 * quad..], per lane. Sums of both chains may be added.
+ * dot4(format, sum, codes, x, quad): sum + codes . the four inputs x[4 * quad..], per lane. joined(format, a, b): a + b.
  * total(format, sum): the sum as int32 lanes. */
 #if defined(PORTABLE)
 #define INSTRUCTIONS "portable"
@@ -64,6 +64,7 @@ INLINE vi total(const int format, vi sum) { (void)format; return sum; }
 #elif LANES == 16
 #define INSTRUCTIONS "AVX-512"
 #define SHIFTED_CODES8 0
+#define HAS_JOINED
 /* 16-bit sums of pairs cannot overflow: 4-bit codes, 16 pairs of at most 2 * 15 * 127; 8-bit codes, one of 2 * 128 * 127 */
 INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
     const __m512i w = (__m512i)codes, inputs = _mm512_set1_epi32(word_at(x + 4 * quad));
@@ -72,12 +73,17 @@ INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int qu
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w), signed_inputs);
     return sum + (vi)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
 }
+INLINE vi joined(const int format, vi a, vi b) {
+    if (format == CODES4) return (vi)_mm512_add_epi16((__m512i)a, (__m512i)b);
+    return a + b;
+}
 INLINE vi total(const int format, vi sum) {
     return format == CODES4 ? (vi)_mm512_madd_epi16((__m512i)sum, _mm512_set1_epi16(1)) : sum;
 }
 #else
 #define INSTRUCTIONS "AVX2"
 #define SHIFTED_CODES8 0
+#define HAS_JOINED
 /* 16-bit sums of pairs cannot overflow: 4-bit codes, 16 pairs of at most 2 * 15 * 127; 8-bit codes, one of 2 * 128 * 127 */
 INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
     const __m256i w = (__m256i)codes, inputs = _mm256_set1_epi32(word_at(x + 4 * quad));
@@ -85,10 +91,18 @@ INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int qu
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(inputs, w));
     return sum + (vi)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
 }
+INLINE vi joined(const int format, vi a, vi b) {
+    if (format == CODES4) return (vi)_mm256_add_epi16((__m256i)a, (__m256i)b);
+    return a + b;
+}
 INLINE vi total(const int format, vi sum) {
     return format == CODES4 ? (vi)_mm256_madd_epi16((__m256i)sum, _mm256_set1_epi16(1)) : sum;
 }
 #endif
+#endif
+
+#ifndef HAS_JOINED
+INLINE vi joined(const int format, vi a, vi b) { (void)format; return a + b; }
 #endif
 
 /* Codes of inputs 8 * octet.. +3 and +4.. +7 of outputs lane.. of a tile */

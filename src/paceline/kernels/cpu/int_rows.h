@@ -67,7 +67,7 @@ INLINE void int_rows(const int format, const int octets, const int rows, const i
 #pragma GCC unroll 8
                 for (int r = 0; r < rows; r++) {
                     vi sum = s[0][r][v];
-                    if (chains == 2) sum += s[1][r][v];
+                    if (chains == 2) sum = joined(format, sum, s[1][r][v]);
                     acc[r][v] = vf_fma(scale * x_scales[r], float_of(format, sum), acc[r][v]);
                 }
                 if (!w->offsets) continue;

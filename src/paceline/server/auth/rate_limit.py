@@ -76,14 +76,19 @@ class BodyCharge:
         """`account`: None for a key without limits."""
         self._account, self._tokens = account, tokens
 
+    def take(self, now: float) -> None:
+        self._add(1, now)
+
     def give_back(self, now: float) -> None:
-        """Return the charge: the exact one follows. A second call does nothing."""
-        account, self._account = self._account, None
-        if account is None:
+        """Return the charge: the exact one follows."""
+        self._add(-1, now)
+
+    def _add(self, sign: int, now: float) -> None:
+        if self._account is None:
             return
-        if account.requests is not None:
-            account.requests.take(-1, now)
-        account.spend(-self._tokens, now)
+        if self._account.requests is not None:
+            self._account.requests.take(sign, now)
+        self._account.spend(sign * self._tokens, now)
 
 
 class RateLimits:
@@ -104,13 +109,24 @@ class RateLimits:
             return BodyCharge(None, 0)
         account, now, tokens = self._account(key), self._clock(), num_bytes // BODY_BYTES_PER_TOKEN
         account.check(1, 0, 0, now)
-        if account.requests is not None:
-            account.requests.take(1, now)
-        account.spend(tokens, now)
-        return BodyCharge(account, tokens)
+        charge = BodyCharge(account, tokens)
+        charge.take(now)
+        return charge
 
     def give_back(self, charge: BodyCharge) -> None:
         charge.give_back(self._clock())
+
+    @contextmanager
+    def without(self, charge: BodyCharge | None) -> Iterator[None]:
+        """Inside the block the charge is not taken: the exact amounts are checked."""
+        if charge is None:
+            yield
+            return
+        charge.give_back(self._clock())
+        try:
+            yield
+        finally:
+            charge.take(self._clock())
 
     @contextmanager
     def take(self, key: ApiKey, requests: int, choices: int, tokens: int) -> Iterator[Account]:

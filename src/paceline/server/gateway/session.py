@@ -53,9 +53,9 @@ class RequestSession:
 
     def check_limits(self, num_requests: int, num_choices: int) -> None:
         """Raises the error that `run` would raise for lack of allowance or capacity, before the prompt is encoded."""
-        with self._counted():
-            # The body's charge counts as one of the requests
-            self.gateway.limits.check(self.key, num_requests - (self._charge is not None), num_choices)
+        limits = self.gateway.limits
+        with self._counted(), limits.without(self._charge):
+            limits.check(self.key, num_requests, num_choices)
         self.gateway.check_capacity(num_choices, self.key)
 
     def charge_call(self) -> None:
