@@ -199,7 +199,9 @@ def _gateway(document: dict[str, Any], folder: Path) -> Iterator[tuple["subproce
     command, url = [sys.executable, "-m", "paceline", "serve", "--config", str(file)], f"http://127.0.0.1:{port}"
     with (folder / "gateway.log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         try:
-            _until(lambda: _get(f"{url}/ready") == 200, START_SECONDS, f"the gateway; see {folder}/gateway.log")
+            _until(lambda: process.poll() is not None or _get(f"{url}/ready") == 200, START_SECONDS, "the gateway")
+            if process.poll() is not None:
+                raise RuntimeError(f"the gateway ended:\n{(folder / 'gateway.log').read_text()[-2000:]}")
             yield process, url
         finally:
             with suppress(ProcessLookupError):

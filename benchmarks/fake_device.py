@@ -12,6 +12,7 @@ from paceline.engine.executors.graph import mixed as mixed_steps
 from paceline.engine.executors.graph.batch import GraphBatch
 from paceline.engine.executors.graph.inflight import InflightStep, SlotResults
 from paceline.kernels.cpu import native
+from paceline.kernels.gpu.speculation.accept import Accepted
 from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.gpu import forward_pass as gpu_pass
@@ -56,6 +57,15 @@ class FakeDevice:
     def sample(self, logits: torch.Tensor, *args: Any) -> torch.Tensor:
         return torch.full((len(logits),), WORDS[0])
 
+    def accept(
+        self, drafts: torch.Tensor, picks: torch.Tensor, limits: torch.Tensor, *args: Any, slots: torch.Tensor
+    ) -> Accepted:
+        """Signature of `accept_chains`."""
+        counts = limits[slots]
+        counts[1::2] = 0
+        is_committed = torch.arange(picks.shape[1]) <= counts[:, None]
+        return Accepted(counts, torch.where(is_committed, WORDS[0], -1))
+
     def installed(self) -> ExitStack:
         stack = ExitStack()
         for owner, name, fake in (
@@ -68,7 +78,8 @@ class FakeDevice:
             (gpu_mixed, "head_logits", self.head),
             (gpu_mixed, "place_slots", lambda *args: None),
             (mixed_steps, "sample", self.sample),
-            (mixed_steps, "commit_rows", lambda *args: None),
+            (mixed_steps, "commit_rows", lambda *args, **options: None),
+            (mixed_steps, "accept_chains", self.accept),
             (DecoderModel, "forward", lambda model, *args, **options: self.forward(model, *args, **options)),
         ):
             stack.enter_context(patch.object(owner, name, fake))

@@ -1,5 +1,5 @@
 """Python time of a step on the host, with a fake device that takes no time: plain and drafted steps, steps full of prompts, and
-continuous load.
+continuous load, without drafts (served) and with them (joined).
 
     python -m benchmarks.host_time
 
@@ -78,13 +78,13 @@ class Streams:
 
 
 def measure(kind: str, count: int, is_on: bool, options: argparse.Namespace) -> str:
-    is_served, each, pauses = kind == "served", list[float](), list[float]()
+    is_served, each, pauses = kind in ("served", "joined"), list[float](), list[float]()
 
     def on_collection(phase: str, info: dict[str, int]) -> None:
         if info["generation"] == 2:
             pauses.append(time.perf_counter() - (pauses.pop() if phase == "stop" else 0.0))
 
-    with FakeDevice(CHEAP_DRAFT if kind in ("drafts", "prompts") else SLOW_DRAFT).installed():
+    with FakeDevice(CHEAP_DRAFT if kind in ("drafts", "prompts", "joined") else SLOW_DRAFT).installed():
         engine = build(count)
         engine.set_flags(SpeculationFlags(is_on, None, 2))
         freeze_loaded_objects()
@@ -107,14 +107,14 @@ def measure(kind: str, count: int, is_on: bool, options: argparse.Namespace) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 16, 64, 256])
-    parser.add_argument("--kinds", nargs="+", default=["plain", "drafts", "prompts", "served"])
+    parser.add_argument("--kinds", nargs="+", default=["plain", "drafts", "prompts", "served", "joined"])
     parser.add_argument("--steps", type=int, default=120, help="timed steps per run")
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(1)
     for count in options.sizes:
         for kind in options.kinds:
-            for is_on in (True,) if kind == "drafts" else (False, True):
+            for is_on in (True,) if kind in ("drafts", "joined") else (False, True):
                 print(measure(kind, count, is_on, options), flush=True)
 
 

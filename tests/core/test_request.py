@@ -30,3 +30,10 @@ def test_a_drawn_seed_is_in_range() -> None:
 def test_categories_beyond_the_limit_fold_to_other() -> None:
     categories = Categories(limit=2)
     assert [categories.fold(name) for name in ("a", "b", "a", "c", "d", "b")] == ["a", "b", "a", "other", "other", "b"]
+
+
+def test_one_owner_does_not_take_the_categories_of_others() -> None:
+    categories = Categories(limit=6, owner_limit=2)
+    assert [categories.fold(f"a{i}", "a") for i in range(4)] == ["a0", "a1", "other", "other"]
+    assert categories.fold("b0", "b") == "b0"
+    assert categories.fold("a0", "b") == "a0"

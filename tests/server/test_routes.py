@@ -28,12 +28,12 @@ def test_every_file_has_its_content_type(name: str) -> None:
 
 
 def test_every_referenced_file_exists() -> None:
-    page = (STATIC / "index.html").read_text("utf-8")
+    page = "".join(one.read_text("utf-8") for one in STATIC.glob("*.html"))
     referenced = set(re.findall(r'(?:href|src)="dashboard/([^"]+)"', page))
     for script in STATIC.glob("*.js"):
         referenced |= set(re.findall(r'from "\./([^"]+)"', script.read_text("utf-8")))
     assert referenced <= set(FILES)
-    assert set(FILES) - referenced == {"index.html", "vendor/uPlot.LICENSE"}
+    assert set(FILES) - referenced == {"index.html", "docs.html", "vendor/uPlot.LICENSE"}
 
 
 def test_no_file_uses_another_host() -> None:
@@ -55,3 +55,23 @@ def test_the_openapi_document_leaves_out_the_page() -> None:
     paths = served().app.openapi()["paths"]
     assert "/v1/paceline/overview" in paths
     assert not [path for path in paths if path == "/" or path.startswith("/dashboard")]
+
+
+def test_the_page_of_the_api_loads_nothing_from_other_sites() -> None:
+    server = served()
+    page = server.call("GET", "/docs")
+    assert page.status_code == 200
+    assert "default-src 'self'" in page.headers["content-security-policy"]
+    for link in re.findall(r'(?:src|href)="([^"]+)"', page.text):
+        assert "//" not in link
+        assert server.call("GET", f"/{link}").status_code == 200
+    assert server.call("GET", "/redoc").status_code == 404
+
+
+def test_health_fails_while_the_engine_fails_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = served()
+    assert server.call("GET", "/health").status_code == 200
+    text = "the engine failed to start 3 times in a row: see the log"
+    monkeypatch.setattr(type(server.target), "failure", text)
+    response = server.call("GET", "/health")
+    assert (response.status_code, response.json()["error"]["message"]) == (503, text)

@@ -158,8 +158,19 @@ def all_ready(pool: "TargetPool", seconds: float, meanwhile: Callable[[], None] 
 
 
 def view(workers: Sequence[WorkerStatus]) -> Group:
-    """A table of the workers, and one line per symptom below it."""
+    """A table of the workers, and one line per symptom and per worker that has exited below it."""
     lines = [
+        Text(
+            f"! {worker.name}: {worker.life.restarts} restarts, up {_uptime(worker)}, last exit {worker.life.last_exit}",
+            "yellow",
+        )
+        for worker in workers
+        if worker.life.last_exit
+    ]
+    times = [f"{worker.name} {_uptime(worker)}" for worker in workers if worker.life.started is not None]
+    if times:
+        lines.insert(0, Text(f"up: {', '.join(times)}", "dim"))
+    lines += [
         Text(f"! {worker.name}: {one.name}, {one.figure:.3g} against {one.limit:.3g}; {one.remedy}", "yellow")
         for worker in workers
         for one in worker.symptoms
@@ -204,6 +215,17 @@ def _table(workers: Sequence[WorkerStatus]) -> Table:
             *(_handoffs(worker) for _ in handoffs),
         )
     return table
+
+
+def _uptime(worker: WorkerStatus) -> str:
+    """Time since the last start, such as `5 m`, `3 h` or `2 d`."""
+    if worker.life.started is None:
+        return "-"
+    seconds = max(0.0, time.time() - worker.life.started)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
 
 
 def _hits(worker: WorkerStatus) -> str:

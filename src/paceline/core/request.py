@@ -1,6 +1,7 @@
 """A request, before and after validation."""
 
 import secrets
+from collections import Counter
 from dataclasses import dataclass, field, fields, replace
 from typing import Self
 
@@ -8,6 +9,10 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import SpeculationParams
 
 MAX_CATEGORIES = 32
+MAX_NAMED_CATEGORIES = 20
+"""Categories with names that clients choose; the others are those that a gateway infers."""
+MAX_OWNER_CATEGORIES = 8
+"""Categories that one API key may name, so that it does not take those of others."""
 OTHER_CATEGORY = "other"
 
 
@@ -68,15 +73,18 @@ def draw_seed() -> int:
 class Categories:
     """A bounded set of traffic categories. Clients choose the names, so their number is not bounded."""
 
-    def __init__(self, limit: int = MAX_CATEGORIES) -> None:
-        self._limit = limit
+    def __init__(self, limit: int = MAX_CATEGORIES, owner_limit: int = MAX_CATEGORIES) -> None:
+        """`owner_limit`: names that one owner may add."""
+        self._limit, self._owner_limit = limit, owner_limit
         self._known: set[str] = set()
+        self._added: Counter[str] = Counter()
 
-    def fold(self, name: str) -> str:
-        """`name` if it is among the first `limit` names seen, otherwise `other`."""
+    def fold(self, name: str, owner: str = "") -> str:
+        """`name` if it is among the first `limit` names seen, and the first ones of its `owner`; otherwise `other`."""
         if name in self._known:
             return name
-        if len(self._known) >= self._limit:
+        if len(self._known) >= self._limit or self._added[owner] >= self._owner_limit:
             return OTHER_CATEGORY
         self._known.add(name)
+        self._added[owner] += 1
         return name

@@ -164,6 +164,17 @@ class EngineStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerLife:
+    """Starts and exits of a worker's process, as its supervisor counts them."""
+
+    restarts: int = 0
+    started: float | None = None
+    """Time of the last start, seconds since 1970; None: no supervisor reports it."""
+    last_exit: str = ""
+    """Why its last process exited, such as `SIGKILL`; empty: none has exited."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """One worker of a cluster as the gateway sees it: a row of `paceline status`, the metrics and the dashboard."""
 
@@ -212,6 +223,7 @@ class WorkerStatus:
     """Target: seconds per prompt token, as the router measured; None: not measured."""
     handoffs: HandoffCounts | None = None
     """None: this worker takes part in no hand-offs."""
+    life: WorkerLife = WorkerLife()
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,6 +64,8 @@ def create_app(gateway: Gateway, access: Access, tracing: "Tracing | None" = Non
         redirect_slashes=False,
         responses=ERRORS,
         lifespan=lifespan,
+        docs_url=None,  # FastAPI's pages load their scripts from another site
+        redoc_url=None,
     )
     app.include_router(generation_routes(gateway))
     app.include_router(model_routes(gateway))

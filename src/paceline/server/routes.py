@@ -153,6 +153,10 @@ def dashboard_routes() -> APIRouter:
     async def send_page(http: Request) -> Response:
         return await send_file("index.html", http)
 
+    @router.get("/docs")
+    async def send_docs(http: Request) -> Response:
+        return await send_file("docs.html", http)
+
     @router.get("/dashboard/{path:path}")
     async def send_static(path: str, http: Request) -> Response:
         return await send_file(path, http)

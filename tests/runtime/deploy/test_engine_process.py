@@ -60,6 +60,8 @@ def test_a_killed_engine_is_restarted_and_its_streams_continue(config: EngineCon
         assert process.pid not in (None, first)
         (worker,) = client.cluster_status().workers
         assert (worker.name, worker.state, client.cluster_status().continued) == ("engine-0", "ready", 1)
+        until(lambda: client.cluster_status().workers[0].life.restarts == 1)
+        assert client.cluster_status().workers[0].life.last_exit == "SIGKILL"
         until(lambda: client.engine_status().kv_used == 0)
         last = process.pid
     assert last is not None

@@ -121,3 +121,28 @@ def test_workers_exit_when_their_supervisor_is_killed(tmp_path: Path) -> None:
         while not all(has_exited(pid) for pid in pids) and time.monotonic() < deadline:
             os.sched_yield()
         assert all(has_exited(pid) for pid in pids)
+
+
+def test_exits_leave_a_trace(tmp_path: Path) -> None:
+    clock, restarts = VirtualClock(), []
+    one = Supervisor(
+        SPECS, tmp_path, lambda spec: [sys.executable, "-c", WAITS], clock, on_restart=lambda: restarts.append(1)
+    )
+    one.start()
+    try:
+        first = one.lives["a"]
+        assert (first.restarts, first.last_exit) == (0, "")
+        os.kill(one.pids["a"], signal.SIGKILL)
+        until(lambda: one.poll() is None and "a" not in one.pids)  # type: ignore[func-returns-value]
+        assert (one.lives["a"].started, one.lives["a"].last_exit) == (None, "SIGKILL")
+        clock.advance(1.0)
+        one.poll()
+        life = one.lives["a"]
+        assert (life.restarts, life.last_exit) == (1, "SIGKILL")
+        assert life.started is not None
+        assert first.started is not None
+        assert life.started >= first.started
+        assert one.lives["b"].restarts == 0
+        assert len(restarts) == 2
+    finally:
+        one.stop()

@@ -190,7 +190,7 @@ def test_conflicting_settings_report_both_sources(tmp_path: Path) -> None:
         ({"sampling.temperature": -1}, "sampling.temperature must be between 0"),
         ({"sampling.max_tokens": 0}, "sampling.max_tokens must be at least 1"),
         ({"speculation.min_depth": 2}, "speculation.min_depth has no effect with speculation.depth 'goodput'"),
-        ({"speculation.depth": "additive", "speculation.min_depth": 9}, "between 1 and speculation.max_depth"),
+        ({"speculation.depth": "additive", "speculation.min_depth": 17}, "between 1 and speculation.max_depth"),
     ],
 )
 def test_values_out_of_range(values: dict[str, Any], message: str) -> None:

@@ -21,6 +21,7 @@ from paceline.core.worker_status import (
     Symptom,
     TierCounts,
     TrafficStatus,
+    WorkerLife,
     WorkerStatus,
 )
 from paceline.server.metrics.metrics import Metrics
@@ -249,6 +250,7 @@ def test_the_documentation_lists_every_metric() -> None:
         indexed_blocks=1,
         prefill_seconds=0.1,
         symptoms=(symptom,),
+        life=WorkerLife(2, 100.0, "SIGKILL"),
     )
     draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://a:2", answers=1)
     metrics.add_cluster(lambda: ClusterStatus((worker, draft), 0))

@@ -44,12 +44,17 @@ def running_processes(config: ClusterConfig, folder: StateFolder) -> Iterator[Di
     stop = threading.Event()
     try:
         specs = process_specs(config)
-        supervisor = Supervisor(specs, folder.logs)
+
+        def write() -> None:
+            lives = supervisor.lives
+            folder.write([replace(spec.member(spec.address), life=lives[spec.name]) for spec in specs])
+
+        supervisor = Supervisor(specs, folder.logs, on_restart=write)
         supervisor.start()
+        write()
         thread = threading.Thread(target=supervisor.run, args=(stop,), name="paceline-supervisor")
         thread.start()
         try:
-            folder.write([spec.member(spec.address) for spec in specs])
             yield folder
         finally:
             stop.set()

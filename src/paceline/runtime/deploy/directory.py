@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from paceline.core.pool_config import Role
+from paceline.core.worker_status import WorkerLife
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,7 @@ class Member:
     address: str
     key: str = ""
     """Public key; empty without encryption."""
+    life: WorkerLife = WorkerLife()
 
 
 class Directory(Protocol):

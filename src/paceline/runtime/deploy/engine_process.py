@@ -4,15 +4,16 @@ import logging
 import math
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from paceline.core.cluster_config import ClusterConfig, HealthConfig
 from paceline.core.config import EngineConfig
 from paceline.core.pool_config import PoolConfig
 from paceline.runtime.deploy.deployment import free_address
-from paceline.runtime.deploy.directory import FixedDirectory
+from paceline.runtime.deploy.directory import Member
 from paceline.runtime.deploy.supervisor import Supervisor
 from paceline.runtime.deploy.worker_error import read_error
 from paceline.runtime.deploy.worker_spec import WorkerSpec
@@ -61,7 +62,7 @@ class EngineProcess:
         config = ClusterConfig((pool,), name="serve", health=HEALTH)
         client = TargetClient(
             config,
-            FixedDirectory((self._spec.member(self._spec.address),)),
+            self,
             engine=self._spec.engine,
             start_seconds=math.inf,
             check_workers=self._check,
@@ -70,6 +71,11 @@ class EngineProcess:
         self._client = client
         self._thread.start()
         return client
+
+    def members(self) -> Sequence[Member]:
+        """Implements `Directory`."""
+        life = self._supervisor.lives[self._spec.name]
+        return (replace(self._spec.member(self._spec.address), life=life),)
 
     def close(self) -> None:
         """Stop the worker."""

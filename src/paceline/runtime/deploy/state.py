@@ -13,6 +13,7 @@ from typing import IO
 
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidConfig, PacelineError
+from paceline.core.worker_status import WorkerLife
 from paceline.runtime.deploy.directory import Member
 
 
@@ -81,7 +82,8 @@ class StateFolder:
             return None
         try:
             document = json.loads((self.path / "state.json").read_text("utf-8"))
-            return ClusterState(document["pid"], tuple(Member(**member) for member in document["members"]))
+            members = ({**member, "life": WorkerLife(**member["life"])} for member in document["members"])
+            return ClusterState(document["pid"], tuple(Member(**member) for member in members))
         except (OSError, ValueError, KeyError, TypeError):
             return None
 

@@ -7,13 +7,15 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from paceline.cluster.health.health import Backoff
 from paceline.core.clock import Clock, WallClock
+from paceline.core.worker_status import WorkerLife
 from paceline.runtime.deploy.worker_error import read_error
 from paceline.runtime.deploy.worker_spec import WorkerSpec
 
@@ -39,6 +41,7 @@ class _Child:
     started: float = 0.0
     restart_at: float = 0.0
     """Time of the next start."""
+    life: WorkerLife = WorkerLife()
 
 
 class Supervisor:
@@ -55,14 +58,21 @@ class Supervisor:
         command: Callable[[WorkerSpec], list[str]] = worker_command,
         clock: Clock | None = None,
         grace: float | None = None,
+        on_restart: Callable[[], None] = lambda: None,
     ) -> None:
         """`log_dir`: folder of one log file for each worker; None: workers write to this process's standard error. `grace`:
-        seconds that a worker has to exit; None: `GRACE`."""
+        seconds that a worker has to exit; None: `GRACE`. `on_restart` follows every exit and restart of a worker."""
         self._children = [_Child(spec) for spec in specs]
         self._log_dir = log_dir
         self._command = command
         self._clock = clock or WallClock()
         self._grace = GRACE if grace is None else grace
+        self._on_restart = on_restart
+
+    @property
+    def lives(self) -> dict[str, WorkerLife]:
+        """Starts and exits of every worker, by name."""
+        return {child.spec.name: child.life for child in self._children}
 
     @property
     def pids(self) -> dict[str, int]:
@@ -106,8 +116,12 @@ class Supervisor:
                 )
                 self._release(child)
                 child.restart_at = now + delay
+                child.life = replace(child.life, started=None, last_exit=_exit_text(code) + reason)
+                self._on_restart()
             if now >= child.restart_at:
+                child.life = replace(child.life, restarts=child.life.restarts + 1)
                 self._spawn(child)
+                self._on_restart()
 
     def run(self, stop: threading.Event) -> None:
         """Supervise until `stop` is set, then stop all workers."""
@@ -143,6 +157,7 @@ class Supervisor:
                 self._command(child.spec), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
             )
         child.started = self._clock.now()
+        child.life = replace(child.life, started=time.time())
 
     def _reason(self, child: _Child) -> str:
         """The error that ended the worker, in parentheses; empty if it is not known."""

@@ -1,6 +1,7 @@
 """The workers of a cluster as rows of a table, from what targets report of themselves and of the draft workers."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from paceline.cluster.routing.kv_router import KvRouter, RouterView
 from paceline.core.worker_status import DrafterStatus, WorkerStatus
@@ -23,12 +24,14 @@ def worker_statuses(
         if target.status is not None and target.is_usable:
             for drafter in target.status.drafters:
                 drafters.setdefault(drafter.name, []).append(drafter)
-    return [
-        _draft_row(member, drafters.get(member.name, []))
-        if member.role == "draft" and member.address
-        else _target_row(member, by_name.get(member.name), None if router is None else router.view(member.name))
-        for member in members
-    ]
+    rows = []
+    for member in members:
+        if member.role == "draft" and member.address:
+            row = _draft_row(member, drafters.get(member.name, []))
+        else:
+            row = _target_row(member, by_name.get(member.name), None if router is None else router.view(member.name))
+        rows.append(replace(row, life=member.life))
+    return rows
 
 
 def _target_row(member: Member, target: TargetConnection | None, view: RouterView | None) -> WorkerStatus:

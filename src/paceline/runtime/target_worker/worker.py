@@ -22,6 +22,7 @@ from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.kv_events.publisher import KvPublisher
+from paceline.runtime.target_worker.draft_symptoms import DraftSymptoms
 from paceline.runtime.target_worker.grammar_thread import GrammarThread
 from paceline.runtime.target_worker.jobs import GatewayJobs, Job
 from paceline.runtime.target_worker.kv_pressure import KvPressure
@@ -112,6 +113,7 @@ class TargetWorker:
         self._vocabulary = fingerprint(self._engine.tokenizer).vocabulary
         self._flags = SpeculationFlags()
         self._pressure = KvPressure()
+        self._draft_symptoms = DraftSymptoms()
         self._next_pressure = 0.0
         self._stop = threading.Event()
         self._request_numbers = itertools.count()
@@ -342,6 +344,8 @@ class TargetWorker:
         now = self._clock.now()
         if now >= self._next_pressure:
             self._next_pressure = now + PRESSURE_SECONDS
+            if self._drafts is None:
+                self._draft_symptoms.observe(snapshot)
             if self._pressure.observe(snapshot, self._engine.num_steps) and self._loop.is_running:
                 self._apply_flags()
         handed = self._handoffs or self._prefill_service
@@ -350,7 +354,7 @@ class TargetWorker:
             snapshot,
             drafters=() if drafts is None else tuple(drafts.drafters()),
             symptoms=(
-                *(() if drafts is None else drafts.symptoms()),
+                *(self._draft_symptoms.active if drafts is None else drafts.symptoms()),
                 *self._pressure.active,
                 *snapshot.audit.symptoms,
             ),

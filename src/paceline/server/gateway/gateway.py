@@ -14,7 +14,13 @@ from dataclasses import astuple
 
 from paceline.core.errors import PacelineError
 from paceline.core.output import OutputEvent, StepOutput
-from paceline.core.request import Request, ValidatedRequest
+from paceline.core.request import (
+    MAX_NAMED_CATEGORIES,
+    MAX_OWNER_CATEGORIES,
+    Categories,
+    Request,
+    ValidatedRequest,
+)
 from paceline.core.sequence import FinishReason
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.runtime.gateway_client.target_client import TargetClient
@@ -106,6 +112,8 @@ class Gateway:
         parts = (target.config.model, target.config.dtype, *astuple(fingerprint(target.tokenizer)))
         self.fingerprint = "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
         """Identifier of model, dtype and tokenizer, for `system_fingerprint`."""
+        self.categories = Categories(MAX_NAMED_CATEGORIES, MAX_OWNER_CATEGORIES)
+        """Traffic categories that clients have named."""
         self.is_draining = False
         self._next_number = itertools.count()
         self._streams: set[OutputStream] = set()

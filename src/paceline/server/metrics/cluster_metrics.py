@@ -16,6 +16,13 @@ def _from_handoffs(count: Callable[[HandoffCounts], float]) -> Callable[[WorkerS
 
 WORKER_METRICS: tuple[tuple[type[Metric], str, str, Callable[[WorkerStatus], float | None]], ...] = (
     (GaugeMetricFamily, "worker_ready", "1 while the worker is ready.", lambda w: float(w.state == "ready")),
+    (CounterMetricFamily, "worker_restarts", "Restarts of the worker's process.", lambda w: w.life.restarts),
+    (
+        GaugeMetricFamily,
+        "worker_start_time_seconds",
+        "Time of the last start of the worker's process, since 1970.",
+        lambda w: w.life.started,
+    ),
     (GaugeMetricFamily, "worker_sequences_running", "Sequences in the worker's batch.", lambda w: w.running),
     (GaugeMetricFamily, "worker_sequences_waiting", "Sequences waiting at the worker.", lambda w: w.waiting),
     (
@@ -156,4 +163,13 @@ class ClusterCollector(Collector):
         for worker in workers:
             for symptom in worker.symptoms:
                 symptoms.add_metric([self._model, worker.name, worker.role, symptom.name], 1.0)
-        yield symptoms
+        exits = GaugeMetricFamily(
+            "paceline_worker_last_exit",
+            "1 for the reason of the last exit of the worker's process.",
+            labels=[*WORKER_LABELS, "reason"],
+        )
+        for worker in workers:
+            if worker.life.last_exit:
+                reason = worker.life.last_exit.partition(" (")[0]  # a bounded label: a signal or a status
+                exits.add_metric([self._model, worker.name, worker.role, reason], 1.0)
+        yield from (symptoms, exits)

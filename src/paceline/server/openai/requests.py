@@ -24,8 +24,6 @@ THREAD_CHARS = 8192
 """Prompt length in characters from which tokenization runs on another thread, so that streams continue."""
 THREAD_MESSAGES = 64
 """Messages from which a conversation is rendered on another thread."""
-TOPIC_CHARS = 4096
-"""Characters at the start and at the end of a text that decide its category."""
 CATEGORY_HEADER = "x-paceline-category"
 MAX_CATEGORY_CHARS = 64
 CATEGORY_TOKENS = 512
@@ -122,6 +120,8 @@ def build_requests(
 ) -> list[Request]:
     """One engine request per prompt. `topic` is the text that decides the category; None means the prompt's end."""
     category = read_category(http, body)
+    if category:
+        category = session.gateway.categories.fold(category, session.key.id)
     return [
         Request(
             id=session.gateway.next_request_id(),
@@ -204,10 +204,7 @@ def _infer_category(prompt: tuple[int, ...], sampling: SamplingParams, topic: st
     is_json = sampling.json_schema is not None
     if topic is None and not is_json:
         topic = tokenizer.decode(prompt[-CATEGORY_TOKENS:])
-    topic = topic or ""
-    if len(topic) > 2 * TOPIC_CHARS:
-        topic = topic[:TOPIC_CHARS] + topic[-TOPIC_CHARS:]
-    return categorise(topic, len(prompt), is_json)
+    return categorise(topic or "", len(prompt), is_json)
 
 
 def _parse_arguments(message: dict[str, Any]) -> None:
