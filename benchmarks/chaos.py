@@ -97,7 +97,10 @@ def run(options: argparse.Namespace, folder: Path) -> list[str]:
     leaks += [f"shared memory {name}" for name in _names(SHARED_MEMORY) - shared]
     lost = [*results.lost, *(["a stream did not end"] * unfinished)]
     _report(options, results, faults.events, lost, leaks, growth, calm_gap, seconds)
-    return [*lost[:5], *results.different[:5], *leaks]
+    failures = [*lost[:5], *results.different[:5], *leaks]
+    if failures:
+        print((folder / "gateway.log").read_text()[-3000:])
+    return failures
 
 
 def _report(
@@ -223,18 +226,23 @@ def _patch_clock(folder: Path) -> Path:
 def _leaks(url: str) -> list[str]:
     """Sequences, KV blocks and queue places that an idle cluster still holds."""
     names = ("sequences_running", "sequences_waiting", "kv_blocks_used", "queue_choices")
-    held: dict[str, float] = {}
+    held: dict[str, float | str] = {}
 
     def is_idle() -> bool:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
-            text = response.read().decode()
+        try:
+            with urllib.request.urlopen(f"{url}/metrics", timeout=10) as response:
+                text = response.read().decode()
+        except OSError as error:
+            held["no metrics"], held["error"] = 1, str(error)
+            return False
+        held.clear()
         for name in names:
             held[name] = sum(map(float, re.findall(rf"^paceline_{name}{{[^}}]*}} (\S+)$", text, re.MULTILINE)))
         return not any(held.values())
 
     with suppress(TimeoutError):
         _until(is_idle, IDLE_SECONDS, "an idle cluster")
-    return [f"{name} {count:g}" for name, count in held.items() if count]
+    return [f"{name} {count}" for name, count in held.items() if count]
 
 
 def _memory(gateway: int, pids: Pids) -> dict[str, float]:
