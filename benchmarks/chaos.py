@@ -6,8 +6,8 @@
     python benchmarks/chaos.py --ray # workers on a local Ray cluster
 
 Two targets and two drafts behind a gateway process. Clients stream over HTTP; the text of each request is compared with plain
-decoding by the same gateway before the first fault. The seed decides faults, requests and pauses. Exit status 1: a stream was lost or
-different, or something leaked.
+decoding by the same gateway before the first fault. The seed decides faults, requests and pauses. Exit status 1: a
+stream was lost or different, or something leaked.
 """
 
 import argparse

@@ -30,6 +30,10 @@ class App:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = b""
+        if scope["path"] == "/refused":  # before the body
+            await send({"type": "http.response.start", "status": 413, "headers": [(b"connection", b"close")]})
+            await send({"type": "http.response.body", "body": b"too large"})
+            return
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -211,6 +215,14 @@ def test_a_client_that_reads_nothing_is_disconnected() -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.sendall(b"GET /large HTTP/1.1\r\n" + HOST + b"\r\n")
         assert app.disconnected.wait(10)
+
+
+def test_a_client_that_still_sends_gets_its_refusal(server: tuple[App, int]) -> None:
+    _, port = server
+    line = b"POST /refused HTTP/1.1\r\n"
+    received = answer(port, post(HOST + b"Content-Length: 8000000\r\n", bytes(8_000_000), line))
+    assert received.startswith(b"HTTP/1.1 413")
+    assert b"too large" in received
 
 
 def test_connections_of_one_address_are_limited() -> None:

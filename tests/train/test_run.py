@@ -18,6 +18,7 @@ from paceline.train.data.text_file import load_text
 from paceline.train.plan import TrainPlan
 from paceline.train.progress import PlainProgress
 from paceline.train.run import CHECKPOINT, train
+from tests.train.tiny import StopWhen
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +113,7 @@ def test_resumed_training_gives_the_same_draft(folder: Path, tiny_folder: Path) 
     parts = make_plan(folder, tiny_folder, "parts", kind="distilled", steps=6)
     run(whole)
     countdown = iter(range(3))
-    record, _ = run(parts, stop=lambda: next(countdown, None) is None)
+    record, _ = run(parts, stop=StopWhen(lambda: next(countdown, None) is None))
     assert record is None
     assert (parts.out / CHECKPOINT).exists()
     assert "resuming the interrupted training" in run(parts)[1]
@@ -129,7 +130,7 @@ def test_interruption_during_text_generation_changes_nothing(folder: Path, tiny_
     assert texts.batches == 2
     # 63 tokens of held-out text, as many of each batch: the second one is cut short
     countdown = iter(range(2 * 63 + 20))
-    record, log = run(parts, stop=lambda: next(countdown, None) is None)
+    record, log = run(parts, stop=StopWhen(lambda: next(countdown, None) is None))
     assert record is None
     assert "training" not in log
     assert load_text(parts.text_file).batches == 1
@@ -157,7 +158,7 @@ def test_minutes_limit_text_generation_too(folder: Path, tiny_folder: Path) -> N
         return len(times) > 4 * 63 + 8  # by then it trains
 
     log = io.StringIO()
-    assert train(plan, "the command", clock, PlainProgress(clock, log), tick) is None
+    assert train(plan, "the command", clock, PlainProgress(clock, log), StopWhen(tick)) is None
     text = load_text(plan.text_file)
     assert (text.batches, text.seconds) == (2, 63.0)
     assert "training medusa" in log.getvalue()

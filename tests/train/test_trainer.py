@@ -15,7 +15,7 @@ from paceline.train.drafts.target import Target, layer_shape
 from paceline.train.drafts.vocabulary import DraftVocabulary
 from paceline.train.optimizer import Schedule
 from paceline.train.trainer import Trainer, TrainStatus
-from tests.train.tiny import VOCAB, some_ids
+from tests.train.tiny import VOCAB, StopWhen, some_ids
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +68,8 @@ def test_resumed_training_ends_with_the_same_weights(kind: str, target: Target, 
         (tmp_path / name).mkdir()
     whole = make_trainer(kind, target, text, tmp_path / "whole", 12)
     whole.run(lambda status: None)
-    countdown = iter(range(5))
     first = make_trainer(kind, target, text, tmp_path / "parts", 12)
-    first.run(lambda status: None, stop=lambda: next(countdown, None) is None)
+    first.run(lambda status: None, stop=StopWhen(lambda: first.step >= 5))
     assert first.step == 5
     assert not first.is_done
     second = make_trainer(kind, target, text, tmp_path / "parts", 12)
@@ -112,7 +111,7 @@ def test_seconds_of_earlier_runs_count(target: Target, text: Text, tmp_path: Pat
         trainer = make_trainer("medusa", target, text, tmp_path, 2)
         clock = VirtualClock()
         trainer.schedule, trainer._clock = Schedule(seconds=100.0), clock
-        trainer.run(lambda status: None, stop=lambda: clock.now() >= seconds or bool(clock.advance(10.0)))
+        trainer.run(lambda status: None, stop=StopWhen(lambda: clock.now() >= seconds or bool(clock.advance(10.0))))
         return trainer
 
     assert run(60.0).seconds == 60.0

@@ -1,6 +1,7 @@
 """A tiny chat model on disk: byte tokens, special tokens, and random weights with clear arg-maxes."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import tokenizers
@@ -11,6 +12,7 @@ from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.load import open_checkpoint
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.train.drafts.target import States, Target
+from paceline.train.progress import StopRequest
 
 START, END = 256, 257
 VOCAB = 258
@@ -79,3 +81,14 @@ def some_ids(rows: int, length: int, seed: int = 0) -> torch.Tensor:
 
 def some_states(target: Target, state_layers: tuple[int, ...], rows: int = 2, length: int = 24) -> States:
     return target.states(some_ids(rows, length), state_layers)
+
+
+class StopWhen(StopRequest):
+    """Stops when `condition` returns true."""
+
+    def __init__(self, condition: Callable[[], bool]) -> None:
+        super().__init__()
+        self._condition = condition
+
+    def __call__(self) -> bool:
+        return self._condition()

@@ -28,6 +28,7 @@ from paceline.engine.isolation.failures import RequestFailure, contained, is_iso
 from paceline.engine.isolation.step_recovery import recover
 from paceline.engine.isolation.step_watch import StepWatch
 from paceline.engine.output import OutputProcessor
+from paceline.engine.prompt_pacing import PromptPacer
 from paceline.engine.schedule import Schedule
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sizing.memory_fit import MemoryFit
@@ -91,6 +92,7 @@ class Engine:
         self.executor_counts: Counter[str] = Counter()
         """Steps by executor: `graph`, or the `HostReason` why the host executor took it."""
         self.watch = StepWatch()
+        self._pacer = PromptPacer()
         self._failures: list[RequestFailure] = []
         self._is_host_only = False
         """Whether a failed step is run again in parts, without graphs."""
@@ -245,6 +247,9 @@ class Engine:
                 outputs += [] if output is None else [output]
         with contained("learning from a step"):
             self.speculator.learn(result)
+            if self.graph is None:
+                self._pacer.observe(result.num_tokens, result.forward_seconds)
+                self.scheduler.limit_prompts(self._pacer.max_tokens)
             for hook in self.hooks:
                 hook.committed(result)
         return outputs

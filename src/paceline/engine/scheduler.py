@@ -56,6 +56,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.tiers = tiers
         self._only: Collection[Sequence] | None = None
+        self._max_prompt_tokens: int | None = None
 
     @property
     def has_work(self) -> bool:
@@ -108,6 +109,10 @@ class Scheduler:
             self.tiers.cancel(sequence)
         sequence.status = Status.FINISHED
 
+    def limit_prompts(self, max_tokens: int | None) -> None:
+        """Compute at most so many prompt tokens in a step beside sequences that decode; None: no limit."""
+        self._max_prompt_tokens = max_tokens
+
     def restrict(self, sequences: Collection[Sequence] | None) -> None:
         """Schedule only these from now on, while a failed step is run again in parts; None: all."""
         self._only = sequences
@@ -116,9 +121,11 @@ class Scheduler:
         preempted: list[Sequence] = []
         rows: dict[Sequence, int] = {}
         budget = self.max_batched_tokens
-        budget -= self._schedule_running(rows, budget, preempted)
+        prompts = self._prompt_budget
+        used = self._schedule_running(rows, budget, prompts, preempted)
         if not preempted:
-            self._admit(rows, budget)
+            prompts -= sum(count for count in rows.values() if count > 1)
+            self._admit(rows, min(budget - used, prompts))
         drafts = self._reserve_drafts(rows)
         items = tuple(Scheduled(sequence, count, drafts.get(sequence, 0)) for sequence, count in rows.items())
         return Schedule(items, tuple(preempted))
@@ -137,7 +144,15 @@ class Scheduler:
         self._admit(rows, budget, can_join)
         return tuple(Scheduled(sequence, count, 0) for sequence, count in rows.items())
 
-    def _schedule_running(self, rows: dict[Sequence, int], budget: int, preempted: list[Sequence]) -> int:
+    @property
+    def _prompt_budget(self) -> int:
+        """Prompt tokens of the next step."""
+        limit = self._max_prompt_tokens
+        if limit is None or not any(sequence.num_uncomputed == 1 for sequence in self.running):
+            return self.max_batched_tokens
+        return min(limit, self.max_batched_tokens)
+
+    def _schedule_running(self, rows: dict[Sequence, int], budget: int, prompts: int, preempted: list[Sequence]) -> int:
         used = 0
         num_behind = len(self.running)
         for sequence in list(self.running):
@@ -148,6 +163,9 @@ class Scheduler:
                 continue
             # A long prompt leaves one token for each sequence behind it, so that none stalls.
             count = min(sequence.num_uncomputed, max(1, budget - used - num_behind))
+            if count > 1:
+                count = min(count, max(1, prompts))
+                prompts -= count
             while not self.tables.grow(sequence.id, sequence.num_computed + count):
                 victim = self.running[-1]
                 self._preempt(victim)

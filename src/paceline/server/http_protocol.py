@@ -18,8 +18,38 @@ logger = logging.getLogger(__name__)
 
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 64 * 1024
-LINGER_SECONDS = 1.0
-"""Time that a refused client has to read the refusal."""
+LINGER_SECONDS = 2.0
+"""Time that a refused client has to finish sending and to read the refusal."""
+
+
+class LingeringTransport:
+    """A transport whose `close` ends only the sending side while the client still sends, and closes the rest later.
+
+    A socket that is closed with unread data resets the connection, and the client loses the response that it did not read yet.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self.is_receiving = False
+        """Whether the client has not sent all of a request."""
+        self._is_lingering = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        return self._is_lingering or self._transport.is_closing()
+
+    def close(self) -> None:
+        if self.is_closing():
+            return
+        if not self.is_receiving or not self._transport.can_write_eof():
+            self._transport.close()
+            return
+        self._is_lingering = True
+        self._transport.write_eof()
+        self._transport.resume_reading()
+        self._loop.call_later(LINGER_SECONDS, self._transport.abort)
 
 
 class LimitedProtocol(HttpToolsProtocol):
@@ -32,11 +62,13 @@ class LimitedProtocol(HttpToolsProtocol):
         """The counted address; None if the connection was refused."""
         self._is_in_headers, self._header_bytes = True, 0
         self._problem = ""
+        self._lingering: LingeringTransport
         self._read_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        self._lingering = LingeringTransport(transport, self.loop)
+        super().connection_made(self._lingering)  # type: ignore[arg-type]
         address = self.client[0] if self.client else ""
         if not self._limits.enter(address):
             self._refuse(503, "too many connections: close some, or retry later")
@@ -55,6 +87,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():  # refused: what it still sends is not read
             return
+        self._lingering.is_receiving = True
         if self._is_in_headers:
             self._header_bytes += len(data)
             if self._read_timer is None:
@@ -77,7 +110,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        self._is_in_headers = True
+        self._is_in_headers, self._lingering.is_receiving = True, False
         self._stop_read_timer()
         super().on_message_complete()
 
@@ -135,7 +168,6 @@ class LimitedProtocol(HttpToolsProtocol):
         head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.transport.write(STATUS_LINE[status] + head + body)
         self.transport.close()
-        self.loop.call_later(LINGER_SECONDS, self.transport.abort)
 
 
 def find_ambiguity(url: bytes, headers: Sequence[tuple[bytes, bytes]], version: str) -> str:

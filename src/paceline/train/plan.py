@@ -22,6 +22,8 @@ LEAST = {
     "lora_rank": 1,
     "seed": 0,
 }
+TEXT_SHARE = 0.5
+"""Share of `--minutes` for generating text."""
 ABOVE_ZERO = ("minutes", "text_minutes", "learning_rate")
 
 
@@ -40,10 +42,10 @@ class TrainPlan:
     prompts: Annotated[tuple[Path, ...], "Lines of JSON with prompts of your traffic; may be repeated."] = ()
     prompt_share: Annotated[float, "Share of the text that answers those prompts; the rest uses built-in kinds."] = 0.25
     evaluate: Annotated[Path | None, "Prompts for the final evaluation, never trained on."] = None
-    minutes: Annotated[float | None, "Training time."] = None
+    minutes: Annotated[float | None, "Time of the whole run: text, training and evaluation."] = None
     steps: Annotated[int | None, "Training steps."] = None
     text_tokens: Annotated[int, "Most tokens of text that the target generates."] = 4_000_000
-    text_minutes: Annotated[float | None, "Most minutes of generating text. Default: --minutes."] = None
+    text_minutes: Annotated[float | None, "Most minutes of generating text. Default: half of --minutes."] = None
     length: Annotated[int, "Tokens of a row of text."] = 640
     writer_rows: Annotated[int, "Rows generated in parallel."] = 64
     rows: Annotated[int, "Rows of text in a training step."] = 16
@@ -67,8 +69,9 @@ class TrainPlan:
 
     @property
     def seconds_of_text(self) -> float | None:
-        minutes = self.minutes if self.text_minutes is None else self.text_minutes
-        return None if minutes is None else 60.0 * minutes
+        if self.text_minutes is not None:
+            return 60.0 * self.text_minutes
+        return None if self.minutes is None else 60.0 * self.minutes * TEXT_SHARE
 
     def check(self) -> None:
         """Raise InvalidConfig for invalid options, before a model is loaded."""

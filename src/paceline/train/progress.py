@@ -57,25 +57,52 @@ class Stopped(Exception):
     """Raised to leave a stage that cannot be resumed from its middle."""
 
 
+class StopRequest:
+    """Whether to stop. Inside `interruptible` a request raises `Stopped` at once: work whose result may be dropped."""
+
+    def __init__(self) -> None:
+        self._is_requested = self._is_interruptible = False
+
+    def __call__(self) -> bool:
+        return self._is_requested
+
+    def request(self) -> None:
+        """Request the stop; a signal handler may call it."""
+        self._is_requested = True
+        if self._is_interruptible:
+            self._is_interruptible = False
+            raise Stopped
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        if self():
+            raise Stopped
+        self._is_interruptible = True
+        try:
+            yield
+        finally:
+            self._is_interruptible = False
+
+
 @contextmanager
-def stop_on_interrupt(notify: Callable[[str], None]) -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether to stop. The first SIGINT or SIGTERM requests it; a second one acts as usual."""
+def stop_on_interrupt(notify: Callable[[str], None]) -> Iterator[StopRequest]:
+    """Yield the request that the first SIGINT or SIGTERM makes; a second one acts as usual."""
     signals = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.getsignal(number) for number in signals}
-    received: list[int] = []
+    stop = StopRequest()
 
     def restore() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        received.append(number)
         restore()
-        notify("stopping after this step; the same command resumes the training")
+        notify("stopping; the same command resumes the training")
+        stop.request()
 
     for number in signals:
         signal.signal(number, handle)
     try:
-        yield lambda: bool(received)
+        yield stop
     finally:
         restore()

@@ -1,12 +1,12 @@
 """One training: text, draft, training loop, saved folder and card."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from paceline.core.clock import Clock
 from paceline.core.errors import IncompatibleDraft, InvalidConfig
+from paceline.core.machine import usable_cores
 from paceline.models.loading.load import open_checkpoint
 from paceline.train.card import Record, make_record, write_card
 from paceline.train.data.training_text import TrainingText
@@ -18,18 +18,27 @@ from paceline.train.drafts.target import Target, identity, layer_shape
 from paceline.train.drafts.vocabulary import DraftVocabulary, most_frequent
 from paceline.train.optimizer import Schedule
 from paceline.train.plan import TrainPlan
-from paceline.train.progress import Progress, Stopped
+from paceline.train.progress import Progress, Stopped, StopRequest
 from paceline.train.saved_draft import WEIGHTS, load_draft, save_draft
-from paceline.train.trainer import Trainer, TrainStatus
+from paceline.train.trainer import MAX_POINTS, Trainer, TrainStatus
 
 CHECKPOINT = "checkpoint.pt"
+EVALUATION_SHARE = 0.2
+"""Most of the training time that evaluations during it take."""
+CPU_NOTE = (
+    "training on a CPU ({cores} cores): a useful draft takes minutes on a GPU and days here; expect some hundred tokens of "
+    "text a second, and steps of many seconds. For a trial give --length 128 --rows 2. Ctrl-C saves; the same command resumes."
+)
 
 
 def train(
-    plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop: Callable[[], bool] = lambda: False
+    plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop: StopRequest | None = None
 ) -> Record | None:
-    """Train a draft; None if `stop` returned true before the end, and the same plan resumes. `command` is for the card."""
+    """Train a draft; None if `stop` was requested before the end, and the same plan resumes. `command` is for the card."""
     plan.check()
+    started = clock.now()
+    if _device(plan.device).type == "cpu":
+        progress.note(CPU_NOTE.format(cores=usable_cores()))
     is_trained = (plan.out / WEIGHTS).exists() and not (plan.out / CHECKPOINT).exists()
     is_continued = any(path is not None and path.resolve() == plan.out.resolve() for path in (plan.lora, plan.start))
     if is_trained and not is_continued:
@@ -37,13 +46,15 @@ def train(
             f"{plan.out} holds a trained draft: give another folder, or continue it with --start {plan.out}"
         )
     try:
-        return _train(plan, command, clock, progress, stop)
+        return _train(plan, command, clock, started, progress, stop or StopRequest())
     except Stopped:
         return None
 
 
-def _train(plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop: Callable[[], bool]) -> Record | None:
-    schedule = Schedule(plan.learning_rate, plan.steps, None if plan.minutes is None else 60 * plan.minutes)
+def _train(
+    plan: TrainPlan, command: str, clock: Clock, started: float, progress: Progress, stop: StopRequest
+) -> Record | None:
+    schedule = Schedule(plan.learning_rate, plan.steps)
     checkpoint = open_checkpoint(plan.model)
     tokenizer = checkpoint.read_tokenizer()
     device = _device(plan.device)
@@ -78,11 +89,16 @@ def _train(plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop
     progress.note(f"{plan.kind}: {draft.num_parameters / 1e6:.2f} M parameters, {len(text.train):,} rows of text")
     if (plan.out / CHECKPOINT).exists():
         progress.note(f"resuming the interrupted training in {plan.out}")
+    if plan.minutes is not None:
+        _share_time(trainer, started + 60 * plan.minutes, evaluated is not None, clock, stop)
+    progress.show(0.0, "first step")
     trainer.run(lambda status: _show(progress, status), stop)
     if not trainer.is_done:
         return None
     merge_lora(draft)
     save_draft(plan.out, draft, vocabulary, target, target_identity)
+    progress.begin("evaluating")
+    progress.show(0.0, "the saved draft")
     # The evaluation uses the saved draft: bfloat16, with scales and low-rank terms folded in.
     trainer.draft = load_draft(plan.out).draft.to(device)
     record = make_record(
@@ -96,6 +112,17 @@ def _train(plan: TrainPlan, command: str, clock: Clock, progress: Progress, stop
     write_card(plan.out, record, progress)
     (plan.out / CHECKPOINT).unlink(missing_ok=True)
     return record
+
+
+def _share_time(trainer: Trainer, end: float, has_prompts: bool, clock: Clock, stop: StopRequest) -> None:
+    """Divide the time until `end` between training and evaluation, after one evaluation that shows how long it takes."""
+    before = clock.now()
+    with stop.interruptible():
+        trainer.evaluate(trainer.held_out)
+    each = clock.now() - before
+    left = max(1.0, end - clock.now() - (3 if has_prompts else 2) * each)
+    points = MAX_POINTS if each == 0 else min(MAX_POINTS, int(EVALUATION_SHARE * left / each))
+    trainer.set_time(left, points)
 
 
 def _draft(

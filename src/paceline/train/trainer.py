@@ -3,7 +3,8 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,13 @@ from paceline.train.drafts.vocabulary import DraftVocabulary
 from paceline.train.evaluate import Evaluation, evaluate
 from paceline.train.loss import compute_loss
 from paceline.train.optimizer import DraftOptimizer, Schedule
+from paceline.train.progress import Stopped, StopRequest
 
 REPORT_EVERY = 20
 """Steps between progress reports on a GPU: each report waits for the GPU."""
 SAVE_SECONDS = 30.0
+MAX_POINTS = 12
+"""Evaluations during a training."""
 
 
 class Diverged(PacelineError):
@@ -73,7 +77,7 @@ class Trainer:
         seed: int,
         checkpoint: Path,
         clock: Clock,
-        points: int = 12,
+        points: int = MAX_POINTS,
         compiled: bool = False,
         is_fresh: bool = True,
     ) -> None:
@@ -89,38 +93,54 @@ class Trainer:
         self._head = vocabulary.head(target.head)
         self._optimizer = DraftOptimizer(draft)
         self._earlier_seconds = 0.0  # of runs before a resume
+        self._step_seconds = 0.0
+        self._is_out_of_time = False
         self._order: tuple[int, Tensor] | None = None
 
-    def run(self, on_progress: Callable[[TrainStatus], None], stop: Callable[[], bool] = lambda: False) -> None:
+    def run(self, on_progress: Callable[[TrainStatus], None], stop: StopRequest | None = None) -> None:
+        """Train to the end of the schedule, or until `stop`, which drops the current step. Then save."""
+        stop = stop or StopRequest()
         self._resume()
         started = saved = self._clock.now()
         every = REPORT_EVERY if self.target.device.type == "cuda" else 1
         self.draft.train()
         while self.schedule.done(self.step, seconds := self._earlier_seconds + self._clock.now() - started) < 1:
-            if stop():
+            if self._ends_late(seconds):
+                self._is_out_of_time = True
                 break
-            loss, agreement = self._train_step(seconds)
-            done = self.schedule.done(self.step, seconds)
             point = None
-            if int(done * self._points) > len(self.curve) and done < 1:
-                point = self._evaluate(seconds)
-            if point is not None or self.step % every == 0:
+            try:
+                if int(self.schedule.done(self.step, seconds) * self._points) > len(self.curve):
+                    with stop.interruptible():
+                        point = self._evaluate(seconds)
+                loss, agreement = self._train_step(seconds, stop)
+            except Stopped:
+                break
+            done = self.schedule.done(self.step, seconds)
+            self._step_seconds = self._earlier_seconds + self._clock.now() - started - seconds
+            if point is not None or self.step == 1 or self.step % every == 0:
                 on_progress(TrainStatus(done, self.step, self.tokens, _finite(loss), tuple(agreement.tolist()), point))
             if self._clock.now() - saved >= SAVE_SECONDS:
                 self.save(self._earlier_seconds + self._clock.now() - started)
                 saved = self._clock.now()
         self._earlier_seconds += self._clock.now() - started
         if self.is_done:
-            self._evaluate(self._earlier_seconds)
+            with suppress(Stopped), stop.interruptible():
+                self._evaluate(self._earlier_seconds)
         self.save(self._earlier_seconds)
 
     @property
     def is_done(self) -> bool:
-        return self.schedule.done(self.step, self._earlier_seconds) >= 1
+        return self._is_out_of_time or self.schedule.done(self.step, self._earlier_seconds) >= 1
 
     @property
     def seconds(self) -> float:
         return self._earlier_seconds
+
+    def set_time(self, seconds: float, points: int) -> None:
+        """Limit the training, earlier runs included, to this time and this number of evaluations. Call it before `run`."""
+        self.schedule = replace(self.schedule, seconds=seconds)
+        self._points = points
 
     def evaluate(self, text: Text) -> Evaluation:
         return evaluate(self.draft, self.target, self.vocabulary, text)
@@ -136,14 +156,20 @@ class Trainer:
             chosen.append(self._order[1][index])
         return torch.stack(chosen)
 
-    def _train_step(self, seconds: float) -> tuple[Tensor, Tensor]:
-        states = self._states.of(self.batch(self.step))
-        if self.step == 0 and self._is_fresh:
-            self.draft.calibrate(self.target, states)
-        half = self.target.dtype == torch.bfloat16
-        with torch.autocast(self.target.device.type, torch.bfloat16, enabled=half):
-            loss = compute_loss(self.draft, self.target, self._head, self.vocabulary, states, self._compiled)
-        loss.total.backward()
+    def _ends_late(self, seconds: float) -> bool:
+        """Whether the next step would end after the time of the schedule."""
+        limit = self.schedule.seconds
+        return limit is not None and self.step > 0 and seconds + self._step_seconds > limit
+
+    def _train_step(self, seconds: float, stop: StopRequest) -> tuple[Tensor, Tensor]:
+        with stop.interruptible():  # weights change after it
+            states = self._states.of(self.batch(self.step))
+            if self.step == 0 and self._is_fresh:
+                self.draft.calibrate(self.target, states)
+            half = self.target.dtype == torch.bfloat16
+            with torch.autocast(self.target.device.type, torch.bfloat16, enabled=half):
+                loss = compute_loss(self.draft, self.target, self._head, self.vocabulary, states, self._compiled)
+            loss.total.backward()
         self._optimizer.step(self.schedule.rate(self.step, seconds))
         self.step += 1
         self.tokens += states.ids.numel()

@@ -113,13 +113,14 @@ def missing_for_head(max_num_seqs: int, num_lanes: int) -> tuple[int, set[tuple[
 
 
 def missing_for_mixed(config: ModelConfig, max_num_seqs: int, max_depth: int) -> tuple[int, set[tuple[str, str]]]:
-    """The same for mixed steps: any number of sequences decode, with drafts of any depth, beside any prompts."""
+    """The same for mixed steps, besides the kernels of other passes: any number of sequences decode, with drafts of any depth, beside any prompts."""
     model = DecoderModel(config, RandomWeights(config, seed=0), torch.device("cpu"), torch.bfloat16)
     runner = GpuRunner(model, num_blocks=2 * LONGEST // 16)
     slots = DeviceSlots(bucket(max_num_seqs), runner.device)
     most_decoding = slots.size * (1 + max_depth)
     steps = MixedSteps(runner, slots, MAX_ROWS, min(MAX_ROWS, most_decoding), 2)
-    used_kernels.clear()
+    runner.warm_up(max_num_seqs, MAX_ROWS, LONGEST)
+    before = set(used_kernels)
     steps.warm_up(MAX_ROWS, max_depth)
     compiled = set(used_kernels)
     draw = random.Random(0)
@@ -140,8 +141,10 @@ def missing_for_mixed(config: ModelConfig, max_num_seqs: int, max_depth: int) ->
                 break
         ending = [count + i for i in range(sum(span.num_logits for span in prompts))]
         inputs = SlotInputs(tables, active, limits, drafts)
+        for longs, _, _ in steps._passes._inputs._staging:  # kernels do not write the tokens that decode
+            longs.zero_()
         steps._compute(steps._buffers[0], inputs, range(count), prompts, ending)
-    return len(compiled), used_kernels - compiled
+    return len(compiled - before), used_kernels - compiled
 
 
 def not_computed(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.core.clock import Clock
 from paceline.train.data.corpus import GENERATE, NO_END, Script
 from paceline.train.data.turn_tokens import TurnTokens
 from paceline.train.drafts.target import CACHE_STEP, Target
@@ -78,6 +79,17 @@ class TextGenerator:
             self._run(-(-(position + 1) // CACHE_STEP) * CACHE_STEP)
             on_progress((position + 1) / (self.length - 1))
         return GeneratedRows(self._ids.to(torch.int32).cpu(), self._answer.cpu())
+
+    @torch.no_grad()
+    def measure_step(self, clock: Clock) -> float:
+        """Seconds of one step. The second of two runs: the first may compile or capture."""
+        self._script.fill_(GENERATE)
+        for _ in range(2):
+            self._restart()
+            before = clock.now()
+            self._run(CACHE_STEP)
+            int(self._ids[0, 1])  # waits for the device
+        return clock.now() - before
 
     def _restart(self) -> None:
         self._position.zero_()

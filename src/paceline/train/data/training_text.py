@@ -19,6 +19,11 @@ from paceline.train.plan import TrainPlan
 from paceline.train.progress import Progress, Stopped
 
 HELD_OUT_ROWS = 48
+HELD_OUT_SHARE, BATCH_SHARE = 0.2, 0.4
+"""Most of the time for text that the held-out rows, and one batch, may take."""
+LEAST_ROWS = 2
+GROWTH = 1.5
+"""Mean time of a step relative to the first: attention reads more with every token."""
 EVALUATED_TOKENS = 256
 """Most tokens of an answer to an evaluation prompt."""
 
@@ -37,6 +42,8 @@ class TrainingText:
     ) -> None:
         self._plan, self._target, self._tokenizer = plan, target, tokenizer
         self._clock, self._progress, self._stop, self._turns = clock, progress, stop, turn_tokens(tokenizer)
+        self._row_seconds: float | None = None
+        """Time to generate one row, measured once if the plan limits the time."""
         log = RequestLog(tokenizer, self._turns)
         self._train_prompts, self._held_out_prompts = split(
             [p for path in plan.prompts for p in read_prompts(path, log)]
@@ -73,7 +80,7 @@ class TrainingText:
 
         if path.exists() and (file := load_text(path)).plan == wanted and is_enough(file):
             return file
-        generator = TextGenerator(self._target, self._turns, plan.writer_rows, plan.length, plan.seed)
+        generator = self._generator(BATCH_SHARE, plan.writer_rows)
         corpus = Corpus(self._tokenizer, self._turns, self._train_prompts, plan.prompt_share)
         self._progress.begin("generating text")
         file = extend_text(path, wanted, generator, corpus, self._held_out, is_enough, self._clock, report)
@@ -126,8 +133,24 @@ class TrainingText:
     def _held_out(self) -> Text:
         corpus = Corpus(self._tokenizer, self._turns, self._held_out_prompts, self._plan.prompt_share)
         supply = corpus.scripts(self._plan.seed)
-        scripts = [next(supply) for _ in range(min(HELD_OUT_ROWS, self._plan.writer_rows))]
+        rows = self._rows(HELD_OUT_SHARE, min(HELD_OUT_ROWS, self._plan.writer_rows))
+        scripts = [next(supply) for _ in range(rows)]
         return self._greedy(scripts, self._plan.length, lambda done: self._report(done, "held-out text"))
+
+    def _generator(self, share: float, most: int) -> TextGenerator:
+        """A generator of at most `most` rows, which need at most `share` of the time for text."""
+        rows = self._rows(share, most)
+        return TextGenerator(self._target, self._turns, rows, self._plan.length, self._plan.seed)
+
+    def _rows(self, share: float, most: int) -> int:
+        seconds = self._plan.seconds_of_text
+        if seconds is None:
+            return most
+        if self._row_seconds is None:
+            trial = TextGenerator(self._target, self._turns, most, self._plan.length, self._plan.seed)
+            self._row_seconds = GROWTH * trial.measure_step(self._clock) * self._plan.length / most
+            del trial
+        return most if not self._row_seconds else max(LEAST_ROWS, min(most, int(share * seconds / self._row_seconds)))
 
     def _greedy(self, scripts: Sequence[Script], length: int, on_progress: Callable[[float], None]) -> Text:
         generator = TextGenerator(self._target, self._turns, len(scripts), length, self._plan.seed)

@@ -75,7 +75,7 @@ def accept_chains(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["batch"], do_not_specialize_on_alignment=["depth_limits", "active"])
 def _accept(
     drafts,
     picks,
