@@ -34,9 +34,15 @@ def test_the_embedded_model_fits() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU uses the shipped draft")
 def test_missing_draft_on_a_cpu_is_a_note() -> None:
-    draft = verdicts(EngineConfig())["draft"]
+    draft = verdicts(EngineConfig(draft=None))["draft"]
     assert draft.verdict is Verdict.NOTE
     assert "paceline advise" in draft.advice
+
+
+def test_a_draft_on_a_cpu_may_be_left_out() -> None:
+    draft = verdicts(EngineConfig(device="cpu"))["draft"]
+    assert draft.verdict is Verdict.GOOD
+    assert "if it is faster than plain at start" in draft.found
 
 
 def test_problem_is_status_1_with_advice() -> None:

@@ -134,6 +134,10 @@ def watch_health(url: str, stop: threading.Event, seconds: list[float]) -> None:
 
 def run_streams(url: str, count: int, tokens: int, kinds: Sequence[str] = (), seed: int = 0, rounds: int = 1) -> Run:
     """Run the streams to their end, and beside them the poison of these kinds, each `rounds` times, by two clients."""
+    rng = random.Random(seed)
+    poisons = [
+        (name, KINDS[name](rng)) for _ in range(rounds) for name in kinds
+    ]  # now: it would delay this client's readers
     run, stop, is_attacked = Run([StreamResult() for _ in range(count)], []), threading.Event(), threading.Event()
     is_attacked.set()
     readers = [
@@ -143,17 +147,14 @@ def run_streams(url: str, count: int, tokens: int, kinds: Sequence[str] = (), se
     watcher = threading.Thread(target=watch_health, args=(url, stop, run.health))
     for thread in (*readers, watcher):
         thread.start()
-    names = [name for _ in range(rounds) for name in kinds]
     lock = threading.Lock()
 
-    def attack(client: int) -> None:
-        rng = random.Random(seed * 100 + client)
+    def attack() -> None:
         while True:
             with lock:
-                if not names:
+                if not poisons:
                     return
-                name = names.pop(0)
-            poison = KINDS[name](rng)
+                name, poison = poisons.pop(0)
             try:
                 status, _ = post(url, poison.path, poison.body)
             except (OSError, http.client.HTTPException):
@@ -161,7 +162,7 @@ def run_streams(url: str, count: int, tokens: int, kinds: Sequence[str] = (), se
             with lock:
                 run.statuses[name][status] += 1
 
-    attackers = [threading.Thread(target=attack, args=(client,)) for client in range(2)]
+    attackers = [threading.Thread(target=attack) for _ in range(2)]
     for thread in attackers:
         thread.start()
     for thread in attackers:

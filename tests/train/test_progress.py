@@ -2,7 +2,7 @@ import signal
 
 import pytest
 
-from paceline.train.progress import stop_on_interrupt
+from paceline.train.progress import Stopped, StopRequest, stop_on_interrupt
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -22,3 +22,20 @@ def test_handlers_are_restored() -> None:
     with stop_on_interrupt(print):
         assert signal.getsignal(signal.SIGINT) is not before
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_signal_ends_work_whose_result_may_be_dropped_at_once() -> None:
+    with stop_on_interrupt(lambda note: None) as stop:
+        with pytest.raises(Stopped), stop.interruptible():
+            signal.raise_signal(signal.SIGINT)
+            raise AssertionError("not reached")
+        with pytest.raises(Stopped), stop.interruptible():  # no further work begins
+            raise AssertionError("not reached")
+
+
+def test_a_signal_does_not_interrupt_other_work() -> None:
+    stop = StopRequest()
+    with stop.interruptible():
+        pass
+    stop.request()
+    assert stop()

@@ -132,7 +132,8 @@ def test_interruption_during_text_generation_changes_nothing(folder: Path, tiny_
     countdown = iter(range(2 * 63 + 20))
     record, log = run(parts, stop=StopWhen(lambda: next(countdown, None) is None))
     assert record is None
-    assert "training" not in log
+    assert "training distilled" not in log
+    assert "training medusa" not in log
     assert load_text(parts.text_file).batches == 1
     run(parts)
     assert torch.equal(load_text(parts.text_file).train.ids, texts.train.ids)
@@ -147,21 +148,26 @@ def test_trained_draft_is_not_overwritten(folder: Path, tiny_folder: Path) -> No
     assert run(make_plan(folder, tiny_folder, "done", evaluate=None, steps=1, start=same))[0] is not None
 
 
-def test_minutes_limit_text_generation_too(folder: Path, tiny_folder: Path) -> None:
-    plan = make_plan(folder, tiny_folder, "slow", text=None, evaluate=None, steps=None, minutes=1.0, text_tokens=10**9)
+def test_minutes_limit_the_whole_run(folder: Path, tiny_folder: Path) -> None:
+    plan = make_plan(folder, tiny_folder, "slow", text=None, evaluate=None, steps=None, minutes=2.0, text_tokens=10**9)
     clock = VirtualClock()
-    times: list[float] = []
 
     def tick() -> bool:
         clock.advance(0.5)
-        times.append(clock.now())
-        return len(times) > 4 * 63 + 8  # by then it trains
+        return False
 
     log = io.StringIO()
-    assert train(plan, "the command", clock, PlainProgress(clock, log), StopWhen(tick)) is None
+    assert train(plan, "the command", clock, PlainProgress(clock, log), StopWhen(tick)) is not None
     text = load_text(plan.text_file)
     assert (text.batches, text.seconds) == (2, 63.0)
     assert "training medusa" in log.getvalue()
+    assert 115.0 <= clock.now() <= 120.0
+
+
+def test_a_cpu_says_what_to_expect_before_it_loads_the_model(folder: Path, tiny_folder: Path) -> None:
+    first, *rest = run(make_plan(folder, tiny_folder, "expected", evaluate=None))[1].splitlines()
+    assert "training on a CPU" in first
+    assert any("first step" in line for line in rest)
 
 
 @pytest.mark.parametrize(

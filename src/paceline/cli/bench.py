@@ -23,6 +23,7 @@ from paceline.cli.render.console import counting_bar, loaded
 from paceline.core.clock import WallClock
 from paceline.core.config import EngineConfig
 from paceline.core.errors import InvalidRequest
+from paceline.core.machine import cpu_name, usable_cores
 from paceline.core.sampling import SamplingParams
 from paceline.server.config.config import ServerConfig
 
@@ -145,16 +146,19 @@ def _profiles(recorder: Recorder, llm: "LLM") -> list[Profile]:
 
 
 def _about(config: ServerConfig, preset: str, prompts: Path | None, workload: Workload) -> dict[str, Any]:
-    from paceline.engine.build import draft_of
+    from paceline.engine.build import draft_of, pick_device
 
     engine, sampling = config.engine, workload.sampling
     draft = draft_of(engine)
+    where = cpu_name() if pick_device(engine.device).type == "cpu" else ""
     title = (
         f"{engine.model}{f' with draft {draft}' if draft else ''}, temperature {sampling.temperature:g}, "
         f"{workload.concurrency} concurrent, up to {sampling.max_tokens} tokens"
+        f"{f', {usable_cores()} cores of {where}' if where else ''}"
     )
     return {
         "title": title,
+        "cpu": where or None,
         "model": engine.model,
         "draft": draft,
         "preset": preset,

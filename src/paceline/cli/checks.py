@@ -9,15 +9,14 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
 from typing import cast
 
 import torch
 
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, OutOfMemory, PacelineError
-from paceline.core.machine import available_memory, total_memory, usable_cores
-from paceline.engine.build import pick_device, pick_dtype
+from paceline.core.machine import available_memory, cpu_name, total_memory, usable_cores
+from paceline.engine.build import is_optional, pick_device, pick_dtype
 from paceline.engine.sizing.memory_fit import GIB, MemoryFit
 from paceline.engine.sizing.sizing import size_engine
 from paceline.kernels.cpu import native
@@ -85,15 +84,9 @@ def check_machine() -> Iterator[Check]:
 
 
 def _processor() -> Check:
-    name = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass
     usable, present = usable_cores(), os.cpu_count() or 1
     cores = f"{usable} cores" if usable == present else f"{usable} of {present} cores"
-    return Check("processor", f"{name}, {cores}")
+    return Check("processor", f"{cpu_name()}, {cores}")
 
 
 def _gpu() -> Check:
@@ -191,7 +184,7 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
         yield Check("target", _describe(target))
     except PacelineError as error:
         yield Check.problem("target", str(error))
-    name = pick_draft(config.draft, config.model, device.type)
+    name = pick_draft(config.draft, config.model)
     if name is None:
         advice = "set --draft to a small model of the same family, or train one: paceline train"
         if device.type == "cpu":
@@ -203,7 +196,8 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
             if trained is not None:
                 if target is not None:
                     trained.check_target(target.config, target.tokenizer)
-                yield Check("draft", f"{trained.name}: {trained.kind}, trained for {trained.target_name}")
+                condition = ", if it is faster than plain at start" if is_optional(config, device) else ""
+                yield Check("draft", f"{trained.name}: {trained.kind}, trained for {trained.target_name}{condition}")
             else:
                 draft = sketch(name, device, dtype, config.draft_quantization != "none")
                 yield Check("draft", _describe(draft))

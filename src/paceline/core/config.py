@@ -79,8 +79,8 @@ class EngineConfig:
     `inflate:llama-8b?base=smollm2&noise=0.06` builds a large model around a small one."""
     draft: str | None = "auto"
     """Draft: one trained for `model` (docs/drafts.md), or a second model with the same vocabulary, named like `model`.
-    `auto`: on a GPU the best draft shipped for the model (only `smollm2` has one); on a CPU none, since there it is faster for
-    greedy requests only. null or `none`: no draft."""
+    `auto`: the best draft shipped for the model (only `smollm2` has one); on a CPU only if it measures faster than plain
+    decoding at start. null or `none`: no draft."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`, …; `auto`: a GPU if there is one, otherwise `cpu`."""
     dtype: Dtype = "auto"

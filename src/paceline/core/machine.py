@@ -1,4 +1,4 @@
-"""Cores and memory that this process may use, and its garbage collector.
+"""The processor, cores and memory that this process may use, and its garbage collector.
 
 The limits of a container's control groups (v1 or v2) apply. `os.cpu_count` and `/proc/meminfo` report the whole node: a pod
 that trusts them starts too many threads, or exceeds its memory limit and is killed.
@@ -7,6 +7,7 @@ that trusts them starts too many threads, or exceeds its memory limit and is kil
 import gc
 import math
 import os
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,21 @@ _ROOT = Path("/")
 _YOUNG_OBJECTS = 10_000
 """New objects that trigger a collection of the youngest generation. Python's default of 700 triggers one in every step of a
 large batch, and the objects of a step are freed by reference counts anyway."""
+
+
+_ARM_PARTS = {
+    "0xd07": "Cortex-A57", "0xd08": "Cortex-A72", "0xd0b": "Cortex-A76", "0xd0c": "Neoverse-N1", "0xd40": "Neoverse-V1",
+    "0xd49": "Neoverse-N2", "0xd4f": "Neoverse-V2", "0xd84": "Neoverse-V3", "0xd8e": "Neoverse-N3",
+}  # fmt: skip
+"""Names of Arm's cores: Linux reports numbers."""
+
+
+def cpu_name(root: Path = _ROOT) -> str:
+    """Name of the processor, such as Neoverse-N1."""
+    lines = _lines(root / "proc/cpuinfo")
+    found = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in reversed(lines))}
+    part = found.get("CPU part", "")
+    return found.get("model name") or _ARM_PARTS.get(part) or platform.processor() or platform.machine()
 
 
 def usable_cores(root: Path = _ROOT) -> int:

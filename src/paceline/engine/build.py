@@ -20,6 +20,7 @@ from paceline.engine.scheduler import Scheduler
 from paceline.engine.sizing.calibration import measure_context, measure_passes
 from paceline.engine.sizing.sizing import size_engine
 from paceline.engine.speculator import Speculator
+from paceline.engine.start.draft_gain import MIN_GAIN, measure_gain
 from paceline.engine.start.kernel_cache import KernelCache
 from paceline.engine.start.kernel_compilation import KernelCompilation
 from paceline.engine.validator import Limits, RequestValidator
@@ -29,6 +30,7 @@ from paceline.kernels.quantized import Quantization
 from paceline.kernels.weights import Activations
 from paceline.kv.block_tables import BlockTables
 from paceline.models.drafts.compatibility import check_compatible
+from paceline.models.drafts.eagle import EagleModel
 from paceline.models.drafts.load import LoadedHead, find_draft, load_draft
 from paceline.models.loading.hub import pick_draft
 from paceline.models.loading.load import LoadedModel, load_model
@@ -101,11 +103,13 @@ def _assemble(
     weights_id: str = "",
 ) -> Engine:
     device = target.model.device
-    name = pick_draft(config.draft, config.model, device.type)
+    name = pick_draft(config.draft, config.model)
     draft = None
     if name is not None:
         with phase("read draft"):
             draft = load_second(name, config, target)
+    if is_optional(config, device) and isinstance(draft, LoadedHead) and not _pays(target, draft):
+        draft = None
     sizing = size_engine(config, target, draft, device)
     window, limits, fit = sizing.window, sizing.limits, sizing.memory
     if config.max_model_len is not None and window < config.max_model_len:
@@ -183,8 +187,24 @@ def padded_batch(proposer: "GraphProposer | None", methods: frozenset[str]) -> P
 
 
 def draft_of(config: EngineConfig) -> str | None:
-    """The draft that this configuration selects on this machine."""
-    return pick_draft(config.draft, config.model, pick_device(config.device).type)
+    """The draft that this configuration selects. A CPU may leave it out: see `is_optional`."""
+    return pick_draft(config.draft, config.model)
+
+
+def is_optional(config: EngineConfig, device: torch.device) -> bool:
+    """Whether the draft is used only if it measures faster than plain decoding at start."""
+    return config.draft == "auto" and device.type == "cpu"
+
+
+def _pays(target: LoadedModel, head: LoadedHead) -> bool:
+    if not target.model.is_complete or not isinstance(head.model, EagleModel):
+        return True  # the depth policy learns the costs
+    with phase("measure draft") as measuring, native.single_threaded_torch():
+        gain = measure_gain(target.model, head.model, WallClock())
+        measuring.note = f"{gain:.2f}x"
+    if gain < MIN_GAIN:
+        logger.info("draft auto: %s would be %.2fx as fast as plain here, so it is not used", head.name, gain)
+    return gain >= MIN_GAIN
 
 
 def calibrate(engine: Engine, config: EngineConfig) -> None:

@@ -59,9 +59,8 @@ def test_shipped_drafts() -> None:
 
 
 def test_pick_draft() -> None:
-    assert pick_draft("auto", "smollm2", "cuda") == "smollm2-eagle"
-    assert pick_draft("auto", "smollm2", "cpu") is None  # faster for greedy requests only
-    assert pick_draft("auto", "owner/other", "cuda") is None
-    assert pick_draft(None, "smollm2", "cuda") is None
-    assert pick_draft("none", "smollm2", "cuda") is None
-    assert pick_draft("owner/small", "owner/large", "cpu") == "owner/small"
+    assert pick_draft("auto", "smollm2") == "smollm2-eagle"
+    assert pick_draft("auto", "owner/other") is None
+    assert pick_draft(None, "smollm2") is None
+    assert pick_draft("none", "smollm2") is None
+    assert pick_draft("owner/small", "owner/large") == "owner/small"

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.server.auth.api_keys import ApiKey, KeyShare
-from paceline.server.gateway.admission import OUTPUT_COST, AdmissionQueue, Capacity, Entry, kv_needed
+from paceline.server.gateway.admission import OUTPUT_COST, AdmissionEntry, AdmissionQueue, Capacity, kv_needed
 
 CAPACITY = Capacity(max_running=4, ahead=0, kv_tokens=100_000, max_waiting=8, max_waiting_tokens=50_000)
 
@@ -18,8 +18,8 @@ def key(name: str, **share: float) -> ApiKey:
 ANN, BEN = key("ann"), key("ben")
 
 
-def entry(owner: ApiKey, tokens: int = 100, priority: int = 0, choices: int = 1, output: int = 100) -> Entry:
-    return Entry("", owner, priority, choices, tokens, kv_needed(tokens, output, choices))
+def entry(owner: ApiKey, tokens: int = 100, priority: int = 0, choices: int = 1, output: int = 100) -> AdmissionEntry:
+    return AdmissionEntry("", owner, priority, choices, tokens, kv_needed(tokens, output, choices))
 
 
 def serve(queue: AdmissionQueue, capacity: Capacity, steps: int, output: int = 100) -> Counter[str]:

@@ -1,4 +1,5 @@
-"""Captures of CUDA graphs that wait for an idle moment. A step that needs one earlier captures it itself, or runs eagerly."""
+"""Captures of CUDA graphs that wait for an idle moment. A step that needs one earlier captures it itself, uses another graph,
+or runs eagerly."""
 
 import time
 from collections import deque
@@ -10,6 +11,9 @@ from paceline.engine.hooks.hook import StepHook
 SLICE_SECONDS = 0.05
 """Time of one call after which no further capture begins: a new request waits for the call."""
 
+BUSY_SHARE = 0.1
+"""Share of the time that captures may take while the engine has requests."""
+
 Capture = Callable[[], object]
 
 
@@ -20,6 +24,16 @@ class IdleCaptures(StepHook):
         self._now = now
         self._waiting: deque[Capture] = deque()
         self._num_done, self._seconds = 0, 0.0
+        self._next = 0.0
+
+    @property
+    def is_allowed(self) -> bool:
+        """Whether a step may capture a graph that it could do without."""
+        return self._now() >= self._next
+
+    def count_busy(self, seconds: float) -> None:
+        """A step captured graphs, which took this time."""
+        self._next = self._now() + seconds * (1.0 - BUSY_SHARE) / BUSY_SHARE
 
     def add(self, captures: Iterable[Capture]) -> None:
         self._waiting.extend(captures)

@@ -86,7 +86,7 @@ class KernelCompilation:
 
 def request_for(config: EngineConfig, gpu: GpuModel, processes: int | None = None) -> tuple[str, CompileRequest]:
     """(key of the engine in the cache folder, what to compile)."""
-    draft = pick_draft(config.draft, config.model, "cuda")
+    draft = pick_draft(config.draft, config.model)
     on_meta = replace(
         config,
         device=META.type,

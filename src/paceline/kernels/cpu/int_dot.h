@@ -15,7 +15,8 @@ INLINE vb vb_load(const uint8_t *p) { vb v; memcpy(&v, p, sizeof v); return v; }
 #if defined(PORTABLE)
 #define INSTRUCTIONS "portable"
 #define SHIFTED_CODES8 0
-INLINE vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
+/* not inlined: the compiler would take minutes */
+static __attribute__((noinline)) vi dot4(const int format, vi sum, vb codes, const int8_t *x, const int quad) {
     (void)format;
     for (int lane = 0; lane < LANES; lane++)
         for (int k = 0; k < 4; k++) sum[lane] += codes[4 * lane + k] * x[4 * quad + k];

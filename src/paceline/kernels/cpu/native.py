@@ -46,7 +46,7 @@ _ARGUMENTS = {
     "paceline_crc32": [c_void_p, c_int64, c_void_p, c_void_p],
 }
 _INSTRUCTIONS = {
-    "portable": "-DPORTABLE",
+    "portable": "-DPORTABLE -O1",
     "neon": "-march=armv8-a",
     "sdot": "-march=armv8.2-a+dotprod+fp16",
     "i8mm": "-march=armv8.6-a+i8mm+fp16",
@@ -171,7 +171,7 @@ def _flags() -> list[str]:
     tune = _INSTRUCTIONS[forced] if forced else native
     # -ffp-contract=off: only the explicit multiply-adds are fused, in every instantiation of a kernel
     fixed = "-O3 -std=gnu11 -shared -fPIC -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno"
-    return [*tune.split(), *fixed.split()]
+    return [*fixed.split(), *tune.split()]
 
 
 def _cpu() -> str:

@@ -52,11 +52,10 @@ def shipped_drafts() -> tuple[str, ...]:
     return tuple(sorted(folder.name for folder in _DRAFTS.iterdir() if folder.is_dir()))
 
 
-def pick_draft(draft: str | None, model: str, device: str) -> str | None:
-    """The draft to use; None: no draft. `auto` is the best shipped draft for `model` on a GPU. On a CPU it is none: there each
-    drafted row costs as much as it saves, except for greedy requests. `none` is None, for command lines."""
+def pick_draft(draft: str | None, model: str) -> str | None:
+    """The draft to load; None: no draft. `auto` is the best shipped draft for `model`. `none` is None, for command lines."""
     if draft == "auto":
-        return _BEST_DRAFT if model == EMBEDDED and device != "cpu" else None
+        return _BEST_DRAFT if model == EMBEDDED else None
     return None if draft == "none" else draft
 
 

@@ -12,6 +12,7 @@ from prometheus_client import Counter
 
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import AuditCounts, EngineStatus, TrafficStatus, WorkerStatus
+from paceline.server.dashboard.events import Event, Timeline
 from paceline.server.gateway.gateway import Gateway
 from paceline.server.metrics.recent import RecentValues
 
@@ -23,6 +24,8 @@ MAX_SAMPLES = 300
 MAX_DRIFTS = 20
 RATE_WINDOW = 5.0
 """Seconds over which rates are computed."""
+DRAFTS_WINDOW = 60.0
+"""Seconds over which drafts are counted."""
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 CANARY = "canary"
 """Category of the gateway's own checks of its workers, which the dashboard leaves out."""
@@ -106,6 +109,10 @@ class Report:
     """Results of the engines' checks of their own output."""
     drifts: tuple[DriftEvent, ...]
     """Recent changes of acceptance, oldest first."""
+    events: tuple[Event, ...]
+    """Recent changes of workers, symptoms and flags, oldest first."""
+    drafts_last_minute: int
+    """Rounds with drafts in the last minute."""
     samples: tuple[Sample, ...]
     """Oldest first."""
 
@@ -127,12 +134,19 @@ class Overview:
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._totals: deque[_Totals] = deque()
         self._drifts = DriftDetector()
+        self._timeline = Timeline()
+        self._drafts: deque[tuple[float, int]] = deque()
+        """Times and numbers of drafts since the start, over the last minute."""
 
     def sample(self) -> None:
         """Adds a sample of the current state."""
         status, metrics, now = self._gateway.target.engine_status(), self._gateway.metrics, self._clock()
         before, totals = self._advance(now)
         self._drifts.update(_client_traffic(status), now)
+        self._timeline.update(self._workers(), status.flags, now)
+        self._drafts.append((now, metrics.num_drafts))
+        while self._drafts[0][0] < now - DRAFTS_WINDOW:
+            self._drafts.popleft()
         self._samples.append(
             Sample(
                 time=now,
@@ -162,6 +176,8 @@ class Overview:
             workers=self._workers(),
             audit=status.audit,
             drifts=self._drifts.events,
+            events=self._timeline.events,
+            drafts_last_minute=self._gateway.metrics.num_drafts - (self._drafts[0][1] if self._drafts else 0),
             samples=tuple(sample for sample in self._samples if sample.time > since),
         )
 

@@ -18,7 +18,7 @@ EXPECTED_OUTPUT = 256
 
 
 @dataclass(eq=False, slots=True)
-class Entry:
+class AdmissionEntry:
     """One request in the queue or at the target."""
 
     id: str
@@ -63,8 +63,8 @@ class AdmissionQueue:
     def __init__(self, reserved: Callable[[], Mapping[str, float]] = dict) -> None:
         """`reserved`: shares of the target by key id that other keys may not use."""
         self._reserved = reserved
-        self._waiting: dict[str, list[Entry]] = {}  # by key id, in order of arrival
-        self._running: set[Entry] = set()
+        self._waiting: dict[str, list[AdmissionEntry]] = {}  # by key id, in order of arrival
+        self._running: set[AdmissionEntry] = set()
         self._counters: dict[str, float] = {}
 
     @property
@@ -82,11 +82,11 @@ class AdmissionQueue:
         """Unfinished choices, waiting and running."""
         return self.num_waiting + sum(entry.left for entry in self._running)
 
-    def has_room(self, entry: Entry, capacity: Capacity) -> bool:
+    def has_room(self, entry: AdmissionEntry, capacity: Capacity) -> bool:
         """Whether the entry may wait or start, if need be in place of others; see `displaced`."""
         return self.displaced(entry, capacity) is not None
 
-    def displaced(self, entry: Entry, capacity: Capacity) -> list[Entry] | None:
+    def displaced(self, entry: AdmissionEntry, capacity: Capacity) -> list[AdmissionEntry] | None:
         """Entries to refuse in favour of `entry`; None if `entry` itself must be refused.
 
         A full queue refuses the newest entries of the key that has the most waiting, if that is more than `entry`'s key has.
@@ -100,7 +100,7 @@ class AdmissionQueue:
         if not self._waiting:  # a prompt that is longer than the queue may wait alone
             tokens = 0
         load = {key: sum(one.left / one.key.share.weight for one in queue) for key, queue in self._waiting.items()}
-        refused: list[Entry] = []
+        refused: list[AdmissionEntry] = []
         while choices > 0 or tokens > 0:
             victim = self._victim(entry, load, refused)
             if victim is None:
@@ -111,14 +111,14 @@ class AdmissionQueue:
             tokens -= victim.prompt_tokens
         return refused
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: AdmissionEntry) -> None:
         key = entry.key.id
         if key not in self._waiting:
             others = [self._counters[other] for other in self._waiting]
             self._counters[key] = max(self._counters.get(key, 0.0), min(others, default=0.0))
         self._waiting.setdefault(key, []).append(entry)
 
-    def take(self, capacity: Capacity) -> Iterator[Entry]:
+    def take(self, capacity: Capacity) -> Iterator[AdmissionEntry]:
         """Entries to start now, in order. They count as running from here on."""
         while (entry := self._next(capacity)) is not None:
             self._leave_queue(entry)
@@ -126,32 +126,32 @@ class AdmissionQueue:
             self.spend(entry, entry.prompt_tokens)
             yield entry
 
-    def spend(self, entry: Entry, tokens: float) -> None:
+    def spend(self, entry: AdmissionEntry, tokens: float) -> None:
         """Counts tokens that the entry's key was served."""
         self._counters[entry.key.id] = self._counters.get(entry.key.id, 0.0) + tokens / entry.key.share.weight
 
-    def finish_choice(self, entry: Entry) -> None:
+    def finish_choice(self, entry: AdmissionEntry) -> None:
         entry.left -= 1
         if not entry.left:
             self.remove(entry)
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: AdmissionEntry) -> None:
         """Ends an entry in any state. A second call does nothing."""
         if entry in self._running:
             self._running.remove(entry)
         elif entry in self._waiting.get(entry.key.id, ()):
             self._leave_queue(entry)
 
-    def _leave_queue(self, entry: Entry) -> None:
+    def _leave_queue(self, entry: AdmissionEntry) -> None:
         queue = self._waiting[entry.key.id]
         queue.remove(entry)
         if not queue:
             del self._waiting[entry.key.id]
 
-    def _all_waiting(self) -> Iterator[Entry]:
+    def _all_waiting(self) -> Iterator[AdmissionEntry]:
         return (entry for queue in self._waiting.values() for entry in queue)
 
-    def _next(self, capacity: Capacity) -> Entry | None:
+    def _next(self, capacity: Capacity) -> AdmissionEntry | None:
         heads = [min(queue, key=lambda entry: entry.priority) for queue in self._waiting.values()]
         running = Counter(entry.key.id for entry in self._running)
         heads.sort(key=lambda entry: (entry.priority, self._counters[entry.key.id], running[entry.key.id]))
@@ -162,7 +162,7 @@ class AdmissionQueue:
                 return entry
         return None
 
-    def _fits(self, entry: Entry, capacity: Capacity, kept: float) -> bool:
+    def _fits(self, entry: AdmissionEntry, capacity: Capacity, kept: float) -> bool:
         """Whether the target has places and KV for the entry, beside the share `kept` for other keys."""
         if not self._running:
             return True
@@ -183,7 +183,9 @@ class AdmissionQueue:
     def _places(self, key: str, capacity: Capacity) -> int:
         return int(self._reserved().get(key, 0.0) * capacity.max_running)
 
-    def _victim(self, entry: Entry, load: Mapping[str, float], refused: list[Entry]) -> Entry | None:
+    def _victim(
+        self, entry: AdmissionEntry, load: Mapping[str, float], refused: list[AdmissionEntry]
+    ) -> AdmissionEntry | None:
         """The entry to refuse next, so that the keys' waiting choices become more equal."""
         own = load.get(entry.key.id, 0.0) + entry.num_choices / entry.key.share.weight
         for key in sorted(load, key=lambda one: load[one], reverse=True):

@@ -29,7 +29,7 @@ from paceline.server.auth.rate_limit import RateLimits
 from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
-from paceline.server.gateway.admission import OUTPUT_COST, AdmissionQueue, Capacity, Entry, kv_needed
+from paceline.server.gateway.admission import OUTPUT_COST, AdmissionEntry, AdmissionQueue, Capacity, kv_needed
 from paceline.server.metrics.metrics import Metrics
 from paceline.server.openai.errors import (
     BadRequest,
@@ -51,7 +51,9 @@ NUM_FINISH_TIMES = 64
 class OutputStream:
     """Step outputs of the admitted requests of one session. The gateway writes, the session reads, on the event loop."""
 
-    def __init__(self, requests: Sequence[ValidatedRequest], entries: Sequence[Entry], deadline: float) -> None:
+    def __init__(
+        self, requests: Sequence[ValidatedRequest], entries: Sequence[AdmissionEntry], deadline: float
+    ) -> None:
         """`entries`: the places of the requests in the queue, in the same order."""
         self.deadline = deadline
         """Time of the event loop at which the stream fails."""
@@ -204,7 +206,7 @@ class Gateway:
             self._by_request[entry.id].fail(Overloaded(self._retry_after()))
             self.queue.remove(entry)
 
-    def _displaced_by(self, num_choices: int, key: ApiKey, tokens: int) -> Sequence[Entry]:
+    def _displaced_by(self, num_choices: int, key: ApiKey, tokens: int) -> Sequence[AdmissionEntry]:
         if not self.target.is_running:
             raise Unavailable("the engine has stopped: see the server's log")
         if self.is_draining:
@@ -218,7 +220,9 @@ class Gateway:
                 param="n",
                 code="invalid_value",
             )
-        displaced = self.queue.displaced(Entry("", key, key.share.priority, num_choices, tokens, tokens), capacity)
+        displaced = self.queue.displaced(
+            AdmissionEntry("", key, key.share.priority, num_choices, tokens, tokens), capacity
+        )
         if displaced is None:
             self.metrics.record_rejection("overloaded")
             raise Overloaded(self._retry_after())
@@ -326,7 +330,7 @@ class Gateway:
             self._finish_times.clear()  # an idle period says nothing about the rate of the next burst
 
 
-def _entry(request: ValidatedRequest, key: ApiKey) -> Entry:
+def _entry(request: ValidatedRequest, key: ApiKey) -> AdmissionEntry:
     tokens, sampling = len(request.prompt_ids), request.sampling
     kv_tokens = kv_needed(tokens, sampling.max_tokens, sampling.n)
-    return Entry(request.id, key, request.priority, sampling.n, tokens, kv_tokens)
+    return AdmissionEntry(request.id, key, request.priority, sampling.n, tokens, kv_tokens)

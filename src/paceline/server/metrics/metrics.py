@@ -163,6 +163,11 @@ class Metrics:
 
     content_type = prometheus_client.CONTENT_TYPE_LATEST
 
+    @property
+    def num_drafts(self) -> int:
+        """Rounds with drafts since the start, over all categories."""
+        return self._rounds.rounds
+
     def add_engine(self, status: Callable[[], EngineStatus]) -> None:
         """Adds the engine's metrics, read at every scrape."""
         self.registry.register(EngineCollector(self.model, status))

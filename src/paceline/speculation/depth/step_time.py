@@ -146,16 +146,16 @@ class StepTime:
                 draft.skip_idle()
             elif not step.is_timed:
                 draft.skip_untimed()
-        if not step.is_timed:
+        if not step.is_timed or step.batch == 0:
             return
-        if step.prefill_rows or step.batch == 0 or step.verify_seconds <= 0.0:
+        for drafting in step.drafting:  # its time does not depend on prompts in the target's pass
+            self._drafts.setdefault(drafting.method, DraftTime()).add(step.num_slots, drafting.depth, drafting.seconds)
+        if step.prefill_rows or step.verify_seconds <= 0.0:
             return
         most = (1.0 - _MIN_SHARE) * step.verify_seconds
         if self._per_token * step.context > most:  # the warm-up overestimated it
             self._per_token = most / step.context
         self._add(step.rows, step.verify_seconds - self._per_token * step.context, drafting=step.rows > step.num_slots)
-        for drafting in step.drafting:
-            self._drafts.setdefault(drafting.method, DraftTime()).add(step.num_slots, drafting.depth, drafting.seconds)
         if step.drafting:
             sample = min(step.network_seconds, 4.0 * self._network) if self._network else step.network_seconds
             self._network += (sample - self._network) / (WINDOW if self._network else 1.0)

@@ -33,6 +33,8 @@ from paceline.speculation.proposers.draft_model import DraftModelProposer
 from paceline.speculation.proposers.eagle import EagleProposer
 
 Part = Literal["draft", "follow", "verify", "accept"]
+GraphKey = tuple[Part, DraftShape, Sampling | None, bool]
+"""Part of a step, its shape, the sampling if the part depends on it, and whether it keeps hidden states."""
 IN_FLIGHT = 2
 """Steps in flight at once: one being computed, one queued behind it."""
 
@@ -70,7 +72,7 @@ class GraphBatch:
         self._count = 0
         self._capture_layers = drafter.state_layers if drafter else ()
         self._cache = CacheAddresses(target.cache)
-        self._graphs: dict[tuple[Part, DraftShape, Sampling | None, bool], Graph[None]] = {}
+        self._graphs: dict[GraphKey, Graph[None]] = {}
         self._rounds: dict[DraftShape, RoundBuffers] = {}
 
     @torch.inference_mode()
@@ -125,6 +127,18 @@ class GraphBatch:
         is_timed = len(self._graphs) == num_graphs
         return InflightStep(shape, round_.tree is not None, sequences, limits, buffers, is_timed)
 
+    @property
+    def num_graphs(self) -> int:
+        return len(self._graphs)
+
+    def has_graphs(self, shape: DraftShape, beside_prompts: bool) -> bool:
+        """Whether a step with drafts of this shape captures nothing. Beside prompts, drafting alone is a graph."""
+        sampling, keeps = self.slots.sampling, self.drafter is not None and self.drafter.wants_states
+        keys: list[GraphKey] = [("draft", shape, sampling, False)]
+        if not beside_prompts:
+            keys += ("verify", shape, None, False), ("accept", shape, sampling, keeps)
+        return all(key in self._graphs for key in keys)
+
     def captures(self, max_depth: int, max_rows: int) -> tuple[list[Capture], list[Capture]]:
         """Functions that capture the graphs of every shape of up to `max_rows` rows, over empty slots: those that any traffic
         needs, and the others."""
@@ -170,7 +184,7 @@ class GraphBatch:
     def _graph(self, part: Part, shape: DraftShape, keeps: bool = False) -> Graph[None]:
         # The pass itself does not depend on the sampling
         sampling = self.slots.sampling if part in ("draft", "accept") else None
-        key = part, shape, sampling, keeps
+        key: GraphKey = part, shape, sampling, keeps
         if key not in self._graphs:
             work = self._part(part, shape, keeps)
             # A capture runs the function once for real, so that its updates are undone. Without an active slot nothing is

@@ -70,6 +70,8 @@ class GraphExecutor:
         self._batches = GraphBatches(runner, proposer, scheduler, max_depth, self._device_slots, self._slots)
         most, most_decoding = scheduler.max_batched_tokens, self._batches.max_rows(self._device_slots.size)
         self._mixed = MixedSteps(runner, self._device_slots, most, most_decoding, IN_FLIGHT)
+        self.captures = IdleCaptures()
+        """Graphs to capture in idle moments; a hook of the engine."""
         self._inflight: deque[InflightStep | InflightMixed] = deque()
         self._inflight_prefills: deque[tuple[str, InflightPrefill]] = deque()
         """Draft prefills by method."""
@@ -81,11 +83,10 @@ class GraphExecutor:
             self._slots,
             self._batches,
             self._inflight,
+            self.captures,
             validator.limits.max_model_len,
         )
         self._is_draining = False
-        self.captures = IdleCaptures()
-        """Graphs to capture in idle moments; a hook of the engine."""
         self.num_steps = 0
         """Steps collected."""
         self.last_result: StepResult | None = None
@@ -176,19 +177,25 @@ class GraphExecutor:
         return drafts
 
     def submit(self, schedule: GraphSchedule, drafts: GraphDrafts) -> None:
+        batch, began = self._batches.current, self._clock.now()
+        num_graphs = batch.num_graphs
         if schedule.items:
             self._submit_mixed(schedule, drafts)
         else:
             sequences, blocks = tuple(self._slots.sequences), self._slots.blocks
-            step = self._batches.current.submit(schedule.shape, sequences, drafts.limits, blocks, drafts.blocks)
+            step = batch.submit(schedule.shape, sequences, drafts.limits, blocks, drafts.blocks)
             self._inflight.append(step)
+        if batch.num_graphs > num_graphs:
+            self.captures.count_busy(self._clock.now() - began)
         self._speculator.graph_resumed()
         self._eligibility.num_steps += 1
 
     def _submit_mixed(self, schedule: GraphSchedule, drafts: GraphDrafts) -> None:
         """Queue the pass. A sequence whose prompt is complete is in a slot from the next step on."""
         slots, tables, batch, shape = self._slots, self._scheduler.tables, self._batches.current, schedule.shape
+        num_graphs = batch.num_graphs
         begun = batch.begin(shape, drafts.limits, slots.blocks, drafts.blocks)
+        is_timed = batch.num_graphs == num_graphs
         decoding = [
             Decoding(slot, sequence, limit)
             for slot, (sequence, limit) in enumerate(zip(slots.sequences, drafts.limits, strict=True))
@@ -201,7 +208,8 @@ class GraphExecutor:
                 slot = slots.join(sequence, blocks)
                 self._device_slots.params.set(slot, Slot.of(sequence))
             prompts.append(Prompt(item, blocks, slot))
-        self._inflight.append(self._mixed.submit(batch.inputs(shape), shape, begun, decoding, prompts))
+        step = self._mixed.submit(batch.inputs(shape), shape, begun, decoding, prompts, is_timed)
+        self._inflight.append(step)
         self._batches.fit()
         self._join_drafts([prompt.item.sequence for prompt in prompts if prompt.slot is not None])
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from paceline.core.sequence import Sequence
+from paceline.engine.executors.graph.batch import GraphBatch
 from paceline.engine.executors.graph.batches import GraphBatches
 from paceline.engine.executors.graph.drafters.drafter import NO_DRAFTS, DraftShape
 from paceline.engine.executors.graph.eligibility import GraphEligibility
@@ -12,6 +13,7 @@ from paceline.engine.executors.graph.inflight import InflightStep
 from paceline.engine.executors.graph.mixed import InflightMixed, prompt_budget
 from paceline.engine.executors.graph.slot_table import SlotTable
 from paceline.engine.executors.reason import HostReason
+from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.engine.schedule import Schedule
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
@@ -40,11 +42,12 @@ class GraphScheduler:
         slots: SlotTable,
         batches: GraphBatches,
         inflight: Collection[InflightStep | InflightMixed],
+        captures: IdleCaptures,
         max_model_len: int,
     ) -> None:
         self._scheduler, self._speculator, self._eligibility = scheduler, speculator, eligibility
         self._slots, self._batches, self._inflight = slots, batches, inflight
-        self._max_model_len = max_model_len
+        self._captures, self._max_model_len = captures, max_model_len
 
     def schedule(self, can_prefill: bool) -> GraphSchedule | HostReason:
         """The next step, with its blocks reserved; or why the host executor has to take it. `can_prefill`: prompts may be
@@ -118,13 +121,24 @@ class GraphScheduler:
             return HostReason.DRAFT_BEHIND
         if depth > 0 and self.is_for_few(members):
             return HostReason.FEW_DRAFTS
-        # The next larger shape may have too many rows for a pass
-        shapes = (drafter.shape(less) for less in range(depth, 0, -1)) if drafter else ()
-        shape = next((shape for shape in shapes if shape.nodes <= most), NO_DRAFTS)
+        shape = self._shape(batch, depth, most, has_prompts)
         # A step computes its nodes, and commits a path of them and one token more
         num_ahead = self._num_inflight_tokens + shape.nodes + 1
         reason = self._reserve(members, num_ahead)
         return GraphSchedule((), (), shape, num_ahead) if reason is None else reason
+
+    def _shape(self, batch: GraphBatch, depth: int, most: int, beside_prompts: bool) -> DraftShape:
+        """The shape for drafts of `depth` tokens, with up to `most` nodes. While its graphs are not captured, and captures have
+        taken their share of the time, a smaller shape that has graphs."""
+        drafter = batch.drafter
+        # The next larger shape may have too many rows for a pass
+        shapes = [drafter.shape(less) for less in range(depth, 0, -1)] if drafter else []
+        fitting = [shape for shape in shapes if shape.nodes <= most]
+        if not fitting:
+            return NO_DRAFTS
+        if self._captures.is_allowed:
+            return fitting[0]
+        return next((shape for shape in fitting if batch.has_graphs(shape, beside_prompts)), fitting[0])
 
     @property
     def inflight_prompts(self) -> set[int]:

@@ -56,6 +56,11 @@ class StepBuffers:
         self.rows = staging_tensor(batch * (max_levels + 1), dtype=torch.int64, device=device)
         self.begin, self.drafted, self.verified, self.end = (StreamEvent(device) for _ in range(4))
 
+    @property
+    def num_slots(self) -> int:
+        """Slots of the padded batch."""
+        return self.report.shape[1]
+
     def tokens_at(self, levels: int) -> Tensor:
         """[B, levels + 1]"""
         return self.tokens[: self.report.shape[1] * (levels + 1)].view(-1, levels + 1)
@@ -81,8 +86,7 @@ class InflightStep:
 
     @property
     def num_slots(self) -> int:
-        """Slots of the padded batch."""
-        return self.buffers.report.shape[1]
+        return self.buffers.num_slots
 
     @property
     def max_tokens(self) -> int:

@@ -88,9 +88,10 @@ class InflightMixed:
     shape: DraftShape
     decoding: Seq[Decoding]
     prompts: Seq[Prompt]
-    begin: StreamEvent
-    drafted: StreamEvent
+    begun: StepBuffers
     buffers: MixedBuffers
+    is_timed: bool
+    """False if a graph was captured during the step."""
 
     @property
     def max_tokens(self) -> int:
@@ -128,19 +129,20 @@ class InflightMixed:
             ended = None if prompt.slot is None else Verdict((), (next(first),), PLAIN)
             if sequence.status is running:
                 results.append(SequenceResult(sequence, prompt.item.num_tokens, ended))
-        buffers, now = self.buffers, clock.now()
-        draft_seconds = self.drafted.seconds_since(self.begin)
-        verify_seconds = buffers.end.seconds_since(self.drafted)
+        begun, buffers, now = self.begun, self.buffers, clock.now()
+        draft_seconds = begun.drafted.seconds_since(begun.begin)
+        verify_seconds = buffers.end.seconds_since(begun.drafted)
         drafted = now - verify_seconds
         return StepResult(
             sequences=results,
             times=StepTimes(drafted - draft_seconds, drafted, now),
-            forward_seconds=buffers.verified.seconds_since(self.drafted),
+            forward_seconds=buffers.verified.seconds_since(begun.drafted),
             verify_seconds=verify_seconds,
             rows=len(self.decoding) * (1 + self.shape.nodes) + len(first_tokens),
             context=context,
             draft_seconds=draft_seconds,
-            is_timed=False,
+            slots=begun.num_slots,
+            is_timed=self.is_timed,
             is_graph=True,
         )
 
@@ -181,6 +183,7 @@ class MixedSteps:
         begun: StepBuffers,
         decoding: Seq[Decoding],
         prompts: Seq[Prompt],
+        is_timed: bool,
     ) -> InflightMixed:
         """Queue one step, after the batch has begun it."""
         buffers = self._buffers[self._count % len(self._buffers)]
@@ -192,7 +195,7 @@ class MixedSteps:
             buffers.tokens[first : first + len(tokens)].copy_(tokens, non_blocking=True)
             first += len(tokens)
         buffers.end.record()
-        return InflightMixed(shape, decoding, prompts, begun.begin, begun.drafted, buffers)
+        return InflightMixed(shape, decoding, prompts, begun, buffers, is_timed)
 
     @torch.inference_mode()
     def _compute(

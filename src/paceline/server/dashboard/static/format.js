@@ -14,6 +14,12 @@ export function duration(seconds) {
   return `${ms.toFixed(ms < 10 ? 2 : ms < 100 ? 1 : 0)} ms`;
 }
 
+/** Time since a start: "45 s", "12 min", "3 h", "2 d" */
+export function age(seconds) {
+  for (const [size, unit] of [[86400, "d"], [3600, "h"], [60, "min"]]) if (seconds >= size) return `${Math.floor(seconds / size)} ${unit}`;
+  return `${Math.max(0, Math.floor(seconds))} s`;
+}
+
 /** Removes trailing zeros: "1.50 s" -> "1.5 s", "50.0" -> "50" */
 export const trimmed = (text) => text.replace(/\.(\d*?)0+(?!\d)/, (_, digits) => (digits ? `.${digits}` : ""));
 

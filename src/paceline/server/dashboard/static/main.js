@@ -47,10 +47,11 @@ function showReport(report) {
   history.add(report.samples);
   byId("model").textContent = report.model;
   const isReady = report.workers.some((worker) => worker.role === "target" && worker.state === "ready");
-  const speculation = report.speculation.enabled ? `speculating, ${report.speculation.method}` : "speculation off";
+  const drafts = report.drafts_last_minute;
+  const speculation = report.speculation.enabled ? `speculation on, ${drafts} draft${drafts === 1 ? "" : "s"} in the last minute` : "speculation off";
   showState(isReady ? speculation : "not ready", isReady ? "good" : "bad");
   showTraffic(report, history);
-  showWorkers(report.workers);
+  showWorkers(report.workers, report.events);
   showSwitches(report);
 }
 
@@ -67,5 +68,7 @@ byId("forget-key").addEventListener("click", () => {
   removeKeys();
   location.reload();
 });
+// A phone has no room for all charts at once
+if (matchMedia("(max-width: 40rem)").matches) byId("charts").open = false;
 startPlayground();
 poll(showReport, showError);

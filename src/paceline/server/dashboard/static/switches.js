@@ -5,15 +5,16 @@ import { byId, element } from "./element.js";
 import { storeAdminKey } from "./keys.js";
 
 const PATH = "admin/flags";
+const COMMAND = "PACELINE_ADMIN_KEY=choose-a-key paceline serve";
 const MAX_CHANGES = 6;
 const NAMES = { enabled: "speculation", method: "method", max_depth: "maximum depth" };
 
 let limits = null;
 let lastFlags = null;
 
-function showNote(text, isBad = false) {
+function showNote(text, isBad = false, command = "") {
   const note = byId("switches-note");
-  note.textContent = text;
+  note.replaceChildren(text, ...(command ? [" ", element("code", { textContent: command })] : []));
   note.classList.toggle("bad", isBad);
 }
 
@@ -57,7 +58,7 @@ async function send(options, isUnlocking = false) {
     if (isLocked || error.status === 404) byId("flags").disabled = byId("history").hidden = true;
     byId("unlock").hidden = !isLocked;
     if (isLocked) showNote(isUnlocking ? error.message : "Changes need an admin key.", isUnlocking);
-    else if (error.status === 404) showNote("To change flags, start the server with admin_key or api_keys.");
+    else if (error.status === 404) showNote("The switches are locked. To use them, start the server with an admin key:", false, COMMAND);
     else showNote(error.message, true);
   }
 }

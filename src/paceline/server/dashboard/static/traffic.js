@@ -36,11 +36,21 @@ function alphas(traffic) {
   return [positions, shortenKeys(Object.fromEntries(tested.map(line).sort()))];
 }
 
+/** Explanations of the tiles. */
+const HINTS = {
+  "Guesses kept": "Drafted tokens that verification accepted, of those it decided.",
+  "First token": "Time from the request to its first token, including the wait.",
+  "Per output token": "Time from first to last token, per token.",
+  "Cache in use": "Share of the KV cache that running sequences hold.",
+  "Audited tokens": "Tokens that the idle engine computed again without drafts. Drifted tokens differ: there should be none.",
+};
+
 function tiles(report, last) {
   const rates = Object.values(last?.tokens_per_second ?? {});
+  const [kept, tested] = ["kept", "tested"].map((name) => sum(report.traffic.map((one) => one[name])));
   const values = {
     "Tokens per second": [format.speed(sum(rates)), ""],
-    "Alpha, first position": [format.percent(mean(report.traffic.filter((one) => one.alphas.length).map((one) => one.alphas[0]))), ""],
+    "Guesses kept": [format.percent(tested ? kept / tested : null), tested ? `${format.count(kept)} of ${format.count(tested)} since the start` : "no guesses yet"],
     "First token": [format.duration(last?.ttft?.p50), "median"],
     "Per output token": [format.duration(last?.tpot?.p50), "median"],
     "Sequences": [format.count(last?.running), `running, ${format.count(last?.waiting)} waiting`],
@@ -49,7 +59,7 @@ function tiles(report, last) {
   };
   byId("figures").replaceChildren(
     ...Object.entries(values).map(([name, [value, note]]) =>
-      element("div", {}, element("dt", { textContent: name }), element("dd", {}, `${value} `, element("small", { textContent: note }))),
+      element("div", { title: HINTS[name] ?? "" }, element("dt", { textContent: name }), element("dd", {}, `${value} `, element("small", { textContent: note }))),
     ),
   );
 }
