@@ -46,6 +46,9 @@ class FakeDevice:
         drafted, rows = self._draft_seconds * step.shape.levels, len(step.limits) * (1 + step.shape.nodes)
         return replace(self._wait(step), draft_seconds=drafted, forward_seconds=PASS + ROW * rows)
 
+    def draft_seconds(self, step: mixed_steps.InflightMixed) -> float:
+        return self._draft_seconds * step.shape.levels
+
     def forward(self, model: Any, tokens: torch.Tensor, *args: Any, **options: Any) -> ForwardOutput:
         """Signature of `gpu_forward` and `DecoderModel.forward`."""
         states = torch.zeros(len(tokens), SHAPE.hidden_size) if options.get("last_hidden") else None
@@ -72,6 +75,7 @@ class FakeDevice:
             (native, "library", lambda: None),
             (GraphBatch, "_graph", lambda batch, *args: self.graph(batch, *args)),
             (InflightStep, "wait", lambda step: self.wait(step)),
+            (mixed_steps.InflightMixed, "draft_seconds", property(self.draft_seconds)),
             (gpu_pass, "gpu_forward", self.forward),
             (gpu_ragged, "gpu_forward", self.forward),
             (gpu_ragged, "head_logits", self.head),

@@ -91,6 +91,23 @@ class GraphPool:
         current.wait_stream(side)
 
 
+class SideStream:
+    """A second stream of device work, for what need not wait for the work of the current stream."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream() if device.type == "cuda" else None
+
+    @contextmanager
+    def after(self, event: "StreamEvent") -> Iterator[None]:
+        """Submit work to this stream, behind `event`."""
+        if self._stream is None:
+            yield
+            return
+        with torch.cuda.stream(self._stream):
+            event.block()
+            yield
+
+
 class StreamEvent:
     """A point in the stream of device work, like a CUDA event."""
 
@@ -108,6 +125,11 @@ class StreamEvent:
         """Block until the device has reached the event."""
         if self._event is not None:
             self._event.synchronize()
+
+    def block(self) -> None:
+        """Let later work of the current stream wait for the event; the host does not wait."""
+        if self._event is not None:
+            self._event.wait()
 
     @property
     def is_reached(self) -> bool:

@@ -13,13 +13,18 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from paceline.core.errors import PacelineError
+from paceline.models.drafts import load as drafts
+from paceline.models.drafts.folder import open_draft_folder
 from paceline.models.loading import load
+from paceline.models.loading.load import LoadedModel
 from paceline.models.tokenizer.chat_template import ChatTemplate
+from tests.models.drafts.test_load import loaded_target
 
 SECONDS, MEGABYTES = 5.0, 500
 FREE_MEMORY = 256 << 20
@@ -126,6 +131,17 @@ def load_model(path: Path) -> None:
         ChatTemplate.of(loaded.tokenizer).render([{"role": "user", "content": "x"}])
 
 
+@cache
+def target() -> LoadedModel:
+    return loaded_target()
+
+
+def load_draft(path: Path) -> None:
+    folder = open_draft_folder(path)
+    if folder is not None:
+        drafts.load_draft(folder, target())
+
+
 FORMATS: dict[str, tuple[str, Callable[[bytes, random.Random], bytes]]] = {
     "gguf": ("tiny.gguf", lambda data, rng: mutate_bytes(data, rng, 9000)),
     "safetensors": ("folder/model.safetensors", lambda data, rng: mutate_bytes(data, rng, 3000)),
@@ -134,6 +150,10 @@ FORMATS: dict[str, tuple[str, Callable[[bytes, random.Random], bytes]]] = {
     "tokenizer": ("folder/tokenizer.json", mutate_json),
     "tokenizer_config": ("folder/tokenizer_config.json", mutate_json),
     "template": ("folder/chat_template.jinja", mutate_template),
+    "eagle": ("draft-eagle/config.json", mutate_json),
+    "eagle_weights": ("draft-eagle/model.safetensors", lambda data, rng: mutate_bytes(data, rng, 2000)),
+    "medusa": ("draft-medusa/config.json", mutate_json),
+    "distilled": ("draft-distilled/config.json", mutate_json),
 }
 """Format -> the file that is mutated, and how. Its folder, or the GGUF file itself, is loaded."""
 
@@ -151,8 +171,9 @@ def run(kind: str, seed: int, count: int, folder: Path) -> dict[str, Any]:
     name, mutate = FORMATS[kind]
     file = folder / name
     original, path = file.read_bytes(), file if kind == "gguf" else file.parent
+    load_file = load_draft if path.name.startswith("draft-") else load_model
     load.available_memory = lambda: FREE_MEMORY
-    load_model(path)  # imports everything, so that the memory of a load is that of the file
+    load_file(path)  # imports everything, so that the memory of a load is that of the file
     ends: Counter[str] = Counter()
     failures: list[str] = []
     slowest, largest = 0.0, 0.0
@@ -161,7 +182,7 @@ def run(kind: str, seed: int, count: int, folder: Path) -> dict[str, Any]:
         before, started = peak_megabytes(reset=True), time.perf_counter()
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
         try:
-            load_model(path)
+            load_file(path)
             ends["loaded"] += 1
         except PacelineError:
             ends["typed"] += 1

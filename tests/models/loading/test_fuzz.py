@@ -14,6 +14,7 @@ import gguf
 import pytest
 
 from tests.engine.test_build import LETTERS, save_checkpoint
+from tests.models.drafts.test_load import save
 from tests.models.loading.fuzz import FORMATS, MEGABYTES, SECONDS
 from tests.models.loading.test_gguf_file import write_gguf
 from tests.models.tiny import build
@@ -36,6 +37,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build("llama").save_pretrained(folder / "sharded", max_shard_size="100KB")
     (folder / "sharded/tokenizer.json").write_bytes((folder / "folder/tokenizer.json").read_bytes())
     _write_gguf(folder / "tiny.gguf")
+    for kind in ("eagle", "medusa", "distilled"):
+        save(folder / f"draft-{kind}", kind, reduced=20)
     return folder
 
 

@@ -1,5 +1,6 @@
 """The dashboard in a browser."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,15 @@ from typing import Any
 import pytest
 
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import BreakerState, ClusterStatus, EngineStatus, Symptom, TrafficStatus, WorkerStatus
+from paceline.core.worker_status import (
+    BreakerState,
+    ClusterStatus,
+    EngineStatus,
+    Symptom,
+    TrafficStatus,
+    WorkerLife,
+    WorkerStatus,
+)
 from paceline.server.auth.api_keys import KeyFile
 from tests.server.fakes import Served, served
 
@@ -18,6 +27,8 @@ from tests.server.browser.page import PHONE, Page
 Open = Callable[[Served], Page]
 ADMIN = "open-sesame"
 NONE = "\N{EN DASH}"
+SAME = "same"
+"""In every verdict about equal texts."""
 
 TRAFFIC = (
     TrafficStatus("ngram", "code", BreakerState.CLOSED, (0.75, 0.5, 0.25), 2.5, {}),
@@ -38,12 +49,13 @@ def set_traffic(server: Served, **changes: Any) -> None:
 def test_every_token_has_the_colour_of_its_origin(open_page: Open) -> None:
     page = open_page(served("Hello", per_step=3))
     page.ask("Hi")
-    page.wait_for_text(".verdict", "the same text")
+    page.wait_for_text(".verdict", SAME)
     spans = [(one.get_attribute("class"), one.text) for one in page.all(".speculative .text span")]
     assert spans == [("accepted", "H"), ("accepted", "e"), ("bonus", "l"), ("accepted", "l"), ("bonus", "o")]
     colours = [one.value_of_css_property("background-color") for one in page.all(".speculative .text span")]
     assert colours[0] == colours[1] != colours[2]
-    assert "3 accepted, 2 bonus" in page.text(".speculative .detail")
+    detail = page.text(".speculative .detail")
+    assert "2.50 tokens a round · 3 of 3 guesses kept · 3 guessed, 2 extra" in detail
     assert page.console_errors() == []
 
 
@@ -51,12 +63,12 @@ def test_speculative_and_plain_answers_use_the_same_seed(open_page: Open) -> Non
     server = served("Same as ever.")
     page = open_page(server)
     page.ask("Hi")
-    page.wait_for_text(".verdict", "the same text")
+    page.wait_for_text(".verdict", SAME)
     assert page.texts(".answer h3") == ["Speculative", "Plain"]
     assert page.texts(".answer .text") == ["Same as ever."] * 2
     left, right = (one.rect for one in page.all(".answer"))
     assert left["y"] == right["y"]
-    speculative, plain = server.target.requests
+    speculative, plain = server.target.requests[:2]
     assert (speculative.speculation.enabled, plain.speculation.enabled) == (True, False)
     assert speculative.sampling == plain.sampling
 
@@ -64,8 +76,48 @@ def test_speculative_and_plain_answers_use_the_same_seed(open_page: Open) -> Non
 def test_a_different_text_is_reported(open_page: Open) -> None:
     page = open_page(served(lambda request: "Yes." if request.speculation.enabled else "No."))
     page.ask("Hi")
-    assert page.wait_for_text(".verdict", "text").endswith("but the text differs")
+    page.wait_for_text(".verdict", "The text differs")
     assert page.one(".verdict.bad")
+
+
+def test_without_guesses_no_speed_is_claimed(open_page: Open) -> None:
+    page = open_page(served("Hello", per_step=1))  # one token a step: no drafts
+    page.ask("Hi")
+    assert page.wait_for_text(".verdict", SAME).startswith("No guesses were made, so there is nothing to compare.")
+    assert page.all(".verdict.good") == []
+    assert "no guesses were made" in page.text(".speculative .detail")
+
+
+def test_speeds_are_compared_after_repeated_runs(open_page: Open) -> None:
+    server = served("Hello there", per_step=3)
+    page = open_page(server)
+    page.ask("Hi")
+    page.until(lambda: len(server.target.requests) == 6)
+    enabled = [request.speculation.enabled for request in server.target.requests]
+    assert enabled == [True, False] * 3
+    assert len({request.seed for request in server.target.requests}) == 1
+    assert len(page.all(".answer")) == 2
+
+
+@pytest.mark.parametrize(
+    ("speculative", "plain", "text", "tone"),
+    [
+        ([20, 21, 22], [10, 11, 19], "1.91× the speed of plain in 3 runs of each", "good"),
+        ([20, 21, 12], [10, 11, 13], "No difference in speed beyond the spread", ""),
+        ([7, 8, 9], [10, 11, 12], "Slower than plain: 0.73×", "warn"),
+        ([20], [10], "Measuring the speed again, 1 of 3 runs", ""),
+    ],
+)
+def test_a_verdict_needs_a_difference_beyond_the_spread(
+    open_page: Open, speculative: list[int], plain: list[int], text: str, tone: str
+) -> None:
+    page = open_page(served())
+    found = page.run(
+        "return import('/dashboard/verdict.js').then(module => module.verdict(arguments[0]))",
+        {"isSame": True, "drafted": 5, "speculative": speculative, "plain": plain},
+    )
+    assert text in found["text"]
+    assert found["tone"] == tone
 
 
 def test_a_new_chat_clears_the_conversation(open_page: Open) -> None:
@@ -110,7 +162,7 @@ def test_an_error_shows_the_servers_message(open_page: Open) -> None:
 def test_answers_are_not_parsed_as_html(open_page: Open) -> None:
     page = open_page(served("<img src=x onerror=alert(1)><b>bold</b>"))
     page.ask("<i>Hi</i>")
-    page.wait_for_text(".verdict", "the same text")
+    page.wait_for_text(".verdict", SAME)
     assert page.text(".speculative .text") == "<img src=x onerror=alert(1)><b>bold</b>"
     assert page.all(".turn img, .turn .text b, .turn i:not(.meter i)") == []
 
@@ -132,7 +184,7 @@ def test_charts_show_the_traffic(open_page: Open) -> None:
     page.wait_for_text("#figures", "25%")  # 10 of 40 blocks
     assert all(page.run("return [...document.querySelectorAll('.plot canvas')].map(one => one.width > 100)"))
     label = page.one("#chart-alpha .plot").get_attribute("aria-label")
-    assert label == "Alpha by position: code 75%, 50%, 25%; prose 50%"
+    assert label == "Guesses kept, by position: code 75%, 50%, 25%; prose 50%"
     assert page.console_errors() == []
 
 
@@ -171,13 +223,14 @@ def test_workers_and_drafting_ahead(open_page: Open) -> None:
     server = served()
     set_traffic(server)
     symptom = Symptom("slow_draft", 2.0, 1.0, "use a smaller draft")
+    life = WorkerLife(3, time.time() - 150, "SIGKILL")
     answers = 0
 
     def status() -> ClusterStatus:
         nonlocal answers
         answers += 10
         target = WorkerStatus(
-            "target-0", "big", "target", "ready", "tcp://a", 3, 1, 0.5, 2.5, 0.75, symptoms=(symptom,)
+            "target-0", "big", "target", "ready", "tcp://a", 3, 1, 0.5, 2.5, 0.75, symptoms=(symptom,), life=life
         )
         draft = WorkerStatus(
             "draft-0",
@@ -195,12 +248,56 @@ def test_workers_and_drafting_ahead(open_page: Open) -> None:
     page = open_page(server)
     page.until(lambda: page.texts("#worker-table tbody th") == ["target-0", "draft-0", "draft-1"])
     rows = page.texts("#worker-table tbody tr")
-    assert rows[0].split("\t") == ["target-0", "big, target", "ready", "3", "1", "50%", "2.5", "75%", NONE, NONE, NONE]
-    assert rows[1].split("\t")[2:] == ["suspected", "0", "0", NONE, NONE, NONE, "2.10 ms", "80%", "0%"]
-    assert rows[2].split("\t")[-2:] == ["off: 2%", "0%"]
-    assert page.text("#symptoms") == "target-0: slow draft, 2 (limit 1); use a smaller draft"
+    first = ["target-0", "big, target", "ready", "3", "1", "50%", "2.5", "75%", NONE, NONE, NONE, "2 min", "3"]
+    assert rows[0].split("\t") == first
+    assert rows[1].split("\t")[2:8] == ["suspected", "0", "0", NONE, NONE, NONE]
+    assert rows[1].split("\t")[8:10][0] == "2.10 ms"
+    assert rows[1].split("\t")[9].startswith("80% of ")
+    assert rows[2].split("\t")[9] == "off: 2%"
+    assert page.text("#symptoms").split("\n") == [
+        "target-0: 3 restarts; its last exit: SIGKILL",
+        "target-0: slow draft, 2 (limit 1); use a smaller draft",
+    ]
     page.wait_for_text("#chart-ahead .legend", "drafted ahead 80%")
     assert page.text("#chart-ahead figcaption") == "Drafting ahead · stopped by draft-1: too few drafts used"
+
+
+def test_the_timeline_shows_what_happened(open_page: Open) -> None:
+    server = served(admin_key=ADMIN)
+    states = ["ready"]
+    server.target.cluster_status = lambda: ClusterStatus(  # type: ignore[method-assign]
+        (
+            WorkerStatus(
+                "engine-0", "engine", "target", states[-1], "", life=WorkerLife(len(states) - 1, 1.0, "SIGKILL")
+            ),
+        ),
+        0,
+    )
+    page = open_page(server)
+    page.wait_for_text("#events", "No changes")
+    states.append("suspected")
+    page.wait_for_text("#events", "engine-0 is suspected")
+    assert "engine-0 restarted; its last exit: SIGKILL" in page.text("#events")
+    server.gateway.flags.update({"enabled": False}, "ann")
+    page.wait_for_text("#events", "speculation: off")
+
+
+def test_charts_are_folded_on_a_phone(open_page: Open) -> None:
+    page = open_page(served())
+    assert page.run("return document.getElementById('charts').open")
+    page.resize(*PHONE)
+    page.driver.refresh()
+    page.one("#charts:not([open])")
+
+
+def test_the_state_counts_drafts(open_page: Open) -> None:
+    server = served("Hello", per_step=3)
+    set_traffic(server)
+    page = open_page(server)
+    page.wait_for_text("#state", "speculation on, 0 drafts in the last minute")
+    page.click("#compare")
+    page.ask("Hi")
+    page.wait_for_text("#state", "speculation on, 2 drafts in the last minute")
 
 
 # --- switches
@@ -243,7 +340,7 @@ def test_changes_of_other_clients_are_shown(open_page: Open) -> None:
 
 def test_without_admin_keys_the_switches_are_disabled(open_page: Open) -> None:
     page = open_page(served())
-    page.wait_for_text("#switches-note", "start the server with admin_key")
+    page.wait_for_text("#switches-note", "PACELINE_ADMIN_KEY=choose-a-key paceline serve")
     assert not page.one("#unlock").is_displayed()
 
 
@@ -265,7 +362,7 @@ def test_the_key_is_requested_and_stored_in_the_tab(open_page: Open, keys: KeyFi
     page.write("#api-key", f"{key}\n")
     page.wait_for_text("#state", "specul")
     page.ask("Hi")
-    page.wait_for_text(".verdict", "the same text")
+    page.wait_for_text(".verdict", SAME)
     assert page.run("return [Object.values(sessionStorage), localStorage.length, document.cookie]") == [[key], 0, ""]
     page.driver.refresh()
     page.wait_for_text("#state", "specul")
@@ -282,7 +379,7 @@ def test_a_key_without_the_metrics_scope_hides_the_charts(open_page: Open, keys:
     page.wait_for_text("#state", "no access to metrics")
     assert [one.is_displayed() for one in page.all("section")] == [True, False, False, False]
     page.ask("Hi")
-    page.wait_for_text(".verdict", "the same text")
+    page.wait_for_text(".verdict", SAME)
 
 
 # --- keyboard, colour schemes, small screens
@@ -298,7 +395,7 @@ def test_keyboard_control(open_page: Open) -> None:
     page.press("enter", "tab")
     assert page.focused() == "message"
     page.press("H", "i", "enter")
-    page.wait_for_text(".verdict", "the same text")
+    page.wait_for_text(".verdict", SAME)
     assert page.focused() == "message"
 
     page.run("document.querySelector('#chart-alpha .plot').focus()")
@@ -360,7 +457,7 @@ def test_contrast(scheme: str, open_page: Open) -> None:
     page = open_page(server)
     page.scheme(scheme)
     page.ask("Hi")
-    page.wait_for_text(".verdict", "the same text")
+    page.wait_for_text(".verdict", SAME)
     page.wait_for_text("#chart-alpha .legend", "code")
     is_dark = page.run("return getComputedStyle(document.body).backgroundColor.match(/\\d+/g).every(one => one < 60)")
     assert is_dark == (scheme == "dark")
@@ -376,7 +473,7 @@ def test_small_screens(open_page: Open) -> None:
     page = open_page(server)
     page.resize(*PHONE)
     page.ask("Hi")
-    page.wait_for_text(".verdict", "the same text")
+    page.wait_for_text(".verdict", SAME)
     page.wait_for_text("#chart-alpha .legend", "code")
     beyond = page.run(  # `innerWidth` grows with the content
         "return [...document.querySelectorAll('body *')].filter(one => one.getBoundingClientRect().right > arguments[0] + 1)"

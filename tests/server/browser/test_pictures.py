@@ -23,7 +23,7 @@ from tests.server.browser.page import DESKTOP, PHONE, Page
 
 DOCS = Path(__file__).parents[3] / "docs"
 ADMIN = "open-sesame"
-QUESTION = "List the planets as JSON, with name and radius."
+QUESTION = "Repeat this list in the same order, one item a line: apple 3, pear 4, plum 2, cherry 9, grape 5, melon 7."
 CODE = "Write a Python function that returns the first n Fibonacci numbers, then show how to call it."
 JSON = (
     'Repeat this JSON with every price doubled: [{"name": "apple", "price": 3, "stock": 10}, {"name": "pear", "price": 4, '
@@ -109,7 +109,7 @@ def ask(page: Page) -> None:
     page.one("#max-tokens").clear()
     page.write("#max-tokens", "96")
     page.ask(QUESTION)
-    page.wait_for_text(".verdict", "the same text")
+    page.until(lambda: "Measuring" not in page.wait_for_text(".verdict", "same"))
     page.run("document.activeElement.blur(); document.querySelectorAll('.text').forEach(one => one.scrollTop = 0)")
 
 
@@ -132,7 +132,7 @@ def test_one_process_under_load(driver: Chrome) -> None:
             page.wait_for_text("#state", "speculation off")
             wait_samples(page, server.url, 10)
             page.click("#flag-enabled")
-            page.wait_for_text("#state", "speculating")
+            page.wait_for_text("#state", "speculation on")
             wait_samples(page, server.url, 30)
             page.resize(*DESKTOP[:2], 2)
             wait_samples(page, server.url, 2)

@@ -24,7 +24,9 @@ INT_FNS4(1, 2, 3, 4, CODES4) INT_FNS4(5, 6, 7, 8, CODES4) INT_FNS4(1, 2, 3, 4, C
 static const int_fn INT_FUNCTIONS[][INT_ROWS] = {{INT_NAMES4(1, 2, 3, 4, CODES4), INT_NAMES4(5, 6, 7, 8, CODES4)},
                                                  {INT_NAMES4(1, 2, 3, 4, CODES8), INT_NAMES4(5, 6, 7, 8, CODES8)}};
 
-enum { CHUNKS_PER_THREAD = 4 }; /* few, for long runs of memory; several, so that one slow core does not delay the job */
+/* Tasks per thread: several, so that one slow core does not delay the job. Claiming a task takes longer with more threads, so
+ * that a small job of many threads has one task each. */
+enum { MANY_CHUNKS = 4, LONG_JOB = 1 << 21, FEW_THREADS = 4 }; /* LONG_JOB: products per thread */
 enum { BLOCKS_PER_BAND = 16 };  /* blocks of rows per visit of a tile; their codes should stay in the second-level cache */
 
 typedef struct {
@@ -109,9 +111,11 @@ static void multiply(const void *job, int64_t task) {
 }
 
 void int_linear(const weight_t *w, const float *x, const float *bias, float *out, int64_t rows) {
-    const int64_t tiles = (w->num_outputs + TILE - 1) / TILE, chunk = tiles / (num_threads() * CHUNKS_PER_THREAD);
+    const int64_t tiles = (w->num_outputs + TILE - 1) / TILE, threads = num_threads();
+    const int is_long = rows * w->num_outputs * w->num_inputs / threads > LONG_JOB;
+    const int64_t tasks = threads * (is_long || threads <= FEW_THREADS ? MANY_CHUNKS : 1), chunk = (tiles + tasks - 1) / tasks;
     const int64_t inputs = rows * blocks_of(w) * BLOCK, groups = inputs / w->group * (int64_t)sizeof(float);
-    int_job job = {w, x, bias, out, .rows = rows, .tiles = tiles, .chunk = chunk < 1 ? 1 : chunk};
+    int_job job = {w, x, bias, out, .rows = rows, .tiles = tiles, .chunk = chunk};
     job.chunks = (tiles + job.chunk - 1) / job.chunk;
     job.row_blocks = (rows + INT_ROWS - 1) / INT_ROWS;
     job.rows_per_block = (rows + job.row_blocks - 1) / job.row_blocks;

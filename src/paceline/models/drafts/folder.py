@@ -85,7 +85,7 @@ def open_draft_folder(folder: Path) -> DraftFolder | None:
     if not path.is_file():
         return None
     config = read_json(path)
-    kind = config.get("paceline_draft")
+    kind: Any = config.get("paceline_draft")
     published = config.get("speculators_model_type")
     if kind is None and published is None:
         return None

@@ -1,15 +1,15 @@
 """A Jinja environment for templates that are not trusted: a sandbox with limits of steps, time and text.
 
-A step is an iteration of a loop, a call, a filter, or 256 characters of text made by one of them. Import this module where Jinja
-is needed: the package is optional.
+A step is an iteration of a loop, a call, a filter, or 256 characters of text made by one of them. Import this module where
+Jinja is needed: the package is optional.
 """
 
 import functools
 import re
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import TemplateError, nodes, pass_context
 from jinja2.ext import loopcontrols
@@ -75,7 +75,7 @@ class LimitedEnvironment(ImmutableSandboxedEnvironment):
             literals = sum(len(text.data) for text in block.find_all(nodes.TemplateData))
             steps = nodes.Const(1 + literals // _CHARACTERS_PER_STEP)
             block.body.insert(0, nodes.ExprStmt(_call("spend", [steps])))
-            block.iter = _call("sized", [block.iter])
+            block.iter = _call("sized", [cast(nodes.Expr, block.iter)])
         for parent in list(tree.find_all(nodes.Node)):
             _replace_concats(parent)
         return self.from_string(tree)
@@ -181,7 +181,7 @@ def _check_method(owner: str, method: str, args: tuple[Any, ...], kwargs: dict[s
     """Refuses methods of a string whose result is much larger than their arguments."""
     if method == "replace" and len(args) > 1 and all(isinstance(one, str) for one in args[:2]):
         _check_size(len(owner) + owner.count(args[0]) * len(args[1]))
-    elif method == "join" and args and isinstance(args[0], Iterable) and hasattr(args[0], "__len__"):
+    elif method == "join" and args and isinstance(args[0], Collection):
         _check_size(sum(len(str(one)) for one in args[0]) + len(args[0]) * len(owner))
     elif method in ("format", "format_map"):
         _check_format(owner, [*args, *kwargs.values()])

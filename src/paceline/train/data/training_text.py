@@ -15,7 +15,7 @@ from paceline.train.data.text_file import Text, TextFile, TextPlan, extend_text,
 from paceline.train.data.turn_tokens import turn_tokens
 from paceline.train.drafts.target import Target, identity
 from paceline.train.evaluate import answers
-from paceline.train.plan import TrainPlan
+from paceline.train.plan import TEXT_SHARE, TrainPlan
 from paceline.train.progress import Progress, Stopped
 
 HELD_OUT_ROWS = 48
@@ -147,10 +147,22 @@ class TrainingText:
         if seconds is None:
             return most
         if self._row_seconds is None:
-            trial = TextGenerator(self._target, self._turns, most, self._plan.length, self._plan.seed)
-            self._row_seconds = GROWTH * trial.measure_step(self._clock) * self._plan.length / most
-            del trial
+            self._row_seconds = self._measure_row()
+        if self._row_seconds * LEAST_ROWS > seconds:
+            minutes = 2.5 * LEAST_ROWS * self._row_seconds / 60
+            raise InvalidConfig(
+                f"the time is too short: here one row of {self._plan.length} tokens takes {self._row_seconds:.0f} s to "
+                f"generate. Give --minutes {minutes / TEXT_SHARE:.0f} or more, a smaller --length, or a GPU"
+            )
         return most if not self._row_seconds else max(LEAST_ROWS, min(most, int(share * seconds / self._row_seconds)))
+
+    def _measure_row(self) -> float:
+        """Seconds to generate one row; a row of a large batch takes less."""
+        trial = TextGenerator(self._target, self._turns, LEAST_ROWS, self._plan.length, self._plan.seed)
+        seconds = GROWTH * trial.measure_step(self._clock) * self._plan.length / LEAST_ROWS
+        if seconds:
+            self._progress.note(f"one row of {self._plan.length} tokens of text takes about {seconds:.0f} s here")
+        return seconds
 
     def _greedy(self, scripts: Sequence[Script], length: int, on_progress: Callable[[float], None]) -> Text:
         generator = TextGenerator(self._target, self._turns, len(scripts), length, self._plan.seed)

@@ -39,6 +39,7 @@ from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.speculator import Speculator
 from paceline.engine.validator import RequestValidator
+from paceline.models.cuda_graph import StreamEvent
 from paceline.models.gpu.runner import GpuRunner, bucket
 
 
@@ -178,6 +179,8 @@ class GraphExecutor:
 
     def submit(self, schedule: GraphSchedule, drafts: GraphDrafts) -> None:
         batch, began = self._batches.current, self._clock.now()
+        if self._inflight_prefills:
+            self._inflight_prefills[-1][1].end.block()  # the draft model is in use until then
         num_graphs = batch.num_graphs
         if schedule.items:
             self._submit_mixed(schedule, drafts)
@@ -211,15 +214,15 @@ class GraphExecutor:
         step = self._mixed.submit(batch.inputs(shape), shape, begun, decoding, prompts, is_timed)
         self._inflight.append(step)
         self._batches.fit()
-        self._join_drafts([prompt.item.sequence for prompt in prompts if prompt.slot is not None])
+        self._join_drafts([prompt.item.sequence for prompt in prompts if prompt.slot is not None], begun.drafted)
 
-    def _join_drafts(self, joining: Seq[Sequence]) -> None:
-        """Queue the draft prefill of these sequences if others draft."""
+    def _join_drafts(self, joining: Seq[Sequence], drafted: StreamEvent) -> None:
+        """Queue the draft prefill of these sequences if others draft. It runs beside the target's pass, after `drafted`."""
         drafter = self._batches.current.drafter
         if not isinstance(drafter, ChainDrafter) or drafter.is_idle:
             return
         drafting = [sequence for sequence in joining if self._validator.max_depth(sequence) > 0]
-        prefill = drafter.join(drafting) if drafting else None
+        prefill = drafter.join(drafting, drafted) if drafting else None
         if prefill is not None:
             self._inflight_prefills.append((drafting[0].method, prefill))
 

@@ -112,6 +112,10 @@ class InflightMixed:
         """Sequences of which the step computes prompt tokens."""
         return [prompt.item.sequence.id for prompt in self.prompts]
 
+    @property
+    def draft_seconds(self) -> float:
+        return self.begun.drafted.seconds_since(self.begun.begin)
+
     def result(self, clock: Clock) -> StepResult:
         """Wait for the step. Sequences that ended while it was in flight are left out."""
         committed, first_tokens = self.wait()
@@ -130,7 +134,7 @@ class InflightMixed:
             if sequence.status is running:
                 results.append(SequenceResult(sequence, prompt.item.num_tokens, ended))
         begun, buffers, now = self.begun, self.buffers, clock.now()
-        draft_seconds = begun.drafted.seconds_since(begun.begin)
+        draft_seconds = self.draft_seconds
         verify_seconds = buffers.end.seconds_since(begun.drafted)
         drafted = now - verify_seconds
         return StepResult(

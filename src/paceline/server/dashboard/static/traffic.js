@@ -6,7 +6,7 @@ import * as format from "./format.js";
 
 const QUIET = "No requests in the last minutes.";
 const sum = (values) => values.reduce((total, value) => total + value, 0);
-const mean = (values) => (values.length ? sum(values) / values.length : null);
+
 
 const charts = {
   speed: new Chart("chart-speed", { format: format.speed, top: 10, empty: QUIET }),

@@ -13,6 +13,7 @@ from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
 from paceline.engine.executors.graph.rows import ChainRows
 from paceline.engine.executors.graph.slots import DeviceSlots
 from paceline.kernels.gpu.speculation.accept_tree import AcceptedPath
+from paceline.models.cuda_graph import StreamEvent
 from paceline.models.gpu.runner import GpuRunner
 from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.proposer import Progress
@@ -68,9 +69,10 @@ class ChainDrafter:
         return prefill
 
     @torch.inference_mode()
-    def join(self, sequences: Seq[Sequence]) -> InflightPrefill | None:
-        """Take sequences over whose prompts the target has just computed: queue their draft prefill. They are in slots from the
-        next step on, and then have one token more than the host knows. None: there is nothing to compute."""
+    def join(self, sequences: Seq[Sequence], drafted: StreamEvent) -> InflightPrefill | None:
+        """Take sequences over whose prompts the target now computes: queue their draft prefill behind `drafted`, the drafts of
+        this step. They are in slots from the next step on, and then have one token more than the host knows. None: there is
+        nothing to compute."""
         self._proposer.observe([Progress.of(sequence, 0) for sequence in sequences])
         joining, drafter = [], self._drafter
         for sequence in sequences:
@@ -78,7 +80,7 @@ class ChainDrafter:
             if cached is not None and drafter.is_in_window(num_tokens) and drafter.reserve(cached, num_tokens):
                 joining.append(cached)
                 self._current.add(sequence.id)
-        return self._prefills.submit(joining) if joining else None
+        return self._prefills.submit(joining, drafted) if joining else None
 
     def take_over(self, other: "ChainDrafter") -> None:
         """Continue with the sequences of a batch of another size, in the same slots."""

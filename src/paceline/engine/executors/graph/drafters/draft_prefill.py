@@ -1,11 +1,11 @@
-"""Draft prefills of sequences that join a batch while it drafts, submitted without a wait for the device."""
+"""Draft prefills of sequences that join a batch while it drafts. They run beside the target's pass, in a stream of their own."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from paceline.models.cuda_graph import StreamEvent
+from paceline.models.cuda_graph import SideStream, StreamEvent
 from paceline.models.gpu.mixed import MixedPasses
 from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import Span
@@ -37,16 +37,26 @@ class DraftPrefills:
         self._drafter, self._device = drafter, runner.device
         self._max_rows = drafter.max_rows
         self._passes = MixedPasses(runner, drafter.max_rows, max_sequences)
+        self._stream = SideStream(runner.device)
 
     def warm_up(self) -> None:
         """Load the kernels of all passes."""
         for rows in sorted({min(self._max_rows, 1 << n) for n in range(7, self._max_rows.bit_length() + 1)}):
             self._passes.load_kernels(rows, with_drafts=False)
 
-    def submit(self, sequences: Seq[DraftSequence]) -> InflightPrefill:
-        """Compute all tokens of these sequences but the last. Their blocks are reserved."""
-        drafter, begin, end = self._drafter, StreamEvent(self._device), StreamEvent(self._device)
-        begin.record()
+    def submit(self, sequences: Seq[DraftSequence], after: StreamEvent) -> InflightPrefill:
+        """Compute all tokens of these sequences but the last, behind `after`, the last use of the draft model. Their blocks are
+        reserved. The next use of the draft model has to wait for `end`."""
+        prefill = InflightPrefill(0, StreamEvent(self._device), StreamEvent(self._device))
+        with self._stream.after(after):
+            prefill.begin.record()
+            tokens = self._compute(sequences)
+            prefill.end.record()
+        return replace(prefill, tokens=tokens)
+
+    def _compute(self, sequences: Seq[DraftSequence]) -> int:
+        """Queue the passes; returns the number of tokens."""
+        drafter = self._drafter
         spans, total, room = list[Span](), 0, self._max_rows
         for sequence in sequences:
             while (missing := sequence.num_missing - 1) > 0:
@@ -59,5 +69,4 @@ class DraftPrefills:
                     spans, room = [], self._max_rows
         if spans:
             self._passes.prefill(spans)
-        end.record()
-        return InflightPrefill(total, begin, end)
+        return total
