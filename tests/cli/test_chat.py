@@ -47,7 +47,7 @@ def test_colours_differ_and_the_legend_lists_all() -> None:
 
 
 def test_conversation_grows_until_reset(screen: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = iter(["hello", "", "more", "/what", "/reset", "anew", "/quit", "never"])
+    lines = iter(["hello", "", "more", "/what", "/reset", "anew", "/help", "/exit", "never"])
     monkeypatch.setattr(console.out, "input", lambda prompt: next(lines))
     llm = ScriptedLLM()
     conversation(llm).run()
@@ -82,7 +82,7 @@ def test_ctrl_c_and_the_end_of_input_at_the_prompt(screen: io.StringIO, monkeypa
 
     monkeypatch.setattr(console.out, "input", read)
     conversation(ScriptedLLM()).run()
-    assert "/quit exits" in screen.getvalue()
+    assert "/exit exits" in screen.getvalue()
 
 
 def test_rejected_message_is_not_stored(screen: io.StringIO) -> None:
@@ -97,6 +97,6 @@ def test_rejected_message_is_not_stored(screen: io.StringIO) -> None:
 def test_speed_line() -> None:
     trace = Trace("chat", 0.0, (Arrival(0.5, 1), Arrival(0.75, 4, 4, 3), Arrival(1.0, 5, 4, 4)), "")
     assert speed_line(trace) == (
-        "10 tokens · 10.0 tok/s · first after 500 ms · 4.50 tokens per round · 7 of 8 drafts accepted (88%)"
+        "10 tokens · 10.0 tok/s · first after 500 ms · 4.50 tokens a round · 7 of 8 guesses kept (88%)"
     )
-    assert speed_line(Trace("chat", 0.0, (Arrival(0.5, 1),), "")).endswith("nothing drafted")
+    assert speed_line(Trace("chat", 0.0, (Arrival(0.5, 1),), "")).endswith("no guesses were made")

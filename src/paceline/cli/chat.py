@@ -19,7 +19,8 @@ from paceline.server.config.config import ServerConfig
 if TYPE_CHECKING:
     from paceline.engine.llm import LLM
 
-HELP = "Type a message. /reset clears the conversation, /quit exits, Ctrl-C stops an answer."
+HELP = "Type a message. /reset clears the conversation, /help shows this line, /exit exits, Ctrl-C stops an answer."
+EXITS = ("/exit", "/quit")
 MAX_TOKENS = 512
 
 
@@ -64,6 +65,8 @@ class Conversation:
             if line == "/reset":
                 self.messages = list(self._start)
                 console.out.print("The conversation is cleared.", style="dim")
+            elif line == "/help":
+                console.out.print(HELP, style="dim")
             elif line.startswith("/"):
                 console.out.print(f"{line} is not a command. {HELP}", style="dim", markup=False)
             else:
@@ -107,16 +110,16 @@ def speed_line(trace: Trace) -> str:
     if summary.ttft_p50 is not None:
         parts.append(f"first after {1000 * summary.ttft_p50:.0f} ms")
     if summary.tokens_per_round is not None:
-        parts.append(f"{summary.tokens_per_round:.2f} tokens per round")
+        parts.append(f"{summary.tokens_per_round:.2f} tokens a round")
     if summary.draft_acceptance_rate is None:
-        parts.append("nothing drafted")
+        parts.append("no guesses were made")
     else:
-        parts.append(f"{summary.accepted} of {summary.drafted} drafts accepted ({summary.draft_acceptance_rate:.0%})")
+        parts.append(f"{summary.accepted} of {summary.drafted} guesses kept ({summary.draft_acceptance_rate:.0%})")
     return " · ".join(parts)
 
 
 def _lines() -> Iterator[str]:
-    """Lines from the terminal until /quit or the end of input."""
+    """Lines from the terminal until /exit or the end of input."""
     while True:
         try:
             line = console.out.input("[bold]> [/bold]").strip()
@@ -124,9 +127,9 @@ def _lines() -> Iterator[str]:
             console.out.print()
             return
         except KeyboardInterrupt:
-            console.out.print("\n/quit exits.", style="dim")
+            console.out.print("\n/exit exits.", style="dim")
             continue
-        if line == "/quit":
+        if line in EXITS:
             return
         if line:
             yield line

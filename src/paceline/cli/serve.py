@@ -51,7 +51,10 @@ def banner(ready: "Ready") -> Text:
     key = "" if ready.needs_key else ', api_key="none"'
     return Text.assemble(
         (f"Paceline serves {ready.model} at {ready.url}", "bold green"),
-        " (Ctrl-C stops it). In another terminal:\n\n",
+        " (Ctrl-C stops it).\n\n",
+        "Dashboard and playground: ",
+        (f"{ready.url}/", "bold"),
+        "\n\nIn another terminal:\n\n",
         f"export {KEY}=…   # a key from `paceline api-keys add`\n" if ready.needs_key else "",
         f"curl {ready.url}/v1/chat/completions{header} -H 'Content-Type: application/json' \\\n  -d '{body}'\n\n",
         ("or, after pip install openai:\n\n", "dim"),

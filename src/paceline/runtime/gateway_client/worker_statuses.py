@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from paceline.cluster.health.health import WorkerState
 from paceline.cluster.routing.kv_router import KvRouter, RouterView
 from paceline.core.worker_status import DrafterStatus, WorkerStatus
 from paceline.runtime.deploy.directory import Member
@@ -39,6 +40,7 @@ def _target_row(member: Member, target: TargetConnection | None, view: RouterVie
         return WorkerStatus(member.name, member.pool, member.role, "starting", member.address)
     heartbeat, status = target.heartbeat, target.status
     is_loading = target.is_usable and heartbeat.loading is not None
+    is_lost = target.state is WorkerState.SUSPECTED  # its last heartbeat describes a process that may be gone
     traffic = [one for one in status.traffic if one.category != CATEGORY] if status is not None else []
     drafters = status.drafters if status is not None else ()
     return WorkerStatus(
@@ -47,9 +49,9 @@ def _target_row(member: Member, target: TargetConnection | None, view: RouterVie
         role=member.role,
         state=_loading_text(heartbeat.loading) if is_loading and heartbeat.loading else target.state.value,
         address=member.address,
-        running=heartbeat.running,
-        waiting=heartbeat.waiting,
-        kv_use=heartbeat.kv_used / heartbeat.kv_total if heartbeat.kv_total else None,
+        running=0 if is_lost else heartbeat.running,
+        waiting=0 if is_lost else heartbeat.waiting,
+        kv_use=heartbeat.kv_used / heartbeat.kv_total if heartbeat.kv_total and not is_lost else None,
         depth=_mean([one.mean_depth for one in traffic]),
         alpha=_mean([alpha for one in traffic for alpha in one.alphas]),
         round_trip=target.round_trip,

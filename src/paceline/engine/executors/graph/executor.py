@@ -263,8 +263,9 @@ class GraphExecutor:
         """Empty the slots. Steps still in flight write only to blocks that later steps overwrite before reading."""
         while self._inflight:
             self._inflight.popleft().wait()
+        while self._inflight_prefills:
+            self._inflight_prefills.popleft()[1].end.wait()
         self._slots.clear()
-        self._inflight_prefills.clear()
         self._is_draining = False
         self._eligibility.forget()
 

@@ -53,6 +53,7 @@ async function turn(question) {
   try {
     const request = (answer) => body(conversation.slice(0, length), seed, answer === answers[0]);
     for (const answer of answers) await answer.stream(request(answer), controller.signal, meters);
+    byId("message").focus();
     await compare(line, answers, request, controller.signal);
   } catch {
     // the answer shows the error
@@ -60,7 +61,6 @@ async function turn(question) {
     if (answers[0].text) conversation.push({ role: "assistant", content: answers[0].text });
     else conversation.pop();
     setRunning(null);
-    byId("message").focus();
   }
 }
 

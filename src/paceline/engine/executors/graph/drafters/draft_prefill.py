@@ -1,4 +1,4 @@
-"""Draft prefills of sequences that join a batch while it drafts. They run beside the target's pass, in a stream of their own."""
+"""Draft prefills of sequences that join a batch while it drafts. They run beside the target's pass, in their own stream."""
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
@@ -41,8 +41,13 @@ class DraftPrefills:
 
     def warm_up(self) -> None:
         """Load the kernels of all passes."""
-        for rows in sorted({min(self._max_rows, 1 << n) for n in range(7, self._max_rows.bit_length() + 1)}):
-            self._passes.load_kernels(rows, with_drafts=False)
+        now, done = StreamEvent(self._device), StreamEvent(self._device)
+        now.record()
+        with self._stream.after(now):
+            for rows in sorted({min(self._max_rows, 1 << n) for n in range(7, self._max_rows.bit_length() + 1)}):
+                self._passes.load_kernels(rows, with_drafts=False)
+            done.record()
+        done.wait()
 
     def submit(self, sequences: Seq[DraftSequence], after: StreamEvent) -> InflightPrefill:
         """Compute all tokens of these sequences but the last, behind `after`, the last use of the draft model. Their blocks are
