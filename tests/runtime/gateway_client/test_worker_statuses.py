@@ -48,6 +48,10 @@ def test_rows_of_targets_and_draft_workers() -> None:
         connection.take_heartbeat(Heartbeat(2, 9, 5, True, 3, 1, 10, 100), 1.004)
         connection.poll(1.1)
         rows = worker_statuses([target, draft, unseen], [connection])
+        connection.health.disconnected()
+        connection.poll(1.2)
+        (lost,) = worker_statuses([target], [connection])
+        assert (lost.state, lost.running, lost.waiting, lost.kv_use) == ("suspected", 0, 0, None)
     finally:
         connection.close()
     assert [row.state for row in rows] == ["ready", "ready", "unseen"]

@@ -1,7 +1,7 @@
 /* out[t, n] = sum_k x[t, k] w[n, k] (+ bias[n]) over packed codes, with x rounded to int8 in blocks of 32 inputs. See int_rows.h
  * for the arithmetic. Threads split tiles of outputs and bands of rows, so that no sum crosses threads. */
 #include "linear.h"
-#include "int_rows.h"
+#include "int_amx.h"
 #include "pool.h"
 
 /* Vectors of outputs per pass over the inputs: their sums for all rows should fit in registers. */
@@ -35,7 +35,10 @@ typedef struct {
     float *out;
     int_block x_codes; /* of all blocks of rows; the blocks are contiguous */
     int64_t rows, rows_per_block, row_blocks, tiles, chunk, chunks;
+    int is_amx;
 } int_job;
+
+static int uses_amx; /* set once, by paceline_instructions */
 
 INLINE int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 INLINE int64_t rows_of(const int_job *j, int64_t block) {
@@ -81,7 +84,9 @@ static void quantize_row(const void *job, int64_t row) {
         if (inputs - b * BLOCK < BLOCK) x = memcpy(padded, x, (size_t)(inputs - b * BLOCK) * sizeof(float));
         int8_t codes[BLOCK];
         const float scale = quantize_32(x, codes);
-        for (int64_t o = 0; o < BLOCK / 8; o++) memcpy(to.codes + ((b * 4 + o) * rows + r) * 8, codes + o * 8, 8);
+        if (j->is_amx) memcpy(to.codes + (r * blocks + b) * BLOCK, codes, BLOCK);
+        else
+            for (int64_t o = 0; o < BLOCK / 8; o++) memcpy(to.codes + ((b * 4 + o) * rows + r) * 8, codes + o * 8, 8);
         for (int64_t first = 0; first < BLOCK; first += group) {
             const int64_t at = (b * BLOCK + first) / group * rows + r;
             int32_t total = 0;
@@ -91,16 +96,44 @@ static void quantize_row(const void *job, int64_t row) {
     }
 }
 
+/* int8 [K/4, TILE, 4]: the codes of a tile, for AMX */
+static const int8_t *int8_codes(const weight_t *w, int64_t tile) {
+    const int64_t inputs = blocks_of(w) * BLOCK;
+    if (w->format == CODES8) return (const int8_t *)w->codes + tile * inputs * TILE;
+    int8_t *codes = scratch(SCRATCH_TILE, inputs * TILE);
+#if HAS_AMX
+    amx_widen(w, tile, codes);
+#endif
+    return codes;
+}
+
+/* codes: see `int8_codes`; NULL without AMX */
+static void multiply_block(const int_args *a, int64_t rows, const int8_t *codes) {
+#if HAS_AMX
+    if (codes) {
+        amx_rows(a, rows, codes);
+        return;
+    }
+#endif
+    (void)codes;
+    INT_FUNCTIONS[a->w->format][rows - 1](a);
+}
+
 static void multiply(const void *job, int64_t task) {
     const int_job *j = job;
     const int64_t first = task / j->chunks * BLOCKS_PER_BAND, last = smaller(j->row_blocks, first + BLOCKS_PER_BAND);
     const int64_t begin = task % j->chunks * j->chunk, end = smaller(begin + j->chunk, j->tiles), outputs = j->w->num_outputs;
-    float acc[INT_ROWS * TILE] __attribute__((aligned(64)));
+    float acc[AMX_ROWS * TILE] __attribute__((aligned(64)));
+    const int8_t *codes = NULL;
+#if HAS_AMX
+    if (j->is_amx) amx_configure(j->w->group);
+#endif
     for (int64_t tile = begin; tile < end; tile++) {
         const int64_t count = smaller(outputs - tile * TILE, TILE);
+        if (j->is_amx) codes = int8_codes(j->w, tile);
         for (int64_t block = first; block < last; block++) {
             const int64_t rows = rows_of(j, block);
-            INT_FUNCTIONS[j->w->format][rows - 1](&(int_args){j->w, tile, block_of(j, block), acc});
+            multiply_block(&(int_args){j->w, tile, block_of(j, block), acc}, rows, codes);
             for (int64_t r = 0; r < rows; r++) {
                 float *out = j->out + (block * j->rows_per_block + r) * outputs + tile * TILE;
                 memcpy(out, acc + r * TILE, (size_t)count * sizeof(float));
@@ -108,17 +141,21 @@ static void multiply(const void *job, int64_t task) {
             }
         }
     }
+#if HAS_AMX
+    if (j->is_amx) _tile_release();
+#endif
 }
 
-void int_linear(const weight_t *w, const float *x, const float *bias, float *out, int64_t rows) {
+static void int_linear_with(int is_amx, const weight_t *w, const float *x, const float *bias, float *out, int64_t rows) {
     const int64_t tiles = (w->num_outputs + TILE - 1) / TILE, threads = num_threads();
     const int is_long = rows * w->num_outputs * w->num_inputs / threads > LONG_JOB;
     const int64_t tasks = threads * (is_long || threads <= FEW_THREADS ? MANY_CHUNKS : 1), chunk = (tiles + tasks - 1) / tasks;
-    const int64_t inputs = rows * blocks_of(w) * BLOCK, groups = inputs / w->group * (int64_t)sizeof(float);
-    int_job job = {w, x, bias, out, .rows = rows, .tiles = tiles, .chunk = chunk};
+    const int64_t most = is_amx ? AMX_ROWS : INT_ROWS, padded = is_amx ? (rows + AMX_ROWS - 1) / AMX_ROWS * AMX_ROWS : rows;
+    const int64_t inputs = padded * blocks_of(w) * BLOCK, groups = inputs / w->group * (int64_t)sizeof(float);
+    int_job job = {w, x, bias, out, .rows = rows, .tiles = tiles, .chunk = chunk, .is_amx = is_amx};
     job.chunks = (tiles + job.chunk - 1) / job.chunk;
-    job.row_blocks = (rows + INT_ROWS - 1) / INT_ROWS;
-    job.rows_per_block = (rows + job.row_blocks - 1) / job.row_blocks;
+    job.row_blocks = (rows + most - 1) / most;
+    job.rows_per_block = is_amx ? AMX_ROWS : (rows + job.row_blocks - 1) / job.row_blocks;
     job.row_blocks = (rows + job.rows_per_block - 1) / job.rows_per_block;
     job.x_codes = (int_block){scratch(SCRATCH_CODES, inputs), scratch(SCRATCH_ROWS, groups), scratch(SCRATCH_SUMS, groups),
                               scratch(SCRATCH_TOTALS, groups)};
@@ -126,4 +163,35 @@ void int_linear(const weight_t *w, const float *x, const float *bias, float *out
     parallel(multiply, &job, (job.row_blocks + BLOCKS_PER_BAND - 1) / BLOCKS_PER_BAND * job.chunks);
 }
 
-EXPORT const char *paceline_instructions(void) { return INSTRUCTIONS; }
+void int_linear(const weight_t *w, const float *x, const float *bias, float *out, int64_t rows) {
+    int_linear_with(uses_amx && rows >= AMX_ROWS, w, x, bias, out, rows);
+}
+
+#if HAS_AMX
+/* Whether AMX is permitted and gives the bits of the other instructions */
+static int amx_works(void) {
+    enum { OUTPUTS = 40, INPUTS = 96, ROWS = 21 };
+    static uint8_t codes[2 * TILE * INPUTS + 8192];
+    static float scales[2 * TILE * INPUTS / 16], x[ROWS * INPUTS], out[2][ROWS * OUTPUTS];
+    if (!amx_permitted()) return 0;
+    for (int i = 0; i < (int)sizeof codes; i++) codes[i] = (uint8_t)(i * 37 + i / 256);
+    for (int i = 0; i < 2 * TILE * INPUTS / 16; i++) scales[i] = (float)(i % 61 - 30) / 64.0f;
+    for (int i = 0; i < ROWS * INPUTS; i++) x[i] = (float)(i * 29 % 251 - 125) / 32.0f;
+    for (int format = CODES4; format <= CODES8; format++)
+        for (int group = 16; group <= 32; group += 16) {
+            const weight_t w = {OUTPUTS, INPUTS, format, group, 0, 1, codes, scales, scales};
+            for (int is_amx = 0; is_amx < 2; is_amx++) int_linear_with(is_amx, &w, x, NULL, out[is_amx], ROWS);
+            if (memcmp(out[0], out[1], sizeof out[0])) return 0;
+        }
+    return 1;
+}
+#endif
+
+/* Chooses the instructions of integer products. Call it once, before threads start. */
+EXPORT const char *paceline_instructions(void) {
+#if HAS_AMX
+    uses_amx = amx_works();
+    if (uses_amx) return INSTRUCTIONS ", AMX";
+#endif
+    return INSTRUCTIONS;
+}

@@ -93,8 +93,9 @@ def library() -> Library | None:
             getattr(handle, name).argtypes = arguments
             getattr(handle, name).restype = None
     long.paceline_instructions.restype = ctypes.c_char_p
+    instructions = long.paceline_instructions().decode()
     long.paceline_set_threads(usable_cores())
-    return Library(quick, long, long.paceline_instructions().decode())
+    return Library(quick, long, instructions)
 
 
 def available() -> bool:

