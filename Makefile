@@ -77,6 +77,7 @@ docs: $(VENV)/.ready-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 wheel: $(VENV)/.ready-dev
+	rm -rf build/lib  # setuptools would pack what an earlier build has left there
 	$(PIP) wheel -q --no-deps -w dist .
 	$(BIN)/python packages/smollm2/stage.py build/smollm2
 	$(PIP) wheel -q --no-deps -w dist build/smollm2

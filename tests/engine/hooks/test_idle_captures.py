@@ -18,3 +18,14 @@ def test_captures_run_in_order_and_in_slices() -> None:
     assert done == [0, 1, 2]
     assert not captures.has_idle_work
     captures.use_idle_time()
+
+
+def test_captures_take_a_tenth_of_a_busy_time() -> None:
+    now = [100.0]
+    captures = IdleCaptures(lambda: now[0])
+    assert captures.is_allowed
+    captures.count_busy(2.0)
+    now[0] += 17.9
+    assert not captures.is_allowed
+    now[0] += 0.2
+    assert captures.is_allowed

@@ -57,7 +57,7 @@ def shipped_drafts() -> tuple[str, ...]:
 def pick_draft(draft: str | None, model: str) -> str | None:
     """The draft to load; None: no draft. `auto` is the best shipped draft for `model`. `none` is None, for command lines."""
     if draft == "auto":
-        return _BEST_DRAFT if model == EMBEDDED else None
+        return _BEST_DRAFT if model == EMBEDDED and _BEST_DRAFT in shipped_drafts() else None
     return None if draft == "none" else draft
 
 

@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError, PromptTooLong
+from paceline.core.errors import EngineClosed, GenerationFailed, InvalidRequest, PacelineError, PromptTooLong
 
 logger = logging.getLogger(__name__)
 
@@ -141,6 +141,8 @@ def to_api_error(error: Exception) -> ApiError:
         return BadRequest(str(error), param=error.field, code="invalid_value")
     if isinstance(error, EngineClosed):
         return Unavailable(str(error))
+    if isinstance(error, GenerationFailed):
+        return ApiError(str(error), code="generation_failed", headers={"x-should-retry": "false"})
     if isinstance(error, PacelineError):
         return ApiError(str(error), code="server_error")
     return ApiError("internal error: see the server's log", code="server_error")

@@ -9,6 +9,7 @@ from paceline.core.request import Request
 from paceline.engine.engine import Engine
 from paceline.engine.executors.graph import eligibility, graph_scheduler
 from paceline.engine.executors.graph.batch import GraphBatch
+from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.models.gpu.runner import GpuRunner
 from paceline.speculation.depth.simple_rules import FixedDepth
 from paceline.speculation.proposers.draft_model import DraftModelProposer
@@ -269,6 +270,31 @@ def test_a_step_has_at_most_max_batched_tokens_rows(monkeypatch):
     )
     check(engine, requests(4, max_tokens=24))
     assert max(nodes for size, nodes in drafted if size == 4) == 2  # 3 are wanted
+
+
+class Deeper(FixedDepth):
+    """Drafts two tokens, and later `depth`."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth)
+        self._count = 0
+
+    def decide(self, batch):
+        self._count += 1
+        return [2 if self._count < 6 else depth for depth in super().decide(batch)]
+
+
+@pytest.mark.parametrize(("is_allowed", "most"), [(True, 5), (False, 2)])
+def test_a_shape_without_graphs_waits_until_captures_are_allowed(monkeypatch, is_allowed, most):
+    proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
+    engine, shapes = graph_engine(proposer, Deeper(5)), []
+    monkeypatch.setattr(IdleCaptures, "is_allowed", is_allowed)
+    submit = GraphBatch.submit
+    monkeypatch.setattr(
+        GraphBatch, "submit", lambda self, shape, *rest: shapes.append(shape) or submit(self, shape, *rest)
+    )
+    check(engine, [request("r0", [1, 2, 3], temperature=0.0, max_tokens=40)])
+    assert max(shape.nodes for shape in shapes) == most
 
 
 def test_steps_are_observed_with_their_padding():
