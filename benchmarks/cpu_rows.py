@@ -35,6 +35,8 @@ import hashlib, json, torch
 from paceline.kernels.cpu import native
 from paceline.kernels.linear import linear, prepare
 from paceline.kernels.weights import Grouped
+from paceline.models.loading.load import load_model
+from paceline.models.runner import ModelRunner, Span
 g = torch.Generator().manual_seed(0)
 sums = []
 for bits in (4, 8):
@@ -46,6 +48,10 @@ for bits in (4, 8):
         for rows in (*range(1, 34), 64, 200):
             out = linear(torch.randn(rows, 576, generator=g), weight)
             sums.append(hashlib.sha256(out.numpy().tobytes()).hexdigest()[:16])
+runner = ModelRunner(load_model("smollm2").model, 8)
+for rows in (1, 5, 20):
+    logits = runner.forward([Span([1, 2, 3], 0, list(range(100, 100 + rows)), rows)]).logits
+    sums.append(hashlib.sha256(logits.numpy().tobytes()).hexdigest()[:16])
 print(json.dumps([native.instructions(), sums]))
 """
 
@@ -99,7 +105,8 @@ class Contender:
         self.best[rows, context] = min(seconds, self.best.get((rows, context), seconds))
 
     def _ask(self, line: str) -> float:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
         return float(json.loads(self.process.stdout.readline()))

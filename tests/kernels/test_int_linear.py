@@ -96,13 +96,23 @@ CHECKSUMS = """
 import hashlib, json, torch
 from paceline.kernels.cpu import native
 from paceline.kernels.linear import linear, prepare
-from tests.kernels.cases import GROUPED, generator, make_weight
+from paceline.kernels.attention import paged_attention
+from paceline.kernels.rms_norm import rms_norm
+from tests.kernels.cases import GROUPED, generator, make_cache, make_layout, make_weight
 sums = {}
+def checksum(tensor):
+    return hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+x = torch.randn(3, 600, generator=generator(1))
+sums["norm"] = checksum(rms_norm(x, x[0].clone(), 1e-5))
+for rows in (1, 5, 9):
+    query, layout = torch.randn(rows, 4, 64, generator=generator(rows)), make_layout([37], [rows], 8)
+    for window in (None, 20):
+        sums[f"attention {rows} {window}"] = checksum(paged_attention(query, *make_cache(8, 2, 64), layout, 0.1, window))
 for kind in GROUPED:
     weight = prepare(make_weight(kind, 100, 192, activations="int8"), "cpu", torch.float32)
     for rows in (1, 2, 3, 5, 8, 19, 40):
         out = linear(torch.randn(rows, 192, generator=generator(rows)), weight)
-        sums[f"{kind} {rows}"] = hashlib.sha256(out.numpy().tobytes()).hexdigest()
+        sums[f"{kind} {rows}"] = checksum(out)
 print(json.dumps([native.instructions(), sums]))
 """
 

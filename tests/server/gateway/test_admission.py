@@ -45,6 +45,18 @@ def test_entries_of_one_key_start_in_order() -> None:
     assert list(queue.take(CAPACITY)) == [entries[4]]
 
 
+def test_the_counts_are_plain_numbers_that_any_thread_may_read() -> None:
+    queue, first, second = AdmissionQueue(), entry(ANN, tokens=30, choices=2), entry(BEN, tokens=5)
+    queue.add(first)
+    queue.add(second)
+    assert (vars(queue)["num_waiting"], vars(queue)["waiting_tokens"]) == (3, 35)
+    queue.remove(second)
+    queue.remove(second)
+    assert (queue.num_waiting, queue.waiting_tokens) == (2, 30)
+    assert list(queue.take(CAPACITY)) == [first]
+    assert (queue.num_waiting, queue.waiting_tokens, queue.num_admitted) == (0, 0, 2)
+
+
 def test_a_flood_of_one_key_does_not_delay_another() -> None:
     queue = AdmissionQueue()
     flood = [entry(ANN) for _ in range(200)]

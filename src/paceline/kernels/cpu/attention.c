@@ -3,7 +3,7 @@
  * A rank is an index in a row's list of visible keys, context before ancestors. All sums run over ranks, never over cache
  * positions. So a row's result depends only on the keys it attends to: a node of a tree has the same bits as the same path in a
  * chain, and chunks of a prefill do not change it. A dot product is a chain over vectors of the head, reduced by one tree. The
- * sum of exponentials runs by rank modulo LANES. The weighted values are one chain in rank order, possibly stored in between.
+ * sum of exponentials runs by rank modulo 16. The weighted values are one chain in rank order, possibly stored in between.
  *
  * The first `shared` ranks are the same keys for all rows of a block. They are processed in chunks that stay in the first-level
  * cache. The keys after them, the tail, differ by row. */
@@ -32,11 +32,11 @@ typedef struct {
  * cache; every list is followed by LANES offsets that are safe to read. */
 typedef struct {
     int64_t *offsets, shared; /* of ranks base..shared - 1 */
-    int64_t base, pitch;      /* scores start at rank `base`, a multiple of LANES; `pitch` per (row, head) */
+    int64_t base, pitch;      /* scores start at rank `base`, a multiple of WIDE; `pitch` per (row, head) */
     int64_t tail[ROWS][TAIL], from[ROWS], to[ROWS];
 } view_t;
 
-INLINE int64_t rounded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
+INLINE int64_t rounded(int64_t count) { return (count + WIDE - 1) / WIDE * WIDE; }
 
 static void find_visible(const attention_job *j, const row_block *block, view_t *view) {
     const int32_t *table = j->tables + block->sequence * j->max_blocks;
@@ -58,7 +58,7 @@ static void find_visible(const attention_job *j, const row_block *block, view_t 
         first = view->from[r] < first ? view->from[r] : first;
         last = view->to[r] > last ? view->to[r] : last;
     }
-    view->base = first / LANES * LANES;
+    view->base = first / WIDE * WIDE;
     view->pitch = rounded(last - view->base) + LANES; /* dot products are stored as whole vectors from any rank */
     view->offsets = scratch(SCRATCH_OFFSETS, (view->shared + LANES) * (int64_t)sizeof(int64_t));
     for (int64_t i = view->base; i < view->shared + LANES; i++) view->offsets[i] = i < view->shared ? OFFSET(i) : OFFSET(0);
@@ -66,16 +66,21 @@ static void find_visible(const attention_job *j, const row_block *block, view_t 
 }
 
 /* scores[r] = scale * q . key[r]; whole vectors are written */
-INLINE void dot_keys(const int vectors, const float *q, const float *keys, const int64_t *offsets, int64_t count, float scale,
+INLINE void dot_keys(const int width, const float *q, const float *keys, const int64_t *offsets, int64_t count, float scale,
                      float *scores) {
     for (int64_t first = 0; first < count; first += LANES) {
         vf partial[LANES];
 #pragma GCC unroll 16
         for (int t = 0; t < LANES; t++) {
             const float *key = keys + offsets[first + t];
-            vf sum = vf_load(q) * vf_load(key);
-            for (int i = 1; i < vectors; i++) sum = vf_fma(vf_load(q + i * LANES), vf_load(key + i * LANES), sum);
-            partial[t] = sum;
+            wide sum;
+#pragma GCC unroll 4
+            for (int p = 0; p < PARTS; p++) sum.part[p] = vf_load(q + p * LANES) * vf_load(key + p * LANES);
+            for (int i = WIDE; i < width; i += WIDE)
+#pragma GCC unroll 4
+                for (int p = 0; p < PARTS; p++)
+                    sum.part[p] = vf_fma(vf_load(q + i + p * LANES), vf_load(key + i + p * LANES), sum.part[p]);
+            partial[t] = wide_fold(sum);
         }
         vf_store(scores + first, vf_sums(partial) * scale);
     }
@@ -83,17 +88,18 @@ INLINE void dot_keys(const int vectors, const float *q, const float *keys, const
 
 static void dot(const attention_job *j, const float *q, const float *keys, const int64_t *offsets, int64_t count,
                 float *scores) {
-    if (j->width == 64) dot_keys(64 / LANES, q, keys, offsets, count, j->scale, scores);
-    else if (j->width == 128) dot_keys(128 / LANES, q, keys, offsets, count, j->scale, scores);
-    else dot_keys((int)(j->width / LANES), q, keys, offsets, count, j->scale, scores);
+    if (j->width == 64) dot_keys(64, q, keys, offsets, count, j->scale, scores);
+    else if (j->width == 128) dot_keys(128, q, keys, offsets, count, j->scale, scores);
+    else dot_keys((int)j->width, q, keys, offsets, count, j->scale, scores);
 }
 
 /* Replace scores [from, to) by e^(score - peak), and the rest of their vectors by 0. Returns the sum. */
 static float exponentials(float *scores, int64_t from, int64_t to) {
-    const int64_t first = from / LANES * LANES, end = rounded(to);
+    const int64_t first = from / WIDE * WIDE, end = rounded(to);
     for (int64_t i = first; i < from; i++) scores[i] = scores[from];
     for (int64_t i = to; i < end; i++) scores[i] = scores[from];
-    vf most = vf_load(scores + first), sum = {0};
+    vf most = vf_load(scores + first);
+    wide sum = {{{0}}};
     for (int64_t i = first; i < end; i += LANES) most = vf_max(most, vf_load(scores + i));
     float lanes[LANES];
     vf_store(lanes, most);
@@ -102,8 +108,10 @@ static float exponentials(float *scores, int64_t from, int64_t to) {
     for (int64_t i = first; i < end; i += LANES) vf_store(scores + i, vf_exp(vf_load(scores + i) - peak));
     for (int64_t i = first; i < from; i++) scores[i] = 0.0f;
     for (int64_t i = to; i < end; i++) scores[i] = 0.0f;
-    for (int64_t i = first; i < end; i += LANES) sum += vf_load(scores + i);
-    return vf_sum(sum);
+    for (int64_t i = first; i < end; i += WIDE)
+#pragma GCC unroll 4
+        for (int p = 0; p < PARTS; p++) sum.part[p] += vf_load(scores + i + p * LANES);
+    return vf_sum(wide_fold(sum));
 }
 
 /* out[h] += sum_r scores[h][r] value[r], for `group` heads that share their values */

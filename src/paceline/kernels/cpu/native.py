@@ -4,7 +4,7 @@ The shared object is kept in the user's cache folder. `library()` is None if the
 unsupported CPU, PACELINE_NATIVE=0). Then every operation uses its torch reference, and one warning names what to install.
 
 The kernels are batch invariant: the bits of a row's result do not depend on the number of rows, on the other rows, on the
-chunks of a prefill, or on the number of threads.
+chunks of a prefill, on the number of threads, or on the instruction set.
 """
 
 import ctypes

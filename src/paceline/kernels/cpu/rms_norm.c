@@ -16,16 +16,21 @@ typedef struct {
 static void norm_row(const norm_job *j, int64_t row) {
     const float *x = j->x + row * j->width;
     float *out = j->out + row * j->width;
-    const int64_t whole = j->width / LANES * LANES;
+    const int64_t whole = j->width / WIDE * WIDE;
     if (j->residual) {
         const float *residual = j->residual + row * j->width;
         float *sum = j->sum + row * j->width;
         for (int64_t i = 0; i < j->width; i++) sum[i] = x[i] + residual[i];
         x = sum;
     }
-    vf squares = {0};
-    for (int64_t i = 0; i < whole; i += LANES) squares = vf_fma(vf_load(x + i), vf_load(x + i), squares);
-    float total = vf_sum(squares);
+    wide squares = {{{0}}};
+    for (int64_t i = 0; i < whole; i += WIDE)
+#pragma GCC unroll 4
+        for (int p = 0; p < PARTS; p++) {
+            const vf part = vf_load(x + i + p * LANES);
+            squares.part[p] = vf_fma(part, part, squares.part[p]);
+        }
+    float total = vf_sum(wide_fold(squares));
     for (int64_t i = whole; i < j->width; i++) total += x[i] * x[i];
     const float inverse = 1.0f / sqrtf(total / (float)j->width + j->eps);
     for (int64_t i = 0; i < j->width; i++) out[i] = x[i] * inverse * j->weight[i];

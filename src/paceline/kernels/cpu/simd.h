@@ -122,6 +122,19 @@ INLINE float vf_sum(vf v) {
     return t[0];
 }
 
+/* 16 partial sums on every target, so that sums over a row have the same bits on all of them */
+enum { WIDE = 16, PARTS = WIDE / LANES };
+typedef struct { vf part[PARTS]; } wide;
+
+/* The first steps of the tree that adds 16 lanes: i and i + 8, then i and i + 4, until a vector is left */
+INLINE vf wide_fold(wide w) {
+#pragma GCC unroll 2
+    for (int half = PARTS / 2; half; half /= 2)
+#pragma GCC unroll 2
+        for (int t = 0; t < half; t++) w.part[t] += w.part[t + half];
+    return w.part[0];
+}
+
 /* e^x within 2 ulp for x in [-87, 88]; about 1e-38 below. NaN gives NaN. */
 INLINE vf vf_exp(vf x) {
     x = vf_max(vf_of(-87.3f), vf_min(vf_of(88.3f), x));

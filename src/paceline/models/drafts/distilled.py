@@ -84,7 +84,7 @@ def _model_config(config: Mapping[str, Any], target: ModelConfig) -> ModelConfig
         ffn_size=fields.count("ffn_size", 1 << 20),
         rms_eps=fields.number("rms_eps", 0.0, 1.0),
         rope_theta=fields.number("rope_theta", 1.0, 1e12),
-        max_position=fields.count("max_position", 1 << 24),
+        max_position=min(fields.count("max_position", 1 << 24), target.max_position),  # it drafts no position beyond
         rope_scaling=target.rope_scaling,
         tie_embeddings=target.tie_embeddings,
     )

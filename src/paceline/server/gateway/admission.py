@@ -1,7 +1,7 @@
 """The gateway's queue: which waiting request starts next, and which is refused. Decisions only; the gateway carries them out.
 
-Keys share the target by tokens, after Virtual Token Counters (Sheng et al., OSDI 2024): every key has a counter of the tokens it
-was served, divided by its weight, and the waiting key with the smallest counter is next. A key that comes back starts at the
+Keys share the target by tokens, after Virtual Token Counters (Sheng et al., OSDI 2024). A key has a counter of the tokens it was
+served, divided by its weight, and the waiting key with the smallest counter is next. A key that comes back starts at the
 smallest counter of the waiting keys, so idle time earns nothing. A lower priority number goes first, whatever the counters.
 """
 
@@ -58,7 +58,7 @@ def kv_needed(prompt_tokens: int, max_tokens: int, num_choices: int) -> int:
 
 
 class AdmissionQueue:
-    """Entries that wait, and entries that run. All calls must come from one thread."""
+    """Entries that wait, and entries that run. All calls must come from one thread; any thread may read the two counts."""
 
     def __init__(self, reserved: Callable[[], Mapping[str, float]] = dict) -> None:
         """`reserved`: shares of the target by key id that other keys may not use."""
@@ -66,16 +66,10 @@ class AdmissionQueue:
         self._waiting: dict[str, list[AdmissionEntry]] = {}  # by key id, in order of arrival
         self._running: set[AdmissionEntry] = set()
         self._counters: dict[str, float] = {}
-
-    @property
-    def num_waiting(self) -> int:
+        self.num_waiting = 0
         """Choices that wait."""
-        return sum(entry.left for entry in self._all_waiting())
-
-    @property
-    def waiting_tokens(self) -> int:
+        self.waiting_tokens = 0
         """Prompt tokens that wait."""
-        return sum(entry.prompt_tokens for entry in self._all_waiting())
 
     @property
     def num_admitted(self) -> int:
@@ -117,6 +111,8 @@ class AdmissionQueue:
             others = [self._counters[other] for other in self._waiting]
             self._counters[key] = max(self._counters.get(key, 0.0), min(others, default=0.0))
         self._waiting.setdefault(key, []).append(entry)
+        self.num_waiting += entry.num_choices
+        self.waiting_tokens += entry.prompt_tokens
 
     def take(self, capacity: Capacity) -> Iterator[AdmissionEntry]:
         """Entries to start now, in order. They count as running from here on."""
@@ -145,6 +141,8 @@ class AdmissionQueue:
     def _leave_queue(self, entry: AdmissionEntry) -> None:
         queue = self._waiting[entry.key.id]
         queue.remove(entry)
+        self.num_waiting -= entry.num_choices
+        self.waiting_tokens -= entry.prompt_tokens
         if not queue:
             del self._waiting[entry.key.id]
 
