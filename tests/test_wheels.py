@@ -68,7 +68,10 @@ def run(site: Path, code: str, *arguments: str) -> "subprocess.Popen[str]":
 
 
 def test_the_model_and_its_drafts_are_found_in_their_wheel(site: Path) -> None:
-    code = "import paceline; from paceline.models.loading.hub import *; print(paceline.__file__, find_model('smollm2'), *shipped_drafts())"
+    code = (
+        "import paceline; from paceline.models.loading.hub import *; "
+        "print(paceline.__file__, find_model('smollm2'), *shipped_drafts())"
+    )
     text = run(site, code).communicate(timeout=120)[0]
     package, model, *drafts = text.split()
     assert package.startswith(str(site))

@@ -26,7 +26,7 @@ from tests.server.browser.page import PHONE, Page
 
 Open = Callable[[Served], Page]
 ADMIN = "open-sesame"
-NONE = "\N{EN DASH}"
+NONE, TIMES = "\N{EN DASH}", "\N{MULTIPLICATION SIGN}"
 SAME = "same"
 """In every verdict about equal texts."""
 
@@ -102,9 +102,9 @@ def test_speeds_are_compared_after_repeated_runs(open_page: Open) -> None:
 @pytest.mark.parametrize(
     ("speculative", "plain", "text", "tone"),
     [
-        ([20, 21, 22], [10, 11, 19], "1.91× the speed of plain in 3 runs of each", "good"),
+        ([20, 21, 22], [10, 11, 19], f"1.91{TIMES} the speed of plain in 3 runs of each", "good"),
         ([20, 21, 12], [10, 11, 13], "No difference in speed beyond the spread", ""),
-        ([7, 8, 9], [10, 11, 12], "Slower than plain: 0.73×", "warn"),
+        ([7, 8, 9], [10, 11, 12], f"Slower than plain: 0.73{TIMES}", "warn"),
         ([20], [10], "Measuring the speed again, 1 of 3 runs", ""),
     ],
 )

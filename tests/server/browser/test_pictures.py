@@ -23,7 +23,7 @@ from tests.server.browser.page import DESKTOP, PHONE, Page
 
 DOCS = Path(__file__).parents[3] / "docs"
 ADMIN = "open-sesame"
-QUESTION = "Repeat this list in the same order, one item a line: apple 3, pear 4, plum 2, cherry 9, grape 5, melon 7."
+QUESTION = "Write an HTML table with five countries and their capitals."
 CODE = "Write a Python function that returns the first n Fibonacci numbers, then show how to call it."
 JSON = (
     'Repeat this JSON with every price doubled: [{"name": "apple", "price": 3, "stock": 10}, {"name": "pear", "price": 4, '

@@ -16,8 +16,8 @@ MAX_BYTES = 2**20
 
 
 def recommended_sampling(model: str) -> dict[str, float]:
-    """Fields of `SamplingParams` from the model's generation_config.json, or from our card of it; empty if there are none. Values
-    that `SamplingParams` does not allow are left out."""
+    """Fields of `SamplingParams` from the model's generation_config.json, or from our card of it; empty if there are none.
+    Values that `SamplingParams` does not allow are left out."""
     if model.startswith(PREFIX):
         model = Inflation.parse(model).base
     if model in CARDS:

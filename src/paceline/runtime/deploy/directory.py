@@ -1,7 +1,7 @@
 """The members of a cluster and their addresses."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from paceline.core.pool_config import Role
@@ -18,7 +18,7 @@ class Member:
     address: str
     key: str = ""
     """Public key; empty without encryption."""
-    life: WorkerLife = WorkerLife()
+    life: WorkerLife = field(default_factory=WorkerLife)
 
 
 class Directory(Protocol):

@@ -41,7 +41,7 @@ class _Child:
     started: float = 0.0
     restart_at: float = 0.0
     """Time of the next start."""
-    life: WorkerLife = WorkerLife()
+    life: WorkerLife = field(default_factory=WorkerLife)
 
 
 class Supervisor:

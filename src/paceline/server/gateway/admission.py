@@ -1,7 +1,7 @@
 """The gateway's queue: which waiting request starts next, and which is refused. Decisions only; the gateway carries them out.
 
-Keys share the target by tokens, after Virtual Token Counters (Sheng et al., OSDI 2024). A key has a counter of the tokens it was
-served, divided by its weight, and the waiting key with the smallest counter is next. A key that comes back starts at the
+Keys share the target by tokens, after Virtual Token Counters (Sheng et al., OSDI 2024). A key has a counter of the tokens
+it was served, divided by its weight, and the waiting key with the smallest counter is next. A key that comes back starts at the
 smallest counter of the waiting keys, so idle time earns nothing. A lower priority number goes first, whatever the counters.
 """
 

@@ -1,4 +1,4 @@
-"""vLLM's counters of speculative decoding, so that its tools read this server: `vllm bench serve` prints acceptance from them."""
+"""vLLM's counters of speculative decoding: `vllm bench serve` prints acceptance from them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

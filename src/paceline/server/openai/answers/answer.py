@@ -39,8 +39,8 @@ class AnswerContext:
 class Answer(ABC):
     """Converts step outputs to one OpenAI response or to stream chunks.
 
-    A stream has one chunk per step of a choice. With `include_usage` a usage chunk follows. The very last chunk has the metrics.
-    With `include_origins` every chunk has the origins of its tokens.
+    A stream has one chunk per step of a choice. With `include_usage` a usage chunk follows. The very last chunk has the
+    metrics. With `include_origins` every chunk has the origins of its tokens.
     """
 
     prefix: str

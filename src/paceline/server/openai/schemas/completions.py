@@ -55,7 +55,7 @@ class CompletionBody(GenerationBody):
 
     @property
     def engine_prompt_logprobs(self) -> int | None:
-        """Alternatives that the engine reports with each prompt token: for `prompt_logprobs`, and for `echo` with `logprobs`."""
+        """Alternatives that the engine reports with each prompt token, for `prompt_logprobs` or `echo` with `logprobs`."""
         wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
         return max((count for count in wanted if count is not None), default=None)
 
