@@ -14,6 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from paceline.core.machine import cpu_name, usable_cores
 from paceline.models.loading.hub import find_model
 from paceline.models.loading.load import open_checkpoint
 from paceline.models.tokenizer.chat_template import ChatTemplate
@@ -22,7 +23,7 @@ PACELINE = """
 import json, resource, sys, time
 from paceline import LLM, SamplingParams
 job = json.load(sys.stdin)
-llm = LLM(job["model"], draft=job["draft"], prefix_caching=False, max_num_seqs=8)
+llm = LLM(job["model"], draft=job["draft"], activations=job["activations"], prefix_caching=False, max_num_seqs=8)
 sampling = SamplingParams(temperature=0.0, max_tokens=job["tokens"], ignore_eos=True)
 
 def run(count, enabled):
@@ -41,7 +42,8 @@ for count in (1, 8):
         seconds, speculative = run(count, True)
         on.append(seconds)
         assert plain == speculative, "speculation changed the text"
-    result[f"paceline, plain/{count}"], result[f"paceline, speculation on/{count}"] = off, on
+    name = "paceline" if job["activations"] == "int8" else "paceline, float32 activations"
+    result[f"{name}, plain/{count}"], result[f"{name}, speculation on/{count}"] = off, on
 llm.close()
 result["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 json.dump(result, sys.stdout)
@@ -101,9 +103,8 @@ def main() -> None:
     path = find_model("smollm2")
     prompts = chats(path, options.prompts)
     lengths = sorted(map(len, prompts))
-    print(
-        f"{len(prompts)} prompts of {lengths[0]} to {lengths[-1]} tokens, {options.tokens} new tokens each", flush=True
-    )
+    print(f"{cpu_name()}, {usable_cores()} cores; {len(prompts)} prompts of {lengths[0]} to {lengths[-1]} tokens")
+    print(f"{options.tokens} new tokens each", flush=True)
     job = {
         "model": str(path),
         "draft": options.draft,
@@ -112,8 +113,10 @@ def main() -> None:
         "repeats": options.repeats,
         "threads": os.cpu_count(),
     }
-    results = run_engine(sys.executable, PACELINE, job)
+    results = run_engine(sys.executable, PACELINE, {**job, "activations": "int8"})
     memory = results.pop("memory")
+    results |= run_engine(sys.executable, PACELINE, {**job, "activations": "float32"})
+    del results["memory"]
     results |= run_engine(sys.executable, TRANSFORMERS, job)
     if options.llama_cpp:
         results |= run_engine(options.llama_cpp, LLAMA_CPP, job)

@@ -2,6 +2,7 @@
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,7 +15,9 @@ from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
+from paceline.engine import loop as engine_loop
 from paceline.engine.engine import Engine
+from paceline.engine.hooks.idle_captures import IdleCaptures
 from paceline.engine.loop import EngineLoop
 from paceline.speculation.proposers.draft_model import DraftModelProposer
 from tests.engine.harness import MODEL, PROMPT, request
@@ -113,6 +116,19 @@ def test_a_request_comes_out_whole_and_in_order() -> None:
         tokens = inbox.tokens()
         assert {("r", choice): text for choice, text in tokens.items()} == plain_text(MODEL, [one])
         on_engine_thread(loop, lambda: assert_idle(loop))
+
+
+def test_commands_without_work_do_not_delay_idle_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway asks a worker for its state several times a second."""
+    monkeypatch.setattr(engine_loop, "IDLE_AFTER", 0.05)
+    with running() as loop:
+        captures, done = IdleCaptures(), threading.Event()
+        captures.add([done.set])
+        on_engine_thread(loop, lambda: loop.engine.hooks.add(captures))
+        deadline = time.monotonic() + TIMEOUT
+        while not done.is_set() and time.monotonic() < deadline:
+            on_engine_thread(loop, lambda: None)
+        assert done.is_set()
 
 
 def test_what_is_wrong_with_a_request_is_raised_at_once() -> None:

@@ -27,6 +27,7 @@ SAMPLINGS = (
     {"temperature": 0.0, "repetition_penalty": 1.2, "logit_bias": {3: 2.0, 7: -100.0}},
     {"temperature": 1.0, "seed": 5, "n": 3},
     {"temperature": 0.8, "seed": 6, "stop_token_ids": (11,)},
+    {"temperature": 0.9, "seed": 7, "stop_token_ids": (1, 3, 5, 7, 9, 11), "min_tokens": 8},
 )
 
 
@@ -41,6 +42,8 @@ def mixed_requests(
         own = [rng.randrange(vocab_size) for _ in range(rng.randint(1, max_prompt))]
         prompt = shared[: rng.choice((0, 16, 32))] + own
         sampling = {**SAMPLINGS[i % len(SAMPLINGS)], "max_tokens": rng.randint(1, max_tokens)}
+        if "min_tokens" in sampling:
+            sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
         requests.append(request(f"r{i}", prompt, speculation, **sampling))
     return requests
 

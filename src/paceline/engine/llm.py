@@ -216,7 +216,7 @@ class LLM:
         **options: Any,
     ) -> list[ValidatedRequest]:
         if isinstance(prompts, str) or (prompts and all(isinstance(part, int | Mapping) for part in prompts)):
-            prompts = [prompts]  # type: ignore[list-item]
+            prompts = [prompts]  # type: ignore[assignment]
         many = list(sampling) if isinstance(sampling, Sequence) else [sampling] * len(prompts)
         if len(many) != len(prompts):
             raise InvalidRequest(f"{len(prompts)} prompts and {len(many)} sampling parameters", field="sampling")

@@ -2,13 +2,14 @@
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
-from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError
+from paceline.core.errors import EngineClosed, InvalidRequest, PacelineError, RankLost
 from paceline.core.output import OutputEvent, OutputListener, StepOutput
 from paceline.core.request import Request
 from paceline.engine.engine import Engine
@@ -149,8 +150,9 @@ class EngineLoop:
                 self.engine.cancel(request_id)
         except BaseException as error:
             logger.exception("the engine failed; its requests end with an error")
-            # The text may quote one request, and all callers receive this error
-            reason = EngineClosed(f"the engine failed with {type(error).__name__}: see its log")
+            # The text of any other error may quote one request, and all callers receive this error
+            text = str(error) if isinstance(error, RankLost) else "see its log"
+            reason = EngineClosed(f"the engine failed with {type(error).__name__}: {text}")
             reason.__cause__ = error
         with self._lock:  # no caller is accepted after this, so that none waits for ever
             self._closed = True
@@ -163,19 +165,19 @@ class EngineLoop:
 
     def _drain(self) -> bool:
         """Run the queued commands. Without work, wait for one or use the idle time. False: the loop ends."""
-        seconds: float | None = IDLE_AFTER
+        idle_from = time.monotonic() + IDLE_AFTER  # commands that bring no work do not move it
         while True:
+            seconds: float | None = None
             if self.engine.has_work:
                 seconds = 0.0
-            elif not self.engine.has_idle_work:
-                seconds = None
+            elif self.engine.has_idle_work:
+                seconds = max(0.0, idle_from - time.monotonic())
             try:
-                command = self._commands.get(timeout=seconds)
+                command = self._commands.get(timeout=seconds) if seconds != 0.0 else self._commands.get_nowait()
             except Empty:
                 if self.engine.has_work:
                     return True
                 self.engine.use_idle_time()
-                seconds = 0.0
                 continue
             if command is None:
                 return False

@@ -95,7 +95,7 @@ def test_speeds_are_compared_after_repeated_runs(open_page: Open) -> None:
     page.until(lambda: len(server.target.requests) == 6)
     enabled = [request.speculation.enabled for request in server.target.requests]
     assert enabled == [True, False] * 3
-    assert len({request.seed for request in server.target.requests}) == 1
+    assert len({request.sampling.seed for request in server.target.requests}) == 1
     assert len(page.all(".answer")) == 2
 
 

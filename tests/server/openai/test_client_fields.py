@@ -198,7 +198,8 @@ def test_a_refused_request_is_logged_with_its_reason(caplog: pytest.LogCaptureFi
         served("!").post(CHAT, {"messages": HI, "temprature": 1})
     (record,) = [one for one in caplog.records if one.name == "paceline.server.openai.errors"]
     assert record.getMessage() == "refused: unknown parameter temprature; did you mean temperature?"
-    assert (record.status, record.path, record.reason) == (400, CHAT, "unknown_parameter")
+    fields = vars(record)
+    assert (fields["status"], fields["path"], fields["reason"]) == (400, CHAT, "unknown_parameter")
 
 
 def test_routes_of_vllm() -> None:

@@ -1,5 +1,7 @@
 """The batches of all sizes, and the one that the slots are in."""
 
+from typing import cast
+
 from paceline.engine.executors.graph.batch import GraphBatch
 from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
 from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
@@ -27,8 +29,8 @@ class GraphBatches:
         self._runner, self._proposer, self._scheduler = runner, proposer, scheduler
         self._device_slots, self._slots, self.max_depth = device_slots, slots, max_depth
         self.prefills: DraftPrefills | None = None
-        if isinstance(proposer, DraftModelProposer):
-            self.prefills = DraftPrefills(proposer.drafter, device_slots.size)
+        if proposer is not None and not proposer.traits.is_tree:
+            self.prefills = DraftPrefills(cast(DraftModelProposer, proposer).drafter, device_slots.size)
         self.can_join = proposer is None or self.prefills is not None
         """Whether sequences can join a batch that drafts, without the host."""
         self._batches: dict[int, GraphBatch] = {}
