@@ -7,6 +7,7 @@ from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.allocation import Allocation, Value
 from paceline.speculation.depth.padded_batch import BatchShape
 from paceline.speculation.depth.policy import Candidate, method_of
+from paceline.speculation.depth.prompt_load import PromptLoad
 from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost, horizon
 from paceline.speculation.depth.step_time import Costs, StepTime
 
@@ -20,10 +21,11 @@ class BestDrafts:
         times: StepTime,
         switch_on: SwitchOnCost,
         prefill: DraftPrefillCost,
+        prompts: PromptLoad,
         margin: float,
     ) -> None:
         self._acceptance, self._times, self._switch_on, self._prefill = acceptance, times, switch_on, prefill
-        self._margin = margin
+        self._prompts, self._margin = prompts, margin
         self.is_drafting = False
         self.advantage: float | None = None
         """Expected speed of the best drafts over plain decoding; None while costs are unknown."""
@@ -36,9 +38,13 @@ class BestDrafts:
     def find(self, batch: Sequence[Candidate], shape: BatchShape) -> list[int] | None:
         """Depths by candidate; None if no candidate is to draft."""
         context, slots = sum([candidate.num_tokens for candidate in batch]), shape.slots(len(batch))
-        plain, costs = self._times.plain(slots, context), self._times.costs(slots, context)
+        # Only a padded batch computes prompts without leaving its graphs
+        prompt_rows = self._prompts.rows_per_token if shape.is_padded else 0.0
+        plain = self._times.plain(slots + prompt_rows * len(batch), context)
+        costs = self._times.costs(slots, context)
         best, self.advantage = None, None
         if batch and plain is not None and costs is not None:
+            costs = replace(costs, prompt_rows=prompt_rows)
             best = self._worthwhile(batch, shape, self._values(batch, costs), costs, plain)
         self.is_drafting = best is not None
         return None if best is None else best.depths

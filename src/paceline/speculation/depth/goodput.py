@@ -1,7 +1,7 @@
 """The default depth policy: the drafts with the most expected tokens per second, and none where plain decoding is faster.
 
 In each step it takes the best drafts by measured costs (`StepTime`) and alphas (`Acceptance`) if they beat the plain rate
-B / t_plain(B) by a margin (`BestDrafts`). At a switch to drafting they must also recover its cost (`SwitchOnCost`,
+B / t_plain(B) by a margin (`BestDrafts`). Prompts that arrive all the time count in both (`PromptLoad`). At a switch to drafting they must also recover its cost (`SwitchOnCost`,
 `DraftPrefillCost`).
 
 It measures what it does not do. At depth 0 it probes (`Probing`). While it drafts, some steps are plain (`Baselines`): one
@@ -21,6 +21,7 @@ from paceline.speculation.depth.best_drafts import BestDrafts
 from paceline.speculation.depth.padded_batch import BatchShape, PaddedBatch, RaggedBatch
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 from paceline.speculation.depth.probing import SEQUENCES, Probing
+from paceline.speculation.depth.prompt_load import PromptLoad
 from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.step_time import StepTime
 
@@ -53,8 +54,9 @@ class GoodputDepth:
         self._times = StepTime()
         self._switch_on = SwitchOnCost()
         self._prefill = DraftPrefillCost()
+        self._prompts = PromptLoad()
         self._probing = Probing(probe_share)
-        self._drafts = BestDrafts(self._acceptance, self._times, self._switch_on, self._prefill, margin)
+        self._drafts = BestDrafts(self._acceptance, self._times, self._switch_on, self._prefill, self._prompts, margin)
         self._num_skipped, self._skipped_batch = 0, 0  # steps still to skip, and the batch that was decided for
         self._baselines = Baselines()
         self._ragged, self._padded = RaggedBatch(), padded
@@ -78,6 +80,7 @@ class GoodputDepth:
     def observe(self, step: StepObservation) -> None:
         self._switch_on.observe(step, self._times.expected(step))
         self._prefill.observe(step)
+        self._prompts.observe(step)
         if not step.drafting:
             is_timed = step.is_timed and not step.prefill_rows
             self._baselines.observe_plain(step.batch, is_timed, self._is_loss_by(step))

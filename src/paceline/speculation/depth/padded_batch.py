@@ -74,7 +74,8 @@ class PaddedBatch:
             if gained == 0.0:
                 break
             reached, tokens = nodes, tokens + gained
-            seconds = costs.verify(self.rows(len(batch), len(batch), nodes)) + costs.network
+            rows = self.rows(len(batch), len(batch), nodes) + costs.prompt_rows * tokens
+            seconds = costs.verify(rows) + costs.network
             rate = tokens / (seconds + sum([line.seconds(nodes) for line in lines]))
             if rate > best_rate:
                 best, best_rate = nodes, rate

@@ -95,6 +95,8 @@ class Costs:
     network: float
     lines: Mapping[str, LinearCost]
     """Draft time by method; a method that was never timed has none."""
+    prompt_rows: float = 0.0
+    """Prompt rows in the pass for each token that it commits."""
 
     def verify(self, rows: float) -> float:
         """A pass over `rows` target rows, drafts included."""
@@ -160,7 +162,7 @@ class StepTime:
             sample = min(step.network_seconds, 4.0 * self._network) if self._network else step.network_seconds
             self._network += (sample - self._network) / (WINDOW if self._network else 1.0)
 
-    def plain(self, slots: int, context: int = 0) -> float | None:
+    def plain(self, slots: float, context: int = 0) -> float | None:
         """Seconds of a pass without drafts over `slots` rows, whose sequences have `context` tokens together; None until a
         pass was measured."""
         curve = self._curve(drafting=False)

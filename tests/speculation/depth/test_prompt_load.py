@@ -1,0 +1,56 @@
+from paceline.speculation.depth.acceptance import Acceptance
+from paceline.speculation.depth.best_drafts import BestDrafts
+from paceline.speculation.depth.padded_batch import PaddedBatch
+from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+from paceline.speculation.depth.prompt_load import WINDOW_STEPS, PromptLoad
+from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost
+from paceline.speculation.depth.step_time import StepTime
+
+BATCH = 128
+SHAPE = PaddedBatch(frozenset({"draft_model"}), lambda batch: batch, lambda depth: depth)
+
+
+def step(prefill_rows: int, batch: int = BATCH, accepted: int = 0) -> StepObservation:
+    rounds = (RoundObservation(0, "draft_model", 2, accepted, 2, 2, tuple(range(accepted))),) if accepted else ()
+    return StepObservation(batch, batch, prefill_rows, (), 5e-3, 0.0, rounds)
+
+
+def test_the_rows_of_a_typical_step_count() -> None:
+    load = PromptLoad()
+    for rows in (250, 250, 0) * WINDOW_STEPS:
+        load.observe(step(rows))
+    assert load.rows_per_token == 250 / BATCH
+
+
+def test_the_first_prompts_of_a_batch_do_not_count() -> None:
+    load = PromptLoad()
+    for rows in (8000, 8000, 8000, 8000, *[0] * WINDOW_STEPS):
+        load.observe(step(rows))
+        assert load.rows_per_token == 0.0
+
+
+def test_accepted_drafts_are_tokens_too_and_steps_without_any_are_left_out() -> None:
+    load = PromptLoad()
+    for _ in range(WINDOW_STEPS):
+        load.observe(step(9, batch=1, accepted=2))
+        load.observe(step(500, batch=0))
+    assert load.rows_per_token == 3.0
+
+
+def drafts(prompt_rows: int) -> list[int] | None:
+    """Depths of a batch for which rows are free up to 512, and drafts cost half a pass."""
+    times, acceptance, load = StepTime(), Acceptance(8), PromptLoad()
+    times.calibrate({1: 5e-3, 512: 5e-3, 1024: 10e-3, 2048: 20e-3})
+    drafting = (DraftingObservation("draft_model", 1, 2e-3, 0, 0.0),)
+    for _ in range(4):
+        times.observe(StepObservation(BATCH, 2 * BATCH, 0, drafting, 5e-3, 0.0, (), slots=BATCH))
+    acceptance.restart("draft_model", 0.6)
+    for _ in range(WINDOW_STEPS):
+        load.observe(step(prompt_rows))
+    best = BestDrafts(acceptance, times, SwitchOnCost(), DraftPrefillCost(), load, margin=0.03)
+    return best.find([Candidate(i, "draft_model", 4, 300, 100) for i in range(BATCH)], SHAPE)
+
+
+def test_drafts_that_pay_alone_may_not_pay_beside_prompts() -> None:
+    assert max(drafts(0) or [0]) > 0
+    assert drafts(8 * BATCH) is None
