@@ -1,8 +1,8 @@
 """The default depth policy: the drafts with the most expected tokens per second, and none where plain decoding is faster.
 
 In each step it takes the best drafts by measured costs (`StepTime`) and alphas (`Acceptance`) if they beat the plain rate
-B / t_plain(B) by a margin (`BestDrafts`). Prompts that arrive all the time count in both (`PromptLoad`). At a switch to drafting they must also recover its cost (`SwitchOnCost`,
-`DraftPrefillCost`).
+B / t_plain(B) by a margin (`BestDrafts`). Prompts that arrive all the time count on both sides (`PromptLoad`). At a switch to
+drafting the drafts must also recover its cost (`SwitchOnCost`, `DraftPrefillCost`).
 
 It measures what it does not do. At depth 0 it probes (`Probing`). While it drafts, some steps are plain (`Baselines`): one
 before the first drafts of a batch of that scale, one soon after, later one in 200. A baseline by which drafting loses is
