@@ -5,8 +5,8 @@
         --arrivals azure_llm_trace_code.csv
 
 The first form is a closed loop: every stream sends its next request when a text ends. The second is an open loop: requests
-arrive at the times of a trace, scaled to `--rate` requests per second, whether earlier ones have ended or not. It also prints how
-many requests per second met the objective. `--off` asks Paceline not to speculate. Needs aiohttp (pip install aiohttp).
+arrive at the times of a trace, scaled to `--rate` requests per second, whether earlier ones have ended or not. It also prints
+how many requests per second met the objective. `--off` asks Paceline not to speculate. Needs aiohttp (pip install aiohttp).
 """
 
 import argparse

@@ -42,9 +42,11 @@ def test_one_call_has_the_bits_of_many(family: str, tmp_path: Path) -> None:
     runner = ModelRunner(load(family, tmp_path), 8)
     for one in (runner, early_exit(runner, 1)):
         (whole, whole_cache), (parts, parts_cache) = outputs(one, whole=True), outputs(one, whole=False)
-        assert whole.logits is not None and parts.logits is not None
+        assert whole.logits is not None
+        assert parts.logits is not None
         assert torch.equal(whole.logits, parts.logits)
-        assert whole.last_hidden is not None and parts.last_hidden is not None
+        assert whole.last_hidden is not None
+        assert parts.last_hidden is not None
         assert torch.equal(whole.last_hidden, parts.last_hidden)
         assert whole.inner.keys() == parts.inner.keys()
         assert all(torch.equal(whole.inner[layer], parts.inner[layer]) for layer in whole.inner)
@@ -57,4 +59,5 @@ def test_another_cache_of_the_same_model_is_used(tmp_path: Path) -> None:
     expected, _ = outputs(first, whole=True)
     found, _ = outputs(second, whole=True)
     assert torch.equal(expected.logits, found.logits)  # type: ignore[arg-type]  # all spans have logits
-    assert first.cache[0][0].any() and second.cache[0][0].any()
+    assert first.cache[0][0].any()
+    assert second.cache[0][0].any()

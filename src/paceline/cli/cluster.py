@@ -161,7 +161,7 @@ def view(workers: Sequence[WorkerStatus]) -> Group:
     """A table of the workers, and one line per symptom and per worker that has exited below it."""
     lines = [
         Text(
-            f"! {worker.name}: {worker.life.restarts} restarts, up {_uptime(worker)}, last exit {worker.life.last_exit}",
+            f"! {worker.name}: restarted {worker.life.restarts}x, up {_uptime(worker)}, last exit: {worker.life.last_exit}",
             "yellow",
         )
         for worker in workers

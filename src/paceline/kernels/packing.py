@@ -53,12 +53,13 @@ class PackedForm:
     def shapes(self) -> tuple[tuple[torch.dtype, tuple[int, ...]], ...]:
         """Types and shapes of codes, scales and offsets. A weight may lack the last one or two."""
         dtype = next((dtype for dtype, number in _FORMATS.items() if number == self.format), None)
-        is_valid = dtype is not None and self.group in GROUPS and min(self.outputs, self.inputs) >= 1
-        if not is_valid or (self.rounds_activations and dtype not in _CODES):
+        is_valid = self.group in GROUPS and min(self.outputs, self.inputs) >= 1
+        if dtype is None or not is_valid or (self.rounds_activations and dtype not in _CODES):
             raise ValueError(f"{self} does not describe a packed weight")
         tiles, inputs = -(-self.outputs // TILE), -(-self.inputs // TILE) * TILE
-        words = {torch.uint8: (tiles, inputs // 8, TILE, 4), torch.int8: (tiles, inputs // 4, TILE, 4)}
-        codes = words.get(dtype, (tiles, inputs, TILE))
+        codes: tuple[int, ...] = (tiles, inputs, TILE)
+        if dtype in _CODES:
+            codes = (tiles, inputs // (8 if dtype is torch.uint8 else 4), TILE, 4)
         scales = (torch.float16 if self.has_half_scales else torch.float32, (tiles, inputs // self.group, TILE))
         return ((dtype, codes), scales, scales)
 

@@ -51,7 +51,7 @@ class Application(FastAPI):
 
 def create_app(gateway: Gateway, access: Access, tracing: "Tracing | None" = None) -> FastAPI:
     """The application of one gateway. Without `tracing` it makes no spans."""
-    overview, watchdog = Overview(gateway), LoopWatchdog(gateway.metrics.loop_lag.observe)
+    overview, watchdog = Overview(gateway, access.has_admin_routes), LoopWatchdog(gateway.metrics.loop_lag.observe)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

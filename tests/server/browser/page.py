@@ -107,6 +107,10 @@ class Page:
         """Console messages without network errors, which the page handles."""
         return [one["message"] for one in self._console() if one["source"] != "network"]
 
+    def network_errors(self) -> list[str]:
+        """Console messages about requests that failed."""
+        return [one["message"] for one in self._console() if one["source"] == "network"]
+
     def _console(self) -> list[dict[str, str]]:
         entries: list[dict[str, str]] = self.driver.get_log("browser")  # type: ignore[no-untyped-call]
         return entries

@@ -255,7 +255,7 @@ def test_workers_and_drafting_ahead(open_page: Open) -> None:
     assert rows[1].split("\t")[9].startswith("80% of ")
     assert rows[2].split("\t")[9] == "off: 2%"
     assert page.text("#symptoms").split("\n") == [
-        "target-0: 3 restarts; its last exit: SIGKILL",
+        f"target-0 was restarted 3{TIMES}; its last exit: SIGKILL",
         "target-0: slow draft, 2 (limit 1); use a smaller draft",
     ]
     page.wait_for_text("#chart-ahead .legend", "drafted ahead 80%")
@@ -342,6 +342,7 @@ def test_without_admin_keys_the_switches_are_disabled(open_page: Open) -> None:
     page = open_page(served())
     page.wait_for_text("#switches-note", "PACELINE_ADMIN_KEY=choose-a-key paceline serve")
     assert not page.one("#unlock").is_displayed()
+    assert page.network_errors() == []
 
 
 # --- keys
@@ -472,6 +473,7 @@ def test_small_screens(open_page: Open) -> None:
     set_traffic(server)
     page = open_page(server)
     page.resize(*PHONE)
+    page.run("document.getElementById('charts').open = true")
     page.ask("Hi")
     page.wait_for_text(".verdict", SAME)
     page.wait_for_text("#chart-alpha .legend", "code")

@@ -35,7 +35,7 @@ class Harness:
     def __init__(self, **config: Any) -> None:
         self.now = 1000.0
         self.server: Served = served(clock=lambda: self.now, **config)
-        self.overview = Overview(self.server.gateway, lambda: self.now)
+        self.overview = Overview(self.server.gateway, clock=lambda: self.now)
         self.set_status(STATUS)
 
     def set_status(self, status: EngineStatus) -> None:

@@ -3,13 +3,12 @@
 On a CPU the cost of further rows differs by a factor of three between processors.
 """
 
+import math
 from collections.abc import Mapping
-from statistics import median
 
 import torch
 
 from paceline.core.clock import Clock
-from paceline.engine.sizing.calibration import REPEATS, measure_passes
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.drafts.eagle import EagleModel, EagleRunner
 from paceline.models.runner import ModelRunner, Span
@@ -18,8 +17,9 @@ ALPHA = 0.7
 """Acceptance of a draft, given that all before it were accepted: that of the shipped head over the development prompts."""
 MIN_GAIN = 1.2
 """Gain from which the head is used. It leaves out the engine's work for drafts and their prefill, about a tenth of a step."""
-MAX_CHAIN = 8
-"""Most drafts of a chain that is considered."""
+_ROWS = (1, 2, 4, 8)
+"""Rows of the measured passes."""
+_REPEATS = 8
 
 
 def expected_gain(passes: Mapping[int, float], draft_seconds: float, alpha: float = ALPHA) -> float:
@@ -27,9 +27,7 @@ def expected_gain(passes: Mapping[int, float], draft_seconds: float, alpha: floa
     `draft_seconds`: time of one drafted token."""
     plain = passes[1]
     gains = [0.0]
-    for depth in range(1, MAX_CHAIN + 1):
-        if depth + 1 > max(passes):
-            break
+    for depth in range(1, max(passes)):
         tokens = (1 - alpha ** (depth + 1)) / (1 - alpha)
         gains.append(tokens * plain / (_interpolated(passes, depth + 1) + depth * draft_seconds))
     return max(gains)
@@ -46,14 +44,19 @@ def _interpolated(passes: Mapping[int, float], rows: int) -> float:
 @torch.inference_mode()
 def measure_gain(target: DecoderModel, head: EagleModel, clock: Clock) -> float:
     """`expected_gain` of this head on this machine. It takes about half a second."""
-    passes = measure_passes(ModelRunner(target, 1), MAX_CHAIN, MAX_CHAIN, clock)
-    runner, states = EagleRunner(head, 1, 1), head.hidden_norm.new_zeros(1, head.config.hidden_size)
+    passes, drafts = ModelRunner(target, 1), EagleRunner(head, 1, 1)
+    states = head.hidden_norm.new_zeros(1, head.config.hidden_size)
 
-    def draft() -> float:
+    def draft_seconds() -> float:
         before = clock.now()
-        logits = head.logits(runner.forward([Span([0], 0, [0], 0)], states))
+        logits = head.logits(drafts.forward([Span([0], 0, [0], 0)], states))
         logits.log_softmax(-1).topk(1)
         return clock.now() - before
 
-    draft()
-    return expected_gain(passes, median(draft() for _ in range(REPEATS)))
+    best = dict.fromkeys((*_ROWS, 0), math.inf)  # 0 rows: a draft
+    for _ in range(_REPEATS):  # in turns, so that load affects all alike
+        for rows in _ROWS:
+            spans = [Span([0], 0, [0] * rows, num_logits=rows)]
+            best[rows] = min(best[rows], passes.measure_seconds(spans, clock))
+        best[0] = min(best[0], draft_seconds())
+    return expected_gain({rows: best[rows] for rows in _ROWS}, best[0])

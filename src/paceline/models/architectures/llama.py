@@ -84,11 +84,23 @@ class DecoderModel(DecoderWeights):
         if c.qk_norm or c.head_dim % HEAD_MULTIPLE:
             return None
         for layer, next_norm, (keys, values) in zip(self.layers, self.norms_after, cache, strict=True):
-            matrices = (layer.qkv, layer.output, layer.gate_up, layer.down)
-            packed = [matrix for matrix in matrices if isinstance(matrix, PackedWeight)]
-            if len(packed) < len(matrices) or layer.reduce is not None or keys.dtype is not torch.float32:
+            matrices = [layer.qkv, layer.output, layer.gate_up, layer.down]
+            packed = tuple(matrix for matrix in matrices if isinstance(matrix, PackedWeight))
+            if len(packed) != 4 or layer.reduce is not None or keys.dtype is not torch.float32:
                 return None
-            layers.append(LayerWeights(*packed, layer.qkv_bias, layer.post_attention_norm, next_norm, keys, values))
+            layers.append(
+                LayerWeights(
+                    packed[0],
+                    packed[1],
+                    packed[2],
+                    packed[3],
+                    layer.qkv_bias,
+                    layer.post_attention_norm,
+                    next_norm,
+                    keys,
+                    values,
+                )
+            )
         shape = DecoderShape(
             c.hidden_size, c.ffn_size, c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, c.rms_eps
         )

@@ -99,6 +99,8 @@ class Report:
     time: float
     speculation: SpeculationFlags
     """Flags in effect at the last step."""
+    has_switches: bool
+    """Whether an admin key may change flags."""
     methods: tuple[str, ...]
     """Values of the flag `method`."""
     max_depth: int
@@ -129,8 +131,9 @@ class _Totals:
 class Overview:
     """Samples the server once per `INTERVAL`. All calls must come from the event loop's thread."""
 
-    def __init__(self, gateway: Gateway, clock: Callable[[], float] = time.time) -> None:
-        self._gateway, self._clock = gateway, clock
+    def __init__(self, gateway: Gateway, has_switches: bool = False, clock: Callable[[], float] = time.time) -> None:
+        """`has_switches`: the server has the routes that change flags."""
+        self._gateway, self._has_switches, self._clock = gateway, has_switches, clock
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._totals: deque[_Totals] = deque()
         self._drifts = DriftDetector()
@@ -170,6 +173,7 @@ class Overview:
             model=self._gateway.config.model_name,
             time=self._clock(),
             speculation=status.flags,
+            has_switches=self._has_switches,
             methods=self._gateway.target.methods,
             max_depth=self._gateway.target.max_depth,
             traffic=_client_traffic(status),

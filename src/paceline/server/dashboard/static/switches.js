@@ -2,7 +2,7 @@
 
 import { callAdmin } from "./api.js";
 import { byId, element } from "./element.js";
-import { storeAdminKey } from "./keys.js";
+import { adminKey, storeAdminKey } from "./keys.js";
 
 const PATH = "admin/flags";
 const COMMAND = "PACELINE_ADMIN_KEY=choose-a-key paceline serve";
@@ -54,25 +54,34 @@ async function send(options, isUnlocking = false) {
     byId("unlock").hidden = true;
     showNote("");
   } catch (error) {
-    const isLocked = error.status === 401 || error.status === 403;
-    if (isLocked || error.status === 404) byId("flags").disabled = byId("history").hidden = true;
-    byId("unlock").hidden = !isLocked;
-    if (isLocked) showNote(isUnlocking ? error.message : "Changes need an admin key.", isUnlocking);
-    else if (error.status === 404) showNote("The switches are locked. To use them, start the server with an admin key:", false, COMMAND);
-    else showNote(error.message, true);
+    if (error.status !== 401 && error.status !== 403) return showNote(error.message, true);
+    byId("flags").disabled = byId("history").hidden = true;
+    showUnlock(isUnlocking ? error.message : "Changes need an admin key.", isUnlocking);
   }
 }
 
 const set = (changes) => send({ method: "PATCH", body: changes });
 
 /** Reads the flags again if the effective flags changed, also by another client. */
-export function showSwitches({ methods, max_depth: depths, speculation }) {
+export function showSwitches({ methods, max_depth: depths, speculation, has_switches: hasSwitches }) {
   const flags = JSON.stringify(speculation);
   if (flags === lastFlags) return;
   if (limits === null) listen();
   [limits, lastFlags] = [{ methods, depths }, flags];
   if (byId("flags").disabled) show({ flags: { enabled: null, method: null, max_depth: null }, effective: speculation, history: [] });
-  send();
+  // A request that must fail would be an error in the console
+  if (!hasSwitches) showLocked();
+  else if (adminKey() === null) showUnlock("Changes need an admin key.");
+  else send();
+}
+
+function showLocked() {
+  showNote("The switches are locked. To use them, start the server with an admin key:", false, COMMAND);
+}
+
+function showUnlock(text, isBad = false) {
+  byId("unlock").hidden = false;
+  showNote(text, isBad);
 }
 
 function listen() {

@@ -45,7 +45,7 @@ export function showWorkers(workers, events) {
   byId("worker-table").tBodies[0].replaceChildren(...workers.map(row));
   byId("symptoms").replaceChildren(
     ...workers.filter((worker) => worker.life.last_exit).map((worker) =>
-      element("li", { textContent: `${worker.name}: ${format.count(worker.life.restarts)} restarts; its last exit: ${worker.life.last_exit}` }),
+      element("li", { textContent: `${worker.name} was restarted ${format.count(worker.life.restarts)}×; its last exit: ${worker.life.last_exit}` }),
     ),
     ...workers.flatMap((worker) =>
       worker.symptoms.map((symptom) =>
