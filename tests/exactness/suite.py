@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ def mixed_requests(
     for i in range(count):
         own = [rng.randrange(vocab_size) for _ in range(rng.randint(1, max_prompt))]
         prompt = shared[: rng.choice((0, 16, 32))] + own
-        sampling = {**SAMPLINGS[i % len(SAMPLINGS)], "max_tokens": rng.randint(1, max_tokens)}
+        sampling: dict[str, Any] = {**SAMPLINGS[i % len(SAMPLINGS)], "max_tokens": rng.randint(1, max_tokens)}
         if "min_tokens" in sampling:
             sampling["min_tokens"] = min(sampling["min_tokens"], sampling["max_tokens"])
         requests.append(request(f"r{i}", prompt, speculation, **sampling))

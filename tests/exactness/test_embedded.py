@@ -11,6 +11,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.kernels.cpu import native
 from paceline.kernels.weights import Dense
 from paceline.models.architectures.llama import DecoderModel
+from paceline.models.loading.checkpoint import Float32Activations
 from paceline.models.loading.load import open_checkpoint
 from paceline.models.tokenizer.chat_template import ChatTemplate
 from paceline.speculation.proposers.ngram import NgramProposer
@@ -92,6 +93,13 @@ def test_short_prompts(target, draft, prompts, sampling, count):
     requests = requests_for(prompts[:count], 10, **SAMPLINGS[sampling])
     result = check(target, requests, engine(target, draft_model(draft, 512, 256), MixedDepth(5)))
     assert result.accepted / result.drafted > 0.3
+
+
+def test_activations_in_float32(checkpoint, draft, prompts):
+    weights = Float32Activations(checkpoint.weights)
+    model = DecoderModel(checkpoint.config, weights, torch.device("cpu"), torch.float32)
+    requests = requests_for(prompts[:4], 8, **SAMPLINGS["greedy"])
+    check(model, requests, engine(model, draft_model(draft, 512, 256), MixedDepth(5)))
 
 
 @pytest.mark.exact
