@@ -1,0 +1,1 @@
+"""What one worker costs: step times, memory, start-up, links and price."""

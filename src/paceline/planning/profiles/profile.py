@@ -1,0 +1,75 @@
+"""The profile of a worker: what its steps cost, what it holds, and what it is paid for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+
+from paceline.core.errors import InvalidConfig
+from paceline.planning.profiles.curve import Curve, Figure
+
+VERSION = 1
+"""Version of the file format."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProfile:
+    """One kind of device with one target model and, optionally, one draft model. Times are seconds.
+
+    A pass over R rows of B sequences with C tokens of context in all takes
+
+        pass_seconds(R) + context_seconds * C + prompt_context_seconds * sum over prompt rows of the tokens before each
+
+    A plain step has B rows, a verify step B (K + 1), a mixed step B rows and those of a prompt chunk.
+    """
+
+    name: str
+    pass_seconds: Curve
+    """Time of a pass by rows, without attention to contexts."""
+    context_seconds: Figure
+    """Time per token of context of the sequences that decode."""
+    prompt_context_seconds: Figure
+    """Time per prompt row and token before it."""
+    draft_seconds: Curve
+    """Time of one draft step by sequences."""
+    draft_prefill_seconds: Figure
+    """Time per prompt token that the draft model computes."""
+    kv_bytes_per_token: Figure
+    kv_tokens: Figure
+    """Capacity of the KV cache."""
+    max_num_seqs: Figure
+    """Sequences that decode together."""
+    start_seconds: Figure
+    """Time from the start of the process to its first step."""
+    price_per_hour: Figure
+    """Dollars."""
+    draft_price_per_hour: Figure
+    """Dollars of the device of a draft worker."""
+    round_trip_seconds: Figure
+    """Time of a message to a draft worker and back."""
+    links: Mapping[str, Figure] = field(default_factory=dict)
+    """Bytes per second by kind of link."""
+    about: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("kv_bytes_per_token", "kv_tokens", "max_num_seqs"):
+            if getattr(self, name).value < 1:
+                raise InvalidConfig(f"profile {self.name}: {name} must be at least 1")
+
+    def prefill_seconds(self, length: int, cached: int = 0, rows: int = 2048) -> float:
+        """Time of a prompt alone on the worker, in passes of up to `rows` rows."""
+        passes, rest = divmod(max(1, length - cached), rows)
+        linear = passes * self.pass_seconds.at(rows) + (self.pass_seconds.at(rest) if rest else 0.0)
+        return linear + self.prompt_context_seconds.value * (length * length - cached * cached) / 2.0
+
+    def verify_seconds(self, batch: int, depth: int, context: float) -> float:
+        """Time of the target's pass of one round; `depth` 0 is a plain step. `context`: tokens of all sequences."""
+        return self.pass_seconds.at(batch * (depth + 1)) + self.context_seconds.value * context
+
+    def drafting_seconds(self, batch: float, depth: int) -> float:
+        """Time of `depth` draft steps for `batch` sequences."""
+        return depth * self.draft_seconds.at(batch)
+
+    def assumed(self) -> list[str]:
+        """Names of the fields that were not measured."""
+        named = [(one.name, getattr(self, one.name)) for one in fields(self)]
+        named += [(f"links.{kind}", figure) for kind, figure in self.links.items()]
+        return [name for name, value in named if isinstance(value, Figure | Curve) and value.origin == "assumed"]

@@ -1,0 +1,1 @@
+"""A discrete-event simulation of target workers behind the production router."""

@@ -1,0 +1,1 @@
+"""How many workers of each role a load needs."""

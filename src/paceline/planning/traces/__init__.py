@@ -1,0 +1,1 @@
+"""Requests to simulate: files of public traces, and synthetic traffic."""
