@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "speculation": {"models", "kv", "kernels", "core"},
     "engine": {"speculation", "models", "kv", "kernels", "core"},
     "cluster": {"core"},
+    "planning": {"cluster", "speculation.depth", "core"},
     "runtime": {"engine", "cluster", "speculation", "models", "kv", "kernels", "core"},
     "server": {"runtime", "engine", "cluster", "speculation", "models", "kv", "kernels", "core"},
 }
@@ -40,7 +41,7 @@ BASE = [package for package in MAY_IMPORT if package not in ("runtime", "server"
 AT_IMPORT = {"torch", "numpy", "safetensors", "tokenizers"}
 """Third-party packages that base packages may import at module level."""
 
-PURE = {"core", "cluster"}
+PURE = {"core", "cluster", "planning"}
 """Base packages that import the standard library only."""
 
 WHEN_NEEDED = AT_IMPORT | {"triton", "gguf", "jinja2", "llguidance", "huggingface_hub"}
@@ -519,7 +520,7 @@ def test_engine_and_below_import_with_the_base_packages_alone() -> None:
 
 
 def test_the_gateway_imports_without_torch() -> None:
-    import_all(modules_of("server", "runtime/gateway_client"), blocked={"torch", "triton", "safetensors"})
+    import_all(modules_of("server", "planning", "runtime/gateway_client"), blocked={"torch", "triton", "safetensors"})
 
 
 def test_a_blocked_import_fails() -> None:

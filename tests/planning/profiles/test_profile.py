@@ -1,0 +1,102 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paceline.core.errors import InvalidConfig
+from paceline.planning.profiles.curve import Curve, Figure
+from paceline.planning.profiles.profile_file import SHIPPED, from_document, load_profile, save_profile, to_document
+
+H200 = load_profile("h200-8b")
+
+
+def test_curve_between_before_and_after_its_points() -> None:
+    curve = Curve(((2, 1.0), (4, 2.0)), "measured")
+    assert [curve.at(count) for count in (1, 2, 3, 4, 8)] == [1.0, 1.0, 1.5, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("points", [(), ((0, 1.0),), ((2, 1.0), (2, 2.0)), ((1, 0.0),), ((1, float("nan")),)])
+def test_a_curve_that_is_none_is_refused(points: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(InvalidConfig):
+        Curve(points, "measured")
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf")])
+def test_a_figure_is_finite_and_not_negative(value: float) -> None:
+    with pytest.raises(InvalidConfig):
+        Figure(value, "assumed")
+
+
+def test_an_unknown_origin_is_refused() -> None:
+    with pytest.raises(InvalidConfig, match="origin must be one of measured, assumed"):
+        Figure(1.0, "guessed")
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_profiles_survive_a_file(name: str, tmp_path: Path) -> None:
+    profile = load_profile(name)
+    save_profile(profile, tmp_path / "p.json")
+    assert load_profile(str(tmp_path / "p.json")) == profile
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate"),
+    [(1, 254), (2, 502), (4, 996), (8, 1941), (16, 3522), (32, 6778), (64, 11465), (128, 18365), (256, 26300)],
+)
+def test_plain_steps_of_the_h200_are_those_of_the_sweep(batch: int, rate: int) -> None:
+    """benchmarks/gpu.md, plain: prompts of 281 tokens and half of 128 tokens."""
+    assert batch / H200.verify_seconds(batch, 0, batch * 345) == pytest.approx(rate, rel=0.04)
+
+
+def test_times_grow_with_length_batch_depth_and_context() -> None:
+    assert H200.prefill_seconds(1000) < H200.prefill_seconds(2000) < H200.prefill_seconds(8000)
+    assert H200.prefill_seconds(8000, cached=6000) < H200.prefill_seconds(8000)
+    assert H200.verify_seconds(64, 0, 0) < H200.verify_seconds(64, 3, 0) < H200.verify_seconds(64, 3, 1e5)
+    assert H200.drafting_seconds(64, 2) == 2 * H200.draft_seconds.at(64)
+
+
+def test_fields_that_were_not_measured_are_named() -> None:
+    assert {"price_per_hour", "links.nvlink", "prompt_context_seconds"} <= set(H200.assumed())
+    assert "pass_seconds" not in H200.assumed()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "version 2 is not supported"),
+        ({"extra": 1}, "unknown keys: extra"),
+        ({"price_per_hour": 3}, "price_per_hour must be an object"),
+        ({"price_per_hour": {"value": "3", "origin": "assumed"}}, "must be a number"),
+        ({"price_per_hour": {"value": 3, "origin": "heard"}}, "origin must be one of"),
+        ({"pass_seconds": {"points": [1], "origin": "measured"}}, "pairs of a count and seconds"),
+        ({"links": []}, "links must be an object"),
+        ({"name": 1}, "name must be text"),
+        ({"kv_tokens": {"value": 0, "origin": "assumed"}}, "kv_tokens must be at least 1"),
+    ],
+)
+def test_errors_of_a_document_name_the_key(change: dict, message: str) -> None:
+    with pytest.raises(InvalidConfig, match=message):
+        from_document(to_document(H200) | change, "x")
+
+
+def test_a_missing_key_is_named() -> None:
+    document = to_document(H200)
+    del document["kv_tokens"]
+    with pytest.raises(InvalidConfig, match="missing keys: kv_tokens"):
+        from_document(document, "x")
+
+
+def test_errors_of_a_file(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfig, match="one of h200-8b"):
+        load_profile(str(tmp_path / "none.json"))
+    (tmp_path / "a.json").write_text("{", "utf-8")
+    with pytest.raises(InvalidConfig, match="is not JSON"):
+        load_profile(str(tmp_path / "a.json"))
+    (tmp_path / "b.json").write_text(json.dumps([1]), "utf-8")
+    with pytest.raises(InvalidConfig, match="expected an object"):
+        load_profile(str(tmp_path / "b.json"))
+
+
+def test_a_profile_is_a_value() -> None:
+    assert replace(H200, name="x") != H200
