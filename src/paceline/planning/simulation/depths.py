@@ -1,0 +1,64 @@
+"""The production depth policy in the simulation: its decisions, and the observations that it learns from."""
+
+from collections.abc import Sequence
+
+from paceline.planning.profiles.profile import WorkerProfile
+from paceline.planning.simulation.job import Job
+from paceline.planning.simulation.rounds import Round, Rounds
+from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
+
+METHOD, CATEGORY = "draft_model", "draft_model/simulated"
+
+
+class PolicyDepths:
+    """`goodput` of one worker. It starts from the pass times of the profile, as a worker does after its warm-up."""
+
+    def __init__(self, profile: WorkerProfile, max_depth: int) -> None:
+        self._max_depth = max_depth
+        self._policy = GoodputDepth(max_depth)
+        self._policy.calibrate(dict(profile.pass_seconds.points), profile.context_seconds.value)
+        self._context_seconds = profile.context_seconds.value
+
+    def decide(self, jobs: Sequence[Job]) -> list[int]:
+        if self._policy.skip_step(len(jobs)):
+            return [0] * len(jobs)
+        return self._policy.decide([self._candidate(job) for job in jobs])
+
+    def round_of(self, depths: Sequence[int], rounds: Rounds) -> Round:
+        """A round with these depths; `tokens` and `variance` are those of the deepest."""
+        deepest = max(depths)
+        full = rounds.at_depth(len(depths), deepest)
+        surplus = rounds.pass_seconds(len(depths) * (deepest + 1)) - rounds.pass_seconds(len(depths) + sum(depths))
+        return Round(deepest, full.tokens, full.variance, full.seconds - surplus)
+
+    def observe(
+        self, jobs: Sequence[Job], depths: Sequence[int], accepted: Sequence[int], context: int, rounds: Rounds
+    ) -> None:
+        """Report a step. Without `depths` it was a mixed step, which the policy does not time."""
+        if not depths:
+            return
+        deepest, rows = max(depths), len(jobs) + sum(depths)
+        drafted = zip(jobs, depths, accepted, strict=True)
+        self._policy.observe(
+            StepObservation(
+                batch=len(jobs),
+                rows=rows,
+                prefill_rows=0,
+                drafting=(DraftingObservation(METHOD, deepest, rounds.drafting_seconds(len(jobs), deepest)),)
+                if deepest
+                else (),
+                verify_seconds=rounds.pass_seconds(rows) + self._context_seconds * context,
+                network_seconds=rounds.network_seconds if deepest else 0.0,
+                rounds=tuple(
+                    RoundObservation(job.id, CATEGORY, depth, more, depth) for job, depth, more in drafted if depth
+                ),
+                context=context,
+            )
+        )
+
+    def _candidate(self, job: Job) -> Candidate:
+        remaining = job.output_tokens - job.generated
+        return Candidate(
+            job.id, CATEGORY, min(self._max_depth, remaining), job.prompt_tokens + job.generated, remaining
+        )

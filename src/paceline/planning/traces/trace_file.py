@@ -1,0 +1,75 @@
+"""Files of public traces: CSV of the Azure LLM inference traces, and JSON lines of Mooncake."""
+
+import csv
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from paceline.core.errors import InvalidRequest
+from paceline.planning.traces.trace import Trace, TraceRequest, ordered
+
+MOONCAKE_BLOCK = 512
+"""Tokens of a block of Mooncake's `hash_ids`."""
+AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+
+
+def load_trace(path: Path) -> Trace:
+    """The trace of a file, by its suffix: .csv (Azure) or .jsonl (Mooncake)."""
+    readers: dict[str, Callable[[Path], Trace]] = {".csv": read_azure, ".jsonl": read_mooncake}
+    if path.suffix not in readers:
+        raise InvalidRequest(f"{path}: a trace is a file .csv (Azure) or .jsonl (Mooncake)", field="trace")
+    try:
+        return readers[path.suffix](path)
+    except OSError as error:
+        raise InvalidRequest(f"cannot read {path}: {error.strerror}", field="trace") from None
+
+
+def read_azure(path: Path) -> Trace:
+    """Columns TIMESTAMP, ContextTokens and GeneratedTokens. Prefixes are unknown: no request shares one."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = csv.DictReader(file)
+        if tuple(rows.fieldnames or ()) != AZURE_COLUMNS:
+            raise InvalidRequest(f"{path}: the first line must be {','.join(AZURE_COLUMNS)}", field="trace")
+        requests = [_checked(path, line, lambda row=row: _azure(row)) for line, row in enumerate(rows, 2)]
+    return ordered(path.stem, requests)
+
+
+def _azure(row: dict[str, str]) -> TraceRequest:
+    time, context, generated = (row[name] for name in AZURE_COLUMNS)
+    # Seven digits of a second; Python reads six
+    moment = datetime.fromisoformat(time[:26])
+    seconds = (moment - datetime(moment.year, 1, 1, tzinfo=moment.tzinfo)).total_seconds()
+    return _request(seconds, int(context), int(generated), ())
+
+
+def read_mooncake(path: Path) -> Trace:
+    """Lines with `timestamp` in milliseconds, `input_length`, `output_length` and `hash_ids` of 512-token blocks."""
+    requests = [_checked(path, line, lambda text=text: _mooncake(json.loads(text))) for line, text in _lines(path)]
+    return ordered(path.stem, requests, MOONCAKE_BLOCK)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open(encoding="utf-8") as file:
+        yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
+
+
+def _mooncake(row: Any) -> TraceRequest:
+    length = int(row["input_length"])
+    # The last id may stand for part of a block, which a cache does not store
+    full = tuple(int(one) for one in row["hash_ids"][: length // MOONCAKE_BLOCK])
+    return _request(float(row["timestamp"]) / 1000.0, length, int(row["output_length"]), full)
+
+
+def _request(arrival: float, prompt: int, output: int, blocks: tuple[int, ...]) -> TraceRequest:
+    if prompt < 0 or output < 0 or arrival != arrival:
+        raise ValueError("lengths and times must not be negative")
+    return TraceRequest(arrival, max(1, prompt), max(1, output), blocks)
+
+
+def _checked(path: Path, line: int, parse: Callable[[], TraceRequest]) -> TraceRequest:
+    try:
+        return parse()
+    except (KeyError, TypeError, ValueError) as error:
+        raise InvalidRequest(f"{path}, line {line}: not a request of a trace ({error})", field="trace") from None
