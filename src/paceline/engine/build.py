@@ -137,9 +137,10 @@ def _assemble(
     has_graphs = uses_gpu_kernels(device) and ranks is None
     in_graph = graph_proposer(proposers) if has_graphs else None
     graph_methods = frozenset(name for name, proposer in proposers.items() if proposer is in_graph)
+    padded = padded_batch(in_graph, graph_methods, limits.max_draft_tokens) if has_graphs else None
     speculator = Speculator(
         proposers,
-        make_depth(config.speculation, limits.max_depth, padded_batch(in_graph, graph_methods) if has_graphs else None),
+        make_depth(config.speculation, limits.max_depth, padded),
         make_breaker(config.speculation),
         validator,
         clock,
@@ -178,12 +179,12 @@ def graph_proposer(proposers: Mapping[str, Proposer]) -> "GraphProposer | None":
     return None
 
 
-def padded_batch(proposer: "GraphProposer | None", methods: frozenset[str]) -> PaddedBatch:
+def padded_batch(proposer: "GraphProposer | None", methods: frozenset[str], max_draft_tokens: int) -> PaddedBatch:
     """How many rows a graph step has."""
     from paceline.engine.executors.graph.batch import draft_shape
     from paceline.models.gpu.runner import bucket
 
-    return PaddedBatch(methods, bucket, lambda depth: draft_shape(proposer, depth).nodes)
+    return PaddedBatch(methods, bucket, lambda depth: draft_shape(proposer, depth).nodes, max_draft_tokens)
 
 
 def draft_of(config: EngineConfig) -> str | None:

@@ -1,6 +1,7 @@
 """`PaddedBatch.allocate` against a search of all depths."""
 
 import random
+from dataclasses import replace
 from itertools import accumulate
 from operator import mul
 
@@ -55,6 +56,14 @@ def test_no_allocation_if_no_candidate_may_draft() -> None:
     expected_costs = costs(random.Random(0))
     assert CHAINS.allocate([Candidate(0, "one", 0)], {"one": Value((0.9,))}, expected_costs) is None
     assert CHAINS.allocate([Candidate(0, "two", 4)], {}, expected_costs) is None
+
+
+@pytest.mark.parametrize(("max_draft_tokens", "deepest"), [(100, 6), (24, 3), (23, 2), (7, None)])
+def test_a_step_has_a_limit_of_draft_tokens(max_draft_tokens: int, deepest: int | None) -> None:
+    shape = replace(CHAINS, max_draft_tokens=max_draft_tokens)  # eight slots
+    flat = Costs(Curve([(1, 5.0, 1.0), (100, 5.0, 1.0)]), 1.0, 0.0, 0.0, {"one": LinearCost(0.0, 0.0)})
+    found = shape.allocate([Candidate(i, "one", 6) for i in range(6)], {"one": Value((0.9,) * 6)}, flat)
+    assert (None if found is None else max(found.depths)) == deepest
 
 
 def test_drafts_without_value_are_left_out() -> None:

@@ -1,10 +1,10 @@
 """The decoding sequences of a worker: advanced many steps at once, or step by step with sampled acceptance."""
 
+import math
 import random
 from bisect import bisect_left
 from collections.abc import Sequence
 from heapq import heappop, heappush
-from math import ceil, floor, sqrt
 from typing import Protocol
 
 from paceline.cluster.cost.cost import survival
@@ -13,6 +13,8 @@ from paceline.planning.simulation.job import Job
 from paceline.planning.simulation.rounds import Round, Rounds
 
 _ROUNDING = 1e-9
+_WEIGHT_STEP = 0.05
+"""Logarithm of the ratio between the weights of two groups."""
 
 
 class Batch(Protocol):
@@ -41,48 +43,74 @@ class Batch(Protocol):
         ...
 
 
+class _Group:
+    """Sequences for which one plain step is worth `weight` expected tokens of drafting rounds."""
+
+    __slots__ = ("ends", "progress", "weight")
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+        self.progress = 0.0
+        self.ends: list[tuple[float, int, Job]] = []
+        """(progress at the end, id, sequence), a heap."""
+
+
 class ClosedBatch:
     """Advances by expected tokens. The number of rounds that a sequence needs is drawn when it joins.
 
-    Progress V is the sum of the expected tokens of all rounds so far. A sequence that joined at V_0 and needs n rounds of E
-    tokens ends at V_0 + n E, also if later rounds have another depth. So a heap holds the ends, and steps are not visited.
+    A sequence that lacks t tokens needs t plain steps, or n rounds of E expected tokens; the last round yields more than it
+    needs, so n E > t on average. Its work is n E. A drafting round does E of it, at any depth, and a plain step n E / t = w.
+    Sequences with about the same w are a group with a common progress, so that a heap holds their ends and no step is visited.
     """
 
     def __init__(self, rounds: Rounds, dice: random.Random) -> None:
         self._rounds, self._dice = rounds, dice
+        self._groups: dict[int, _Group] = {}
+        self._count = 0
         self._progress = 0.0
+        """Sum of the expected tokens of all steps."""
         self._offset = 0.0
-        """Sum over sequences of prompt + 1 - V_0, so that the context is this and `count` times V."""
-        self._ends: list[tuple[float, int, Job]] = []
+        """Sum over sequences of prompt + 1 - progress at the start: the context is this and `count` times the progress."""
 
     @property
     def count(self) -> int:
-        return len(self._ends)
+        return self._count
 
     @property
     def context(self) -> float:
-        return self._offset + len(self._ends) * self._progress
+        return self._offset + self._count * self._progress
 
     def add(self, job: Job, last: Round) -> None:
+        tokens = job.output_tokens - 1
+        work = self._num_rounds(tokens, last) * last.tokens
+        bucket = round(math.log(work / tokens) / _WEIGHT_STEP) if last.depth else 0
+        group = self._groups.get(bucket)
+        if group is None:
+            group = self._groups[bucket] = _Group(math.exp(bucket * _WEIGHT_STEP))
+        heappush(group.ends, (group.progress + work, job.id, job))
         job.began = self._progress
         self._offset += job.prompt_tokens + 1 - job.began
-        end = job.began + self._num_rounds(job.output_tokens - 1, last) * last.tokens
-        heappush(self._ends, (end, job.id, job))
+        self._count += 1
 
     def decide(self) -> Round:
         return self._rounds.best(self.count, self.context)
 
     def max_steps(self, step: Round) -> int:
-        return max(1, ceil((self._ends[0][0] - self._progress) / step.tokens - _ROUNDING))
+        return max(1, min(_steps_to_end(group, step) for group in self._groups.values() if group.ends))
 
     def advance(self, steps: int, step: Round) -> list[Job]:
         self._progress += steps * step.tokens
-        ended, limit = [], self._progress + _ROUNDING * max(1.0, self._progress)
-        while self._ends and self._ends[0][0] <= limit:
-            job = heappop(self._ends)[2]
-            self._offset -= job.prompt_tokens + 1 - job.began
-            ended.append(job)
-        if not self._ends:
+        ended = []
+        for group in self._groups.values():
+            group.progress += steps * (step.tokens if step.depth else group.weight)
+            limit = group.progress + _ROUNDING * max(1.0, group.progress)
+            while group.ends and group.ends[0][0] <= limit:
+                job = heappop(group.ends)[2]
+                self._offset -= job.prompt_tokens + 1 - job.began
+                ended.append(job)
+        self._count -= len(ended)
+        if not self._count:
+            self._groups.clear()
             self._progress = self._offset = 0.0
         return ended
 
@@ -93,9 +121,14 @@ class ClosedBatch:
             return tokens
         mean = step.tokens
         overshoot = ((step.variance + mean * mean) / mean - 1.0) / 2.0
-        drawn = self._dice.gauss((tokens + overshoot) / mean, sqrt(tokens * step.variance / mean**3))
-        least = ceil(tokens / (step.depth + 1))
-        return min(max(floor(drawn + self._dice.random()), least), tokens)
+        drawn = self._dice.gauss((tokens + overshoot) / mean, math.sqrt(tokens * step.variance / mean**3))
+        least = math.ceil(tokens / (step.depth + 1))
+        return min(max(math.floor(drawn + self._dice.random()), least), tokens)
+
+
+def _steps_to_end(group: _Group, step: Round) -> int:
+    each = step.tokens if step.depth else group.weight
+    return math.ceil((group.ends[0][0] - group.progress) / each - _ROUNDING)
 
 
 class SteppedBatch:

@@ -52,6 +52,8 @@ class PaddedBatch:
     slots: Callable[[int], int]
     nodes: Callable[[int], int]
     """Draft tokens per slot if the deepest request of the batch asks for that depth."""
+    max_draft_tokens: int = 1 << 30
+    """Draft tokens of all slots together in one step."""
 
     @property
     def is_padded(self) -> bool:
@@ -70,6 +72,8 @@ class PaddedBatch:
         lines = [costs.lines[method] for method in {method_of(category) for category, _ in caps}]
         tokens, reached, best, best_rate = float(len(batch)), 0, 0, 0.0
         for nodes in sorted({self.nodes(depth) for depth in range(1, most + 1)}):
+            if nodes * self.slots(len(batch)) > self.max_draft_tokens:
+                break
             gained = sum([_gained(position, caps, values) for position in range(reached, nodes)])
             if gained == 0.0:
                 break
