@@ -9,7 +9,7 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
-NEEDS = {"gpu_transformers": "transformers", "logits": "transformers"}
+NEEDS = {"gpu_transformers": "transformers", "logits": "transformers", "serve_load": "aiohttp"}
 """Packages that only a script needs."""
 
 

@@ -28,8 +28,9 @@ PROMPT = tuple(range(3, 24))
 
 
 def finished(**sampling: Any) -> FinishedText:
-    params = SamplingParams(**{"max_tokens": 30, **sampling, "n": 1})
-    tokens = run(tiny_engine(MODEL), [Request("r", PROMPT, params)]).tokens["r", 0]
+    engine = tiny_engine(MODEL)
+    request = engine.validate(Request("r", PROMPT, SamplingParams(**{"max_tokens": 30, **sampling, "n": 1})))
+    tokens, params = run(engine, [request]).tokens["r", 0], request.sampling
     return FinishedText(PROMPT, tuple(tokens), params, params.seed or 0)
 
 

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
-from paceline.cluster.cost.cost import survival
 from paceline.planning.simulation.depths import PolicyDepths
 from paceline.planning.simulation.job import Job
 from paceline.planning.simulation.rounds import Round, Rounds
 
-_ROUNDING = 1e-9
-_WEIGHT_STEP = 0.05
+_NEAREST = 0.499
+"""Share of a step's work that may be missing at the end: after a change of depth, ends fall on the nearest step."""
+_FEW_TOKENS = 40
+"""Tokens up to which the rounds of a sequence are drawn one by one."""
+_WEIGHT_STEP = 0.02
 """Logarithm of the ratio between the weights of two groups."""
 
 
@@ -96,21 +98,23 @@ class ClosedBatch:
         return self._rounds.best(self.count, self.context)
 
     def max_steps(self, step: Round) -> int:
-        return max(1, min(_steps_to_end(group, step) for group in self._groups.values() if group.ends))
+        return max(1, min(_steps_to_end(group, step) for group in self._groups.values()))
 
     def advance(self, steps: int, step: Round) -> list[Job]:
         self._progress += steps * step.tokens
         ended = []
-        for group in self._groups.values():
-            group.progress += steps * (step.tokens if step.depth else group.weight)
-            limit = group.progress + _ROUNDING * max(1.0, group.progress)
+        for bucket, group in list(self._groups.items()):
+            each = _work(group, step)
+            group.progress += steps * each
+            limit = group.progress + _NEAREST * each
             while group.ends and group.ends[0][0] <= limit:
                 job = heappop(group.ends)[2]
                 self._offset -= job.prompt_tokens + 1 - job.began
                 ended.append(job)
+            if not group.ends:
+                del self._groups[bucket]
         self._count -= len(ended)
         if not self._count:
-            self._groups.clear()
             self._progress = self._offset = 0.0
         return ended
 
@@ -119,26 +123,43 @@ class ClosedBatch:
         the variance tokens Var X / (E X)^3. The overshoot of the last round is (E X^2 / E X - 1) / 2."""
         if not step.depth:
             return tokens
+        if tokens <= _FEW_TOKENS:
+            return self._draw_rounds(tokens, step)
         mean = step.tokens
         overshoot = ((step.variance + mean * mean) / mean - 1.0) / 2.0
         drawn = self._dice.gauss((tokens + overshoot) / mean, math.sqrt(tokens * step.variance / mean**3))
         least = math.ceil(tokens / (step.depth + 1))
         return min(max(math.floor(drawn + self._dice.random()), least), tokens)
 
+    def _draw_rounds(self, tokens: int, step: Round) -> int:
+        """The same, drawn round by round."""
+        count = 0
+        while tokens > 0:
+            tokens -= 1 + num_accepted(step, step.depth, self._dice)
+            count += 1
+        return count
+
+
+def num_accepted(step: Round, depth: int, dice: random.Random) -> int:
+    """A drawn number of accepted drafts. P(accepted >= k) = S_k: it is the number of S_k above a uniform variate."""
+    return bisect_left(step.rejection, -dice.random(), 0, depth)
+
+
+def _work(group: _Group, step: Round) -> float:
+    """Work that one step does for a sequence of the group."""
+    return step.tokens if step.depth else group.weight
+
 
 def _steps_to_end(group: _Group, step: Round) -> int:
-    each = step.tokens if step.depth else group.weight
-    return math.ceil((group.ends[0][0] - group.progress) / each - _ROUNDING)
+    return math.ceil((group.ends[0][0] - group.progress) / _work(group, step) - _NEAREST)
 
 
 class SteppedBatch:
     """Visits every sequence in every step."""
 
-    def __init__(
-        self, rounds: Rounds, dice: random.Random, alphas: Sequence[float], policy: PolicyDepths | None = None
-    ) -> None:
+    def __init__(self, rounds: Rounds, dice: random.Random, policy: PolicyDepths | None = None) -> None:
         """`policy`: the production policy that decides depths; None: the depth with the most expected tokens."""
-        self._rounds, self._dice, self._alphas, self._policy = rounds, dice, alphas, policy
+        self._rounds, self._dice, self._policy = rounds, dice, policy
         self._jobs: list[Job] = []
         self._tokens = 0
         self._depths: list[int] = []
@@ -169,8 +190,7 @@ class SteppedBatch:
     def advance(self, steps: int, step: Round) -> list[Job]:
         context = self._tokens
         depths = self._depths if self._depths and step.depth else [step.depth] * len(self._jobs)
-        chances = [-one for one in survival(self._alphas, step.depth)]
-        accepted = [self._accepted(depth, chances) for depth in depths]
+        accepted = [num_accepted(step, depth, self._dice) if depth else 0 for depth in depths]
         if self._policy is not None:
             self._policy.observe(self._jobs, self._depths, accepted, context, self._rounds)
             self._depths = []
@@ -184,7 +204,3 @@ class SteppedBatch:
             self._tokens -= job.prompt_tokens + job.generated
         self._jobs = kept
         return ended
-
-    def _accepted(self, depth: int, chances: Sequence[float]) -> int:
-        """P(accepted >= k) = S_k: the number of S_k above a uniform variate."""
-        return bisect_left(chances, -self._dice.random(), 0, depth) if depth else 0

@@ -1,6 +1,7 @@
 """The production depth policy in the simulation: its decisions, and the observations that it learns from."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from paceline.planning.profiles.profile import WorkerProfile
 from paceline.planning.simulation.job import Job
@@ -30,7 +31,7 @@ class PolicyDepths:
         deepest = max(depths)
         full = rounds.at_depth(len(depths), deepest)
         surplus = rounds.pass_seconds(len(depths) * (deepest + 1)) - rounds.pass_seconds(len(depths) + sum(depths))
-        return Round(deepest, full.tokens, full.variance, full.seconds - surplus)
+        return replace(full, seconds=full.seconds - surplus)
 
     def observe(
         self, jobs: Sequence[Job], depths: Sequence[int], accepted: Sequence[int], context: int, rounds: Rounds

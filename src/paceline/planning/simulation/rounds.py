@@ -23,6 +23,8 @@ class Round:
     variance: float
     """Variance of the tokens of a sequence."""
     seconds: float
+    rejection: tuple[float, ...] = ()
+    """-S_k for every position k: increasing, for a search."""
 
 
 class Rounds:
@@ -58,9 +60,8 @@ class Rounds:
         mean = 1.0 + sum(chances)
         # E[X^2] of X = 1 + accepted: sum over k of (2k + 1) P(accepted >= k)
         square = 1.0 + sum((2 * k + 1) * chance for k, chance in enumerate(chances, 1))
-        return Round(
-            depth, mean, square - mean * mean, self.pass_seconds(batch * (depth + 1)) + self._drafting(batch, depth)
-        )
+        seconds = self.pass_seconds(batch * (depth + 1)) + self._drafting(batch, depth)
+        return Round(depth, mean, square - mean * mean, seconds, tuple(-chance for chance in chances))
 
     def drafting_seconds(self, batch: int, depth: int) -> float:
         """Time that a batch waits for drafts: the steps of the draft model, which other targets share."""

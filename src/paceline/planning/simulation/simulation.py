@@ -145,9 +145,9 @@ class _Simulation:
         if config.mode == "closed_form":
             return ClosedBatch(self._rounds, dice)
         if speculation is None:
-            return SteppedBatch(self._rounds, dice, (0.0,))
+            return SteppedBatch(self._rounds, dice)
         policy = PolicyDepths(config.profile, speculation.max_depth) if speculation.rule == "policy" else None
-        return SteppedBatch(self._rounds, dice, speculation.alphas, policy)
+        return SteppedBatch(self._rounds, dice, policy)
 
     def _result(self) -> SimulationResult:
         return SimulationResult(

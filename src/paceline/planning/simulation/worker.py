@@ -25,9 +25,9 @@ def prompt_budget(num_decoding: int, num_waiting: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """Equal steps between two events. The context grows with every step:
+    """Steps of one shape between two events. Contexts grow, so every step takes `slope` longer than the one before:
 
-    D(n) = n seconds + c (n context + growth n (n - 1) / 2),   c: seconds per token of context
+    D(n) = n first + slope n (n - 1) / 2
     """
 
     start: float
@@ -35,27 +35,21 @@ class Segment:
     step: Round
     prompt_rows: int
     """Prompt rows of each step."""
-    seconds: float
-    """Time of a step without the context of the sequences that decode."""
-    context: float
-    growth: float
-    """Tokens that a step adds to the context."""
-    context_seconds: float
+    first: float
+    """Time of the first step."""
+    slope: float
 
     def duration(self, steps: int) -> float:
-        context = steps * self.context + self.growth * steps * (steps - 1) / 2.0
-        return steps * self.seconds + self.context_seconds * context
+        return steps * self.first + self.slope * steps * (steps - 1) / 2.0
 
     def steps_until(self, time: float) -> int:
         """Steps up to the first boundary at or after `time`, at least one."""
-        elapsed = time - self.start
-        square = self.context_seconds * self.growth / 2.0
-        linear = self.seconds + self.context_seconds * self.context - square
-        guess = elapsed / linear
+        elapsed, square = time - self.start, self.slope / 2.0
+        linear = self.first - square
+        steps = elapsed / linear
         if square > 0.0:
-            guess = (sqrt(linear * linear + 4.0 * square * max(0.0, elapsed)) - linear) / (2.0 * square)
-        steps = max(1, ceil(guess - 1e-9))
-        return min(steps, self.steps)
+            steps = (sqrt(linear * linear + 4.0 * square * max(0.0, elapsed)) - linear) / (2.0 * square)
+        return min(max(1, ceil(steps - 1e-9)), self.steps)
 
 
 class SimulatedWorker:
@@ -149,16 +143,19 @@ class SimulatedWorker:
         if budget == prompt_budget(batch, 0):
             head = self._prefilling[0]
             steps = max(1, min((head.prompt_tokens - head.computed) // rows, self._max_steps()))
+        attention = self._profile.prompt_context_seconds.value
         seconds = self._rounds.pass_seconds(batch + rows) + self._draft_prefill * rows
-        attention = self._profile.prompt_context_seconds.value * self._prompt_context(steps * rows) / steps
-        return self._make(now, steps, self._plain, rows, seconds + attention)
+        slope = attention * rows * rows if steps > 1 else 0.0
+        return self._make(now, steps, self._plain, rows, seconds + attention * self._prompt_context(rows), slope)
 
     def _max_steps(self) -> int:
         return self.batch.max_steps(self._plain) if self.batch.count else MAX_STEPS
 
-    def _make(self, now: float, steps: int, step: Round, rows: int, seconds: float) -> Segment:
-        growth = self.batch.count * step.tokens
-        return Segment(now, steps, step, rows, seconds, self.batch.context, growth, self._profile.context_seconds.value)
+    def _make(self, now: float, steps: int, step: Round, rows: int, seconds: float, slope: float = 0.0) -> Segment:
+        """`seconds` and `slope` without the context of the sequences that decode."""
+        each = self._profile.context_seconds.value
+        growth = each * self.batch.count * step.tokens
+        return Segment(now, steps, step, rows, seconds + each * self.batch.context, slope + growth)
 
     def _shorten(self, segment: Segment, now: float) -> None:
         steps = segment.steps_until(now)
