@@ -22,7 +22,7 @@ COLOURS = ("#9aa5b1", "#1f6feb", "#d9822b")
 
 def plot_report(report: Report, path: Path) -> None:
     """Speed by category and alpha by position."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     figure, (left, right) = pyplot.subplots(
         1, 2, figsize=(12, 1.6 + 0.55 * max(5, len(report.categories) + 1)), width_ratios=(3, 2), layout="constrained"
     )
@@ -95,7 +95,7 @@ NARROW = 0.06
 
 def plot_profiles(profiles: Sequence[Profile], title: str, path: Path) -> None:
     """One bar per contender, with the bandwidth floor."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     figure, axes = pyplot.subplots(figsize=(10, 1.9 + 0.8 * len(profiles)), layout="constrained")
     longest = max(one.seconds for one in profiles)
     left = [0.0] * len(profiles)
@@ -129,7 +129,7 @@ TIMES = (("draft", "#f0b37e"), ("verify", "#9aa5b1"), ("network", "#c8a6f0"))
 
 def plot_advice(advice: Advice, title: str) -> bytes:
     """Speed and tokens by depth, and the time of a token by part, as PNG."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     by_method: dict[str, list[Prospect]] = {}
     for one in advice.table[1:]:
         by_method.setdefault(one.method, []).append(one)
@@ -194,7 +194,8 @@ def _times(axes: "Axes", baseline: Prospect, by_method: dict[str, list[Prospect]
     axes.spines[["top", "right"]].set_visible(False)
 
 
-def _pyplot() -> Any:
+def load_pyplot() -> Any:
+    """matplotlib.pyplot, for files only; a typed error without the package."""
     try:
         import matplotlib
 

@@ -14,6 +14,7 @@ from paceline.cli.cluster import down, keys, status, up
 from paceline.cli.doctor import doctor
 from paceline.cli.generate import generate
 from paceline.cli.options import default_to
+from paceline.cli.planning.simulate import simulate_command
 from paceline.cli.render import console
 from paceline.cli.serve import serve
 from paceline.cli.train import train
@@ -54,6 +55,7 @@ cli = typer.Typer(
 for command in (serve, chat, generate, doctor, warm, train, up, down, status, keys):
     cli.command()(command)
 cli.command("advise")(advise_command)
+cli.command("simulate")(simulate_command)
 benches = typer.Typer(cls=default_to(MEASURE), rich_markup_mode="markdown")
 benches.command(MEASURE, epilog=EPILOG)(bench)
 benches.command()(inflate)

@@ -9,6 +9,7 @@ from paceline.core.sequence import Sequence as Running
 from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
 from paceline.engine.executors.graph.slots import DeviceSlots
 from paceline.speculation.drafts import DraftPrefill
+from paceline.speculation.proposer import ProposerTraits
 from paceline.speculation.trees.tree import depths
 from tests.fakes import FakeProposer
 
@@ -19,7 +20,7 @@ class OracleProposer(FakeProposer):
     """On the host it drafts nothing. `text` is what each request will say."""
 
     def __init__(self, text: Mapping[tuple[str, int], Sequence[int]], seed: int = 0) -> None:
-        super().__init__(lambda progress: ([], []))
+        super().__init__(lambda progress: ([], []), traits=ProposerTraits(is_tree=True))
         self.text, self.random = text, random.Random(seed)
 
     def drafter(self, _: object, slots: DeviceSlots, vocab_size: int, prefills: object) -> "OracleDrafter":

@@ -1,0 +1,48 @@
+"""Plots of simulations and plans, as PNG."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.bench.plots import COLOURS, load_pyplot
+from paceline.planning.simulation.objective import Objective
+from paceline.planning.simulation.result import SimulationResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot_simulation(result: SimulationResult, objective: Objective, path: Path) -> None:
+    """Distributions of TTFT and TPOT, and the utilisation of every target worker."""
+    pyplot = load_pyplot()
+    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
+    _distribution(left, "Time to first token", [job.ttft for job in result.jobs], objective.ttft)
+    tpot = [job.tpot for job in result.jobs if job.output_tokens > 1]
+    _distribution(middle, "Time per token after the first", tpot, objective.tpot)
+    shares = [busy / result.seconds if result.seconds else 0.0 for busy in result.busy_seconds]
+    right.bar(range(len(shares)), shares, color=COLOURS[1])
+    right.set_ylim(0, 1)
+    right.set_xlabel("target worker")
+    right.set_title("Utilisation", fontsize=10, loc="left")
+    right.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"{result.trace}, {len(result.jobs)} requests, {result.config.workers} target workers", fontsize=11)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)
+
+
+def _distribution(axes: "Axes", title: str, seconds: Sequence[float], limit: float) -> None:
+    """The share of requests up to each time."""
+    ordered = sorted(1000.0 * max(1e-6, value) for value in seconds)
+    shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
+    axes.step(ordered, shares, where="post", color=COLOURS[1], linewidth=1.8)
+    if math.isfinite(limit):
+        axes.axvline(1000.0 * limit, color=COLOURS[2], linestyle="--", linewidth=1.2, label="objective")
+        axes.legend(frameon=False, fontsize=9)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.01)
+    axes.set_xlabel("milliseconds")
+    axes.set_ylabel("share of requests")
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)

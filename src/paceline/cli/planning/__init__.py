@@ -1,0 +1,1 @@
+"""Commands that simulate clusters and size them."""

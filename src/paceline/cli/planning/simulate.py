@@ -1,0 +1,124 @@
+"""`paceline simulate`: a trace on a cluster that need not exist."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.planning import options
+from paceline.cli.render import console
+from paceline.cli.render.simulation import print_simulation
+from paceline.core.cluster_config import RouterPolicy
+from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.profile import WorkerProfile
+from paceline.planning.profiles.profile_file import load_profile
+from paceline.planning.simulation.config import DepthRule, Mode, SimulationConfig
+from paceline.planning.simulation.objective import Objective
+from paceline.planning.simulation.result import SimulationReport, SimulationResult, quantile, summarize
+from paceline.planning.simulation.simulation import simulate
+from paceline.planning.traces.synthetic import Traffic
+
+CDF_POINTS = 100
+
+
+def simulate_command(
+    trace: options.TraceFile = None,
+    profile: options.Profile = "h200-8b",
+    workers: Annotated[int, typer.Option(min=1, help="Target workers.")] = 1,
+    draft_workers: Annotated[int, typer.Option(min=0, help="Draft workers; 0: targets draft on their own device.")] = 0,
+    alpha: options.Alpha = None,
+    max_depth: options.MaxDepth = 8,
+    rule: Annotated[DepthRule, typer.Option(help="Depth: the expected best, or the production policy.")] = "expected",
+    router: Annotated[RouterPolicy, typer.Option(help="Router of the gateway.")] = "kv_aware",
+    mode: Annotated[Mode, typer.Option(help="Steps between two events at once, or one by one.")] = "closed_form",
+    streams: Annotated[
+        int | None, typer.Option(min=1, help="Requests in flight, in place of the arrival times of the trace.")
+    ] = None,
+    rate: options.Rate = 1.0,
+    prompt_tokens: options.PromptTokens = 1000,
+    output_tokens: options.OutputTokens = 200,
+    prefix_tokens: options.PrefixTokens = 0,
+    prefix_groups: options.PrefixGroups = 1,
+    burst: options.Burst = 1.0,
+    seconds: options.Seconds = None,
+    scale: options.Scale = 1.0,
+    seed: options.Seed = 0,
+    ttft_ms: options.TtftMs = None,
+    tpot_ms: options.TpotMs = None,
+    price: options.Price = None,
+    draft_price: options.DraftPrice = None,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Plot the distributions of TTFT and TPOT.")
+    ] = None,
+) -> None:
+    """Simulate a trace on a cluster of workers with a measured profile.
+
+    The router and the depth policy are those of a real cluster. The time is virtual.
+    """
+    options.check_folder(json_file, plot_file)
+    traffic = Traffic(
+        rate, prompt_tokens, output_tokens, prefix_tokens=prefix_tokens, prefix_groups=prefix_groups, burst=burst
+    )
+    speculation = options.read_speculation(alpha, max_depth)
+    config = SimulationConfig(
+        priced(load_profile(profile), price, draft_price),
+        workers,
+        draft_workers,
+        None if speculation is None else replace(speculation, rule=rule),
+        router,
+        mode,
+        streams,
+        seed,
+    )
+    objective = options.read_objective(ttft_ms, tpot_ms, 0.99)
+    requests = options.read_trace(trace, traffic, seconds, scale, seed)
+    with console.err.status(f"simulating {len(requests.requests)} requests"):
+        result = simulate(config, requests)
+    report = summarize(result, objective)
+    print_simulation(report, config, objective, console.out)
+    if json_file is not None:
+        json_file.write_text(json.dumps(_to_json(report, result, objective), indent=2) + "\n", "utf-8")
+    if plot_file is not None:
+        from paceline.bench.simulation_plots import plot_simulation
+
+        plot_simulation(result, objective, plot_file)
+
+
+def priced(profile: WorkerProfile, price: float | None, draft_price: float | None) -> WorkerProfile:
+    """The profile with prices of the command line."""
+    given = {"price_per_hour": price, "draft_price_per_hour": draft_price}
+    changed = {key: Figure(value, "assumed", "command line") for key, value in given.items() if value is not None}
+    return replace(profile, **changed)
+
+
+def _to_json(report: SimulationReport, result: SimulationResult, objective: Objective) -> dict[str, Any]:
+    config = result.config
+    jobs = result.jobs
+    return {
+        **asdict(report),
+        "objective": {key: value if value < float("inf") else None for key, value in asdict(objective).items()},
+        "cluster": {
+            "profile": config.profile.name,
+            "assumed": config.profile.assumed(),
+            "workers": config.workers,
+            "draft_workers": config.draft_workers,
+            "speculation": None if config.speculation is None else asdict(config.speculation),
+            "router": config.router,
+            "mode": config.mode,
+            "streams": config.streams,
+            "seed": config.seed,
+            "price_per_hour": config.price_per_hour,
+        },
+        "utilisation_by_worker": [busy / result.seconds if result.seconds else 0.0 for busy in result.busy_seconds],
+        "ttft_cdf": _cdf([job.ttft for job in jobs]),
+        "tpot_cdf": _cdf([job.tpot for job in jobs if job.output_tokens > 1]),
+    }
+
+
+def _cdf(values: list[float]) -> list[float]:
+    """Seconds at the shares 0, 1/100, … 1."""
+    ordered = sorted(values)
+    return [quantile(ordered, i / CDF_POINTS) for i in range(CDF_POINTS + 1)] if ordered else []

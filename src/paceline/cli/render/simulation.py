@@ -1,0 +1,57 @@
+"""Reports of simulations as terminal tables."""
+
+import math
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from paceline.planning.simulation.config import SimulationConfig
+from paceline.planning.simulation.objective import Objective
+from paceline.planning.simulation.result import Quantiles, SimulationReport
+
+
+def print_simulation(
+    report: SimulationReport, config: SimulationConfig, objective: Objective, console: Console
+) -> None:
+    drafts = f", {config.draft_workers} draft workers" if config.draft_workers else ""
+    title = f"{report.trace}: {report.requests} requests on {config.workers} x {config.profile.name}{drafts}"
+    console.print(title, style="bold", markup=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in ("ms", "mean", "p50", "p90", "p99"):
+        table.add_column(heading, justify="right" if heading != "ms" else "left", no_wrap=True)
+    table.add_row("TTFT", *_milliseconds(report.ttft))
+    table.add_row("TPOT", *_milliseconds(report.tpot))
+    console.print(table)
+    console.print()
+    for name, value in figures(report, objective):
+        console.print(f"{name:<26}{value}", markup=False)
+    assumed = config.profile.assumed()
+    if assumed:
+        console.print(f"Not measured in this profile: {', '.join(assumed)}.", style="dim", markup=False)
+
+
+def figures(report: SimulationReport, objective: Objective) -> list[tuple[str, str]]:
+    """Names and values of the other figures of a report."""
+    found = [
+        ("output tokens per second", f"{report.tokens_per_second:,.1f}"),
+        ("prefix hit rate", f"{report.hit_rate:.1%}"),
+        ("target utilisation", f"{report.utilisation:.1%}"),
+        ("simulated time", f"{report.seconds:,.1f} s, {report.steps:,} steps"),
+        ("cost", f"${report.dollars:,.2f}, ${report.dollars_per_million:,.2f} per million output tokens"),
+    ]
+    if math.isfinite(objective.ttft) or math.isfinite(objective.tpot):
+        found.append(("requests in the objective", f"{report.attainment:.2%} ({describe(objective)})"))
+    if report.rejected:
+        found.append(("rejected", f"{report.rejected} requests are larger than the KV cache of a worker"))
+    return found
+
+
+def describe(objective: Objective) -> str:
+    limits = (("TTFT", objective.ttft), ("TPOT", objective.tpot))
+    shown = [f"{name} at most {1000.0 * limit:g} ms" for name, limit in limits if math.isfinite(limit)]
+    return ", ".join(shown) or "no limit"
+
+
+def _milliseconds(times: Quantiles) -> list[str]:
+    return [f"{1000.0 * value:,.2f}" for value in (times.mean, times.p50, times.p90, times.p99)]

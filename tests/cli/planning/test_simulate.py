@@ -1,0 +1,69 @@
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.cli.commands import cli
+
+SHORT = ("--rate", "5", "--seconds", "20", "--prompt-tokens", "300", "--output-tokens", "50")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ("simulate", *arguments), env={"COLUMNS": "200"})
+
+
+def test_synthetic_traffic_prints_a_table() -> None:
+    result = run(*SHORT, "--alpha", "0.8", "--ttft-ms", "200", "--tpot-ms", "10", "--price", "3.6")
+    assert result.exit_code == 0, result.output
+    assert "on 1 x h200-8b" in result.stdout
+    assert "TTFT" in result.stdout
+    assert "TTFT at most 200 ms, TPOT at most 10 ms" in result.stdout
+    assert "Not measured in this profile" in result.stdout
+
+
+def test_a_trace_file_and_all_files(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    trace, figures, plot = tmp_path / "t.csv", tmp_path / "a.json", tmp_path / "a.png"
+    trace.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,480,10\n2023-11-16 18:17:04,320,8\n", "utf-8"
+    )
+    result = run(str(trace), "--workers", "2", "--scale", "3", "--json", str(figures), "--plot", str(plot))
+    assert result.exit_code == 0, result.output
+    document = json.loads(figures.read_text("utf-8"))
+    assert document["requests"] == 6
+    assert document["objective"]["ttft"] is None
+    assert len(document["ttft_cdf"]) == 101
+    assert document["ttft_cdf"][50] == pytest.approx(document["ttft"]["p50"])
+    assert len(document["utilisation_by_worker"]) == 2
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_production_policy_needs_the_stepwise_mode() -> None:
+    result = run(*SHORT, "--alpha", "0.8", "--rule", "policy")
+    assert result.exit_code == 2
+    assert "use the stepwise mode" in result.stderr
+    assert run(*SHORT, "--alpha", "0.8", "--rule", "policy", "--mode", "stepwise").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--alpha", "high"), "--alpha takes numbers"),
+        (("--alpha", "2"), "alpha must be in"),
+        (("--draft-workers", "1"), "need an alpha"),
+        (("--profile", "none"), "cannot read profile none"),
+        (("--json", "/nowhere/a.json"), "there is no folder"),
+        (("/nowhere/t.csv",), "cannot read"),
+        (("--rate", "0"), "rate above 0"),
+        (("--prefix-tokens", "5000"), "prompts longer than their prefix"),
+        (("--seconds", "0"), "a time above 0"),
+        (("--scale", "0"), "above 0"),
+        (("--ttft-ms", "0"), "times above 0"),
+    ],
+)
+def test_errors_are_one_line(arguments: tuple[str, ...], message: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
