@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 from statistics import mean, pstdev
 
@@ -83,7 +84,7 @@ def test_synthetic_traffic_has_the_rate_and_lengths_that_it_names() -> None:
 @pytest.mark.parametrize("burst", [0.0, 0.5, 1.0, 3.0])
 def test_bursts_are_the_deviation_of_gaps(burst: float) -> None:
     arrivals = [one.arrival for one in synthesize(Traffic(20.0, 10, 1, burst=burst), 500.0).requests]
-    gaps = [b - a for a, b in zip(arrivals, arrivals[1:], strict=False)]
+    gaps = [b - a for a, b in pairwise(arrivals)]
     assert pstdev(gaps) / mean(gaps) == pytest.approx(burst, rel=0.1, abs=1e-9)
 
 
