@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 from paceline.bench.plots import COLOURS, load_pyplot
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationResult
+from paceline.planning.sizing.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+
+PLACEMENTS = {"none": "no drafts", "device": "drafts on the target's device", "pool": "draft pool"}
 
 
 def plot_simulation(result: SimulationResult, objective: Objective, path: Path) -> None:
@@ -46,3 +49,26 @@ def _distribution(axes: "Axes", title: str, seconds: Sequence[float], limit: flo
     axes.set_title(title, fontsize=10, loc="left")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
+
+
+def plot_plan(plan: Plan, title: str, path: Path) -> None:
+    """Every simulated cluster: dollars an hour against the time per token. A ring marks the choice."""
+    pyplot = load_pyplot()
+    figure, axes = pyplot.subplots(figsize=(7.5, 4.6), layout="constrained")
+    for (placement, label), colour in zip(PLACEMENTS.items(), COLOURS, strict=True):
+        some = [one for one in plan.evaluations if one.candidate.placement == placement]
+        if some:
+            points = zip(*((one.candidate.dollars_per_hour, 1000.0 * one.report.tpot.p99) for one in some), strict=True)
+            axes.scatter(*points, s=26, color=colour, label=label)
+    chosen = plan.choice
+    point = [chosen.candidate.dollars_per_hour], [1000.0 * chosen.report.tpot.p99]
+    axes.plot(*point, "o", ms=12, mfc="none", mec="black", mew=1.4, label="choice", linestyle="none")
+    axes.set_yscale("log")
+    axes.set_xlabel("dollars an hour")
+    axes.set_ylabel("milliseconds per token, p99")
+    axes.set_title(title, fontsize=10, loc="left")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    pyplot.close(figure)

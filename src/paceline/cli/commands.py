@@ -14,6 +14,7 @@ from paceline.cli.cluster import down, keys, status, up
 from paceline.cli.doctor import doctor
 from paceline.cli.generate import generate
 from paceline.cli.options import default_to
+from paceline.cli.planning.plan import plan_command
 from paceline.cli.planning.simulate import simulate_command
 from paceline.cli.render import console
 from paceline.cli.serve import serve
@@ -56,6 +57,7 @@ for command in (serve, chat, generate, doctor, warm, train, up, down, status, ke
     cli.command()(command)
 cli.command("advise")(advise_command)
 cli.command("simulate")(simulate_command)
+cli.command("plan")(plan_command)
 benches = typer.Typer(cls=default_to(MEASURE), rich_markup_mode="markdown")
 benches.command(MEASURE, epilog=EPILOG)(bench)
 benches.command()(inflate)

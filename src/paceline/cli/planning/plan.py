@@ -1,0 +1,84 @@
+"""`paceline plan`: how many workers of each role, and why."""
+
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.planning import options
+from paceline.cli.planning.simulate import priced
+from paceline.cli.render import console
+from paceline.cli.render.plan import print_plan
+from paceline.planning.profiles.profile_file import load_profile
+from paceline.planning.sizing.candidate import Limits
+from paceline.planning.sizing.plan import Plan, plan
+from paceline.planning.traces.synthetic import Traffic
+
+
+def plan_command(
+    trace: options.TraceFile = None,
+    profile: options.Profile = "h200-8b",
+    alpha: options.Alpha = None,
+    max_depth: options.MaxDepth = 8,
+    rate: options.Rate = 1.0,
+    prompt_tokens: options.PromptTokens = 1000,
+    output_tokens: options.OutputTokens = 200,
+    prefix_tokens: options.PrefixTokens = 0,
+    prefix_groups: options.PrefixGroups = 1,
+    burst: options.Burst = 1.0,
+    seconds: options.Seconds = None,
+    scale: options.Scale = 1.0,
+    seed: options.Seed = 0,
+    ttft_ms: options.TtftMs = 1000.0,
+    tpot_ms: options.TpotMs = 50.0,
+    share: options.Share = 0.99,
+    max_workers: Annotated[int, typer.Option(min=1, help="Most target and draft workers.")] = 64,
+    max_dollars: Annotated[float | None, typer.Option(min=0.0, help="Most dollars per hour.")] = None,
+    price: options.Price = None,
+    draft_price: options.DraftPrice = None,
+    explain: Annotated[bool, typer.Option("--explain", help="List every cluster that was simulated.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.png", help="Plot cost against time per token.")
+    ] = None,
+) -> None:
+    """Find the cheapest cluster that meets an objective, by simulation, with the reason.
+
+    Exit status 1: no cluster within the limits meets it.
+    """
+    options.check_folder(json_file, plot_file)
+    traffic = Traffic(
+        rate, prompt_tokens, output_tokens, prefix_tokens=prefix_tokens, prefix_groups=prefix_groups, burst=burst
+    )
+    objective = options.read_objective(ttft_ms, tpot_ms, share)
+    limits = Limits(max_workers, math.inf if max_dollars is None else max_dollars)
+    worker = priced(load_profile(profile), price, draft_price)
+    speculation = options.read_speculation(alpha, max_depth)
+    requests = options.read_trace(trace, traffic, seconds, scale, seed)
+    with console.err.status("simulating") as status:
+        found = plan(
+            worker, requests, objective, limits, speculation, seed, lambda one: status.update(f"simulating {one}")
+        )
+    print_plan(found, objective, explain, console.out)
+    if json_file is not None:
+        json_file.write_text(json.dumps(_to_json(found), indent=2) + "\n", "utf-8")
+    if plot_file is not None:
+        from paceline.bench.simulation_plots import plot_plan
+
+        plot_plan(found, requests.name, plot_file)
+    if not found.is_met:
+        raise typer.Exit(1)
+
+
+def _to_json(found: Plan) -> dict[str, Any]:
+    return {
+        "is_met": found.is_met,
+        "reasons": found.reasons,
+        "saving_per_month": found.saving_per_month,
+        "choice": asdict(found.choice),
+        "plain": None if found.plain is None else asdict(found.plain),
+        "evaluations": [asdict(one) for one in found.evaluations],
+    }

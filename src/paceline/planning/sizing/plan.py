@@ -1,0 +1,124 @@
+"""The plan: the cheapest cluster that meets an objective within limits, with the reason. Pure."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.core.errors import InvalidRequest
+from paceline.planning.profiles.profile import WorkerProfile
+from paceline.planning.simulation.config import Speculation
+from paceline.planning.simulation.objective import Objective
+from paceline.planning.simulation.result import SimulationReport, summarize
+from paceline.planning.simulation.simulation import simulate
+from paceline.planning.sizing.candidate import Candidate, Limits, candidates, fewest_targets
+from paceline.planning.traces.trace import Trace
+
+HOURS_PER_MONTH = 730.0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    candidate: Candidate
+    report: SimulationReport
+
+    @property
+    def attainment(self) -> float:
+        return self.report.attainment
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    choice: Evaluation
+    is_met: bool
+    """Whether the choice meets the objective; if not, no cluster within the limits does."""
+    plain: Evaluation | None
+    """The cheapest cluster without drafts that meets the objective; None: there is none within the limits."""
+    reasons: tuple[str, ...]
+    evaluations: tuple[Evaluation, ...]
+    """All simulated clusters, in the order of their simulation."""
+
+    @property
+    def saving_per_month(self) -> float | None:
+        """Dollars that drafts save; None without a plan to compare."""
+        if self.plain is None or not self.is_met:
+            return None
+        return (self.plain.candidate.dollars_per_hour - self.choice.candidate.dollars_per_hour) * HOURS_PER_MONTH
+
+
+def plan(
+    profile: WorkerProfile,
+    trace: Trace,
+    objective: Objective,
+    limits: Limits,
+    speculation: Speculation | None = None,
+    seed: int = 0,
+    progress: Callable[[Candidate], None] = lambda _: None,
+) -> Plan:
+    """Simulates clusters from the cheapest on; the first that meets the objective is the choice.
+
+    The choice is never over the limits. If no cluster within them meets the objective, it is the one with the highest
+    attainment, and of those the cheapest.
+    """
+    offered = candidates(profile, speculation, limits, fewest_targets(profile, speculation, trace))
+    if not offered:
+        offered = candidates(profile, speculation, limits, 1)
+    if not offered:
+        raise InvalidRequest(
+            f"no cluster costs ${limits.dollars_per_hour:g} an hour or less: "
+            f"one target worker costs ${profile.price_per_hour.value:g}. Raise the limit",
+            field="limits",
+        )
+    known: dict[Candidate, Evaluation] = {}
+
+    def evaluate(one: Candidate) -> Evaluation:
+        if one not in known:
+            progress(one)
+            report = summarize(simulate(one.config(profile, speculation, seed), trace), objective)
+            known[one] = Evaluation(one, report)
+        return known[one]
+
+    def cheapest(some: Sequence[Candidate]) -> Evaluation | None:
+        return next((found for one in some if (found := evaluate(one)).attainment >= objective.share), None)
+
+    choice = cheapest(offered)
+    plain = cheapest([one for one in offered if one.placement == "none"]) if choice is not None else None
+    is_met = choice is not None
+    if choice is None:
+        choice = max(known.values(), key=lambda one: (one.attainment, -one.candidate.dollars_per_hour))
+    reasons = _reasons(choice, plain, is_met, tuple(known.values()), objective, speculation)
+    return Plan(choice, is_met, plain, reasons, tuple(known.values()))
+
+
+def _reasons(
+    choice: Evaluation,
+    plain: Evaluation | None,
+    is_met: bool,
+    evaluations: Sequence[Evaluation],
+    objective: Objective,
+    speculation: Speculation | None,
+) -> tuple[str, ...]:
+    reached = f"{choice.candidate} reach {choice.attainment:.2%} of requests in the objective"
+    if not is_met:
+        return (
+            f"No cluster within the limits meets the objective for {objective.share:.0%} of the requests.",
+            f"The best of {len(evaluations)}: {reached}. Raise the limits, or relax the objective.",
+        )
+    found = [f"{reached}, at ${choice.candidate.dollars_per_hour:.2f} an hour."]
+    cheaper = [one for one in evaluations if one.candidate.dollars_per_hour < choice.candidate.dollars_per_hour]
+    if cheaper:
+        best = max(cheaper, key=lambda one: one.attainment)
+        found.append(f"No cheaper cluster does: the best, {best.candidate}, reaches {best.attainment:.2%}.")
+    if speculation is None:
+        return tuple(found)
+    if choice.candidate.placement == "none":
+        found.append("Do not speculate: drafts do not make a cheaper cluster meet the objective.")
+    elif plain is None:
+        found.append("No cluster without drafts within the limits meets the objective.")
+    else:
+        saving = (plain.candidate.dollars_per_hour - choice.candidate.dollars_per_hour) * HOURS_PER_MONTH
+        found.append(
+            f"Drafts save ${saving:,.0f} a month: {plain.candidate} cost ${plain.candidate.dollars_per_hour:.2f} an hour."
+            if saving > 0.0 and math.isfinite(saving)
+            else f"Drafts cost nothing here: {plain.candidate} cost the same."
+        )
+    return tuple(found)

@@ -1,0 +1,135 @@
+import random
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.errors import InvalidRequest
+from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.profile import WorkerProfile
+from paceline.planning.profiles.profile_file import load_profile
+from paceline.planning.simulation.config import Speculation
+from paceline.planning.simulation.objective import Objective
+from paceline.planning.sizing.candidate import Limits, candidates, fewest_targets
+from paceline.planning.sizing.plan import HOURS_PER_MONTH, Plan, plan
+from paceline.planning.traces.synthetic import Traffic, synthesize
+from paceline.planning.traces.trace import Trace
+
+H200 = load_profile("h200-8b")
+LOAD = synthesize(Traffic(30.0, 800, 200), 20.0)
+OBJECTIVE = Objective(ttft=0.3, tpot=0.008, share=0.95)
+ALPHA = Speculation((0.8,))
+LIMITS = Limits(workers=12)
+
+
+def prices(target: float, draft: float) -> WorkerProfile:
+    return replace(H200, price_per_hour=Figure(target, "assumed"), draft_price_per_hour=Figure(draft, "assumed"))
+
+
+def planned(
+    trace: Trace = LOAD,
+    objective: Objective = OBJECTIVE,
+    limits: Limits = LIMITS,
+    profile: WorkerProfile = H200,
+    speculation: Speculation | None = ALPHA,
+) -> Plan:
+    return plan(profile, trace, objective, limits, speculation)
+
+
+def cost(one: Plan) -> float:
+    return one.choice.candidate.dollars_per_hour
+
+
+def test_the_choice_meets_the_objective_and_nothing_cheaper_that_was_tried_does() -> None:
+    one = planned()
+    assert one.is_met
+    assert one.choice.attainment >= OBJECTIVE.share
+    cheaper = [other for other in one.evaluations if other.candidate.dollars_per_hour < cost(one)]
+    assert all(other.attainment < OBJECTIVE.share for other in cheaper)
+
+
+def test_drafts_save_money_under_a_tight_time_per_token() -> None:
+    one = planned()
+    assert one.choice.candidate.placement != "none"
+    assert one.plain is not None
+    assert one.saving_per_month == pytest.approx((one.plain.candidate.dollars_per_hour - cost(one)) * HOURS_PER_MONTH)
+    assert one.saving_per_month > 0
+    assert any("Drafts save $" in reason for reason in one.reasons)
+
+
+def test_drafts_that_are_never_accepted_are_not_planned() -> None:
+    one = planned(speculation=Speculation((0.0,)))
+    assert one.choice.candidate.placement == "none"
+    assert "Do not speculate: drafts do not make a cheaper cluster meet the objective." in one.reasons
+
+
+def test_cost_grows_with_load() -> None:
+    costs = [cost(planned(LOAD.scaled(scale))) for scale in (0.5, 1.0, 2.0)]
+    assert costs == sorted(costs)
+    assert costs[0] < costs[-1]
+
+
+def test_cost_grows_with_a_tighter_objective() -> None:
+    for objectives in (
+        [Objective(0.3, tpot, 0.95) for tpot in (0.012, 0.008, 0.006, 0.004)],
+        [Objective(ttft, 0.02, 0.95) for ttft in (1.0, 0.2, 0.08, 0.05)],
+        [Objective(0.2, 0.008, share) for share in (0.5, 0.9, 0.99)],
+    ):
+        met = [one for objective in objectives if (one := planned(objective=objective)).is_met]
+        costs = [cost(one) for one in met]
+        assert costs == sorted(costs)
+
+
+def test_cost_grows_with_prices() -> None:
+    for profiles in (
+        [prices(target, 0.8) for target in (1.0, 2.0, 4.0)],
+        [prices(2.69, draft) for draft in (0.1, 0.8, 2.69)],
+    ):
+        costs = [cost(planned(profile=profile)) for profile in profiles]
+        assert costs == sorted(costs)
+
+
+def test_no_plan_is_over_its_limits() -> None:
+    dice = random.Random(0)
+    small = LOAD.first(4.0)
+    for _ in range(12):
+        limits = Limits(dice.randint(1, 6), dice.uniform(2.7, 15.0))
+        objective = Objective(dice.uniform(0.02, 1.0), dice.uniform(0.002, 0.02), dice.uniform(0.5, 1.0))
+        one = planned(small, objective, limits)
+        for tried in one.evaluations:
+            assert tried.candidate.targets + tried.candidate.drafts <= limits.workers
+            assert tried.candidate.dollars_per_hour <= limits.dollars_per_hour
+        assert one.is_met == (one.choice.attainment >= objective.share)
+
+
+def test_an_objective_that_cannot_be_met_is_reported_with_the_best_cluster() -> None:
+    one = planned(LOAD.first(4.0), Objective(ttft=0.001), Limits(2))
+    assert not one.is_met
+    assert one.saving_per_month is None
+    assert one.choice.attainment == max(other.attainment for other in one.evaluations)
+    assert one.reasons[0].startswith("No cluster within the limits meets the objective")
+
+
+def test_a_limit_below_one_worker_is_an_error() -> None:
+    with pytest.raises(InvalidRequest, match="one target worker costs"):
+        planned(limits=Limits(4, 1.0))
+
+
+@pytest.mark.parametrize("values", [(0, 1.0), (1, -1.0), (1, float("nan"))])
+def test_limits_that_cannot_be_are_refused(values: tuple[int, float]) -> None:
+    with pytest.raises(InvalidRequest, match="limits must be"):
+        Limits(*values)
+
+
+def test_candidates_are_ordered_by_cost_and_include_every_placement() -> None:
+    found = candidates(H200, ALPHA, Limits(8), 2)
+    costs = [one.dollars_per_hour for one in found]
+    assert costs == sorted(costs)
+    assert {one.placement for one in found} == {"none", "device", "pool"}
+    assert min(one.targets for one in found) == 2
+    assert {one.placement for one in candidates(H200, None, Limits(8), 1)} == {"none"}
+
+
+def test_the_lower_bound_is_below_the_plan_and_grows_with_load() -> None:
+    bounds = [fewest_targets(H200, None, LOAD.scaled(scale)) for scale in (1.0, 4.0, 16.0)]
+    assert bounds == sorted(bounds)
+    assert bounds[0] <= planned(speculation=None).choice.candidate.targets
