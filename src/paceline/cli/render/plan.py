@@ -8,15 +8,25 @@ from paceline.cli.render.simulation import describe
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.sizing.plan import Plan
 
-PLACEMENTS = {"none": "-", "device": "target's device", "pool": "pool"}
+PLACEMENTS = {"none": "-", "device": "target", "pool": "pool"}
 
 
 def print_plan(plan: Plan, objective: Objective, explain: bool, console: Console) -> None:
     console.print(
         f"{plan.choice.report.trace}: {describe(objective)}, for {objective.share:.0%}", style="bold", markup=False
     )
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    headings = ("targets", "drafts", "drafts on", "$ an hour", "met", "TTFT p99", "TPOT p99", "busy", "$ per million")
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1))
+    headings = (
+        "tar-\ngets",
+        "draft\nworkers",
+        "drafts\non",
+        "$ an\nhour",
+        "met",
+        "TTFT p99\nms",
+        "TPOT p99\nms",
+        "busy",
+        "$ per\nmillion",
+    )
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     shown = plan.evaluations if explain else [one for one in (plan.choice, plan.plain) if one is not None]
@@ -28,8 +38,8 @@ def print_plan(plan: Plan, objective: Objective, explain: bool, console: Console
             PLACEMENTS[candidate.placement],
             f"{candidate.dollars_per_hour:.2f}",
             f"{one.attainment:.2%}",
-            f"{1000.0 * report.ttft.p99:,.1f} ms",
-            f"{1000.0 * report.tpot.p99:,.1f} ms",
+            f"{1000.0 * report.ttft.p99:,.1f}",
+            f"{1000.0 * report.tpot.p99:,.1f}",
             f"{report.utilisation:.0%}",
             f"{report.dollars_per_million:.2f}",
             style="bold green" if one == plan.choice and plan.is_met else "",
