@@ -1,8 +1,8 @@
 """y = x W^T (+ bias), and rows of W for embeddings.
 
 On the CPU in float32 a weight keeps the format of the checkpoint, including 4-bit codes. Products with codes round activations
-to int8 in groups of 32, unless the weight's `activations` is float32. Elsewhere a weight is a dense tensor in the model's dtype,
-or 8-bit values with scales.
+to int8 in groups of 32, unless the weight's `activations` is float32. Elsewhere a weight is a dense tensor in the model's
+dtype, or 8-bit values with scales.
 """
 
 from dataclasses import dataclass

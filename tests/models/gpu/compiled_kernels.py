@@ -113,7 +113,8 @@ def missing_for_head(max_num_seqs: int, num_lanes: int) -> tuple[int, set[tuple[
 
 
 def missing_for_mixed(config: ModelConfig, max_num_seqs: int, max_depth: int) -> tuple[int, set[tuple[str, str]]]:
-    """The same for mixed steps, besides the kernels of other passes: any number of sequences decode, with drafts of any depth, beside any prompts."""
+    """The same for mixed steps, besides the kernels of other passes: any number of sequences decode, with drafts of any depth,
+    beside any prompts."""
     model = DecoderModel(config, RandomWeights(config, seed=0), torch.device("cpu"), torch.bfloat16)
     runner = GpuRunner(model, num_blocks=2 * LONGEST // 16)
     slots = DeviceSlots(bucket(max_num_seqs), runner.device)

@@ -35,6 +35,9 @@ PrefixTokens = Annotated[
     int, typer.Option(min=0, help="Tokens that prompts of one group share.", rich_help_panel=TRAFFIC)
 ]
 PrefixGroups = Annotated[int, typer.Option(min=1, help="Groups with a common prefix.", rich_help_panel=TRAFFIC)]
+Spread = Annotated[
+    float, typer.Option(min=0.0, help="Deviation of lengths over their mean; 0: equal ones.", rich_help_panel=TRAFFIC)
+]
 Burst = Annotated[
     float, typer.Option(min=0.0, help="Deviation of gaps over their mean; 1: Poisson.", rich_help_panel=TRAFFIC)
 ]

@@ -26,6 +26,7 @@ def plan_command(
     rate: options.Rate = 1.0,
     prompt_tokens: options.PromptTokens = 1000,
     output_tokens: options.OutputTokens = 200,
+    spread: options.Spread = 0.5,
     prefix_tokens: options.PrefixTokens = 0,
     prefix_groups: options.PrefixGroups = 1,
     burst: options.Burst = 1.0,
@@ -50,9 +51,7 @@ def plan_command(
     Exit status 1: no cluster within the limits meets it.
     """
     options.check_folder(json_file, plot_file)
-    traffic = Traffic(
-        rate, prompt_tokens, output_tokens, prefix_tokens=prefix_tokens, prefix_groups=prefix_groups, burst=burst
-    )
+    traffic = Traffic(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
     objective = options.read_objective(ttft_ms, tpot_ms, share)
     limits = Limits(max_workers, math.inf if max_dollars is None else max_dollars)
     worker = priced(load_profile(profile), price, draft_price)

@@ -39,6 +39,7 @@ def simulate_command(
     rate: options.Rate = 1.0,
     prompt_tokens: options.PromptTokens = 1000,
     output_tokens: options.OutputTokens = 200,
+    spread: options.Spread = 0.5,
     prefix_tokens: options.PrefixTokens = 0,
     prefix_groups: options.PrefixGroups = 1,
     burst: options.Burst = 1.0,
@@ -59,9 +60,7 @@ def simulate_command(
     The router and the depth policy are those of a real cluster. The time is virtual.
     """
     options.check_folder(json_file, plot_file)
-    traffic = Traffic(
-        rate, prompt_tokens, output_tokens, prefix_tokens=prefix_tokens, prefix_groups=prefix_groups, burst=burst
-    )
+    traffic = Traffic(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
     speculation = options.read_speculation(alpha, max_depth)
     config = SimulationConfig(
         priced(load_profile(profile), price, draft_price),
@@ -89,9 +88,15 @@ def simulate_command(
 
 def priced(profile: WorkerProfile, price: float | None, draft_price: float | None) -> WorkerProfile:
     """The profile with prices of the command line."""
-    given = {"price_per_hour": price, "draft_price_per_hour": draft_price}
-    changed = {key: Figure(value, "assumed", "command line") for key, value in given.items() if value is not None}
-    return replace(profile, **changed)
+
+    def figure(known: Figure, value: float | None) -> Figure:
+        return known if value is None else Figure(value, "assumed", "command line")
+
+    return replace(
+        profile,
+        price_per_hour=figure(profile.price_per_hour, price),
+        draft_price_per_hour=figure(profile.draft_price_per_hour, draft_price),
+    )
 
 
 def _to_json(report: SimulationReport, result: SimulationResult, objective: Objective) -> dict[str, Any]:

@@ -194,7 +194,8 @@ class SteppedBatch:
         if self._policy is not None:
             self._policy.observe(self._jobs, self._depths, accepted, context, self._rounds)
             self._depths = []
-        ended, kept = [], []
+        ended: list[Job] = []
+        kept: list[Job] = []
         for job, more in zip(self._jobs, accepted, strict=True):
             made = min(1 + more, job.output_tokens - job.generated)
             job.generated += made

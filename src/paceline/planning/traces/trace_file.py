@@ -4,8 +4,8 @@ import csv
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from paceline.core.errors import InvalidRequest
 from paceline.planning.traces.trace import Trace, TraceRequest, ordered
@@ -32,7 +32,7 @@ def read_azure(path: Path) -> Trace:
         rows = csv.DictReader(file)
         if tuple(rows.fieldnames or ()) != AZURE_COLUMNS:
             raise InvalidRequest(f"{path}: the first line must be {','.join(AZURE_COLUMNS)}", field="trace")
-        requests = [_checked(path, line, lambda row=row: _azure(row)) for line, row in enumerate(rows, 2)]
+        requests = [_checked(path, line, partial(_azure, row)) for line, row in enumerate(rows, 2)]
     return ordered(path.stem, requests)
 
 
@@ -46,7 +46,7 @@ def _azure(row: dict[str, str]) -> TraceRequest:
 
 def read_mooncake(path: Path) -> Trace:
     """Lines with `timestamp` in milliseconds, `input_length`, `output_length` and `hash_ids` of 512-token blocks."""
-    requests = [_checked(path, line, lambda text=text: _mooncake(json.loads(text))) for line, text in _lines(path)]
+    requests = [_checked(path, line, partial(_mooncake, text)) for line, text in _lines(path)]
     return ordered(path.stem, requests, MOONCAKE_BLOCK)
 
 
@@ -55,7 +55,8 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
         yield from ((number, line) for number, line in enumerate(file, 1) if line.strip())
 
 
-def _mooncake(row: Any) -> TraceRequest:
+def _mooncake(text: str) -> TraceRequest:
+    row = json.loads(text)
     length = int(row["input_length"])
     # The last id may stand for part of a block, which a cache does not store
     full = tuple(int(one) for one in row["hash_ids"][: length // MOONCAKE_BLOCK])

@@ -1,0 +1,73 @@
+"""Speed and memory of the simulator on a scaled trace, and the closed form against steps one by one.
+
+python benchmarks/simulator_speed.py TRACE --workers 100 --scale 20 --seconds 600
+python benchmarks/simulator_speed.py TRACE --workers 8 --seconds 600 --compare
+"""
+
+import argparse
+import resource
+import time
+from pathlib import Path
+
+from paceline.planning.profiles.profile_file import load_profile
+from paceline.planning.simulation.config import Mode, SimulationConfig, Speculation
+from paceline.planning.simulation.objective import Objective
+from paceline.planning.simulation.result import SimulationReport, summarize
+from paceline.planning.simulation.simulation import simulate
+from paceline.planning.traces.trace import Trace
+from paceline.planning.traces.trace_file import load_trace
+
+
+def run(options: argparse.Namespace, trace: Trace, mode: Mode, seed: int) -> tuple[SimulationReport, float]:
+    """The report, and the seconds of CPU time that it took."""
+    speculation = Speculation((options.alpha,)) if options.alpha else None
+    config = SimulationConfig(load_profile("h200-8b"), options.workers, speculation=speculation, mode=mode, seed=seed)
+    started = time.process_time()
+    result = simulate(config, trace)
+    return summarize(result, Objective()), time.process_time() - started
+
+
+def figures(report: SimulationReport) -> dict[str, float]:
+    return {
+        "TTFT mean, ms": 1000.0 * report.ttft.mean,
+        "TTFT p99, ms": 1000.0 * report.ttft.p99,
+        "TPOT mean, ms": 1000.0 * report.tpot.mean,
+        "TPOT p50, ms": 1000.0 * report.tpot.p50,
+        "TPOT p99, ms": 1000.0 * report.tpot.p99,
+        "tokens/s": report.tokens_per_second,
+        "utilisation": report.utilisation,
+        "hit rate": report.hit_rate,
+        "steps": float(report.steps),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--scale", type=float, default=1.0)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="part of the trace")
+    parser.add_argument("--alpha", type=float, default=0.8, help="0: no drafts")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of each mode, with --compare")
+    parser.add_argument("--compare", action="store_true", help="compare with steps one by one")
+    options = parser.parse_args()
+    trace = load_trace(options.trace).first(options.seconds).scaled(options.scale)
+    if not options.compare:
+        report, seconds = run(options, trace, "closed_form", 0)
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"{report.requests} requests, {options.workers} workers, {report.seconds:.0f} s of virtual time")
+        print(f"{seconds:.1f} s of CPU time, {1e6 * seconds / report.requests:.0f} us a request, {memory:.0f} MiB")
+        for name, value in figures(report).items():
+            print(f"{name:16}{value:12.4g}")
+        return
+    modes: tuple[Mode, Mode] = ("closed_form", "stepwise")
+    closed, steps = ([figures(run(options, trace, mode, seed)[0]) for seed in range(options.seeds)] for mode in modes)
+    for name in closed[0]:
+        means = [sum(one[name] for one in some) / options.seeds for some in (closed, steps)]
+        spread = f"{min(one[name] for one in steps):.4g} to {max(one[name] for one in steps):.4g}"
+        ratio = means[0] / means[1] if means[1] else 1.0
+        print(f"{name:16}{means[0]:12.4g}{means[1]:12.4g}  ratio {ratio:.4f}  stepwise {spread}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
