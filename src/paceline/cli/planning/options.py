@@ -1,12 +1,16 @@
-"""Options that the commands of planning share: the trace, the alphas, and files to write."""
+"""Options that the commands of planning share: the trace, the profile, the alphas, and files to write."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.core.errors import InvalidRequest
+from paceline.planning.profiles.curve import Figure
+from paceline.planning.profiles.profile import WorkerProfile
+from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Speculation
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.traces.synthetic import Traffic, synthesize
@@ -55,7 +59,22 @@ Price = Annotated[
 DraftPrice = Annotated[
     float | None, typer.Option(min=0.0, help="Dollars per hour of a draft worker. Default: the profile's.")
 ]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")]
 DEFAULT_SECONDS = 300.0
+
+
+def read_profile(name: str, price: float | None, draft_price: float | None) -> WorkerProfile:
+    """A shipped profile or a file, with prices of the command line."""
+    profile = load_profile(name)
+
+    def figure(known: Figure, value: float | None) -> Figure:
+        return known if value is None else Figure(value, "assumed", "command line")
+
+    return replace(
+        profile,
+        price_per_hour=figure(profile.price_per_hour, price),
+        draft_price_per_hour=figure(profile.draft_price_per_hour, draft_price),
+    )
 
 
 def read_trace(path: Path | None, traffic: Traffic, seconds: float | None, scale: float, seed: int) -> Trace:

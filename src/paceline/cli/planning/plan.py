@@ -9,10 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.planning import options
-from paceline.cli.planning.simulate import priced
 from paceline.cli.render import console
 from paceline.cli.render.plan import print_plan
-from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.sizing.candidate import Limits
 from paceline.planning.sizing.plan import Plan, plan
 from paceline.planning.traces.synthetic import Traffic
@@ -41,7 +39,7 @@ def plan_command(
     price: options.Price = None,
     draft_price: options.DraftPrice = None,
     explain: Annotated[bool, typer.Option("--explain", help="List every cluster that was simulated.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
+    json_file: options.JsonFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Plot cost against time per token.")
     ] = None,
@@ -54,7 +52,7 @@ def plan_command(
     traffic = Traffic(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
     objective = options.read_objective(ttft_ms, tpot_ms, share)
     limits = Limits(max_workers, math.inf if max_dollars is None else max_dollars)
-    worker = priced(load_profile(profile), price, draft_price)
+    worker = options.read_profile(profile, price, draft_price)
     speculation = options.read_speculation(alpha, max_depth)
     requests = options.read_trace(trace, traffic, seconds, scale, seed)
     with console.err.status("simulating") as status:

@@ -11,9 +11,6 @@ from paceline.cli.planning import options
 from paceline.cli.render import console
 from paceline.cli.render.simulation import print_simulation
 from paceline.core.cluster_config import RouterPolicy
-from paceline.planning.profiles.curve import Figure
-from paceline.planning.profiles.profile import WorkerProfile
-from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import DepthRule, Mode, SimulationConfig
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationReport, SimulationResult, quantile, summarize
@@ -50,7 +47,7 @@ def simulate_command(
     tpot_ms: options.TpotMs = None,
     price: options.Price = None,
     draft_price: options.DraftPrice = None,
-    json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write all figures.")] = None,
+    json_file: options.JsonFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Plot the distributions of TTFT and TPOT.")
     ] = None,
@@ -63,7 +60,7 @@ def simulate_command(
     traffic = Traffic(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
     speculation = options.read_speculation(alpha, max_depth)
     config = SimulationConfig(
-        priced(load_profile(profile), price, draft_price),
+        options.read_profile(profile, price, draft_price),
         workers,
         draft_workers,
         None if speculation is None else replace(speculation, rule=rule),
@@ -84,19 +81,6 @@ def simulate_command(
         from paceline.bench.simulation_plots import plot_simulation
 
         plot_simulation(result, objective, plot_file)
-
-
-def priced(profile: WorkerProfile, price: float | None, draft_price: float | None) -> WorkerProfile:
-    """The profile with prices of the command line."""
-
-    def figure(known: Figure, value: float | None) -> Figure:
-        return known if value is None else Figure(value, "assumed", "command line")
-
-    return replace(
-        profile,
-        price_per_hour=figure(profile.price_per_hour, price),
-        draft_price_per_hour=figure(profile.draft_price_per_hour, draft_price),
-    )
 
 
 def _to_json(report: SimulationReport, result: SimulationResult, objective: Objective) -> dict[str, Any]:
