@@ -11,15 +11,16 @@ how many requests per second met the objective. `--off` asks Paceline not to spe
 
 import argparse
 import asyncio
-import csv
 import json
 import time
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+
+from paceline.planning.simulation.result import quantile
+from paceline.planning.traces.trace_file import load_trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,20 +95,14 @@ class Client:
 
 
 def arrival_times(path: Path, count: int, rate: float) -> list[float]:
-    """The first `count` arrivals of a trace with a column TIMESTAMP, scaled to a mean of `rate` per second."""
-    with path.open() as file:
-        stamps = [
-            datetime.fromisoformat(row["TIMESTAMP"][:26])
-            for _, row in zip(range(count), csv.DictReader(file), strict=False)
-        ]
-    seconds = [(stamp - stamps[0]).total_seconds() for stamp in stamps]
-    scale = (len(seconds) - 1) / rate / seconds[-1]
-    return [second * scale for second in seconds]
+    """The first `count` arrivals of a trace, scaled to a mean of `rate` per second."""
+    seconds = [request.arrival for request in load_trace(path).requests[:count]]
+    scale = (len(seconds) - 1) / rate / (seconds[-1] - seconds[0])
+    return [scale * (second - seconds[0]) for second in seconds]
 
 
-def quantile(values: list[float], share: float) -> float:
-    """In milliseconds."""
-    return 1e3 * sorted(values)[min(len(values) - 1, int(share * len(values)))]
+def milliseconds(values: list[float], share: float) -> float:
+    return 1e3 * quantile(sorted(values), share)
 
 
 async def run(options: argparse.Namespace) -> str:
@@ -128,8 +123,8 @@ async def run(options: argparse.Namespace) -> str:
     good = sum(1e3 * one.ttft <= options.max_ttft and 1e3 * one.tpot <= options.max_tpot for one in answers)
     line = (
         f"{name}: {sum(one.tokens for one in answers) / seconds:.0f} tok/s; "
-        f"TTFT p50 {quantile(ttft, 0.5):.0f} p99 {quantile(ttft, 0.99):.0f} ms; "
-        f"TPOT p50 {quantile(tpot, 0.5):.2f} p99 {quantile(tpot, 0.99):.2f} ms; "
+        f"TTFT p50 {milliseconds(ttft, 0.5):.0f} p99 {milliseconds(ttft, 0.99):.0f} ms; "
+        f"TPOT p50 {milliseconds(tpot, 0.5):.2f} p99 {milliseconds(tpot, 0.99):.2f} ms; "
         f"{len(answers)} answered, {client.num_refused} refused"
     )
     if options.rate:
@@ -147,7 +142,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--rate", type=float, help="requests per second; an open loop")
-    parser.add_argument("--arrivals", type=Path, help="trace with a column TIMESTAMP")
+    parser.add_argument("--arrivals", type=Path, help="trace: .csv of Azure, or .jsonl of Mooncake")
     parser.add_argument("--max-ttft", type=float, default=500.0, help="objective, in ms")
     parser.add_argument("--max-tpot", type=float, default=25.0, help="objective, in ms")
     parser.add_argument("--off", action="store_true", help="ask Paceline not to speculate")
