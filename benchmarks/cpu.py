@@ -1,9 +1,10 @@
 """The embedded model on this CPU: Paceline, transformers and llama.cpp, each in its own process.
 
-    python benchmarks/cpu.py [--tokens 128] [--repeats 5] [--draft smollm2-eagle] [--llama-cpp PYTHON]
+    python benchmarks/cpu.py [--tokens 128] [--repeats 5] [--draft smollm2-eagle] [--sampled] [--llama-cpp PYTHON]
 
 Every engine generates the same number of greedy tokens from the same prompts of spec_bench_dev.jsonl. The time
-includes prefill. `--llama-cpp` is the path of a Python with `llama-cpp-python`, which loads the same GGUF.
+includes prefill. `--sampled`: Paceline alone, with the sampling that the model recommends and a seed. `--llama-cpp` is the
+path of a Python with `llama-cpp-python`, which loads the same GGUF.
 """
 
 import argparse
@@ -24,7 +25,7 @@ import json, resource, sys, time
 from paceline import LLM, SamplingParams
 job = json.load(sys.stdin)
 llm = LLM(job["model"], draft=job["draft"], activations=job["activations"], prefix_caching=False, max_num_seqs=8)
-sampling = SamplingParams(temperature=0.0, max_tokens=job["tokens"], ignore_eos=True)
+sampling = SamplingParams(max_tokens=job["tokens"], ignore_eos=True, **job["sampling"])
 
 def run(count, enabled):
     started = time.perf_counter()
@@ -98,6 +99,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--draft", default="smollm2-eagle", help="draft of `speculation on`; none: ngram")
+    parser.add_argument("--sampled", action="store_true")
     parser.add_argument("--llama-cpp", metavar="PYTHON")
     options = parser.parse_args()
     path = find_model("smollm2")
@@ -111,13 +113,15 @@ def main() -> None:
         "prompts": prompts,
         "tokens": options.tokens,
         "repeats": options.repeats,
+        "sampling": {"temperature": 0.2, "top_p": 0.9, "seed": 1} if options.sampled else {"temperature": 0.0},
         "threads": os.cpu_count(),
     }
     results = run_engine(sys.executable, PACELINE, {**job, "activations": "int8"})
     memory = results.pop("memory")
-    results |= run_engine(sys.executable, PACELINE, {**job, "activations": "float32"})
-    del results["memory"]
-    results |= run_engine(sys.executable, TRANSFORMERS, job)
+    if not options.sampled:
+        results |= run_engine(sys.executable, PACELINE, {**job, "activations": "float32"})
+        del results["memory"]
+        results |= run_engine(sys.executable, TRANSFORMERS, job)
     if options.llama_cpp:
         results |= run_engine(options.llama_cpp, LLAMA_CPP, job)
     rates = {}

@@ -1,10 +1,10 @@
 """Cost of the rows of a decode step and speed of prompts on this CPU, by instruction set, activations and threads.
 
-    python benchmarks/cpu_rows.py [--repeats 15] [--threads 1 2 4 8 16] [--model smollm2] [--llama-cpp PYTHON]
+    python benchmarks/cpu_rows.py [--repeats 15] [--threads 1 2 4 8 16] [--model smollm2] [--llama-cpp PYTHON] [--unchecked]
 
-First every instruction set of this CPU must give the bits of plain C, for products and for a pass of the model. The contenders
-take turns, each in its own process; every figure is the least of all repeats. `--llama-cpp` is the path of a Python with
-`llama-cpp-python`, which loads the same GGUF.
+First every instruction set of this CPU must give the bits of plain C, for products and for a pass of the model, unless
+`--unchecked` leaves this out. The contenders take turns, each in its own process; every figure is the least of all repeats.
+`--llama-cpp` is the path of a Python with `llama-cpp-python`, which loads the same GGUF.
 """
 
 import argparse
@@ -136,7 +136,8 @@ def check_bits() -> list[str]:
         environment = {**os.environ, "PACELINE_INSTRUCTIONS": name}
         done = subprocess.run([sys.executable, "-c", CHECKSUMS], env=environment, capture_output=True, text=True)
         if done.returncode:
-            print(f"{name:12} cannot run: {done.stderr.strip().splitlines()[-1]}", flush=True)
+            reason = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+            print(f"{name:12} cannot run: {reason[-1]}", flush=True)
             continue
         used, found[name] = json.loads(done.stdout)
         same = found[name] == found["portable"]
@@ -155,9 +156,11 @@ def main() -> None:
         "--instructions", nargs="*", default=None, help="default: those of this CPU, as chosen at start"
     )
     parser.add_argument("--llama-cpp", metavar="PYTHON")
+    parser.add_argument("--unchecked", action="store_true", help="measure without the comparison of bits")
     options = parser.parse_args()
     print(f"{cpu_name()}, {usable_cores()} usable cores", flush=True)
-    check_bits()
+    if not options.unchecked:
+        check_bits()
     for threads in options.threads:
         contenders = [
             start(

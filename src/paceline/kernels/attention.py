@@ -1,7 +1,8 @@
 """Attention of the rows of one pass over the paged cache, as `AttentionLayout` describes it.
 
-A sliding `window` limits a row to its last visible tokens, itself included. Sums run over the visible tokens in order, not over
-cache positions: in the native kernel, a node of a tree has the same bits as the same path in a chain.
+A sliding `window` limits a row to its last visible tokens, itself included. `sinks` add a score without a value to the softmax
+of each head. Sums run over the visible tokens in order, not over cache positions: in the native kernel, a node of a tree has
+the same bits as the same path in a chain.
 """
 
 import torch
@@ -16,17 +17,24 @@ HEAD_MULTIPLE = 16
 
 
 def paged_attention(
-    q: Tensor, key_cache: Tensor, value_cache: Tensor, layout: AttentionLayout, scale: float, window: int | None = None
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    layout: AttentionLayout,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,  # [H]
 ) -> Tensor:
     """q [T, H, hd], caches [blocks, BLOCK_SIZE, KV, hd], which contain the keys and values of these rows -> [T, H * hd]."""
     rows, heads, width = q.shape
     if width % HEAD_MULTIPLE or not native.supports(q) or key_cache.dtype is not torch.float32:
-        return paged_attention_reference(q, key_cache, value_cache, layout, scale, window)
+        return paged_attention_reference(q, key_cache, value_cache, layout, scale, window, sinks)
     starts, context_lens, tables, ancestors = layout.starts, layout.context_lens, layout.block_tables, layout.ancestors
     assert starts.dtype is context_lens.dtype is tables.dtype is torch.int32
     assert tables.is_contiguous()
     assert q.is_contiguous()
     assert value_cache.dtype is torch.float32
+    assert sinks is None or sinks.dtype is torch.float32
     out = torch.empty(rows, heads * width)
     native.library().for_rows(rows).paceline_attention(  # type: ignore[union-attr]  # supports() checked it
         q.data_ptr(),
@@ -37,6 +45,7 @@ def paged_attention(
         context_lens.data_ptr(),
         tables.data_ptr(),
         None if ancestors is None else ancestors.data_ptr(),
+        None if sinks is None else sinks.data_ptr(),
         rows,
         context_lens.shape[0],
         tables.shape[1],
@@ -50,7 +59,13 @@ def paged_attention(
 
 
 def paged_attention_reference(
-    q: Tensor, key_cache: Tensor, value_cache: Tensor, layout: AttentionLayout, scale: float, window: int | None = None
+    q: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    layout: AttentionLayout,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     heads, kv_heads, width = q.shape[1], key_cache.shape[2], q.shape[2]
     starts, contexts = layout.starts.tolist(), layout.context_lens.tolist()
@@ -65,7 +80,10 @@ def paged_attention_reference(
         scores = torch.einsum("rkgd,lkd->kgrl", queries, keys) * scale
         ancestors = None if layout.ancestors is None else layout.ancestors[rows]
         scores = scores.masked_fill(~_visible(context, length, ancestors, window, q.device), float("-inf"))
-        out = torch.einsum("kgrl,lkd->rkgd", scores.softmax(-1), values)
+        if sinks is not None:
+            ends = sinks.float().view(kv_heads, -1, 1, 1).expand(-1, -1, scores.shape[2], 1)
+            scores = torch.cat((scores, ends), -1)
+        out = torch.einsum("kgrl,lkd->rkgd", scores.softmax(-1)[..., :length], values)
         outputs.append(out.flatten(1).to(q.dtype))
     return torch.cat(outputs) if outputs else q.new_empty(0, heads * width)
 

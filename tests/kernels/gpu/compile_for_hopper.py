@@ -4,10 +4,15 @@ import torch
 
 from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any kernel
 
+from paceline.kernels.activation import Activation
+from paceline.kernels.experts import Experts, Routing
 from paceline.kernels.gpu.attention import paged_attention
 from paceline.kernels.gpu.attention_plan import attention_plan
+from paceline.kernels.gpu.experts import feed_experts
+from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store
-from paceline.kernels.linear import DenseWeight
+from paceline.kernels.linear import DenseWeight, LinearWeight
+from paceline.kernels.quantized import QuantizedWeight
 
 
 def zeros(*shape: int) -> torch.Tensor:
@@ -26,12 +31,26 @@ def compile_pass(rows: int, splits: int, is_tree: bool) -> None:
         q, cache, cache, starts, context, torch.zeros(1, 4).int(), plan, 0.1, ids if is_tree else None
     )
     hidden, normed = add_linear(attended, DenseWeight(zeros(512, 512)), hidden, norm, 1e-5)
-    gated = gate_up(normed, DenseWeight(zeros(1024, 512)))
-    hidden, normed = add_linear(gated, DenseWeight(zeros(512, 512)), hidden, norm, 1e-5)
+    inner = gate_up(normed, DenseWeight(zeros(1024, 512)))
+    hidden, normed = add_linear(inner, DenseWeight(zeros(512, 512)), hidden, norm, 1e-5)
     linear(normed, DenseWeight(zeros(64, 512)), out_dtype=torch.float32)
+
+
+def compile_experts(rows: int, dtype: torch.dtype, activation: Activation, *, biases: bool) -> None:
+    """Four experts of 256 inputs and 128 inner values."""
+    shapes = (4 * 256, 256), (4 * 256, 128)
+    weights: list[LinearWeight] = [DenseWeight(zeros(*shape)) for shape in shapes]
+    if dtype is not torch.bfloat16:
+        weights = [QuantizedWeight(torch.zeros(shape, dtype=dtype), torch.zeros(shape[0], 1)) for shape in shapes]
+    vectors = (zeros(4), zeros(4 * 256), zeros(4 * 256)) if biases else ()
+    routing = Routing(4, 2, is_normalized=True)
+    feed_experts(zeros(rows, 256), Experts(routing, activation, DenseWeight(zeros(4, 256)), *weights, *vectors))
 
 
 if __name__ == "__main__":
     compile_pass(rows=1, splits=4, is_tree=False)
     compile_pass(rows=8, splits=1, is_tree=True)
+    compile_experts(80, torch.int8, "silu", biases=False)
+    compile_experts(8, torch.bfloat16, "clamped_swiglu", biases=True)
+    gated(zeros(2, 256), "gelu_tanh")
     print(" ".join(sorted(COMPILED)))

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paceline.kernels.activation import silu_mul_reference
+from paceline.kernels.activation import gated_reference
 from paceline.kernels.gpu.activation import silu_mul
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import on_device
@@ -14,7 +14,7 @@ from tests.kernels.gpu.cases import on_device
 def test_equals_the_reference(rows: int, width: int, dtype: torch.dtype, tolerance: float) -> None:
     gate_up = (torch.randn(rows, 2 * width, generator=generator(0)) * 4).to(dtype)
     gate_up[0, 0], gate_up[0, 1] = 80.0, -80.0
-    expected = silu_mul_reference(gate_up)
+    expected = gated_reference(gate_up)
     given = on_device(gate_up)[0]
     torch.testing.assert_close(silu_mul(given).cpu(), expected, rtol=tolerance, atol=tolerance)
     out = torch.full((rows, width), torch.nan, dtype=dtype, device=given.device)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.activation import silu_mul_reference
+from paceline.kernels.activation import gated_reference
 from paceline.kernels.gpu.linear import Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.tiles import Tile
 from paceline.kernels.linear import DenseWeight, LinearWeight
@@ -116,7 +116,7 @@ def test_any_tile(tile: Tile) -> None:
     weight, x = weight_of("dense", 70, 136, torch.float32), random(3, 136, seed=5)
     close(linear(x.to(DEVICE), there(weight), tile=tile), linear_reference(x, weight), torch.float32)
     pairs = gate_up(normed(x, torch.ones(136)), there(weight), tile=tile)
-    gated = silu_mul_reference(linear_reference(rms_norm_reference(x, torch.ones(136), EPS), weight))
+    gated = gated_reference(linear_reference(rms_norm_reference(x, torch.ones(136), EPS), weight))
     close(pairs, gated, torch.float32)
 
 
@@ -145,7 +145,7 @@ def test_gate_and_up(kind: str, dtype: torch.dtype) -> None:
     both = linear_reference(rms_norm_reference(hidden.float(), norm.float(), EPS), wide(weight))
     ours = gate_up(normed(hidden, norm), there(weight))
     assert ours.shape == (9, 21)
-    close(ours, silu_mul_reference(both), dtype)
+    close(ours, gated_reference(both), dtype)
 
 
 def check_qkv(

@@ -1,4 +1,5 @@
-/* out = silu(gate) * up = gate / (1 + e^-gate) * up; gate and up are the halves of each row of gate_up. */
+/* out = act(gate) * up; gate and up are the halves of each row of gate_up. See activation.h for the kinds. */
+#include "activation.h"
 #include "pool.h"
 #include "simd.h"
 
@@ -7,29 +8,49 @@ enum { ROWS_PER_TASK = 4 };
 typedef struct {
     const float *gate_up;
     float *out;
-    int64_t rows, width;
-} silu_job;
+    int64_t rows, width, kind;
+} gated_job;
 
-INLINE vf silu_mul(vf gate, vf up) { return gate / (vf_exp(-gate) + 1.0f) * up; }
+INLINE vf gated(const int kind, vf gate, vf up) {
+    if (kind == GELU_TANH) { /* x / 2 * (1 + tanh(u)) = x / (1 + e^-2u) */
+        const vf cubic = vf_fma(gate * gate * gate, vf_of(0.044715f), gate);
+        return gate / (vf_exp(cubic * -1.5957691216f) + 1.0f) * up; /* 2 sqrt(2 / pi) */
+    }
+    if (kind == CLAMPED_SWIGLU) {
+        const vf limit = vf_of(7.0f);
+        gate = vf_min(limit, gate); /* in this order a NaN stays */
+        up = vf_max(-limit, vf_min(limit, up));
+        return gate / (vf_exp(gate * -1.702f) + 1.0f) * (up + 1.0f);
+    }
+    return gate / (vf_exp(-gate) + 1.0f) * up;
+}
 
-static void silu_rows(const void *job, int64_t task) {
-    const silu_job *j = job;
+INLINE void gated_row(const int kind, const float *gate, const float *up, float *out, int64_t width) {
+    const int64_t whole = width / LANES * LANES, rest = width - whole;
+    for (int64_t i = 0; i < whole; i += LANES) vf_store(out + i, gated(kind, vf_load(gate + i), vf_load(up + i)));
+    if (rest) {
+        float tail[2][LANES] = {{0}};
+        memcpy(tail[0], gate + whole, (size_t)rest * sizeof(float));
+        memcpy(tail[1], up + whole, (size_t)rest * sizeof(float));
+        vf_store(tail[0], gated(kind, vf_load(tail[0]), vf_load(tail[1])));
+        memcpy(out + whole, tail[0], (size_t)rest * sizeof(float));
+    }
+}
+
+static void gated_rows(const void *job, int64_t task) {
+    const gated_job *j = job;
     for (int64_t row = task * ROWS_PER_TASK; row < j->rows && row < (task + 1) * ROWS_PER_TASK; row++) {
         const float *gate = j->gate_up + row * 2 * j->width, *up = gate + j->width;
         float *out = j->out + row * j->width;
-        const int64_t whole = j->width / LANES * LANES, rest = j->width - whole;
-        for (int64_t i = 0; i < whole; i += LANES) vf_store(out + i, silu_mul(vf_load(gate + i), vf_load(up + i)));
-        if (rest) {
-            float tail[2][LANES] = {{0}};
-            memcpy(tail[0], gate + whole, (size_t)rest * sizeof(float));
-            memcpy(tail[1], up + whole, (size_t)rest * sizeof(float));
-            vf_store(tail[0], silu_mul(vf_load(tail[0]), vf_load(tail[1])));
-            memcpy(out + whole, tail[0], (size_t)rest * sizeof(float));
+        switch (j->kind) {
+        case SILU: gated_row(SILU, gate, up, out, j->width); break;
+        case GELU_TANH: gated_row(GELU_TANH, gate, up, out, j->width); break;
+        default: gated_row(CLAMPED_SWIGLU, gate, up, out, j->width);
         }
     }
 }
 
-EXPORT void paceline_silu_mul(const float *gate_up, float *out, int64_t rows, int64_t width) {
-    silu_job job = {gate_up, out, rows, width};
-    parallel(silu_rows, &job, (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK);
+EXPORT void paceline_gated(const float *gate_up, float *out, int64_t rows, int64_t width, int64_t kind) {
+    gated_job job = {gate_up, out, rows, width, kind};
+    parallel(gated_rows, &job, (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK);
 }

@@ -5,6 +5,8 @@
  * chain, and chunks of a prefill do not change it. A dot product is a chain over vectors of the head, reduced by one tree. The
  * sum of exponentials runs by rank modulo 16. The weighted values are one chain in rank order, possibly stored in between.
  *
+ * With sinks, a head's softmax has one more score, its sink, without a value.
+ *
  * The first `shared` ranks are the same keys for all rows of a block. They are processed in chunks that stay in the first-level
  * cache. The keys after them, the tail, differ by row. */
 #include "pool.h"
@@ -22,6 +24,7 @@ typedef struct {
     float *out;                         /* [T, H * hd] */
     const int32_t *starts, *context_lens, *tables;
     const int64_t *ancestors; /* [T] or NULL */
+    const float *sinks;       /* [H] or NULL */
     const row_block *blocks;
     int64_t max_blocks, heads, kv_heads, width, window;
     float scale;
@@ -93,8 +96,9 @@ static void dot(const attention_job *j, const float *q, const float *keys, const
     else dot_keys((int)j->width, q, keys, offsets, count, j->scale, scores);
 }
 
-/* Replace scores [from, to) by e^(score - peak), and the rest of their vectors by 0. Returns the sum. */
-static float exponentials(float *scores, int64_t from, int64_t to) {
+/* Replace scores [from, to) by e^(score - peak), and the rest of their vectors by 0. Returns the sum. `sink`: one more score, or
+ * NULL. */
+static float exponentials(float *scores, int64_t from, int64_t to, const float *sink) {
     const int64_t first = from / WIDE * WIDE, end = rounded(to);
     for (int64_t i = first; i < from; i++) scores[i] = scores[from];
     for (int64_t i = to; i < end; i++) scores[i] = scores[from];
@@ -105,13 +109,17 @@ static float exponentials(float *scores, int64_t from, int64_t to) {
     vf_store(lanes, most);
     float peak = lanes[0];
     for (int i = 1; i < LANES; i++) peak = lanes[i] > peak ? lanes[i] : peak;
+    if (sink && *sink > peak) peak = *sink;
     for (int64_t i = first; i < end; i += LANES) vf_store(scores + i, vf_exp(vf_load(scores + i) - peak));
     for (int64_t i = first; i < from; i++) scores[i] = 0.0f;
     for (int64_t i = to; i < end; i++) scores[i] = 0.0f;
     for (int64_t i = first; i < end; i += WIDE)
 #pragma GCC unroll 4
         for (int p = 0; p < PARTS; p++) sum.part[p] += vf_load(scores + i + p * LANES);
-    return vf_sum(wide_fold(sum));
+    const float total = vf_sum(wide_fold(sum));
+    if (!sink) return total;
+    vf_store(lanes, vf_exp(vf_of(*sink - peak)));
+    return total + lanes[0];
 }
 
 /* out[h] += sum_r scores[h][r] value[r], for `group` heads that share their values */
@@ -170,7 +178,8 @@ static void attend_group(const attention_job *j, const row_block *block, const v
     for (int64_t r = 0; r < block->rows; r++)
         for (int64_t h = 0; h < group; h++) {
             dot(j, query + (r * j->heads + h) * width, keys, view->tail[r], view->to[r] - shared, SCORES(r, h, shared));
-            totals[r][h] = exponentials(SCORES(r, h, view->base), view->from[r] - view->base, view->to[r] - view->base);
+            totals[r][h] = exponentials(SCORES(r, h, view->base), view->from[r] - view->base, view->to[r] - view->base,
+                                        j->sinks ? j->sinks + head + h : NULL);
             memset(out + (r * j->heads + h) * width, 0, (size_t)width * sizeof(float));
         }
     for (int64_t rank = view->base; rank < shared; rank += CHUNK) {
@@ -206,15 +215,15 @@ static void attend(const void *job, int64_t task) {
 
 /* window 0: no window */
 EXPORT void paceline_attention(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
-                               const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors, int64_t rows,
-                               int64_t sequences, int64_t max_blocks, int64_t heads, int64_t kv_heads, int64_t width,
-                               int64_t window, float scale) {
+                               const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors,
+                               const float *sinks, int64_t rows, int64_t sequences, int64_t max_blocks, int64_t heads,
+                               int64_t kv_heads, int64_t width, int64_t window, float scale) {
     row_block *blocks = scratch(SCRATCH_BLOCKS, rows * (int64_t)sizeof(row_block));
     int64_t count = 0;
     for (int64_t s = 0; s < sequences; s++)
         for (int64_t row = starts[s]; row < starts[s + 1]; row += ROWS)
             blocks[count++] = (row_block){s, row, starts[s + 1] - row < ROWS ? starts[s + 1] - row : ROWS};
-    attention_job job = {query, keys, values, out, starts, context_lens, tables, ancestors, blocks,
+    attention_job job = {query, keys, values, out, starts, context_lens, tables, ancestors, sinks, blocks,
                          max_blocks, heads, kv_heads, width, window, scale, heads / kv_heads};
     if (count * kv_heads < 4 * num_threads()) job.heads_per_task = 1; /* too few tasks for an even split */
     parallel(attend, &job, count * (heads / job.heads_per_task));

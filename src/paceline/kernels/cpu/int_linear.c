@@ -51,31 +51,51 @@ static int_block block_of(const int_job *j, int64_t block) {
     return (int_block){x->codes + inputs, x->scales + groups, x->sums + groups, x->totals + groups};
 }
 
-/* Round 32 values to code * scale, scale = largest magnitude / 127, ties to even. A NaN makes the scale NaN. */
-INLINE float quantize_32(const float *x, int8_t *codes) {
-    vi most = {0};
+INLINE int32_t largest_lane(vi v) {
+#if LANES == 16
+    return _mm512_reduce_max_epi32((__m512i)v);
+#else
+    int32_t lanes[LANES], largest = 0;
+    memcpy(lanes, &v, sizeof lanes);
+    for (int i = 0; i < LANES; i++) largest = lanes[i] > largest ? lanes[i] : largest;
+    return largest;
+#endif
+}
+
+/* 16 integers, rounded, as codes. Returns their sum. */
+INLINE int32_t narrow_16(const vi *whole, int8_t *codes) {
+#if LANES == 16
+    _mm_storeu_si128((__m128i *)codes, _mm512_cvtepi32_epi8((__m512i)*whole));
+    return _mm512_reduce_add_epi32((__m512i)*whole);
+#else
+    int32_t values[16], total = 0;
+    memcpy(values, whole, sizeof values);
+    for (int i = 0; i < 16; i++) codes[i] = (int8_t)values[i], total += values[i];
+    return total;
+#endif
+}
+
+/* Round 32 values to code * scale, scale = largest magnitude / 127, ties to even. A NaN makes the scale NaN. `totals`: sums of
+ * the codes of each half. */
+INLINE float quantize_32(const float *x, int8_t *codes, int32_t totals[2]) {
+    vi most = {0}, whole[BLOCK / LANES];
     for (int i = 0; i < BLOCK; i += LANES) {
         const vi size = (vi)vf_load(x + i) & 0x7fffffff, above = size > most; /* as integers, magnitudes have the same order */
         most = (size & above) | (most & ~above);
     }
-    int32_t lanes[LANES], largest = 0, whole[BLOCK];
-    memcpy(lanes, &most, sizeof lanes);
-    for (int i = 0; i < LANES; i++) largest = lanes[i] > largest ? lanes[i] : largest;
+    const int32_t largest = largest_lane(most);
     float magnitude;
     memcpy(&magnitude, &largest, sizeof magnitude);
     const int is_tiny = magnitude < 0x1p-100f; /* its inverse might overflow */
     const vf inverse = vf_of(is_tiny ? 0.0f : 127.0f / magnitude), magic = vf_of(12582912.0f); /* adding it rounds */
-    for (int i = 0; i < BLOCK; i += LANES) {
-        const vi rounded = (vi)(vf_load(x + i) * inverse + magic) - 0x4B400000;
-        memcpy(whole + i, &rounded, sizeof rounded);
-    }
-    for (int i = 0; i < BLOCK; i++) codes[i] = (int8_t)whole[i];
+    for (int i = 0; i < BLOCK / LANES; i++) whole[i] = (vi)(vf_load(x + i * LANES) * inverse + magic) - 0x4B400000;
+    for (int half = 0; half < 2; half++) totals[half] = narrow_16(whole + half * (16 / LANES), codes + half * 16);
     return is_tiny ? 0.0f : magnitude / 127.0f;
 }
 
 static void quantize_row(const void *job, int64_t row) {
     const int_job *j = job;
-    const int64_t blocks = blocks_of(j->w), inputs = j->w->num_inputs, group = j->w->group;
+    const int64_t blocks = blocks_of(j->w), inputs = j->w->num_inputs, parts = parts_of(j->w);
     const int64_t block = row / j->rows_per_block, r = row % j->rows_per_block, rows = rows_of(j, block);
     const int_block to = block_of(j, block);
     for (int64_t b = 0; b < blocks; b++) {
@@ -83,15 +103,15 @@ static void quantize_row(const void *job, int64_t row) {
         float padded[BLOCK] = {0};
         if (inputs - b * BLOCK < BLOCK) x = memcpy(padded, x, (size_t)(inputs - b * BLOCK) * sizeof(float));
         int8_t codes[BLOCK];
-        const float scale = quantize_32(x, codes);
+        int32_t totals[2];
+        const float scale = quantize_32(x, codes, totals);
         if (j->is_amx) memcpy(to.codes + (r * blocks + b) * BLOCK, codes, BLOCK);
         else
             for (int64_t o = 0; o < BLOCK / 8; o++) memcpy(to.codes + ((b * 4 + o) * rows + r) * 8, codes + o * 8, 8);
-        for (int64_t first = 0; first < BLOCK; first += group) {
-            const int64_t at = (b * BLOCK + first) / group * rows + r;
-            int32_t total = 0;
-            for (int64_t i = 0; i < group; i++) total += codes[first + i];
-            to.scales[at] = scale, to.totals[at] = total, to.sums[at] = scale * (float)total;
+        if (parts == 1) totals[0] += totals[1];
+        for (int64_t part = 0; part < parts; part++) {
+            const int64_t at = (b * parts + part) * rows + r;
+            to.scales[at] = scale, to.totals[at] = totals[part], to.sums[at] = scale * (float)totals[part];
         }
     }
 }

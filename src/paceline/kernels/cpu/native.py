@@ -17,6 +17,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from ctypes import c_float, c_int64, c_void_p
 from dataclasses import dataclass
@@ -39,10 +40,15 @@ _ARGUMENTS = {
     "paceline_linear": [c_void_p] * 4 + [c_int64],
     "paceline_embedding": [c_void_p] * 3 + [c_int64],
     "paceline_rms_norm": [c_void_p] * 5 + [c_int64] * 2 + [c_float],
-    "paceline_silu_mul": [c_void_p] * 2 + [c_int64] * 2,
+    "paceline_head_norm": [c_void_p] * 3 + [c_int64] * 4 + [c_float],
+    "paceline_gated": [c_void_p] * 2 + [c_int64] * 3,
+    "paceline_route": [c_void_p] * 3 + [c_int64] * 4,
+    "paceline_experts": [c_void_p] * 3 + [c_int64],
     "paceline_rotary": [c_void_p] * 7 + [c_int64] * 4,
-    "paceline_attention": [c_void_p] * 8 + [c_int64] * 7 + [c_float],
+    "paceline_attention": [c_void_p] * 9 + [c_int64] * 7 + [c_float],
     "paceline_decoder": [c_void_p] * 3,
+    "paceline_top": [c_void_p] * 4 + [c_int64] * 3,
+    "paceline_sample": [c_void_p] * 12 + [c_int64] * 3,
     "paceline_crc32": [c_void_p, c_int64, c_void_p, c_void_p],
 }
 _INSTRUCTIONS = {
@@ -53,7 +59,7 @@ _INSTRUCTIONS = {
     "avx2": "-march=haswell",
     "avx-vnni": "-march=haswell -mavxvnni",
     "avx512": "-march=skylake-avx512",
-    "avx512-vnni": "-march=icelake-server",
+    "avx512-vnni": "-march=cascadelake",
     "amx": "-march=sapphirerapids",
 }
 """Compiler flags of the instruction sets that PACELINE_INSTRUCTIONS can force, for tests."""
@@ -145,14 +151,22 @@ def _build() -> Path:
     target = folder / f"kernels-{digest}.so"
     if not target.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=folder) as work:
+        with tempfile.TemporaryDirectory(dir=folder) as work, ThreadPoolExecutor(usable_cores()) as threads:
             built = Path(work) / target.name
-            files = [str(file) for file in sources if file.suffix == ".c"]
-            subprocess.run(
-                [*compiler, *flags, "-o", str(built), *files, "-lm"], capture_output=True, text=True, check=True
-            )
+
+            def compiled(source: Path) -> str:
+                path = str(Path(work) / f"{source.stem}.o")
+                _run([*compiler, *flags, "-c", "-o", path, str(source)])
+                return path
+
+            objects = list(threads.map(compiled, [file for file in sources if file.suffix == ".c"]))
+            _run([*compiler, *flags, "-shared", "-o", str(built), *objects, "-lm"])
             os.replace(built, target)
     return target
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, capture_output=True, text=True, check=True)
 
 
 def _compiler() -> list[str]:
@@ -171,7 +185,7 @@ def _flags() -> list[str]:
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
     tune = _INSTRUCTIONS[forced] if forced else native
     # -ffp-contract=off: only the explicit multiply-adds are fused, in every instantiation of a kernel
-    fixed = "-O3 -std=gnu11 -shared -fPIC -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno"
+    fixed = "-O3 -std=gnu11 -fPIC -pthread -fvisibility=hidden -ffp-contract=off -fno-math-errno"
     return [*fixed.split(), *tune.split()]
 
 

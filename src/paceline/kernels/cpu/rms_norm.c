@@ -13,16 +13,9 @@ typedef struct {
     float eps;
 } norm_job;
 
-static void norm_row(const norm_job *j, int64_t row) {
-    const float *x = j->x + row * j->width;
-    float *out = j->out + row * j->width;
-    const int64_t whole = j->width / WIDE * WIDE;
-    if (j->residual) {
-        const float *residual = j->residual + row * j->width;
-        float *sum = j->sum + row * j->width;
-        for (int64_t i = 0; i < j->width; i++) sum[i] = x[i] + residual[i];
-        x = sum;
-    }
+/* `out` may be `x` */
+static void normalize(const float *x, const float *weight, float *out, int64_t width, float eps) {
+    const int64_t whole = width / WIDE * WIDE;
     wide squares = {{{0}}};
     for (int64_t i = 0; i < whole; i += WIDE)
 #pragma GCC unroll 4
@@ -31,9 +24,20 @@ static void norm_row(const norm_job *j, int64_t row) {
             squares.part[p] = vf_fma(part, part, squares.part[p]);
         }
     float total = vf_sum(wide_fold(squares));
-    for (int64_t i = whole; i < j->width; i++) total += x[i] * x[i];
-    const float inverse = 1.0f / sqrtf(total / (float)j->width + j->eps);
-    for (int64_t i = 0; i < j->width; i++) out[i] = x[i] * inverse * j->weight[i];
+    for (int64_t i = whole; i < width; i++) total += x[i] * x[i];
+    const float inverse = 1.0f / sqrtf(total / (float)width + eps);
+    for (int64_t i = 0; i < width; i++) out[i] = x[i] * inverse * weight[i];
+}
+
+static void norm_row(const norm_job *j, int64_t row) {
+    const float *x = j->x + row * j->width;
+    if (j->residual) {
+        const float *residual = j->residual + row * j->width;
+        float *sum = j->sum + row * j->width;
+        for (int64_t i = 0; i < j->width; i++) sum[i] = x[i] + residual[i];
+        x = sum;
+    }
+    normalize(x, j->weight, j->out + row * j->width, j->width, j->eps);
 }
 
 static void norm_rows(const void *job, int64_t task) {
@@ -46,4 +50,27 @@ EXPORT void paceline_rms_norm(const float *x, const float *residual, const float
                               int64_t rows, int64_t width, float eps) {
     norm_job job = {x, residual, weight, out, sum, rows, width, eps};
     parallel(norm_rows, &job, (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK);
+}
+
+typedef struct {
+    float *qkv;
+    const float *q_weight, *k_weight;
+    int64_t rows, heads, kv_heads, width;
+    float eps;
+} head_norm_job;
+
+static void norm_heads(const void *job, int64_t task) {
+    const head_norm_job *j = job;
+    for (int64_t row = task * ROWS_PER_TASK; row < j->rows && row < (task + 1) * ROWS_PER_TASK; row++) {
+        float *x = j->qkv + row * (j->heads + 2 * j->kv_heads) * j->width;
+        for (int64_t h = 0; h < j->heads + j->kv_heads; h++, x += j->width)
+            normalize(x, h < j->heads ? j->q_weight : j->k_weight, x, j->width, j->eps);
+    }
+}
+
+/* qkv [rows, (H + 2 KV) width]: the norm of each head of q and k, in place */
+EXPORT void paceline_head_norm(float *qkv, const float *q_weight, const float *k_weight, int64_t rows, int64_t heads,
+                               int64_t kv_heads, int64_t width, float eps) {
+    head_norm_job job = {qkv, q_weight, k_weight, rows, heads, kv_heads, width, eps};
+    parallel(norm_heads, &job, (rows + ROWS_PER_TASK - 1) / ROWS_PER_TASK);
 }

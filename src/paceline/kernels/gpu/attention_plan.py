@@ -7,11 +7,18 @@ from torch import Tensor
 
 from paceline.kernels.gpu_model import gpu_model
 
-MAX_SPLITS = 64
+MAX_SPLITS = 32
 """Most parts of one context; the program that combines them reads them one after another."""
 
 _WAVES = 2
-"""Programs per multiprocessor up to which contexts are split."""
+"""Programs per multiprocessor up to which contexts of prompts are split."""
+
+_FEW_WAVES = 8
+"""The same for few rows. Such a program waits for memory most of the time: on an H200 eight sequences of 32K tokens take half
+as long as with two."""
+
+_FILLED_WAVES = 3
+"""Programs per multiprocessor that leave nothing to gain from splits of few rows."""
 
 FEW_ROWS = 16
 """Rows of a sequence up to which contexts are split as for one row, so that sums run in the same order."""
@@ -95,7 +102,11 @@ def attention_plan(
     if num_splits is None:
         each = 1 if is_few else -(-max_rows // tile_rows)
         busy = min(num_tiles, num_sequences * each) * num_kv_heads
-        most = max(1, min(MAX_SPLITS, _WAVES * _multiprocessors(torch.device(device)) // busy))
+        processors = _multiprocessors(torch.device(device))
+        # Beside prompts, the scratch memory has room for the tiles of all rows
+        is_alone = is_few and num_rows <= num_sequences * max_rows
+        waves = _WAVES if not is_alone else _FEW_WAVES if busy < _FILLED_WAVES * processors else 1
+        most = max(1, min(MAX_SPLITS, waves * processors // busy))
         # One kernel per power of two; per power of four if there are many rows
         exponent = most.bit_length() - 1
         num_splits = 1 << (exponent if is_few else exponent // 2 * 2)
@@ -111,7 +122,7 @@ def attention_plan(
         num_splits=num_splits,
         search=search_width(num_sequences),
         num_warps=8 if tile > 64 else 4,
-        num_stages=2 if tile > 64 else 3,
+        num_stages=2,
         partial=partial,
         sums=sums,
         counters=counters,

@@ -1,0 +1,133 @@
+/* out[t] = sum over the experts of row t of weight * down(act(gate_up(x[t]))).
+ *
+ * A row's experts are those with the largest router logits, in descending order; of equal logits the first is larger. Rows are
+ * grouped by expert for the products, whose bits do not depend on the number of rows. The outputs of a row's experts are added
+ * in the order of their logits. So a row's result depends on nothing but the row. */
+#include "activation.h"
+#include "experts.h"
+#include "pool.h"
+
+enum { ROWS_AT_ONCE = 512 }; /* bounds the scratch memory */
+
+void paceline_linear(const weight_t *w, const float *x, const float *bias, float *out, int64_t rows);
+
+typedef struct {
+    const float *logits;
+    int32_t *ids;
+    float *weights;
+    int64_t num_experts, per_token, is_normalized;
+} route_job;
+
+INLINE float exponential(float x) {
+    float lanes[LANES];
+    vf_store(lanes, vf_exp(vf_of(x)));
+    return lanes[0];
+}
+
+static void route_row(const void *job, int64_t row) {
+    const route_job *j = job;
+    const float *logits = j->logits + row * j->num_experts;
+    int32_t *ids = j->ids + row * j->per_token;
+    float *weights = j->weights + row * j->per_token, total = 0.0f;
+    for (int64_t slot = 0; slot < j->per_token; slot++) {
+        int64_t best = -1;
+        for (int64_t e = 0; e < j->num_experts; e++) {
+            int is_taken = 0;
+            for (int64_t s = 0; s < slot; s++) is_taken |= ids[s] == e;
+            if (!is_taken && (best < 0 || logits[e] > logits[best])) best = e;
+        }
+        ids[slot] = (int32_t)best;
+        weights[slot] = exponential(logits[best] - logits[ids[0]]);
+        total += weights[slot];
+    }
+    if (!j->is_normalized) {
+        total = 0.0f;
+        for (int64_t e = 0; e < j->num_experts; e++) total += exponential(logits[e] - logits[ids[0]]);
+    }
+    for (int64_t slot = 0; slot < j->per_token; slot++) weights[slot] /= total;
+}
+
+/* logits [rows, E] -> ids, weights [rows, per_token] */
+EXPORT void paceline_route(const float *logits, int32_t *ids, float *weights, int64_t rows, int64_t num_experts,
+                           int64_t per_token, int64_t is_normalized) {
+    route_job job = {logits, ids, weights, num_experts, per_token, is_normalized};
+    parallel(route_row, &job, rows);
+}
+
+/* The matrix of one expert, of `outputs` rows */
+static weight_t of_expert(const weight_t *w, int64_t expert, int64_t outputs) {
+    const int64_t blocks = blocks_of(w), tiles = expert * outputs / TILE;
+    const int64_t scales = tiles * blocks * parts_of(w) * TILE * (w->has_half_scales ? 2 : 4);
+    weight_t one = *w;
+    one.num_outputs = outputs;
+    one.codes = w->codes + tiles * bytes_of(w->format, blocks * BLOCK);
+    if (w->scales) one.scales = (const uint8_t *)w->scales + scales;
+    if (w->offsets) one.offsets = (const uint8_t *)w->offsets + scales;
+    return one;
+}
+
+/* One product per expert that has rows: x [P, K] sorted by expert -> out [P, N] */
+static void multiply_each(const experts_t *e, const weight_t *w, const float *bias, const int64_t *starts, const float *x,
+                          float *out) {
+    const int64_t inputs = w->num_inputs, outputs = w->num_outputs / e->num_experts;
+    for (int64_t i = 0; i < e->num_experts; i++) {
+        if (starts[i] == starts[i + 1]) continue;
+        const weight_t one = of_expert(w, i, outputs);
+        paceline_linear(&one, x + starts[i] * inputs, bias ? bias + i * outputs : NULL, out + starts[i] * outputs,
+                        starts[i + 1] - starts[i]);
+    }
+}
+
+typedef struct {
+    const float *fed, *weights; /* [P, D] sorted by expert, [rows, per_token] */
+    const int64_t *places;      /* [rows, per_token]: rows of `fed` */
+    float *out;
+    int64_t width, per_token;
+} combine_job;
+
+static void combine_row(const void *job, int64_t row) {
+    const combine_job *j = job;
+    const int64_t *places = j->places + row * j->per_token;
+    const float *weights = j->weights + row * j->per_token;
+    float *out = j->out + row * j->width; /* the width is a multiple of TILE */
+    for (int64_t d = 0; d < j->width; d += LANES) {
+        vf sum = {0};
+        for (int64_t s = 0; s < j->per_token; s++)
+            sum = vf_fma(vf_of(weights[s]), vf_load(j->fed + places[s] * j->width + d), sum);
+        vf_store(out + d, sum);
+    }
+}
+
+static void some_rows(const experts_t *e, const float *x, float *out, int64_t rows) {
+    const int64_t D = e->router->num_inputs, F = e->down->num_inputs, E = e->num_experts, k = e->per_token, pairs = rows * k;
+    const int64_t floats = pairs * (2 * D + 3 * F) + rows * E + pairs, whole = (floats + 1) / 2 * 2;
+    float *gathered = scratch(SCRATCH_EXPERTS, whole * 4 + (pairs + E + 1) * 8 + pairs * 4);
+    float *gate_up = gathered + pairs * D, *active = gate_up + pairs * 2 * F, *fed = active + pairs * F;
+    float *logits = fed + pairs * D, *weights = logits + rows * E;
+    int64_t *places = (int64_t *)(gathered + whole), *starts = places + pairs;
+    int32_t *ids = (int32_t *)(starts + E + 1);
+    paceline_linear(e->router, x, e->router_bias, logits, rows);
+    paceline_route(logits, ids, weights, rows, E, k, e->is_normalized);
+    memset(starts, 0, (size_t)(E + 1) * sizeof *starts);
+    for (int64_t i = 0; i < pairs; i++) starts[ids[i] + 1]++;
+    for (int64_t i = 0; i < E; i++) starts[i + 1] += starts[i];
+    for (int64_t i = 0; i < pairs; i++) {
+        places[i] = starts[ids[i]]++;
+        memcpy(gathered + places[i] * D, x + i / k * D, (size_t)D * sizeof(float));
+    }
+    for (int64_t i = E; i > 0; i--) starts[i] = starts[i - 1];
+    starts[0] = 0;
+    multiply_each(e, e->gate_up, e->gate_up_bias, starts, gathered, gate_up);
+    paceline_gated(gate_up, active, pairs, F, e->activation);
+    multiply_each(e, e->down, e->down_bias, starts, active, fed);
+    combine_job job = {fed, weights, places, out, D, k};
+    parallel(combine_row, &job, rows);
+}
+
+EXPORT void paceline_experts(const experts_t *e, const float *x, float *out, int64_t rows) {
+    const int64_t D = e->router->num_inputs;
+    for (int64_t first = 0; first < rows; first += ROWS_AT_ONCE) {
+        const int64_t left = rows - first;
+        some_rows(e, x + first * D, out + first * D, left < ROWS_AT_ONCE ? left : ROWS_AT_ONCE);
+    }
+}

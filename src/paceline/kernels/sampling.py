@@ -1,0 +1,65 @@
+"""Tokens drawn from rows of logits, and the best tokens of a draft, by one native call."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.sampling import SamplingParams
+from paceline.kernels.cpu import native
+
+MAX_RANKED = 64
+"""`MOST` in cpu/sampling.c."""
+
+
+@dataclass(frozen=True, slots=True)
+class SampledRow:
+    """Parameters of a row that is not greedy, and the key of its noise."""
+
+    params: SamplingParams
+    stream: int
+    position: int
+
+
+def can_sample(logits: Tensor) -> bool:
+    """Whether `sample` and `rank_sampled` accept these logits."""
+    return native.supports(logits) and logits.is_contiguous()
+
+
+def sample(logits: Tensor, rows: Sequence[SampledRow]) -> Tensor:
+    """[R] int64 from logits [R, V]: the argmax of score and noise among the tokens that the parameters keep."""
+    picks = torch.empty(len(rows), dtype=torch.int64)
+    _call(logits, rows, [picks.data_ptr(), None, None, None, None], 0)
+    return picks
+
+
+def rank_sampled(
+    logits: Tensor, rows: Sequence[SampledRow], is_noisy: Sequence[bool], ids: Tensor | None, count: int
+) -> tuple[Tensor, Tensor]:
+    """(columns, log confidence) [R, count] of the best tokens, best first; -inf: the parameters keep fewer. `is_noisy`: rank by
+    score and noise. `ids` [V']: the token of each column; None: the column."""
+    assert count <= MAX_RANKED
+    noisy = torch.tensor(is_noisy, dtype=torch.int32)
+    columns, confidences = torch.empty(len(rows), count, dtype=torch.int64), torch.empty(len(rows), count)
+    outputs = [None if ids is None else ids.data_ptr(), noisy.data_ptr(), columns.data_ptr(), confidences.data_ptr()]
+    _call(logits, rows, [None, *outputs], count)
+    return columns, confidences
+
+
+def _call(logits: Tensor, rows: Sequence[SampledRow], outputs: Sequence[int | None], count: int) -> None:
+    loaded, width = native.library(), logits.shape[1]
+    assert loaded is not None
+    params = [row.params for row in rows]
+    inputs = (
+        logits,
+        torch.tensor([one.temperature for one in params], dtype=torch.float32),
+        torch.tensor([one.min_p for one in params], dtype=torch.float32).log_(),
+        torch.tensor([one.top_p if one.top_p < 1.0 else torch.inf for one in params], dtype=torch.float64),
+        torch.tensor([min(one.top_k or width, width) for one in params]),
+        torch.tensor([row.stream for row in rows], dtype=torch.uint64),
+        torch.tensor([row.position for row in rows]),
+    )
+    loaded.for_rows(len(rows)).paceline_sample(
+        *(tensor.data_ptr() for tensor in inputs), *outputs, len(rows), width, count
+    )
