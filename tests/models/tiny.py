@@ -3,11 +3,14 @@
 import torch
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
     MistralConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 _SHAPE = {
@@ -31,6 +34,17 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "original_max_position_embeddings": 64,
+}
+_EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_LAYER_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+
 FAMILIES = {
     "llama": lambda: LlamaConfig(**_SHAPE),
     "llama-tied": lambda: LlamaConfig(**_SHAPE | {"tie_word_embeddings": True, "num_key_value_heads": 4}),
@@ -42,6 +56,30 @@ FAMILIES = {
     "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None, head_dim=16),
     "qwen2": lambda: Qwen2Config(**_SHAPE),
     "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=32),
+    "qwen2-mixed-window": lambda: Qwen2Config(
+        **_SHAPE, use_sliding_window=True, sliding_window=8, layer_types=_LAYER_KINDS, rope_parameters=_YARN
+    ),
+    "qwen3-moe": lambda: Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=32, norm_topk_prob=True),
+    "qwen3-moe-plain-weights": lambda: Qwen3MoeConfig(**_SHAPE, **_EXPERTS, head_dim=16, norm_topk_prob=False),
+    "gemma3": lambda: Gemma3TextConfig(
+        **_SHAPE | {"tie_word_embeddings": True},
+        head_dim=32,
+        sliding_window=8,
+        query_pre_attn_scalar=24,
+        layer_types=_LAYER_KINDS,
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "gpt-oss": lambda: GptOssConfig(
+        **_SHAPE,
+        head_dim=32,
+        num_local_experts=8,
+        num_experts_per_tok=3,
+        sliding_window=8,
+        rope_parameters=_YARN | {"truncate": False},
+    ),
 }
 
 
@@ -52,7 +90,8 @@ def build(family: str) -> PreTrainedModel:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 1:
-                weight.copy_(torch.randn_like(weight) * 0.3 + (0.0 if name.endswith("bias") else 1.0))
+                is_centred = name.endswith(("bias", "sinks")) or family == "gemma3"  # Gemma stores norms as w - 1
+                weight.copy_(torch.randn_like(weight) * 0.3 + (0.0 if is_centred else 1.0))
             else:
                 weight.copy_(torch.randn_like(weight) * 0.08)
     return model.eval()

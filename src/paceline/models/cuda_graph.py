@@ -131,11 +131,6 @@ class StreamEvent:
         if self._event is not None:
             self._event.wait()
 
-    @property
-    def is_reached(self) -> bool:
-        """Whether the device has reached the event."""
-        return self._event is None or bool(self._event.query())
-
     def seconds_since(self, earlier: "StreamEvent") -> float:
         """Device time between two events that the device has reached."""
         if self._event is None or earlier._event is None:

@@ -13,6 +13,7 @@ from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.quantized import put, take
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
+from paceline.models.zeroed import zeroed
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,8 @@ class ModelRunner:
         # Zeroed: a masked slot must not hold a NaN.
         self.cache = cache or [
             (
-                torch.zeros(shape, dtype=kv_dtype or model.dtype, device=model.device),
-                torch.zeros(shape, dtype=kv_dtype or model.dtype, device=model.device),
+                zeroed(shape, kv_dtype or model.dtype, model.device),
+                zeroed(shape, kv_dtype or model.dtype, model.device),
             )
             for _ in range(model.config.num_layers)
         ]
@@ -159,7 +160,8 @@ def early_exit(runner: ModelRunner, num_layers: int) -> ModelRunner:
     whole = runner.model
     if not 1 <= num_layers <= whole.config.num_layers:
         raise InvalidConfig(
-            f"an early exit after {num_layers} layers is not possible: the model has {whole.config.num_layers} layers"
+            f"an early exit after {num_layers} layers is not possible: the model has {whole.config.num_layers} layers; "
+            "lower speculation.exit_layer"
         )
     model = copy.copy(whole)
     model.config = replace(whole.config, num_layers=num_layers)

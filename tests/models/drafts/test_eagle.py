@@ -122,3 +122,20 @@ def test_weights_of_another_shape_than_configured_are_rejected(name, message):
     tensors[f"{name}.weight"] = tensors[f"{name}.weight"][:, :-1]
     with pytest.raises(UnsupportedModel, match=message):
         EagleModel(EagleConfig.read(published(target), target.config), TensorWeights(tensors), target)
+
+
+@pytest.mark.parametrize("name", ["norm_before_fc", "fc_norm", "norm_output"])
+def test_variants_that_change_the_function_of_a_published_head_are_refused(name):
+    target = tiny_model()
+    EagleConfig.read(published(target, **{name: False}), target.config)
+    with pytest.raises(UnsupportedModel, match=name):
+        EagleConfig.read(published(target, **{name: True}), target.config)
+
+
+@pytest.mark.parametrize("change", [{"model_type": "qwen3"}, {"attention_bias": True}])
+def test_a_published_layer_of_another_type_is_refused(change):
+    target = tiny_model()
+    config = published(target)
+    config["transformer_layer_config"] |= change
+    with pytest.raises(UnsupportedModel, match="supported: llama without biases"):
+        EagleConfig.read(config, target.config)

@@ -8,6 +8,7 @@ from torch import Tensor
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.decoder import ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
+from paceline.models.loading.weight_shapes import weight_shape
 from paceline.models.runner import Span
 from paceline.speculation.trees.tree import ancestors, depths
 from tests.fakes import TINY, RandomWeights
@@ -21,11 +22,8 @@ class UnevenWeights(RandomWeights):
     """Weights with random norms and biases: norms of one and biases of zero would hide errors."""
 
     def vector(self, name: str) -> Tensor:
-        c = self._config
-        sizes = {"q_proj.bias": c.q_size, "k_proj.bias": c.kv_size, "v_proj.bias": c.kv_size}
-        sizes |= {"q_norm.weight": c.head_dim, "k_norm.weight": c.head_dim}
-        drawn = 0.3 * self._draw(name, (sizes.get(".".join(name.split(".")[-2:]), c.hidden_size),))
-        return drawn if name.endswith("bias") else 1 + drawn
+        drawn = 0.3 * self._draw(name, weight_shape(self._config, name))
+        return drawn if name.endswith(("bias", "sinks")) else 1 + drawn
 
 
 def models(config: ModelConfig) -> tuple[DecoderModel, DecoderModel]:

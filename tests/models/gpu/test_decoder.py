@@ -20,6 +20,20 @@ FAMILIES = {
     "qwen2": replace(SHALLOW, attention_bias=True),
     "qwen3": replace(SHALLOW, qk_norm=True),
     "mistral": replace(SHALLOW, sliding_window=5),
+    "qwen3_moe": replace(
+        SHALLOW, hidden_size=64, ffn_size=32, qk_norm=True, num_experts=4, experts_per_token=2, normalizes_experts=False
+    ),
+    "gemma3_text": replace(
+        SHAPE,
+        sliding_window=5,
+        full_layers=(1,),
+        qk_norm=True,
+        local_rope_theta=1000.0,
+        attention_scale=0.3,
+        has_output_norms=True,
+        embedding_scale=6.0,
+        activation="gelu_tanh",
+    ),
 }
 
 

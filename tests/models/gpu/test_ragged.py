@@ -129,5 +129,5 @@ def test_a_large_pass_has_little_padding() -> None:
 
 def test_small_models_capture_larger_passes() -> None:
     assert max_captured_rows(270_000_000) == MAX_RAGGED_ROWS
-    assert max_captured_rows(16_000_000_000) == 500
-    assert max_captured_rows(140_000_000_000) < 64
+    assert max_captured_rows(16_000_000_000) == 1062
+    assert max_captured_rows(140_000_000_000) < 128

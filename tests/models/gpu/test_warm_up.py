@@ -2,7 +2,10 @@ import os
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_after_warm_up_no_pass_compiles_a_kernel() -> None:
     run = subprocess.run(
         [sys.executable, "-m", "tests.models.gpu.compiled_kernels"],

@@ -86,3 +86,10 @@ def test_weight_bytes_of_an_inflated_model() -> None:
     checkpoint = open_checkpoint(name)
     assert weight_bytes(name, checkpoint, CPU, torch.bfloat16, False) == pytest.approx(138e9, rel=0.02)
     assert weight_bytes(name, checkpoint, CPU, torch.bfloat16, True) == pytest.approx(70e9, rel=0.02)
+
+
+def test_attention_sinks_are_refused_on_a_gpu(tmp_path: Path) -> None:
+    build("gpt-oss").save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    with pytest.raises(UnsupportedModel, match="gpt_oss runs on the CPU only"):
+        load.build_model(checkpoint, torch.device("meta"), torch.bfloat16)

@@ -95,10 +95,11 @@ def test_blocks_at_the_edges_may_be_smaller() -> None:
 @pytest.mark.parametrize(
     ("scheme", "message"),
     [
-        ({"quant_method": "gptq"}, "gptq"),
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
         (FP8 | {"weight_block_size": [64, 64]}, r"blocks of \[64, 64\]"),
         (FP8 | {"fmt": "e5m2"}, "e5m2"),
-        (COMPRESSED | {"format": "pack-quantized"}, "pack-quantized"),
+        (COMPRESSED | {"format": "nvfp4-pack-quantized"}, "nvfp4-pack-quantized"),
         (COMPRESSED | {"config_groups": {"g": {"weights": CHANNEL | {"num_bits": 4}}}}, "weights of 4 bits"),
         (COMPRESSED | {"config_groups": {"g": {"weights": CHANNEL | {"strategy": "group"}}}}, "scales by 'group'"),
         (COMPRESSED | {"config_groups": {"g": {"weights": CHANNEL | {"symmetric": False}}}}, "zero points"),

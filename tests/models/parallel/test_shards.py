@@ -56,7 +56,7 @@ def run_whole(folder: Path, quantization: Quantization | None = None) -> Tensor:
     return PagedRunner(model).step({0: IDS}, state_layers=(last,)).inner[last]
 
 
-@pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen2", "qwen3", "mistral-window"])
+@pytest.mark.parametrize("family", ["llama", "llama-tied", "qwen2", "qwen3", "mistral-window", "gemma3"])
 def test_two_ranks_equal_the_whole_model(family: str, tmp_path: Path) -> None:
     build(family).save_pretrained(tmp_path)
     whole = run_whole(tmp_path)
@@ -121,3 +121,10 @@ def test_shard_config() -> None:
     share = shard_config(large, 4)
     assert (share.num_heads, share.num_kv_heads, share.ffn_size) == (16, 2, 7168)
     assert shard_config(large, 16).num_kv_heads == 1
+
+
+def test_experts_are_not_split() -> None:
+    experts = replace(TINY, architecture="qwen3_moe", num_experts=4, experts_per_token=2)
+    check_split(experts, 1)
+    with pytest.raises(InvalidConfig, match="experts \\(qwen3_moe\\) run on one device"):
+        check_split(experts, 2)

@@ -6,7 +6,7 @@ import torch
 from paceline.core.errors import UnsupportedModel
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.loading.checkpoint import Checkpoint
-from paceline.models.loading.safetensors_folder import FolderWeights
+from paceline.models.loading.safetensors_folder import FolderWeights, open_folder
 from paceline.train.drafts.target import Target
 from tests.models.tiny import build
 from tests.train.tiny import some_ids
@@ -42,3 +42,9 @@ def test_too_long_rows_are_rejected(target: Target) -> None:
     target.check_length(512)
     with pytest.raises(UnsupportedModel, match="--length 512"):
         target.check_length(513)
+
+
+def test_other_families_are_refused(tmp_path: Path) -> None:
+    build("gemma3").save_pretrained(tmp_path)
+    with pytest.raises(UnsupportedModel, match=r"gemma3_text targets; possible: llama, mistral, qwen2, qwen3"):
+        Target(open_folder(tmp_path), torch.device("cpu"), torch.float32)

@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.core.errors import UnsupportedModel
-from paceline.models.architectures.rope import FrequencyFactors, RopeScaling, rope_from_hf, scaling_from_gguf
+from paceline.kernels.activation import Activation
+from paceline.models.architectures.families import ARCHITECTURES, family_options
+from paceline.models.architectures.rope import FrequencyFactors, RopeScaling, scaling_from_gguf
 from paceline.models.loading.prequantized import check_scheme
 from paceline.models.metadata import Metadata
 
-ARCHITECTURES = ("llama", "mistral", "qwen2", "qwen3")
-"""Supported architectures, by their `model_type` in config.json. GGUF files use the same names, except for mistral."""
+GGUF_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+"""Supported architectures of GGUF files, by `general.architecture`; Mistral files have the name llama."""
+EXPERT_MULTIPLE = 32
+"""The width of a model with experts, and that of an expert, are multiples of it: outputs of a tile of the CPU kernels."""
 
 # Largest values that a checkpoint may declare; each is several times that of the largest published model.
 _VOCABULARY, _WIDTH, _LAYERS, _HEADS, _HEAD_DIM, _POSITIONS = 1 << 22, 1 << 20, 4096, 4096, 4096, 1 << 24
@@ -43,6 +47,25 @@ class ModelConfig:
     """RMS norm of each head of q and k before the rotation (Qwen3)."""
     sliding_window: int | None = None
     """Tokens that a token attends to, itself included; None: all."""
+    full_layers: tuple[int, ...] = ()
+    """Layers without the sliding window of the other layers."""
+    local_rope_theta: float | None = None
+    """Theta of layers with a sliding window, without scaling (Gemma 3); None: `rope_theta` and `rope_scaling`."""
+    attention_scale: float | None = None
+    """Factor of attention scores; None: head_dim ** -0.5."""
+    has_sinks: bool = False
+    """One more score per head in the softmax of attention, without a value (gpt-oss)."""
+    has_output_norms: bool = False
+    """RMS norms of the outputs of attention and of the feed-forward layer, before they are added (Gemma 3)."""
+    embedding_scale: float = 1.0
+    activation: Activation = "silu"
+    output_bias: bool = False
+    """Biases on the output of attention, on the router and on the experts (gpt-oss)."""
+    num_experts: int = 0
+    """Experts of a feed-forward layer, each of `ffn_size`; 0: one dense layer."""
+    experts_per_token: int = 0
+    normalizes_experts: bool = True
+    """Whether the weights of a token's experts add up to 1; otherwise those of all experts do."""
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
@@ -56,6 +79,17 @@ class ModelConfig:
             raise UnsupportedModel(
                 f"rope_freqs.weight has {found} factors, and the heads have {self.head_dim // 2} pairs"
             )
+        if self.num_experts:
+            self._check_experts()
+
+    def _check_experts(self) -> None:
+        if not 1 <= self.experts_per_token <= self.num_experts:
+            raise UnsupportedModel(f"{self.experts_per_token} of {self.num_experts} experts per token are not possible")
+        if self.hidden_size % EXPERT_MULTIPLE or self.ffn_size % EXPERT_MULTIPLE:
+            raise UnsupportedModel(
+                f"experts of {self.hidden_size} inputs and a width of {self.ffn_size} are not supported: "
+                f"both must be multiples of {EXPERT_MULTIPLE}"
+            )
 
     @property
     def q_size(self) -> int:
@@ -66,11 +100,41 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def scale(self) -> float:
+        """Factor of attention scores."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that a token attends to in a layer, itself included; None: all."""
+        return None if layer in self.full_layers else self.sliding_window
+
+    def rotary_number(self, layer: int) -> int:
+        """Number of a layer's rotary table: 1 for a layer with a window in a model with `local_rope_theta`, otherwise 0."""
+        return int(self.local_rope_theta is not None and self.window(layer) is not None)
+
+    @property
+    def num_rotary_tables(self) -> int:
+        return 1 if self.local_rope_theta is None else 2
+
+    def attended(self, context: int) -> int:
+        """Tokens of a context that a token attends to, averaged over the layers."""
+        if self.sliding_window is None:
+            return context
+        full = sum(layer < self.num_layers for layer in self.full_layers)
+        windowed = min(context, self.sliding_window)
+        return (full * context + (self.num_layers - full) * windowed) // self.num_layers
+
+    @property
     def num_parameters(self) -> int:
         """Number of weights; a tied embedding counts once."""
         attention = self.hidden_size * (2 * self.q_size + 2 * self.kv_size)
         attention += self.attention_bias * (self.q_size + 2 * self.kv_size) + self.qk_norm * 2 * self.head_dim
-        layer = attention + 3 * self.hidden_size * self.ffn_size + 2 * self.hidden_size
+        attention += self.output_bias * self.hidden_size + self.has_sinks * self.num_heads
+        inner = 3 * self.hidden_size * self.ffn_size
+        if self.num_experts:
+            expert = inner + self.output_bias * (2 * self.ffn_size + self.hidden_size)
+            inner = self.num_experts * (expert + self.hidden_size + self.output_bias)
+        layer = attention + inner + (4 if self.has_output_norms else 2) * self.hidden_size
         tables = self.vocab_size * self.hidden_size * (1 if self.tie_embeddings else 2)
         return tables + self.num_layers * layer + self.hidden_size
 
@@ -83,11 +147,9 @@ class ModelConfig:
         """From config.json, as written by transformers 4 or 5."""
         fields = Metadata("config.json", config)
         architecture = fields.text("model_type", "unknown")
-        _check_architecture(architecture)
-        _reject_unsupported(config, architecture)
+        _check_architecture(architecture, ARCHITECTURES)
         check_scheme(fields)
         hidden, heads = fields.count("hidden_size", _WIDTH), fields.count("num_attention_heads", _HEADS)
-        theta, scaling = rope_from_hf(config)
         return cls(
             architecture=architecture,
             vocab_size=fields.count("vocab_size", _VOCABULARY),
@@ -96,15 +158,9 @@ class ModelConfig:
             num_heads=heads,
             num_kv_heads=fields.count("num_key_value_heads", _HEADS, heads),
             head_dim=fields.count("head_dim", _HEAD_DIM, max(1, hidden // heads)),
-            ffn_size=fields.count("intermediate_size", _WIDTH),
             rms_eps=fields.number("rms_norm_eps", 0.0, 1.0, 1e-6),
-            rope_theta=theta,
             max_position=fields.count("max_position_embeddings", _POSITIONS, 2048),
-            rope_scaling=scaling,
-            tie_embeddings=fields.flag("tie_word_embeddings", False),
-            attention_bias=architecture == "qwen2",
-            qk_norm=architecture == "qwen3",
-            sliding_window=_hf_sliding_window(fields, architecture),
+            **family_options(architecture, fields, config),
             bos_id=fields.token_id("bos_token_id"),
             eos_ids=fields.token_ids("eos_token_id"),
         )
@@ -122,12 +178,12 @@ class ModelConfig:
         `frequency_factors` is the tensor rope_freqs.weight, which holds the rope scaling of Llama 3 files.
         """
         architecture = Metadata("the GGUF header", metadata).text("general.architecture", "unknown")
-        _check_architecture(architecture)
+        _check_architecture(architecture, GGUF_ARCHITECTURES)
         fields = Metadata(
             "the GGUF header", {key.removeprefix(f"{architecture}."): value for key, value in metadata.items()}
         )
         if "expert_count" in fields and fields.count("expert_count", _HEADS, least=0):
-            raise UnsupportedModel("mixture-of-experts models are not supported")
+            raise UnsupportedModel("mixture-of-experts models are supported as safetensors folders, not as GGUF files")
         hidden, heads = fields.count("embedding_length", _WIDTH), fields.count("attention.head_count", _HEADS)
         head_dim = fields.count("attention.key_length", _HEAD_DIM, max(1, hidden // heads))
         if fields.count("rope.dimension_count", _HEAD_DIM, head_dim) != head_dim:
@@ -155,40 +211,6 @@ class ModelConfig:
         )
 
 
-def _check_architecture(name: str) -> None:
-    if name not in ARCHITECTURES:
-        raise UnsupportedModel(f"architecture {name!r:.80} is not supported; supported: {', '.join(ARCHITECTURES)}")
-
-
-def _reject_unsupported(config: Mapping[str, Any], architecture: str) -> None:
-    """Raise `UnsupportedModel` for options of a supported `model_type` that the forward pass lacks."""
-    unsupported = (
-        ("hidden_act", "silu", "an activation other than silu"),
-        ("mlp_bias", False, "a bias in the feed-forward layers"),
-        ("attention_bias", architecture == "qwen2", "an attention bias outside Qwen2"),
-        ("partial_rotary_factor", 1.0, "a rotary embedding over a part of the head"),
-        ("num_local_experts", None, "a mixture of experts"),
-    )
-    for key, expected, meaning in unsupported:
-        found = config.get(key)
-        if found is not None and found != expected:
-            raise UnsupportedModel(f"config.json has {key}={found!r:.80}: {meaning} is not supported")
-
-
-def _hf_sliding_window(fields: Metadata, architecture: str) -> int | None:
-    if architecture == "llama" or "sliding_window" not in fields:
-        return None
-    window = fields.count("sliding_window", _POSITIONS)
-    if architecture == "mistral":
-        return window
-    if not fields.flag("use_sliding_window", False):
-        return None
-    # Qwen uses the window from layer `max_window_layers` on; `layer_types` lists it per layer.
-    first, layers = fields.count("max_window_layers", _LAYERS, 0, least=0), fields.count("num_hidden_layers", _LAYERS)
-    kinds = {"full_attention"} if first else set()
-    kinds |= {"sliding_attention"} if layers > first else set()
-    if fields.raw("layer_types"):
-        kinds = set(fields.array("layer_types", str))
-    if len(kinds) > 1:
-        raise UnsupportedModel("a sliding window on some layers only is not supported")
-    return window if kinds == {"sliding_attention"} else None
+def _check_architecture(name: str, supported: tuple[str, ...]) -> None:
+    if name not in supported:
+        raise UnsupportedModel(f"architecture {name!r:.80} is not supported; supported: {', '.join(supported)}")

@@ -1,17 +1,19 @@
 """Weights of a decoder as a pass reads them: fused matrices on a device, norms, and the rotary table."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from paceline.kernels.activation import silu_mul
+from paceline.kernels.activation import gated
 from paceline.kernels.attention import paged_attention
+from paceline.kernels.experts import Experts, Routing, feed_experts
 from paceline.kernels.layout import AttentionLayout
 from paceline.kernels.linear import DenseWeight, LinearWeight, embedding_rows, linear, prepare
 from paceline.kernels.quantized import QuantizedWeight
-from paceline.kernels.rms_norm import rms_norm
+from paceline.kernels.rms_norm import norm_heads, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
 from paceline.kernels.weights import Dense, concat
 from paceline.models.architectures.config import ModelConfig
@@ -56,17 +58,19 @@ class DecoderWeights(nn.Module):
         else:
             self.embedding = load.matrix("model.embed_tokens")
             self.head = self.embedding if config.tie_embeddings else load.matrix("lm_head")
-        self.layers = in_threads(
-            lambda i: Layer(config, load, f"model.layers.{i}", reduce), range(config.num_layers), device
-        )
-        self._set_norms_and_rotary_table(load.vector("model.norm.weight"))
+        self.layers = in_threads(lambda i: Layer(config, load, i, reduce), range(config.num_layers), device)
+        self._set_norms_and_rotary_table(load.norm(config, "model.norm.weight"))
 
     def _set_norms_and_rotary_table(self, final_norm: Tensor) -> None:
         config = self.config
         # The norm after each layer: the first norm of the next layer, and the final one after the last.
         self.norms_after = [*(layer.input_norm for layer in self.layers[1:]), final_norm]
-        cos, sin = rotary_table(config.head_dim, config.rope_theta, config.rope_scaling, config.max_position)
-        self.cos, self.sin = cos.to(self.device), sin.to(self.device)  # [max_position, hd / 2] float32
+        tables = [rotary_table(config.head_dim, config.rope_theta, config.rope_scaling, config.max_position)]
+        if config.local_rope_theta is not None:
+            tables.append(rotary_table(config.head_dim, config.local_rope_theta, None, config.max_position))
+        # cos and sin of each table, [max_position, hd / 2] float32
+        self.rotary = [(cos.to(self.device), sin.to(self.device)) for cos, sin in tables]
+        self.cos, self.sin = self.rotary[0]
 
     @property
     def is_complete(self) -> bool:
@@ -77,17 +81,18 @@ class DecoderWeights(nn.Module):
     def weight_bytes(self) -> int:
         """Bytes of all matrices as they are stored, without norms and biases."""
         matrices = {id(m): m for m in (self.embedding, self.head)}.values()
-        layers = (m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
-        return sum(m.nbytes for m in (*matrices, *layers))
+        return sum(m.nbytes for m in (*matrices, *(m for layer in self.layers for m in layer.matrices)))
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[T, D]: the input of layer 0."""
-        return embedding_rows(self.embedding, tokens)
+        rows = embedding_rows(self.embedding, tokens)
+        scale = self.config.embedding_scale
+        return rows if scale == 1.0 else rows * torch.tensor(scale, dtype=rows.dtype, device=rows.device)
 
     @property
     def has_plain_embedding(self) -> bool:
         """Whether the input of layer 0 is the unchanged row of the embedding."""
-        return True
+        return self.config.embedding_scale == 1.0
 
     def logits(self, normed: Tensor) -> Tensor:
         """[R, V] float32 from [R, D] hidden states after the final norm."""
@@ -99,74 +104,146 @@ class DecoderWeights(nn.Module):
 
 
 class Layer:
+    """Weights of a layer. Those that its architecture does not have are None, except `router`, which is not set."""
+
     input_norm: Tensor
     post_attention_norm: Tensor
-    q_norm: Tensor
-    k_norm: Tensor
+    """The norm before the feed-forward layer."""
+    attention_norm: Tensor | None = None
+    """The norm of the output of attention."""
+    feed_forward_norm: Tensor | None = None
+    """The norm of the output of the feed-forward layer."""
+    q_norm: Tensor | None = None
+    k_norm: Tensor | None = None
     qkv_bias: Tensor | None = None
+    output_bias: Tensor | None = None
+    sinks: Tensor | None = None
+    router_bias: Tensor | None = None
+    gate_up_bias: Tensor | None = None
+    down_bias: Tensor | None = None
     qkv: LinearWeight
     output: LinearWeight
     gate_up: LinearWeight
     down: LinearWeight
+    router: LinearWeight
 
-    def __init__(self, config: ModelConfig, load: "Loader", prefix: str, reduce: Reduce | None = None) -> None:
-        self.config = config
+    def __init__(self, config: ModelConfig, load: "Loader", number: int, reduce: Reduce | None = None) -> None:
+        self.config, self.number = config, number
         self.reduce = reduce
-        vars(self).update(layer_vectors(config, load, prefix))
-        vars(self).update(layer_matrices(load, prefix))
+        vars(self).update(layer_vectors(config, load, number))
+        vars(self).update(layer_matrices(config, load, number))
 
     def attention(
-        self, x: Tensor, cos: Tensor, sin: Tensor, layout: AttentionLayout, keys: Tensor, values: Tensor
+        self,
+        x: Tensor,
+        rotary: Sequence[tuple[Tensor, Tensor]],
+        layout: AttentionLayout,
+        keys: Tensor,
+        values: Tensor,
     ) -> Tensor:
-        """[T, D] -> [T, D]"""
-        heads, kv_heads, head_dim = self.config.num_heads, self.config.num_kv_heads, self.config.head_dim
+        """[T, D] -> [T, D]. `rotary`: cos and sin [T, hd / 2] of each rotary table."""
+        c = self.config
         qkv = linear(x, self.qkv, self.qkv_bias)  # [T, (H + 2 KV) hd]
-        if self.config.qk_norm:
-            self.norm_heads(qkv)
-        q = apply_rotary_and_store(qkv, cos, sin, keys, values, layout.slots, heads, kv_heads)  # [T, H, hd]
-        attended = paged_attention(q, keys, values, layout, head_dim**-0.5, self.config.sliding_window)  # [T, H hd]
-        return self.sum_over_ranks(linear(attended, self.output))
+        self.norm_heads(qkv)
+        cos, sin = rotary[c.rotary_number(self.number)]
+        q = apply_rotary_and_store(qkv, cos, sin, keys, values, layout.slots, c.num_heads, c.num_kv_heads)  # [T, H, hd]
+        window = c.window(self.number)
+        attended = paged_attention(q, keys, values, layout, c.scale, window, self.sinks)  # [T, H hd]
+        return self.norm_output(
+            self.sum_over_ranks(linear(attended, self.output, self.output_bias)), self.attention_norm
+        )
 
     def feed_forward(self, x: Tensor) -> Tensor:
         """[T, D] -> [T, D]"""
-        return self.sum_over_ranks(linear(silu_mul(linear(x, self.gate_up)), self.down))
+        if self.experts is not None:
+            fed = feed_experts(x, self.experts)
+        else:
+            fed = linear(gated(linear(x, self.gate_up), self.config.activation), self.down)
+        return self.norm_output(self.sum_over_ranks(fed), self.feed_forward_norm)
+
+    @property
+    def matrices(self) -> tuple[LinearWeight, ...]:
+        return tuple(getattr(self, name) for name in matrix_names(self.config))
+
+    @cached_property
+    def experts(self) -> Experts | None:
+        """The routed experts; None for one dense feed-forward layer."""
+        c = self.config
+        if not c.num_experts:
+            return None
+        routing = Routing(c.num_experts, c.experts_per_token, c.normalizes_experts)
+        biases = self.router_bias, self.gate_up_bias, self.down_bias
+        return Experts(routing, c.activation, self.router, self.gate_up, self.down, *biases)
 
     def sum_over_ranks(self, partial: Tensor) -> Tensor:
         return partial if self.reduce is None else self.reduce(partial)
 
+    def norm_output(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        return x if weight is None else rms_norm(x, weight, self.config.rms_eps)
+
     def norm_heads(self, qkv: Tensor) -> None:
-        """RMS norm of each head of q and k, in place."""
-        heads = qkv.view(len(qkv), -1, self.config.head_dim)  # [T, H + 2 KV, hd]
-        num_q, num_kv = self.config.num_heads, self.config.num_kv_heads
-        for part, weight in ((heads[:, :num_q], self.q_norm), (heads[:, num_q : num_q + num_kv], self.k_norm)):
-            rows = part.reshape(-1, self.config.head_dim).contiguous()  # with one head, reshape returns a strided view
-            part.copy_(rms_norm(rows, weight, self.config.rms_eps).view_as(part))
+        """RMS norm of each head of q and k, in place, if the architecture has it."""
+        if self.q_norm is not None and self.k_norm is not None:
+            c = self.config
+            norm_heads(qkv, self.q_norm, self.k_norm, c.num_heads, c.num_kv_heads, c.rms_eps)
 
 
-def layer_vectors(config: ModelConfig, load: "Loader", prefix: str) -> dict[str, Tensor]:
+def matrix_names(config: ModelConfig) -> tuple[str, ...]:
+    """Attributes of a layer that hold its matrices."""
+    return (*("qkv", "output", "gate_up", "down"), *(("router",) if config.num_experts else ()))
+
+
+def layer_vectors(config: ModelConfig, load: "Loader", number: int) -> dict[str, Tensor]:
     """Norms and biases of a layer, by attribute name."""
-    attention = f"{prefix}.self_attn"
-    vectors = {
-        "input_norm": load.vector(f"{prefix}.input_layernorm.weight"),
-        "post_attention_norm": load.vector(f"{prefix}.post_attention_layernorm.weight"),
-    }
+    layer = f"model.layers.{number}"
+    attention, mlp = f"{layer}.self_attn", f"{layer}.mlp"
+    names = {"input_norm": "input_layernorm", "post_attention_norm": "post_attention_layernorm"}
+    if config.has_output_norms:
+        names |= {
+            "attention_norm": "post_attention_layernorm",
+            "post_attention_norm": "pre_feedforward_layernorm",
+            "feed_forward_norm": "post_feedforward_layernorm",
+        }
+    if config.qk_norm:
+        names |= {"q_norm": "self_attn.q_norm", "k_norm": "self_attn.k_norm"}
+    vectors = {attribute: load.norm(config, f"{layer}.{name}.weight") for attribute, name in names.items()}
     if config.attention_bias:
         vectors["qkv_bias"] = load.vector(*(f"{attention}.{part}.bias" for part in _QKV))
-    if config.qk_norm:
-        vectors["q_norm"] = load.vector(f"{attention}.q_norm.weight")
-        vectors["k_norm"] = load.vector(f"{attention}.k_norm.weight")
+    if config.has_sinks:
+        vectors["sinks"] = load.vector(f"{attention}.sinks")
+    if config.output_bias:
+        vectors["output_bias"] = load.vector(f"{attention}.o_proj.bias")
+        vectors["router_bias"] = load.vector(f"{mlp}.gate.bias")
+        vectors["gate_up_bias"] = load.vector(*(f"{name}.bias" for name in _gate_up(config, mlp)))
+        vectors["down_bias"] = load.vector(*(f"{name}.bias" for name in _down(config, mlp)))
     return vectors
 
 
-def layer_matrices(load: "Loader", prefix: str) -> dict[str, LinearWeight]:
+def layer_matrices(config: ModelConfig, load: "Loader", number: int) -> dict[str, LinearWeight]:
     """Matrices of a layer, by attribute name."""
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    return {
+    attention, mlp = f"model.layers.{number}.self_attn", f"model.layers.{number}.mlp"
+    matrices = {
         "qkv": load.matrix(*(f"{attention}.{part}" for part in _QKV)),
         "output": load.matrix(f"{attention}.o_proj"),
-        "gate_up": load.matrix(f"{mlp}.gate_proj", f"{mlp}.up_proj"),
-        "down": load.matrix(f"{mlp}.down_proj"),
+        "gate_up": load.matrix(*_gate_up(config, mlp)),
+        "down": load.matrix(*_down(config, mlp)),
     }
+    if config.num_experts:
+        matrices["router"] = load.matrix(f"{mlp}.gate")
+    return matrices
+
+
+def _gate_up(config: ModelConfig, mlp: str) -> list[str]:
+    """Names of gate and up, of one expert after another."""
+    return [f"{owner}.{part}" for owner in _owners(config, mlp) for part in ("gate_proj", "up_proj")]
+
+
+def _down(config: ModelConfig, mlp: str) -> list[str]:
+    return [f"{owner}.down_proj" for owner in _owners(config, mlp)]
+
+
+def _owners(config: ModelConfig, mlp: str) -> list[str]:
+    return [f"{mlp}.experts.{i}" for i in range(config.num_experts)] or [mlp]
 
 
 class Loader:
@@ -191,6 +268,12 @@ class Loader:
             else:
                 rows.copy_(source)
         return DenseWeight(values)
+
+    def norm(self, config: ModelConfig, name: str) -> Tensor:
+        """The weight of a norm; those of Gemma, stored as w - 1, stay float32, because rounding w would lose their bits."""
+        if config.has_output_norms:
+            return self._weights.vector(name).to(self._device)
+        return self.vector(name)
 
     def vector(self, *names: str) -> Tensor:
         return torch.cat([self._weights.vector(name) for name in names]).to(self._device, self._dtype)

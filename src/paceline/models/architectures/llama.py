@@ -1,4 +1,4 @@
-"""The decoder: Llama 2 and 3, SmolLM2, Mistral, Qwen2 and Qwen3. Inference only; call it under `torch.inference_mode`.
+"""The decoder of all supported families (`families.py`). Inference only; call it under `torch.inference_mode`.
 
 A pass computes the rows of many sequences at once. `AttentionLayout` gives where each row's keys and values are stored and
 which rows it attends to. The model does not distinguish prompt tokens, decoded tokens and drafts.
@@ -45,19 +45,19 @@ class DecoderModel(DecoderWeights):
                 self, tokens, positions, layout, cache, logit_rows, state_layers, last_hidden, after_layer=after_layer
             )
         eps = self.config.rms_eps
-        cos, sin = self.cos[positions], self.sin[positions]  # [T, hd / 2]
+        rotary = [(cos[positions], sin[positions]) for cos, sin in self.rotary]  # [T, hd / 2] each
         hidden = self.embed(tokens)  # [T, D]
         inner: dict[int, Tensor] = {}
         normed = rms_norm(hidden, self.layers[0].input_norm, eps)
         native_layers = self._native_layers(cache) if after_layer is None else None
         if native_layers is not None:
-            inner.update(native_layers.run(hidden, normed, cos, sin, layout, state_layers))
+            inner.update(native_layers.run(hidden, normed, rotary, layout, state_layers))
         else:
             triples = zip(self.layers, self.norms_after, cache, strict=True)
             for i, (layer, next_norm, (keys, values)) in enumerate(triples):
                 if i in state_layers:
                     inner[i] = hidden
-                attended = layer.attention(normed, cos, sin, layout, keys, values)
+                attended = layer.attention(normed, rotary, layout, keys, values)
                 normed, hidden = add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
                 normed, hidden = add_rms_norm(layer.feed_forward(normed), hidden, next_norm, eps)
                 if after_layer is not None:
@@ -81,12 +81,13 @@ class DecoderModel(DecoderWeights):
 
     def _join_layers(self, cache: Sequence[tuple[Tensor, Tensor]]) -> DecoderLayers | None:
         c, layers = self.config, []
-        if c.qk_norm or c.head_dim % HEAD_MULTIPLE:
+        if c.head_dim % HEAD_MULTIPLE:
             return None
         for layer, next_norm, (keys, values) in zip(self.layers, self.norms_after, cache, strict=True):
             matrices = [layer.qkv, layer.output, layer.gate_up, layer.down]
             packed = tuple(matrix for matrix in matrices if isinstance(matrix, PackedWeight))
-            if len(packed) != 4 or layer.reduce is not None or keys.dtype is not torch.float32:
+            is_native = len(packed) == 4 and (layer.experts is None or layer.experts.address is not None)
+            if not is_native or layer.reduce is not None or keys.dtype is not torch.float32:
                 return None
             layers.append(
                 LayerWeights(
@@ -94,14 +95,23 @@ class DecoderModel(DecoderWeights):
                     packed[1],
                     packed[2],
                     packed[3],
-                    layer.qkv_bias,
-                    layer.post_attention_norm,
-                    next_norm,
-                    keys,
-                    values,
+                    experts=layer.experts,
+                    qkv_bias=layer.qkv_bias,
+                    output_bias=layer.output_bias,
+                    q_norm=layer.q_norm,
+                    k_norm=layer.k_norm,
+                    sinks=layer.sinks,
+                    attention_norm=layer.attention_norm,
+                    feed_forward_norm=layer.feed_forward_norm,
+                    post_attention_norm=layer.post_attention_norm,
+                    next_norm=next_norm,
+                    keys=keys,
+                    values=values,
+                    window=c.window(layer.number),
+                    rotary=c.rotary_number(layer.number),
                 )
             )
         shape = DecoderShape(
-            c.hidden_size, c.ffn_size, c.num_heads, c.num_kv_heads, c.head_dim, c.sliding_window, c.rms_eps
+            c.hidden_size, c.ffn_size, c.num_heads, c.num_kv_heads, c.head_dim, c.activation, c.rms_eps, c.scale
         )
         return DecoderLayers(shape, layers)

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import IncompatibleDraft
@@ -10,6 +11,9 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:  # a gateway computes fingerprints and has no torch
     from paceline.models.architectures.config import ModelConfig
+
+SHA256_LENGTH = 64
+"""Characters of a checksum; a peer may send more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +27,18 @@ class Fingerprint:
     chat_template: str | None
     """None for a base model, which fits any chat template."""
 
+    def differing_part(self, other: "Fingerprint") -> str | None:
+        """Name of the first field that differs; None if the tokenizers fit together."""
+        for field in fields(Fingerprint):
+            mine, theirs = getattr(self, field.name), getattr(other, field.name)
+            if mine != theirs and not (field.name == "chat_template" and None in (mine, theirs)):
+                return field.name
+        return None
 
+
+@lru_cache(maxsize=4)
 def fingerprint(tokenizer: Tokenizer) -> Fingerprint:
+    """Computed once for each tokenizer: it reads the whole vocabulary."""
     return Fingerprint(
         vocabulary=_sha256(_by_id(tokenizer)),
         merges=_sha256(_merges(tokenizer)),
@@ -40,15 +54,24 @@ def check_compatible(target: Tokenizer, draft: Tokenizer) -> None:
     Embeddings may differ in size: see `proposable_ids`.
     """
     target_parts, draft_parts = fingerprint(target), fingerprint(draft)
-    for field in fields(Fingerprint):
-        expected, found = getattr(target_parts, field.name), getattr(draft_parts, field.name)
-        if expected == found or (field.name == "chat_template" and None in (expected, found)):
-            continue
-        part, why = field.name.replace("_", " "), _difference(field.name, target, draft)
-        raise IncompatibleDraft(
-            f"target and draft differ in their {part}: {why} (sha256 of the target's {expected}, of the draft's {found}); "
-            "choose a draft of the target's model family"
-        )
+    part = target_parts.differing_part(draft_parts)
+    if part is None:
+        return
+    expected, found = getattr(target_parts, part), getattr(draft_parts, part)
+    raise IncompatibleDraft(
+        f"target and draft differ in their {_words(part)}: {_difference(part, target, draft)} (sha256 of the target's "
+        f"{expected}, of the draft's {found}); choose a draft of the target's model family"
+    )
+
+
+def describe_mismatch(target: Fingerprint, draft: Fingerprint) -> str | None:
+    """The first part that differs, with both checksums, for peers that know only the checksums of each other; None if target
+    and draft fit together."""
+    part = target.differing_part(draft)
+    if part is None:
+        return None
+    expected, found = (str(getattr(one, part))[:SHA256_LENGTH] for one in (target, draft))
+    return f"target and draft differ in their {_words(part)}: sha256 of the target's {expected}, of the draft's {found}"
 
 
 def proposable_ids(target: "ModelConfig", draft: "ModelConfig") -> range:
@@ -91,6 +114,10 @@ def _merges(tokenizer: Tokenizer) -> list[list[str]]:
 
 def _special(tokenizer: Tokenizer) -> list[tuple[int, str]]:
     return [(i, tokenizer.token(i) or "") for i in sorted(tokenizer.special_ids)]
+
+
+def _words(part: str) -> str:
+    return part.replace("_", " ")
 
 
 def _quoted(token: str | None) -> str:

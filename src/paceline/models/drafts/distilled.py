@@ -21,7 +21,7 @@ class DistilledModel(DecoderModel):
     vocabulary even if its own is reduced."""
 
     def __init__(self, config: Mapping[str, Any], weights: Weights, target: DecoderModel) -> None:
-        shape = _model_config(config, target.config)
+        shape = distilled_config(config, target.config)
         width, renamed = shape.hidden_size, _RenamedWeights(weights)
         check_weights(shape, renamed.shape, has_tables=False)
         vocabulary = DraftVocabulary.of(target, weights, width)
@@ -37,8 +37,7 @@ class DistilledModel(DecoderModel):
     @property
     def weight_bytes(self) -> int:
         """Bytes that are not shared with the target."""
-        layers = (m for layer in self.layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
-        return sum(m.nbytes for m in layers) + self._table_bytes
+        return sum(m.nbytes for layer in self.layers for m in layer.matrices) + self._table_bytes
 
     def embed(self, tokens: Tensor) -> Tensor:
         return rms_norm(super().embed(tokens), self.embed_norm, self.config.rms_eps)
@@ -71,7 +70,7 @@ class _RenamedWeights:
         return self._weights.vector(name.removeprefix("model."))
 
 
-def _model_config(config: Mapping[str, Any], target: ModelConfig) -> ModelConfig:
+def distilled_config(config: Mapping[str, Any], target: ModelConfig) -> ModelConfig:
     fields = Metadata("config.json of the draft", config)
     return ModelConfig(
         architecture="llama",

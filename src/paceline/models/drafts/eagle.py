@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.kernels.activation import silu_mul
+from paceline.kernels.activation import gated
 from paceline.kernels.attention import paged_attention
 from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.linear import embedding_rows, linear
 from paceline.kernels.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
+from paceline.models.drafts.eagle_layer import EagleLayer
 from paceline.models.drafts.eagle_weights import EagleWeights
 from paceline.models.runner import Span, build_inputs, warm_up_sizes
+from paceline.models.zeroed import zeroed
 
 if TYPE_CHECKING:
     from paceline.kernels.gpu.attention_plan import AttentionPlan
@@ -31,6 +33,9 @@ MAX_BRANCH = (LANE_BLOCKS - 1) * BLOCK_SIZE
 
 
 class EagleModel(EagleWeights):
+    _native: tuple[tuple[Tensor, Tensor], EagleLayer | None] | None = None
+    """Cache of the last pass, and the layer over it."""
+
     def forward(
         self,
         states: Tensor,  # [T, D]: g, or this layer's output in the previous slot
@@ -49,12 +54,23 @@ class EagleModel(EagleWeights):
         cos, sin = self.cos[positions], self.sin[positions]
         embedded = rms_norm(embedding_rows(self.embedding, tokens), self.input_norm, c.rms_eps)
         normed = rms_norm(states, self.hidden_norm, c.rms_eps)
-        qkv = linear(torch.cat((embedded, normed), 1), self.qkv)  # [T, (H + 2 KV) hd]
+        joined = torch.cat((embedded, normed), 1)  # [T, 2 D]
+        native_layer = self._native_layer(cache)
+        if native_layer is not None:
+            residual = normed if c.norm_before_residual else states.clone()
+            return native_layer.run(joined, residual, cos, sin, layout)
+        qkv = linear(joined, self.qkv)  # [T, (H + 2 KV) hd]
         q = apply_rotary_and_store(qkv, cos, sin, *cache, layout.slots, c.num_heads, c.num_kv_heads)
         attended = linear(paged_attention(q, *cache, layout, c.head_dim**-0.5), self.output)
         residual = normed if c.norm_before_residual else states
         normed, hidden = add_rms_norm(attended, residual, self.post_attention_norm, c.rms_eps)
-        return linear(silu_mul(linear(normed, self.gate_up)), self.down) + hidden
+        return linear(gated(linear(normed, self.gate_up)), self.down) + hidden
+
+    def _native_layer(self, cache: tuple[Tensor, Tensor]) -> EagleLayer | None:
+        known = self._native
+        if known is None or known[0] is not cache:
+            known = self._native = (cache, EagleLayer.over(self, cache))
+        return known[1]
 
     def plan(self, rows: int, sequences: int) -> "AttentionPlan | None":
         """Attention plan for passes of this size on a GPU; None on a CPU."""
@@ -86,10 +102,7 @@ class EagleRunner:
         self.num_lanes = num_lanes
         shape = (num_blocks + num_lanes * LANE_BLOCKS, BLOCK_SIZE, model.config.num_kv_heads, model.config.head_dim)
         # Zeroed: a masked slot must not hold a NaN.
-        self.cache = (
-            torch.zeros(shape, dtype=model.dtype, device=model.device),
-            torch.zeros(shape, dtype=model.dtype, device=model.device),
-        )
+        self.cache = (zeroed(shape, model.dtype, model.device), zeroed(shape, model.dtype, model.device))
 
     def lane(self, number: int) -> list[int]:
         """Blocks of a lane."""

@@ -13,9 +13,15 @@ from paceline.kernels.weights import concat
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.architectures.rope import RopeScaling, rope_from_hf, rotary_table
-from paceline.models.drafts.vocabulary import DraftVocabulary, embedding_for, prepare_draft
+from paceline.models.drafts.vocabulary import Bits, DraftVocabulary, embedding_for, prepare_draft
 from paceline.models.loading.checkpoint import Weights
 from paceline.models.metadata import Metadata
+
+_UNSUPPORTED = ("norm_before_fc", "fc_norm", "norm_output")
+"""Variants of published heads that change what enters or leaves the layer."""
+
+CPU_BITS: Bits = 4
+"""Bits of the weights on a CPU, where a level of drafts takes about as long as reading them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,14 @@ class EagleConfig:
         layer = config["transformer_layer_config"] if "transformer_layer_config" in fields else {}
         if fields.section("transformer_layer_config").count("num_hidden_layers", 4096, 1) != 1:
             raise UnsupportedModel(f"the EAGLE head has {layer['num_hidden_layers']} layers; supported: 1")
+        for name in _UNSUPPORTED:
+            if name in fields and fields.flag(name, False):
+                raise UnsupportedModel(f"the EAGLE head has {name}, which is not supported: use a head without it")
+        if layer.get("model_type", "llama") != "llama" or layer.get("attention_bias"):
+            raise UnsupportedModel(
+                f"the layer of the EAGLE head is of type {layer.get('model_type', 'llama')!r:.40}"
+                f"{' with biases' if layer.get('attention_bias') else ''}; supported: llama without biases, for any target"
+            )
         shape = ModelConfig.from_hf({"model_type": "llama", **layer})
         theta, scaling = rope_from_hf(layer)
         depth = target.num_layers
@@ -98,7 +112,7 @@ class EagleWeights:
                 f"the head needs states after layers {config.state_layers}; the target has {target.config.num_layers} layers"
             )
         self.config, self.device, self.dtype = config, target.device, target.dtype
-        self.vocabulary = DraftVocabulary.of(target, weights, config.hidden_size)
+        self.vocabulary = DraftVocabulary.of(target, weights, config.hidden_size, CPU_BITS)
         self._weights = weights
 
         has_embedding = "embed_tokens.weight" in weights.names()
@@ -137,7 +151,7 @@ class EagleWeights:
             raise UnsupportedModel(
                 f"config.json requires a matrix of {shape[0]} x {shape[1]}, and the weights have {found}"
             )
-        return prepare_draft(concat(parts), self.device, self.dtype)
+        return prepare_draft(concat(parts), self.device, self.dtype, CPU_BITS)
 
     def _vector(self, name: str) -> Tensor:
         values = self._weights.vector(f"{name}.weight")

@@ -5,6 +5,7 @@ draft made for a small model also fits an inflated target, whose hidden states a
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -13,9 +14,12 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.cpu import native
 from paceline.kernels.linear import LinearWeight, embedding_rows, linear, prepare
 from paceline.kernels.quantized import QuantizedWeight, quantize
-from paceline.kernels.weights import GROUPS, Dense, Weight
+from paceline.kernels.weights import GROUPS, Dense, Grouped, Weight
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.checkpoint import Weights
+
+Bits = Literal[4, 8]
+"""Bits of a weight value of a draft on a CPU."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,9 +50,9 @@ class DraftVocabulary:
         return whole
 
     @classmethod
-    def of(cls, target: DecoderModel, weights: Weights, hidden_size: int) -> "DraftVocabulary":
+    def of(cls, target: DecoderModel, weights: Weights, hidden_size: int, bits: Bits = 8) -> "DraftVocabulary":
         """Vocabulary of a draft's checkpoint, which may have its own head. `d2t` [V'] holds the offset of each draft id to
-        the target's id."""
+        the target's id. `bits`: see `prepare_draft`."""
         names, vocab_size = weights.names(), target.config.vocab_size
         ids = None
         if "d2t" in names:
@@ -59,9 +63,9 @@ class DraftVocabulary:
                 raise UnsupportedModel(
                     f"lm_head.weight of the draft has the shape {shape}: it does not fit the vocabulary"
                 )
-            head = prepare_draft(weights.matrix("lm_head.weight"), target.device, target.dtype)
+            head = prepare_draft(weights.matrix("lm_head.weight"), target.device, target.dtype, bits)
         else:
-            head = head_for(target, hidden_size, ids)
+            head = head_for(target, hidden_size, ids, bits)
         if ids is None and head.shape[0] != vocab_size:
             ids = torch.arange(head.shape[0], device=target.device)
         return cls(vocab_size, head, ids, 0 if head is target.head else head.nbytes)
@@ -99,7 +103,7 @@ def embedding_for(target: DecoderModel, hidden_size: int) -> LinearWeight:
     return prepare(Dense(rows.to(torch.bfloat16).contiguous()), target.device, target.dtype)
 
 
-def head_for(target: DecoderModel, hidden_size: int, ids: Tensor | None) -> LinearWeight:
+def head_for(target: DecoderModel, hidden_size: int, ids: Tensor | None, bits: Bits = 8) -> LinearWeight:
     """[V, hidden_size]: the target's head; with `ids`, only these rows."""
     if hidden_size == target.config.hidden_size:
         if ids is None:
@@ -107,20 +111,32 @@ def head_for(target: DecoderModel, hidden_size: int, ids: Tensor | None) -> Line
         if isinstance(target.head, QuantizedWeight):
             return QuantizedWeight(target.head.values[ids], target.head.scales[ids])
     rows = torch.arange(target.config.vocab_size, device=target.device) if ids is None else ids
-    return _copy(target.head, rows, hidden_size, target)
+    return _copy(target.head, rows, hidden_size, target, bits)
 
 
-def _copy(weight: LinearWeight, ids: Tensor, hidden_size: int, target: DecoderModel) -> LinearWeight:
-    return prepare_draft(Dense(_rows(weight, ids)[:, :hidden_size].contiguous()), target.device, target.dtype)
+def _copy(weight: LinearWeight, ids: Tensor, hidden_size: int, target: DecoderModel, bits: Bits) -> LinearWeight:
+    return prepare_draft(Dense(_rows(weight, ids)[:, :hidden_size].contiguous()), target.device, target.dtype, bits)
 
 
-def prepare_draft(weight: Weight, device: torch.device, dtype: torch.dtype) -> LinearWeight:
-    """As `prepare`, but in 8 bits for the native kernels, whose time is proportional to the bytes read. A draft may be less
-    precise."""
+def prepare_draft(weight: Weight, device: torch.device, dtype: torch.dtype, bits: Bits = 8) -> LinearWeight:
+    """As `prepare`, but in 8 or 4 bits for the native kernels, whose time is proportional to the bytes read. A draft may be
+    less precise."""
     is_native = device.type == "cpu" and dtype == torch.float32 and native.available()
     if is_native and isinstance(weight, Dense) and weight.shape[1] % GROUPS[-1] == 0:
-        weight = quantize(weight.values.float(), "int8")
+        values = weight.values.float()
+        return prepare(four_bits(values) if bits == 4 else quantize(values, "int8"), device, dtype)
     return prepare(weight, device, dtype)
+
+
+def four_bits(values: Tensor) -> Grouped:
+    """values [N, K] in 16 steps from the least to the largest of each 32 inputs; K is a multiple of 32."""
+    groups = values.unflatten(1, (-1, GROUPS[-1]))  # [N, K/32, 32]
+    least, most = groups.aminmax(dim=2)
+    offsets = least.half().float()
+    scales = ((most - offsets) / 15.0).half().float()
+    steps = torch.where(scales > 0, scales, 1.0)
+    codes = ((groups - offsets.unsqueeze(2)) / steps.unsqueeze(2)).round_().clamp_(0, 15).to(torch.uint8)
+    return Grouped(codes.flatten(1), scales, offsets, GROUPS[-1])
 
 
 def _rows(weight: LinearWeight, ids: Tensor) -> Tensor:

@@ -5,7 +5,6 @@ No function here waits for the device or branches on device values, so a whole p
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 import torch
 from torch import Tensor
@@ -14,11 +13,14 @@ from torch.nn.functional import linear as dense_linear
 from paceline.kernels.gpu.activation import silu_mul
 from paceline.kernels.gpu.attention import paged_attention
 from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, attention_plan, ragged_plan
+from paceline.kernels.gpu.experts import feed_experts
+from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.gpu.rotary import rotate_and_store
 from paceline.kernels.layout import AttentionLayout
 from paceline.kernels.linear import DenseWeight, LinearWeight
+from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.decoder import AfterLayer, DecoderWeights, ForwardOutput, Layer
 
 
@@ -73,7 +75,7 @@ def gpu_forward(
     """As `DecoderModel.forward`, which calls it. `plan` None: a new plan. `logits_out` and `attention_out`: buffers of the
     logits and of every layer's attention. Attention does not write rows that belong to no sequence."""
     plan = plan or plan_pass(model, len(tokens), len(layout.context_lens), len(tokens))
-    is_fused = len(tokens) <= MAX_ROWS and not model.config.qk_norm and model.layers[0].reduce is None
+    is_fused = len(tokens) <= MAX_ROWS and _is_plain(model.config) and model.layers[0].reduce is None
     inputs = _PassInputs(
         tokens,
         positions,
@@ -94,13 +96,23 @@ def gpu_forward(
     return output
 
 
+def _is_plain(config: ModelConfig) -> bool:
+    """Whether the kernels for few rows compute all that the layers of a model do."""
+    has_others = config.qk_norm or config.has_output_norms or config.num_experts or config.output_bias
+    return not has_others and config.activation == "silu" and config.local_rope_theta is None
+
+
 def _layers(
     model: DecoderWeights, cache: Sequence[tuple[Tensor, Tensor]]
 ) -> Iterator[tuple[int, tuple[Layer, Tensor, tuple[Tensor, Tensor]]]]:
-    """(number, (layer, the norm after it, its cache)). On the device `meta` the first layer stands for all: they use the same
-    kernels."""
+    """(number, (layer, the norm after it, its cache)). On the device `meta`, one layer stands for all of the same window: they
+    use the same kernels."""
     layers = enumerate(zip(model.layers, model.norms_after, cache, strict=True))
-    return islice(layers, 1) if model.device.type == "meta" else layers
+    if model.device.type != "meta":
+        return layers
+    window = model.config.window
+    firsts = {window(i): i for i in reversed(range(len(model.layers)))}
+    return ((i, layer) for i, layer in layers if firsts[window(i)] == i)
 
 
 def _few_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
@@ -121,7 +133,7 @@ def _few_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
             values,
             config.num_heads,
         )
-        attended = _attend(model, q, keys, values, inputs)
+        attended = _attend(model, i, q, keys, values, inputs)
         hidden, normed = add_linear(attended, layer.output, hidden, layer.post_attention_norm, config.rms_eps)
         gated = gate_up(normed, layer.gate_up)
         hidden, normed = add_linear(gated, layer.down, hidden, next_norm, config.rms_eps)
@@ -147,13 +159,14 @@ def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
         if i in inputs.state_layers:
             inner[i] = hidden
         qkv = _product(normed, layer.qkv, layer.qkv_bias)
-        if model.config.qk_norm:
-            layer.norm_heads(qkv)
-        q = rotate_and_store(qkv, inputs.positions, model.cos, model.sin, keys, values, *where)
-        attended = _product(_attend(model, q, keys, values, inputs), layer.output)
-        normed, hidden = add_rms_norm(layer.sum_over_ranks(attended), hidden, layer.post_attention_norm, eps)
-        fed = _product(silu_mul(_product(normed, layer.gate_up)), layer.down)
-        normed, hidden = add_rms_norm(layer.sum_over_ranks(fed), hidden, next_norm, eps)
+        layer.norm_heads(qkv)
+        rotary = model.rotary[model.config.rotary_number(i)]
+        q = rotate_and_store(qkv, inputs.positions, *rotary, keys, values, *where)
+        attended = _product(_attend(model, i, q, keys, values, inputs), layer.output, layer.output_bias)
+        attended = _norm_output(layer.sum_over_ranks(attended), layer.attention_norm, eps)
+        normed, hidden = add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
+        fed = _norm_output(layer.sum_over_ranks(_feed_forward(layer, normed)), layer.feed_forward_norm, eps)
+        normed, hidden = add_rms_norm(fed, hidden, next_norm, eps)
         if inputs.after_layer is not None:
             inputs.after_layer(i)
     if model.config.num_layers in inputs.state_layers:
@@ -165,12 +178,25 @@ def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
     return ForwardOutput(logits, normed if inputs.last_hidden else None, inner)
 
 
-def _attend(model: DecoderWeights, q: Tensor, keys: Tensor, values: Tensor, inputs: _PassInputs) -> Tensor:
+def _feed_forward(layer: Layer, x: Tensor) -> Tensor:
+    """[T, D] -> [T, D]"""
+    if layer.experts is not None:
+        return feed_experts(x, layer.experts)
+    gate_up = _product(x, layer.gate_up)
+    kind = layer.config.activation
+    return _product(silu_mul(gate_up) if kind == "silu" else gated(gate_up, kind), layer.down)
+
+
+def _norm_output(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+    return x if weight is None else rms_norm(x, weight, eps)
+
+
+def _attend(model: DecoderWeights, layer: int, q: Tensor, keys: Tensor, values: Tensor, inputs: _PassInputs) -> Tensor:
     """[T, H * hd]"""
     config, layout = model.config, inputs.layout
     return paged_attention(
         q, keys, values, layout.starts, layout.context_lens, layout.block_tables, inputs.plan,
-        config.head_dim**-0.5, layout.ancestors, config.sliding_window, inputs.attention_out,
+        config.scale, layout.ancestors, config.window(layer), inputs.attention_out,
     )  # fmt: skip
 
 

@@ -1,7 +1,8 @@
 """Mixed passes: prompts beside sequences that decode, of which only the device knows the newest tokens and the lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,16 @@ from paceline.kernels.gpu.speculation.slot_rows import place_slots
 from paceline.models.cuda_graph import StreamEvent, staging_tensor
 from paceline.models.gpu.decoder import head_logits
 from paceline.models.gpu.forward_pass import PassKind
-from paceline.models.gpu.ragged import RaggedInputs, RaggedPass, RaggedSize, padded_rows
+from paceline.models.gpu.ragged import (
+    RaggedGraph,
+    RaggedInputs,
+    RaggedPass,
+    RaggedSize,
+    max_captured_rows,
+    padded_rows,
+    ragged_size,
+    ragged_sizes,
+)
 from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import Span
 
@@ -33,10 +43,12 @@ class MixedPasses:
     """Runs mixed passes without waiting for the device. A pass that the runner has captured runs as that graph."""
 
     def __init__(self, runner: GpuRunner, max_rows: int, max_sequences: int) -> None:
-        self._runner = runner
+        self._runner, self._max_rows = runner, max_rows
         most = RaggedSize(search_width(max_sequences), padded_rows(max_rows))
         self._inputs = RaggedInputs(runner.device, runner.table_width, most.rows, most.sequences)
         self._passes: dict[tuple[RaggedSize, int], RaggedPass] = {}
+        self._captured: dict[RaggedSize, RaggedGraph] = {}
+        """Passes whose decoding sequences have several rows; the runner has the others."""
         # Rows with logits, their slots, slots of the decoding sequences. The host writes one copy while the other is in use.
         most_numbers = 2 * most.rows + most.sequences + 2
         self._index = torch.zeros(most_numbers, dtype=torch.int64, device=runner.device)
@@ -91,6 +103,17 @@ class MixedPasses:
                 self._write(ragged, 0, 1, ())
                 ragged.forward()
 
+    def captures(self) -> list[Callable[[], None]]:
+        """Functions that capture the passes in which sequences that decode have several rows. `load_kernels` was called."""
+        most = min(self._max_rows, max_captured_rows(self._runner.model.weight_bytes))
+        sizes = ragged_sizes(self._inputs.max_sequences, most)
+        return [torch.inference_mode()(partial(self._capture, size)) for size in sizes if size.sequences > 1]
+
+    def _capture(self, size: RaggedSize) -> None:
+        if size not in self._captured:
+            context = self._runner.context
+            self._captured[size] = RaggedGraph(context, self._inputs, size, PassKind(), few_rows=FEW_ROWS)
+
     def _write(self, ragged: RaggedPass, num_decoding: int, rows_each: int, prompts: Sequence[Span]) -> list[int]:
         """Queue the copy of the host's inputs; returns the rows whose logits are requested."""
         host = ragged.inputs.next_on_host(ragged.size)
@@ -104,8 +127,10 @@ class MixedPasses:
         config = self._runner.model.config
         # Tiles of the tensor cores have 16 queries at least
         few_rows = 1 if rows_each * (config.num_heads // config.num_kv_heads) <= 16 else FEW_ROWS
-        captured = self._runner.captured_ragged(sequences, rows)
-        if captured is not None and few_rows == 1:
+        captured = self._captured.get(ragged_size(sequences, rows))
+        if few_rows == 1:  # the graph of several sequences serves a single one too
+            captured = self._runner.captured_ragged(max(2, sequences), rows)
+        if captured is not None:
             return captured
         key = RaggedSize(search_width(sequences), padded_rows(rows)), few_rows
         if key not in self._passes:

@@ -21,8 +21,10 @@ from paceline.models.runner import Span
 
 MAX_RAGGED_ROWS = 2048
 MAX_RAGGED_SEQUENCES = 256
-_MAX_WORK = 8 * 10**12
-"""Weight bytes times rows above which launches overlap with the work (512 rows of 8 billion weights in bf16)."""
+_MAX_WORK = 17 * 10**12
+"""Weight bytes times rows above which launches overlap with the work (1,024 rows of 8 billion weights in bf16)."""
+PADDING = MAX_ROWS
+"""Rows of small passes are padded to a multiple of this number, to two of it at least."""
 _ALIGNED = 4
 """Alignment, in 32-bit numbers, that kernels expect of their inputs."""
 
@@ -43,8 +45,8 @@ def ragged_size(sequences: int, rows: int) -> RaggedSize:
 def padded_rows(rows: int, step: int = 1) -> int:
     """The next size from `rows` on, a multiple of `step`, for which the vendor's products are fast: on an H200 those of 448
     rows take longer than those of 512."""
-    step = max(step, 64 if rows <= 6 * 64 else 128)
-    return max(2 * MAX_ROWS, -(-rows // step) * step)
+    step = max(step, PADDING if rows <= 6 * PADDING else 2 * PADDING)
+    return max(2 * PADDING, -(-rows // step) * step)
 
 
 def max_captured_rows(weight_bytes: int) -> int:
@@ -222,8 +224,9 @@ class RaggedGraph(RaggedPass):
         size: RaggedSize,
         kind: PassKind,
         is_warm: bool = False,
+        few_rows: int = 1,
     ) -> None:
-        super().__init__(context, inputs, size, kind)
+        super().__init__(context, inputs, size, kind, few_rows)
         host = inputs.next_on_host(size)
         host.write([])
         self.on_device.copy(host, size.sequences)

@@ -17,6 +17,9 @@ from paceline.kernels.weights import Dense, Grouped, Weight, grouped
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
+ROUTER = ".mlp.gate.weight"
+"""End of the name of a router."""
+
 
 class Weights(Protocol):
     """Named weights of one checkpoint."""
@@ -41,11 +44,13 @@ class Checkpoint:
     """Reads the tokenizer, which takes about a second."""
     files: tuple[Path, ...] = ()
     """Files that hold the weights; none if they are generated."""
+    growth: float = 1.0
+    """Upper bound of loaded bytes per byte of the files, if the matrices stay quantised."""
 
 
 class QuantizedWeights:
-    """`Weights` whose layer matrices are quantised on `device`, with one scale per output. Embedding and head are kept: the
-    embedding is a lookup, and rounding the head changes every logit.
+    """`Weights` whose layer matrices are quantised on `device`, with one scale per output. Embedding, head and routers are not:
+    the embedding is a lookup, rounding the head changes every logit, and rounding a router changes the experts of tokens.
 
     Quantised matrices are kept, unless the device would unpack them: only a CPU keeps 4-bit codes.
     """
@@ -61,7 +66,8 @@ class QuantizedWeights:
 
     def matrix(self, name: str) -> Weight:
         weight = self._weights.matrix(name)
-        if not name.startswith("model.layers.") or not self._is_unpacked(weight):
+        is_layer = name.startswith("model.layers.") and not name.endswith(ROUTER)
+        if not is_layer or not self._is_unpacked(weight):
             return weight
         values = weight.values.to(self._device) if isinstance(weight, Dense) else weight.dequantize().to(self._device)
         return quantize(values, self._kind)

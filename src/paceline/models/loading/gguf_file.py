@@ -48,6 +48,8 @@ _NAMES = {
     29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4", 40: "NVFP4",
 }  # fmt: skip
 
+_GROWTH = 4 / 3
+"""Loaded bytes per byte of a file, at most: half-precision scales become single precision."""
 _LOW_HALVES = 0x0F0F0F0F0F0F0F0F
 
 
@@ -67,7 +69,7 @@ def open_gguf(path: Path) -> Checkpoint:
     )
     weights = GGUFWeights(reader, config)
     check_weights(config, weights.shape)
-    return Checkpoint(path.stem, config, weights, lambda: tokenizer_from_gguf(reader.metadata), (path,))
+    return Checkpoint(path.stem, config, weights, lambda: tokenizer_from_gguf(reader.metadata), (path,), _GROWTH)
 
 
 def check_tensor(reader: GGUFReader, name: str) -> None:

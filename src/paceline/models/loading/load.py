@@ -19,16 +19,13 @@ from paceline.models.architectures.rope import rotary_table_bytes
 from paceline.models.drafts.folder import open_draft_folder
 from paceline.models.loading.checkpoint import Checkpoint, Float32Activations, QuantizedWeights, Weights
 from paceline.models.loading.gguf_file import open_gguf
-from paceline.models.loading.hub import find_checkpoint, find_model
+from paceline.models.loading.hub import find_checkpoint
 from paceline.models.loading.prequantized import SCALES
 from paceline.models.loading.read_ahead import ReadAhead
-from paceline.models.loading.safetensors_folder import FolderWeights, open_folder
+from paceline.models.loading.safetensors_folder import open_folder
 from paceline.models.loading.weight_shapes import WeightShapes
 from paceline.models.parallel.shards import Shard, ShardedWeights, check_split, shard_config
 from paceline.models.tokenizer.tokenizer import Tokenizer
-
-_GGUF_GROWTH = 4 / 3
-"""Upper bound of loaded bytes per byte of a GGUF file: half-precision scales become single precision."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,6 +98,8 @@ def checkpoint_weights(
     checkpoint: Checkpoint, device: torch.device, quantization: Quantization | None, activations: Activations
 ) -> Weights:
     weights = checkpoint.weights
+    if device.type != "cpu":
+        check_gpu(checkpoint.config)
     if device.type == "meta":
         weights = WeightShapes(weights, checkpoint.config)
     if quantization is not None:
@@ -109,6 +108,12 @@ def checkpoint_weights(
     if activations == "float32" and device.type == "cpu":
         weights = Float32Activations(weights)
     return weights
+
+
+def check_gpu(config: ModelConfig) -> None:
+    """Raise `UnsupportedModel` for a model that has no kernels for GPUs."""
+    if config.has_sinks:
+        raise UnsupportedModel(f"{config.architecture} runs on the CPU only (attention sinks): set device to cpu")
 
 
 def _build_shard(
@@ -134,11 +139,7 @@ def weight_bytes(
         tables = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
         layers = config.num_parameters - tables
         return tables * dtype.itemsize + layers * (1 if quantize else dtype.itemsize)
-    if isinstance(checkpoint.weights, FolderWeights):
-        return checkpoint.weights.file_bytes
-    path = find_model(name)
-    file = path if path.is_file() else next(path.glob("*.gguf"))
-    return int(_GGUF_GROWTH * file.stat().st_size)
+    return int(checkpoint.growth * sum(file.stat().st_size for file in checkpoint.files))
 
 
 def check_memory(
@@ -149,7 +150,8 @@ def check_memory(
         return
     free = available_memory() if device.type == "cpu" else int(torch.cuda.mem_get_info(device)[0])
     needed = weight_bytes(name, checkpoint, device, dtype, quantize)
-    needed += rotary_table_bytes(checkpoint.config.head_dim, checkpoint.config.max_position)
+    config = checkpoint.config
+    needed += config.num_rotary_tables * rotary_table_bytes(config.head_dim, config.max_position)
     if device.type != "cpu":  # the ranks of a CPU share its memory
         needed //= ranks
     if free is not None and needed > free:

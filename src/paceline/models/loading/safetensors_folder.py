@@ -12,11 +12,15 @@ from paceline.core.errors import UnsupportedModel
 from paceline.kernels.weights import Dense, Weight
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.loading.checkpoint import Checkpoint
-from paceline.models.loading.prequantized import DTYPES, SCALES, with_scales
+from paceline.models.loading.formats.family_weights import family_weights
+from paceline.models.loading.formats.four_bit import FourBitWeights
+from paceline.models.loading.prequantized import DTYPES, SCALES, four_bit_scheme, with_scales
 from paceline.models.loading.weight_shapes import check_weights
-from paceline.models.metadata import read_json
+from paceline.models.metadata import Metadata, read_json
 from paceline.models.tokenizer.tokenizer import tokenizer_from_folder
 
+_PACKED_GROWTH = 2.2
+"""Loaded bytes per byte of a file with 4-bit codes, at most: MXFP4 becomes 8-bit codes, groups get more scales."""
 _MAX_NAME = 200
 """Characters of a file name."""
 
@@ -26,10 +30,14 @@ def open_folder(folder: Path) -> Checkpoint:
         raise UnsupportedModel(
             f"{folder} has no config.json: give a folder saved by `save_pretrained`, or a .gguf file"
         )
-    config = ModelConfig.from_hf(read_json(folder / "config.json"))
-    weights = FolderWeights(folder)
+    values = read_json(folder / "config.json")
+    config, scheme = ModelConfig.from_hf(values), four_bit_scheme(Metadata("config.json", values))
+    stored = FolderWeights(folder)
+    weights = family_weights(config, stored if scheme is None else FourBitWeights(stored, scheme))
     check_weights(config, weights.shape)
-    return Checkpoint(folder.name, config, weights, lambda: tokenizer_from_folder(folder), weights.files)
+    is_packed = scheme is not None or any(name.endswith("_blocks") for name in stored.names())
+    growth = _PACKED_GROWTH if is_packed else 1.0
+    return Checkpoint(folder.name, config, weights, lambda: tokenizer_from_folder(folder), stored.files, growth)
 
 
 class FolderWeights:
@@ -68,13 +76,13 @@ class FolderWeights:
             return tuple(self._file(self._path(name)).get_slice(name).get_shape())
 
     def matrix(self, name: str) -> Weight:
-        values = self._tensor(name)
+        values = self.tensor(name)
         if values.dtype in DTYPES:
             stem = name.removesuffix("weight")
             scale = next((stem + suffix for suffix in SCALES if stem + suffix in self._shards), None)
             if scale is None:
                 raise UnsupportedModel(f"{name} is {values.dtype} and has no {' or '.join(SCALES)}")
-            return with_scales(name, values, self._tensor(scale))
+            return with_scales(name, values, self.tensor(scale))
         if values.dtype not in (torch.float32, torch.float16, torch.bfloat16):
             raise UnsupportedModel(
                 f"{name} is {values.dtype}; supported: float32, float16, bfloat16, and int8 or float8_e4m3fn with scales"
@@ -84,11 +92,13 @@ class FolderWeights:
         return Dense(values)
 
     def vector(self, name: str) -> Tensor:
-        return self._tensor(name).float()
+        return self.tensor(name).float()
 
-    def _tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str, index: int | None = None) -> Tensor:
+        """A tensor as it is stored, or its part `index` along the first dimension."""
         with _readable(self._path(name)):
-            return self._file(self._path(name)).get_tensor(name)
+            file = self._file(self._path(name))
+            return file.get_tensor(name) if index is None else file.get_slice(name)[index]
 
     def _path(self, name: str) -> Path:
         if name not in self._shards:

@@ -9,9 +9,9 @@ from torch import nn
 
 from paceline.kernels.linear import LinearWeight
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.decoder import Layer
+from paceline.models.architectures.decoder import Layer, matrix_names
 from paceline.models.architectures.llama import DecoderModel
-from paceline.models.loading.weight_parts import MATRICES, Parts, Piece
+from paceline.models.loading.weight_parts import Parts, Piece
 
 
 class StreamedWeights:
@@ -103,14 +103,14 @@ class StreamedLayer(Layer):
     def __init__(
         self, config: ModelConfig, streamed: StreamedWeights, tables: Mapping[str, Piece], number: int
     ) -> None:
-        self.config, self.reduce = config, None
+        self.config, self.number, self.reduce = config, number, None
         self._streamed, self._part = streamed, streamed.parts.layer(number)
         prefix = f"layers.{number}."
         vectors = {name.removeprefix(prefix): piece for name, piece in tables.items() if name.startswith(prefix)}
         vars(self).update(vectors)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in MATRICES:
+        if name not in matrix_names(self.config):
             raise AttributeError(name)
         pieces = self._streamed.wait(self._part)
         vars(self).update(pieces)

@@ -21,9 +21,10 @@ from paceline.kernels.packing import PackedForm, PackedWeight
 from paceline.kernels.quantized import Quantization, QuantizedWeight
 from paceline.kernels.weights import Activations
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.rope import FrequencyFactors, LinearScaling, Llama3Scaling
+from paceline.models.architectures.decoder import matrix_names
+from paceline.models.architectures.rope import FrequencyFactors, LinearScaling, Llama3Scaling, YarnScaling
 from paceline.models.loading.load import LoadedModel
-from paceline.models.loading.weight_parts import MATRICES, Parts, Piece, part_of, tokenizer_to_tensor
+from paceline.models.loading.weight_parts import Parts, Piece, part_of, tokenizer_to_tensor
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -34,7 +35,7 @@ DTYPES = {
 MAX_PART_BYTES = 1 << 36
 _NEEDED = {0: ("tokenizer",), 1: ("embedding", "final_norm")}
 """Required pieces of the parts other than layers."""
-_SCALINGS = {kind.__name__: kind for kind in (LinearScaling, Llama3Scaling, FrequencyFactors)}
+_SCALINGS = {kind.__name__: kind for kind in (LinearScaling, Llama3Scaling, FrequencyFactors, YarnScaling)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +91,15 @@ class Manifest:
 
     def check(self) -> None:
         """Raise `UnsupportedModel` unless the manifest describes a model. It may come from any peer."""
-        parts = Parts.of(config_from_json(self.config))
+        config = config_from_json(self.config)
+        parts = Parts.of(config)
         if len(self.parts) != parts.count:
             raise UnsupportedModel(f"the manifest lists {len(self.parts)} parts, and the model has {parts.count}")
         for i, part in enumerate(self.parts):
             shapes = [size for tensor in part.tensors for size in tensor.shape]
             if any(tensor.dtype not in DTYPES for tensor in part.tensors) or min(shapes, default=0) < 0:
                 raise UnsupportedModel(f"the manifest lists the {parts.name(i)} with invalid types or shapes")
-            missing = set(_NEEDED.get(i, MATRICES)) - {piece.name for piece in part.pieces}
+            missing = set(_NEEDED.get(i, matrix_names(config))) - {piece.name for piece in part.pieces}
             if missing:
                 raise UnsupportedModel(f"the manifest lists the {parts.name(i)} without {', '.join(sorted(missing))}")
             if part.nbytes > MAX_PART_BYTES:
@@ -230,7 +232,7 @@ def config_from_json(text: str) -> ModelConfig:
         if scaling is not None:
             given = {name: tuple(one) if isinstance(one, list) else one for name, one in scaling.items()}
             values["rope_scaling"] = _SCALINGS[str(given.pop("kind"))](**given)  # type: ignore[arg-type]
-        values["eos_ids"] = tuple(values["eos_ids"])
+        values |= {name: tuple(values[name]) for name in ("eos_ids", "full_layers")}
         return ModelConfig(**values)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise UnsupportedModel(f"the model configuration cannot be read: {error!r}") from None

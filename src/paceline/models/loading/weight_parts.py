@@ -17,16 +17,18 @@ from paceline.kernels.linear import LinearWeight
 from paceline.kernels.quantized import Quantization
 from paceline.kernels.weights import Activations
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.architectures.decoder import Loader, layer_matrices, layer_vectors
+from paceline.models.architectures.decoder import Loader, layer_matrices, layer_vectors, matrix_names
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.checkpoint import Checkpoint
 from paceline.models.loading.load import checkpoint_weights
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
 Piece = LinearWeight | Tensor
-MATRICES = ("qkv", "output", "gate_up", "down")
-VECTORS = ("input_norm", "post_attention_norm", "qkv_bias", "q_norm", "k_norm")
-"""Vectors of a layer; some architectures lack the last three."""
+VECTORS = (
+    *("input_norm", "post_attention_norm", "attention_norm", "feed_forward_norm", "q_norm", "k_norm", "sinks"),
+    *("qkv_bias", "output_bias", "router_bias", "gate_up_bias", "down_bias"),
+)
+"""Vectors of a layer; most architectures have few of those after the first two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,7 @@ def part_of(model: DecoderModel, part: int) -> dict[str, Piece]:
     parts = Parts.of(model.config)
     if parts.is_layer(part):
         layer = model.layers[part - parts.layer(0)]
-        return {name: getattr(layer, name) for name in MATRICES}
+        return {name: getattr(layer, name) for name in matrix_names(model.config)}
     tables: dict[str, Piece] = {"embedding": model.embedding}
     if not model.config.tie_embeddings:
         tables["head"] = model.head
@@ -83,13 +85,13 @@ class CheckpointParts:
 
     def read(self, part: int) -> dict[str, Piece]:
         if self._parts.is_layer(part):
-            return dict(layer_matrices(self._load, f"model.layers.{part - self._parts.layer(0)}"))
+            return dict(layer_matrices(self._config, self._load, part - self._parts.layer(0)))
         pieces: dict[str, Piece] = {"embedding": self._load.matrix("model.embed_tokens")}
         if not self._config.tie_embeddings:
             pieces["head"] = self._load.matrix("lm_head")
-        pieces["final_norm"] = self._load.vector("model.norm.weight")
+        pieces["final_norm"] = self._load.norm(self._config, "model.norm.weight")
         for i in range(self._config.num_layers):
-            vectors = layer_vectors(self._config, self._load, f"model.layers.{i}")
+            vectors = layer_vectors(self._config, self._load, i)
             pieces.update({f"layers.{i}.{name}": vector for name, vector in vectors.items()})
         return pieces
 

@@ -16,6 +16,14 @@ from paceline.models.architectures.config import ModelConfig
 from paceline.models.loading.checkpoint import Weights
 from paceline.models.loading.prequantized import SCALES
 
+_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
+"""Norms of a layer; those of the feed-forward layer only with output norms."""
+
 
 class WeightShapes:
     """`Weights` of a checkpoint whose values are not read. Its 8-bit matrices stay 8-bit matrices."""
@@ -50,7 +58,14 @@ def weight_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
             "q_proj": (config.q_size,),
             "k_proj": (config.kv_size,),
             "v_proj": (config.kv_size,),
+            "o_proj": (config.hidden_size,),
+            "gate": (config.num_experts,),
+            "gate_proj": (config.ffn_size,),
+            "up_proj": (config.ffn_size,),
+            "down_proj": (config.hidden_size,),
         }
+    elif kind == "sinks":
+        shapes = {"self_attn": (config.num_heads,)}
     else:
         shapes = {
             "embed_tokens": (config.vocab_size, config.hidden_size),
@@ -62,9 +77,10 @@ def weight_shape(config: ModelConfig, name: str) -> tuple[int, ...]:
             "gate_proj": (config.ffn_size, config.hidden_size),
             "up_proj": (config.ffn_size, config.hidden_size),
             "down_proj": (config.hidden_size, config.ffn_size),
+            "gate": (config.num_experts, config.hidden_size),
             "q_norm": (config.head_dim,),
             "k_norm": (config.head_dim,),
-            **dict.fromkeys(("norm", "input_layernorm", "post_attention_layernorm"), (config.hidden_size,)),
+            **dict.fromkeys(("norm", *_NORMS), (config.hidden_size,)),
         }
     if owner not in shapes:
         raise UnsupportedModel(f"the shape of {name} is unknown: kernels cannot be compiled ahead for this model")
@@ -88,10 +104,19 @@ def _required_names(config: ModelConfig, has_tables: bool) -> Iterator[str]:
         if not config.tie_embeddings:
             yield "lm_head.weight"
     yield "model.norm.weight"
-    in_layer = ["input_layernorm.weight", "post_attention_layernorm.weight"]
+    in_layer = [f"{norm}.weight" for norm in _NORMS[: 4 if config.has_output_norms else 2]]
     in_layer += [f"self_attn.{part}_proj.weight" for part in "qkvo"]
-    in_layer += [f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")]
     in_layer += [f"self_attn.{part}_proj.bias" for part in "qkv" if config.attention_bias]
     in_layer += [f"self_attn.{part}_norm.weight" for part in "qk" if config.qk_norm]
+    kinds = ("weight", "bias") if config.output_bias else ("weight",)
+    if config.output_bias:
+        in_layer.append("self_attn.o_proj.bias")
+    if config.has_sinks:
+        in_layer.append("self_attn.sinks")
+    owners = ["mlp"]
+    if config.num_experts:
+        in_layer += [f"mlp.gate.{kind}" for kind in kinds]
+        owners = [f"mlp.experts.{i}" for i in range(config.num_experts)]
+    in_layer += [f"{owner}.{part}_proj.{kind}" for owner in owners for part in ("gate", "up", "down") for kind in kinds]
     for layer in range(config.num_layers):
         yield from (f"model.layers.{layer}.{name}" for name in in_layer)

@@ -40,6 +40,10 @@ def can_split(config: ModelConfig, size: int) -> bool:
 
 def check_split(config: ModelConfig, size: int) -> None:
     """Raise `InvalidConfig` unless heads and feed-forward layer can be split evenly over `size` ranks."""
+    if config.num_experts and size > 1:
+        raise InvalidConfig(
+            f"tensor_parallel_size {size}: models with experts ({config.architecture}) run on one device; use size 1"
+        )
     if can_split(config, size):
         return
     possible = [str(n) for n in range(1, LARGEST_GROUP + 1) if can_split(config, n)]

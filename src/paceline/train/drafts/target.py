@@ -17,6 +17,8 @@ from paceline.train.drafts.layers import Layer, LayerShape, RMSNorm, Rotary, cau
 
 CACHE_STEP = 128
 """The attended length of a decoding step is a multiple of this."""
+TRAINABLE = ("llama", "mistral", "qwen2", "qwen3")
+"""Architectures of targets that drafts can be trained for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +39,10 @@ class Target(nn.Module):
     def __init__(self, checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()
         config = checkpoint.config
+        if config.architecture not in TRAINABLE:
+            raise UnsupportedModel(
+                f"drafts cannot be trained for {config.architecture} targets; possible: {', '.join(TRAINABLE)}"
+            )
         self.name, self.config, self.device, self.dtype = checkpoint.name, config, device, dtype
         self.layers = nn.ModuleList(Layer(layer_shape(config)) for _ in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_eps)
