@@ -74,6 +74,11 @@ def test_layer_skip_needs_no_draft(target: str) -> None:
     (traffic,) = drafted.snapshot().traffic
     assert traffic.method == "layer_skip"
     assert traffic.alphas[0] > 0
+    late = engine(target, speculation={"method": "layer_skip", "exit_layer": drafted.runner.model.config.num_layers})
+    assert texts(late) == expected
+    assert late.snapshot().traffic[0].alphas[0] == 1.0  # all layers: the target itself
+    with pytest.raises(InvalidConfig, match=r"speculation\.exit_layer"):
+        engine(target, speculation={"method": "layer_skip", "exit_layer": 99})
 
 
 def test_a_missing_head_is_reported(target: str) -> None:

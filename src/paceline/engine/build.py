@@ -2,14 +2,13 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
 
 from paceline.core.clock import WallClock
-from paceline.core.config import PUBLISHED_DEPTHS, EngineConfig, SpeculationConfig, WeightBits
+from paceline.core.config import EngineConfig, SpeculationConfig, WeightBits
 from paceline.core.errors import InvalidConfig
 from paceline.core.timeline import phase
 from paceline.engine.engine import Engine
@@ -18,6 +17,7 @@ from paceline.engine.hooks.tier_build import make_tiers
 from paceline.engine.proposers import make_proposers
 from paceline.engine.scheduler import Scheduler
 from paceline.engine.sizing.calibration import measure_context, measure_passes
+from paceline.engine.sizing.draft_calibration import measure_drafts
 from paceline.engine.sizing.sizing import size_engine
 from paceline.engine.speculator import Speculator
 from paceline.engine.start.draft_gain import MIN_GAIN, measure_gain
@@ -36,12 +36,11 @@ from paceline.models.loading.hub import pick_draft
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.parallel.ranks import Ranks, RankSpec
 from paceline.models.parallel.runner import ParallelRunner, load_parallel
+from paceline.models.runner import ModelRunner
 from paceline.models.runners import make_runner
-from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
-from paceline.speculation.depth.policy import DepthPolicy
-from paceline.speculation.depth.simple_rules import AdditiveDepth, FixedDepth, ThresholdDepth
+from paceline.speculation.depth_rule import make_breaker, make_depth
 from paceline.speculation.proposer import Proposer
 
 if TYPE_CHECKING:
@@ -51,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 DRAFT_METHODS = {"eagle": "an EAGLE head", "draft_model": "a draft model", "medusa": "Medusa heads"}
 """Methods that need `draft`; the first available one is the default."""
+CPU_ROWS, CPU_SEQUENCES, CPU_CONTEXT = 64, 8, 2048
+"""Limits of the calibration on a CPU: rows of a pass, sequences with context, and tokens of context in all."""
 
 Load = Callable[[str, torch.device, torch.dtype, Quantization | None, Activations], LoadedModel]
 
@@ -216,8 +217,20 @@ def calibrate(engine: Engine, config: EngineConfig) -> None:
         return
     with native.single_threaded_torch():
         count, most = engine.scheduler.max_num_seqs, engine.scheduler.max_batched_tokens
-        passes = measure_passes(engine.runner, count, min(4 * count, most), engine.clock)
-        depth.calibrate(passes, measure_context(engine.runner, count, engine.clock))
+        most = min(4 * count, most)
+        if engine.runner.device.type == "cpu":
+            # A row costs the same in every larger pass, and the cache takes memory only where it is written
+            passes = measure_passes(engine.runner, count, min(CPU_ROWS, most), engine.clock)
+            per_token = measure_context(engine.runner, min(count, CPU_SEQUENCES), engine.clock, CPU_CONTEXT)
+        else:
+            passes = measure_passes(engine.runner, count, most, engine.clock)
+            per_token = measure_context(engine.runner, count, engine.clock)
+        depth.calibrate(passes, per_token)
+        draft = engine.speculator.proposers.get("draft_model")
+        if engine.graph is not None and draft is not None:
+            (runner,) = draft.traits.runners
+            costs = measure_drafts(cast(ModelRunner, runner), count, engine.clock)
+            depth.calibrate_drafts("draft_model", costs.lines, costs.prefill_seconds)
 
 
 def load_second(name: str, config: EngineConfig, target: LoadedModel) -> LoadedModel | LoadedHead:
@@ -267,29 +280,3 @@ def pick_method(config: SpeculationConfig, proposers: dict[str, Proposer]) -> st
             f"speculation.method {config.method!r} is not available{needs}; choose from: {', '.join(sorted(proposers))}"
         )
     return config.method
-
-
-def make_depth(config: SpeculationConfig, max_depth: int, padded: PaddedBatch | None = None) -> DepthPolicy:
-    """`padded`: the rows of graph steps, if the engine has any."""
-    if config.depth == "fixed" or max_depth == 0:
-        return FixedDepth(max_depth)
-    if config.depth == "goodput":
-        return GoodputDepth(max_depth, padded=padded)
-    bounds = {"most": max_depth}
-    if config.min_depth is not None:
-        bounds["least"] = config.min_depth
-    if config.depth == "threshold":
-        return ThresholdDepth(**bounds)
-    if config.acceptance_threshold is None:
-        return AdditiveDepth(**bounds)
-    return AdditiveDepth(config.acceptance_threshold, **bounds)
-
-
-def make_breaker(config: SpeculationConfig) -> Breaker:
-    """The published rules count single rounds; the others windows, by measured gain where it is known."""
-    rule = BreakerRule(trips=config.breaker_rounds)
-    if config.depth in PUBLISHED_DEPTHS:
-        rule = replace(rule, window=1, conditional=False)
-    if config.acceptance_threshold is not None:
-        rule = replace(rule, threshold=config.acceptance_threshold)
-    return Breaker(rule)

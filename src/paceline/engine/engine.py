@@ -89,6 +89,8 @@ class Engine:
         self.hooks = StepHooks((self.audit, self.imports, self.exports, *tiers, *captures, *hooks))
         self.num_steps = 0
         """Steps begun; a busy engine whose count stands still is stuck."""
+        self.num_generated = 0
+        """Tokens committed."""
         self.executor_counts: Counter[str] = Counter()
         """Steps by executor: `graph`, or the `HostReason` why the host executor took it."""
         self.watch = StepWatch()
@@ -245,6 +247,7 @@ class Engine:
                 self._fail(one.sequence, error)
             else:
                 outputs += [] if output is None else [output]
+        self.num_generated += sum(len(output.tokens) for output in outputs)
         with contained("learning from a step"):
             self.speculator.learn(result)
             if self.graph is None:
@@ -390,6 +393,7 @@ class Engine:
             seconds=self.speculator.totals.seconds,
             executor_steps=dict(self.executor_counts),
             audit=self.audit.counts,
+            generated=self.num_generated,
         )
 
     def _report(self, now: float) -> None:

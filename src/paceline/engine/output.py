@@ -104,6 +104,8 @@ class SequenceOutput:
         sequence = self._sequence
         count = self._count(verdict.tokens, room)
         tokens = verdict.tokens[:count]
+        if sequence.draft is not None and sequence.finish_reason is None:  # one round only
+            sequence.finish_reason = FinishReason.LENGTH
         sequence.ids.extend(tokens)
         if self._grammar is not None:
             self._grammar.advance(tokens)

@@ -24,7 +24,7 @@ from paceline.speculation.proposers.ngram import NgramProposer
 from paceline.speculation.proposers.suffix import SuffixProposer
 
 EXIT_SHARE = 0.5
-"""Share of the target's layers that `layer_skip` drafts with. It pays only for a target trained for early exits."""
+"""Share of the target's layers that `layer_skip` drafts with by default. It pays only for a target trained for early exits."""
 PREFILL_ROWS = 512
 """Rows of a small pass of a draft prefill, which takes about as long as a pass of one row."""
 LOOKUPS = ("ngram", "suffix")
@@ -42,7 +42,7 @@ def make_proposers(
     kv_dtype: torch.dtype | None,
 ) -> dict[str, Proposer]:
     """Proposers by method. `runner` and `tables` are the target's."""
-    exit_layer = max(1, round(EXIT_SHARE * target.config.num_layers))
+    exit_layer = config.speculation.exit_layer or max(1, round(EXIT_SHARE * target.config.num_layers))
     proposers: dict[str, Proposer] = {
         "ngram": NgramProposer(),
         "suffix": SuffixProposer(),

@@ -242,11 +242,12 @@ class Scheduler:
         budget = min(self.max_draft_tokens, self.max_batched_tokens - sum(rows.values()))
         drafts: dict[Sequence, int] = {}
         for sequence, count in rows.items():
-            if sequence.depth == 0 or count != sequence.num_uncomputed:
+            depth = sequence.depth if sequence.draft is None else len(sequence.draft)
+            if depth == 0 or count != sequence.num_uncomputed:
                 continue
             end = sequence.num_computed + count
             spare = self.tables.capacity(sequence.id) - end + self.tables.pool.num_free * BLOCK_SIZE
-            draft = min(sequence.depth, budget, spare)
+            draft = min(depth, budget, spare)
             if draft > 0:
                 self.tables.grow(sequence.id, end + draft)
                 drafts[sequence] = draft

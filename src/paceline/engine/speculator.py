@@ -75,12 +75,15 @@ class Speculator:
         """The drafts that are ready in time, by sequence, each cut to the rows reserved for it."""
         limits = {item.sequence.id: item.num_draft for item in schedule.items if item.num_draft}
         by_method: defaultdict[str, list[int]] = defaultdict(list)
+        drafts: dict[int, Draft] = {}
         for item in schedule.items:
-            if item.num_draft:
+            if item.num_draft and item.sequence.draft is not None:  # the request brought its draft, a chain
+                tokens = item.sequence.draft[: item.num_draft]
+                drafts[item.sequence.id] = Draft(tokens, tuple(range(-1, len(tokens) - 1)))
+            elif item.num_draft:
                 by_method[item.sequence.method].append(item.sequence.id)
         # A wait longer than a pass of the target cannot pay.
         deadline = self._clock.now() + self._max_wait
-        drafts: dict[int, Draft] = {}
         for method, ids in by_method.items():
             started = self._clock.now()
             collected, cost = self._guard.collect(method, ids, deadline)
@@ -109,8 +112,8 @@ class Speculator:
         """Report the outcome and the cost of a committed step to the depth policy, the breaker and the statistics."""
         rounds, num_prompt, batch = [], 0, 0
         for one in result.sequences:
-            if one.verdict is None:
-                num_prompt += one.num_tokens
+            if one.verdict is None or one.sequence.draft is not None:
+                num_prompt += one.num_tokens + one.num_nodes
                 continue
             batch += 1
             num_prompt += one.num_tokens - 1
@@ -196,7 +199,7 @@ class Speculator:
                 sequence.depth = 0
             return
         verdicts, hidden = verdicts or {}, hidden or {}
-        ready = [sequence for sequence in running if sequence.num_uncomputed == 1]
+        ready = [sequence for sequence in running if sequence.num_uncomputed == 1 and sequence.draft is None]
         if has_room or not all(sequence.method in self.graph_methods for sequence in ready):
             self.decide(ready)
         else:

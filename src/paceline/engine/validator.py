@@ -10,7 +10,7 @@ from typing import Any
 from paceline.core.errors import InvalidRequest, MissingDependency, PromptTooLong
 from paceline.core.request import Categories, Request, ValidatedRequest
 from paceline.core.sequence import Sequence
-from paceline.core.speculation import SpeculationFlags, SpeculationParams, Verification
+from paceline.core.speculation import MAX_DEPTH, SpeculationFlags, SpeculationParams, Verification
 from paceline.engine.text import end_tokens
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.verification.grammar import Grammar
@@ -114,6 +114,7 @@ class RequestValidator:
             )
         self._check_method(request.speculation.method, "speculation.method")
         self._check_committed(request)
+        self._check_draft(request)
         if sampling.json_schema is not None and self._check_schema is not None:
             self._check_schema(sampling.json_schema)
         else:
@@ -137,6 +138,17 @@ class RequestValidator:
                     f"{len(tokens)} tokens are committed and there is room for {room}: nothing is left to generate",
                     field="committed",
                 )
+
+    def _check_draft(self, request: Request) -> None:
+        if request.draft is None:
+            return
+        if request.sampling.n != 1:
+            raise InvalidRequest("a draft is verified for one choice: set n to 1", field="n")
+        if len(request.draft) > MAX_DEPTH:
+            raise InvalidRequest(f"a draft has at most {MAX_DEPTH} tokens, got {len(request.draft)}", field="draft")
+        bad = next((token for token in request.draft if not 0 <= token < self.limits.vocab_size), None)
+        if bad is not None:
+            raise InvalidRequest(f"token {bad} is outside the vocabulary of {self.limits.vocab_size}", field="draft")
 
     def validate_flags(self, flags: SpeculationFlags) -> None:
         self._check_method(flags.method, "method")
@@ -177,9 +189,15 @@ class RequestValidator:
                     max_cached_tokens=0
                     if choice == 0 and request.sampling.prompt_logprobs is not None
                     else request.max_cached_tokens,
+                    draft=None if request.draft is None else self._fitting_draft(request, len(committed)),
                 )
             )
         return sequences
+
+    def _fitting_draft(self, request: Request, num_committed: int) -> tuple[int, ...]:
+        """The part of the request's draft that leaves room for the token after it."""
+        room = min(request.sampling.max_tokens, self.limits.max_model_len - len(request.prompt_ids)) - num_committed
+        return (request.draft or ())[: room - 1]
 
     @cached_property
     def _tokenizer_json(self) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from paceline.core.errors import InvalidConfig
 from paceline.speculation.depth import padded_batch
+from paceline.speculation.depth.draft_time import LinearCost
 from paceline.speculation.depth.goodput import SKIPPED_STEPS, GoodputDepth
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
@@ -59,6 +60,25 @@ def test_a_fixed_depth_loses_in_the_same_worlds() -> None:
     """The test above can fail."""
     assert World().rate(0.1, 1, 4) < 0.75 * World().rate(0.1, 1, 0)
     assert World(linear).rate(0.9, 32, 1) < 0.99 * World(linear).rate(0.9, 32, 0)
+
+
+def test_a_calibrated_draft_needs_no_probe() -> None:
+    """64 sequences whose drafts pay: with measured costs the second step drafts, without them none of the next hundred."""
+    batch = [Candidate(i, "draft", 4, 300, 100) for i in range(64)]
+    padded = PaddedBatch(frozenset({"draft"}), lambda count: count, lambda depth: depth)
+
+    def depths(policy: GoodputDepth) -> list[int]:
+        found = policy.decide(batch)
+        policy.observe(StepObservation(64, 64, 0, (), 5 * MS, 0.0, (), slots=64))
+        return found
+
+    policy, blind = (GoodputDepth(4, padded=padded) for _ in range(2))
+    for each in (policy, blind):
+        each.calibrate({1: 5 * MS, 64: 5 * MS, 256: 7 * MS})
+    policy.calibrate_drafts("draft", {1: LinearCost(0.0, 0.6 * MS), 64: LinearCost(0.2 * MS, 1 * MS)}, 1e-6)
+    assert max(depths(policy)) == 0  # the plain step that drafts are compared with
+    assert max(depths(policy)) > 1
+    assert sum(max(depths(blind)) > 1 for _ in range(100)) == 0
 
 
 def test_probes_are_at_most_one_step_in_a_hundred() -> None:

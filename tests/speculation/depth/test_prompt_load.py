@@ -2,7 +2,7 @@ from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.best_drafts import BestDrafts
 from paceline.speculation.depth.padded_batch import PaddedBatch
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
-from paceline.speculation.depth.prompt_load import WINDOW_STEPS, PromptLoad
+from paceline.speculation.depth.prompt_load import QUIET_STEPS, WINDOW_STEPS, PromptLoad
 from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost
 from paceline.speculation.depth.step_time import StepTime
 
@@ -15,11 +15,11 @@ def step(prefill_rows: int, batch: int = BATCH, accepted: int = 0) -> StepObserv
     return StepObservation(batch, batch, prefill_rows, (), 5e-3, 0.0, rounds)
 
 
-def test_the_rows_of_a_typical_step_count() -> None:
+def test_steps_without_prompts_count() -> None:
     load = PromptLoad()
-    for rows in (250, 250, 0) * WINDOW_STEPS:
+    for rows in (250, 0) * WINDOW_STEPS:
         load.observe(step(rows))
-    assert load.rows_per_token == 250 / BATCH
+    assert load.rows_per_token == 125 / BATCH
 
 
 def test_the_first_prompts_of_a_batch_do_not_count() -> None:
@@ -27,6 +27,15 @@ def test_the_first_prompts_of_a_batch_do_not_count() -> None:
     for rows in (8000, 8000, 8000, 8000, *[0] * WINDOW_STEPS):
         load.observe(step(rows))
         assert load.rows_per_token == 0.0
+
+
+def test_prompts_that_have_ended_do_not_count() -> None:
+    load = PromptLoad()
+    for rows in (*[250] * WINDOW_STEPS, *[0] * (QUIET_STEPS - 1)):
+        load.observe(step(rows))
+    assert load.rows_per_token > 0.0
+    load.observe(step(0))
+    assert load.rows_per_token == 0.0
 
 
 def test_accepted_drafts_are_tokens_too_and_steps_without_any_are_left_out() -> None:

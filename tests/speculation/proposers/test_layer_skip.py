@@ -6,7 +6,8 @@ from paceline.core.sampling import SamplingParams
 from paceline.kv.block_tables import BlockTables
 from paceline.models.runner import ModelRunner, Span, early_exit
 from paceline.speculation.proposer import Progress
-from paceline.speculation.proposers.layer_skip import LayerSkipProposer
+from paceline.speculation.proposers.layer_skip import LayerSkipProposer, exits
+from paceline.speculation.proposers.ngram import NgramProposer
 from tests.exactness.suite import check_identical, mixed_requests
 from tests.fakes import TINY, run, tiny_engine, tiny_model
 from tests.heads import LayerSkip
@@ -29,6 +30,19 @@ def test_with_all_layers_rejection_accepts_every_draft():
     result = run(engine, mixed_requests(8, TINY.vocab_size, verification="rejection"))
     assert result.drafted > 80
     assert result.accepted == result.drafted
+
+
+def test_exits_are_compared_and_the_first_is_restored():
+    tables = BlockTables(4, prefix_caching=False)
+    proposer = LayerSkipProposer(ModelRunner(tiny_model(), 4), tables, 2)
+    with exits(proposer) as choices:
+        assert list(choices) == [1, 2]  # 25, 50 and 75 percent of two layers, and the exit that is set
+        choices[1]()
+        assert proposer.exit_layer == len(proposer.runner.model.layers) == 1
+        assert proposer.traits.runners == (proposer.runner,)
+    assert proposer.exit_layer == 2
+    with exits(NgramProposer()) as choices:
+        assert not choices
 
 
 def test_weights_and_cache_are_shared():

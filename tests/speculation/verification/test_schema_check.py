@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -10,7 +11,7 @@ import pytest
 
 from paceline.core.errors import InvalidRequest
 from paceline.speculation.verification import schema_check
-from paceline.speculation.verification.schema_check import SchemaChecker
+from paceline.speculation.verification.schema_check import NICE, SchemaChecker
 from tests.engine.harness import letters
 from tests.engine.isolation.test_failures import WIDE
 
@@ -51,15 +52,59 @@ def test_hostile_schemas_are_refused_and_the_next_one_is_checked(
     checker.check(GOOD)
 
 
-def test_a_check_that_takes_too_long_ends_its_process(checker: SchemaChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_schema_does_not_end_the_process(checker: SchemaChecker) -> None:
+    """Its start takes a second of a processor, which the engine may need."""
     checker.check(GOOD)
     first = pid(checker)
-    monkeypatch.setattr(schema_check, "CHECK_SECONDS", 0.0)
+    with pytest.raises(InvalidRequest, match="too complex"):
+        checker.check(WIDE)
+    checker.check({**GOOD, "title": "another"})
+    assert pid(checker) == first
+
+
+def test_a_check_has_a_limit_of_processor_time() -> None:
+    tokenizer = letters()
+    checker = SchemaChecker(tokenizer.to_json, tokenizer.eos_ids, 40, check_seconds=0.001)
+    with pytest.raises(InvalidRequest, match="limit of time or memory"):
+        checker.check(WIDE)
+    assert psutil.pid_exists(pid(checker))
+    checker.close()
+
+
+def test_a_check_that_does_not_answer_ends_its_process(checker: SchemaChecker, monkeypatch: pytest.MonkeyPatch) -> None:
+    checker.check(GOOD)
+    first = pid(checker)
+    monkeypatch.setattr(schema_check, "WAIT_SECONDS", 0.0)
     with pytest.raises(InvalidRequest, match="limit of time or memory"):
         checker.check(WIDE)
     assert not psutil.pid_exists(first)
     monkeypatch.undo()
     checker.check({**GOOD, "title": "another"})
+
+
+def test_the_process_yields_to_the_engine(checker: SchemaChecker) -> None:
+    """Also where Linux divides the processors between sessions first: the process is alone in its session."""
+    checker.check(GOOD)
+    assert psutil.Process(pid(checker)).nice() >= min(19, psutil.Process().nice() + NICE)
+    group = Path(f"/proc/{pid(checker)}/autogroup")
+    if group.exists():
+        assert group.read_text().split()[-1] == str(NICE)
+
+
+def test_the_tokenizer_is_written_once() -> None:
+    """It takes the interpreter's lock for as long as a few steps, and a hostile schema ends the process."""
+    tokenizer, calls = letters(), []
+
+    def to_json() -> str:
+        calls.append(None)
+        return tokenizer.to_json()
+
+    checker = SchemaChecker(to_json, tokenizer.eos_ids, 40)
+    checker.check(GOOD)
+    checker.close()
+    checker.check({**GOOD, "title": "another"})
+    checker.close()
+    assert len(calls) == 1
 
 
 def test_a_process_that_died_is_started_again(checker: SchemaChecker) -> None:
@@ -77,5 +122,6 @@ def test_a_process_that_died_is_started_again(checker: SchemaChecker) -> None:
 def test_a_known_schema_needs_no_process(checker: SchemaChecker) -> None:
     checker.check(GOOD)
     checker.close()
-    checker.check(GOOD)
+    with checker._lock:  # as while another schema is checked
+        checker.check(GOOD)
     assert checker._process is None

@@ -28,17 +28,19 @@ def measure_passes(runner: ModelRunner, max_num_seqs: int, max_rows: int, clock:
         each = -(-rows // max_num_seqs)
         places = BLOCK_SIZE + 1 - each
         spans = [Span([0], i % places, [0] * each, num_logits=each) for i in range(rows // each)]
-        seconds = passes[len(spans) * each] = _seconds(runner, spans, clock)
+        seconds = passes[len(spans) * each] = median_seconds(runner, spans, clock)
         spent += REPEATS * seconds
         rows *= 2
     return passes
 
 
-def measure_context(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> float:
-    """Seconds that a token of context adds to a pass; 0 for a model with a sliding window. Measured with as many sequences as
-    possible: few long contexts leave part of a GPU idle."""
+def measure_context(runner: ModelRunner, max_num_seqs: int, clock: Clock, max_tokens: int | None = None) -> float:
+    """Seconds that a token of context adds to a pass; 0 for a model with a sliding window in all layers. Measured with as many
+    sequences as possible: few long contexts leave part of a GPU idle. `max_tokens`: limit of all contexts together, for a
+    cache that takes memory only where it is written."""
     count = min(max_num_seqs, max(1, runner.num_blocks * BLOCK_SIZE // _FIRST_CONTEXT), runner.num_blocks - 1)
-    if count < 1 or runner.model.config.sliding_window is not None:
+    config = runner.model.config
+    if count < 1 or (config.sliding_window is not None and not config.full_layers):
         return 0.0
     blocks_each = (runner.num_blocks - 1) // count
     most = min(blocks_each * BLOCK_SIZE, (runner.model.config.max_position - 1) // BLOCK_SIZE * BLOCK_SIZE)
@@ -47,8 +49,13 @@ def measure_context(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> flo
         """The new row goes to block 0. Sequences share no blocks: shared ones would stay in the processor's cache."""
         firsts = range(1, 1 + count * blocks_each, blocks_each)
         tables = [[*range(first, first + each // BLOCK_SIZE), 0] for first in firsts]
-        return _seconds(runner, [Span(table, each, [0], num_logits=1) for table in tables], clock)
+        return median_seconds(runner, [Span(table, each, [0], num_logits=1) for table in tables], clock)
 
+    if max_tokens is not None:
+        blocks_each = min(blocks_each, max(1, max_tokens // count // BLOCK_SIZE))
+        most = min(most, blocks_each * BLOCK_SIZE)
+        for values in (values for layer in runner.cache for values in layer):
+            values[: 1 + count * blocks_each] = 0.0  # reads of pages without memory would be too fast
     without = with_context = seconds(0)
     each, spent = min(_FIRST_CONTEXT, most), 0.0
     while each and spent < MAX_SECONDS:
@@ -60,7 +67,7 @@ def measure_context(runner: ModelRunner, max_num_seqs: int, clock: Clock) -> flo
     return max(0.0, with_context - without) / (count * each) if each else 0.0
 
 
-def _seconds(runner: ModelRunner, spans: Sequence[Span], clock: Clock) -> float:
+def median_seconds(runner: ModelRunner, spans: Sequence[Span], clock: Clock) -> float:
     """Median time of such a pass, after a first one that compiles."""
     runner.measure_seconds(spans, clock)
     return median(runner.measure_seconds(spans, clock) for _ in range(REPEATS))

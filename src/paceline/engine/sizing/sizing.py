@@ -114,7 +114,8 @@ def _row_bytes(model: LoadedModel | LoadedHead) -> int:
             return 0
         shape = model.model.config
         return (6 * shape.hidden_size + 3 * shape.ffn_size) * model.model.dtype.itemsize
-    return (4 * model.config.hidden_size + 3 * model.config.ffn_size) * model.model.dtype.itemsize
+    hidden, inner, experts = model.config.hidden_size, 3 * model.config.ffn_size, model.config.experts_per_token
+    return (4 * hidden + (experts * (2 * hidden + inner) if experts else inner)) * model.model.dtype.itemsize
 
 
 def _logit_bytes(shape: ModelConfig) -> int:

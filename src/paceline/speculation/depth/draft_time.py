@@ -6,12 +6,15 @@ for an autoregressive draft, pessimistic for one that drafts all tokens in a sin
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 _DECAY = 1.0 - 1.0 / 32.0
 _PENALTY = 0.02
 _SETTLED_SAMPLES = 2
+_CALIBRATED_DEPTHS = (1, 4)
+"""Depths for which a warm-up counts as a sample."""
 _MAX_RATIO = 4.0
 """Measured over expected time above which a sample is clipped, and under whose inverse the old samples are discarded."""
 
@@ -68,6 +71,14 @@ class DraftTime:
         self._fits: dict[int, _Fit] = {}
         self._was_idle = True
         self._num_samples = 0
+
+    def calibrate(self, lines: Mapping[int, LinearCost]) -> None:
+        """Start from the lines of a warm-up, by number of sequences."""
+        for batch, line in lines.items():
+            fit = self._fits[batch.bit_length()] = _Fit()
+            for depth in _CALIBRATED_DEPTHS:
+                fit.add(depth, line.seconds(depth))
+        self._num_samples = _SETTLED_SAMPLES
 
     @property
     def is_settled(self) -> bool:

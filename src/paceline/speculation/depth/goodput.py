@@ -18,6 +18,7 @@ from paceline.core.errors import InvalidConfig
 from paceline.speculation.depth.acceptance import Acceptance
 from paceline.speculation.depth.baseline import Baselines
 from paceline.speculation.depth.best_drafts import BestDrafts
+from paceline.speculation.depth.draft_time import LinearCost
 from paceline.speculation.depth.padded_batch import BatchShape, PaddedBatch, RaggedBatch
 from paceline.speculation.depth.policy import Candidate, StepObservation, method_of
 from paceline.speculation.depth.probing import SEQUENCES, Probing
@@ -72,6 +73,11 @@ class GoodputDepth:
         """Start from the {target rows: seconds} of a warm-up and the time that a token of context adds to a pass. Without
         this call the policy learns the costs from steps."""
         self._times.calibrate(passes, per_token)
+
+    def calibrate_drafts(self, method: str, lines: Mapping[int, LinearCost], prefill_seconds: float) -> None:
+        """Start from the draft times of a warm-up, by number of sequences, and its time of draft prefill per token."""
+        self._times.calibrate_drafts(method, lines)
+        self._prefill.calibrate(method, prefill_seconds)
 
     def alphas(self, category: str) -> tuple[float, ...]:
         """Conditional acceptance by position, as estimated now."""

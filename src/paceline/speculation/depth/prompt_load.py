@@ -5,23 +5,29 @@ in a step that only decodes. Faster decoding brings the prompts sooner too, so t
 """
 
 from collections import deque
-from statistics import median
 
 from paceline.speculation.depth.policy import StepObservation
 
-WINDOW_STEPS = 15
-"""Steps of which the median counts: the prompts of a batch that has just begun fill a few steps only."""
+WINDOW_STEPS = 16
+"""Steps over which prompt rows and tokens are counted."""
+QUIET_STEPS = 8
+"""Steps without prompts after which none are expected: the prompts of a batch that has just begun fill a few steps only."""
 
 
 class PromptLoad:
     def __init__(self) -> None:
-        self._rows: deque[float] = deque(maxlen=WINDOW_STEPS)
+        self._steps: deque[tuple[int, int]] = deque(maxlen=WINDOW_STEPS)
+        """Prompt rows and committed tokens."""
+        self._num_quiet = 0
 
     def observe(self, step: StepObservation) -> None:
         tokens = step.batch + sum([seen.accepted for seen in step.rounds])
         if tokens:
-            self._rows.append(step.prefill_rows / tokens)
+            self._steps.append((step.prefill_rows, tokens))
+            self._num_quiet = 0 if step.prefill_rows else self._num_quiet + 1
 
     @property
     def rows_per_token(self) -> float:
-        return median(self._rows) if len(self._rows) == WINDOW_STEPS else 0.0
+        if len(self._steps) < WINDOW_STEPS or self._num_quiet >= QUIET_STEPS:
+            return 0.0
+        return sum([rows for rows, _ in self._steps]) / sum([tokens for _, tokens in self._steps])

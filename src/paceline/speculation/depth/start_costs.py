@@ -18,6 +18,8 @@ _KEPT_STEPS = 4096
 """Steps for which a sequence that drafted is remembered."""
 _WINDOW = 4096.0
 """Tokens of draft prefill in the measured rate."""
+_CALIBRATED_TOKENS = 1024.0
+"""Tokens as which the measurement of a warm-up counts."""
 _MAX_RATIO = 4.0
 """Measured over usual time of a draft prefill: a larger ratio is clipped. Below its inverse the old rate is discarded."""
 _SWITCHES = 3
@@ -36,6 +38,10 @@ class DraftPrefillCost:
         self._step = 0
         self._last_drafted: dict[int, int] = {}  # sequence -> step
         self._rates: dict[str, tuple[float, float]] = {}  # method -> seconds, tokens
+
+    def calibrate(self, method: str, seconds: float) -> None:
+        """Start from the time per token that a warm-up has measured."""
+        self._rates[method] = seconds * _CALIBRATED_TOKENS, _CALIBRATED_TOKENS
 
     def observe(self, step: StepObservation) -> None:
         self._step += 1

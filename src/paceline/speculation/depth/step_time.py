@@ -140,6 +140,10 @@ class StepTime:
         self._num_corrections = FIRST_STEPS
         self._curves.clear()
 
+    def calibrate_drafts(self, method: str, lines: Mapping[int, LinearCost]) -> None:
+        """Start from the draft times of a warm-up, by number of sequences."""
+        self._drafts.setdefault(method, DraftTime()).calibrate(lines)
+
     def observe(self, step: StepObservation) -> None:
         self._steps += 1
         methods = {drafting.method for drafting in step.drafting}

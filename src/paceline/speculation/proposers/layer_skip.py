@@ -1,6 +1,8 @@
 """The proposer `layer_skip`: the first layers of the target draft. No second model, no second cache."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,9 +10,12 @@ from torch import Tensor
 from paceline.kv.block_tables import BlockTables
 from paceline.models.runner import ModelRunner, Span, early_exit
 from paceline.speculation.drafts import DraftBatch, DraftProbs
-from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposer import Progress, Proposer, ProposerTraits
 from paceline.speculation.trees.ranking import draft_row
 from paceline.speculation.verification.distribution import pick, sample_draft
+
+EXIT_SHARES = (0.25, 0.5, 0.75)
+"""Shares of the target's layers after which exits are compared."""
 
 
 class LayerSkipProposer:
@@ -23,10 +28,22 @@ class LayerSkipProposer:
 
     def __init__(self, target: ModelRunner, tables: BlockTables, num_layers: int) -> None:
         """`tables`: the target's block tables."""
-        self._runner = early_exit(target, num_layers)
-        self._tables = tables
+        self._target, self._tables = target, tables
         self._progress: dict[int, Progress] = {}
+        self.exit_after(num_layers)
+
+    def exit_after(self, num_layers: int) -> None:
+        """Draft with the first `num_layers` layers from the next round on."""
+        self._runner = early_exit(self._target, num_layers)
         self.traits = ProposerTraits(runners=(self._runner,), q_model=self._runner.model)
+
+    @property
+    def exit_layer(self) -> int:
+        return self._runner.model.config.num_layers
+
+    @property
+    def num_target_layers(self) -> int:
+        return self._target.model.config.num_layers
 
     @property
     def runner(self) -> ModelRunner:
@@ -64,6 +81,21 @@ class LayerSkipProposer:
         newest = draft[-1] if draft else progress.ids[-1]
         blocks = self._tables.blocks(progress.sequence_id)
         return Span(blocks, len(progress.ids) - 1 + len(draft), [newest], num_logits=1)
+
+
+@contextmanager
+def exits(proposer: Proposer) -> Iterator[Mapping[int, Callable[[], None]]]:
+    """The exits of a proposer that are worth comparing: functions that choose each, by number of layers; none for others.
+    At the end the proposer has the exit that it had before."""
+    if not isinstance(proposer, LayerSkipProposer):
+        yield {}
+        return
+    before, layers = proposer.exit_layer, proposer.num_target_layers
+    counts = sorted({before, *(max(1, round(share * layers)) for share in EXIT_SHARES)})
+    try:
+        yield {count: partial(proposer.exit_after, count) for count in counts}
+    finally:
+        proposer.exit_after(before)
 
 
 def _choose(

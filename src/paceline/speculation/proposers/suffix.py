@@ -28,8 +28,9 @@ MAX_FOLLOWERS = 64
 """Different followers above which a context predicts nothing."""
 
 
-def grow(automaton: SuffixAutomaton, context: tuple[int, int], budget: int) -> DraftTree:
-    """The `budget` most probable nodes after `context` (state, length), best first; none below `MIN_PROBABILITY`."""
+def grow(automaton: SuffixAutomaton, context: tuple[int, int], budget: int, is_chain: bool = False) -> DraftTree:
+    """The `budget` most probable nodes after `context` (state, length), best first; none below `MIN_PROBABILITY`. `is_chain`:
+    of every node only the most probable child."""
     tokens: list[int] = []
     parents: list[int] = []
     expected = 0.0
@@ -46,6 +47,8 @@ def grow(automaton: SuffixAutomaton, context: tuple[int, int], budget: int) -> D
                 taken.add(token)
                 if count * share >= MIN_PROBABILITY:
                     heappush(leaves, (-count * share, len(leaves), token, after, size + 1, parent))
+                    if is_chain:
+                        return
             probability = share * ESCAPE / size
             if probability < MIN_PROBABILITY:
                 return
@@ -120,8 +123,10 @@ class SuffixProposer:
 
     traits = ProposerTraits()
 
-    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
-        """`max_tokens`: recent outputs to keep, besides the texts of running sequences."""
+    def __init__(self, max_tokens: int = MAX_TOKENS, is_chain: bool = False) -> None:
+        """`max_tokens`: recent outputs to keep, besides the texts of running sequences. `is_chain`: draft chains, for a target
+        that verifies no trees."""
+        self._is_chain = is_chain
         self._outputs = RecentOutputs(max_tokens)
         self._sequences: dict[int, _Sequence] = {}
 
@@ -153,14 +158,14 @@ class SuffixProposer:
         if progress.depth == 0:
             return DraftTree()
         sequence.text.extend(progress.ids[len(sequence.text) :])
-        best = grow(sequence.text, sequence.text.end, progress.depth)
+        best = grow(sequence.text, sequence.text.end, progress.depth, self._is_chain)
         if progress.verification == "rejection" and not progress.sampling.is_greedy:
             # HAZARD: a request with the same seed had the same noise. A draft made of its text is not independent of the draws
             # that accept it. The sequence's own past is: its noise was that of other positions.
             return best
         recent = progress.ids[-CONTEXT:]
         for index in self._outputs.indices(progress.cache_salt):
-            other = grow(index, index.match(recent), progress.depth)
+            other = grow(index, index.match(recent), progress.depth, self._is_chain)
             if other.expected > best.expected:
                 best = other
         return best

@@ -13,8 +13,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.kernels.sampling import can_sample, rank_sampled
+from paceline.kernels.top import top_with_total
 from paceline.models.drafts.vocabulary import DraftVocabulary
 from paceline.speculation.proposer import Progress
+from paceline.speculation.verification.distribution import sampled_row
 from paceline.speculation.verification.noise import Purpose, gumbel, gumbel_at
 from paceline.speculation.verification.processors import process
 from paceline.speculation.verification.rows import RowContext
@@ -49,13 +52,22 @@ def rank(
     if any(row.is_processed for row in rows):
         # Penalties and biases use the target's ids
         logits, ids = process(vocabulary.expand_logits(logits), rows), None
-    rules = RankRules.of(rows, is_coupled, ids, logits)
-    columns, confidence = rules.best(logits, count)
+    columns, confidence = _best(logits, rows, is_coupled, ids, count)
     tokens = columns if ids is None else ids[columns]
     return [
         [(token, value) for token, value in zip(*pair, strict=True) if value > -torch.inf]
         for pair in zip(tokens.tolist(), confidence.tolist(), strict=True)
     ]
+
+
+def _best(
+    logits: Tensor, rows: Sequence[RowContext], is_coupled: Sequence[bool], ids: Tensor | None, count: int
+) -> tuple[Tensor, Tensor]:
+    """(columns, log confidence), [R, count] each."""
+    if can_sample(logits) and not any(row.params.is_greedy for row in rows):
+        count = min(count, logits.shape[1])
+        return rank_sampled(logits, [sampled_row(row) for row in rows], is_coupled, ids, count)
+    return RankRules.of(rows, is_coupled, ids, logits).best(logits, count)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,9 +113,8 @@ class RankRules:
             if columns is not None:
                 noise = noise.expand(len(logits), -1).gather(1, columns)
             scores = scores + noise
-        best = scores.topk(min(count, scores.shape[1]), dim=1)
-        confidence = best.values - scores.logsumexp(1, keepdim=True)
-        return best.indices if columns is None else columns.gather(1, best.indices), confidence
+        best, values, totals = top_with_total(scores, count)
+        return best if columns is None else columns.gather(1, best), values - totals
 
     def _scaled(self, logits: Tensor) -> Tensor:
         return logits if self.temperature is None else logits / self.temperature

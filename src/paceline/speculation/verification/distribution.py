@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from paceline.core.output import TokenLogprobs
-from paceline.speculation.verification.noise import Purpose, gumbel, gumbel_at
+from paceline.kernels.sampling import SampledRow, can_sample, sample
+from paceline.kernels.top import arg_max
+from paceline.speculation.verification.noise import Purpose, gumbel, gumbel_at, stream
 from paceline.speculation.verification.processors import process
 from paceline.speculation.verification.rows import RowContext
 from paceline.speculation.verification.truncation import truncate
@@ -19,12 +21,17 @@ from paceline.speculation.verification.truncation import truncate
 def pick(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
     """[R] int64: argmax(log p + G) with the shared noise of each row's position; greedy rows take the arg-max."""
     if all(row.params.is_greedy and not row.is_processed for row in rows):
-        return logits.argmax(1)
+        return arg_max(logits)
     scores = process(logits, rows)
     picks = torch.empty(len(rows), dtype=torch.int64, device=logits.device)
     greedy, whole, truncated = _kinds(rows)
     if greedy:
         picks[greedy] = _select(scores, greedy).argmax(1)
+    if can_sample(scores):
+        sampled = sorted(whole + truncated)
+        if sampled:
+            picks[sampled] = sample(_select(scores, sampled), [sampled_row(rows[i]) for i in sampled])
+        return picks
     if whole:
         chosen = [rows[i] for i in whole]
         noise = gumbel([row.key for row in chosen], Purpose.SHARED, logits.shape[1], logits.device)
@@ -33,6 +40,11 @@ def pick(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:
         chosen = [rows[i] for i in truncated]
         picks[truncated] = _pick_truncated(_scale(_select(scores, truncated), chosen), chosen)
     return picks
+
+
+def sampled_row(row: RowContext) -> SampledRow:
+    """The row for native sampling, with the shared noise of its position."""
+    return SampledRow(row.params, stream(Purpose.SHARED, row.seed, row.choice), row.position)
 
 
 def log_distribution(logits: Tensor, rows: Sequence[RowContext]) -> Tensor:

@@ -75,6 +75,7 @@ class GraphEligibility:
             and not (params.has_penalties or params.logit_bias or params.json_schema or params.logprobs is not None)
             and not (sequence.needs_prompt_scores or (params.blocked_ids and sequence.num_output < params.min_tokens))
             and len(sequence.ids) >= 2
+            and sequence.draft is None
         )
 
     def _can_draft(self, sequence: Sequence) -> bool:

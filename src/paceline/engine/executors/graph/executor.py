@@ -19,7 +19,6 @@ from paceline.engine.executors.executor import StepResult
 from paceline.engine.executors.graph.batch import IN_FLIGHT
 from paceline.engine.executors.graph.batches import GraphBatches
 from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
-from paceline.engine.executors.graph.drafters.draft_prefill import InflightPrefill
 from paceline.engine.executors.graph.drafters.drafter import GraphProposer
 from paceline.engine.executors.graph.eligibility import GraphEligibility
 from paceline.engine.executors.graph.graph_scheduler import GraphSchedule, GraphScheduler
@@ -74,8 +73,8 @@ class GraphExecutor:
         self.captures = IdleCaptures()
         """Graphs to capture in idle moments; a hook of the engine."""
         self._inflight: deque[InflightStep | InflightMixed] = deque()
-        self._inflight_prefills: deque[tuple[str, InflightPrefill]] = deque()
-        """Draft prefills by method."""
+        self._draft_prefilled: StreamEvent | None = None
+        """End of the newest draft prefill beside a step in flight."""
         self._eligibility = GraphEligibility(proposer, scheduler, speculator, validator)
         self._steps = GraphScheduler(
             scheduler,
@@ -114,6 +113,8 @@ class GraphExecutor:
             for capture in first:
                 capture()
             self.captures.add(later)
+            if batches.prefills is not None:
+                self.captures.add(self._mixed.captures())
             capturing.note = f"{len(first)} of {len(first) + self.captures.num_waiting}"
         if self._runner.device.type == "cuda":  # a later capture would wait until this memory is returned
             torch.cuda.empty_cache()
@@ -179,8 +180,9 @@ class GraphExecutor:
 
     def submit(self, schedule: GraphSchedule, drafts: GraphDrafts) -> None:
         batch, began = self._batches.current, self._clock.now()
-        if self._inflight_prefills:
-            self._inflight_prefills[-1][1].end.block()  # the draft model is in use until then
+        if self._draft_prefilled is not None:
+            self._draft_prefilled.block()  # the draft model is in use until then
+            self._draft_prefilled = None
         num_graphs = batch.num_graphs
         if schedule.items:
             self._submit_mixed(schedule, drafts)
@@ -222,9 +224,8 @@ class GraphExecutor:
         if not isinstance(drafter, ChainDrafter) or drafter.is_idle:
             return
         drafting = [sequence for sequence in joining if self._validator.max_depth(sequence) > 0]
-        prefill = drafter.join(drafting, drafted) if drafting else None
-        if prefill is not None:
-            self._inflight_prefills.append((drafting[0].method, prefill))
+        if drafting:
+            self._draft_prefilled = drafter.join(drafting, drafted)
 
     def collect(self) -> StepResult | None:
         """The older of two steps in flight; the last one too, if the executor is draining."""
@@ -233,9 +234,6 @@ class GraphExecutor:
         step = self._inflight.popleft()
         self.num_steps += 1
         self.last_result = step.result(self._clock)
-        while self._inflight_prefills and self._inflight_prefills[0][1].is_done:
-            method, prefill = self._inflight_prefills.popleft()
-            self._speculator.add_draft_prefill(method, prefill.cost())
         return self.last_result
 
     def prepare_next(self, result: StepResult) -> None:
@@ -263,8 +261,9 @@ class GraphExecutor:
         """Empty the slots. Steps still in flight write only to blocks that later steps overwrite before reading."""
         while self._inflight:
             self._inflight.popleft().wait()
-        while self._inflight_prefills:
-            self._inflight_prefills.popleft()[1].end.wait()
+        if self._draft_prefilled is not None:
+            self._draft_prefilled.wait()
+            self._draft_prefilled = None
         self._slots.clear()
         self._is_draining = False
         self._eligibility.forget()

@@ -14,6 +14,7 @@ from paceline.engine.executors.executor import SequenceResult, StepResult
 from paceline.engine.executors.graph.drafters.drafter import DraftShape
 from paceline.engine.executors.graph.inflight import StepBuffers, chain_path, origins
 from paceline.engine.executors.graph.slots import WARM_UP_SAMPLING, DeviceSlots, Slot, sample
+from paceline.engine.hooks.idle_captures import Capture
 from paceline.engine.schedule import Scheduled
 from paceline.kernels.gpu.speculation.accept import accept_chains
 from paceline.kernels.gpu.speculation.pick import PickScratch, pick_scratch
@@ -179,6 +180,10 @@ class MixedSteps:
                 drafts = torch.zeros(slots.size, depth, dtype=torch.int64, device=slots.device) if depth else None
                 inputs = SlotInputs(tables, none, none, drafts)
                 self._compute(self._buffers[0], inputs, [0][: slots.size - 1], [prompt], [slots.size - 1])
+
+    def captures(self) -> list[Capture]:
+        """Functions that capture the passes with drafts. The others are captured with the passes of the target."""
+        return list(self._passes.captures())
 
     def submit(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.sequence import Sequence
-from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills, InflightPrefill
+from paceline.engine.executors.graph.drafters.draft_prefill import DraftPrefills
 from paceline.engine.executors.graph.drafters.drafter import Drafts, DraftShape
 from paceline.engine.executors.graph.rows import ChainRows
 from paceline.engine.executors.graph.slots import DeviceSlots
@@ -69,10 +69,10 @@ class ChainDrafter:
         return prefill
 
     @torch.inference_mode()
-    def join(self, sequences: Seq[Sequence], drafted: StreamEvent) -> InflightPrefill | None:
+    def join(self, sequences: Seq[Sequence], drafted: StreamEvent) -> StreamEvent | None:
         """Take sequences over whose prompts the target now computes: queue their draft prefill behind `drafted`, the drafts of
-        this step. They are in slots from the next step on, and then have one token more than the host knows. None: there is
-        nothing to compute."""
+        this step. They are in slots from the next step on, and then have one token more than the host knows. Returns the end of
+        the prefill; None: there is nothing to compute."""
         self._proposer.observe([Progress.of(sequence, 0) for sequence in sequences])
         joining, drafter = [], self._drafter
         for sequence in sequences:

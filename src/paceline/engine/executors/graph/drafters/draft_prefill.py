@@ -1,33 +1,15 @@
 """Draft prefills of sequences that join a batch while it drafts. They run beside the target's pass, in their own stream."""
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from paceline.models.cuda_graph import SideStream, StreamEvent
 from paceline.models.gpu.mixed import MixedPasses
+from paceline.models.gpu.ragged import MAX_RAGGED_ROWS
 from paceline.models.gpu.runner import GpuRunner
 from paceline.models.runner import Span
-from paceline.speculation.drafts import DraftPrefill
 from paceline.speculation.proposers.model_drafter import Chunk, DraftSequence, ModelDrafter
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class InflightPrefill:
-    """A draft prefill submitted to the device."""
-
-    tokens: int
-    begin: StreamEvent
-    end: StreamEvent
-
-    @property
-    def is_done(self) -> bool:
-        return self.end.is_reached
-
-    def cost(self) -> DraftPrefill:
-        """What it cost, once it is done."""
-        return DraftPrefill(self.tokens, self.end.seconds_since(self.begin))
 
 
 class DraftPrefills:
@@ -35,8 +17,9 @@ class DraftPrefills:
         runner = drafter.runner
         assert isinstance(runner, GpuRunner)
         self._drafter, self._device = drafter, runner.device
-        self._max_rows = drafter.max_rows
-        self._passes = MixedPasses(runner, drafter.max_rows, max_sequences)
+        # Larger passes have no graph, and launching them takes longer than a small model computes
+        self._max_rows = min(drafter.max_rows, MAX_RAGGED_ROWS)
+        self._passes = MixedPasses(runner, self._max_rows, max_sequences)
         self._stream = SideStream(runner.device)
 
     def warm_up(self) -> None:
@@ -49,29 +32,28 @@ class DraftPrefills:
             done.record()
         done.wait()
 
-    def submit(self, sequences: Seq[DraftSequence], after: StreamEvent) -> InflightPrefill:
+    def submit(self, sequences: Seq[DraftSequence], after: StreamEvent) -> StreamEvent:
         """Compute all tokens of these sequences but the last, behind `after`, the last use of the draft model. Their blocks are
-        reserved. The next use of the draft model has to wait for `end`."""
-        prefill = InflightPrefill(0, StreamEvent(self._device), StreamEvent(self._device))
+        reserved. Returns the end, for which the next use of the draft model has to wait. The depth policy is told no cost: the
+        target's pass hides it, and the time between begin and end is mostly that of the pass."""
+        end = StreamEvent(self._device)
         with self._stream.after(after):
-            prefill.begin.record()
-            tokens = self._compute(sequences)
-            prefill.end.record()
-        return replace(prefill, tokens=tokens)
+            self._compute(sequences)
+            end.record()
+        return end
 
-    def _compute(self, sequences: Seq[DraftSequence]) -> int:
-        """Queue the passes; returns the number of tokens."""
+    def _compute(self, sequences: Seq[DraftSequence]) -> None:
+        """Queue the passes."""
         drafter = self._drafter
-        spans, total, room = list[Span](), 0, self._max_rows
+        spans, room = list[Span](), self._max_rows
         for sequence in sequences:
             while (missing := sequence.num_missing - 1) > 0:
                 chunk = Chunk(sequence, min(missing, room))
                 spans.append(drafter.span(chunk))
                 drafter.advance(chunk)
-                total, room = total + chunk.num_tokens, room - chunk.num_tokens
+                room -= chunk.num_tokens
                 if room == 0:
                     self._passes.prefill(spans)
                     spans, room = [], self._max_rows
         if spans:
             self._passes.prefill(spans)
-        return total
