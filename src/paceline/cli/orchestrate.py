@@ -1,0 +1,135 @@
+"""`paceline orchestrate`: speculative decoding over two servers that speak the OpenAI API."""
+
+import asyncio
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.bench.prompts import load_prompts
+from paceline.cli.generate import read_prompt
+from paceline.cli.options import Seed
+from paceline.cli.render import console
+from paceline.core.config import DepthRule, SpeculationConfig
+from paceline.core.errors import MissingDependency
+from paceline.core.sampling import SamplingParams
+from paceline.endpoints import Orchestrator
+from paceline.endpoints.orchestrator import Answer
+
+
+def orchestrate(
+    draft: Annotated[str, typer.Option(metavar="URL", help="The server that drafts, with or without /v1.")],
+    target: Annotated[str, typer.Option(metavar="URL", help="The server whose text is generated.")],
+    prompt: Annotated[
+        str | None, typer.Argument(help="The text to complete; `-` or none reads standard input.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.", metavar="FILE")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="Answer the first turn of every line of this JSON-lines file.", metavar="FILE")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Send prompts as user messages, through the template.")] = False,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="Sample from this many of the likeliest tokens; 0: all.")] = 0,
+    top_p: Annotated[float, typer.Option(help="Sample from the likeliest tokens of this total probability.")] = 1.0,
+    seed: Seed = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop before this text; may be repeated.")] = None,
+    depth: Annotated[DepthRule, typer.Option(help="Rule that decides how many tokens to draft.")] = "goodput",
+    max_depth: Annotated[int, typer.Option(min=0, max=32, help="Most tokens drafted in a round.")] = 8,
+    draft_key: Annotated[
+        str | None, typer.Option(help="API key of the draft.", envvar="PACELINE_DRAFT_KEY", metavar="KEY")
+    ] = None,
+    target_key: Annotated[
+        str | None, typer.Option(help="API key of the target.", envvar="PACELINE_TARGET_KEY", metavar="KEY")
+    ] = None,
+    draft_model: Annotated[str | None, typer.Option(help="Model of the draft server; none: the first listed.")] = None,
+    target_model: Annotated[str | None, typer.Option(help="Model of the target server.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Texts generated at the same time.")] = 1,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus metrics on this port of the local host.", metavar="PORT")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object for each answer.")] = False,
+) -> None:
+    """Generate the target's text with drafts of another server.
+
+    Both servers speak the OpenAI API: Paceline, vLLM, llama.cpp. The text is exactly the target's. Vocabulary and chat template
+    are compared first. Standard output receives only the texts.
+    """
+    if prompts is not None:
+        questions = [(one.turns[0], one.category) for one in load_prompts(prompts)]
+    else:
+        questions = [(read_prompt(prompt, file), "default")]
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+    )
+
+    async def run() -> None:
+        async with Orchestrator.connect(
+            draft,
+            target,
+            draft_key=draft_key,
+            target_key=target_key,
+            draft_model=draft_model,
+            target_model=target_model,
+            config=SpeculationConfig(depth=depth, max_depth=max_depth),
+        ) as orchestrator:
+            console.err.print(f"target: {orchestrator.target}\ndraft: {orchestrator.draft}", style="dim")
+            for check in orchestrator.checks:
+                console.err.print(str(check), style="dim", markup=False)
+            if metrics_port is not None:
+                _serve_metrics(orchestrator, metrics_port)
+            await _answer_all(orchestrator, questions, sampling, chat, concurrency, json_output)
+
+    asyncio.run(run())
+
+
+async def _answer_all(
+    orchestrator: Orchestrator,
+    questions: list[tuple[str, str]],
+    sampling: SamplingParams,
+    is_chat: bool,
+    concurrency: int,
+    is_json: bool,
+) -> None:
+    limit = asyncio.Semaphore(concurrency)
+
+    async def answer(text: str, category: str) -> Answer:
+        async with limit:
+            prompt: Any = [{"role": "user", "content": text}] if is_chat else text
+            return await orchestrator.generate(prompt, sampling, category)
+
+    tasks = [asyncio.create_task(answer(*question)) for question in questions]
+    for (text, _), task in zip(questions, tasks, strict=True):
+        found = await task
+        if is_json:
+            values = {**asdict(found), "finish_reason": found.finish_reason.value, "prompt": text}
+            sys.stdout.write(json.dumps(values, ensure_ascii=False) + "\n")
+        else:
+            sys.stdout.write(found.text + "\n")
+        sys.stdout.flush()
+        console.err.print(
+            f"{len(found.token_ids)} tokens in {found.rounds} rounds ({found.tokens_per_round:.2f} per round, "
+            f"{found.accepted} of {found.drafted} drafted accepted), {found.seconds:.2f} s",
+            style="dim",
+        )
+
+
+def _serve_metrics(orchestrator: Orchestrator, port: int) -> None:
+    """The metrics of an engine, under the names that every Paceline server uses."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError:
+        raise MissingDependency("prometheus-client", "metrics", "server") from None
+    from paceline.server.metrics.engine_metrics import EngineCollector
+
+    registry = CollectorRegistry()
+    registry.register(EngineCollector(orchestrator.target.model, orchestrator.status))
+    start_http_server(port, "127.0.0.1", registry)

@@ -1,0 +1,5 @@
+"""The speculative loop over two servers that speak the OpenAI API: one drafts, the other verifies."""
+
+from paceline.endpoints.orchestrator import Orchestrator
+
+__all__ = ["Orchestrator"]

@@ -1,0 +1,134 @@
+"""The interface of a server: tokens of text, drafts, and verification of drafts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from paceline.core.sampling import SamplingParams
+from paceline.core.sequence import FinishReason
+from paceline.endpoints.http_client import EndpointFailed, EndpointLacks, HttpClient
+
+Message = Mapping[str, Any]
+"""One message of a conversation, as in OpenAI's API."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One round: a draft to verify after the committed tokens."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    """Committed output tokens."""
+    draft: tuple[int, ...]
+    """A chain; empty for a plain step."""
+    sampling: SamplingParams
+    """With a seed."""
+    ends: frozenset[int] = frozenset()
+    """Tokens that end the text; only targets that do not report the end themselves need them."""
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """All committed tokens."""
+        return self.prompt + self.output
+
+    @property
+    def room(self) -> int:
+        """Output tokens that the text may still have."""
+        return self.sampling.max_tokens - len(self.output)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Tokens that a round commits: the accepted ones, then the target's own. An end token is included."""
+
+    tokens: tuple[int, ...]
+    accepted: int
+    finish_reason: FinishReason | None = None
+    """None: the text continues."""
+
+
+class Endpoint(ABC):
+    """A server and the model that it serves. The routes for tokens are those of vLLM unless a subclass replaces them."""
+
+    kind: ClassVar[str]
+    """Name of the server in messages."""
+
+    def __init__(self, client: HttpClient, model: str, max_model_len: int | None = None) -> None:
+        self._client = client
+        self.model = model
+        self.max_model_len = max_model_len
+        """Context window; None: the server does not report it."""
+
+    @property
+    def url(self) -> str:
+        return self._client.url
+
+    def __str__(self) -> str:
+        return f"{self.kind} at {self.url}"
+
+    async def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text without the special tokens of its start. Special tokens in the text count as such."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        return list((await self._client.post("/tokenize", body))["tokens"])
+
+    async def tokenize_prompt(self, text: str) -> list[int]:
+        """Token ids of a text as the server encodes the prompt of a completion."""
+        return list((await self._client.post("/tokenize", {"model": self.model, "prompt": text}))["tokens"])
+
+    async def tokenize_messages(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation in the model's chat template. Raises `EndpointFailed` if it has none."""
+        body = {"model": self.model, "messages": list(messages)}
+        return list((await self._client.post("/tokenize", body))["tokens"])
+
+    async def detokenize(self, ids: Sequence[int]) -> str:
+        """Text of token ids, special tokens included."""
+        if not ids:
+            return ""
+        return str((await self._client.post("/detokenize", {"model": self.model, "tokens": list(ids)}))["prompt"])
+
+    @abstractmethod
+    async def draft(self, ids: Sequence[int], depth: int, sampling: SamplingParams, timeout: float) -> tuple[int, ...]:
+        """At most `depth` tokens that continue `ids`. Any tokens are valid: the target verifies them."""
+
+    def refusal(self, sampling: SamplingParams) -> str | None:
+        """Why this server cannot verify drafts exactly with these parameters; None: it can."""
+        return f"{self.kind} has no route that scores drafts: use it as the draft"
+
+    async def verify(self, round_: Round) -> Outcome:
+        """The outcome of one round, from one call that scores all drafted tokens. Call it only without a `refusal`."""
+        raise EndpointLacks(f"{self} cannot verify drafts")
+
+    @property
+    def reports_ends(self) -> bool:
+        """Whether `verify` finds the end of the text without `Round.ends`."""
+        return False
+
+    @property
+    def lists_vocabulary(self) -> bool:
+        """Whether `detokenize` takes any ids, special tokens and ids beyond the vocabulary included."""
+        return True
+
+    async def is_end(self, token: int) -> bool:
+        """Whether the server ends a text at this token."""
+        body = {
+            "model": self.model,
+            "prompt": [token],
+            "max_tokens": 1,
+            "temperature": 0,
+            "logit_bias": {str(token): 100},
+        }
+        return bool((await self._client.post("/v1/completions", body))["choices"][0]["finish_reason"] == "stop")
+
+    async def complete(self, body: Mapping[str, Any], timeout: float | None = None) -> Mapping[str, Any]:
+        """The first choice of a completion."""
+        body = {"model": self.model, **body}
+        answer = await (
+            self._client.post("/v1/completions", body)
+            if timeout is None
+            else self._client.post("/v1/completions", body, timeout)
+        )
+        try:
+            return dict(answer["choices"][0])
+        except (KeyError, IndexError, TypeError):
+            raise EndpointFailed(f"{self} sent a completion without choices: {str(answer)[:200]}") from None

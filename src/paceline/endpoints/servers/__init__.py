@@ -1,0 +1,1 @@
+"""Servers as endpoints: what each kind offers and how it is called."""
