@@ -1,0 +1,152 @@
+"""Coupled sampling in vLLM: a sampled token is argmax(log p + G) with our noise, with and without speculation.
+
+`install` replaces one function of vLLM, `GPUModelRunner._sample`. vLLM still applies penalties, grammars, bad words and biases
+to the logits; temperature, truncation and the choice of a token are ours. A draft token is accepted if it is the token that
+vLLM would have sampled without the draft, so that the text with a seed is the same with speculation on and off.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from weakref import WeakKeyDictionary, proxy
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import InvalidConfig
+from paceline.core.sampling import SamplingParams
+from paceline.vllm.drafting import RowSampling
+from paceline.vllm.picking import PickRows, accept, pick
+from paceline.vllm.versions import check_version
+
+MIN_TEMPERATURE = 1e-5
+"""Temperature under which vLLM decodes greedily."""
+REPLACED = "_sample"
+"""The method of vLLM's `GPUModelRunner` that `install` replaces."""
+
+
+def install() -> None:
+    """Replace the sampling of vLLM's model runner in this process; once, whatever the number of calls."""
+    check_version()
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    original = getattr(GPUModelRunner, REPLACED)
+    if getattr(original, "is_coupled", False):
+        return
+
+    of_runner: WeakKeyDictionary[Any, CoupledSampling] = WeakKeyDictionary()
+
+    def sample(runner: Any, logits: Tensor | None, spec_decode_metadata: Any) -> Any:
+        if logits is None or runner.input_batch.sampling_metadata.all_greedy:
+            return original(runner, logits, spec_decode_metadata)
+        sampling = of_runner.get(runner)
+        if sampling is None:
+            sampling = of_runner[runner] = CoupledSampling(runner)
+        return sampling.sample(logits, spec_decode_metadata)
+
+    sample.is_coupled = True  # type: ignore[attr-defined]
+    setattr(GPUModelRunner, REPLACED, sample)
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    params: SamplingParams
+    seed: int
+
+
+class CoupledSampling:
+    """The sampling of one model runner."""
+
+    def __init__(self, runner: Any) -> None:
+        if runner.sampler.logprobs_mode not in ("raw_logprobs", "raw_logits"):
+            raise InvalidConfig(
+                f"coupled sampling reports raw log-probabilities, and logprobs_mode is {runner.sampler.logprobs_mode}: "
+                "remove --logprobs-mode, or unset PACELINE_COUPLED_SAMPLING"
+            )
+        self._runner = proxy(runner)
+        self._requests: dict[str, _Request] = {}
+        self._rows: PickRows | None = None
+        sampler = runner.sampler
+        self._plain_sample = sampler.sample
+        sampler.sample = self._choose  # of this instance; vLLM's warm-up calls it without rows
+
+    def sample(self, logits: Tensor, drafts: Any) -> Any:
+        """vLLM's `SamplerOutput` of a step; `drafts` is its metadata of the draft tokens, or None."""
+        runner = self._runner
+        batch = runner.input_batch
+        batch.update_async_output_token_ids()
+        requests = self._read_requests(batch.req_ids)
+        drafter: Any = getattr(runner, "drafter", None)
+        if getattr(drafter, "wants_sampling", False):
+            drafter.set_sampling([RowSampling(one.params, one.seed) for one in requests])
+        if drafts is None:
+            last = runner.query_start_loc.gpu[1 : len(requests) + 1] - 1
+            rows = self._pick_rows(requests, runner.positions[last] + 1)
+            return self._with_rows(rows, logits, batch.sampling_metadata)
+        if runner.use_async_scheduling and runner._draft_token_req_ids is not None:
+            tokens, _ = runner._get_draft_token_ids_cpu()
+            batch.update_async_spec_token_ids(tokens)
+        return self._verify(logits, drafts, requests, batch.sampling_metadata)
+
+    def _verify(self, logits: Tensor, drafts: Any, requests: Sequence[_Request], metadata: Any) -> Any:
+        from vllm.v1.outputs import SamplerOutput
+
+        verifier = self._runner.rejection_sampler
+        positions = self._runner.positions[drafts.logits_indices] + 1  # [num drafts + num requests]
+        bonus = self._with_rows(
+            self._pick_rows(requests, positions[drafts.bonus_logits_indices]),
+            logits[drafts.bonus_logits_indices],
+            replace(metadata, max_num_logprobs=-1),
+            predict_bonus_token=True,
+            logprobs_mode_override="raw_logits",
+        )
+        raw = logits[drafts.target_logits_indices].to(torch.float32)
+        scores = verifier.apply_logits_processors(raw.clone(), metadata, drafts)
+        counts = drafts.num_draft_tokens
+        repeated = [one for one, count in zip(requests, counts, strict=True) for _ in range(count)]
+        picks = pick(scores, self._pick_rows(repeated, positions[drafts.target_logits_indices]))
+        tokens = accept(drafts.draft_token_ids, picks, bonus.sampled_token_ids.squeeze(1), counts)
+        logprobs = None
+        if metadata.max_num_logprobs is not None:
+            logprobs = verifier._get_logprobs_tensors(
+                metadata.max_num_logprobs, drafts, logits, raw, bonus.logprobs_tensors.logprobs, tokens
+            )
+        return SamplerOutput(sampled_token_ids=tokens, logprobs_tensors=logprobs)
+
+    def _with_rows(self, rows: PickRows, logits: Tensor, metadata: Any, **options: Any) -> Any:
+        self._rows = rows
+        try:
+            return self._runner.sampler(logits=logits, sampling_metadata=metadata, **options)
+        finally:
+            self._rows = None
+
+    def _choose(self, logits: Tensor, metadata: Any, *args: Any, **options: Any) -> Any:
+        """The step of vLLM's sampler after all changes of the logits: (tokens, None)."""
+        if self._rows is None:
+            return self._plain_sample(logits, metadata, *args, **options)
+        return pick(logits, self._rows), None
+
+    def _pick_rows(self, requests: Sequence[_Request], positions: Tensor) -> PickRows:
+        return PickRows([one.params for one in requests], [one.seed for one in requests], positions)
+
+    def _read_requests(self, req_ids: Sequence[str]) -> list[_Request]:
+        known = self._requests
+        if any(name not in known for name in req_ids):
+            self._requests = {name: known.get(name) or _read(self._runner.requests[name]) for name in req_ids} | {
+                name: one for name, one in known.items() if name in self._runner.requests
+            }
+        return [self._requests[name] for name in req_ids]
+
+
+def _read(request: Any) -> _Request:
+    """Parameters of a request of vLLM. Without a seed it gets a random one; vLLM gives each of `n` choices its own seed."""
+    given = request.sampling_params
+    is_greedy = given.temperature < MIN_TEMPERATURE
+    params = SamplingParams(
+        temperature=0.0 if is_greedy else min(given.temperature, 10.0),
+        top_k=max(0, given.top_k),
+        top_p=given.top_p,
+        min_p=given.min_p,
+    )
+    return _Request(params, secrets.randbits(63) if given.seed is None else given.seed % 2**63)

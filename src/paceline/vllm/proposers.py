@@ -1,0 +1,139 @@
+"""The classes that vLLM constructs for `--speculative-config '{"method": "custom_class", "model": "paceline.vllm.…"}'`."""
+
+import atexit
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.core.clock import Clock, WallClock
+from paceline.core.errors import InvalidConfig
+from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.policy import DepthPolicy
+from paceline.speculation.depth.simple_rules import FixedDepth
+from paceline.speculation.proposer import Proposer
+from paceline.speculation.proposers.combined import CombinedProposer
+from paceline.speculation.proposers.ngram import NgramProposer
+from paceline.speculation.proposers.suffix import SuffixProposer
+from paceline.vllm.drafting import Batch, DraftLoop, RowSampling
+from paceline.vllm.plugin import register
+from paceline.vllm.settings import DepthRule, Method, Settings
+from paceline.vllm.versions import check_version
+
+if TYPE_CHECKING:
+    pass
+
+logger = logging.getLogger(__name__)
+
+
+def lookups(method: Method, clock: Clock) -> Proposer:
+    """Drafts from the text and recent outputs, in chains: vLLM verifies no trees."""
+    if method == "ngram":
+        return NgramProposer()
+    if method == "suffix":
+        return SuffixProposer(is_chain=True)
+    return CombinedProposer(_lookups(), {}, clock)
+
+
+def _lookups() -> dict[str, Proposer]:
+    return {"ngram": NgramProposer(), "suffix": SuffixProposer(is_chain=True)}
+
+
+def depth_policy(rule: DepthRule, max_depth: int) -> DepthPolicy:
+    return GoodputDepth(max_depth) if rule == "goodput" else FixedDepth(max_depth)
+
+
+class VllmProposer:
+    """vLLM's interface to a `DraftLoop`. Subclasses choose the proposer."""
+
+    wants_sampling = False
+    """Whether drafts depend on temperature and seed; coupled sampling then reports them in `set_sampling`."""
+
+    def __init__(self, vllm_config: Any) -> None:
+        check_version()
+        register()  # where the package is not installed, vLLM has not called it
+        settings = Settings.read(vllm_config.additional_config)
+        clock = WallClock()
+        max_depth = vllm_config.speculative_config.num_speculative_tokens
+        parallel = vllm_config.parallel_config
+        self._is_used = parallel.rank == parallel.world_size - parallel.tensor_parallel_size
+        """The scheduler takes the drafts of one rank, the first of the last pipeline stage."""
+        self._sampling: list[RowSampling] = []
+        self.loop = DraftLoop(
+            "plugin",
+            self.make_proposer(settings, vllm_config, clock),
+            depth_policy(settings.depth, max_depth),
+            max_depth,
+            vllm_config.model_config.get_vocab_size(),
+            clock,
+        )
+
+    def make_proposer(self, settings: Settings, vllm_config: Any, clock: Clock) -> Proposer:
+        raise NotImplementedError
+
+    def load_model(self, target_model: Any) -> None:
+        """vLLM calls it once for every proposer; there is nothing to load."""
+
+    def set_sampling(self, rows: list[RowSampling]) -> None:
+        """Parameters of the rows of the next call of `propose`."""
+        self._sampling = rows
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: NDArray[np.int32],
+        token_ids_cpu: NDArray[np.int32],
+        slot_mappings: Any = None,
+    ) -> list[list[int]]:
+        """A draft for every row of the batch, empty where none pays. vLLM calls it after each step."""
+        if not self._is_used:
+            return [[] for _ in sampled_token_ids]
+        sampling, self._sampling = self._sampling, []
+        return self.loop.propose(Batch(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, sampling))
+
+
+class LocalProposer(VllmProposer):
+    """`suffix`, `ngram` or `combined` inside vLLM's process. It needs no draft model and no pool."""
+
+    def make_proposer(self, settings: Settings, vllm_config: Any, clock: Clock) -> Proposer:
+        if settings.workers:
+            raise InvalidConfig("paceline.workers belongs to paceline.vllm.PoolProposer: remove it, or use that class")
+        return lookups(settings.method, clock)
+
+
+class PoolProposer(VllmProposer):
+    """Drafts come from draft workers, which prepare the next round while vLLM verifies this one.
+
+    A lookup drafts where it is better, and where the pool has no draft. Loss of the pool costs speed only.
+    """
+
+    wants_sampling = True
+
+    def make_proposer(self, settings: Settings, vllm_config: Any, clock: Clock) -> Proposer:
+        from paceline.models.drafts.compatibility import fingerprint
+        from paceline.models.tokenizer.load import load_tokenizer
+        from paceline.runtime.draft_pool.connection import DraftAddress
+        from paceline.runtime.draft_pool.proposer import PoolProposer as Pool
+        from paceline.runtime.wire.keys import KeyFolder, Security
+
+        if not settings.workers:
+            raise InvalidConfig(
+                "paceline.vllm.PoolProposer needs draft workers: "
+                '--additional-config \'{"paceline": {"workers": ["tcp://HOST:PORT"]}}\''
+            )
+        security = None
+        if settings.keys:
+            keys = KeyFolder(Path(settings.keys))
+            security = Security(keys.key_pair("target"), keys.public_key("draft"))
+        tokenizer = load_tokenizer(settings.tokenizer or vllm_config.model_config.model)
+        self.pool: Pool = Pool(
+            [DraftAddress(address, address, security) for address in settings.workers],
+            fingerprint(tokenizer),
+            vllm_config.model_config.get_vocab_size(),
+            name=f"vllm-{vllm_config.parallel_config.rank}",
+            clock=clock,
+        )
+        atexit.register(self.pool.shut_down)
+        return CombinedProposer(_lookups(), {"pool": self.pool}, clock)

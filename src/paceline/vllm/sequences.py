@@ -1,0 +1,102 @@
+"""Recognises the sequences of vLLM's batch, which arrive as rows of token ids without request ids.
+
+A row continues a sequence if the tokens of the sequence are a prefix of the row. Two sequences with the same tokens are
+interchangeable: their drafts are the same. A sequence that is in no batch for a while has ended.
+"""
+
+from dataclasses import dataclass, field
+from itertools import count
+
+import numpy as np
+from numpy.typing import NDArray
+
+KEPT_STEPS = 64
+"""Steps for which a sequence without a row is kept. vLLM takes preempted and unscheduled requests out of its batch."""
+
+Tokens = NDArray[np.int32]
+
+
+@dataclass(slots=True, eq=False)
+class TrackedSequence:
+    id: int
+    num_prompt: int
+    ids: list[int] = field(default_factory=list)
+    data: bytearray = field(default_factory=bytearray)
+    """`ids` as int32, for comparisons."""
+    last_step: int = 0
+    """Step in which it last had a row."""
+    drafted: int = 0
+    """Tokens of the draft that is being verified."""
+    requested: int = 0
+    """Depth that was requested for it."""
+    has_drafted: bool = False
+    """Whether its proposer has indexed it."""
+
+    def extend(self, tokens: Tokens) -> None:
+        self.ids.extend(tokens.tolist())
+        self.data += tokens.tobytes()
+
+    def is_prefix_of(self, row: Tokens) -> bool:
+        """Whether its tokens are the first ones of `row`."""
+        return len(self.ids) <= len(row) and row[: len(self.ids)].tobytes() == self.data
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    rows: list[TrackedSequence]
+    """The sequence of each row."""
+    opened: list[TrackedSequence]
+    """Those seen for the first time."""
+    ended: list[TrackedSequence]
+    """Those that were in no batch for `KEPT_STEPS` steps."""
+
+
+class SequenceTable:
+    """The sequences that vLLM has decoded lately."""
+
+    def __init__(self, max_growth: int) -> None:
+        """`max_growth`: tokens that a sequence gains in a step, at most."""
+        self._max_growth = max_growth
+        self._ids = count()
+        self._rows: list[TrackedSequence] = []
+        self._absent: dict[int, TrackedSequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows) + len(self._absent)
+
+    def match(self, tokens: list[Tokens], num_sampled: list[int], step: int) -> Matches:
+        """The sequences of `tokens`, one array for each row, of which the last `num_sampled` are new in this step. `step`
+        counts all steps, also those without a call."""
+        free = {one.id: one for one in self._rows} | self._absent
+        found: list[TrackedSequence | None] = [None] * len(tokens)
+        for i, (row, old) in enumerate(zip(tokens, self._rows, strict=False)):
+            if self._continues(old, row, step):
+                found[i] = old
+                del free[old.id]
+        opened = []
+        rows: list[TrackedSequence] = []
+        for row, sampled, sequence in zip(tokens, num_sampled, found, strict=True):
+            if sequence is None and free:
+                sequence = max(
+                    (one for one in free.values() if self._continues(one, row, step)),
+                    key=lambda one: len(one.ids),
+                    default=None,
+                )
+                if sequence is not None:
+                    del free[sequence.id]
+            if sequence is None:
+                sequence = TrackedSequence(next(self._ids), len(row) - sampled)
+                opened.append(sequence)
+            sequence.extend(row[len(sequence.ids) :])
+            sequence.last_step = step
+            rows.append(sequence)
+        ended = [one for one in free.values() if step - one.last_step > KEPT_STEPS]
+        self._rows = rows
+        self._absent = {one.id: one for one in free.values() if step - one.last_step <= KEPT_STEPS}
+        return Matches(rows, opened, ended)
+
+    def _continues(self, sequence: TrackedSequence, row: Tokens, step: int) -> bool:
+        """Whether the row is the sequence, and not a later request whose prompt starts with its text."""
+        growth = len(row) - len(sequence.ids)
+        most = self._max_growth * max(1, step - sequence.last_step)
+        return 0 <= growth <= most and sequence.is_prefix_of(row)

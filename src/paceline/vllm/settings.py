@@ -1,0 +1,51 @@
+"""Settings of the plugin: the key `paceline` of vLLM's `--additional-config`, strict about names."""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from paceline.core.errors import InvalidConfig
+
+KEY = "paceline"
+
+Method = Literal["suffix", "ngram", "combined"]
+DepthRule = Literal["goodput", "fixed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How the plugin drafts. The most tokens of a draft are vLLM's `num_speculative_tokens`."""
+
+    method: Method = "combined"
+    """Lookups: of `LocalProposer` alone, or of `PoolProposer` where the pool has no draft."""
+    depth: DepthRule = "goodput"
+    """`goodput` drafts as many tokens as pay by vLLM's own step times, often none; `fixed` always the most."""
+    workers: tuple[str, ...] = ()
+    """Addresses of draft workers, such as tcp://host:5555; for `PoolProposer`."""
+    keys: str = ""
+    """Folder of the cluster's keys (`paceline keys`); empty: connections are not encrypted."""
+    tokenizer: str = ""
+    """Folder or file with the target's tokenizer; empty: the model that vLLM serves."""
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("method", get_args(Method)), ("depth", get_args(DepthRule))):
+            if getattr(self, name) not in allowed:
+                raise InvalidConfig(f"{KEY}.{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        if isinstance(self.workers, str) or not all(isinstance(worker, str) for worker in self.workers):
+            raise InvalidConfig(f"{KEY}.workers must be a list of addresses, got {self.workers!r}")
+        object.__setattr__(self, "workers", tuple(self.workers))
+
+    @classmethod
+    def read(cls, additional_config: object) -> "Settings":
+        """From vLLM's additional config, which may lack the key."""
+        given: Any = additional_config.get(KEY, {}) if isinstance(additional_config, Mapping) else {}
+        if not isinstance(given, Mapping):
+            raise InvalidConfig(f"{KEY} in --additional-config must be an object, got {given!r}")
+        known = [field.name for field in fields(cls)]
+        for name in given:
+            if name not in known:
+                close = difflib.get_close_matches(str(name), known, 1)
+                meant = f"did you mean {close[0]!r}?" if close else f"choose from: {', '.join(known)}"
+                raise InvalidConfig(f"unknown setting {KEY}.{name}: {meant}")
+        return cls(**given)

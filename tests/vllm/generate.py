@@ -1,0 +1,56 @@
+"""Runs vLLM once, in its own environment: `python generate.py JOB.json RESULT.json`.
+
+A job has `llm` (arguments of vLLM's LLM), `coupled` (whether to sample with our noise), and `requests`: token ids of the
+prompt and arguments of SamplingParams. The result has the tokens of each request, and the counters of our proposer.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+
+def main(job_file: str, result_file: str) -> None:
+    job = json.loads(Path(job_file).read_text("utf-8"))
+    os.environ.update(
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_LOGGING_LEVEL="WARNING",
+        VLLM_CPU_KVCACHE_SPACE="1",
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        OMP_NUM_THREADS="1",
+        HF_HUB_OFFLINE="1",
+        PACELINE_COUPLED_SAMPLING="1" if job.get("coupled") else "0",
+    )
+    from paceline.vllm import register
+    from vllm import LLM, SamplingParams
+
+    register()  # a source tree that is not installed has no entry point
+    llm = LLM(max_num_seqs=16, enforce_eager=True, enable_prefix_caching=False, disable_log_stats=False, **job["llm"])
+    prompts = [{"prompt_token_ids": request["ids"]} for request in job["requests"]]
+    params = [SamplingParams(**request["sampling"]) for request in job["requests"]]
+    llm.generate(prompts[:1], SamplingParams(temperature=0.0, max_tokens=2), use_tqdm=False)
+    started = time.perf_counter()
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    result = {
+        "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+        "seconds": time.perf_counter() - started,
+        "metrics": {
+            one.name: one.value
+            for one in llm.get_metrics()
+            if one.name.startswith("vllm:spec_decode_num") and hasattr(one, "value")
+        },
+    }
+    runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    loop = getattr(getattr(runner, "drafter", None), "loop", None)
+    if loop is not None:
+        result["loop"] = {"steps": loop.num_steps, "drafted": loop.num_drafted, "accepted": loop.num_accepted}
+    pool = getattr(getattr(runner, "drafter", None), "pool", None)
+    if pool is not None:
+        result["pool_rounds"] = sum(connection.counters.rounds for connection in pool.connections)
+    Path(result_file).write_text(json.dumps(result), "utf-8")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,129 @@
+"""The loop that drafts for vLLM, against a small model of vLLM's batch."""
+
+import numpy as np
+import pytest
+
+from paceline.core.clock import VirtualClock
+from paceline.speculation.depth.goodput import GoodputDepth
+from paceline.speculation.depth.simple_rules import FixedDepth
+from paceline.speculation.drafts import DraftBatch
+from paceline.speculation.proposer import ProposerTraits
+from paceline.vllm.drafting import Batch, DraftLoop
+from paceline.vllm.proposers import depth_policy, lookups
+
+LONGEST = 256
+
+
+class FakeVllm:
+    """Verifies greedily: the text of every sequence is known beforehand."""
+
+    def __init__(self, loop: DraftLoop, clock: VirtualClock, texts, num_prompt: int, row_seconds: float = 0.001):
+        self.loop, self.clock, self.row_seconds = loop, clock, row_seconds
+        self.texts = texts
+        self.lengths = [num_prompt] * len(texts)
+        self.drafts = [[] for _ in texts]
+        self.num_steps = 0
+
+    def step(self) -> None:
+        sampled = []
+        for i, (text, draft) in enumerate(zip(self.texts, self.drafts, strict=True)):
+            start = self.lengths[i]
+            accepted = 0
+            while accepted < len(draft) and draft[accepted] == text[start + accepted]:
+                accepted += 1
+            tokens = text[start : start + accepted + 1]
+            self.lengths[i] += len(tokens)
+            sampled.append(tokens)
+        rows = sum(1 + len(draft) for draft in self.drafts)
+        self.clock.advance(0.010 + self.row_seconds * rows)
+        ids = np.zeros((len(self.texts), LONGEST), dtype=np.int32)
+        for i, text in enumerate(self.texts):
+            ids[i, : self.lengths[i]] = text[: self.lengths[i]]
+        self.drafts = self.loop.propose(Batch(sampled, np.array(self.lengths, dtype=np.int32), ids))
+        self.num_steps += 1
+        assert len(self.drafts) == len(self.texts)
+
+
+def make(method, depth, clock, max_depth=4):
+    return DraftLoop("plugin", lookups(method, clock), depth, max_depth, 1000, clock)
+
+
+@pytest.mark.parametrize("method", ["suffix", "ngram", "combined"])
+def test_a_text_that_repeats_takes_fewer_steps(method):
+    clock = VirtualClock()
+    texts = [[10 * i + j % 7 for j in range(LONGEST)] for i in range(1, 5)]
+    loop = make(method, FixedDepth(4), clock)
+    vllm = FakeVllm(loop, clock, texts, num_prompt=8)
+    while min(vllm.lengths) < 150:
+        vllm.step()
+    assert vllm.num_steps < 50
+    assert 0.7 * loop.num_drafted < loop.num_accepted <= loop.num_drafted
+
+
+def test_goodput_stops_where_drafts_lose_and_drafts_where_they_pay():
+    generator = np.random.default_rng(0)
+    clock = VirtualClock()
+    noise = [generator.integers(0, 30, 4096).tolist() for _ in range(4)]
+    losing = make("ngram", depth_policy("goodput", 4), clock)
+    vllm = FakeVllm(losing, clock, noise, num_prompt=8, row_seconds=0.010)
+    while min(vllm.lengths) < 240:
+        vllm.step()
+    assert losing.num_drafted < 0.25 * vllm.num_steps * 4
+
+    repeats = [[(10 * i + j % 7) for j in range(LONGEST)] for i in range(1, 5)]
+    paying = make("ngram", GoodputDepth(4), clock)
+    vllm = FakeVllm(paying, clock, repeats, num_prompt=8, row_seconds=0.0001)
+    while min(vllm.lengths) < 240:
+        vllm.step()
+    assert vllm.num_steps < 120
+
+
+def test_a_proposer_that_fails_costs_drafts_only():
+    class Broken:
+        traits = ProposerTraits()
+
+        def observe(self, batch):
+            raise RuntimeError("broken")
+
+        def collect(self, sequence_ids, deadline):
+            raise RuntimeError("broken")
+
+        def close(self, sequence_ids):
+            raise RuntimeError("broken")
+
+    clock = VirtualClock()
+    loop = DraftLoop("plugin", Broken(), FixedDepth(4), 4, 1000, clock)
+    vllm = FakeVllm(loop, clock, [list(range(LONGEST))], num_prompt=3)
+    for _ in range(20):
+        vllm.step()
+    assert vllm.lengths == [23]
+
+
+def test_a_draft_is_cut_to_its_depth_the_vocabulary_and_the_row():
+    class Constant:
+        traits = ProposerTraits()
+
+        def observe(self, batch):
+            self.batch = batch
+
+        def collect(self, sequence_ids, deadline):
+            return DraftBatch.chains([(one.sequence_id, [1, 2, 5000, 3]) for one in self.batch])
+
+        def close(self, sequence_ids):
+            pass
+
+    clock = VirtualClock()
+    ids = np.ones((1, 16), dtype=np.int32)
+    loop = DraftLoop("plugin", Constant(), FixedDepth(4), 4, 1000, clock)
+    assert loop.propose(Batch([[1]], np.array([5], dtype=np.int32), ids)) == [[1, 2]]
+    assert loop.propose(Batch([[1]], np.array([14], dtype=np.int32), ids)) == [[1]]
+    assert loop.propose(Batch([[1]], np.array([16], dtype=np.int32), ids)) == [[]]
+
+
+def test_a_row_whose_prompt_is_not_complete_gets_no_draft():
+    clock = VirtualClock()
+    loop = make("ngram", FixedDepth(4), clock)
+    ids = np.tile(np.array([1, 2, 3, 4], dtype=np.int32), (2, 4))
+    drafts = loop.propose(Batch([[], [4]], np.array([8, 8], dtype=np.int32), ids))
+    assert drafts[0] == []
+    assert drafts[1] == [1, 2, 3, 4]

