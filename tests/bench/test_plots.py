@@ -16,3 +16,12 @@ def test_plot_with_and_without_drafts(tmp_path: Path, drafted: int) -> None:
     report = Report({"title": "test"}, (measure("plain", plain, 1.0, plain), measure("fast", fast, 1.0, plain)))
     plot_report(report, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.filterwarnings("error")
+def test_too_few_drafts_are_said_in_the_plot(tmp_path: Path) -> None:
+    plain = [Trace("x", 0.0, (Arrival(0.1, 1), Arrival(0.2, 1)), "ab")]
+    fast = [Trace("x", 0.0, (Arrival(0.1, 1), Arrival(0.2, 2, 2, 1)), "ab")]
+    report = Report({"title": "test"}, (measure("plain", plain, 1.0, plain), measure("fast", fast, 1.0, plain)))
+    plot_report(report, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")

@@ -64,6 +64,8 @@ def depths_to_measure(max_depth: int) -> list[int]:
 
 def calibrate(llm: "LLM", trial: Trial, clock: Clock, on_part: Callable[[str], None]) -> Calibration:
     """Measure an engine built with `calibration_config`. `on_part` receives the name of the next measurement."""
+    from paceline.speculation.proposers.layer_skip import exits
+
     engine = llm.engine
     prompts = list(islice(cycle(trial.prompts), max(len(trial.prompts), trial.batch)))
     half = max(trial.batch, len(prompts) // 2)
@@ -82,21 +84,30 @@ def calibrate(llm: "LLM", trial: Trial, clock: Clock, on_part: Callable[[str], N
         # Plain decoding runs first and last, so that a drift of the machine's speed cancels.
         measure("plain", prompts[:half], {"enabled": False})
         rounds: dict[str, dict[int, list[RecordedRound]]] = {}
-        for method in methods:
-            by_depth = rounds[method] = {}
+
+        def measure_method(name: str, method: str) -> None:
+            by_depth = rounds[name] = {}
             varies = False
             for depth in reversed(depths_to_measure(trial.max_depth)):
                 some = prompts if varies or not by_depth else prompts[: max(TIMING_PROMPTS, trial.batch)]
                 wanted = {"method": method, "max_depth": depth}
-                by_depth[depth] = measure(f"{method} at depth {depth}", some, wanted)
+                by_depth[depth] = measure(f"{name} at depth {depth}", some, wanted)
                 varies = varies or _varies(by_depth[depth])
                 if not any(outcome.levels for one in by_depth[depth] for outcome in one.outcomes):
                     break  # no drafts
+
+        for method in methods:
+            with exits(engine.speculator.proposers[method]) as choices:
+                for layer, choose in choices.items():
+                    choose()
+                    measure_method(f"{method}, exit_layer {layer}", method)
+                if not choices:
+                    measure_method(method, method)
         measure("plain", prompts[half:] or prompts[:half], {"enabled": False})
         every = [one for one in recorder.rounds if one.is_decode and one.batch == trial.batch]
     found = {
-        method: summarise(method, by_depth, trial.batch, footprint(engine, method))
-        for method, by_depth in rounds.items()
+        name: summarise(name, by_depth, trial.batch, footprint(engine, name.partition(",")[0]))
+        for name, by_depth in rounds.items()
     }
     return Calibration(
         target=_target(llm, every, trial.batch),

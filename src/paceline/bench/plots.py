@@ -76,7 +76,7 @@ def _alphas(axes: "Axes", report: Report) -> None:
     if speculative is None:
         axes.text(0.5, 0.5, "nothing was drafted", transform=axes.transAxes, ha="center", color="#666666")
         return
-    max_depth = 1
+    max_depth = 0
     lines = [*speculative.by_category.items(), ("all", speculative.overall)]
     for name, summary in lines:
         points = [(i, a.value) for i, a in enumerate(summary.alphas, 1) if a.trials >= MIN_TRIALS]
@@ -84,6 +84,10 @@ def _alphas(axes: "Axes", report: Report) -> None:
             max_depth = max(max_depth, points[-1][0])
             style = {"color": "black", "linewidth": 2.5} if name == "all" else {"linewidth": 1.2, "alpha": 0.8}
             axes.plot(*zip(*points, strict=True), marker="o", markersize=3.5, label=name, **style)
+    if not max_depth:
+        text = f"fewer than {MIN_TRIALS} drafts: measure more prompts or tokens"
+        axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", color="#666666")
+        return
     axes.set_xticks(range(1, max_depth + 1))
     axes.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
 

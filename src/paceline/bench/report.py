@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.bench.summary import Summary
 from paceline.bench.trace import Trace
+from paceline.cluster.cost.cost import dollars_per_million
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +42,26 @@ class Report:
 
     about: Mapping[str, Any]
     contenders: tuple[Measured, ...]
+    price: float | None = None
+    """Dollars per hour of the devices of one contender; None: not known."""
+
+    def dollars_per_million(self, contender: Measured) -> float | None:
+        """Dollars per million tokens; None without a price or tokens."""
+        speed = contender.overall.tokens_per_second
+        return None if self.price is None or not speed else dollars_per_million(self.price, speed)
 
     @property
     def categories(self) -> list[str]:
         return list(self.contenders[0].by_category)
 
     def to_json(self) -> dict[str, Any]:
-        return {"about": dict(self.about), "contenders": [_measured(contender) for contender in self.contenders]}
+        contenders = [
+            _measured(one)
+            | ({} if self.price is None else {"dollars_per_million_tokens": self.dollars_per_million(one)})
+            for one in self.contenders
+        ]
+        about = dict(self.about) | ({} if self.price is None else {"price_per_hour": self.price})
+        return {"about": about, "contenders": contenders}
 
 
 def measure(name: str, traces: Sequence[Trace], seconds: float, reference: Sequence[Trace]) -> Measured:

@@ -2,36 +2,49 @@
 
 import math
 from collections.abc import Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.bench.plots import COLOURS, load_pyplot
+from paceline.planning.autoscaling.observation import ROLES
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationResult
 from paceline.planning.sizing.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 PLACEMENTS = {"none": "no drafts", "device": "drafts on the target's device", "pool": "draft pool"}
 
 
-def plot_simulation(result: SimulationResult, objective: Objective, path: Path) -> None:
-    """Distributions of TTFT and TPOT, and the utilisation of every target worker."""
+def plot_simulation(result: SimulationResult, objective: Objective) -> bytes:
+    """Distributions of TTFT and TPOT, and the utilisation of every worker, by role."""
     pyplot = load_pyplot()
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(14, 4.2), layout="constrained")
     _distribution(left, "Time to first token", [job.ttft for job in result.jobs], objective.ttft)
     tpot = [job.tpot for job in result.jobs if job.output_tokens > 1]
     _distribution(middle, "Time per token after the first", tpot, objective.tpot)
-    shares = [busy / result.seconds if result.seconds else 0.0 for busy in result.busy_seconds]
-    right.bar(range(len(shares)), shares, color=COLOURS[1])
+    for role, colour in zip(ROLES, COLOURS, strict=False):
+        some = [(i, one) for i, one in enumerate(result.workers) if one.role == role]
+        shares = [one.busy_seconds / one.seconds if one.seconds else 0.0 for _, one in some]
+        if some:
+            right.bar([i for i, _ in some], shares, color=colour, label=role)
     right.set_ylim(0, 1)
-    right.set_xlabel("target worker")
+    right.set_xlabel("worker")
+    right.legend(frameon=False, fontsize=9)
     right.set_title("Utilisation", fontsize=10, loc="left")
     right.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{result.trace}, {len(result.jobs)} requests, {result.config.workers} target workers", fontsize=11)
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    return _png(figure)
+
+
+def _png(figure: "Figure") -> bytes:
+    buffer = BytesIO()
+    figure.savefig(buffer, dpi=150, format="png")
+    load_pyplot().close(figure)
+    return buffer.getvalue()
 
 
 def _distribution(axes: "Axes", title: str, seconds: Sequence[float], limit: float) -> None:

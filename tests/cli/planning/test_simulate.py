@@ -35,8 +35,26 @@ def test_a_trace_file_and_all_files(tmp_path: Path) -> None:
     assert document["objective"]["ttft"] is None
     assert len(document["ttft_cdf"]) == 101
     assert document["ttft_cdf"][50] == pytest.approx(document["ttft"]["p50"])
-    assert len(document["utilisation_by_worker"]) == 2
+    assert set(document["utilisation_by_worker"]) == {"target-0", "target-1"}
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_pools_faults_and_the_page(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    html = tmp_path / "a.html"
+    pools = ("--workers", "2", "--prefill-workers", "1", "--draft-workers", "1", "--alpha", "0.8")
+    faults = ("--fault", "worker:target-1@5", "--fault", "alpha:0.5@8-12", "--fault", "link:10@3-4")
+    load = ("--rate", "20", "--seconds", "20", "--prompt-tokens", "1500", "--output-tokens", "100")
+    result = run(*load, *pools, *faults, "--html", str(html))
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.stdout.split())
+    assert "1 prefill worker, 1 draft worker" in text
+    assert "hand-offs" in text
+    assert "continued on another worker" in text
+    document = html.read_text("utf-8")
+    assert "<td>prefill-0</td>" in document
+    assert "WorkersLost: target-1" in document
+    assert 'src="data:image/png;base64,' in document
 
 
 def test_the_production_policy_needs_the_stepwise_mode() -> None:
@@ -60,6 +78,10 @@ def test_the_production_policy_needs_the_stepwise_mode() -> None:
         (("--seconds", "0"), "a time above 0"),
         (("--scale", "0"), "above 0"),
         (("--ttft-ms", "0"), "times above 0"),
+        (("--fault", "worker:target-5@1"), "a fault names target-5"),
+        (("--fault", "worker:target-0@9-2"), "cannot read the fault"),
+        (("--fault", "storm:1@2"), "unknown kind of fault"),
+        (("--prefill-workers", "1", "--link", "string"), "has no link 'string'"),
     ],
 )
 def test_errors_are_one_line(arguments: tuple[str, ...], message: str) -> None:

@@ -12,7 +12,7 @@ from paceline.planning.simulation.config import SimulationConfig, Speculation
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationReport, summarize
 from paceline.planning.simulation.simulation import simulate
-from paceline.planning.simulation.worker import prompt_budget
+from paceline.planning.simulation.workers.worker import prompt_budget
 from paceline.planning.traces.synthetic import Traffic, synthesize
 from paceline.planning.traces.trace import Trace, TraceRequest
 

@@ -16,7 +16,8 @@ from paceline.planning.traces.trace import Trace
 
 H200 = load_profile("h200-8b")
 LOAD = synthesize(Traffic(30.0, 800, 200), 20.0)
-OBJECTIVE = Objective(ttft=0.3, tpot=0.008, share=0.95)
+SHORT = LOAD.first(8.0)
+OBJECTIVE = Objective(ttft=0.3, tpot=0.005, share=0.95)
 ALPHA = Speculation((0.8,))
 LIMITS = Limits(workers=12)
 
@@ -63,7 +64,7 @@ def test_drafts_that_are_never_accepted_are_not_planned() -> None:
 
 
 def test_cost_grows_with_load() -> None:
-    costs = [cost(planned(LOAD.scaled(scale))) for scale in (0.5, 1.0, 2.0)]
+    costs = [cost(planned(SHORT.scaled(scale))) for scale in (0.5, 1.0, 2.0)]
     assert costs == sorted(costs)
     assert costs[0] < costs[-1]
 
@@ -74,7 +75,7 @@ def test_cost_grows_with_a_tighter_objective() -> None:
         [Objective(ttft, 0.02, 0.95) for ttft in (1.0, 0.2, 0.08, 0.05)],
         [Objective(0.2, 0.008, share) for share in (0.5, 0.9, 0.99)],
     ):
-        met = [one for objective in objectives if (one := planned(objective=objective)).is_met]
+        met = [one for objective in objectives if (one := planned(SHORT, objective)).is_met]
         costs = [cost(one) for one in met]
         assert costs == sorted(costs)
 
@@ -84,7 +85,7 @@ def test_cost_grows_with_prices() -> None:
         [prices(target, 0.8) for target in (1.0, 2.0, 4.0)],
         [prices(2.69, draft) for draft in (0.1, 0.8, 2.69)],
     ):
-        costs = [cost(planned(profile=profile)) for profile in profiles]
+        costs = [cost(planned(SHORT, profile=profile)) for profile in profiles]
         assert costs == sorted(costs)
 
 

@@ -62,7 +62,7 @@ def weight_reads(model: Any) -> int:
     """Bytes of matrices that one pass reads. Embeddings do not count: only the rows of its tokens are read."""
     layers = _layers(model)
     if layers:
-        matrices = (m for layer in layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down))
+        matrices = (m for layer in layers for m in layer.matrices)
         return int(sum(matrix.nbytes for matrix in matrices) + model.head.nbytes)
     # weight_bytes includes a head's own vocabulary; the pass reads the head it uses.
     return int(model.weight_bytes - model.vocabulary.nbytes + model.vocabulary.head.nbytes)
@@ -70,9 +70,8 @@ def weight_reads(model: Any) -> int:
 
 def pass_bytes(runner: Any, spans: "Sequence[Span]") -> int:
     """Bytes of a pass: every matrix and the keys and values of each context once."""
-    window = getattr(runner.model.config, "sliding_window", None)
-    contexts = (span.context_len + len(span.tokens) for span in spans)
-    tokens = sum(contexts if window is None else (min(context, window) for context in contexts))
+    attended = getattr(runner.model.config, "attended", lambda context: context)  # a head has no windows
+    tokens = sum(attended(span.context_len + len(span.tokens)) for span in spans)
     return weight_reads(runner.model) + tokens * kv_bytes_per_token(runner)
 
 

@@ -120,9 +120,8 @@ class Recorder(StepHook):
         prefill is not counted."""
         engine = self._engine
         assert engine is not None
-        window = engine.runner.model.config.sliding_window
         contexts = [one.sequence.num_computed + one.num_tokens + one.num_nodes for one in result.sequences]
-        tokens = sum(contexts if window is None else [min(context, window) for context in contexts])
+        tokens = sum(map(engine.runner.model.config.attended, contexts))
         total = weight_reads(engine.runner.model) + tokens * kv_bytes_per_token(engine.runner)
         for method in {one.sequence.method for one in result.sequences if one.levels}:
             drafted = [one for one in result.sequences if one.levels and one.sequence.method == method]

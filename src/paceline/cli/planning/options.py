@@ -22,7 +22,10 @@ OBJECTIVE = "Objective"
 
 TraceFile = Annotated[
     Path | None,
-    typer.Argument(metavar="[TRACE]", help="Trace: .csv of Azure, or .jsonl of Mooncake. Default: synthetic."),
+    typer.Argument(
+        metavar="[TRACE]",
+        help="Trace: .csv (Azure), .jsonl (Mooncake) or .log (of `paceline serve`). Default: synthetic.",
+    ),
 ]
 Profile = Annotated[str, typer.Option(metavar="NAME", help="Profile of a target worker: a shipped one, or a file.")]
 Alpha = Annotated[

@@ -10,8 +10,10 @@ import typer
 from paceline.cli.planning import options
 from paceline.cli.render import console
 from paceline.cli.render.simulation import print_simulation
+from paceline.cli.render.simulation_page import page
 from paceline.core.cluster_config import RouterPolicy
-from paceline.planning.simulation.config import DepthRule, Mode, SimulationConfig
+from paceline.planning.simulation.config import LINK, DepthRule, Mode, SimulationConfig
+from paceline.planning.simulation.faults import FORMS, parse_fault
 from paceline.planning.simulation.objective import Objective
 from paceline.planning.simulation.result import SimulationReport, SimulationResult, quantile, summarize
 from paceline.planning.simulation.simulation import simulate
@@ -25,6 +27,8 @@ def simulate_command(
     profile: options.Profile = "h200-8b",
     workers: Annotated[int, typer.Option(min=1, help="Target workers.")] = 1,
     draft_workers: Annotated[int, typer.Option(min=0, help="Draft workers; 0: targets draft on their own device.")] = 0,
+    prefill_workers: Annotated[int, typer.Option(min=0, help="Workers that compute long prompts for targets.")] = 0,
+    link: Annotated[str, typer.Option(metavar="KIND", help="Link of hand-offs, of those of the profile.")] = LINK,
     alpha: options.Alpha = None,
     max_depth: options.MaxDepth = 8,
     rule: Annotated[DepthRule, typer.Option(help="Depth: the expected best, or the production policy.")] = "expected",
@@ -47,16 +51,24 @@ def simulate_command(
     tpot_ms: options.TpotMs = None,
     price: options.Price = None,
     draft_price: options.DraftPrice = None,
+    fault: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FAULT", help=f"{FORMS}; NAME as target-0. Can be given more than once."),
+    ] = None,
     json_file: options.JsonFile = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE.png", help="Plot the distributions of TTFT and TPOT.")
     ] = None,
+    html_file: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE.html", help="Write one page with tables and plots.")
+    ] = None,
 ) -> None:
     """Simulate a trace on a cluster of workers with a measured profile.
 
-    The router and the depth policy are those of a real cluster. The time is virtual.
+    The router, the pairing of draft workers, the decisions of hand-offs and the depth policy are those of a real cluster. The
+    time is virtual.
     """
-    options.check_folder(json_file, plot_file)
+    options.check_folder(json_file, plot_file, html_file)
     traffic = Traffic(rate, prompt_tokens, output_tokens, spread, prefix_tokens, prefix_groups, burst)
     speculation = options.read_speculation(alpha, max_depth)
     config = SimulationConfig(
@@ -68,6 +80,9 @@ def simulate_command(
         mode,
         streams,
         seed,
+        prefill_workers,
+        link,
+        tuple(map(parse_fault, fault or ())),
     )
     objective = options.read_objective(ttft_ms, tpot_ms, 0.99)
     requests = options.read_trace(trace, traffic, seconds, scale, seed)
@@ -77,10 +92,14 @@ def simulate_command(
     print_simulation(report, config, objective, console.out)
     if json_file is not None:
         json_file.write_text(json.dumps(_to_json(report, result, objective), indent=2) + "\n", "utf-8")
-    if plot_file is not None:
+    if plot_file is not None or html_file is not None:
         from paceline.bench.simulation_plots import plot_simulation
 
-        plot_simulation(result, objective, plot_file)
+        png = plot_simulation(result, objective)
+        if plot_file is not None:
+            plot_file.write_bytes(png)
+        if html_file is not None:
+            html_file.write_text(page(report, result, objective, png), "utf-8")
 
 
 def _to_json(report: SimulationReport, result: SimulationResult, objective: Objective) -> dict[str, Any]:
@@ -94,6 +113,9 @@ def _to_json(report: SimulationReport, result: SimulationResult, objective: Obje
             "assumed": config.profile.assumed(),
             "workers": config.workers,
             "draft_workers": config.draft_workers,
+            "prefill_workers": config.prefill_workers,
+            "link": config.link,
+            "faults": [asdict(fault) for fault in config.faults],
             "speculation": None if config.speculation is None else asdict(config.speculation),
             "router": config.router,
             "mode": config.mode,
@@ -101,7 +123,9 @@ def _to_json(report: SimulationReport, result: SimulationResult, objective: Obje
             "seed": config.seed,
             "price_per_hour": config.price_per_hour,
         },
-        "utilisation_by_worker": [busy / result.seconds if result.seconds else 0.0 for busy in result.busy_seconds],
+        "utilisation_by_worker": {
+            one.name: one.busy_seconds / one.seconds if one.seconds else 0.0 for one in result.workers
+        },
         "ttft_cdf": _cdf([job.ttft for job in jobs]),
         "tpot_cdf": _cdf([job.tpot for job in jobs if job.output_tokens > 1]),
     }

@@ -5,10 +5,14 @@ from typing import Literal
 
 from paceline.core.cluster_config import RouterPolicy
 from paceline.core.errors import InvalidConfig
+from paceline.planning.autoscaling.observation import ROLES, Role
 from paceline.planning.profiles.profile import WorkerProfile
+from paceline.planning.simulation.faults import Fault, WorkersLost
 
 Mode = Literal["closed_form", "stepwise"]
 DepthRule = Literal["expected", "policy"]
+LINK = "100gbe"
+"""Usual link of hand-offs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +36,9 @@ class Speculation:
 class SimulationConfig:
     profile: WorkerProfile
     workers: int = 1
-    """Target workers."""
+    """Target workers at the start."""
     draft_workers: int = 0
-    """Draft workers that the targets share evenly; 0: each target drafts on its own device."""
+    """Draft workers that the targets share; 0: each target drafts on its own device."""
     speculation: Speculation | None = None
     """None: plain decoding."""
     router: RouterPolicy = "kv_aware"
@@ -43,11 +47,17 @@ class SimulationConfig:
     streams: int | None = None
     """Requests in flight: each end starts the next request. None: requests arrive at their times."""
     seed: int = 0
+    prefill_workers: int = 0
+    """Workers that compute long prompts for the targets; they have the profile and the price of a target."""
+    link: str = LINK
+    """Kind of link, of those of the profile, that hand-offs use."""
+    faults: tuple[Fault, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.draft_workers < 0:
+        if self.workers < 1 or min(self.draft_workers, self.prefill_workers) < 0:
             raise InvalidConfig(
-                f"a simulation needs a target worker, got {self.workers} and {self.draft_workers} draft workers"
+                f"a simulation needs a target worker, got {self.workers}, {self.draft_workers} draft workers and "
+                f"{self.prefill_workers} prefill workers"
             )
         if self.draft_workers and self.speculation is None:
             raise InvalidConfig("draft workers need an alpha: give --alpha, or no draft workers")
@@ -55,9 +65,29 @@ class SimulationConfig:
             raise InvalidConfig("the production policy decides in every step: use the stepwise mode")
         if self.streams is not None and self.streams < 1:
             raise InvalidConfig(f"streams must be at least 1, got {self.streams}")
+        if self.prefill_workers and self.link not in self.profile.links:
+            known = ", ".join(self.profile.links) or "none"
+            raise InvalidConfig(f"profile {self.profile.name} has no link {self.link!r}; it has: {known}")
+        names = {f"{role}-{i}" for role in ROLES for i in range(self.count(role))}
+        for fault in self.faults:
+            unknown = set(fault.workers) - names if isinstance(fault, WorkersLost) else set()
+            if unknown:
+                raise InvalidConfig(f"a fault names {', '.join(sorted(unknown))}, but the workers are {_shown(names)}")
+
+    def count(self, role: Role) -> int:
+        """Workers of a role at the start."""
+        return {"target": self.workers, "prefill": self.prefill_workers, "draft": self.draft_workers}[role]
+
+    def price(self, role: Role) -> float:
+        """Dollars per hour of one worker."""
+        return (self.profile.draft_price_per_hour if role == "draft" else self.profile.price_per_hour).value
 
     @property
     def price_per_hour(self) -> float:
-        """Dollars of all workers."""
-        targets = self.workers * self.profile.price_per_hour.value
-        return targets + self.draft_workers * self.profile.draft_price_per_hour.value
+        """Dollars of all workers at the start."""
+        return sum(self.count(role) * self.price(role) for role in ROLES)
+
+
+def _shown(names: set[str]) -> str:
+    ordered = sorted(names)
+    return ", ".join(ordered) if len(ordered) <= 8 else f"{ordered[0]} to {ordered[-1]}"

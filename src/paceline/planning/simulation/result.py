@@ -1,12 +1,31 @@
 """The result of a simulation, and the report made from it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from paceline.cluster.cost.cost import dollars_per_million
+from paceline.planning.autoscaling.observation import ROLES, Role
 from paceline.planning.simulation.config import SimulationConfig
-from paceline.planning.simulation.job import Job
 from paceline.planning.simulation.objective import Objective
+from paceline.planning.simulation.workers.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUse:
+    name: str
+    role: Role
+    seconds: float
+    """Time that it was paid for."""
+    busy_seconds: float
+    """Time of its steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSize:
+    """Workers that serve or start from `time` on."""
+
+    time: float
+    workers: Mapping[Role, int]
+    ready_targets: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +38,25 @@ class SimulationResult:
     """Requests that no worker can hold."""
     seconds: float
     """Time of the last end."""
-    busy_seconds: tuple[float, ...]
-    """Time of the steps of each worker."""
+    workers: tuple[WorkerUse, ...]
+    busy_seconds: Mapping[Role, float]
+    """Time of the steps of all workers of a role."""
+    paid_seconds: Mapping[Role, float]
     steps: int
+    """Steps of the target workers."""
+    handoffs: int = 0
+    failed_handoffs: int = 0
+    sizes: tuple[PoolSize, ...] = ()
+    """Sizes of the pools over time; one entry without a controller."""
+
+    @property
+    def dollars(self) -> float:
+        """Cost of all workers from their start to their end."""
+        return sum(self.paid_seconds[role] * self.config.price(role) for role in ROLES) / 3600.0
+
+    def utilisation(self, role: Role) -> float:
+        """Share of the paid time in which workers of the role run steps."""
+        return self.busy_seconds[role] / self.paid_seconds[role] if self.paid_seconds[role] else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +101,8 @@ class SimulationReport:
     """Share of prompt tokens found in a prefix cache."""
     utilisation: float
     """Share of the time in which a target worker runs a step, mean over workers."""
+    prefill_utilisation: float
+    draft_utilisation: float
     attainment: float
     """Share of all requests that met the objective; a rejected request does not."""
     dollars: float
@@ -73,15 +110,20 @@ class SimulationReport:
     dollars_per_million: float
     """Dollars per million output tokens."""
     steps: int
+    handoffs: int
+    """Prompts that prefill workers computed."""
+    failed_handoffs: int
+    moved: int
+    """Requests that continued on another worker after a loss."""
 
 
 def summarize(result: SimulationResult, objective: Objective) -> SimulationReport:
-    jobs, config = result.jobs, result.config
+    jobs = result.jobs
     output = sum(job.output_tokens for job in jobs)
     prompts = sum(job.prompt_tokens for job in jobs)
     seconds = result.seconds
     met = sum(objective.is_met(job.ttft, job.tpot) for job in jobs)
-    rate = output / seconds if seconds else 0.0
+    rate, dollars = output / seconds if seconds else 0.0, result.dollars
     return SimulationReport(
         trace=result.trace,
         requests=len(jobs) + result.rejected,
@@ -92,9 +134,14 @@ def summarize(result: SimulationResult, objective: Objective) -> SimulationRepor
         output_tokens=output,
         tokens_per_second=rate,
         hit_rate=sum(job.cached for job in jobs) / prompts if prompts else 0.0,
-        utilisation=sum(result.busy_seconds) / (config.workers * seconds) if seconds else 0.0,
+        utilisation=result.utilisation("target"),
+        prefill_utilisation=result.utilisation("prefill"),
+        draft_utilisation=result.utilisation("draft"),
         attainment=met / (len(jobs) + result.rejected),
-        dollars=config.price_per_hour * seconds / 3600.0,
-        dollars_per_million=dollars_per_million(config.price_per_hour, rate) if rate else 0.0,
+        dollars=dollars,
+        dollars_per_million=dollars / output * 1e6 if output else 0.0,
         steps=result.steps,
+        handoffs=result.handoffs,
+        failed_handoffs=result.failed_handoffs,
+        moved=sum(job.moves > 0 for job in jobs),
     )

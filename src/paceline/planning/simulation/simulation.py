@@ -1,61 +1,71 @@
-"""The simulation: requests of a trace, the production router, and simulated workers, on a virtual clock."""
+"""The simulation: requests of a trace on a simulated cluster, with faults and a controller of sizes, on a virtual clock."""
 
-import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from heapq import heappop, heappush
+from itertools import count
 
-from paceline.cluster.routing.kv_index import KvIndex
-from paceline.cluster.routing.kv_router import KvRouter
-from paceline.cluster.routing.router import Prompt, Router, WorkerLoad, make_router
 from paceline.core.clock import VirtualClock
-from paceline.core.kv_events import CacheEvent
-from paceline.planning.simulation.batches import Batch, ClosedBatch, SteppedBatch
+from paceline.planning.autoscaling.observation import ROLES, Controller, Observation
+from paceline.planning.simulation.cluster import SimulatedCluster, busy_by_role
 from paceline.planning.simulation.config import SimulationConfig
-from paceline.planning.simulation.depths import PolicyDepths
-from paceline.planning.simulation.job import Job
-from paceline.planning.simulation.prefix_cache import PrefixCache
-from paceline.planning.simulation.prompt_blocks import prefix_sums, prompt_blocks
-from paceline.planning.simulation.result import SimulationResult
-from paceline.planning.simulation.rounds import Rounds
-from paceline.planning.simulation.worker import SimulatedWorker
-from paceline.planning.traces.trace import BLOCK_TOKENS, Trace
+from paceline.planning.simulation.faults import AlphaDrift, Fault, SlowLinks, WorkersLost
+from paceline.planning.simulation.objective import Objective
+from paceline.planning.simulation.result import PoolSize, SimulationResult, WorkerUse
+from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.prompt_blocks import prompt_blocks
+from paceline.planning.traces.trace import Trace
 
 
-def simulate(config: SimulationConfig, trace: Trace) -> SimulationResult:
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """A controller of pool sizes, and the objective whose misses it sees."""
+
+    controller: Controller
+    objective: Objective
+
+
+def simulate(config: SimulationConfig, trace: Trace, scaling: Scaling | None = None) -> SimulationResult:
     """Runs every request of the trace to its end. The same arguments give the same result."""
-    return _Simulation(config, trace).run()
+    return _Simulation(config, trace, scaling).run()
 
 
 class _Simulation:
-    def __init__(self, config: SimulationConfig, trace: Trace) -> None:
-        self._config, self._trace = config, trace
+    def __init__(self, config: SimulationConfig, trace: Trace, scaling: Scaling | None) -> None:
+        self._config, self._trace, self._scaling = config, trace, scaling
         self._clock = VirtualClock()
-        self._index = KvIndex(prefix_sums)
-        kv_aware = config.router == "kv_aware"
-        self._router: Router = KvRouter(self._index, self._clock) if kv_aware else make_router(config.router)
-        self._unit = trace.block_tokens // BLOCK_TOKENS
-        """Tokens that one id of a simulated prompt stands for."""
-        self._names = [f"target-{i}" for i in range(config.workers)]
-        self._number = {name: i for i, name in enumerate(self._names)}
-        self._rounds = Rounds(config)
-        self._workers = [self._worker(i) for i in range(config.workers)]
-        self._assigned = [0] * config.workers
-        self._loads = [self._load(i) for i in range(config.workers)]
-        self._ends: list[tuple[float, int]] = []
-        """(end of a segment, worker). A pair whose time is not the worker's `end` is obsolete."""
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+        self._cluster = SimulatedCluster(config, trace.block_tokens, self._clock, self._at)
         self._jobs: list[Job] = []
-        self._rejected = 0
-        self._next = 0
+        self._rejected = self._next = 0
+        self._num_started = self._num_ended = 0
+        self._window = _Window()
+        self._sizes: list[PoolSize] = []
+        for fault in config.faults:
+            self._plan_fault(fault)
+        if scaling is not None:
+            self._at(scaling.controller.interval, self._control)
+        self._note_sizes()
 
     def run(self) -> SimulationResult:
         requests, streams = self._trace.requests, self._config.streams
+        ends, timers, never = self._cluster.ends, self._timers, float("inf")
         for _ in range(min(streams or 0, len(requests))):
             self._arrive(0.0)
         while True:
-            arrival = requests[self._next].arrival if streams is None and self._next < len(requests) else None
-            if self._ends and (arrival is None or self._ends[0][0] < arrival):
-                self._end_segment(*heappop(self._ends))
-            elif arrival is not None:
+            arrival = requests[self._next].arrival if streams is None and self._next < len(requests) else never
+            timer = timers[0][0] if timers else never
+            if ends and ends[0][0] <= timer and ends[0][0] < arrival:
+                time, number = heappop(ends)
+                if self._cluster.members.all[number].worker.end == time:  # type: ignore[union-attr]
+                    self._end_segment(time, number)
+            elif arrival <= timer and arrival < never:
                 self._arrive(arrival)
+            elif timer < never and self._num_ended < len(self._jobs) + (arrival < never):
+                self._set_time(timer)
+                heappop(timers)[2]()
             else:
                 break
         return self._result()
@@ -71,91 +81,134 @@ class _Simulation:
             prompt_blocks(request, self._trace.block_tokens),
         )
         self._next += 1
-        if not self._workers[0].fits(job):
+        if not self._cluster.fits(job):
             self._rejected += 1
             return
         self._jobs.append(job)
-        number = self._number[self._router.choose(Prompt(job.prompt, request_id=str(job.id)), self._loads)]
-        job.worker = number
-        self._assigned[number] += 1
-        worker = self._workers[number]
-        before = worker.end
-        worker.submit(job, now)
-        self._loads[number] = self._load(number)
-        if worker.end != before:
-            self._schedule(number)
+        self._window.arrivals += 1
+        self._window.prompt_tokens += job.prompt_tokens
+        self._cluster.route(job)
 
     def _end_segment(self, time: float, number: int) -> None:
-        worker = self._workers[number]
-        if worker.end != time:
-            return
         self._set_time(time)
-        started, ended = worker.finish_segment()
-        self._schedule(number)
-        for job in started:
-            self._router.started(str(job.id), job.cached // self._unit)
-        for job in ended:
-            self._router.ended(str(job.id))
-        if ended:
-            self._assigned[number] -= len(ended)
-        if started or ended:
-            self._loads[number] = self._load(number)
+        started, ended = self._cluster.end_segment(number)
+        self._num_ended += len(ended)
+        if self._scaling is not None:
+            self._observe(time, started, ended)
         if self._config.streams is not None:
             for _ in ended:
                 if self._next < len(self._trace.requests):
                     self._arrive(time)
 
-    def _schedule(self, number: int) -> None:
-        end = self._workers[number].end
-        if end is not None:
-            heappush(self._ends, (end, number))
+    def _at(self, time: float, action: Callable[[], None]) -> None:
+        heappush(self._timers, (time, next(self._numbers), action))
 
     def _set_time(self, time: float) -> None:
         self._clock.advance(max(0.0, time - self._clock.now()))
 
-    def _load(self, number: int) -> WorkerLoad:
-        profile, worker = self._config.profile, self._workers[number]
-        return WorkerLoad(
-            self._names[number],
-            self._assigned[number],
-            int(profile.max_num_seqs.value),
-            worker.kv_use,
-            int(profile.kv_tokens.value) // self._unit,
+    def _plan_fault(self, fault: Fault) -> None:
+        cluster = self._cluster
+        match fault:
+            case WorkersLost():
+                for name in fault.workers:
+                    self._at(fault.start, partial(cluster.lose, name, fault.is_silent, fault.end))
+            case SlowLinks():
+                self._at(fault.start, lambda: cluster.set_conditions(cluster.alpha_factor, fault.factor))
+                self._at(fault.end, lambda: cluster.set_conditions(cluster.alpha_factor, 1.0))
+            case AlphaDrift():
+                self._at(fault.start, lambda: cluster.set_conditions(fault.factor, cluster.link_factor))
+                self._at(fault.end, lambda: cluster.set_conditions(1.0, cluster.link_factor))
+
+    def _control(self) -> None:
+        assert self._scaling is not None
+        controller = self._scaling.controller
+        for role, size in controller.decide(self._observation(controller.interval)).items():
+            self._cluster.resize(role, size)
+        self._note_sizes()
+        self._window = _Window(busy=self._busy_now())
+        self._at(self._clock.now() + controller.interval, self._control)
+
+    def _observe(self, time: float, started: Sequence[Job], ended: Sequence[Job]) -> None:
+        assert self._scaling is not None
+        window, objective = self._window, self._scaling.objective
+        for job in started:
+            if job.first_token == time:
+                self._num_started += 1
+                window.started += 1
+                window.started_tokens += job.prompt_tokens
+                window.cached_tokens += job.cached
+        for job in ended:
+            window.finished += 1
+            window.output_tokens += job.output_tokens
+            window.missed += not objective.is_met(job.ttft, job.tpot)
+
+    def _busy_now(self) -> float:
+        members = self._cluster.members.of("target", "ready", "draining")
+        return sum(self._cluster.busy_seconds(one) for one in members)
+
+    def _observation(self, seconds: float) -> Observation:
+        window, cluster = self._window, self._cluster
+        pools = {role: cluster.members.pool(role) for role in ROLES}
+        serving = pools["target"].ready + pools["target"].draining
+        return Observation(
+            time=self._clock.now(),
+            seconds=seconds,
+            arrivals=window.arrivals,
+            prompt_tokens=window.prompt_tokens,
+            cached_tokens=window.cached_tokens,
+            started=window.started,
+            started_tokens=window.started_tokens,
+            finished=window.finished,
+            output_tokens=window.output_tokens,
+            missed=window.missed,
+            waiting=len(self._jobs) - self._num_started,
+            running=len(self._jobs) - self._num_ended,
+            kv_use=cluster.kv_use,
+            busy=max(0.0, self._busy_now() - window.busy) / (seconds * serving) if serving else 0.0,
+            pools=pools,
         )
 
-    def _worker(self, number: int) -> SimulatedWorker:
-        config, name = self._config, self._names[number]
-
-        def publish(event: CacheEvent) -> None:
-            self._index.apply(name, event)
-
-        cache = PrefixCache(int(config.profile.kv_tokens.value), self._trace.block_tokens, publish)
-        speculation = config.speculation
-        return SimulatedWorker(
-            config.profile,
-            self._rounds,
-            self._batch(random.Random(f"{config.seed}/{number}")),
-            cache,
-            speculation.max_depth if speculation else 0,
-            drafts_here=speculation is not None and not config.draft_workers,
-        )
-
-    def _batch(self, dice: random.Random) -> Batch:
-        config, speculation = self._config, self._config.speculation
-        if config.mode == "closed_form":
-            return ClosedBatch(self._rounds, dice)
-        if speculation is None:
-            return SteppedBatch(self._rounds, dice)
-        policy = PolicyDepths(config.profile, speculation.max_depth) if speculation.rule == "policy" else None
-        return SteppedBatch(self._rounds, dice, policy)
+    def _note_sizes(self) -> None:
+        pools = {role: self._cluster.members.pool(role) for role in ROLES}
+        coming = {role: pools[role].coming for role in ROLES}
+        self._sizes.append(PoolSize(self._clock.now(), coming, pools["target"].ready))
 
     def _result(self) -> SimulationResult:
+        cluster = self._cluster
+        end = max((job.finished for job in self._jobs), default=0.0)
+        members = cluster.members.all.values()
+        busy = busy_by_role(cluster)
         return SimulationResult(
             config=self._config,
             trace=self._trace.name,
             jobs=tuple(self._jobs),
             rejected=self._rejected,
-            seconds=max((job.finished for job in self._jobs), default=0.0),
-            busy_seconds=tuple(worker.busy_seconds for worker in self._workers),
-            steps=sum(worker.steps for worker in self._workers),
+            seconds=end,
+            workers=tuple(
+                WorkerUse(one.name, one.role, one.seconds(end), cluster.busy_seconds(one))
+                for one in members
+                if one.since < end or not end
+            ),
+            busy_seconds=busy,
+            paid_seconds={role: cluster.members.paid_seconds(role, end) for role in ROLES},
+            steps=sum(one.worker.steps for one in members if one.worker is not None and one.role == "target"),
+            handoffs=cluster.handoffs.num_done if cluster.handoffs else 0,
+            failed_handoffs=cluster.handoffs.num_failed if cluster.handoffs else 0,
+            sizes=tuple(self._sizes),
         )
+
+
+@dataclass(slots=True)
+class _Window:
+    """Counts since the last observation."""
+
+    busy: float = 0.0
+    """Busy seconds of the serving targets at its start."""
+    arrivals: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    started: int = 0
+    started_tokens: int = 0
+    finished: int = 0
+    output_tokens: int = 0
+    missed: int = 0

@@ -1,4 +1,4 @@
-"""Files of public traces: CSV of the Azure LLM inference traces, and JSON lines of Mooncake."""
+"""Traces in files: CSV of the Azure LLM inference traces, JSON lines of Mooncake, and request logs of this server."""
 
 import csv
 import json
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from paceline.core.errors import InvalidRequest
 from paceline.planning.traces.trace import Trace, TraceRequest, ordered
@@ -15,11 +16,18 @@ MOONCAKE_BLOCK = 512
 AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
+LOG_MESSAGE = "generated"
+"""Message of the log line of a finished generation (`server/gateway/request_log.py`)."""
+
+
 def load_trace(path: Path) -> Trace:
-    """The trace of a file, by its suffix: .csv (Azure) or .jsonl (Mooncake)."""
-    readers: dict[str, Callable[[Path], Trace]] = {".csv": read_azure, ".jsonl": read_mooncake}
+    """The trace of a file, by its suffix: .csv (Azure), .jsonl (Mooncake) or .log (the JSON log of this server)."""
+    readers: dict[str, Callable[[Path], Trace]] = {".csv": read_azure, ".jsonl": read_mooncake, ".log": read_log}
     if path.suffix not in readers:
-        raise InvalidRequest(f"{path}: a trace is a file .csv (Azure) or .jsonl (Mooncake)", field="trace")
+        raise InvalidRequest(
+            f"{path}: a trace is a file .csv (Azure), .jsonl (Mooncake) or .log (JSON log of `paceline serve`)",
+            field="trace",
+        )
     try:
         return readers[path.suffix](path)
     except OSError as error:
@@ -61,6 +69,31 @@ def _mooncake(text: str) -> TraceRequest:
     # The last id may stand for part of a block, which a cache does not store
     full = tuple(int(one) for one in row["hash_ids"][: length // MOONCAKE_BLOCK])
     return _request(float(row["timestamp"]) / 1000.0, length, int(row["output_length"]), full)
+
+
+def read_log(path: Path) -> Trace:
+    """The finished generations of a log of `paceline serve`. Other lines are skipped. Prefixes are unknown."""
+    requests = [
+        _checked(path, number, partial(_logged, row))
+        for number, text in _lines(path)
+        if (row := _log_row(text)) is not None
+    ]
+    if not requests:
+        raise InvalidRequest(f"{path}: no line says {LOG_MESSAGE!r}; set `log_requests` in the server", field="trace")
+    return ordered(path.stem, requests)
+
+
+def _log_row(text: str) -> dict[str, Any] | None:
+    try:
+        row = json.loads(text)
+    except ValueError:  # lines of other programs
+        return None
+    return row if isinstance(row, dict) and row.get("message") == LOG_MESSAGE else None
+
+
+def _logged(row: dict[str, Any]) -> TraceRequest:
+    end = datetime.fromisoformat(row["time"]).timestamp()
+    return _request(end - float(row["seconds"]), int(row["prompt_tokens"]), int(row["output_tokens"]), ())
 
 
 def _request(arrival: float, prompt: int, output: int, blocks: tuple[int, ...]) -> TraceRequest:

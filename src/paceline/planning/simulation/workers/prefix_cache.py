@@ -3,8 +3,8 @@
 from collections import OrderedDict
 from collections.abc import Callable
 
-from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheEvent
-from paceline.planning.simulation.prompt_blocks import PromptBlocks
+from paceline.core.kv_events import BlocksRemoved, BlocksStored, CacheCleared, CacheEvent
+from paceline.planning.simulation.workers.prompt_blocks import PromptBlocks
 
 
 class PrefixCache:
@@ -32,6 +32,21 @@ class PrefixCache:
         for key in reversed(prompt.chain[:count]):
             held.move_to_end(key)
         return count * self._block_tokens
+
+    def held(self, prompt: PromptBlocks) -> int:
+        """As `cached`, without a change of the order of eviction."""
+        count = 0
+        for key in prompt.chain:
+            if key not in self._blocks:
+                break
+            count += 1
+        return count * self._block_tokens
+
+    def clear(self) -> None:
+        """All blocks and all sequences are gone."""
+        self._blocks.clear()
+        self._used = 0
+        self._publish(CacheCleared())
 
     def tokens_of(self, prompt: PromptBlocks) -> int:
         """Tokens of the prompt in full blocks."""

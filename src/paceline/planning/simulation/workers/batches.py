@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from heapq import heappop, heappush
 from typing import Protocol
 
-from paceline.planning.simulation.depths import PolicyDepths
-from paceline.planning.simulation.job import Job
-from paceline.planning.simulation.rounds import Round, Rounds
+from paceline.planning.simulation.workers.depths import PolicyDepths
+from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.rounds import Round, Rounds
 
 _NEAREST = 0.499
 """Share of a step's work that may be missing at the end: after a change of depth, ends fall on the nearest step."""
@@ -32,16 +32,20 @@ class Batch(Protocol):
         """The prompt of `job` is computed. `last`: the round that the batch would run now."""
         ...
 
-    def decide(self) -> Round:
-        """The next round of a batch that only decodes."""
+    def decide(self, drafting: int, prompt_rows: int = 0) -> Round:
+        """The next round, beside `prompt_rows`. `drafting`: sequences at the draft device; 0: there are no drafts."""
         ...
 
     def max_steps(self, step: Round) -> int:
         """Steps of this kind until a sequence may end."""
         ...
 
-    def advance(self, steps: int, step: Round) -> Sequence[Job]:
-        """The sequences that end with the last of `steps` steps."""
+    def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> Sequence[Job]:
+        """The sequences that end with the last of `steps` steps, which computed `prompt_rows` of prompts."""
+        ...
+
+    def drain(self) -> list[tuple[Job, int]]:
+        """Remove all sequences, with the tokens that each has generated since it joined, the first included."""
         ...
 
 
@@ -83,7 +87,7 @@ class ClosedBatch:
         return self._offset + self._count * self._progress
 
     def add(self, job: Job, last: Round) -> None:
-        tokens = job.output_tokens - 1
+        tokens = job.left - 1
         work = self._num_rounds(tokens, last) * last.tokens
         bucket = round(math.log(work / tokens) / _WEIGHT_STEP) if last.depth else 0
         group = self._groups.get(bucket)
@@ -91,16 +95,16 @@ class ClosedBatch:
             group = self._groups[bucket] = _Group(math.exp(bucket * _WEIGHT_STEP))
         heappush(group.ends, (group.progress + work, job.id, job))
         job.began = self._progress
-        self._offset += job.prompt_tokens + 1 - job.began
+        self._offset += job.length + 1 - job.began
         self._count += 1
 
-    def decide(self) -> Round:
-        return self._rounds.best(self.count, self.context)
+    def decide(self, drafting: int, prompt_rows: int = 0) -> Round:
+        return self._rounds.best(self._count, self.context, drafting, prompt_rows)
 
     def max_steps(self, step: Round) -> int:
         return max(1, min(_steps_to_end(group, step) for group in self._groups.values()))
 
-    def advance(self, steps: int, step: Round) -> list[Job]:
+    def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> list[Job]:
         self._progress += steps * step.tokens
         ended = []
         for bucket, group in list(self._groups.items()):
@@ -109,7 +113,7 @@ class ClosedBatch:
             limit = group.progress + _NEAREST * each
             while group.ends and group.ends[0][0] <= limit:
                 job = heappop(group.ends)[2]
-                self._offset -= job.prompt_tokens + 1 - job.began
+                self._offset -= job.length + 1 - job.began
                 ended.append(job)
             if not group.ends:
                 del self._groups[bucket]
@@ -117,6 +121,16 @@ class ClosedBatch:
         if not self._count:
             self._progress = self._offset = 0.0
         return ended
+
+    def drain(self) -> list[tuple[Job, int]]:
+        drained = [
+            (job, max(1, min(job.left - 1, job.left - round((end - group.progress) / group.weight))))
+            for group in self._groups.values()
+            for end, _, job in group.ends
+        ]
+        self._groups.clear()
+        self._count, self._progress, self._offset = 0, 0.0, 0.0
+        return drained
 
     def _num_rounds(self, tokens: int, step: Round) -> int:
         """Rounds until the sum of their tokens X reaches `tokens`: about normal, with the mean (tokens + overshoot) / E X and
@@ -175,33 +189,38 @@ class SteppedBatch:
 
     def add(self, job: Job, last: Round) -> None:
         job.generated = 1
-        self._tokens += job.prompt_tokens + 1
+        self._tokens += job.length + 1
         self._jobs.append(job)
 
-    def decide(self) -> Round:
-        if self._policy is None:
-            return self._rounds.best(self.count, self.context)
+    def decide(self, drafting: int, prompt_rows: int = 0) -> Round:
+        if self._policy is None or not drafting:
+            return self._rounds.best(self.count, self.context, drafting, prompt_rows)
         self._depths = self._policy.decide(self._jobs)
-        return self._policy.round_of(self._depths, self._rounds)
+        return self._policy.round_of(self._depths, self._rounds, drafting)
 
     def max_steps(self, step: Round) -> int:
         return 1
 
-    def advance(self, steps: int, step: Round) -> list[Job]:
+    def advance(self, steps: int, step: Round, prompt_rows: int = 0) -> list[Job]:
         context = self._tokens
         depths = self._depths if self._depths and step.depth else [step.depth] * len(self._jobs)
         accepted = [num_accepted(step, depth, self._dice) if depth else 0 for depth in depths]
         if self._policy is not None:
-            self._policy.observe(self._jobs, self._depths, accepted, context, self._rounds)
+            self._policy.observe(self._jobs, self._depths, accepted, context, step, prompt_rows, self._rounds)
             self._depths = []
         ended: list[Job] = []
         kept: list[Job] = []
         for job, more in zip(self._jobs, accepted, strict=True):
-            made = min(1 + more, job.output_tokens - job.generated)
+            made = min(1 + more, job.left - job.generated)
             job.generated += made
             self._tokens += made
-            (ended if job.generated >= job.output_tokens else kept).append(job)
+            (ended if job.generated >= job.left else kept).append(job)
         for job in ended:
-            self._tokens -= job.prompt_tokens + job.generated
+            self._tokens -= job.length + job.generated
         self._jobs = kept
         return ended
+
+    def drain(self) -> list[tuple[Job, int]]:
+        drained = [(job, job.generated) for job in self._jobs]
+        self._jobs, self._depths, self._tokens = [], [], 0
+        return drained

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from paceline.planning.profiles.profile import WorkerProfile
-from paceline.planning.simulation.job import Job
-from paceline.planning.simulation.rounds import Round, Rounds
+from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.rounds import Round, Rounds
 from paceline.speculation.depth.goodput import GoodputDepth
 from paceline.speculation.depth.policy import Candidate, DraftingObservation, RoundObservation, StepObservation
 
@@ -26,31 +26,34 @@ class PolicyDepths:
             return [0] * len(jobs)
         return self._policy.decide([self._candidate(job) for job in jobs])
 
-    def round_of(self, depths: Sequence[int], rounds: Rounds) -> Round:
+    def round_of(self, depths: Sequence[int], rounds: Rounds, drafting: int) -> Round:
         """A round with these depths; `tokens` and `variance` are those of the deepest."""
-        deepest = max(depths)
-        full = rounds.at_depth(len(depths), deepest)
-        surplus = rounds.pass_seconds(len(depths) * (deepest + 1)) - rounds.pass_seconds(len(depths) + sum(depths))
-        return replace(full, seconds=full.seconds - surplus)
+        full, rows = rounds.at_depth(len(depths), max(depths), drafting), len(depths) + sum(depths)
+        return replace(full, seconds=full.waiting + rounds.pass_seconds(rows), rows=rows)
 
     def observe(
-        self, jobs: Sequence[Job], depths: Sequence[int], accepted: Sequence[int], context: int, rounds: Rounds
+        self,
+        jobs: Sequence[Job],
+        depths: Sequence[int],
+        accepted: Sequence[int],
+        context: int,
+        step: Round,
+        prompt_rows: int,
+        rounds: Rounds,
     ) -> None:
-        """Report a step. Without `depths` it was a mixed step, which the policy does not time."""
+        """Report a step that the policy decided."""
         if not depths:
             return
-        deepest, rows = max(depths), len(jobs) + sum(depths)
+        network = rounds.network_seconds if step.depth else 0.0
         drafted = zip(jobs, depths, accepted, strict=True)
         self._policy.observe(
             StepObservation(
                 batch=len(jobs),
-                rows=rows,
-                prefill_rows=0,
-                drafting=(DraftingObservation(METHOD, deepest, rounds.drafting_seconds(len(jobs), deepest)),)
-                if deepest
-                else (),
-                verify_seconds=rounds.pass_seconds(rows) + self._context_seconds * context,
-                network_seconds=rounds.network_seconds if deepest else 0.0,
+                rows=step.rows,
+                prefill_rows=prompt_rows,
+                drafting=(DraftingObservation(METHOD, step.depth, step.waiting - network),) if step.depth else (),
+                verify_seconds=rounds.pass_seconds(step.rows + prompt_rows) + self._context_seconds * context,
+                network_seconds=network,
                 rounds=tuple(
                     RoundObservation(job.id, CATEGORY, depth, more, depth) for job, depth, more in drafted if depth
                 ),
@@ -59,7 +62,5 @@ class PolicyDepths:
         )
 
     def _candidate(self, job: Job) -> Candidate:
-        remaining = job.output_tokens - job.generated
-        return Candidate(
-            job.id, CATEGORY, min(self._max_depth, remaining), job.prompt_tokens + job.generated, remaining
-        )
+        remaining = job.left - job.generated
+        return Candidate(job.id, CATEGORY, min(self._max_depth, remaining), job.length + job.generated, remaining)

@@ -1,0 +1,220 @@
+"""Measures the profile of a worker: passes by rows, steps by batch, contexts, prompts and drafts, on this machine."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from paceline.bench.profiling.memory_reads import draft_parts, kv_bytes_per_token
+from paceline.bench.profiling.recorder import RecordedRound, Recorder
+from paceline.core.clock import Clock
+from paceline.core.sampling import SamplingParams
+from paceline.planning.profiles.curve import Curve, Figure
+from paceline.planning.profiles.profile import WorkerProfile
+
+if TYPE_CHECKING:
+    from paceline.engine.llm import LLM
+    from paceline.models.runner import ModelRunner, Span
+
+BLOCK = 16
+STEP_TOKENS = 16
+"""Steps of a measured batch."""
+PROMPT_TOKENS = 32
+"""Tokens of the prompts of a measured batch."""
+DEPTH = 4
+"""Depth of the measured drafts."""
+MAX_ROWS = 2048
+REPEATS = 3
+MAX_PASS_SECONDS = 1.0
+"""A pass that takes longer is the last that is measured."""
+CHUNK = 256
+"""Prompt rows with which attention to the tokens before them is measured."""
+NOMINAL_LINKS = {"nvlink": 450e9, "pcie5": 55e9, "25gbe": 3.125e9, "100gbe": 12.5e9, "200gbe": 25e9, "400gbe": 50e9}
+"""Bytes per second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Dollars per hour, and the network to draft workers; none of them can be measured here."""
+
+    target: float = 0.0
+    draft: float = 0.0
+    round_trip_seconds: float = 1e-4
+
+
+def measure_profile(
+    llm: "LLM",
+    name: str,
+    start_seconds: float,
+    prices: Prices,
+    clock: Clock,
+    on_part: Callable[[str], None] = lambda _: None,
+) -> WorkerProfile:
+    """The profile of an engine built with `calibration_config`. Its cache holds nothing of use afterwards."""
+    runner, most = llm.engine.runner, llm.engine.scheduler.max_num_seqs
+    source = f"paceline profile, {llm.config.model}"
+    on_part("contexts")
+    context = _context_seconds(runner, most, clock)
+    rounds = _run_batches(llm, _sizes(most), clock, on_part)
+    plain = [one for one in rounds if not one.requested]
+    steps = _step_seconds(rounds, context)
+    on_part("prompts")
+    attention = _attention_seconds(runner, clock)
+    passes = _pass_seconds(runner, clock, attention)
+    overhead = _overhead(steps, passes, max(one.batch for one in plain))
+    drafts = _draft_seconds(rounds)
+    prefill = _draft_prefill(llm, clock) if drafts else 0.0
+    measured = _merge(steps, {rows: seconds + overhead for rows, seconds in passes.items()}, most)
+
+    def figure(value: float) -> Figure:
+        return Figure(value, "measured", source)
+
+    def assumed(value: float, why: str) -> Figure:
+        return Figure(value, "assumed", why)
+
+    drafting = Curve(tuple(drafts.items()) if drafts else ((1, 1.0),), "measured" if drafts else "assumed", source)
+    return WorkerProfile(
+        name=name,
+        pass_seconds=Curve(tuple(measured.items()), "measured", source),
+        context_seconds=figure(context),
+        prompt_context_seconds=figure(attention),
+        draft_seconds=drafting,
+        draft_prefill_seconds=figure(prefill),
+        kv_bytes_per_token=figure(kv_bytes_per_token(runner)),
+        kv_tokens=figure(runner.num_blocks * BLOCK),
+        max_num_seqs=figure(most),
+        start_seconds=figure(start_seconds),
+        price_per_hour=assumed(prices.target, "command line"),
+        draft_price_per_hour=assumed(prices.draft, "command line"),
+        round_trip_seconds=assumed(prices.round_trip_seconds, "command line"),
+        links={kind: assumed(rate, "nominal rate") for kind, rate in NOMINAL_LINKS.items()},
+        about=f"{llm.config.model}, draft {llm.config.draft or 'none'}, on {runner.device}. Made by {source}.",
+    )
+
+
+def _sizes(most: int) -> list[int]:
+    sizes = [1]
+    while sizes[-1] * 2 <= most:
+        sizes.append(sizes[-1] * 2)
+    return sizes if sizes[-1] == most else [*sizes, most]
+
+
+def _run_batches(llm: "LLM", sizes: Iterable[int], clock: Clock, on_part: Callable[[str], None]) -> list[RecordedRound]:
+    """Steps of batches of each size, without and with drafts."""
+    recorder = Recorder(clock)
+    vocabulary = llm.engine.validator.limits.vocab_size
+    drafts = bool(llm.engine.speculator.proposers)
+    with llm.engine.listening(recorder):
+        for batch in sizes:
+            for depth in (0, DEPTH) if drafts else (0,):
+                for is_counted in (False, True):  # the first run captures graphs
+                    on_part(f"{batch} sequences{', with drafts' * bool(depth)}")
+                    recorder.label = f"{batch}/{depth}" if is_counted else None
+                    tokens = STEP_TOKENS * (1 + depth // 2) if is_counted else 4
+                    salt = f"profile/{batch}/{depth}/{is_counted}"
+                    llm.generate(
+                        [[(97 * i + 31 * j + 7) % vocabulary for j in range(PROMPT_TOKENS)] for i in range(batch)],
+                        SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, seed=0),
+                        speculation={"enabled": True, "max_depth": depth} if depth else {"enabled": False},
+                        cache_salt=salt,
+                    )
+        recorder.label = None
+    return [one for one in recorder.rounds if one.is_decode and one.label.partition("/")[0] == str(one.batch)]
+
+
+def _step_seconds(rounds: Iterable[RecordedRound], context_seconds: float) -> dict[int, float]:
+    """Time of a step without drafting and contexts, by rows; the host is included."""
+    seconds: defaultdict[int, list[float]] = defaultdict(list)
+    for one in rounds:
+        context = one.batch * (PROMPT_TOKENS + STEP_TOKENS)
+        seconds[one.rows].append(one.times.total - one.times.draft - context_seconds * context)
+    return {rows: median(some) for rows, some in sorted(seconds.items()) if len(some) >= REPEATS and median(some) > 0.0}
+
+
+def _draft_seconds(rounds: Iterable[RecordedRound]) -> dict[int, float]:
+    """Time of one draft step by sequences; non-decreasing."""
+    seconds: defaultdict[int, list[float]] = defaultdict(list)
+    for one in rounds:
+        levels = max((outcome.levels for outcome in one.outcomes), default=0)
+        if levels:
+            seconds[one.batch].append(one.times.draft / levels)
+    return _rising({batch: median(some) for batch, some in seconds.items() if len(some) >= REPEATS})
+
+
+def _overhead(steps: Mapping[int, float], passes: Mapping[int, float], batch: int) -> float:
+    """Time of a step beyond its pass, at the largest batch."""
+    pairs = sorted(passes.items())
+    curve = Curve(tuple(pairs), "measured")
+    return max(0.0, steps[batch] - curve.at(batch)) if batch in steps else 0.0
+
+
+def _merge(steps: Mapping[int, float], passes: Mapping[int, float], most: int) -> dict[int, float]:
+    """Whole steps up to the rows that were run, then passes."""
+    largest = max(steps, default=most)
+    return _rising(dict(steps) | {rows: seconds for rows, seconds in passes.items() if rows > largest})
+
+
+def _rising(curve: Mapping[int, float]) -> dict[int, float]:
+    found: dict[int, float] = {}
+    most = 0.0
+    for count, seconds in sorted(curve.items()):
+        most = found[count] = max(most, seconds)
+    return found
+
+
+def _pass_seconds(runner: "ModelRunner", clock: Clock, attention: float) -> dict[int, float]:
+    """Time of a pass over a prompt by rows, without attention to earlier tokens."""
+    passes: dict[int, float] = {}
+    rows = BLOCK
+    while rows <= min(MAX_ROWS, _longest(runner)):
+        seconds = _seconds(runner, [_prompt(0, rows)], clock)
+        passes[rows] = max(1e-6, seconds - attention * rows * rows / 2.0)
+        if seconds > MAX_PASS_SECONDS:
+            break
+        rows *= 2
+    return passes
+
+
+def _attention_seconds(runner: "ModelRunner", clock: Clock) -> float:
+    """Time per prompt row and token before it."""
+    rows = min(CHUNK, _longest(runner) // 4)
+    before = (min(_longest(runner), 4096) - rows) // BLOCK * BLOCK
+    if rows < BLOCK or before < rows:
+        return 0.0
+    first, later = (_seconds(runner, [_prompt(start, rows)], clock) for start in (0, before))
+    return max(0.0, later - first) / (rows * before)
+
+
+def _context_seconds(runner: "ModelRunner", most: int, clock: Clock) -> float:
+    from paceline.engine.sizing.calibration import measure_context
+
+    return measure_context(runner, most, clock)
+
+
+def _draft_prefill(llm: "LLM", clock: Clock) -> float:
+    """Time per prompt token of the draft models; 0 for drafts without a model of their own cache."""
+    from paceline.models.runner import ModelRunner
+
+    total = 0.0
+    for runner in draft_parts(llm.engine).runners:
+        if isinstance(runner, ModelRunner) and _longest(runner) >= CHUNK:
+            total += _seconds(runner, [_prompt(0, CHUNK)], clock) / CHUNK
+    return total
+
+
+def _longest(runner: "ModelRunner") -> int:
+    """Tokens of the longest sequence."""
+    return min((runner.num_blocks - 1) * BLOCK, runner.model.config.max_position - 1) // BLOCK * BLOCK
+
+
+def _prompt(start: int, rows: int) -> "Span":
+    from paceline.models.runner import Span
+
+    return Span(range(-(-(start + rows) // BLOCK)), start, [0] * rows, num_logits=1)
+
+
+def _seconds(runner: "ModelRunner", spans: "list[Span]", clock: Clock) -> float:
+    """Median time of such a pass, after a first one that compiles."""
+    runner.measure_seconds(spans, clock)
+    return median(runner.measure_seconds(spans, clock) for _ in range(REPEATS))

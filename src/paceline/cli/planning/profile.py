@@ -1,0 +1,48 @@
+"""`paceline profile`: what one worker costs, measured on this machine."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.bench.calibrate import calibration_config
+from paceline.bench.profiling.worker_profile import DEPTH, Prices, measure_profile
+from paceline.cli.options import ENGINE, with_settings
+from paceline.cli.planning.options import check_folder
+from paceline.cli.render import console
+from paceline.cli.render.console import loaded
+from paceline.core.clock import WallClock
+from paceline.planning.profiles.profile_file import save_profile
+from paceline.server.config.config import ServerConfig
+
+
+@with_settings(ENGINE)
+def profile_command(
+    config: ServerConfig,
+    file: Annotated[Path, typer.Argument(metavar="FILE.json", help="The profile to write.")],
+    name: Annotated[str | None, typer.Option(help="Name of the profile. Default: that of the file.")] = None,
+    price: Annotated[float, typer.Option(min=0.0, help="Dollars per hour of a target worker.")] = 0.0,
+    draft_price: Annotated[float, typer.Option(min=0.0, help="Dollars per hour of a draft worker.")] = 0.0,
+    round_trip_us: Annotated[float, typer.Option(min=0.0, help="Round trip to a draft worker.")] = 100.0,
+) -> None:
+    """Measure a worker once: steps by batch, passes by rows, contexts, prompts, drafts, KV cache and start-up.
+
+    `paceline simulate` and `paceline plan` read the file with --profile. Prices, links and the network are not measured.
+    """
+    check_folder(file)
+    clock = WallClock()
+    began = clock.now()
+    with loaded(calibration_config(config.engine, DEPTH)) as llm, console.err.status("warming up") as status:
+        llm.warm_up()
+        started = clock.now() - began
+        prices = Prices(price, draft_price, round_trip_us / 1e6)
+        profile = measure_profile(
+            llm, name or file.stem, started, prices, clock, lambda part: status.update(f"measuring: {part}")
+        )
+    save_profile(replace(profile, name=name or file.stem), file)
+    points = ", ".join(f"{rows}: {1000.0 * seconds:.2f}" for rows, seconds in profile.pass_seconds.points)
+    drafts = ", ".join(f"{batch}: {1000.0 * seconds:.2f}" for batch, seconds in profile.draft_seconds.points)
+    console.out.print(f"step by rows, ms: {points}", markup=False)
+    console.out.print(f"draft step by sequences, ms: {drafts}", markup=False)
+    console.out.print(f"wrote {file} in {clock.now() - began:.0f} s", markup=False)

@@ -1,0 +1,79 @@
+"""Capacity of a target worker: the requests per second at which it meets an objective, by simulation. Pure."""
+
+from dataclasses import dataclass, replace
+
+from paceline.planning.profiles.profile import WorkerProfile
+from paceline.planning.simulation.config import SimulationConfig, Speculation
+from paceline.planning.simulation.objective import Objective
+from paceline.planning.simulation.result import summarize
+from paceline.planning.simulation.simulation import simulate
+from paceline.planning.traces.synthetic import Traffic, synthesize
+
+WORKERS = 4
+"""Workers of the simulated cluster."""
+REQUESTS = 240
+"""Requests of one simulation, about."""
+ROUNDS = 6
+"""Halvings of the interval that holds the capacity."""
+GRAIN = 1.25
+"""Lengths within this ratio share a capacity."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Mean lengths of requests, in tokens."""
+
+    prompt: int
+    """Tokens to compute: without those found in a cache."""
+    output: int
+    spread: float = 1.0
+    """Deviation of lengths over their mean."""
+
+
+class Capacity:
+    """Simulates a shape once; further calls with similar lengths return the same figure."""
+
+    def __init__(self, profile: WorkerProfile, objective: Objective, speculation: Speculation | None) -> None:
+        self._config = SimulationConfig(profile, WORKERS, speculation=speculation, router="least_loaded")
+        self._objective = objective
+        self._known: dict[Shape, float] = {}
+
+    def requests_per_second(self, shape: Shape) -> float:
+        """Of one worker; 0 if even a single request at a time misses the objective."""
+        key = Shape(_rounded(shape.prompt), _rounded(shape.output), round(shape.spread, 1))
+        if key not in self._known:
+            self._known[key] = self._measure(key)
+        return self._known[key]
+
+    def _measure(self, shape: Shape) -> float:
+        alone = self._seconds_alone(shape)
+        low, high = 0.0, 4.0 * int(self._config.profile.max_num_seqs.value) / alone
+        for _ in range(ROUNDS):
+            # The interval is wide: the geometric mean, or a small part of it while nothing is known to fit
+            middle = (low * high) ** 0.5 if low else high / 16.0
+            if self._meets(shape, middle):
+                low = middle
+            else:
+                high = middle
+            if low and high / low < 1.05:
+                break
+        return low
+
+    def _seconds_alone(self, shape: Shape) -> float:
+        profile = self._config.profile
+        return profile.prefill_seconds(shape.prompt) + shape.output * profile.verify_seconds(1, 0, shape.prompt)
+
+    def _meets(self, shape: Shape, rate: float) -> bool:
+        total = rate * WORKERS
+        traffic = Traffic(total, shape.prompt, shape.output, shape.spread)
+        trace = synthesize(traffic, max(REQUESTS / total, 4.0 * self._seconds_alone(shape)), seed=1)
+        report = summarize(simulate(replace(self._config, seed=1), trace), self._objective)
+        return report.attainment >= self._objective.share
+
+
+def _rounded(tokens: int) -> int:
+    """The nearest power of `GRAIN`."""
+    value = 1.0
+    while value * GRAIN**0.5 < tokens:
+        value *= GRAIN
+    return max(1, round(value))

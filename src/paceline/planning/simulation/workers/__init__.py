@@ -1,0 +1,1 @@
+"""Simulated workers: batches, rounds, segments of steps, and caches."""

@@ -1,0 +1,121 @@
+"""The round of a batch: its depth, its expected tokens, and its time."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from paceline.cluster.cost.cost import Method, Target, best_depth, expected_tokens, survival
+from paceline.cluster.pairing.fanout import AlternativeOdds, fan_out
+from paceline.planning.profiles.profile import WorkerProfile
+from paceline.planning.simulation.config import Speculation
+
+MARGIN = 1.03
+"""Speed over plain decoding from which a batch drafts, as the policy `goodput` has it."""
+CONTEXT_STEP = 256
+"""Tokens of mean context within which a depth is decided once."""
+AHEAD_NODES = 32
+"""Tokens that a draft worker drafts ahead for a sequence while the target verifies."""
+PROMPT_STEP = 128
+"""Prompt rows within which a depth is decided once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One step of a batch. Context and prompt rows are not part of `seconds`."""
+
+    depth: int
+    tokens: float
+    """Expected tokens of a sequence."""
+    variance: float
+    """Variance of the tokens of a sequence."""
+    seconds: float
+    rejection: tuple[float, ...] = ()
+    """-S_k for every position k: increasing, for a search."""
+    rows: int = 0
+    """Rows of the target's pass."""
+    waiting: float = 0.0
+    """Part of `seconds` that the target waits for drafts."""
+
+
+class Rounds:
+    """Decides the depth of a batch by expected tokens per second, with the cost model of `paceline advise`.
+
+    The time of drafting depends on the sequences that the draft device serves: those of the batch, or all sequences at a draft
+    worker. A draft worker prepares the likely outcomes of a verification meanwhile (`cluster/pairing/fanout.py`), where that
+    makes the target wait less.
+    """
+
+    def __init__(self, profile: WorkerProfile, speculation: Speculation | None, network_seconds: float = 0.0) -> None:
+        """`network_seconds`: round trip to a draft worker; 0: drafts on the target's device."""
+        self._profile, self._speculation = profile, speculation
+        self._usual_network = self.network_seconds = network_seconds
+        self._alphas = speculation.alphas if speculation else (0.0,)
+        self._known: dict[tuple[int, int, int, int], Round] = {}
+
+    def set_conditions(self, alpha_factor: float, network_factor: float) -> None:
+        """Acceptance and network times from now on, relative to the usual ones."""
+        usual = self._speculation.alphas if self._speculation else (0.0,)
+        self._alphas = tuple(min(1.0, alpha * alpha_factor) for alpha in usual)
+        self.network_seconds = self._usual_network * network_factor
+        self._known.clear()
+
+    @cached_property
+    def rows(self) -> list[float]:
+        """Seconds of a pass by its rows."""
+        return [self._profile.pass_seconds.at(rows) for rows in range(4097)]
+
+    def pass_seconds(self, rows: int) -> float:
+        return self.rows[rows] if rows < len(self.rows) else self._profile.pass_seconds.at(rows)
+
+    def best(self, batch: int, context: float, drafting: int, prompt_rows: int = 0) -> Round:
+        """The fastest round of `batch` sequences with `context` tokens in all, beside `prompt_rows`. `drafting`: sequences at
+        the draft device; 0: it cannot draft."""
+        key = batch, int(context / (batch * CONTEXT_STEP)), drafting, (prompt_rows + PROMPT_STEP - 1) // PROMPT_STEP
+        found = self._known.get(key)
+        if found is None:
+            context = (key[1] + 0.5) * CONTEXT_STEP * batch
+            found = self._known[key] = self._best(batch, context, drafting, key[3] * PROMPT_STEP)
+        return found
+
+    def at_depth(self, batch: int, depth: int, drafting: int) -> Round:
+        """A round in which every sequence of the batch drafts `depth` tokens."""
+        chances = survival(self._alphas, depth)
+        mean = 1.0 + sum(chances)
+        # E[X^2] of X = 1 + accepted: sum over k of (2k + 1) P(accepted >= k)
+        square = 1.0 + sum((2 * k + 1) * chance for k, chance in enumerate(chances, 1))
+        rows, waiting = batch * (depth + 1), self.waiting_seconds(batch, drafting, depth)
+        rejection = tuple(-chance for chance in chances)
+        return Round(depth, mean, square - mean * mean, self.pass_seconds(rows) + waiting, rejection, rows, waiting)
+
+    def waiting_seconds(self, batch: int, drafting: int, depth: int) -> float:
+        """Time that a batch waits for its drafts, the network included."""
+        if not depth:
+            return 0.0
+        demand = self._profile.drafting_seconds(drafting, depth)
+        if not self._usual_network:
+            return demand
+        branches = max(1, AHEAD_NODES // depth)
+        late = max(
+            0.0, self._profile.drafting_seconds(drafting * branches, depth) - self.pass_seconds(batch * (depth + 1))
+        )
+        ready = self.ready_share(depth)
+        return self.network_seconds + min(demand, ready * late + (1.0 - ready) * (demand + late))
+
+    def ready_share(self, depth: int) -> float:
+        """Probability that a draft worker has prepared the outcome of a verification."""
+        chances = survival(self._alphas, depth + 1)
+        outcomes = fan_out(self._alphas, AlternativeOdds.PRIOR, depth, depth, AHEAD_NODES)
+        return min(1.0, chances[-1] + sum(outcome.probability for outcome in outcomes))
+
+    def _best(self, batch: int, context: float, drafting: int, prompt_rows: int) -> Round:
+        speculation = self._speculation
+        if speculation is None or not drafting or expected_tokens(self._alphas, 1) == 1.0:
+            return self.at_depth(batch, 0, 0)
+        depths = range(speculation.max_depth + 1)
+        reading = self._profile.context_seconds.value * context
+        passes = {
+            batch * (depth + 1): self.pass_seconds(batch * (depth + 1) + prompt_rows) + reading for depth in depths
+        }
+        drafts = {depth: self.waiting_seconds(batch, drafting, depth) for depth in depths[1:]}
+        method = Method("draft_model", self._alphas, drafts)
+        found = best_depth(Target(passes, batch), method, speculation.max_depth)
+        return self.at_depth(batch, found.depth if found.speedup >= MARGIN else 0, drafting)

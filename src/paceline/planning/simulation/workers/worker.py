@@ -1,0 +1,289 @@
+"""A worker with continuous batching: prompts in chunks beside the sequences that decode."""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Protocol
+
+from paceline.planning.profiles.profile import WorkerProfile
+from paceline.planning.simulation.workers.batches import Batch
+from paceline.planning.simulation.workers.job import Job
+from paceline.planning.simulation.workers.prefix_cache import PrefixCache
+from paceline.planning.simulation.workers.rounds import Round, Rounds
+from paceline.planning.simulation.workers.segment import DecodeSegment, PromptSegment, Segment
+
+MIN_ROWS, CHEAP_ROWS, MIXED_PROMPT_ROWS, BACKLOG_SHARE = 16, 512, 2048, 4
+"""The rule of the graph executor for the prompt rows of a mixed step (`engine/executors/graph/mixed.py`)."""
+MAX_STEPS = 256
+"""Decoding steps after which the depth is decided again."""
+_PLAIN = Round(0, 1.0, 0.0, 0.0)
+
+
+def prompt_budget(num_decoding: int, num_waiting: int) -> int:
+    """Prompt rows of the next mixed step, as the graph executor schedules them."""
+    backlog = min(MIXED_PROMPT_ROWS, num_waiting // BACKLOG_SHARE)
+    return max(MIN_ROWS, CHEAP_ROWS - num_decoding, backlog)
+
+
+class Drafting(Protocol):
+    """The draft device of a worker."""
+
+    def open(self, job: Job, now: float) -> None:
+        """The sequence starts to decode."""
+        ...
+
+    def close(self, job: Job) -> None: ...
+
+    def load(self, batch: int) -> int:
+        """Sequences at the draft device that serves a batch of so many; 0: it cannot draft."""
+        ...
+
+    def prefill_seconds(self, rows: int) -> float:
+        """Time that prompt rows of the draft model add to a step of the target."""
+        ...
+
+    def ran(self, steps: int, depth: int) -> None:
+        """The worker has run so many rounds of that depth."""
+        ...
+
+
+class NoDrafts:
+    """Plain decoding."""
+
+    def open(self, job: Job, now: float) -> None:
+        pass
+
+    def close(self, job: Job) -> None:
+        pass
+
+    def load(self, batch: int) -> int:
+        return 0
+
+    def prefill_seconds(self, rows: int) -> float:
+        return 0.0
+
+    def ran(self, steps: int, depth: int) -> None:
+        pass
+
+
+class DeviceDrafts(NoDrafts):
+    """Drafts on the device of the target: it also computes the prompts of the draft model."""
+
+    def __init__(self, profile: WorkerProfile) -> None:
+        self._each = profile.draft_prefill_seconds.value
+
+    def load(self, batch: int) -> int:
+        return batch
+
+    def prefill_seconds(self, rows: int) -> float:
+        return self._each * rows
+
+
+class SimulatedWorker:
+    """Changes state at the boundaries of segments only. `end` is the time of the next one; None: the worker is idle."""
+
+    def __init__(
+        self,
+        profile: WorkerProfile,
+        rounds: Rounds,
+        batch: Batch,
+        cache: PrefixCache,
+        max_depth: int,
+        drafts: Drafting,
+    ) -> None:
+        """`max_depth`: slots that drafts of a sequence take in the KV cache."""
+        self.batch, self.cache = batch, cache
+        self._rounds, self._max_depth, self._drafts = rounds, max_depth, drafts
+        self._context_seconds, self._attention = profile.context_seconds.value, profile.prompt_context_seconds.value
+        self._capacity, self._max_num_seqs = int(profile.kv_tokens.value), int(profile.max_num_seqs.value)
+        self._waiting: deque[Job] = deque()
+        self._waiting_tokens = 0
+        """Tokens of the requests that wait for admission."""
+        self._prefilling: deque[Job] = deque()
+        self._pending = 0
+        """Prompt tokens to compute of the admitted requests."""
+        self._reserved = 0
+        """Tokens of the KV cache that admitted requests may need."""
+        self._segment: Segment | None = None
+        self.end: float | None = None
+        self.busy_seconds = 0.0
+        self.steps = 0
+
+    @property
+    def kv_use(self) -> float:
+        return min(1.0, self._reserved / self._capacity)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Prompt tokens that wait for their computation."""
+        return self._pending + self._waiting_tokens
+
+    def fits(self, job: Job) -> bool:
+        return self._need(job) <= self._capacity
+
+    def submit(self, job: Job, now: float) -> None:
+        """The request joins at the next boundary; a segment of several steps ends there."""
+        self._waiting.append(job)
+        self._waiting_tokens += job.length
+        segment = self._segment
+        if segment is None:
+            self._begin(now)
+        elif segment.steps > 1 and segment.shorten(now):
+            self.end = segment.end
+
+    def reconsider(self, now: float) -> None:
+        """Conditions have changed: the next boundary decides again."""
+        segment = self._segment
+        if segment is not None and segment.steps > 1 and segment.shorten(now):
+            self.end = segment.end
+
+    def finish_segment(self) -> tuple[Sequence[Job], Sequence[Job]]:
+        """Run the steps of the segment: the requests that got their first token, and those that ended. Begins the next."""
+        segment = self._segment
+        if segment is None:
+            return (), ()
+        now = segment.end
+        started, ended = self._run(segment)
+        for job in started:
+            if job.first_token < 0.0:
+                job.first_token = now
+            if job.left == 1:
+                ended.append(job)
+            else:
+                self._drafts.open(job, now)
+                count = self.batch.count + 1
+                expected = self._rounds.best(count, self.batch.context + job.length, self._drafts.load(count))
+                self.batch.add(job, expected)
+        for job in ended:
+            job.finished = now
+            self._release(job)
+        self._begin(now)
+        return started, ended
+
+    def stop(self, now: float) -> list[Job]:
+        """The worker is lost: all its requests, ready to continue elsewhere from their committed tokens."""
+        if self._segment is not None:
+            self._segment.cut(now)
+            if self._segment.steps:
+                self._run(self._segment)
+        moved = self.batch.drain() + [(job, 0) for job in (*self._prefilling, *self._waiting)]
+        for job, generated in moved:
+            self._drafts.close(job)
+            job.move(generated)
+        self._waiting.clear()
+        self._prefilling.clear()
+        self._pending = self._reserved = self._waiting_tokens = 0
+        self._segment = self.end = None
+        self.cache.clear()
+        return [job for job, _ in moved]
+
+    def _run(self, segment: Segment) -> tuple[list[Job], list[Job]]:
+        steps, step, rows = segment.steps, segment.step, segment.prompt_rows
+        self.busy_seconds += segment.end - segment.start
+        self.steps += steps
+        ended: list[Job] = []
+        if self.batch.count:
+            ended += self.batch.advance(steps, step, rows)
+            if step.depth:
+                self._drafts.ran(steps, step.depth)
+        return self._compute_prompts(rows) if rows else [], ended
+
+    def _release(self, job: Job) -> None:
+        need = self._need(job)
+        self._reserved -= need
+        self.cache.reserve(-(need - self.cache.tokens_of(job.prompt)))
+        self._drafts.close(job)
+
+    def _begin(self, now: float) -> None:
+        if self._waiting:
+            self._admit()
+        segment: Segment | None = None
+        if self._pending:
+            segment = self._mixed(now)
+        elif self.batch.count:
+            segment = self._decode(now)
+        self._segment, self.end = segment, None if segment is None else segment.end
+
+    def _decode(self, now: float) -> DecodeSegment:
+        batch, each = self.batch, self._context_seconds
+        step = batch.decide(self._drafts.load(batch.count))
+        steps = min(MAX_STEPS, batch.max_steps(step))
+        return DecodeSegment(now, steps, step, step.seconds + each * batch.context, each * batch.count * step.tokens)
+
+    def _mixed(self, now: float) -> PromptSegment:
+        """Steps with prompt rows, until a prompt is complete or a sequence may end."""
+        batch, pending, head = self.batch, self._pending, self._prefilling[0]
+        count, step, most, reading, growth = batch.count, _PLAIN, MAX_STEPS, 0.0, 0.0
+        drafting = self._drafts.load(count)
+        rows = min(pending, prompt_budget(count, pending))
+        if count:
+            step = batch.decide(drafting, rows)
+            most = min(most, batch.max_steps(step))
+            reading = self._context_seconds * batch.context
+            growth = self._context_seconds * count * step.tokens
+        computed, left = head.computed, head.length - head.computed
+        ends: list[float] = []
+        cumulative: list[int] = []
+        time, done = now, 0
+        while True:
+            time += step.waiting + self._rounds.pass_seconds(step.rows + rows) + self._drafts.prefill_seconds(rows)
+            is_last = done + rows >= left
+            if is_last:
+                time += reading + self._attention * self._prompt_context(rows, done)
+            else:
+                time += reading + self._attention * rows * (computed + done + rows / 2.0)
+            done += rows
+            reading += growth
+            ends.append(time)
+            cumulative.append(done)
+            rows = min(pending - done, prompt_budget(count, pending - done))
+            if is_last or len(ends) >= most or (step.depth and batch.decide(drafting, rows).depth != step.depth):
+                return PromptSegment(now, step, ends, cumulative)
+
+    def _admit(self) -> None:
+        while self._waiting and self.batch.count + len(self._prefilling) < self._max_num_seqs:
+            job = self._waiting[0]
+            need = self._need(job)
+            if self._reserved + need > self._capacity:
+                return
+            self._waiting.popleft()
+            self._waiting_tokens -= job.length
+            self._reserved += need
+            cached = min(self.cache.cached(job.prompt), job.length - 1)
+            job.computed = min(max(cached, job.received), job.length - 1)
+            if not job.moves and not job.received:
+                job.cached = cached
+            self.cache.reserve(need - cached)
+            job.found = cached
+            self._pending += job.length - job.computed
+            self._prefilling.append(job)
+
+    def _compute_prompts(self, rows: int) -> list[Job]:
+        """Compute the next `rows` prompt tokens, in order; the requests whose prompt is complete."""
+        started = []
+        rows = min(rows, self._pending)
+        self._pending -= rows
+        while rows:
+            job = self._prefilling[0]
+            part = min(rows, job.length - job.computed)
+            job.computed += part
+            rows -= part
+            if job.computed == job.length:
+                self._prefilling.popleft()
+                self.cache.reserve(job.found - self.cache.tokens_of(job.prompt))
+                self.cache.store(job.prompt)
+                started.append(job)
+        return started
+
+    def _prompt_context(self, rows: int, done: int) -> float:
+        """Sum over `rows` prompt rows, after `done` ones of the first prompt, of the tokens before each."""
+        total = 0.0
+        for job in self._prefilling:
+            part = min(rows, job.length - job.computed - done)
+            total += part * (job.computed + done + part / 2.0)
+            rows, done = rows - part, 0
+            if not rows:
+                break
+        return total
+
+    def _need(self, job: Job) -> int:
+        return job.length + job.left + self._max_depth

@@ -1,0 +1,40 @@
+from pathlib import Path
+
+from paceline.bench.calibrate import calibration_config
+from paceline.bench.profiling.worker_profile import DEPTH, Prices, measure_profile
+from paceline.core.clock import WallClock
+from paceline.core.config import EngineConfig
+from paceline.planning.profiles.profile_file import load_profile, save_profile
+from paceline.planning.simulation.config import SimulationConfig, Speculation
+from paceline.planning.simulation.simulation import simulate
+from paceline.planning.traces.synthetic import Traffic, synthesize
+from tests.engine.test_build import save_checkpoint
+
+SETTINGS = {"device": "cpu", "max_num_seqs": 4, "max_model_len": 256, "kv_tokens": 1024}
+
+
+def test_a_measured_profile_is_a_file_that_the_simulator_reads(tmp_path: Path) -> None:
+    from dataclasses import asdict
+
+    from paceline.engine.llm import LLM
+
+    target, draft = (save_checkpoint(tmp_path / name, seed=seed) for name, seed in (("target", 0), ("draft", 1)))
+    config = calibration_config(EngineConfig(target, draft=draft, **SETTINGS), DEPTH)  # type: ignore[arg-type]
+    parts: list[str] = []
+    with LLM(**asdict(config)) as llm:
+        profile = measure_profile(llm, "tiny", 1.5, Prices(2.0, 0.5), WallClock(), parts.append)
+    assert "4 sequences, with drafts" in parts
+    counts = [rows for rows, _ in profile.pass_seconds.points]
+    assert {1, 2, 4, DEPTH + 1, 4 * (DEPTH + 1)} <= set(counts)
+    assert [batch for batch, _ in profile.draft_seconds.points] == [1, 2, 4]
+    assert profile.max_num_seqs.value == 4
+    assert profile.kv_tokens.value >= 1024
+    assert profile.start_seconds.value == 1.5
+    assert "pass_seconds" not in profile.assumed()
+    assert {"price_per_hour", "links.nvlink"} <= set(profile.assumed())
+    file = tmp_path / "tiny.json"
+    save_profile(profile, file)
+    read = load_profile(str(file))
+    assert read == profile
+    trace = synthesize(Traffic(5.0, 40, 20), 2.0)
+    assert simulate(SimulationConfig(read, speculation=Speculation((0.8,))), trace).jobs[0].finished > 0.0

@@ -1,0 +1,74 @@
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from paceline.cli.commands import cli
+from tests.planning.autoscaling.test_gateway_metrics import page
+
+
+@contextmanager
+def gateway() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """A server with the metrics of a growing load; it keeps what is put to /admin/plan."""
+    plans: list[dict[str, Any]] = []
+    scrapes = iter(range(1, 1000))
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            n = next(scrapes)
+            text = page(
+                finished=400 * n, started=400 * n, fast=400 * n, prompt=400_000 * n, output=40_000 * n, running=50
+            )
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def do_PUT(self) -> None:
+            plans.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", plans
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(cli, ("planner", *arguments), env={"COLUMNS": "200"})
+
+
+def test_it_advises_with_a_reason_and_reports_to_the_gateway() -> None:
+    with gateway() as (url, plans):
+        result = run("--url", url, "--interval", "0.1", "--count", "4", "--max-workers", "6")
+    assert result.exit_code == 0, result.output
+    assert "advising" in result.stderr
+    text = " ".join(result.stdout.split())
+    assert "advise target 1 -> 6" in text
+    assert "The limits allow 6 of" in text
+    assert len(plans) == 3
+    assert plans[-1]["sizes"]["target"] == 6
+    assert plans[-1]["is_acting"] is False
+
+
+def test_a_gateway_that_does_not_answer_is_one_line() -> None:
+    result = run("--url", "http://127.0.0.1:9", "--interval", "0.1", "--count", "1")
+    assert result.exit_code == 0
+    assert "cannot read http://127.0.0.1:9/metrics" in " ".join(result.stderr.split())
+
+
+def test_acting_needs_a_cluster(tmp_path: Path) -> None:
+    assert "--act needs --config" in " ".join(run("--act").stderr.split())
