@@ -33,6 +33,7 @@ from chaos_faults import CLOCK_PATCH, Event, Faults, Link
 from chaos_load import POISON, Results, Streams, cases, plain_text, send_poison
 
 from paceline.core.cluster_config import ClusterConfig, cluster_config
+from paceline.core.errors import PacelineError
 from paceline.runtime.deploy.deployment import free_address, process_specs
 from paceline.runtime.deploy.state import StateFolder
 from paceline.runtime.deploy.supervisor import Supervisor
@@ -171,7 +172,7 @@ def _on_ray(document: dict[str, Any]) -> Iterator[tuple[Pids, dict[str, Link]]]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from paceline.runtime.deploy.ray_deployment import RayDeployment
+    from paceline.runtime.deploy.on_ray.deployment import RayDeployment
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     cluster.add_node(num_cpus=2)
@@ -181,7 +182,7 @@ def _on_ray(document: dict[str, Any]) -> Iterator[tuple[Pids, dict[str, Link]]]:
         deployment = RayDeployment.up(config)
 
         def pids() -> dict[str, int]:
-            with suppress(ray.exceptions.RayError):
+            with suppress(PacelineError):
                 return {name: pid for name, (pid, _) in deployment.pids().items()}
             return {}
 

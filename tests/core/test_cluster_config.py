@@ -65,13 +65,19 @@ def test_a_fraction_of_a_gpu_reserved_by_ray_scales_the_memory() -> None:
         ({"pools": [TARGET | {"replica": 3}]}, r"pools\[0\].replica'; did you mean 'pools\[0\].replicas'"),
         ({"pools": [TARGET | {"replicas": "2"}]}, r"pools\[0\].replicas must be int"),
         ({"pools": [TARGET | {"replicas": 0}]}, "at least 1"),
+        ({"pools": [TARGET, DRAFT | {"replicas": -1}]}, "at least 0"),
+        ({"pools": [TARGET], "drain_seconds": -1.0}, "drain_seconds must be 0 or more"),
         ({"pools": [TARGET | {"role": "boss"}]}, "role must be target, draft or prefill"),
         ({"pools": [TARGET | {"name": "a b"}]}, "letters, digits"),
         ({"pools": [TARGET | {"devices": [0]}]}, "devices must be a list"),
         ({"pools": [TARGET | {"devices": ["gpu0"]}]}, "devices must be a list"),
         ({"pools": [TARGET | {"limits": {"max_seqs": 3}}]}, r"did you mean 'pools\[0\].limits.max_num_seqs'"),
         ({"pools": [TARGET, TARGET]}, "different names"),
-        ({"pools": [TARGET, TARGET | {"name": "b", "model": "other"}]}, "same model"),
+        (
+            {"pools": [TARGET, TARGET | {"name": "b", "model": "other", "served_model_name": "big"}]},
+            "the target pools of 'big' serve different models, big and other",
+        ),
+        ({"pools": [TARGET, DRAFT | {"served_model_name": "x"}]}, "remove served_model_name"),
         ({"pools": [TARGET, DRAFT | {"placement": {"with": "targets"}}]}, "placement.with names 'targets'"),
         ({"pools": [TARGET, DRAFT | {"placement": {"near": "target"}}]}, "placement must be {with: POOL}"),
         ({"pools": [TARGET, DRAFT | {"tensor_parallel_size": 2}]}, "a draft runs on one device"),
@@ -79,7 +85,7 @@ def test_a_fraction_of_a_gpu_reserved_by_ray_scales_the_memory() -> None:
         ({"pools": [TARGET, DRAFT | {"speculation": {"max_depth": 3}}]}, "settings of target pools"),
         ({"pools": [TARGET, PREFILL | {"speculation": {"max_depth": 3}}]}, "settings of target pools"),
         ({"pools": [TARGET, PREFILL | {"draft": "head"}]}, "settings of target pools"),
-        ({"pools": [TARGET, PREFILL | {"model": "other"}]}, "its model must be 'big' too, got 'other'"),
+        ({"pools": [TARGET, PREFILL | {"model": "other"}]}, "must be one of big, got 'other'"),
         ({"pools": [TARGET, PREFILL | {"quantization": "int8"}]}, "its quantization must be 'none' too"),
         ({"pools": [TARGET, PREFILL | {"kv_dtype": "fp8"}]}, "its kv_dtype must be 'auto' too"),
         ({"pools": [TARGET, PREFILL | {"tensor_parallel_size": 2}]}, "a prefill runs on one device"),
@@ -152,3 +158,21 @@ def test_an_endpoint_without_a_path_gets_the_default_path(endpoint: str, url: st
 def test_an_invalid_trace_endpoint_is_rejected(endpoint: str) -> None:
     with pytest.raises(InvalidConfig, match="trace_endpoint must be a URL such as"):
         trace_url(endpoint)
+
+
+def test_parts_of_a_cluster_with_several_models() -> None:
+    config = cluster_config(
+        {
+            "pools": [
+                TARGET,
+                TARGET | {"name": "other", "model": "other", "served_model_name": "small"},
+                PREFILL,
+                DRAFT | {"placement": {"with": "other"}},
+            ]
+        }
+    )
+    assert config.models == ("big", "small")
+    assert [pool.name for pool in config.for_model("big").pools] == ["target", "prefill", "draft"]
+    assert [pool.name for pool in config.for_model("small").pools] == ["other", "draft"]
+    assert config.for_model("small").drafts[0].placement.with_pool == "other"
+    assert config.for_model("big").drafts[0].placement.with_pool is None

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -37,8 +38,45 @@ def test_cluster_of_the_config_map_fits_its_nodes() -> None:
     limits = WORKER["containers"][0]["resources"]["limits"]
     assert gpus <= float(limits["nvidia.com/gpu"])  # one pair per node
     assert sum(pool.ray.num_cpus for pool in config.pools) <= float(limits["cpu"])
-    assert GROUP["replicas"] == config.targets[0].replicas
+    assert GROUP["minReplicas"] <= GROUP["replicas"] == config.targets[0].replicas < GROUP["maxReplicas"]
+    assert config.gateway["gateways"] == DOCUMENTS["Deployment"]["spec"]["replicas"]
     assert config.gateway["port"] == GATEWAY["containers"][0]["ports"][0]["containerPort"]
+
+
+class Autoscaler(msgspec.Struct, forbid_unknown_fields=True):
+    """`autoscalerOptions` of `ray.io/v1`, as far as the file uses it; so are the classes below."""
+
+    idleTimeoutSeconds: int
+    resources: dict[str, dict[str, str]]
+
+
+class HeadGroup(msgspec.Struct, forbid_unknown_fields=True):
+    rayStartParams: dict[str, str]
+    template: dict[str, Any]
+
+
+class WorkerGroup(msgspec.Struct, forbid_unknown_fields=True):
+    groupName: str
+    minReplicas: int
+    maxReplicas: int
+    replicas: int
+    rayStartParams: dict[str, str]
+    template: dict[str, Any]
+
+
+class RayCluster(msgspec.Struct, forbid_unknown_fields=True):
+    rayVersion: str
+    enableInTreeAutoscaling: bool
+    autoscalerOptions: Autoscaler
+    headGroupSpec: HeadGroup
+    workerGroupSpecs: list[WorkerGroup]
+
+
+def test_ray_cluster_has_the_fields_of_its_schema() -> None:
+    assert DOCUMENTS["RayCluster"]["apiVersion"] == "ray.io/v1"
+    spec = msgspec.convert(DOCUMENTS["RayCluster"]["spec"], RayCluster)
+    assert spec.enableInTreeAutoscaling
+    assert float(spec.headGroupSpec.rayStartParams["num-cpus"]) == 0  # workers run on the nodes of the group
 
 
 @pytest.mark.parametrize("pod", [HEAD, WORKER, GATEWAY])

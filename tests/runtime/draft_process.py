@@ -9,13 +9,13 @@ from paceline.runtime.draft_worker.worker import DraftWorker
 from paceline.runtime.wire.messages import TO_DRAFT_WORKER
 from paceline.runtime.wire.transport import Listener
 from tests.fakes import TINY, tiny_model
-from tests.runtime.pools import VOCABULARY, model_core
+from tests.runtime.pools import TOKENIZER, model_core
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
     core = model_core(tiny_model(perturb=float(sys.argv[1])))
-    worker = DraftWorker("process", core, listener, VOCABULARY, TINY.vocab_size)
+    worker = DraftWorker("process", core, listener, TOKENIZER, TINY.vocab_size)
     print(worker.address, flush=True)
     threading.Thread(target=lambda: (sys.stdin.read(), worker.stop()), daemon=True).start()
     worker.run()

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from paceline.core.clock import Clock, WallClock
 from paceline.models.architectures.llama import DecoderModel
+from paceline.models.drafts.compatibility import Fingerprint
 from paceline.models.runner import ModelRunner
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
@@ -20,7 +21,8 @@ from paceline.runtime.wire.transport import Listener
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress, Proposer
 
-VOCABULARY = "sum of the tiny vocabulary"
+TOKENIZER = Fingerprint("vocabulary", "merges", "special", "stop", "template")
+"""Checksums that stand for the tiny tokenizer."""
 
 
 def model_core(model: DecoderModel, num_blocks: int = 128, max_rows: int = 64) -> ModelCore:
@@ -36,9 +38,9 @@ def draft_worker(
     security: Security | None = None,
     name: str = "draft-0",
     address: str = "tcp://127.0.0.1:0",
-    vocabulary: str = VOCABULARY,
+    tokenizer: Fingerprint = TOKENIZER,
 ) -> Iterator[DraftWorker]:
-    worker = DraftWorker(name, core, Listener(address, TO_DRAFT_WORKER, security), vocabulary, vocab_size, limits)
+    worker = DraftWorker(name, core, Listener(address, TO_DRAFT_WORKER, security), tokenizer, vocab_size, limits)
     thread = threading.Thread(target=worker.run, daemon=True)
     thread.start()
     try:
@@ -70,7 +72,7 @@ class PatientProposer:
 def pool(
     *workers: DraftWorker | DraftAddress,
     vocab_size: int,
-    vocabulary: str = VOCABULARY,
+    tokenizer: Fingerprint = TOKENIZER,
     fallback: Proposer | None = None,
     clock: Clock | None = None,
     ready: int | None = None,
@@ -79,7 +81,7 @@ def pool(
     addresses = [
         worker if isinstance(worker, DraftAddress) else DraftAddress(worker.name, worker.address) for worker in workers
     ]
-    proposer = PoolProposer(addresses, vocabulary, vocab_size, "target-0", fallback, clock)
+    proposer = PoolProposer(addresses, tokenizer, vocab_size, "target-0", fallback, clock)
     try:
         wait_ready(proposer, len(addresses) if ready is None else ready)
         yield proposer
@@ -131,8 +133,8 @@ def lockstep(
     core: DraftCore, vocab_size: int, limits: DraftLimits | None = None
 ) -> Iterator[tuple[Lockstep, DraftWorker]]:
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
-    worker = DraftWorker("draft-0", core, listener, VOCABULARY, vocab_size, limits)
-    proposer = PoolProposer([DraftAddress(worker.name, worker.address)], VOCABULARY, vocab_size)
+    worker = DraftWorker("draft-0", core, listener, TOKENIZER, vocab_size, limits)
+    proposer = PoolProposer([DraftAddress(worker.name, worker.address)], TOKENIZER, vocab_size)
     try:
         until = time.monotonic() + 10.0
         while not proposer.connections[0].is_ready:

@@ -30,7 +30,7 @@ from paceline.runtime.wire.transport import Connection
 from paceline.server.metrics.metrics import Metrics
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from tests.fakes import TINY, request, run, tiny_engine, tiny_model
-from tests.runtime.pools import ScriptedCore, lockstep
+from tests.runtime.pools import TOKENIZER, ScriptedCore, lockstep
 from tests.runtime.target_harness import WorkerThread, until
 
 STATUS = EngineStatus(1, 0, 90, 100, 0, 0, SpeculationFlags(True, "pool", 6), ())
@@ -90,7 +90,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", [*CASES, "kv_pressure"])
 def test_symptom_is_logged_once_and_shown(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    proposer, pressure = PoolProposer((), "v", 40), KvPressure()
+    proposer, pressure = PoolProposer((), TOKENIZER, 40), KvPressure()
     with caplog.at_level(logging.WARNING):
         if name == "kv_pressure":
             figure, limit = 0.5, 0.0

@@ -111,6 +111,7 @@ def test_text_and_drafts_equal_those_of_one_process(llm: TargetClient, target: s
     assert counts(llm, "target").failed == 0
 
 
+@pytest.mark.slow
 def test_kill_9_of_the_prefill_worker_during_a_hand_off(llm: TargetClient, target: str) -> None:
     submitted = requests("k", 3, 5)
     expected = plain(target, submitted)

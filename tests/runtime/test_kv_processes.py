@@ -4,6 +4,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from paceline.core.cluster_config import cluster_config
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams
@@ -22,6 +24,7 @@ def make_request(i: int) -> Request:
     return Request(f"r{i}", (*SYSTEM, i), SamplingParams(max_tokens=4, temperature=1.0, seed=i, ignore_eos=True))
 
 
+@pytest.mark.slow
 def test_prefixes_of_a_killed_worker_are_forgotten(tmp_path: Path) -> None:
     model, keys = save_checkpoint(tmp_path / "target"), KeyFolder.create(tmp_path / "keys")
     pool = {"name": "target", "role": "target", "model": model, "replicas": 2, "devices": ["cpu"], "limits": LIMITS}

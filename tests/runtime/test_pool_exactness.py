@@ -23,7 +23,7 @@ from paceline.speculation.proposers.ngram import NgramProposer
 from tests.exactness.suite import check_distribution, check_identical, mixed_requests, plain_text
 from tests.fakes import TINY, MixedDepth, tiny_engine, tiny_model
 from tests.runtime.pools import (
-    VOCABULARY,
+    TOKENIZER,
     PatientProposer,
     draft_worker,
     lockstep,
@@ -235,7 +235,7 @@ def test_restarted_worker_is_used_again(target):
     requests = mixed_requests(6, VOCAB, seed=5)
     with draft_worker(model_core(tiny_model()), VOCAB) as worker:
         where = DraftAddress(worker.name, worker.address)
-        proposer = PoolProposer([where], VOCABULARY, VOCAB)
+        proposer = PoolProposer([where], TOKENIZER, VOCAB)
         wait_ready(proposer, 1)
     engine = tiny_engine(target, PatientProposer(proposer, 0.2), depth=3, clock=WallClock())
     check_identical(target, engine, requests[:2])
@@ -267,7 +267,7 @@ def test_without_a_worker_the_fallback_drafts(target):
 
 def test_worker_with_another_vocabulary_is_not_used(target):
     with (
-        draft_worker(model_core(tiny_model()), VOCAB, vocabulary="another") as worker,
+        draft_worker(model_core(tiny_model()), VOCAB, tokenizer=replace(TOKENIZER, vocabulary="another")) as worker,
         pool(worker, vocab_size=VOCAB, ready=0) as proposer,
     ):
         engine = tiny_engine(target, PatientProposer(proposer, 0.1), depth=4, clock=WallClock())

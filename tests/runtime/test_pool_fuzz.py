@@ -10,7 +10,7 @@ import pytest
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.wire.messages import TO_TARGET, VERSION, Goodbye, Hello
 from paceline.runtime.wire.transport import Connection
-from tests.runtime.pools import VOCABULARY, draft_worker, pool, securities
+from tests.runtime.pools import TOKENIZER, draft_worker, pool, securities
 
 MESSAGES = 20_000
 
@@ -21,7 +21,7 @@ def fuzz(monkeypatch):
     import pools_fakes
     import pools_fuzz
 
-    monkeypatch.setattr(pools_fuzz, "VOCABULARY", VOCABULARY)
+    monkeypatch.setattr(pools_fuzz, "TOKENIZER", TOKENIZER)
     yield pools_fuzz, pools_fakes
     for name in ("pools_fakes", "pools_fuzz"):
         del sys.modules[name]
@@ -36,7 +36,7 @@ def test_twenty_thousand_messages_and_a_hundred_connections(fuzz):
             pool(where, vocab_size=fakes.VOCAB) as good,
             closing(Connection(worker.address, TO_TARGET, client)) as line,
         ):
-            hello = Hello(VERSION, 1, VOCABULARY, "fuzzer")
+            hello = Hello(VERSION, 1, TOKENIZER, "fuzzer")
             fuzzer = pools_fuzz.Fuzzer(0, worker.epoch)
             for part in range(4):
                 line.send(hello)

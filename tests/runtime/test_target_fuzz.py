@@ -73,7 +73,7 @@ def mutated(rng: random.Random, epoch: int, attempt: int) -> bytes:
             SetFlags(SpeculationFlags(rng.random() < 0.5, None, 3)),
             WorkerList([WorkerAddress("d", "tcp://127.0.0.1:9", "")]),
             StatusRequest(),
-            Hello(rng.randrange(5), 2, ""),
+            Hello(rng.randrange(5), 2, None),
             Goodbye(),
         ]
     )

@@ -5,6 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from paceline.cluster.routing.router import RoundRobin
 from paceline.core.cluster_config import cluster_config
 from paceline.core.request import Request
@@ -46,6 +48,7 @@ def running(tmp_path: Path, model: str, keys: KeyFolder) -> Iterator[TargetClien
         yield llm
 
 
+@pytest.mark.slow
 def test_blocks_come_from_a_peer_and_after_a_restart_from_disk(tmp_path: Path) -> None:
     model, keys = save_checkpoint(tmp_path / "target"), KeyFolder.create(tmp_path / "keys")
     with running(tmp_path, model, keys) as llm:

@@ -26,6 +26,7 @@ from tests.runtime.test_processes import LIMITS, checkpoints, config, member, pl
 ANY = "tcp://127.0.0.1:0"
 
 
+@pytest.mark.slow
 def test_a_killed_worker_reloads_its_model_from_peers(tmp_path: Path) -> None:
     models = checkpoints(tmp_path)
     requested = requests(16, max_tokens=24)

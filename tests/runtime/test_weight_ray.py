@@ -7,26 +7,21 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray")
-
-from paceline.runtime.deploy.ray_deployment import RayDeployment
+from paceline.runtime.deploy.on_ray.deployment import RayDeployment
 from paceline.runtime.gateway_client.target_client import TargetClient
+from tests.runtime.ray_cluster import ray_cluster
 from tests.runtime.target_harness import StreamReader, until
 from tests.runtime.test_processes import checkpoints, config, plain, requests, tokens
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Ray's own
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray's own
 
 
 def test_a_killed_actor_reloads_its_model_from_a_peer(tmp_path: Path) -> None:
-    import ray
-    from ray.cluster_utils import Cluster
-
     models = checkpoints(tmp_path)
     requested = requests(8, max_tokens=24)
     expected = plain(models[0], requested)
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    try:
-        settings = config(models, tmp_path, ray=cluster.address, health={"canary": 0.0})
+    with ray_cluster(2) as address:
+        settings = config(models, tmp_path, ray=address, health={"canary": 0.0})
         settings = replace(settings, pools=settings.targets)
         deployment = RayDeployment.up(settings)
         pids = deployment.pids()
@@ -40,6 +35,3 @@ def test_a_killed_actor_reloads_its_model_from_a_peer(tmp_path: Path) -> None:
             until(lambda: all(worker.state == "ready" for worker in llm.pool.workers()))
             assert tokens(StreamReader(llm.pool, *requested)) == expected
         assert RayDeployment.down(settings) is True
-    finally:
-        ray.shutdown()
-        cluster.shutdown()

@@ -7,13 +7,15 @@ from urllib.parse import urlsplit
 
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.errors import InvalidConfig
-from paceline.core.pool_config import PoolConfig, device_shares, pool_config
+from paceline.core.pool_config import Placement, PoolConfig, device_shares, pool_config
 
 RouterPolicy = Literal["round_robin", "least_loaded", "kv_aware"]
 TransferSetting = Literal["auto", "nixl", "socket"]
 
 HANDOFF_THRESHOLD = 512
 """Uncached prompt tokens above which a prefill pool computes the prompt, until the costs have been measured."""
+DRAIN_SECONDS = 25.0
+"""Time of a drain: Kubernetes kills a pod 30 s after SIGTERM."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 TRACES_PATH = "/v1/traces"
 
@@ -74,6 +76,8 @@ class ClusterConfig:
     without `keys`."""
     trace_endpoint: str | None = None
     """OpenTelemetry endpoint of workers and gateway; None: no tracing. The gateway decides which requests are traced."""
+    drain_seconds: float = DRAIN_SECONDS
+    """Time that a draining worker has, from SIGTERM to its exit, to finish its streams. Others continue on another worker."""
     gateway: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the gateway: `host`, `port`, `sampling` and so on."""
 
@@ -87,10 +91,11 @@ class ClusterConfig:
             raise InvalidConfig(f"pools must have different names, got {', '.join(names)}")
         if not self.targets:
             raise InvalidConfig("there is no pool with role target: add one, it generates the tokens")
-        if len({pool.model for pool in self.targets}) > 1:
-            raise InvalidConfig("all target pools must serve the same model; run a cluster for each model")
+        self._check_models()
         if self.handoff_threshold < 1:
             raise InvalidConfig(f"handoff_threshold must be at least 1 token, got {self.handoff_threshold}")
+        if not 0.0 <= self.drain_seconds < float("inf"):
+            raise InvalidConfig(f"drain_seconds must be 0 or more, got {self.drain_seconds}")
         if self.transfer not in get_args(TransferSetting):
             raise InvalidConfig(
                 f"transfer must be one of {', '.join(get_args(TransferSetting))}, got {self.transfer!r}"
@@ -98,6 +103,7 @@ class ClusterConfig:
         if self.trace_endpoint is not None:
             trace_url(self.trace_endpoint)
         self._check_prefills()
+        self._check_engines()
         for pool in self.pools:
             other = pool.placement.with_pool
             if other is not None and (other not in names or other == pool.name):
@@ -116,24 +122,62 @@ class ClusterConfig:
         return tuple(pool for pool in self.pools if pool.role == "target")
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models in the API, in the order of the file."""
+        return tuple(dict.fromkeys(pool.served_name for pool in self.targets))
+
+    def for_model(self, model: str) -> "ClusterConfig":
+        """The part of the cluster that serves one model: its target and prefill pools, and all draft pools. Draft workers and
+        targets find out by their handshake which of them fit together."""
+        pools = [pool for pool in self.pools if pool.role == "draft" or pool.served_name == model]
+        names = {pool.name for pool in pools}
+        return replace(
+            self,
+            pools=tuple(
+                pool if pool.placement.with_pool in (None, *names) else replace(pool, placement=Placement())
+                for pool in pools
+            ),
+        )
+
+    @property
     def shares_caches(self) -> bool:
-        """Whether targets fetch cached blocks from each other: the router indexes blocks, and all caches share one layout."""
+        """Whether targets of a model fetch cached blocks from each other: the router indexes blocks, and all caches share one
+        layout. Several models: whether those of any model do."""
+        if len(self.models) > 1:
+            return any(self.for_model(model).shares_caches for model in self.models)
         pools = self.targets
         shapes = {
             (pool.dtype, pool.quantization, pool.activations, pool.kv_dtype, pool.tensor_parallel_size)
             for pool in pools
         }
-        is_whole = len(shapes) == 1 and pools[0].tensor_parallel_size == 1
-        return self.router == "kv_aware" and is_whole and sum(pool.replicas for pool in pools) > 1
+        is_whole = len(shapes) == 1 and pools[0].tensor_parallel_size == 1 and pools[0].engine == "paceline"
+        return self.router == "kv_aware" and is_whole
 
     @property
     def prefills(self) -> tuple[PoolConfig, ...]:
         return tuple(pool for pool in self.pools if pool.role == "prefill")
 
+    def _check_models(self) -> None:
+        """Raise `InvalidConfig` unless all target pools of a name serve the same model."""
+        for name in self.models:
+            models = dict.fromkeys(pool.model for pool in self.targets if pool.served_name == name)
+            if len(models) > 1:
+                raise InvalidConfig(
+                    f"the target pools of {name!r} serve different models, {' and '.join(models)}: "
+                    "set another served_model_name"
+                )
+
     def _check_prefills(self) -> None:
         """Raise `InvalidConfig` unless prefill and target workers compute the same KV cache."""
         for pool in self.prefills:
+            if pool.served_name not in self.models:
+                raise InvalidConfig(
+                    f"pool {pool.name!r} prefills for no target pool: its model, or its served_model_name, must be one of "
+                    f"{', '.join(self.models)}, got {pool.served_name!r}"
+                )
             for target in self.targets:
+                if target.served_name != pool.served_name:
+                    continue
                 for key in ("model", "dtype", "quantization", "activations", "kv_dtype"):
                     mine, theirs = getattr(pool, key), getattr(target, key)
                     if mine != theirs:
@@ -146,6 +190,22 @@ class ClusterConfig:
                         f"tensor_parallel_size to 1, or remove the prefill pool {pool.name!r}"
                     )
 
+    def _check_engines(self) -> None:
+        """Raise `InvalidConfig` if the pools of a model have different engines, or a pool serves none of our engine."""
+        engines = {pool.model: pool.engine for pool in self.targets}
+        for pool in self.targets:
+            if pool.engine != engines[pool.model]:
+                raise InvalidConfig(
+                    f"all target pools of {pool.model!r} must have the same engine: a text may continue on any of them"
+                )
+        for pool in (*self.drafts, *self.prefills):
+            served = engines.values() if pool.role == "draft" else [engines.get(pool.model, "paceline")]
+            if "paceline" not in served:
+                advice = (
+                    "vLLM drafts by its own settings or through the plugin" if pool.role == "draft" else "remove it"
+                )
+                raise InvalidConfig(f"pool {pool.name!r}: a {pool.role} pool serves Paceline targets only: {advice}")
+
     @property
     def drafts(self) -> tuple[PoolConfig, ...]:
         return tuple(pool for pool in self.pools if pool.role == "draft")
@@ -157,7 +217,7 @@ class ClusterConfig:
         shares = device_shares([pool.memory_claim(name, i) for name, pool, i in workers])
         # Ray may reserve a fraction of a GPU for a worker
         parts = {name: min(pool.ray.num_gpus, 1.0) or 1.0 for name, pool, _ in workers}
-        return {name: pool.engine(i, shares[name] * parts[name]) for name, pool, i in workers}
+        return {name: pool.engine_config(i, shares[name] * parts[name]) for name, pool, i in workers}
 
 
 def cluster_config(document: Mapping[str, Any]) -> ClusterConfig:

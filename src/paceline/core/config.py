@@ -32,6 +32,8 @@ class SpeculationConfig:
     """Speculation method. Always available: `ngram`, `suffix`, `lookahead`, `layer_skip` and `combined`, which chooses per
     sequence. With a `draft`: `draft_model`, `eagle` or `medusa`, depending on the draft. None: the draft's method, or `ngram`
     without a draft."""
+    exit_layer: int | None = None
+    """Layers of the target that `layer_skip` drafts with; None: half of them. `paceline advise` compares several."""
     depth: DepthRule = "goodput"
     """Rule that decides how many tokens to draft; see docs/depth.md."""
     max_depth: int | None = None
@@ -51,6 +53,8 @@ class SpeculationConfig:
     def __post_init__(self) -> None:
         _one_of("speculation.depth", self.depth, get_args(DepthRule))
         _one_of("speculation.verification", self.verification, get_args(Verification))
+        if self.exit_layer is not None and self.exit_layer < 1:
+            raise InvalidConfig(f"speculation.exit_layer must be at least 1, got {self.exit_layer}")
         if self.max_depth is not None and not 0 <= self.max_depth <= MAX_DEPTH:
             raise InvalidConfig(f"speculation.max_depth must be in [0, {MAX_DEPTH}], got {self.max_depth}")
         if self.min_depth is not None:

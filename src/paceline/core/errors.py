@@ -46,6 +46,10 @@ class IncompatibleDraft(PacelineError):
     """A draft and a target differ in vocabulary, special tokens or chat template."""
 
 
+class UnsupportedVersion(PacelineError):
+    """Another package is installed in a version that was not tested."""
+
+
 class OutOfMemory(PacelineError):
     """The models and their caches do not fit; the message states what fits."""
 

@@ -18,6 +18,7 @@ from paceline.core.config import (
 from paceline.core.errors import InvalidConfig
 
 Role = Literal["target", "draft", "prefill"]
+TargetEngine = Literal["paceline", "vllm", "openai"]
 
 WEIGHTS: Mapping[str, float] = {"target": 4.0, "draft": 1.0, "prefill": 4.0}
 """Relative memory shares of workers on one device, by role."""
@@ -62,6 +63,22 @@ class RayResources:
 
 
 @dataclass(frozen=True, slots=True)
+class UpstreamConfig:
+    """Servers of another engine; see docs/endpoints.md."""
+
+    executable: str = "vllm serve"
+    """Command that starts vLLM, in front of the model's name."""
+    arguments: tuple[str, ...] = ()
+    """Arguments of vLLM, passed as they are."""
+    kv_events: tuple[str, ...] = ()
+    """Addresses of the KV events that the servers publish, such as tcp://127.0.0.1:5557, worker by worker."""
+    kv_replays: tuple[str, ...] = ()
+    """Addresses that send missed KV events again, worker by worker."""
+    api_key_env: str | None = None
+    """Environment variable with the API key of the servers."""
+
+
+@dataclass(frozen=True, slots=True)
 class PoolConfig:
     """Workers with the same role, model and settings."""
 
@@ -83,31 +100,81 @@ class PoolConfig:
     """Speculation settings of a target pool."""
     draft: str | None = None
     """Draft that runs in the workers of a target pool."""
+    served_model_name: str | None = None
+    """Name of the model in the API; None: the value of `model`. Target and prefill pools with the same name work together."""
     audit_fraction: float = AUDIT_FRACTION
     """Share of texts that an idle worker of a target pool checks; see docs/audit.md."""
     ray: RayResources = field(default_factory=RayResources)
+    engine: TargetEngine = "paceline"
+    """Engine of a target pool. `vllm` and `openai` are servers behind this gateway, see docs/endpoints.md."""
+    endpoints: tuple[str, ...] = ()
+    """URLs of running servers of that engine, one worker each. Empty: the workers start vLLM."""
+    upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
+    price: float | None = None
+    """Dollars per hour of one worker; None: not known."""
 
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
             raise InvalidConfig(f"pool {self.name!r}: role must be target, draft or prefill, got {self.role!r}")
         if not self.name or not self.name.replace("-", "").replace("_", "").isalnum():
             raise InvalidConfig(f"a pool's name consists of letters, digits, - and _, got {self.name!r}")
-        if self.replicas < 1:
-            raise InvalidConfig(f"pool {self.name!r}: replicas must be at least 1, got {self.replicas}")
+        least = 1 if self.role == "target" else 0
+        if self.replicas < least:
+            raise InvalidConfig(f"pool {self.name!r}: replicas must be at least {least}, got {self.replicas}")
+        if self.price is not None and not 0.0 <= self.price < float("inf"):
+            raise InvalidConfig(f"pool {self.name!r}: price must be dollars per hour, 0 or more, got {self.price}")
         if self.role == "draft" and (self.limits.kv_host_bytes or self.limits.kv_disk):
             raise InvalidConfig(f"pool {self.name!r}: a draft's cache has no tiers; remove kv_host_bytes and kv_disk")
         if self.role != "target" and self.tensor_parallel_size != 1:
             raise InvalidConfig(f"pool {self.name!r}: a {self.role} runs on one device; set tensor_parallel_size to 1")
+        if self.role == "draft" and self.served_model_name is not None:
+            raise InvalidConfig(
+                f"pool {self.name!r}: a draft pool drafts for every model with its tokenizer; remove served_model_name"
+            )
         if self.role != "target" and (self.speculation != SpeculationConfig() or self.draft is not None):
             raise InvalidConfig(
                 f"pool {self.name!r}: speculation and draft are settings of target pools; move them there"
+            )
+
+        self._check_engine()
+
+    def _check_engine(self) -> None:
+        if self.engine not in get_args(TargetEngine):
+            raise InvalidConfig(
+                f"pool {self.name!r}: engine must be {', '.join(get_args(TargetEngine))}, got {self.engine!r}"
+            )
+        if self.engine == "paceline":
+            if self.endpoints or self.upstream != UpstreamConfig():
+                raise InvalidConfig(f"pool {self.name!r}: endpoints and upstream need engine: vllm or engine: openai")
+            return
+        if self.role != "target":
+            raise InvalidConfig(f"pool {self.name!r}: engine {self.engine} is for target pools")
+        if self.engine == "openai" and not self.endpoints:
+            raise InvalidConfig(f"pool {self.name!r}: engine openai needs endpoints, a list of URLs")
+        if self.endpoints and (self.replicas != len(self.endpoints) or self.upstream.arguments):
+            raise InvalidConfig(
+                f"pool {self.name!r}: there is one worker for each of the {len(self.endpoints)} endpoints, which already "
+                "run: leave out replicas and upstream.arguments"
+            )
+        for key, values in (("kv_events", self.upstream.kv_events), ("kv_replays", self.upstream.kv_replays)):
+            if values and len(values) != self.replicas:
+                raise InvalidConfig(f"pool {self.name!r}: upstream.{key} needs one address for each of its workers")
+        if self.speculation != SpeculationConfig() or self.draft is not None or self.tensor_parallel_size != 1:
+            raise InvalidConfig(
+                f"pool {self.name!r}: speculation, draft and tensor_parallel_size are settings of our engine: set those of "
+                "vLLM in upstream.arguments"
             )
 
     @property
     def worker_names(self) -> tuple[str, ...]:
         return tuple(f"{self.name}-{i}" for i in range(self.replicas))
 
-    def engine(self, worker: int, memory_fraction: float) -> EngineConfig:
+    @property
+    def served_name(self) -> str:
+        """Name of the model in the API."""
+        return self.served_model_name or self.model
+
+    def engine_config(self, worker: int, memory_fraction: float) -> EngineConfig:
         """Engine settings of worker number `worker`."""
         given = {
             name: value
@@ -143,6 +210,8 @@ class PoolConfig:
         """Claim of worker number `worker`, called `name`, on its devices."""
         devices = self.devices or ("auto",)
         first = devices[worker % len(devices)]
+        if self.engine != "paceline":  # its server manages memory itself
+            return MemoryClaim(name, (f"the server of {name}",), WEIGHTS[self.role], self.limits.memory_fraction)
         kind, _, index = first.partition(":")
         if self.ray.num_gpus:
             occupied: tuple[str, ...] = (f"{name}'s own GPU",)
@@ -169,8 +238,26 @@ def pool_config(value: Any, index: int) -> PoolConfig:
     placement = values.pop("placement", None) or {}
     if not isinstance(placement, Mapping) or set(placement) - {"with"}:
         raise InvalidConfig(f"{where}placement must be {{with: POOL}}, got {placement!r}")
+    if "endpoints" in values:
+        values["endpoints"] = _texts(values["endpoints"], f"{where}endpoints")
+        values.setdefault("replicas", len(values["endpoints"]))
+    if isinstance(values.get("upstream"), Mapping):
+        lists = ("arguments", "kv_events", "kv_replays")
+        given = {key: _texts(one, f"{where}upstream.{key}") for key, one in values["upstream"].items() if key in lists}
+        values["upstream"] = {**values["upstream"], **given}
     pool = from_mapping(PoolConfig, values, where)
     return replace(pool, devices=tuple(devices), placement=Placement(placement.get("with")))
+
+
+def _texts(value: Any, where: str) -> tuple[str, ...]:
+    """A list of texts of the file as a tuple. A number counts as its text: arguments of a command have no types."""
+    if (
+        not isinstance(value, Sequence)
+        or isinstance(value, str)
+        or not all(isinstance(v, str | int | float) for v in value)
+    ):
+        raise InvalidConfig(f"{where} must be a list of texts, got {value!r}")
+    return tuple(map(str, value))
 
 
 @dataclass(frozen=True, slots=True)

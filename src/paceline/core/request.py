@@ -34,6 +34,10 @@ class Request:
     max_cached_tokens: int | None = None
     """Prompt tokens that may come from the prefix cache; None: no limit. A caller that needs the hidden states of the other
     tokens sets it, because the cache holds keys and values only."""
+    draft: tuple[int, ...] | None = None
+    """Tokens that a client drafted. One round verifies them after the committed tokens and ends the request; None: generate."""
+    resume_key: str = ""
+    """Key under which a worker keeps the output tokens for a while, so that another gateway can continue; empty: not kept."""
     trace: str = ""
     """Parent span as a W3C `traceparent`; empty: not traced."""
 

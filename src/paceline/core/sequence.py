@@ -76,6 +76,8 @@ class Sequence:
     """First choice of the same request, which computes the prompt for all choices."""
     max_cached_tokens: int | None = None
     """See `Request.max_cached_tokens`."""
+    draft: tuple[int, ...] | None = None
+    """See `Request.draft`."""
 
     status: Status = Status.WAITING
     finish_reason: FinishReason | None = None

@@ -1,7 +1,7 @@
 """Status of workers: what an engine counts, what a worker reports, and what operators see."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from enum import Enum
 
 from paceline.core.pool_config import Role
@@ -110,6 +110,37 @@ class TierCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class GoodputSums:
+    """Sums over sequences of the tokens that were committed and the seconds that their steps took, with draft tokens wanted."""
+
+    sequences: int = 0
+    tokens: float = 0.0
+    seconds: float = 0.0
+    tokens_squared: float = 0.0
+    seconds_squared: float = 0.0
+    product: float = 0.0
+    """Sum of tokens times seconds."""
+
+    @property
+    def goodput(self) -> float:
+        """Tokens per second of one sequence."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def with_sequence(self, tokens: float, seconds: float) -> "GoodputSums":
+        """The sums with one more sequence."""
+        return self + GoodputSums(1, tokens, seconds, tokens * tokens, seconds * seconds, tokens * seconds)
+
+    def __add__(self, other: "GoodputSums") -> "GoodputSums":
+        return GoodputSums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def since(self, before: "GoodputSums") -> "GoodputSums":
+        """The sequences after `before`; all if counting started again since."""
+        if self.sequences < before.sequences:
+            return self
+        return GoodputSums(*(a - b for a, b in zip(astuple(self), astuple(before), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
 class DrafterStatus:
     """A draft worker as one target sees it."""
 
@@ -131,6 +162,10 @@ class DrafterStatus:
     """Recent time of one pass over its model; 0: not known."""
     paused_share: float | None = None
     """Share of drafts that were ready when it paused drafting ahead for this target; None: it drafts ahead."""
+    refusal: str = ""
+    """Why the draft does not fit the target, if it does not."""
+    goodput: GoodputSums = GoodputSums()
+    """Sequences of this target that it drafted for, since the connection was made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +196,8 @@ class EngineStatus:
     symptoms: tuple[Symptom, ...] = ()
     handoffs: HandoffCounts | None = None
     """None: this worker takes part in no hand-offs."""
+    generated: int = 0
+    """Tokens committed since the start, for all gateways."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +220,7 @@ class WorkerStatus:
     role: Role
     state: str
     """`starting`, `loading 12/30 layers from 2 peers`, `ready`, `suspected`, `unhealthy`; for a draft worker, as the targets
-    report it."""
+    report it, also `refused`."""
     address: str
     running: int = 0
     """Sequences in the batch."""
@@ -223,7 +260,13 @@ class WorkerStatus:
     """Target: seconds per prompt token, as the router measured; None: not measured."""
     handoffs: HandoffCounts | None = None
     """None: this worker takes part in no hand-offs."""
+    refusal: str = ""
+    """Draft worker: why no target uses it, if its draft fits none."""
     life: WorkerLife = WorkerLife()
+    generated: int = 0
+    """Target: tokens committed since its start, for all gateways."""
+    price: float | None = None
+    """Dollars per hour; None: its pool has no price."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,16 @@ def test_emptier_worker_wins_a_tie(setup: Setup) -> None:
     assert setup.choose() == "d"
 
 
+def test_prompts_go_to_the_worker_where_they_delay_the_fewest_sequences(setup: Setup) -> None:
+    """Measured rates differ by chance. A difference that is small beside the sequences it would delay does not count."""
+    for name, seconds in zip(NAMES, (0.19, 0.20, 0.21, 0.22), strict=True):
+        setup.router.rates.add_prefill(name, 1000, seconds, setup.clock.now())
+        setup.router.rates.add_duration(name, 1.0)
+    for name, assigned in zip(NAMES, (4, 3, 2, 1), strict=True):
+        setup.load(name, assigned)
+    assert setup.choose() == "d"
+
+
 def test_full_worker_costs_the_wait_for_a_free_place(setup: Setup) -> None:
     setup.cache("a", PROMPT)
     setup.load("a", 8)
@@ -313,8 +323,9 @@ def test_chosen_worker_has_the_least_cost() -> None:
         rates = setup.router.rates
 
         def cost(name: str) -> float:
+            assigned = setup.loads[name].assigned
             seconds = COMPUTE_FACTOR * rates.prefill(name, now) * (1024 - cached.get(name, 0))  # noqa: B023
-            return queued[name] + seconds + 1e-3 * setup.loads[name].assigned / 8
+            return queued[name] + seconds * (1 + assigned) + 1e-3 * assigned / 8
 
         best = min(map(cost, names))
         chosen = setup.choose(request_id=f"{i}")

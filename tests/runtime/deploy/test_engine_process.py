@@ -88,6 +88,7 @@ def test_a_long_path_falls_back_to_a_loopback_address(
     assert list(long.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_suspended_engine_is_restarted_and_its_streams_continue(
     config: EngineConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:

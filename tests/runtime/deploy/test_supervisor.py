@@ -146,3 +146,36 @@ def test_exits_leave_a_trace(tmp_path: Path) -> None:
         assert len(restarts) == 2
     finally:
         one.stop()
+
+
+DRAINS = "import sys; print('up', flush=True); line = sys.stdin.readline(); print(line.strip(), flush=True)"
+
+
+def test_a_drained_worker_is_not_restarted(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    one = supervisor(tmp_path, DRAINS, clock)
+    one.start()
+    try:
+        one.drain("a", 5.0)
+        assert one.draining == {"a"}
+        until(lambda: one.poll() is None and set(one.specs) == {"b"})  # type: ignore[func-returns-value]
+        assert (tmp_path / "a.log").read_text() == "up\ndrain 5.0\n"
+        clock.advance(60)
+        one.poll()
+        assert set(one.pids) == {"b"}
+        one.add(SPECS[0])
+        assert set(one.pids) == {"a", "b"}
+    finally:
+        one.stop()
+
+
+def test_a_worker_that_does_not_drain_is_killed(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    one = supervisor(tmp_path, clock=clock)
+    one.start()
+    try:
+        one.drain("a", 5.0)
+        clock.advance(16)
+        until(lambda: one.poll() is None and set(one.specs) == {"b"})  # type: ignore[func-returns-value]
+    finally:
+        one.stop()

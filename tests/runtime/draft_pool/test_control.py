@@ -4,6 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import pytest
+
 from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
@@ -20,7 +22,7 @@ from paceline.runtime.wire.transport import Listener
 from tests.engine.harness import MODEL, letters, tokens_of
 from tests.exactness.suite import mixed_requests, plain_text
 from tests.fakes import TINY, tiny_engine, tiny_model
-from tests.runtime.pools import VOCABULARY, PatientProposer, draft_worker, model_core
+from tests.runtime.pools import TOKENIZER, PatientProposer, draft_worker, model_core
 from tests.runtime.target_harness import Gate, Members, StreamReader, WorkerThread, cluster, until
 
 REQUESTS = [
@@ -34,7 +36,7 @@ class Target(WorkerThread):
     """A target worker that drafts with the pool and waits for every draft."""
 
     def __init__(self, steps: int | None = None) -> None:
-        self.proposer = PoolProposer((), VOCABULARY, TINY.vocab_size, name="target-0")
+        self.proposer = PoolProposer((), TOKENIZER, TINY.vocab_size, name="target-0")
         self.engine = tiny_engine(MODEL, PatientProposer(self.proposer, 1.0), max_num_seqs=16, tokenizer=letters())
         self.gate = None if steps is None else Gate(self.engine, steps)
         loop = EngineLoop(self.engine)
@@ -80,7 +82,7 @@ def test_draft_workers_join_and_leave() -> None:
         assert target.gate is not None
         assert target.gate.reached.wait(20)
         members.known[1:] = [draft_member(second)]
-        until(lambda: [drafter.name for drafter in pool._worker_list.drafts] == ["draft-1"])
+        until(lambda: [drafter.name for drafter in pool._worker_lists[""].drafts] == ["draft-1"])
         target.gate.open()
         assert texts(reader.read_all()) == EXPECTED
         until(lambda: states(pool) == {"target-0": "ready", "draft-1": "ready"})
@@ -115,13 +117,24 @@ def test_speculation_enabled_under_load_is_answered_with_busy() -> None:
         assert core.num_free_blocks == 12
 
 
-def test_draft_with_another_vocabulary_is_not_used() -> None:
+@pytest.mark.parametrize(("part", "words"), [("vocabulary", "vocabulary"), ("chat_template", "chat template")])
+def test_draft_that_does_not_fit_is_refused_and_the_target_goes_on(part: str, words: str) -> None:
     target = Target()
+    other = replace(TOKENIZER, **{part: "another one"})
     with (
-        draft_worker(model_core(tiny_model()), TINY.vocab_size, vocabulary="another one") as draft,
+        draft_worker(model_core(tiny_model()), TINY.vocab_size, tokenizer=other) as wrong,
+        draft_worker(model_core(tiny_model()), TINY.vocab_size, name="draft-1") as right,
         served(target) as (pool, members),
     ):
-        members.known.append(draft_member(draft))
-        until(lambda: states(pool).get("draft-0") == "suspected")
+        members.known.append(draft_member(wrong))
+        until(lambda: states(pool).get("draft-0") == "refused")
+        refusal = next(worker.refusal for worker in pool.workers() if worker.name == "draft-0")
+        expected = f"sha256 of the target's {getattr(TOKENIZER, part)}, of the draft's another one"
+        assert refusal == f"target and draft differ in their {words}: {expected}"
         assert texts(StreamReader(pool, *REQUESTS).read_all()) == EXPECTED
-        assert draft.status().rounds == 0
+        assert wrong.status().rounds == 0
+        members.known.append(draft_member(right))
+        until(lambda: states(pool).get("draft-1") == "ready")
+        assert texts(StreamReader(pool, *REQUESTS).read_all()) == EXPECTED
+        assert (wrong.status().rounds, states(pool)["draft-0"]) == (0, "refused")
+        assert right.status().rounds > 0

@@ -9,10 +9,12 @@ from paceline.core.clock import WallClock
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.draft_pool import proposer as pool_proposer
 from paceline.runtime.draft_pool.connection import DraftAddress
+from paceline.runtime.draft_pool.proposer import draws_trial
+from paceline.runtime.draft_worker.scheduler import DraftLimits
 from paceline.runtime.wire.transport import wait_any
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import Progress
-from tests.runtime.pools import ScriptedCore, lockstep
+from tests.runtime.pools import ScriptedCore, draft_worker, lockstep, pool
 
 VOCAB = 1000
 
@@ -116,3 +118,38 @@ def test_idle_target_measures_round_trips(monkeypatch: pytest.MonkeyPatch) -> No
             if pool.connections[0].round_trip.measured is not None:
                 break
         assert pool.connections[0].round_trip.measured is not None
+
+
+def test_draft_on_trial_gets_a_share_of_the_sequences_and_its_goodput_is_measured() -> None:
+    right = ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB)
+    wrong = ScriptedCore(lambda ids: (ids[-1] + 2) % VOCAB)
+    with (
+        draft_worker(right, VOCAB, DraftLimits(max_sequences=512), name="old") as old,
+        draft_worker(wrong, VOCAB, DraftLimits(max_sequences=512), name="new") as new,
+        pool(old, DraftAddress("new", new.address, is_on_trial=True), vocab_size=VOCAB) as proposer,
+    ):
+        numbers, ids = range(120), dict.fromkeys(range(120), (1, 2))
+        for _ in range(6):  # each commits what its draft got right, and one token
+            proposer.observe([progress(*ids[number], number=number) for number in numbers])
+            drafted = proposer.collect(numbers, WallClock().now() + 5.0).split()
+            for number in numbers:
+                last = ids[number][-1]
+                committed = [last + 1]
+                for token in drafted[number].tokens if number in drafted else ():
+                    if token != committed[-1]:
+                        break
+                    committed.append(token + 1)
+                ids[number] += tuple(committed)
+        trial = {number for number in numbers if draws_trial(proposer._trial_seed, number)}
+        assert 10 <= len(trial) <= 50
+        by_name = {drafter.name: drafter.sequences for drafter in proposer.status().drafters}
+        assert by_name == {"old": 120 - len(trial), "new": len(trial)}
+        connections = proposer.connections
+        proposer.set_workers([DraftAddress("old", old.address), DraftAddress("new", new.address)])
+        assert proposer.connections == connections, "the end of a trial keeps the connections"
+        proposer.close(list(numbers))
+        sums = {drafter.name: drafter.goodput for drafter in proposer.status().drafters}
+        assert {name: one.sequences for name, one in sums.items()} == by_name
+        assert sums["new"].tokens / sums["new"].sequences == 5.0, "one token a round"
+        assert sums["old"].tokens / sums["old"].sequences > 10.0
+        assert sums["old"].seconds > 0.0

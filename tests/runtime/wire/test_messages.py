@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from paceline.core.sampling import SamplingParams
+from paceline.models.drafts.compatibility import Fingerprint
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.messages import (
     MAX_DEPTH,
@@ -18,7 +19,8 @@ from paceline.runtime.wire.messages import (
     RoundRequest,
 )
 
-HELLO = Hello(VERSION, 5, "sum", "t", 0)
+TOKENIZER = Fingerprint("vocabulary", "merges", "special", "stop", None)
+HELLO = Hello(VERSION, 5, TOKENIZER, "t", 0)
 OPEN = Open(
     5, 7, [1, 2, 3], 2, SamplingParams(temperature=0.7, top_k=5, logit_bias={3: 1.5}), 2**62, 1, "rejection", "salt"
 )
@@ -80,7 +82,7 @@ def test_invalid_sampling_parameters_are_malformed(values):
         Advance(-1, []),
         Open(5, 7, [1], 1, SamplingParams(), 1, salt="x" * 5000),
         Open(5, 7, [1], 1, SamplingParams(), 1, rule="other"),
-        Hello(1, 1, "x" * 257),
+        Hello(1, 1, None, "x" * 257),
     ],
 )
 def test_every_field_has_a_limit(bad):

@@ -16,7 +16,7 @@ UNMEASURED_STEP_SECONDS = 60.0
 
 
 class WorkerState(Enum):
-    STARTING = "starting"
+    STARTING = "joining"
     """No heartbeat yet."""
     READY = "ready"
     SUSPECTED = "suspected"

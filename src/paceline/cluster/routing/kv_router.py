@@ -1,4 +1,4 @@
-"""The KV-aware router: chooses the worker with the shortest expected time to first token."""
+"""The KV-aware router: chooses the worker where a request costs the least time, its own and that of others."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,13 @@ TokensByTier = Mapping[int, Sequence[int]]
 REFRESH_SECONDS = 0.25
 """Interval at which rates are read again."""
 LOAD_SECONDS = 1e-3
-"""Cost of a full batch beyond its queue. Of equally good workers the emptier one is chosen."""
+"""Cost of a full batch beyond its queue, until the duration of requests is known. Of equally good workers the emptier one is
+chosen."""
+FULL_BATCH_SLOWDOWN = 1.0
+"""Time that a full batch adds to the duration of a request, relative to that duration."""
 COMPUTE_FACTOR = 1.25
-"""Cost of computing a token, relative to its time: other requests wait meanwhile. Requests that arrive together with the same
-new prompt then wait for one worker, instead of computing it on each."""
+"""Cost of computing a token, relative to its time: requests that arrive later wait meanwhile. Requests that arrive together
+with the same new prompt then wait for one worker, instead of computing it on each."""
 EVICTION_FACTOR = 1.0
 """Additional cost where computing evicts blocks in use. It spreads prompts over all caches."""
 MANY_WORKERS, MAX_CANDIDATES = 32, 256
@@ -60,6 +63,10 @@ class KvRouter:
 
         queue + prefill_seconds_per_token * (prompt - cached) + sum over tiers of load_seconds_per_token * tokens there
 
+    A prefill delays every sequence that decodes on the worker, and a fuller batch decodes more slowly. So the cost of computed
+    tokens counts for each of those sequences too (by the share of the batch in use, so that a larger worker may hold more), and
+    that share costs its part of a request's duration (`FULL_BATCH_SLOWDOWN`).
+
     If workers share caches, tokens that another worker holds cost the measured time of a fetch, where that is less. Computed
     tokens cost more than their time (`COMPUTE_FACTOR`, `EVICTION_FACTOR`). The queue holds the prompts that this router sent
     and, if the worker's batch is full, the wait for a free place. Prefixes in flight count as cached, behind that queue.
@@ -84,6 +91,12 @@ class KvRouter:
         self._compute_cost: list[float] = []
         """Cost of computing a token: its time and the surcharges."""
         self._min_cost = 0.0
+        self._least_cost = 0.0
+        """Cost of a token on the least loaded worker."""
+        self._full_batch = LOAD_SECONDS
+        """Cost of a full batch."""
+        self._batch_size = 0.0
+        """Sequences of a full batch, mean over workers."""
         self._peer = math.inf
         """Seconds per token fetched from another worker; infinite until measured."""
         self._refreshed = 0.0
@@ -170,7 +183,7 @@ class KvRouter:
         best, best_at, best_chosen, enough = math.inf, 0, 0, -math.inf
         if len(numbers) > MANY_WORKERS:
             start = self._num_decisions * STRIDE % len(numbers)
-            enough = self._min_cost * uncached + GOOD_ENOUGH_SECONDS
+            enough = self._least_cost * uncached + GOOD_ENOUGH_SECONDS
             end = start + MAX_CANDIDATES
             numbers = (*numbers[start:end], *numbers[: max(0, min(start, end - len(numbers)))])
         positions, ordered, prefill, peer = self._positions, self._ordered, self._prefill, self._peer
@@ -180,10 +193,11 @@ class KvRouter:
                 continue
             known, worker, compute = ordered[at], workers[at], self._compute_cost[at]
             share = worker.assigned / worker.max_num_seqs
-            cost = compute * uncached + LOAD_SECONDS * share
-            if fetchable and peer < compute:
-                cost -= (compute - peer) * fetchable
-            if known.queue:
+            computing = compute * (1.0 + share * self._batch_size)
+            cost = computing * uncached + self._full_batch * share
+            if fetchable and peer < computing:
+                cost -= (computing - peer) * fetchable
+            if known.queue.waiting:
                 cost += known.queue.seconds(prefill[at], now)
             if share >= 1.0:  # the sequences waiting there, and this one, need free places
                 waiting = worker.assigned - worker.max_num_seqs + 1
@@ -222,6 +236,10 @@ class KvRouter:
         for at in range(len(workers)):
             self._update_cost(at, now)
         self._min_cost, self._refreshed = min(self._compute_cost), now
+        self._batch_size = sum([worker.max_num_seqs for worker in workers]) / len(workers)
+        emptiest = min([worker.assigned / worker.max_num_seqs for worker in workers])
+        self._least_cost = self._min_cost * (1.0 + emptiest * self._batch_size)
+        self._full_batch = max(LOAD_SECONDS, FULL_BATCH_SLOWDOWN * self.rates.mean_duration(0.0))
 
     def _update_cost(self, at: int, now: float) -> None:
         cached = self._index.num_blocks(self._names[at], "device") * BLOCK_SIZE

@@ -14,10 +14,10 @@ class PrefillQueue:
     """Prompts sent to a worker that have no token yet, computed in order. It holds tokens rather than seconds, so that a
     better rate applies to all of them."""
 
-    __slots__ = ("_first", "_loading", "_since", "_tokens", "_waiting")
+    __slots__ = ("_first", "_loading", "_since", "_tokens", "waiting")
 
     def __init__(self) -> None:
-        self._waiting: dict[str, tuple[int, float]] = {}
+        self.waiting: dict[str, tuple[int, float]] = {}
         """Tokens to compute and seconds of loading, by request."""
         self._tokens = 0
         self._loading = 0.0
@@ -27,27 +27,27 @@ class PrefillQueue:
         """Start of the first request."""
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     def add(self, request_id: str, tokens: int, loading: float, now: float) -> None:
-        if not self._waiting:
+        if not self.waiting:
             self._first, self._since = (tokens, loading), now
-        self._waiting[request_id] = tokens, loading
+        self.waiting[request_id] = tokens, loading
         self._tokens += tokens
         self._loading += loading
 
     def remove(self, request_id: str, now: float) -> None:
         """The request has its first token, or left the worker."""
-        if next(iter(self._waiting)) == request_id:
+        if next(iter(self.waiting)) == request_id:
             self._since = now
-        tokens, loading = self._waiting.pop(request_id)
+        tokens, loading = self.waiting.pop(request_id)
         self._tokens -= tokens
-        self._loading = self._loading - loading if self._waiting else 0.0
-        self._first = next(iter(self._waiting.values()), (0, 0.0))
+        self._loading = self._loading - loading if self.waiting else 0.0
+        self._first = next(iter(self.waiting.values()), (0, 0.0))
 
     def seconds(self, rate: float, now: float) -> float:
         """Time until the queue is empty, at `rate` seconds per token. A first request that is late by t counts t more."""
-        if not self._waiting:
+        if not self.waiting:
             return 0.0
         tokens, loading = self._first
         first = rate * tokens + loading

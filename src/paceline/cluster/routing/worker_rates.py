@@ -87,6 +87,10 @@ class WorkerRates:
         """Seconds per request."""
         return self._duration.get(worker, self._common_duration).value(SECONDS_PER_REQUEST)
 
+    def mean_duration(self, default: float) -> float:
+        """Seconds per request, of all workers; `default` before the first measurement."""
+        return self._common_duration.value(default)
+
     def peer(self) -> float | None:
         """Seconds per token fetched from another worker; None: not measured."""
         return self._peer.value(0.0) if self._peer.units else None

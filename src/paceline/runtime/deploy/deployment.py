@@ -1,7 +1,6 @@
 """Starts, finds and stops the workers of a cluster, from its configuration."""
 
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -10,12 +9,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from paceline.cluster.scaling.desired import DesiredState
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import PacelineError
 from paceline.core.machine import usable_cores
 from paceline.runtime.deploy.directory import Directory
+from paceline.runtime.deploy.process_pools import ProcessPools, free_addresses
+from paceline.runtime.deploy.rollout import LivePools
 from paceline.runtime.deploy.state import StateFolder
-from paceline.runtime.deploy.supervisor import Supervisor
 from paceline.runtime.deploy.worker_spec import WorkerSpec, worker_specs
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.weights.spec import weight_server_name
@@ -32,27 +33,23 @@ def gateway_key(config: ClusterConfig) -> KeyPair | None:
 
 def process_specs(config: ClusterConfig) -> list[WorkerSpec]:
     """Specifications of local processes: a free port each, kept over restarts, and an equal share of the cores."""
-    workers = sum(pool.replicas for pool in config.pools)
-    threads = max(1, usable_cores() // workers)
+    threads = max(1, usable_cores() // sum(pool.replicas for pool in config.pools))
     return worker_specs(config, _addresses(config), threads)
 
 
 @contextmanager
 def running_processes(config: ClusterConfig, folder: StateFolder) -> Iterator[Directory]:
-    """Workers for the duration of the block. Raises `AlreadyUp` if another process runs them."""
+    """Live pools for the duration of the block. Raises `AlreadyUp` if another process runs them."""
     folder.acquire()
     stop = threading.Event()
     try:
-        specs = process_specs(config)
-
-        def write() -> None:
-            lives = supervisor.lives
-            folder.write([replace(spec.member(spec.address), life=lives[spec.name]) for spec in specs])
-
-        supervisor = Supervisor(specs, folder.logs, on_restart=write)
-        supervisor.start()
-        write()
-        thread = threading.Thread(target=supervisor.run, args=(stop,), name="paceline-supervisor")
+        pools = ProcessPools(folder, DesiredState.of(config))
+        try:
+            pools.start()
+        except BaseException:
+            pools.stop()
+            raise
+        thread = threading.Thread(target=pools.run, args=(stop,), name="paceline-supervisor")
         thread.start()
         try:
             yield folder
@@ -67,9 +64,9 @@ def running_processes(config: ClusterConfig, folder: StateFolder) -> Iterator[Di
 def open_cluster(config: ClusterConfig) -> Iterator[Directory]:
     """The workers of a cluster: on Ray, those started by `up`, or else processes that end with the block."""
     if config.ray is not None:
-        from paceline.runtime.deploy.ray_deployment import RayDeployment
+        from paceline.runtime.deploy.on_ray.deployment import RayDeployment
 
-        yield RayDeployment.up(config)
+        yield RayDeployment.find_or_up(config)
         return
     folder = StateFolder.of(config)
     if folder.read() is not None:
@@ -82,13 +79,23 @@ def open_cluster(config: ClusterConfig) -> Iterator[Directory]:
 def find_cluster(config: ClusterConfig) -> Directory:
     """The running workers. Raises if there are none."""
     if config.ray is not None:
-        from paceline.runtime.deploy.ray_deployment import RayDeployment
+        from paceline.runtime.deploy.on_ray.deployment import RayDeployment
 
         return RayDeployment.find(config)
     folder = StateFolder.of(config)
     if folder.read() is None:
         raise PacelineError(f"cluster {config.name!r} is not up: start it with `paceline up`")
     return folder
+
+
+def live_pools(config: ClusterConfig) -> LivePools:
+    """The running pools, which can be changed. Raises if there are none."""
+    if config.ray is not None:
+        from paceline.runtime.deploy.on_ray.deployment import RayDeployment
+
+        return RayDeployment.find(config)
+    find_cluster(config)
+    return StateFolder.of(config)
 
 
 @contextmanager
@@ -133,7 +140,7 @@ def up(path: Path, config: ClusterConfig) -> StateFolder:
 def down(config: ClusterConfig) -> bool:
     """Stop all workers that `up` started. Returns whether there were any."""
     if config.ray is not None:
-        from paceline.runtime.deploy.ray_deployment import RayDeployment
+        from paceline.runtime.deploy.on_ray.deployment import RayDeployment
 
         return RayDeployment.down(config)
     return StateFolder.of(config).stop(STOP_SECONDS)
@@ -141,23 +148,11 @@ def down(config: ClusterConfig) -> bool:
 
 def free_address() -> str:
     """A loopback address with a free port."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{one.getsockname()[1]}"
+    return free_addresses("127.0.0.1", 1)[0]
 
 
 def _addresses(config: ClusterConfig) -> Mapping[str, str]:
-    """A free port for each worker and one for its weight server. All are bound until all are found, so that they differ."""
+    """A free port for each worker and one for its weight server."""
     workers = [name for pool in config.pools for name in pool.worker_names]
     names = [*workers, *map(weight_server_name, workers)]
-    host = "127.0.0.1" if config.host == "auto" else config.host
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    held = [socket.socket(family) for _ in names]
-    try:
-        for one in held:
-            one.bind((host, 0))
-        shown = f"[{host}]" if ":" in host else host
-        return {name: f"tcp://{shown}:{one.getsockname()[1]}" for name, one in zip(names, held, strict=True)}
-    finally:
-        for one in held:
-            one.close()
+    return dict(zip(names, free_addresses(config.host, len(names)), strict=True))

@@ -2,10 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from paceline.core.pool_config import Role
 from paceline.core.worker_status import WorkerLife
+
+Phase = Literal["trial", "serving", "draining", "gone"]
+"""What a member is used for. `trial`: canaries only, until its texts are compared. `draining`: no new work. `gone`: it has
+exited and is listed for a while."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +23,28 @@ class Member:
     key: str = ""
     """Public key; empty without encryption."""
     life: WorkerLife = field(default_factory=WorkerLife)
+    phase: Phase = "serving"
+    revision: int = 0
+    """Revision of the settings that it runs with."""
+    model: str = ""
+    """Name of the model in the API; empty for a draft worker."""
 
 
 class Directory(Protocol):
     def members(self) -> Sequence[Member]:
         """All current members. May block for a moment; called at an interval."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDirectory:
+    """The members that serve one model, and all draft workers."""
+
+    directory: Directory
+    model: str
+
+    def members(self) -> Sequence[Member]:
+        return [one for one in self.directory.members() if one.role == "draft" or one.model == self.model]
 
 
 @dataclass(frozen=True, slots=True)

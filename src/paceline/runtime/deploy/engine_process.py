@@ -56,9 +56,9 @@ class EngineProcess:
     def address(self) -> str:
         return self._spec.address
 
-    def connect(self) -> TargetClient:
-        """Blocks until the engine is ready. Raises the engine's error if it exits before."""
-        pool = PoolConfig(self._spec.pool, "target", self._spec.engine.model)
+    def connect(self, price: float | None = None) -> TargetClient:
+        """Blocks until the engine is ready. Raises the engine's error if it exits before. `price`: dollars per hour."""
+        pool = PoolConfig(self._spec.pool, "target", self._spec.engine.model, price=price)
         config = ClusterConfig((pool,), name="serve", health=HEALTH)
         client = TargetClient(
             config,

@@ -6,14 +6,16 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+from paceline.cluster.scaling.desired import DesiredState
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.core.worker_status import WorkerLife
+from paceline.runtime.deploy.desired_file import DesiredFile
 from paceline.runtime.deploy.directory import Member
 
 
@@ -34,6 +36,7 @@ class StateFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock: IO[str] | None = None
+        self._desired_file = DesiredFile(path)
 
     @staticmethod
     def of(config: ClusterConfig) -> "StateFolder":
@@ -66,7 +69,8 @@ class StateFolder:
 
     def release(self) -> None:
         if self._lock is not None:
-            (self.path / "state.json").unlink(missing_ok=True)
+            for name in ("state.json", "desired.json"):
+                (self.path / name).unlink(missing_ok=True)
             self._lock.close()
             self._lock = None
 
@@ -91,6 +95,13 @@ class StateFolder:
         """Implements `Directory`; empty without a supervisor."""
         state = self.read()
         return () if state is None else state.members
+
+    def desired(self) -> DesiredState:
+        """Implements `LivePools`, as `edit` does: the supervisor follows the file."""
+        return self._desired_file.read()
+
+    def edit(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
+        return self._desired_file.edit(change)
 
     def stop(self, seconds: float) -> bool:
         """Stop the supervisor and its workers. Returns whether there was one; raises if it does not exit within `seconds`."""

@@ -1,4 +1,4 @@
-"""Runs workers as local processes and restarts those that exit."""
+"""Runs workers as local processes: starts, drains and stops them, and restarts those that exit."""
 
 import json
 import logging
@@ -42,10 +42,12 @@ class _Child:
     restart_at: float = 0.0
     """Time of the next start."""
     life: WorkerLife = field(default_factory=WorkerLife)
+    kill_at: float | None = None
+    """Time at which a draining worker is killed; None: it does not drain."""
 
 
 class Supervisor:
-    """One thread calls `start`, `poll` and `stop`.
+    """One thread calls `start`, `add`, `drain`, `poll` and `stop`.
 
     A worker's standard input is a pipe from this process. If this process dies, the pipe closes and the worker exits.
     Each worker has its own session, so that Ctrl-C reaches the supervisor only.
@@ -62,7 +64,7 @@ class Supervisor:
     ) -> None:
         """`log_dir`: folder of one log file for each worker; None: workers write to this process's standard error. `grace`:
         seconds that a worker has to exit; None: `GRACE`. `on_restart` follows every exit and restart of a worker."""
-        self._children = [_Child(spec) for spec in specs]
+        self._children = {spec.name: _Child(spec) for spec in specs}
         self._log_dir = log_dir
         self._command = command
         self._clock = clock or WallClock()
@@ -72,41 +74,80 @@ class Supervisor:
     @property
     def lives(self) -> dict[str, WorkerLife]:
         """Starts and exits of every worker, by name."""
-        return {child.spec.name: child.life for child in self._children}
+        return {name: child.life for name, child in self._children.items()}
 
     @property
     def pids(self) -> dict[str, int]:
         """Process ids of running workers, by name."""
-        return {c.spec.name: c.process.pid for c in self._children if c.process is not None}
+        return {name: child.process.pid for name, child in self._children.items() if child.process is not None}
+
+    @property
+    def specs(self) -> dict[str, WorkerSpec]:
+        """Specifications of all workers, by name, including draining ones."""
+        return {name: child.spec for name, child in self._children.items()}
+
+    @property
+    def draining(self) -> set[str]:
+        """Names of workers that drain. A worker leaves `specs` when it has exited."""
+        return {name for name, child in self._children.items() if child.kill_at is not None}
 
     def num_failures(self, name: str) -> int:
         """Exits of the worker in a row, each soon after its start."""
-        return next(child.backoff.num_failures for child in self._children if child.spec.name == name)
+        return self._children[name].backoff.num_failures
 
     def kill(self, name: str) -> None:
         """End a worker that does not answer, with the processes that it started. `poll` restarts it."""
-        for child in self._children:
-            if child.spec.name == name and child.process is not None and child.process.poll() is None:
-                os.killpg(child.process.pid, signal.SIGKILL)
+        child = self._children[name]
+        if child.process is not None and child.process.poll() is None:
+            os.killpg(child.process.pid, signal.SIGKILL)
 
     @property
     def exit_texts(self) -> dict[str, str]:
         """Exit status or signal of workers that exited and that `poll` has not handled, by name."""
-        codes = {c.spec.name: c.process.poll() for c in self._children if c.process is not None}
+        codes = {name: one.process.poll() for name, one in self._children.items() if one.process is not None}
         return {name: _exit_text(code) for name, code in codes.items() if code is not None}
 
     def start(self) -> None:
         if self._log_dir is not None:
             self._log_dir.mkdir(parents=True, exist_ok=True)
-        for child in self._children:
+        for child in self._children.values():
             self._spawn(child)
+
+    def add(self, spec: WorkerSpec) -> None:
+        """Start a worker whose name no other one has."""
+        assert spec.name not in self._children
+        child = self._children[spec.name] = _Child(spec)
+        self._spawn(child)
+
+    def update(self, spec: WorkerSpec) -> None:
+        """Use this specification when the worker of its name is restarted."""
+        self._children[spec.name].spec = spec
+
+    def drain(self, name: str, seconds: float) -> None:
+        """Let a worker finish its work and exit within `seconds`. It is not restarted; `poll` removes it."""
+        child = self._children[name]
+        if child.kill_at is not None:
+            return
+        child.kill_at = self._clock.now() + seconds + self._grace
+        if child.process is None:
+            del self._children[name]
+            return
+        assert child.process.stdin is not None
+        try:
+            child.process.stdin.write(f"drain {seconds}\n".encode())
+            child.process.stdin.flush()
+        except BrokenPipeError:  # it has just exited
+            pass
 
     def poll(self) -> None:
         """Detect workers that exited, and restart those whose delay has passed."""
         now = self._clock.now()
-        for child in self._children:
+        for child in list(self._children.values()):
             if child.process is not None:
                 code = child.process.poll()
+                if child.kill_at is not None:
+                    self._poll_draining(child, code, now)
+                    continue
                 if code is None:
                     continue
                 delay = child.backoff.delay(now - child.started)
@@ -123,6 +164,20 @@ class Supervisor:
                 self._spawn(child)
                 self._on_restart()
 
+    def _poll_draining(self, child: _Child, code: int | None, now: float) -> None:
+        """Remove a draining worker that has exited, and kill one that is late."""
+        assert child.process is not None
+        assert child.kill_at is not None
+        if code is None:
+            if now >= child.kill_at:
+                logger.warning("%s did not drain in time and is killed", child.spec.name)
+                self.kill(child.spec.name)
+            return
+        logger.info("%s has drained and exited with %s", child.spec.name, _exit_text(code))
+        self._release(child)
+        del self._children[child.spec.name]
+        self._on_restart()
+
     def run(self, stop: threading.Event) -> None:
         """Supervise until `stop` is set, then stop all workers."""
         try:
@@ -133,9 +188,11 @@ class Supervisor:
 
     def stop(self) -> None:
         """Terminate all workers, and kill those that do not exit in time. Only processes started here are affected."""
-        running = [child for child in self._children if child.process is not None]
+        running = [child for child in self._children.values() if child.process is not None]
         for child in running:
             assert child.process is not None
+            assert child.process.stdin is not None
+            child.process.stdin.close()  # a worker stops without a drain
             child.process.terminate()
         deadline = self._clock.now() + self._grace
         for child in running:

@@ -7,7 +7,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol
 from urllib.parse import urlsplit
@@ -41,6 +41,7 @@ from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.worker import TargetWorker, WorkerHung
 from paceline.runtime.transfer.channels.channel_pool import channels_for
 from paceline.runtime.transfer.server import TransferServer
+from paceline.runtime.upstream.build import make_upstream_worker
 from paceline.runtime.weights.manager import WeightManager
 from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.runtime.wire.keys import KEY_ROLE_OF, KeyFolder, Security
@@ -71,9 +72,15 @@ class Worker(Protocol):
 
     def stop(self) -> None: ...
 
+    def drain(self, seconds: float) -> None:
+        """Take no new work; `run` returns when the rest is done, at most `seconds` from now. Thread-safe."""
+        ...
+
 
 def make_worker(spec: WorkerSpec) -> Worker:
     """Load the model and listen. The later layers of a target may still be loading; its heartbeat reports that."""
+    if spec.upstream is not None:
+        return make_upstream_worker(spec)
     torch.set_num_threads(spec.threads or min(torch.get_num_threads(), usable_cores()))
     if spec.threads is not None:
         native.set_num_threads(spec.threads)
@@ -96,8 +103,10 @@ def _target(
     proposers: list[PoolProposer] = []
 
     def pool(target: LoadedModel) -> PoolProposer:
-        vocabulary, size = fingerprint(target.tokenizer).vocabulary, target.config.vocab_size
-        proposers.append(PoolProposer((), vocabulary, size, name=spec.name, fallback=NgramProposer()))
+        size = target.config.vocab_size
+        proposers.append(
+            PoolProposer((), fingerprint(target.tokenizer), size, name=spec.name, fallback=NgramProposer())
+        )
         return proposers[0]
 
     weights_id = ""
@@ -127,7 +136,19 @@ def _target(
         server = TransferServer(urlsplit(listener.address).hostname or "", security, channels)
         prefill_service = PrefillService(loop, server, computes=spec.role == "prefill")
     weights.start(lambda: loop.run(lambda: _warm_up(engine, spec.engine)), lambda: engine.has_work)
-    return TargetWorker(spec.name, loop, listener, drafts, publisher, weights, handoffs, prefill_service, tracing)
+    return TargetWorker(
+        spec.name, loop, listener, drafts, publisher, weights, handoffs, prefill_service, tracing,
+        weights_id=_weights_id(spec.engine),
+    )  # fmt: skip
+
+
+def _weights_id(config: EngineConfig) -> str:
+    """Checksum of the weights, and the formats that decide the text; empty on a machine without the model's files."""
+    try:
+        checksum = quick_checksum(config.model)[:32]
+    except PacelineError:
+        return ""
+    return f"{checksum}/{config.dtype}/{config.quantization}/{config.activations}/{config.kv_dtype}"
 
 
 def _warm_up(engine: Engine, config: EngineConfig) -> None:
@@ -151,7 +172,7 @@ def _draft(spec: WorkerSpec, security: Security | None, weights: WeightManager) 
     core.warm_up(limits.max_num_seqs, sizing.window)
     draft_limits = DraftLimits(max_sequences=limits.max_num_seqs, max_tokens=sizing.memory.kv_tokens)
     listener = Listener(spec.address, TO_DRAFT_WORKER, security)
-    worker = DraftWorker(spec.name, core, listener, fingerprint(loaded.tokenizer).vocabulary, size, draft_limits)
+    worker = DraftWorker(spec.name, core, listener, fingerprint(loaded.tokenizer), size, draft_limits)
     weights.start(lambda: None, lambda: worker.status().sequences > 0)
     return _DraftWorkerWithWeights(worker, weights)
 
@@ -183,26 +204,74 @@ class _DraftWorkerWithWeights:
     def stop(self) -> None:
         self._worker.stop()
 
+    def drain(self, seconds: float) -> None:
+        self._worker.drain(seconds)
+
+
+class Process:
+    """This process, as signals and its parent control it. SIGTERM and SIGINT drain the worker within `drain_seconds`, and a
+    second one stops it at once. The parent's lines on standard input are `drain SECONDS`; the end of the input stops it."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self._spec = spec
+        self._worker: Worker | None = None
+        self._is_draining = False
+
+    @property
+    def worker(self) -> Worker | None:
+        """The worker; None until it listens."""
+        return self._worker
+
+    @property
+    def is_draining(self) -> bool:
+        return self._is_draining
+
+    def serve(self) -> None:
+        """Load the model and run the worker until it has stopped or drained."""
+        logger.info("loading %s", self._spec.engine.model)
+        self._worker = make_worker(self._spec)
+        logger.info("listening on %s", self._worker.address)
+        freeze_loaded_objects()
+        self._worker.run()
+
+    def stop(self) -> None:
+        if (
+            self._worker is None or self._worker.is_loading
+        ):  # loading and compiling cannot be interrupted, and hold nothing
+            _kill_group()
+        self._worker.stop()
+
+    def drain(self, seconds: float) -> None:
+        if self._worker is None or self._worker.is_loading or self._is_draining:
+            self.stop()
+        else:
+            self._is_draining = True
+            self._worker.drain(seconds)
+
+    def handle_signal(self, *_: object) -> None:
+        self.drain(self._spec.drain_seconds)
+
+    def follow_parent(self) -> None:
+        """Read the parent's commands until it is gone, then stop. Its private folder is removed."""
+        text = b""
+        while data := os.read(0, 4096):  # not sys.stdin: its lock would block the exit
+            *lines, text = (text + data).split(b"\n")
+            for line in lines:
+                self.drain(float(line.removeprefix(b"drain ")))
+        if self._spec.error_file is not None:
+            shutil.rmtree(Path(self._spec.error_file).parent, ignore_errors=True)
+        self.stop()
+
 
 def main(text: str) -> int:
     spec = WorkerSpec.from_json(text)
     log_as(spec.name, spec.log_level)
-    worker: list[Worker] = []
-
-    def stop(*_: object) -> None:
-        if not worker or worker[0].is_loading:  # loading and compiling cannot be interrupted, and hold nothing to save
-            _kill_group()
-        worker[0].stop()
-
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, stop)
-    threading.Thread(target=_wait_for_parent, args=(spec, stop), daemon=True).start()
+    process = Process(spec)
+    signal.signal(signal.SIGTERM, process.handle_signal)
+    signal.signal(signal.SIGINT, process.handle_signal)
+    threading.Thread(target=process.follow_parent, daemon=True).start()
     try:
-        logger.info("loading %s", spec.engine.model)
-        worker.append(make_worker(spec))
-        logger.info("listening on %s", worker[0].address)
-        freeze_loaded_objects()
-        worker[0].run()
+        process.serve()
     except Exception as error:
         if isinstance(error, WorkerHung):
             logger.critical("%s", error)
@@ -217,15 +286,6 @@ def main(text: str) -> int:
         return 1
     logger.info("stopped")
     return 0
-
-
-def _wait_for_parent(spec: WorkerSpec, stop: Callable[[], None]) -> None:
-    """Call `stop` when the parent process is gone: it holds the other end of standard input. Its private folder is removed."""
-    while os.read(0, 4096):  # not sys.stdin: its lock would block the exit
-        pass
-    if spec.error_file is not None:
-        shutil.rmtree(Path(spec.error_file).parent, ignore_errors=True)
-    stop()
 
 
 def _kill_group() -> NoReturn:

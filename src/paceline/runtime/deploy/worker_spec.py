@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.cluster_config import ClusterConfig, TransferSetting
+from paceline.core.cluster_config import DRAIN_SECONDS, ClusterConfig, TransferSetting
 from paceline.core.config import EngineConfig, from_mapping
 from paceline.core.pool_config import Role
 from paceline.runtime.deploy.directory import Member
+from paceline.runtime.upstream.spec import UpstreamSpec
 from paceline.runtime.weights.spec import WeightSpec, weight_specs
 from paceline.runtime.wire.keys import KEY_ROLE_OF, KeyFolder
 
@@ -25,8 +26,10 @@ class WorkerSpec:
     keys: str | None = None
     threads: int | None = None
     """CPU threads of the model; None: one per core."""
-    target: str | None = None
-    """Draft worker: the target model, whose embedding and head a trained draft uses."""
+    model: str = ""
+    """Name of the model in the API, of a target or prefill worker."""
+    targets: tuple[str, ...] = ()
+    """Draft worker: the target models. A trained draft uses embedding and head of the one that it was trained for."""
     uses_drafts: bool = False
     """Target: whether the cluster has a draft pool."""
     publishes: bool = False
@@ -41,9 +44,13 @@ class WorkerSpec:
     """Transfer channel of KV blocks and weights."""
     trace_endpoint: str | None = None
     """Target: OTLP endpoint of its spans."""
+    upstream: UpstreamSpec | None = None
+    """Target: the server of another engine; None: our engine."""
     error_file: str | None = None
     """File for the error that ends the worker, in a private folder of its parent; see `deploy/worker_error.py`."""
     log_level: str = "info"
+    drain_seconds: float = DRAIN_SECONDS
+    """Time from SIGTERM to the exit of the worker."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -52,19 +59,24 @@ class WorkerSpec:
     def from_json(text: str) -> "WorkerSpec":
         values: dict[str, Any] = json.loads(text)
         values["engine"] = from_mapping(EngineConfig, values["engine"])
+        values["targets"] = tuple(values["targets"])
         values["weights"] = values["weights"] and WeightSpec.from_mapping(values["weights"])
+        values["upstream"] = values["upstream"] and UpstreamSpec.from_mapping(values["upstream"])
         return WorkerSpec(**values)
 
     def member(self, address: str) -> Member:
         """The worker as a member of the cluster, listening on `address`."""
         key = "" if self.keys is None else KeyFolder(Path(self.keys)).public_key(KEY_ROLE_OF[self.role])
-        return Member(self.name, self.pool, self.role, address, key)
+        return Member(self.name, self.pool, self.role, address, key, model=self.model)
 
 
 def worker_specs(config: ClusterConfig, addresses: Mapping[str, str], threads: int | None) -> list[WorkerSpec]:
-    """One specification per worker; `addresses` to bind, by name."""
+    """One specification per worker in `addresses`, which has the addresses to bind, by name."""
     engines, weights = config.engines(), weight_specs(config, addresses)
-    uses_handoffs = bool(config.prefills) or config.shares_caches
+    models = {model: config.for_model(model) for model in config.models}
+    shares = {model: part.shares_caches for model, part in models.items()}
+    uses_handoffs = {model: bool(part.prefills) or part.shares_caches for model, part in models.items()}
+    target_models = tuple(dict.fromkeys(pool.model for pool in config.targets))
     return [
         WorkerSpec(
             name=name,
@@ -74,15 +86,21 @@ def worker_specs(config: ClusterConfig, addresses: Mapping[str, str], threads: i
             engine=engines[name],
             keys=config.keys,
             threads=threads,
-            target=config.targets[0].model if pool.role == "draft" else None,
+            model="" if pool.role == "draft" else pool.served_name,
+            targets=target_models if pool.role == "draft" else (),
             uses_drafts=pool.role == "target" and bool(config.drafts),
             publishes=pool.role == "target" and config.router == "kv_aware",
-            handoff_threshold=config.handoff_threshold if pool.role == "target" and uses_handoffs else None,
-            shares_cache=pool.role == "target" and config.shares_caches,
+            handoff_threshold=config.handoff_threshold
+            if pool.role == "target" and uses_handoffs[pool.served_name]
+            else None,
+            shares_cache=pool.role == "target" and shares[pool.served_name],
             weights=weights.get(name),
             transfer=config.transfer,
             trace_endpoint=config.trace_endpoint if pool.role == "target" else None,
+            drain_seconds=config.drain_seconds,
+            upstream=UpstreamSpec.of(pool, i),
         )
         for pool in config.pools
-        for name in pool.worker_names
+        for i, name in enumerate(pool.worker_names)
+        if name in addresses
     ]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paceline.cluster.pairing.pairing import DraftView, RoundTrip
-from paceline.core.worker_status import DrafterStatus
+from paceline.core.worker_status import DrafterStatus, GoodputSums
+from paceline.models.drafts.compatibility import Fingerprint, describe_mismatch
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.keys import Security
 from paceline.runtime.wire.messages import (
@@ -15,7 +16,6 @@ from paceline.runtime.wire.messages import (
     VERSION,
     Busy,
     Drafts,
-    ErrorCode,
     FromDraft,
     Hello,
     Load,
@@ -43,10 +43,12 @@ RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 60.0
 
 
 class ConnectionState(Enum):
-    CONNECTING = "starting"
+    CONNECTING = "joining"
     READY = "ready"
     LOST = "suspected"
-    """Lost, rejected or faulty. The handshake is repeated after a pause."""
+    """Lost or faulty. The handshake is repeated after a pause."""
+    REFUSED = "refused"
+    """The draft does not fit the target. The handshake is repeated, because the worker may restart with another draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class DraftAddress:
     name: str
     address: str
     security: Security | None = None
+    is_on_trial: bool = False
+    """Whether it gets a share of the sequences only, see `cluster/pairing/draft_trial.py`."""
 
 
 @dataclass(slots=True)
@@ -76,15 +80,18 @@ class DraftConnection:
     """Connection to one draft worker. No method blocks. `on_lost` is called when its sequences are no longer open there."""
 
     def __init__(
-        self, where: DraftAddress, vocabulary: str, name: str, on_lost: Callable[["DraftConnection"], None]
+        self, where: DraftAddress, tokenizer: Fingerprint, name: str, on_lost: Callable[["DraftConnection"], None]
     ) -> None:
         self.where = where
         self.state = ConnectionState.CONNECTING
+        self.refusal = ""
+        """Why the draft does not fit the target; empty: it does, or the handshake is not complete."""
         self.counters = DraftCounters()
+        self.goodput = GoodputSums()
         self.load = Load()
         self.epoch = 0
         self.round_trip = RoundTrip()
-        self._vocabulary, self._name, self._on_lost = vocabulary, name, on_lost
+        self._tokenizer, self._name, self._on_lost = tokenizer, name, on_lost
         self._transport: Connection[FromDraft] = self._connect()
         self._next_hello = self._next_ping = self._busy_until = 0.0
         self._unanswered_since: float | None = None
@@ -131,6 +138,8 @@ class DraftConnection:
             late=self.counters.late,
             pass_seconds=self.pass_seconds,
             paused_share=None if percent is None else percent / 100,
+            refusal=self.refusal,
+            goodput=self.goodput,
         )
 
     def send(self, message: Message, now: float) -> None:
@@ -178,8 +187,11 @@ class DraftConnection:
 
     def maintain(self, now: float) -> None:
         """Send a due `Hello` or `Ping`, and detect a loss. Call it after all messages were received."""
-        if self._transport.was_disconnected() and self.is_ready:
-            self.lose(now, "the connection broke")
+        if self._transport.was_disconnected():
+            if self.is_ready:
+                self.lose(now, "the connection broke")
+            elif self.state is ConnectionState.REFUSED:  # the worker may return with another draft
+                self._next_hello = min(self._next_hello, now + HELLO_SECONDS)
         if self._unanswered_since is not None and now - self._unanswered_since > HUNG_SECONDS:
             self.lose(now, f"no answer for {now - self._unanswered_since:.1f} s")
         if self._fault_score >= MAX_FAULTS:
@@ -188,8 +200,10 @@ class DraftConnection:
             self._retry_seconds = min(2.0 * self._retry_seconds, MAX_RETRY_SECONDS)
         if not self.is_ready:
             if now >= self._next_hello:
-                self.state, self._next_hello = ConnectionState.CONNECTING, now + HELLO_SECONDS
-                self._transport.send(Hello(VERSION, PROCESS_EPOCH, self._vocabulary, self._name))
+                if self.state is ConnectionState.LOST:
+                    self.state = ConnectionState.CONNECTING
+                self._next_hello = now + HELLO_SECONDS
+                self._transport.send(Hello(VERSION, PROCESS_EPOCH, self._tokenizer, self._name))
         elif now >= self._next_ping:
             self._next_ping = now + PING_SECONDS
             self._last_ping = (self._last_ping[0] + 1, now)
@@ -217,9 +231,19 @@ class DraftConnection:
         self._fault_score += 1.0
         self._last_fault = what
 
-    def reject(self, now: float, code: ErrorCode, text: str) -> None:
-        """Target and worker do not fit together."""
-        self.lose(now, f"{code.name.lower()}: {text}", MAX_RETRY_SECONDS)
+    def refuse(self, now: float, reason: str) -> None:
+        """Do not use the worker: target and draft do not fit together. The handshake is repeated after a pause."""
+        if reason != self.refusal:
+            logger.warning(
+                "draft worker %s (%s) is refused: %s; choose a draft with the target's tokenizer and chat template; "
+                "`paceline doctor CLUSTER.yaml` shows the first difference",
+                self.where.name,
+                self.where.address,
+                reason,
+            )
+        self.refusal = reason
+        self.state, self._next_hello, self._unanswered_since = ConnectionState.REFUSED, now + MAX_RETRY_SECONDS, None
+        self._on_lost(self)
 
     def lose(self, now: float, reason: str, pause: float = HELLO_SECONDS) -> None:
         """Stop using the worker, and repeat the handshake after `pause` seconds."""
@@ -252,11 +276,13 @@ class DraftConnection:
     def _handle_hello(self, hello: Hello, now: float) -> None:
         if hello.version != VERSION:
             text = f"the worker has protocol version {hello.version}, this target {VERSION}: upgrade the older one"
-            self.reject(now, ErrorCode.VERSION, text)
-        elif hello.vocabulary != self._vocabulary:
-            self.reject(now, ErrorCode.VOCABULARY, f"the worker has vocabulary {hello.vocabulary[:16]}")
+            self.refuse(now, text)
+        elif hello.tokenizer is None:
+            self.refuse(now, "the worker sent no checksums of its tokenizer")
+        elif (mismatch := describe_mismatch(self._tokenizer, hello.tokenizer)) is not None:
+            self.refuse(now, mismatch)
         elif self.state is not ConnectionState.LOST:
             if self.epoch and hello.epoch != self.epoch:
                 logger.info("draft worker %s has restarted", self.where.name)
-            self.state, self.epoch = ConnectionState.READY, hello.epoch
+            self.state, self.epoch, self.refusal = ConnectionState.READY, hello.epoch, ""
             self._next_ping = now

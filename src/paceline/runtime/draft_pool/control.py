@@ -24,7 +24,10 @@ class PoolControl:
     def set_workers(self, workers: Sequence[WorkerAddress]) -> None:
         """Use these draft workers and no others."""
         own = self._own
-        addresses = [DraftAddress(w.name, w.address, None if own is None else Security(own, w.key)) for w in workers]
+        addresses = [
+            DraftAddress(w.name, w.address, None if own is None else Security(own, w.key), w.is_on_trial)
+            for w in workers
+        ]
         self._call(lambda: self._proposer.set_workers(addresses))
 
     def maintain(self) -> None:

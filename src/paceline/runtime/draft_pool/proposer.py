@@ -1,14 +1,18 @@
 """The proposer `pool`: drafts come from draft workers over the network. A failure there costs speed, never correctness."""
 
 import logging
+import random
+import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from paceline.cluster.pairing.draft_trial import TRIAL_SHARE
 from paceline.cluster.pairing.pairing import Pairing, is_worth_waiting
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import PacelineError
 from paceline.core.worker_status import DrafterStatus, Symptom
+from paceline.models.drafts.compatibility import Fingerprint
 from paceline.runtime.draft_pool.connection import DraftAddress, DraftConnection
 from paceline.runtime.draft_pool.drafts import DraftChain, to_draft_batch
 from paceline.runtime.draft_pool.sequence import PoolSequence
@@ -59,21 +63,24 @@ class PoolProposer:
     def __init__(
         self,
         workers: Iterable[DraftAddress],
-        vocabulary: str,
+        tokenizer: Fingerprint,
         vocab_size: int,
         name: str = "",
         fallback: Proposer | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`workers`: those known now; `set_workers` replaces them."""
-        self._vocabulary, self._vocab_size, self._name = vocabulary, vocab_size, name
+        """`workers`: those known now; `set_workers` replaces them. `tokenizer`: the target's, which drafts must share."""
+        self._tokenizer, self._vocab_size, self._name = tokenizer, vocab_size, name
         self._fallback, self._clock = fallback, clock or WallClock()
         self._connections: dict[str, DraftConnection] = {}
         self._sequences: dict[int, PoolSequence] = {}
-        self._pairing = Pairing()
+        self._trial_seed = secrets.randbits(32)
+        self._pairing, self._trial_pairing = Pairing(), Pairing()
         self._statistics = PoolStatistics()
         self._steps = self._waited_steps = self._undrafted = 0
         self._wait_seconds = 0.0
+        self._step_started, self._step_waited = 0.0, 0.0
+        """Time of the last `observe`, and the time that the step waited for drafts since."""
         self.set_workers(workers)
 
     @property
@@ -83,7 +90,9 @@ class PoolProposer:
     def set_workers(self, workers: Iterable[DraftAddress]) -> None:
         """Use these workers and no others; connections to workers that stay are kept."""
         wanted = {where.name: where for where in workers}
-        kept = {name: one for name, one in self._connections.items() if wanted.get(name) == one.where}
+        kept = {name: one for name, one in self._connections.items() if _is_same(wanted.get(name), one.where)}
+        for name, connection in kept.items():  # the end of a trial does not disconnect
+            connection.where = wanted[name]
         for name, connection in self._connections.items():
             if name not in kept:
                 self._unassign(connection)
@@ -93,7 +102,7 @@ class PoolProposer:
         for name, where in wanted.items():
             if name not in kept:
                 try:
-                    kept[name] = DraftConnection(where, self._vocabulary, self._name, self._unassign)
+                    kept[name] = DraftConnection(where, self._tokenizer, self._name, self._unassign)
                 except PacelineError as error:
                     logger.error("draft worker %s is ignored: %s", name, error)
         self._connections = kept
@@ -109,6 +118,8 @@ class PoolProposer:
 
     def observe(self, batch: Sequence[Progress]) -> None:
         now = self._maintain()
+        step_seconds = max(0.0, now - self._step_started - self._step_waited)
+        self._step_started, self._step_waited = now, 0.0
         requests: defaultdict[DraftConnection, list[RoundRequest]] = defaultdict(list)
         max_depths: dict[DraftConnection, int] = {}
         for progress in batch:
@@ -116,6 +127,7 @@ class PoolProposer:
             if sequence is None:
                 sequence = self._sequences[progress.sequence_id] = PoolSequence(progress, self._vocab_size)
             sequence.progress = progress
+            sequence.measure_round(step_seconds)
             sequence.requested, sequence.chain = 0, None
             if progress.depth == 0:
                 sequence.offered = ()
@@ -148,6 +160,10 @@ class PoolProposer:
         waited = self._clock.now() - started
         self._steps += 1
         self._wait_seconds += waited
+        self._step_waited = waited
+        for sequence in requested:
+            arrived = sequence.received_at if sequence.chain is not None else started + waited
+            sequence.measured.wait = max(0.0, arrived - started)
         cost = DraftCost(network_seconds=min(trip, waited))  # the wait for the round trip, without drafting
         chains: dict[int, DraftChain] = {}
         for sequence in sequences:
@@ -167,8 +183,10 @@ class PoolProposer:
         closed: defaultdict[DraftConnection, list[int]] = defaultdict(list)
         for sequence_id in sequence_ids:
             sequence = self._sequences.pop(sequence_id, None)
-            if sequence is not None and (connection := sequence.connection) is not None and connection.is_ready:
-                closed[connection].append(sequence_id)
+            if sequence is not None and (connection := sequence.connection) is not None:
+                sequence.finish_measuring()
+                if connection.is_ready:
+                    closed[connection].append(sequence_id)
         for connection, ids in closed.items():
             for start in range(0, len(ids), MAX_BATCH):
                 connection.send(Close(connection.epoch, ids[start : start + MAX_BATCH]), self._clock.now())
@@ -195,8 +213,13 @@ class PoolProposer:
         )
 
     def _assign(self, sequence: PoolSequence, now: float) -> DraftConnection | None:
-        """Open the sequence at the best worker, if any is usable."""
-        name = self._pairing.choose([connection.view(now) for connection in self.connections], now)
+        """Open the sequence at the best worker, if any is usable. Workers on trial get a share of the sequences."""
+        is_trial = draws_trial(self._trial_seed, sequence.progress.sequence_id)
+        views = [(connection.where.is_on_trial, connection.view(now)) for connection in self.connections]
+        name = None
+        for chosen in (is_trial, not is_trial):  # the other ones if none is usable
+            pairing = self._trial_pairing if chosen else self._pairing
+            name = name or pairing.choose([view for on_trial, view in views if on_trial is chosen], now)
         if name is None:
             return None
         connection = self._connections[name]
@@ -275,8 +298,8 @@ class PoolProposer:
         elif isinstance(message, Error):
             if message.code in (ErrorCode.NO_HELLO, ErrorCode.EPOCH):
                 connection.repeat_hello(now)
-            elif message.code in (ErrorCode.VERSION, ErrorCode.VOCABULARY):
-                connection.reject(now, message.code, message.message)
+            elif message.code in (ErrorCode.VERSION, ErrorCode.TOKENIZER):
+                connection.refuse(now, message.message)
             else:
                 self._unassign(connection, message.sequences)
 
@@ -290,3 +313,12 @@ class PoolProposer:
         for sequence_id, draft in self._fallback.collect(ids, deadline).split().items():
             if draft.is_chain and draft.probs is None:
                 chains.setdefault(sequence_id, DraftChain(draft.tokens, ()))
+
+
+def draws_trial(seed: int, sequence_id: int) -> bool:
+    """Whether a sequence goes to a draft on trial: a share of all sequences, at random, and the same answer every time."""
+    return random.Random((seed << 64) ^ sequence_id).random() < TRIAL_SHARE
+
+
+def _is_same(wanted: DraftAddress | None, known: DraftAddress) -> bool:
+    return wanted is not None and replace(wanted, is_on_trial=known.is_on_trial) == known

@@ -12,8 +12,25 @@ from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.messages import Open, RoundDraft, RoundRequest, SequenceBranches
 from paceline.speculation.proposer import Progress
 
+MIN_MEASURED_ROUNDS, MAX_MEASURED_ROUNDS = 4, 64
+"""Rounds that count as one sequence for the goodput of a draft: fewer say little, and a longer sequence counts again."""
 MAX_LATENESS = 1.2
 """Expected time of a draft, as a multiple of the time to the deadline, up to which the draft is waited for."""
+
+
+@dataclass(slots=True, eq=False)
+class MeasuredRounds:
+    """Rounds of one sequence with one draft worker, for its goodput."""
+
+    count: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    length: int = 0
+    """Committed tokens at the end of the last round."""
+    is_started: bool = False
+    """Whether a draft was requested for this round."""
+    wait: float = 0.0
+    """Time that this step waited for the draft of this sequence."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,6 +57,9 @@ class PoolSequence:
     """Outcome of the last round."""
     is_unprepared: bool = False
     """Whether the worker has no branch for that outcome and drafts on demand."""
+    received_at: float = 0.0
+    """Time at which the draft of the current round arrived."""
+    measured: MeasuredRounds = field(default_factory=MeasuredRounds)
 
     @property
     def needs_distribution(self) -> bool:
@@ -55,7 +75,27 @@ class PoolSequence:
 
     def unassign(self) -> None:
         """The sequence is open nowhere any more."""
+        self.finish_measuring()
         self.connection, self.requested = None, 0
+
+    def measure_round(self, step_seconds: float) -> None:
+        """The step that ends now took `step_seconds`, without the wait for drafts. Counts for the worker that drafted in it."""
+        rounds, connection = self.measured, self.connection
+        committed, rounds.length = len(self.progress.ids) - rounds.length, len(self.progress.ids)
+        if connection is not None and rounds.is_started and committed > 0:
+            rounds.count += 1
+            rounds.tokens += committed
+            rounds.seconds += step_seconds + rounds.wait
+            if rounds.count >= MAX_MEASURED_ROUNDS:
+                self.finish_measuring()
+        rounds.wait, rounds.is_started = 0.0, False
+
+    def finish_measuring(self) -> None:
+        """Add the rounds so far to the sums of the worker, as one sequence."""
+        rounds, connection = self.measured, self.connection
+        if connection is not None and rounds.count >= MIN_MEASURED_ROUNDS:
+            connection.goodput = connection.goodput.with_sequence(rounds.tokens, rounds.seconds)
+        rounds.count, rounds.tokens, rounds.seconds = 0, 0, 0.0
 
     def start_round(self, depth: int, now: float) -> RoundRequest:
         """Request of the next round. Uses the draft of a branch if the worker sent the right one ahead."""
@@ -76,6 +116,7 @@ class PoolSequence:
         self.offered, self.is_answered = (), False
         self.round += 1
         self.requested, self.requested_at = depth, now
+        self.measured.is_started = True
         if branch is not None:
             self._use_branch(branch, connection)
         connection.counters.rounds += 1
@@ -101,7 +142,7 @@ class PoolSequence:
             if len(draft.tokens) > self.requested:
                 raise MalformedMessage(f"{len(draft.tokens)} tokens instead of {self.requested}")
             self.chain = self._validated_chain(draft.tokens, draft.distributions)
-            self.is_answered = True
+            self.is_answered, self.received_at = True, now
         except MalformedMessage as error:
             self.requested = 0
             connection.record_fault(f"sent an invalid draft ({error})")

@@ -1,5 +1,7 @@
 """Loading of a draft worker's model: a whole model, or a distilled draft with its target's embedding and head."""
 
+from collections.abc import Sequence
+
 import torch
 
 from paceline.core.errors import IncompatibleDraft, InvalidConfig, UnsupportedModel
@@ -34,11 +36,25 @@ def load_draft_model(
         raise InvalidConfig(
             f"{folder.name} is a distilled draft and cannot be quantised: leave out `quantization` of its pool"
         )
-    assert spec.target is not None
-    tables = load_tables(spec.target, device, dtype)
-    draft = load_draft(folder, tables)
-    assert isinstance(draft, LoadedModel)
-    return draft, tables
+    return _load_distilled(folder, spec.targets, device, dtype)
+
+
+def _load_distilled(
+    folder: DraftFolder, targets: Sequence[str], device: torch.device, dtype: torch.dtype
+) -> tuple[LoadedModel, LoadedModel]:
+    """The draft with the tables of the first target that it fits. Raises the `IncompatibleDraft` of the last one
+    if none fits."""
+    reason = IncompatibleDraft(f"{folder.name} needs a target pool")
+    for name in targets:
+        tables = load_tables(name, device, dtype)
+        try:
+            draft = load_draft(folder, tables)
+        except IncompatibleDraft as error:
+            reason = error
+        else:
+            assert isinstance(draft, LoadedModel)
+            return draft, tables
+    raise reason
 
 
 def _draft_folder(name: str) -> DraftFolder | None:

@@ -43,6 +43,11 @@ class TargetSession:
     """Whether its next round is drafted ahead."""
     sequences: dict[int, DraftState] = field(default_factory=dict)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a round has no answer yet."""
+        return any(not state.is_answered for state in self.sequences.values())
+
 
 class DraftScheduler:
     """Used by one thread, the worker's."""

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from paceline.core.clock import Clock, WallClock
+from paceline.models.drafts.compatibility import Fingerprint, describe_mismatch
 from paceline.runtime.draft_worker import distributions
 from paceline.runtime.draft_worker.branches import BranchKey, pack
 from paceline.runtime.draft_worker.core import DraftBranch, DraftCore
@@ -76,17 +77,17 @@ class DraftWorker:
         name: str,
         core: DraftCore,
         listener: Listener[FromTarget],
-        vocabulary: str,
+        tokenizer: Fingerprint,
         vocab_size: int,
         limits: DraftLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`vocabulary`: its checksum. The worker rejects targets with another vocabulary."""
+        """`tokenizer`: that of the draft. The worker refuses targets whose tokenizer or chat template differs."""
         self.name = name
         self.epoch = secrets.randbits(32)  # part of every message: five bytes instead of nine
         self._limits = limits or DraftLimits()
         self._core, self._listener, self._clock = core, listener, clock or WallClock()
-        self._vocabulary = vocabulary
+        self._tokenizer = tokenizer
         self._scheduler = DraftScheduler(core, vocab_size, self._limits)
         self._pass_seconds = 0.0
         """Recent time of a pass."""
@@ -95,6 +96,8 @@ class DraftWorker:
         self._ahead_seconds = 0.0
         """Time of the last pass if all of it was ahead. The messages received next may have waited for its end."""
         self._is_stopping = False
+        self._drain_seconds: float | None = None
+        """Time that a drain may take; None: the worker does not drain."""
 
     @property
     def address(self) -> str:
@@ -103,8 +106,11 @@ class DraftWorker:
     def run(self) -> None:
         try:
             has_work = False
-            while not self._is_stopping:
+            while not self._is_stopping and self._drain_seconds is None:
                 has_work = self.run_once(0.0 if has_work else 0.5)
+            deadline = self._clock.now() + (self._drain_seconds or 0.0)
+            while not self._is_stopping and self._release_idle_targets() and self._clock.now() < deadline:
+                self.run_once(0.0)
         finally:
             for peer in list(self._scheduler.targets):
                 self._listener.send(peer, Goodbye("stopping"))
@@ -114,6 +120,20 @@ class DraftWorker:
     def stop(self) -> None:
         self._is_stopping = True
         self._listener.wake()
+
+    def drain(self, seconds: float) -> None:
+        """Answer the rounds that targets wait for, then send each target `Goodbye` and return from `run`; all within `seconds`.
+        Any thread may call it."""
+        self._drain_seconds = seconds
+        self._listener.wake()
+
+    def _release_idle_targets(self) -> bool:
+        """Send `Goodbye` to the targets that wait for no round. Returns whether any target is left."""
+        targets = self._scheduler.targets
+        for peer in [peer for peer, target in targets.items() if not target.is_waiting]:
+            self._listener.send(peer, Goodbye("draining"))
+            self._scheduler.drop(peer)
+        return bool(targets)
 
     def run_once(self, seconds: float) -> bool:
         """Receive, answer, run one pass. Waits up to `seconds` for a message. Returns whether there is more to draft."""
@@ -201,19 +221,23 @@ class DraftWorker:
 
     def _hello(self, peer: Peer, hello: Hello) -> None:
         targets = self._scheduler.targets
+        if self._drain_seconds is not None:
+            self._listener.send(peer, Goodbye("draining"))
+            return
+        # A gateway has no tokenizer to compare, and draft workers do not serve gateways
+        mismatch = describe_mismatch(hello.tokenizer, self._tokenizer) if hello.tokenizer else "Hello has no tokenizer"
         if hello.version != VERSION:
             text = f"the target has protocol version {hello.version}, this worker {VERSION}: upgrade the older one"
             self._send_error(peer, ErrorCode.VERSION, text)
-        elif hello.vocabulary != self._vocabulary:
-            text = f"the target has vocabulary {hello.vocabulary[:16]}, this worker {self._vocabulary[:16]}"
-            self._send_error(peer, ErrorCode.VOCABULARY, text)
+        elif mismatch is not None:
+            self._send_error(peer, ErrorCode.TOKENIZER, mismatch)
         elif len(targets) >= self._limits.max_peers and peer not in targets:
             self._listener.send(peer, Busy(self.epoch, [], BUSY_MS, self._load()))
         else:
             self._scheduler.drop(peer)
             targets[peer] = TargetSession(hello.name, self._clock.now())
             max_sequences = self._limits.max_sequences
-            self._listener.send(peer, Hello(VERSION, self.epoch, self._vocabulary, self.name, max_sequences, MAX_DEPTH))
+            self._listener.send(peer, Hello(VERSION, self.epoch, self._tokenizer, self.name, max_sequences, MAX_DEPTH))
 
     def _open(self, peer: Peer, target: TargetSession, message: Open) -> None:
         self._scheduler.close(target, [message.sequence])

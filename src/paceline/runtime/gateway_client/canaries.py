@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from paceline.cluster.health.health import CanaryVote, WorkerState
 from paceline.core.output import OutputEvent, StepOutput
@@ -13,6 +14,8 @@ from paceline.runtime.gateway_client.target_connection import TargetConnection
 logger = logging.getLogger(__name__)
 
 SAMPLING = SamplingParams(max_tokens=8, temperature=1.0, seed=20261115, ignore_eos=True)
+SAMPLINGS = (SAMPLING, replace(SAMPLING, max_tokens=16), replace(SAMPLING, max_tokens=16, temperature=0.0))
+"""Sampling of the canary texts that a rollout compares."""
 PROMPT = tuple(range(1, 9))
 CATEGORY = "canary"
 DOUBT_FACTOR = 10
@@ -34,6 +37,7 @@ class Canaries:
 
     def submit_if_due(self, target: TargetConnection, now: float) -> None:
         is_alive = target.welcome is not None and target.state in (WorkerState.READY, WorkerState.UNHEALTHY)
+        is_alive = is_alive and not target.is_draining
         if not self._seconds or not is_alive or target.is_loading or now < target.next_canary:
             return
         target.next_canary = now + (self._seconds / DOUBT_FACTOR if target.health.is_in_doubt else self._seconds)

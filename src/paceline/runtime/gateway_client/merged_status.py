@@ -25,6 +25,7 @@ def counters(status: EngineStatus) -> Iterator[tuple[Key, int | float]]:
     """All counters of a status: the values that only grow."""
     yield ("preemptions",), status.preemptions
     yield ("invalid_drafts",), status.invalid_drafts
+    yield ("generated",), status.generated
     yield ("audited",), status.audit.audited
     yield ("drifted",), status.audit.drifted
     yield ("dropped",), status.audit.dropped
@@ -94,6 +95,7 @@ def merge_status(statuses: Sequence[EngineStatus], missing: Mapping[Key, float] 
         executor_steps={key[1]: int(steps) for key, steps in counts.items() if key[0] == "executor_steps"},
         audit=AuditCounts(counts["audited",], counts["drifted",], counts["dropped",]),
         tiers=_merge_tiers([status.tiers for status in statuses if status.tiers is not None], counts),
+        generated=counts["generated",],
     )
 
 

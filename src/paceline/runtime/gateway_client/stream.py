@@ -37,9 +37,12 @@ class Stream:
         """Last attempt with an output."""
         self.num_lost = 0
         """Workers lost since the last output."""
+        self.weights = ""
+        """Checksum of the weights that generated its first token; empty: not known. Others would continue with another text."""
         self.num_deaths = 0
         """Workers that died since the last output, each before the first output of its attempt."""
-        self._choices = [_Choice() for _ in range(request.sampling.n)]
+        committed = request.committed or ((),) * request.sampling.n
+        self._choices = [_Choice(list(tokens or ()), tokens is None) for tokens in committed]
         self._num_cached: int | None = None
 
     @property

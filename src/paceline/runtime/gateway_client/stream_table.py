@@ -93,6 +93,8 @@ class StreamTable:
     def _start(self, target: TargetConnection, stream: Stream, num_cached: int) -> None:
         """The first output of an attempt has arrived."""
         stream.started_attempt = stream.attempt
+        if target.welcome is not None and not stream.weights:
+            stream.weights = target.welcome.weights
         self._router.started(stream.request.id, num_cached)
         if stream.pinned is None:
             target.num_prompt_tokens += len(stream.request.prompt_ids)
@@ -144,17 +146,24 @@ class StreamTable:
         for _ in range(len(self._unassigned) if loads else 0):
             stream = self._unassigned.popleft()
             request, choices = stream.request, loads
+            if stream.weights:
+                choices = {name: load for name, load in choices.items() if self._fits(stream, name)}
             if stream.is_suspect:
-                choices = {name: load for name, load in loads.items() if not self._targets[name].has_suspect}
-                if not choices:
-                    self._unassigned.append(stream)
-                    continue
+                choices = {name: load for name, load in choices.items() if not self._targets[name].has_suspect}
+            if not choices:
+                self._unassigned.append(stream)
+                continue
             prompt = Prompt(request.prompt_ids, request.cache_salt, request.id)
             name = stream.worker = self._router.choose(prompt, list(choices.values()))
             loads[name] = replace(loads[name], assigned=loads[name].assigned + stream.num_unfinished)
             if self._index is not None and len(loads) > 1:
                 stream.peer = find_peer(self._index, prompt, name, loads)
             self.submit(stream)
+
+    def _fits(self, stream: Stream, name: str) -> bool:
+        """Whether the worker has the weights that generated the beginning of the stream."""
+        welcome = self._targets[name].welcome
+        return welcome is not None and welcome.weights in ("", stream.weights)
 
     def submit(self, stream: Stream) -> None:
         """Send the stream to the worker that it is assigned or pinned to."""

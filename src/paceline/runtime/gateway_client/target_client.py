@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Self
 
@@ -19,7 +20,7 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.deploy.directory import Directory
 from paceline.runtime.gateway_client.merged_status import ReportHistory, merge_status
 from paceline.runtime.gateway_client.target_pool import TargetPool
-from paceline.runtime.wire.gateway_messages import Welcome
+from paceline.runtime.wire.gateway_messages import Recalled, Welcome
 from paceline.runtime.wire.keys import KeyPair
 from paceline.speculation.verification.schema_check import SchemaChecker
 
@@ -45,14 +46,16 @@ class TargetClient:
         start_seconds: float = START_SECONDS,
         check_workers: Callable[[], None] = lambda: None,
         failure: Callable[[], str | None] = lambda: None,
+        is_shared: bool = False,
     ) -> None:
         """Blocks until the first worker is ready, at most `start_seconds`. `engine`: settings of the workers; None: those of
         the first target pool. `tokenizer`: None reads the model's. `check_workers` raises if no worker will become ready.
-        `failure` returns why the workers keep failing, if they do."""
+        `failure` returns why the workers keep failing, if they do. `is_shared`: the cluster has draft workers of other models,
+        which are no part of this client's status."""
         self.config = engine or config.engines()[f"{config.targets[0].name}-0"]
         self.tokenizer = tokenizer or load_tokenizer(self.config.model)
         self.pool = TargetPool(config, directory, own)
-        self._failure = failure
+        self._failure, self._is_shared = failure, is_shared
         self._history = ReportHistory()
         try:
             welcome = self._wait_ready(start_seconds, check_workers)
@@ -118,6 +121,10 @@ class TargetClient:
         """Start a request, or raise `InvalidRequest`. `listener` receives the outputs, on the pool's thread."""
         self.pool.submit(self._validator.validate(request), listener)
 
+    def recall(self, key: str) -> "Future[Recalled | None]":
+        """The tokens of a resumable stream of any gateway; None if no worker knows its key. The stream ends where it runs."""
+        return self.pool.recall(key)
+
     def cancel(self, request_id: str) -> None:
         """Stop a request; its listener receives nothing more. An unknown or finished request is not an error."""
         self.pool.cancel(request_id)
@@ -138,7 +145,8 @@ class TargetClient:
 
     def cluster_status(self) -> ClusterStatus:
         """Status of every worker."""
-        return ClusterStatus(tuple(self.pool.workers()), self.pool.num_continued)
+        workers = [one for one in self.pool.workers() if not (self._is_shared and one.refusal)]
+        return ClusterStatus(tuple(workers), self.pool.num_continued)
 
     def close(self) -> None:
         """Cancel running requests and disconnect from the workers."""

@@ -43,6 +43,8 @@ class TargetConnection:
         self.welcome: Welcome | None = None
         self.heartbeat: Heartbeat | None = None
         self.report: StatusReport | None = None
+        self.refusal = ""
+        """Why its handshake failed, if it did."""
         self.round_trip: float | None = None
         self.streams: dict[int, Stream] = {}
         """Streams that this worker generates, by attempt."""
@@ -57,7 +59,7 @@ class TargetConnection:
         """Prompt tokens found in the worker's cache."""
         self._connection: Connection[FromTargetWorker] = Connection(member.address, TO_GATEWAY, security)
         self._config = health
-        self._hello = Hello(VERSION, epoch, "")
+        self._hello = Hello(VERSION, epoch, None)
         self._next_heartbeat = 0.0
         self._next_status = 0.0
         self._num_foreign = 0
@@ -92,9 +94,16 @@ class TargetConnection:
         return self.state is WorkerState.READY and self.welcome is not None
 
     @property
+    def is_draining(self) -> bool:
+        """Whether it takes no new streams and exits soon, by its own account or by that of the directory."""
+        return self.member.phase == "draining" or (self.heartbeat is not None and self.heartbeat.is_draining)
+
+    @property
     def takes_streams(self) -> bool:
-        """Whether streams may be assigned to it. A prefill worker generates canaries only."""
-        return self.is_usable and self.member.role == "target"
+        """Whether streams may be assigned to it. A prefill worker, and a worker on trial, generates canaries only."""
+        return (
+            self.is_usable and self.member.role == "target" and self.member.phase == "serving" and not self.is_draining
+        )
 
     @property
     def has_suspect(self) -> bool:

@@ -1,9 +1,12 @@
 """The gateway's connections to all target workers: routes requests, watches workers, and continues streams of lost ones."""
 
+import itertools
 import logging
 import secrets
 import threading
 from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import replace
 
 from paceline.cluster.health.health import WorkerState
 from paceline.cluster.routing.kv_router import KvRouter
@@ -17,6 +20,7 @@ from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import WorkerStatus
 from paceline.runtime.deploy.directory import Directory, Member
 from paceline.runtime.gateway_client.canaries import Canaries
+from paceline.runtime.gateway_client.recall import RecallAnswers
 from paceline.runtime.gateway_client.stream import Stream
 from paceline.runtime.gateway_client.stream_table import StreamTable
 from paceline.runtime.gateway_client.target_connection import TargetConnection
@@ -27,6 +31,8 @@ from paceline.runtime.wire.gateway_messages import (
     FromTargetWorker,
     Heartbeat,
     Outputs,
+    Recall,
+    Recalled,
     RequestFailed,
     SetFlags,
     StatusReport,
@@ -44,7 +50,11 @@ logger = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1.0
 """Time between two polls from which the gateway itself was suspended."""
-DIRECTORY_SECONDS = 1.0
+RECALL_SECONDS = 2.0
+"""Time that workers have to answer a `Recall`."""
+IN_USE = ("trial", "serving")
+"""Phases of draft workers that targets use: drafts do not change the text, so a trial needs no comparison."""
+DIRECTORY_SECONDS = 0.5
 """Interval of directory look-ups."""
 
 
@@ -69,10 +79,13 @@ class TargetPool:
         self._canaries = Canaries(config.health.canary, self._targets, self._streams.submit)
         self._max_num_seqs = 1
         self._last_poll: float | None = None
-        self._worker_list = WorkerList([])
+        self._worker_lists: dict[str, WorkerList] = {}
+        """By model."""
         self._flags: SpeculationFlags | None = None
         self._members: tuple[Member, ...] = ()
         self._commands = CommandQueue()
+        self._numbers = itertools.count(1)
+        self._recalls: dict[int, RecallAnswers] = {}
         self._lock = threading.Lock()  # guards `_is_closed`
         self._is_closed = False
         self._ready = threading.Event()
@@ -115,11 +128,12 @@ class TargetPool:
         return dict(self._targets)
 
     def workers(self) -> list[WorkerStatus]:
-        """The status of every worker in the configuration or the directory, also of those not seen yet."""
-        pools = self._config.pools
-        named = [Member(name, pool.name, pool.role, "") for pool in pools for name in pool.worker_names]
-        members = {member.name: member for member in (*named, *self._members)}
-        return worker_statuses(members.values(), list(self._targets.values()), self._kv_router)
+        """The status of every worker in the directory; of every configured one before the directory was read."""
+        pools, members = self._config.pools, self._members
+        if not members:
+            members = tuple(Member(name, pool.name, pool.role, "") for pool in pools for name in pool.worker_names)
+        prices = {pool.name: pool.price for pool in pools}
+        return worker_statuses(members, list(self._targets.values()), self._kv_router, prices)
 
     def reports(self) -> list[StatusReport]:
         """The last report of each usable target."""
@@ -136,6 +150,23 @@ class TargetPool:
             self._streams.reserve(request.id)
         stream = Stream(request, listener)
         self._commands.put(lambda: self._streams.add(stream))
+
+    def submit_to(self, worker: str, request: Request, listener: OutputListener) -> None:
+        """Start a validated request on this worker only, also on trial. The listener receives nothing if the worker is lost."""
+        stream = Stream(ValidatedRequest.of(request), listener, pinned=worker)
+
+        def submit() -> None:
+            target = self._targets.get(worker)
+            if target is not None and target.welcome is not None:
+                self._streams.submit(stream)
+
+        self._commands.put(submit)
+
+    def recall(self, key: str, seconds: float = RECALL_SECONDS) -> "Future[Recalled | None]":
+        """The tokens of a resumable stream that any worker has kept; None if no worker knows its key. The stream ends there."""
+        future: Future[Recalled | None] = Future()
+        self._commands.put(lambda: self._start_recall(key, seconds, future))
+        return future
 
     def cancel(self, request_id: str) -> None:
         """Stop a request; its listener receives nothing more. An unknown or finished request is not an error."""
@@ -182,6 +213,8 @@ class TargetPool:
             self._poll()
             self._streams.assign()
         self._streams.fail_all(EngineClosed("the gateway was shut down while the request was running"))
+        for recall in self._recalls.values():
+            recall.finish()
         for target in self._targets.values():
             target.send(Goodbye("the gateway is stopping"))
             target.close()
@@ -190,13 +223,16 @@ class TargetPool:
     def _set_members(self, members: tuple[Member, ...]) -> None:
         """Connect to workers that are new or moved, and disconnect from those that left."""
         self._members = members
-        current = {member.name: member for member in members if member.role != "draft"}
+        current = {m.name: m for m in members if m.role != "draft" and m.phase != "gone" and m.address}
         for name, target in list(self._targets.items()):
-            if current.get(name) != target.member:
-                del self._targets[name]
-                self._caches.remove(name)
-                self._streams.release(target, "left the cluster")
-                target.close()
+            member = current.get(name)
+            if member is not None and replace(member, phase=target.member.phase) == target.member:
+                target.member = member
+                continue
+            del self._targets[name]
+            self._caches.remove(name)
+            self._streams.release(target, "left the cluster")
+            target.close()
         for name, member in current.items():
             if name not in self._targets:
                 try:
@@ -208,21 +244,28 @@ class TargetPool:
         self._send_worker_list()
 
     def _send_worker_list(self) -> None:
-        """Send targets the addresses of draft workers, prefill workers and other targets, without unhealthy ones."""
+        """Send targets the addresses of draft workers, and of prefill workers and other targets of their model, without
+        unhealthy or leaving ones. A draining target still sends its cached blocks to the others."""
         unhealthy = {target.name for target in self._targets.values() if target.state is WorkerState.UNHEALTHY}
-        drafts, prefills, targets = (
-            [
-                WorkerAddress(member.name, member.address, member.key)
-                for member in self._members
-                if member.role == role and member.name not in unhealthy
-            ]
-            for role in ("draft", "prefill", "target")
-        )
-        worker_list = WorkerList(drafts, prefills, targets if self._config.shares_caches else [])
-        if worker_list != self._worker_list or unhealthy:  # another gateway may have sent the unhealthy ones
-            self._worker_list = worker_list
+        worker_lists = {}
+        for model in {target.member.model for target in self._targets.values()}:
+            drafts, prefills, targets = (
+                [
+                    WorkerAddress(member.name, member.address, member.key, member.phase == "trial")
+                    for member in self._members
+                    if member.role == role
+                    and member.address
+                    and member.name not in unhealthy
+                    and member.phase in phases
+                    if role == "draft" or member.model == model
+                ]
+                for role, phases in (("draft", IN_USE), ("prefill", ("serving",)), ("target", ("serving", "draining")))
+            )
+            worker_lists[model] = WorkerList(drafts, prefills, targets if self._config.shares_caches else [])
+        if worker_lists != self._worker_lists or unhealthy:  # another gateway may have sent the unhealthy ones
+            self._worker_lists = worker_lists
             for target in self._targets.values():
-                target.send(worker_list)
+                target.send(worker_lists[target.member.model])
 
     def _handle(self, target: TargetConnection, message: FromTargetWorker | MalformedMessage) -> None:
         match message:
@@ -232,7 +275,11 @@ class TargetPool:
                 if not target.streams:  # the counts of a finished request are then current at once
                     target.send(StatusRequest())
             case Heartbeat():
-                if target.take_heartbeat(message, self._clock.now()):
+                was_draining = target.is_draining
+                has_restarted = target.take_heartbeat(message, self._clock.now())
+                if target.is_draining and not was_draining:
+                    logger.info("target worker %s is draining", target.name)
+                if has_restarted:
                     self._canaries.forget(target.name)
                     self._streams.release(target, "restarted", has_died=True)
                 else:
@@ -243,6 +290,9 @@ class TargetPool:
                 self._handle_welcome(target, message)
             case StatusReport():
                 target.report = message
+            case Recalled():
+                if message.number in self._recalls:
+                    self._recalls[message.number].add(message)
             case Goodbye():
                 if target.welcome is None:
                     logger.warning("%s: %s", target.name, message.reason)
@@ -256,12 +306,36 @@ class TargetPool:
             text = "%s has protocol version %d, this gateway has %d: upgrade the older one"
             logger.error(text, target.name, message.version, VERSION)
             return
+        refusal, target.refusal = target.refusal, self._refusal(target.member, message)
+        if target.refusal:
+            if target.refusal != refusal:
+                logger.error("%s is refused: %s", target.name, target.refusal)
+            return
         target.welcome = message
         if self._config.router == "kv_aware":
             self._caches.track(target.member, message)
-        target.send(self._worker_list)
+        target.send(self._worker_lists.get(target.member.model, WorkerList([])))
         if self._flags is not None:
             target.send(SetFlags(self._flags))
+
+    def _refusal(self, member: Member, welcome: Welcome) -> str:
+        """Why the worker must not generate, if so: its pool has other weights at the same revision of the settings."""
+        for other in self._targets.values():
+            same = (other.member.pool, other.member.revision) == (member.pool, member.revision)
+            if (
+                same
+                and other.welcome is not None
+                and other.welcome.weights not in ("", welcome.weights)
+                and welcome.weights
+            ):
+                return f"its weights are {welcome.weights}, those of {other.name} are {other.welcome.weights}"
+        return ""
+
+    def _start_recall(self, key: str, seconds: float, future: "Future[Recalled | None]") -> None:
+        number = next(self._numbers)
+        targets = [target for target in self._targets.values() if target.welcome is not None]
+        asked = sum(target.send(Recall(number, key)) for target in targets)
+        self._recalls[number] = RecallAnswers(asked, self._clock.now() + seconds, future)
 
     def _send_flags(self, flags: SpeculationFlags) -> None:
         self._flags = flags
@@ -270,6 +344,8 @@ class TargetPool:
 
     def _poll(self) -> None:
         now = self._clock.now()
+        for number in [number for number, one in self._recalls.items() if one.is_complete(now)]:
+            self._recalls.pop(number).finish()
         paused = now - (now if self._last_poll is None else self._last_poll)
         self._last_poll = now
         for target in self._targets.values():

@@ -1,6 +1,6 @@
 """The workers of a cluster as rows of a table, from what targets report of themselves and of the draft workers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from paceline.cluster.health.health import WorkerState
@@ -11,14 +11,20 @@ from paceline.runtime.gateway_client.canaries import CATEGORY
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.wire.gateway_messages import LoadProgress
 
-UNSEEN = "unseen"
-"""State of a draft worker that no target has reported."""
+UNSEEN = "joining"
+"""State of a worker without a heartbeat, or of a draft worker that no target has reported."""
 
 
 def worker_statuses(
-    members: Iterable[Member], targets: Sequence[TargetConnection], router: KvRouter | None = None
+    members: Iterable[Member],
+    targets: Sequence[TargetConnection],
+    router: KvRouter | None = None,
+    prices: Mapping[str, float | None] | None = None,
 ) -> list[WorkerStatus]:
-    """One row per member, also for members without an address yet. `router` adds its estimates of the targets."""
+    """One row per member, also for members without an address yet. `router` adds its estimates of the targets.
+
+    `prices`: dollars per hour of a worker, by pool."""
+    prices = prices or {}
     by_name = {target.name: target for target in targets}
     drafters: dict[str, list[DrafterStatus]] = {}
     for target in targets:
@@ -31,13 +37,25 @@ def worker_statuses(
             row = _draft_row(member, drafters.get(member.name, []))
         else:
             row = _target_row(member, by_name.get(member.name), None if router is None else router.view(member.name))
-        rows.append(replace(row, life=member.life))
+        state = _state(member, by_name.get(member.name), row.state)
+        rows.append(replace(row, life=member.life, state=state, price=prices.get(member.pool)))
     return rows
 
 
+def _state(member: Member, target: TargetConnection | None, state: str) -> str:
+    """The state in the table: the member's phase, unless `state` says more."""
+    if member.phase == "gone":
+        return "gone"
+    if member.phase == "draining" or (target is not None and target.is_draining and state == "ready"):
+        return "draining"
+    return "joining" if member.phase == "trial" and state == "ready" else state
+
+
 def _target_row(member: Member, target: TargetConnection | None, view: RouterView | None) -> WorkerStatus:
+    if target is not None and target.refusal:
+        return WorkerStatus(member.name, member.pool, member.role, "refused", member.address, refusal=target.refusal)
     if target is None or target.heartbeat is None:
-        return WorkerStatus(member.name, member.pool, member.role, "starting", member.address)
+        return WorkerStatus(member.name, member.pool, member.role, UNSEEN, member.address)
     heartbeat, status = target.heartbeat, target.status
     is_loading = target.is_usable and heartbeat.loading is not None
     is_lost = target.state is WorkerState.SUSPECTED  # its last heartbeat describes a process that may be gone
@@ -67,6 +85,7 @@ def _target_row(member: Member, target: TargetConnection | None, view: RouterVie
         indexed_blocks=None if view is None else view.blocks,
         prefill_seconds=None if view is None else view.prefill_seconds,
         handoffs=None if status is None else status.handoffs,
+        generated=0 if status is None else status.generated,
     )
 
 
@@ -89,6 +108,7 @@ def _draft_row(member: Member, drafters: Sequence[DrafterStatus]) -> WorkerStatu
         late=sum(drafter.late for drafter in drafters),
         pass_seconds=_mean([drafter.pass_seconds for drafter in ready if drafter.pass_seconds]),
         paused_share=_mean(paused_share) if len(paused_share) == len(ready) else None,
+        refusal="" if ready else next((drafter.refusal for drafter in drafters if drafter.refusal), ""),
     )
 
 

@@ -46,7 +46,8 @@ class PrefillService:
         self._loop = loop
         self._engine = engine
         self._server = server
-        self._computes = computes
+        self.computes = computes
+        """Whether it computes prompts; otherwise it sends cached blocks only."""
         self._clock = clock or WallClock()
         self._layout = CacheLayout.of(engine.runner)
         self._exports = engine.exports
@@ -106,6 +107,11 @@ class PrefillService:
         for key in [key for key in self._jobs if key[0] == peer]:
             self.cancel(*key)
 
+    @property
+    def num_jobs(self) -> int:
+        """Prompts that are computed, or not fetched yet."""
+        return len(self._jobs)
+
     def counts(self) -> HandoffCounts:
         return HandoffCounts(self._done, self._failed, self._tokens, self._bytes, self._seconds)
 
@@ -133,7 +139,7 @@ class PrefillService:
         """On the engine's thread."""
         if job.is_over:
             return
-        if not self._computes:
+        if not self.computes:
             if not self._exports.export_cached(request.id, job.plan, job, request.prompt_ids, request.cache_salt):
                 job.transfer.abort("it is no longer cached")
             return

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
+from paceline.runtime.target_worker.kept_streams import KeptStream
 from paceline.runtime.wire.gateway_messages import MAX_OUTPUTS, FailureKind, Output, Outputs, RequestFailed
 from paceline.runtime.wire.transport import Peer
 
@@ -17,7 +18,7 @@ MAX_REASON = 2000
 class Job:
     """A running submission."""
 
-    __slots__ = ("attempt", "num_tokens", "num_unfinished", "peer", "request_id")
+    __slots__ = ("attempt", "kept", "num_tokens", "num_unfinished", "peer", "request_id")
 
     def __init__(self, peer: Peer, attempt: int, request: Request) -> None:
         self.peer, self.attempt, self.request_id = peer, attempt, request.id
@@ -25,6 +26,8 @@ class Job:
         self.num_tokens = [len(tokens or ()) for tokens in committed]
         """Output tokens by choice, including those that another worker committed."""
         self.num_unfinished = len(request.unfinished)
+        self.kept: KeptStream | None = None
+        """Tokens of a resumable stream."""
 
 
 @dataclass(slots=True)
@@ -49,6 +52,8 @@ class GatewayJobs:
         choice, count = event.choice, len(event.tokens)
         start = job.num_tokens[choice]
         job.num_tokens[choice] = start + count
+        if job.kept is not None:
+            job.kept.add(choice, event.tokens)
         if event.finish_reason is not None:
             job.num_unfinished -= 1
             if job.num_unfinished == 0:

@@ -7,12 +7,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Protocol
 
 from paceline.cluster.health.health import Progress, StallDetector
 from paceline.core.clock import Clock, WallClock
-from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent
 from paceline.core.request import Request
 from paceline.core.speculation import SpeculationFlags
@@ -23,8 +22,10 @@ from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.draft_symptoms import DraftSymptoms
+from paceline.runtime.target_worker.gateways import WRONG_EPOCH, Gateways
 from paceline.runtime.target_worker.grammar_thread import GrammarThread
 from paceline.runtime.target_worker.jobs import GatewayJobs, Job
+from paceline.runtime.target_worker.kept_streams import KeptStreams
 from paceline.runtime.target_worker.kv_pressure import KvPressure
 from paceline.runtime.weights.manager import WeightManager
 from paceline.runtime.wire.codec import MalformedMessage
@@ -34,6 +35,8 @@ from paceline.runtime.wire.gateway_messages import (
     Heartbeat,
     HeartbeatRequest,
     Prefill,
+    Recall,
+    Recalled,
     SetFlags,
     StatusReport,
     StatusRequest,
@@ -47,12 +50,10 @@ from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)
 
-WRONG_EPOCH = "the message is for another epoch of this worker"
-
-GATEWAY_TIMEOUT = 10.0
-"""Seconds without a message after which a gateway's requests are cancelled."""
 PRESSURE_SECONDS = 1.0
 """Interval of the observations of `KvPressure`."""
+EXPIRY_SECONDS = 1.0
+"""Interval at which the tokens of resumable streams are checked for their age."""
 IDLE_WAIT = 0.25
 PAUSE_SECONDS = 1.0
 """Time between two turns of the worker's loop from which the process itself was suspended."""
@@ -60,8 +61,6 @@ HANG_SECONDS = 10.0
 """Time that a step may take beyond its predicted time before the worker exits. Gateways continue its streams much earlier."""
 UNMEASURED_HANG_SECONDS = 600.0
 """The same for the first steps of a size, which may compile kernels."""
-MAX_JOBS = 8192
-"""Requests per gateway, far above a gateway's own admission limit."""
 
 
 class Closeable(Protocol):
@@ -91,11 +90,13 @@ class TargetWorker:
         prefill_service: PrefillService | None = None,
         tracing: Closeable | None = None,
         clock: Clock | None = None,
+        weights_id: str = "",
     ) -> None:
         """`handoffs`: client of prefill workers. `prefill_service`: computes or sends prompts for other targets. `tracing` is
-        closed at the end."""
+        closed at the end. `weights_id`: checksum of the weights and their formats."""
         self.name = name
         self.epoch = secrets.randbits(62)
+        self._weights_id = weights_id
         self._loop = loop
         self._engine = loop.engine
         self._listener = listener
@@ -117,8 +118,12 @@ class TargetWorker:
         self._next_pressure = 0.0
         self._stop = threading.Event()
         self._request_numbers = itertools.count()
-        self._gateways: dict[Peer, GatewayJobs] = {}
+        self._gateways = Gateways(name, listener, self._clock)
+        self._kept = KeptStreams()
+        self._next_expiry = 0.0
         self._events: deque[tuple[Job, OutputEvent]] = deque()
+        self._commands: deque[Callable[[], None]] = deque()
+        """Calls of other threads that the thread of `run` makes."""
         self._is_awake = False
         self._grammars = GrammarThread(self._engine.validator, listener.wake)
         self._steps = StallDetector(HANG_SECONDS, UNMEASURED_HANG_SECONDS)
@@ -151,6 +156,8 @@ class TargetWorker:
                         logger.exception("a message could not be handled")
                 self._grammars.run_finished()
                 self._send_events()
+                while self._commands:
+                    self._commands.popleft()()
                 is_hung = self._is_hung()
                 if is_hung:
                     raise WorkerHung(f"a step of {self.name} does not end: the worker exits and is restarted")
@@ -159,12 +166,14 @@ class TargetWorker:
                     raise WorkerFailed(f"{self.name} failed to load its model: {self._weights.error}")
                 if not self._loop.is_running:
                     raise WorkerFailed(f"the engine of {self.name} has stopped; see the log above")
+                service = self._prefill_service
+                if self._gateways.is_drained(service is not None and service.num_jobs > 0):
+                    break
         finally:
             self._close(is_hung)
 
     def _close(self, is_hung: bool) -> None:
-        for peer in self._gateways:
-            self._listener.send(peer, Goodbye(f"{self.name} is stopping"))
+        self._gateways.say_goodbye(f"{self.name} is stopping")
         self._listener.close()
         self._grammars.close()
         if self._weights is not None:
@@ -188,11 +197,23 @@ class TargetWorker:
         self._stop.set()
         self._listener.wake()
 
+    def drain(self, seconds: float) -> None:
+        """Take no new requests. `run` returns when the running ones are finished, at most `seconds` from now; gateways continue
+        the others on other workers. Thread-safe. A repeated call changes nothing."""
+        self._commands.append(lambda: self._start_drain(seconds))
+        self._listener.wake()
+
+    def _start_drain(self, seconds: float) -> None:
+        if self._gateways.is_draining:
+            return
+        self._gateways.start_drain(seconds)
+        for peer, gateway in self._gateways.items():
+            self._listener.send(peer, self._heartbeat(0, gateway))
+
     def _handle(self, peer: Peer, message: FromGateway | MalformedMessage) -> None:
         if isinstance(message, MalformedMessage):  # the listener counts it; it does not keep a gateway alive
             return
-        gateway = self._gateways.setdefault(peer, GatewayJobs())
-        gateway.last_message = self._clock.now()
+        gateway = self._gateways.heard(peer)
         match message:
             case Submit():
                 self._submit(peer, gateway, message)
@@ -206,11 +227,7 @@ class TargetWorker:
                     self._drafts.maintain()
                 self._listener.send(peer, self._heartbeat(message.nonce, gateway))
             case Hello():
-                if message.version == VERSION:
-                    self._listener.send(peer, self._welcome())
-                else:  # without the epoch of `Welcome` it can submit nothing
-                    text = f"{self.name} has protocol version {VERSION}, not {message.version}: upgrade the older one"
-                    self._listener.send(peer, Goodbye(text))
+                self._gateways.greet(peer, message, self._welcome)
             case SetFlags():
                 self._set_flags(message.flags)
             case WorkerList():
@@ -223,21 +240,18 @@ class TargetWorker:
                 self._listener.send(peer, self._report())
             case Prefill():
                 self._prefill(peer, gateway, message)
+            case Recall():
+                self._recall(peer, message)
             case Goodbye():
                 self._drop(peer)
 
     def _submit(self, peer: Peer, gateway: GatewayJobs, message: Submit) -> None:
-        if message.epoch != self.epoch:  # sent to the previous process at this address
-            gateway.fail(message.attempt, PacelineError(WRONG_EPOCH))
-            return
-        if len(gateway.jobs) >= MAX_JOBS:
-            gateway.fail(message.attempt, PacelineError(f"the limit of {MAX_JOBS} requests per gateway is reached"))
-            return
-        if message.attempt in gateway.jobs:  # a failure would end the first one
-            logger.warning("a gateway repeats the attempt %d, which is ignored", message.attempt)
+        if not self._gateways.accepts(gateway, message, self.epoch):
             return
         request = replace(message.request, id=f"{next(self._request_numbers)}")
         job = gateway.jobs[message.attempt] = Job(peer, message.attempt, request)
+        if request.resume_key:
+            job.kept = self._kept.keep(request, lambda: gateway.jobs.get(job.attempt) is job)
         if request.sampling.json_schema is None:
             self._start(gateway, job, request, message)
             return
@@ -270,12 +284,25 @@ class TargetWorker:
             text = f"the request cannot be served ({type(error).__name__}): change its parameters"
             gateway.fail(message.attempt, InvalidRequest(text))
 
+    def _recall(self, peer: Peer, message: Recall) -> None:
+        """Send the tokens of a resumable stream. If it still runs, for a gateway that its client has left, it ends."""
+        stream = self._kept.find(message.key)
+        for gateway in self._gateways.values():
+            for attempt, job in list(gateway.jobs.items()):
+                if stream is not None and job.kept is stream:
+                    self._cancel(gateway, attempt)
+                    gateway.fail(attempt, GenerationFailed("its client has resumed it through another gateway"))
+        choices = [] if stream is None else [list(tokens) for tokens in stream.choices]
+        self._listener.send(peer, Recalled(message.number, None if stream is None else stream.seed, choices))
+
     def _prefill(self, peer: Peer, gateway: GatewayJobs, message: Prefill) -> None:
         try:
             if self._prefill_service is None:
                 raise InvalidRequest("this worker does not send cached blocks")
             if message.epoch != self.epoch:
                 raise PacelineError(WRONG_EPOCH)
+            if self._gateways.is_draining and self._prefill_service.computes:
+                raise PacelineError(f"{self.name} is draining")
             started = self._prefill_service.start(peer, message)
             self._listener.send(peer, started)  # if it is lost, the target cancels after its timeout
         except PacelineError as error:
@@ -302,8 +329,7 @@ class TargetWorker:
             gateway = self._gateways.get(job.peer)
             if gateway is not None:
                 gateway.add(job, event)
-        for peer, gateway in self._gateways.items():
-            gateway.flush(partial(self._listener.send, peer))
+        self._gateways.flush()
 
     def _cancel(self, gateway: GatewayJobs, attempt: int) -> None:
         job = gateway.jobs.pop(attempt, None)
@@ -312,12 +338,10 @@ class TargetWorker:
 
     def _drop_silent_gateways(self) -> None:
         now = self._clock.now()
-        for peer in [peer for peer, gateway in self._gateways.items() if now - gateway.last_message > GATEWAY_TIMEOUT]:
-            gateway = self._gateways[peer]
-            logger.warning("a gateway is silent; its %d requests are cancelled", len(gateway.jobs))
-            for attempt in gateway.jobs:  # a gateway that was suspended continues its streams when it returns
-                gateway.fail(attempt, PacelineError(f"the gateway was silent for {GATEWAY_TIMEOUT:.0f} s"))
-            gateway.flush(partial(self._listener.send, peer))
+        if now >= self._next_expiry:
+            self._next_expiry = now + EXPIRY_SECONDS
+            self._kept.expire(now)
+        for peer in self._gateways.fail_silent():
             self._drop(peer)
 
     def _drop(self, peer: Peer) -> None:
@@ -395,6 +419,7 @@ class TargetWorker:
             loading=loading,
             step_seconds=progress.step_seconds,
             attempts=gateway.attempts,
+            is_draining=self._gateways.is_draining,
         )
 
     def _welcome(self) -> Welcome:
@@ -413,4 +438,5 @@ class TargetWorker:
             default_method=flags.method or "",
             events_port=self._publisher.port if self._publisher else 0,
             replay_port=self._publisher.replay_port if self._publisher else 0,
+            weights=self._weights_id,
         )

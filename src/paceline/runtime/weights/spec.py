@@ -31,21 +31,21 @@ class WeightSpec:
 
 
 def weight_specs(config: ClusterConfig, addresses: Mapping[str, str]) -> dict[str, WeightSpec]:
-    """Specs by worker name, for workers that share key and model with at least one other. `addresses` has the addresses to bind
-    under `weight_server_name`. Tensor-parallel workers have none: every rank holds a different shard.
+    """Specs by worker name. `addresses` has the addresses to bind under `weight_server_name`; workers without one are absent.
+    Workers with the same key and model are peers. Tensor-parallel workers have no spec: every rank holds a different shard.
     """
     if not config.weights.from_peers:
         return {}
     groups: dict[tuple[str, ...], list[str]] = {}
     for pool in config.pools:
-        if pool.tensor_parallel_size == 1:
+        if pool.tensor_parallel_size == 1 and pool.engine == "paceline":
             group = (KEY_ROLE_OF[pool.role], pool.model, pool.dtype, pool.quantization, pool.activations)
-            groups.setdefault(group, []).extend(pool.worker_names)
+            names = [name for name in pool.worker_names if weight_server_name(name) in addresses]
+            groups.setdefault(group, []).extend(names)
     limit = config.weights.limit * 1e6
     return {
         name: WeightSpec(addresses[weight_server_name(name)], _peers(names, name, addresses), limit)
         for names in groups.values()
-        if len(names) > 1
         for name in names
     }
 

@@ -60,6 +60,7 @@ def check_limits(request: Request) -> None:
     for name, text, limit in (
         ("category", request.category, MAX_NAME),
         ("cache_salt", request.cache_salt, MAX_SALT),
+        ("resume_key", request.resume_key, MAX_NAME),
         ("trace", request.trace, MAX_NAME),
     ):
         if len(text) > limit:
@@ -102,6 +103,8 @@ class WorkerAddress(Record, frozen=True):
     address: Name
     key: Name = ""
     """Public key; empty without encryption."""
+    is_on_trial: bool = False
+    """Draft worker: whether it gets a share of the sequences only, see `cluster/pairing/draft_trial.py`."""
 
 
 class WorkerList(Message, frozen=True, tag=24):
@@ -138,6 +141,16 @@ class Prefill(Message, frozen=True, tag=26):
     """Number of last tokens whose hidden states are sent."""
 
 
+class Recall(Message, frozen=True, tag=27):
+    """Give the tokens of a resumable stream, and stop it if it runs: its client has come back through this gateway.
+
+    Answered by `Recalled`.
+    """
+
+    number: Large
+    key: Name
+
+
 class Welcome(Message, frozen=True, tag=40):
     """Answer to `Hello`: what the worker offers."""
 
@@ -154,6 +167,9 @@ class Welcome(Message, frozen=True, tag=40):
     events_port: Count = 0
     """Port of the KV events, on the worker's host; 0: no KV events."""
     replay_port: Count = 0
+    weights: Name = ""
+    """Checksum of the weights and the formats that they are computed in; empty: not known. Workers with different ones generate
+    different texts."""
 
 
 class Output(Record, frozen=True):
@@ -226,6 +242,8 @@ class Heartbeat(Message, frozen=True, tag=43):
     """Longest time that the current step should take; None: no step of its size was measured yet."""
     attempts: Annotated[list[Large], Meta(max_length=MAX_ATTEMPTS)] = msgspec.field(default_factory=list)
     """Submissions of this gateway that the worker runs or has outputs of. The gateway continues all others elsewhere."""
+    is_draining: bool = False
+    """Whether the worker takes no new submissions and exits soon. It reports the start of a drain at once, with nonce 0."""
 
 
 class StatusReport(Message, frozen=True, tag=44):
@@ -243,10 +261,22 @@ class PrefillStarted(Message, frozen=True, tag=45):
     handle: TransferHandle
 
 
+class Recalled(Message, frozen=True, tag=46):
+    """Answer to `Recall`."""
+
+    number: Large
+    seed: Large | None
+    """Seed of the stream; None: the worker does not know the key."""
+    choices: Annotated[list[Tokens], Meta(max_length=MAX_OUTPUTS)]
+    """Output tokens by choice."""
+
+
 FromGateway: TypeAlias = (
-    Hello | Submit | Cancel | HeartbeatRequest | SetFlags | WorkerList | StatusRequest | Prefill | Goodbye
+    Hello | Submit | Cancel | HeartbeatRequest | SetFlags | WorkerList | StatusRequest | Prefill | Recall | Goodbye
 )
-FromTargetWorker: TypeAlias = Welcome | Outputs | RequestFailed | Heartbeat | StatusReport | PrefillStarted | Goodbye
+FromTargetWorker: TypeAlias = (
+    Welcome | Outputs | RequestFailed | Heartbeat | StatusReport | PrefillStarted | Recalled | Goodbye
+)
 
 TO_TARGET_WORKER: Codec[FromGateway] = Codec(FromGateway)
 TO_GATEWAY: Codec[FromTargetWorker] = Codec(FromTargetWorker)

@@ -11,9 +11,10 @@ from msgspec import Meta
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
+from paceline.models.drafts.compatibility import Fingerprint
 from paceline.runtime.wire.codec import Codec
 
-VERSION = 6
+VERSION = 7
 """Protocol version. Two processes of different versions do not work together."""
 
 MAX_DEPTH = 64
@@ -53,8 +54,8 @@ class Hello(Message, frozen=True, tag=1):
     version: Count
     epoch: Large
     """Random number of the process. A receiver ignores messages of another epoch."""
-    vocabulary: Name
-    """sha256 of the vocabulary. Both sides must have the same one; empty from a gateway."""
+    tokenizer: Fingerprint | None
+    """Checksums of tokenizer and chat template, which must be the same on both sides; None from a gateway."""
     name: Name = ""
     max_sequences: Count = 0
     """Draft worker: sequences that it holds for all targets together."""
@@ -188,8 +189,8 @@ class ErrorCode(IntEnum):
     """The bytes were not a message."""
     VERSION = 2
     """The protocol versions differ."""
-    VOCABULARY = 3
-    """The vocabularies differ."""
+    TOKENIZER = 3
+    """The tokenizers or chat templates differ."""
     NO_HELLO = 4
     """`Hello` is missing: the worker restarted, or dropped a target that was silent for too long."""
     EPOCH = 5

@@ -1,0 +1,1 @@
+"""Commands that change the pools of a running cluster."""

@@ -1,0 +1,83 @@
+"""Whether a new draft replaces the current one: a sequential test of their goodput. Pure.
+
+Goodput is tokens per second of decoding. Every sequence is drafted for by one of both drafts, chosen at random, and yields a
+pair of tokens and seconds. The gain is the logarithm of the ratio of both goodputs, with its variance s^2 by the delta method.
+The test may be repeated at any time without more errors (mixture sequential probability ratio test, Johari et al. 2017):
+
+    L = sqrt(s^2 / (s^2 + tau^2)) exp(gain^2 tau^2 / (2 s^2 (s^2 + tau^2)))  >=  1 / alpha
+"""
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+
+from paceline.core.worker_status import GoodputSums
+
+TRIAL_SHARE = 0.25
+"""Share of the sequences that a draft on trial gets."""
+
+
+class TrialVerdict(Enum):
+    CONTINUE = "continue"
+    KEEP = "keep"
+    ROLL_BACK = "roll back"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLimits:
+    seconds: float = 600.0
+    """Time after which a draft without a proven gain is rolled back."""
+    min_sequences: int = 20
+    """Sequences of each draft before the first test: the variance must be known."""
+    alpha: float = 0.005
+    """Most probable rate of wrong decisions between two equal drafts."""
+    usual_gain: float = 0.1
+    """Scale tau of the gains that the test finds soonest, as a logarithm."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDecision:
+    verdict: TrialVerdict
+    gain: float | None
+    """Relative gain in goodput, 0.1 for 10% more; None: not enough sequences."""
+    reason: str
+
+
+class DraftTrial:
+    """The trial of one draft, from `started` on. `decide` has no effects."""
+
+    def __init__(self, started: float, limits: TrialLimits | None = None) -> None:
+        self._started, self._limits = started, limits or TrialLimits()
+
+    def decide(self, current: GoodputSums, candidate: GoodputSums, now: float) -> TrialDecision:
+        """`current` and `candidate`: sequences of both drafts since the start of the trial."""
+        limits = self._limits
+        seen = f"{candidate.sequences} sequences against {current.sequences}"
+        is_over = now - self._started >= limits.seconds
+        if min(current.sequences, candidate.sequences) < limits.min_sequences or not current.tokens:
+            if is_over:
+                text = f"only {seen} within {limits.seconds:g} s, and {limits.min_sequences} of each are needed"
+                return TrialDecision(TrialVerdict.ROLL_BACK, None, text)
+            return TrialDecision(TrialVerdict.CONTINUE, None, seen)
+        gain = math.log(candidate.goodput / current.goodput)
+        variance = _log_variance(current) + _log_variance(candidate)
+        relative = math.expm1(gain)
+        text = f"{relative:+.1%} goodput, {seen}"
+        if _log_likelihood_ratio(gain, variance, limits.usual_gain) >= -math.log(limits.alpha):
+            verdict = TrialVerdict.KEEP if gain > 0.0 else TrialVerdict.ROLL_BACK
+            return TrialDecision(verdict, relative, text)
+        if is_over:
+            return TrialDecision(TrialVerdict.ROLL_BACK, relative, f"{text}: not certain within {limits.seconds:g} s")
+        return TrialDecision(TrialVerdict.CONTINUE, relative, text)
+
+
+def _log_variance(sums: GoodputSums) -> float:
+    """Variance of the logarithm of tokens / seconds, by the delta method over sequences."""
+    count, ratio = sums.sequences, sums.goodput
+    residual = sums.tokens_squared - 2.0 * ratio * sums.product + ratio * ratio * sums.seconds_squared
+    return max(residual, 1e-12) * count / (count - 1) / (sums.tokens * sums.tokens)
+
+
+def _log_likelihood_ratio(gain: float, variance: float, tau: float) -> float:
+    total = variance + tau * tau
+    return 0.5 * math.log(variance / total) + gain * gain * tau * tau / (2.0 * variance * total)

@@ -1,0 +1,251 @@
+"""Runs workers as Ray actors: creates, drains and kills them, and creates those again that died."""
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+import ray._private.state
+from ray.exceptions import ActorUnavailableError, RayError
+
+from paceline.cluster.health.health import Backoff
+from paceline.cluster.scaling.changes import with_numbers
+from paceline.cluster.scaling.desired import DesiredState, WorkerGoal
+from paceline.core.clock import Clock, WallClock
+from paceline.core.worker_status import WorkerLife
+from paceline.runtime.deploy.on_ray.placement import choose, remove_group, strategy
+from paceline.runtime.deploy.on_ray.worker_actor import ActorOrder, ActorReport, WorkerActor
+from paceline.runtime.deploy.pools import HeldWorker
+from paceline.runtime.deploy.worker_spec import WorkerSpec, worker_specs
+from paceline.runtime.weights.spec import PeerAddress, weight_server_name
+
+logger = logging.getLogger(__name__)
+
+GRACE = 10.0
+"""Seconds that a worker has to end after its drain."""
+REPORT_SECONDS = 0.2
+"""Time to wait for reports; an actor that is not placed yet answers a later call."""
+ADOPT_SECONDS = 30.0
+"""Time in which the actors that run answer a restarted `PoolsActor`; others are killed and created again."""
+STOP_SECONDS = 15.0
+MARGIN = 2.0
+"""Seconds between the end of a worker and the end of its node."""
+NAME_SECONDS = 0.5
+"""Time until the next attempt, if Ray has not released the name of an actor that died."""
+
+
+@dataclass(slots=True, eq=False)
+class _Actor:
+    order: ActorOrder
+    handle: Any = None
+    """Ray's handle; None: it has died and waits for its restart."""
+    call: Any = None
+    """Call of `report` under way: an actor that is not placed yet is called once, not every time."""
+    report: ActorReport | None = None
+    backoff: Backoff = field(default_factory=Backoff)
+    created: float = 0.0
+    restart_at: float = 0.0
+    """Time of the next creation."""
+    kill_at: float | None = None
+    """Time at which a draining worker is killed; None: it does not drain."""
+    leaves_node: bool = False
+    """Whether it drains because its node does. It is created again on another one."""
+
+    @property
+    def held(self) -> HeldWorker:
+        order, report = self.order, self.report
+        spec = replace(order.spec, address="" if report is None else report.address)
+        if spec.weights is not None:
+            spec = replace(spec, weights=replace(spec.weights, address="" if report is None else report.weight_address))
+        life = WorkerLife(order.restarts, None, order.last_exit) if report is None else report.life
+        return HeldWorker(spec, order.revision, self.kill_at is not None, life)
+
+
+class ActorRunner:
+    """A `WorkerRunner` of actors in one namespace of Ray, which is the cluster's name. The constructor finds those that run.
+
+    Ray does not restart the actors: a worker is created again here, with a delay that doubles, its peers of that time, and its
+    restarts counted.
+    """
+
+    def __init__(
+        self, cluster: str, drain_seconds: float, not_workers: frozenset[str], clock: Clock | None = None
+    ) -> None:
+        """`drain_seconds`: the time of found workers that drain. `not_workers`: names of other actors in the namespace."""
+        self._cluster, self._clock = cluster, clock or WallClock()
+        self._actors: dict[str, _Actor] = {}
+        self._adopt(drain_seconds, not_workers)
+
+    def workers(self) -> Mapping[str, HeldWorker]:
+        return {name: one.held for name, one in self._actors.items()}
+
+    def places(self) -> dict[str, tuple[int, str]]:
+        """Process id and node of each worker that has loaded, by name."""
+        reports = {name: one.report for name, one in self._actors.items()}
+        return {name: (one.pid, one.node) for name, one in reports.items() if one is not None and one.address}
+
+    def start(self, goal: WorkerGoal, desired: DesiredState, peers: Mapping[str, str]) -> None:
+        placements = {name: one.order.placement for name, one in self._actors.items() if one.kill_at is None}
+        order = ActorOrder(ray_spec(goal, desired, peers), goal.revision, choose(goal, desired, placements))
+        actor = self._actors[goal.name] = _Actor(order)
+        self._create(actor)
+
+    def drain(self, name: str, seconds: float) -> None:
+        actor = self._actors[name]
+        if actor.kill_at is not None:
+            return
+        actor.kill_at = self._clock.now() + seconds + GRACE
+        if actor.handle is None or actor.report is None:  # it does not run, or not yet
+            self._remove(actor)
+        else:
+            actor.handle.drain.remote(seconds)
+
+    def set_peers(self, name: str, peers: tuple[PeerAddress, ...]) -> None:
+        actor = self._actors[name]
+        spec = actor.order.spec
+        assert spec.weights is not None
+        actor.order = replace(actor.order, spec=replace(spec, weights=replace(spec.weights, peers=peers)))
+
+    def poll(self) -> None:
+        now = self._clock.now()
+        for actor in list(self._actors.values()):
+            if actor.handle is None and now >= actor.restart_at:
+                self._create(actor)
+            if actor.handle is not None and actor.call is None:
+                actor.call = actor.handle.report.remote()
+        for actor in self._answered():
+            self._handle(actor)
+        self._leave_draining_nodes()
+        for actor in list(self._actors.values()):
+            if actor.kill_at is not None and now >= actor.kill_at:
+                logger.warning("%s did not drain in time and is killed", actor.order.spec.name)
+                self._remove(actor)
+
+    def stop(self) -> None:
+        """Stop all workers and remove their placement groups."""
+        running = [one for one in self._actors.values() if one.handle is not None]
+        calls = [one.handle.stop.remote() for one in running]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=STOP_SECONDS)
+        for actor in list(self._actors.values()):
+            self._remove(actor)
+
+    def _leave_draining_nodes(self) -> None:
+        """Drain the workers of nodes that Ray is about to lose, such as pods that Kubernetes terminates."""
+        deadlines = ray._private.state.state.get_draining_nodes()  # milliseconds since 1970; 0: none
+        for actor in self._actors.values():
+            if (
+                actor.report is None
+                or actor.report.node not in deadlines
+                or actor.leaves_node
+                or actor.kill_at is not None
+            ):
+                continue
+            name, deadline = actor.order.spec.name, deadlines[actor.report.node]
+            left = deadline / 1000 - time.time() - MARGIN if deadline else actor.order.spec.drain_seconds
+            seconds = max(0.0, min(left, actor.order.spec.drain_seconds))
+            logger.info("%s drains, because its node does: it has %g s", name, seconds)
+            actor.handle.drain.remote(seconds)
+            actor.leaves_node = True
+
+    def _answered(self) -> list[_Actor]:
+        calls = {one.call: one for one in self._actors.values() if one.call is not None}
+        ready, _ = ray.wait(list(calls), num_returns=len(calls), timeout=REPORT_SECONDS) if calls else ([], [])
+        return [calls[call] for call in ready]
+
+    def _handle(self, actor: _Actor) -> None:
+        call, actor.call = actor.call, None
+        try:
+            report: ActorReport = ray.get(call)
+        except ActorUnavailableError:  # a connection was lost for a moment
+            return
+        except RayError as error:
+            self._ended(actor, "node lost" if "its node has died" in str(error) else "process lost")
+            return
+        actor.report = report
+        if report.exit:
+            self._ended(actor, report.exit)
+
+    def _ended(self, actor: _Actor, reason: str) -> None:
+        name = actor.order.spec.name
+        if actor.kill_at is not None:
+            logger.info("%s has drained: %s", name, reason)
+            self._remove(actor)
+            return
+        now = self._clock.now()
+        delay = actor.backoff.delay(now - actor.created)
+        logger.warning("%s ended with %s; creating it again in %.1f s", name, reason, delay)
+        _kill(actor)
+        actor.restart_at = now + delay
+        actor.order = replace(actor.order, restarts=actor.order.restarts + 1, last_exit=reason)
+
+    def _remove(self, actor: _Actor) -> None:
+        _kill(actor)
+        del self._actors[actor.order.spec.name]
+        group = actor.order.placement.group_name
+        if group and not any(one.order.placement.group_name == group for one in self._actors.values()):
+            remove_group(self._cluster, group)
+
+    def _create(self, actor: _Actor) -> None:
+        placement, name = actor.order.placement, actor.order.spec.name
+        nodes = {other: one.report.node for other, one in self._actors.items() if one.report is not None}
+        actor.created = self._clock.now()
+        try:
+            actor.handle = (
+                ray.remote(WorkerActor)
+                .options(
+                    name=name,
+                    namespace=self._cluster,
+                    lifetime="detached",
+                    max_concurrency=4,
+                    scheduling_strategy=strategy(placement, self._cluster, nodes),
+                    num_cpus=placement.own.num_cpus,
+                    num_gpus=placement.own.num_gpus,
+                )
+                .remote(actor.order)
+            )
+        except ValueError as error:
+            if "already taken" in str(error):
+                actor.restart_at = actor.created + NAME_SECONDS
+            else:  # such as resources that its placement group does not have
+                self._ended(actor, f"not created ({error})")
+
+    def _adopt(self, drain_seconds: float, not_workers: frozenset[str]) -> None:
+        """Find the actors that run, as a restarted `PoolsActor` does."""
+        listed = ray.util.list_named_actors(all_namespaces=True)
+        names = {one["name"] for one in listed if one["namespace"] == self._cluster} - not_workers
+        calls: dict[Any, tuple[Any, Any]] = {}
+        for name in names:
+            with suppress(ValueError):  # it has just died
+                handle = ray.get_actor(name, self._cluster)
+                calls[handle.order.remote()] = (handle.report.remote(), handle)
+        ready, others = ray.wait(list(calls), num_returns=len(calls), timeout=ADOPT_SECONDS) if calls else ([], [])
+        for call in ready:
+            with suppress(RayError):
+                order, report = ray.get([call, calls[call][0]])
+                kill_at = self._clock.now() + drain_seconds + GRACE if report.is_draining else None
+                actor = _Actor(order, calls[call][1], report=report, created=self._clock.now(), kill_at=kill_at)
+                self._actors[order.spec.name] = actor
+        for call in others:  # not placed yet, or hung
+            ray.kill(calls[call][1], no_restart=True)
+
+
+def ray_spec(goal: WorkerGoal, desired: DesiredState, peers: Mapping[str, str]) -> WorkerSpec:
+    """The specification of an actor: free ports, a thread for each reserved CPU, and the GPUs that Ray shows it, from 0."""
+    config = with_numbers(desired, goal.revision)
+    own = f"tcp://{config.host}:0"
+    addresses = {**peers, goal.name: own, weight_server_name(goal.name): own}
+    resources = next(pool.ray for pool in config.pools if pool.name == goal.pool)
+    threads = max(1, int(resources.num_cpus))
+    spec = next(one for one in worker_specs(config, addresses, threads) if one.name == goal.name)
+    return replace(spec, engine=replace(spec.engine, device="cuda:0")) if resources.num_gpus else spec
+
+
+def _kill(actor: _Actor) -> None:
+    if actor.handle is not None:
+        ray.kill(actor.handle, no_restart=True)
+    actor.handle = actor.call = actor.report = None
+    actor.leaves_node = False

@@ -1,0 +1,137 @@
+"""Live pools: makes the running workers those of the desired state, whatever runs them."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from paceline.cluster.scaling.changes import with_numbers
+from paceline.cluster.scaling.desired import DesiredState, WorkerGoal
+from paceline.cluster.scaling.reconcile import RunningWorker, next_actions
+from paceline.core.clock import Clock, WallClock
+from paceline.core.worker_status import WorkerLife
+from paceline.runtime.deploy.directory import Member, Phase
+from paceline.runtime.deploy.worker_spec import WorkerSpec
+from paceline.runtime.weights.spec import PeerAddress, weight_server_name, weight_specs
+
+logger = logging.getLogger(__name__)
+
+GONE_SECONDS = 60.0
+"""Time for which `paceline status` lists a worker that has left."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWorker:
+    """A worker that a runner holds. It loads, serves, drains, or waits for its restart."""
+
+    spec: WorkerSpec
+    """Its addresses are those at which it listens; empty: not known yet."""
+    revision: int
+    is_draining: bool
+    life: WorkerLife
+
+
+class WorkerRunner(Protocol):
+    """Starts, drains and stops workers, and restarts those that exit. One thread calls all methods."""
+
+    def workers(self) -> Mapping[str, HeldWorker]:
+        """All workers by name. A worker that drains is listed until it has exited."""
+        ...
+
+    def start(self, goal: WorkerGoal, desired: DesiredState, peers: Mapping[str, str]) -> None:
+        """Start a worker whose name no other one has. `peers`: addresses of running weight servers, by `weight_server_name`."""
+        ...
+
+    def drain(self, name: str, seconds: float) -> None:
+        """Let a worker finish its work and exit within `seconds`. It is not restarted."""
+        ...
+
+    def set_peers(self, name: str, peers: tuple[PeerAddress, ...]) -> None:
+        """Let the worker load from these peers when it is restarted."""
+        ...
+
+    def poll(self) -> None:
+        """Detect workers that exited, and restart those whose delay has passed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Gone:
+    member: Member
+    since: float
+
+
+class Pools:
+    """One thread calls all methods."""
+
+    def __init__(self, runner: WorkerRunner, clock: Clock | None = None) -> None:
+        self._runner, self._clock = runner, clock or WallClock()
+        self._gone: dict[str, _Gone] = {}
+        self._weight_servers: Mapping[str, str] = {}
+        """Addresses of weight servers that all running workers know as peers."""
+
+    def poll(self, desired: DesiredState) -> tuple[Member, ...]:
+        """Start and drain what the desired state asks for. Returns the members, also those that left in the last minute."""
+        self._runner.poll()
+        held = self._runner.workers()
+        actions = next_actions(
+            desired, {name: RunningWorker(one.revision, one.is_draining) for name, one in held.items()}
+        )
+        for name in actions.drain:
+            logger.info("%s drains: it has %g s", name, desired.drain_seconds)
+            gone = replace(_member(held[name], desired), phase="gone")
+            self._gone[name] = _Gone(gone, self._clock.now())
+            self._runner.drain(name, desired.drain_seconds)
+        for goal in actions.start:
+            self._gone.pop(goal.name, None)
+            self._runner.start(goal, desired, self._peers(goal, desired))
+        self._refresh_peers(desired)
+        return self._members(desired)
+
+    def _peers(self, goal: WorkerGoal, desired: DesiredState) -> Mapping[str, str]:
+        """Weight servers of the running workers with the same model. A worker of an earlier revision may hold equal weights
+        with another tokenizer."""
+        model = next(pool.model for pool in desired.revisions[goal.revision].pools if pool.name == goal.pool)
+        running = self._with_weight_servers()
+        return {
+            weight_server_name(name): address
+            for name, (one, address) in running.items()
+            if one.spec.engine.model == model
+        }
+
+    def _refresh_peers(self, desired: DesiredState) -> None:
+        """Let a worker that is restarted load from the workers that run then."""
+        running = self._with_weight_servers()
+        addresses = {weight_server_name(name): address for name, (_, address) in running.items()}
+        if addresses == self._weight_servers:
+            return
+        self._weight_servers = addresses
+        for name, (one, _) in running.items():
+            found = weight_specs(with_numbers(desired, one.revision), addresses).get(name)
+            if found is not None and one.spec.weights is not None and found.peers != one.spec.weights.peers:
+                self._runner.set_peers(name, found.peers)
+
+    def _with_weight_servers(self) -> dict[str, tuple[HeldWorker, str]]:
+        """Workers that do not drain and whose weight servers have a known address, with that address."""
+        return {
+            name: (one, one.spec.weights.address)
+            for name, one in self._runner.workers().items()
+            if one.spec.weights is not None and one.spec.weights.address and not one.is_draining
+        }
+
+    def _members(self, desired: DesiredState) -> tuple[Member, ...]:
+        now, held = self._clock.now(), self._runner.workers()
+        for name, gone in list(self._gone.items()):
+            if name in held:
+                self._gone[name] = replace(gone, since=now)
+            elif now - gone.since > GONE_SECONDS:
+                del self._gone[name]
+        gone_members = [gone.member for name, gone in self._gone.items() if name not in held]
+        return (*(_member(one, desired) for one in held.values()), *gone_members)
+
+
+def _member(worker: HeldWorker, desired: DesiredState) -> Member:
+    goal = desired.goal(worker.spec.name)
+    phase: Phase = "trial" if goal is not None and goal.is_on_trial else "serving"
+    phase = "draining" if worker.is_draining else phase
+    return replace(worker.spec.member(worker.spec.address), life=worker.life, phase=phase, revision=worker.revision)

@@ -1,0 +1,1 @@
+"""Target workers of other engines: vLLM or any OpenAI-compatible server behind the gateway's protocol."""

@@ -1,0 +1,64 @@
+"""A stream that one gateway began and another one continues."""
+
+from concurrent.futures import Future
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.errors import GenerationFailed
+from paceline.runtime.gateway_client.recall import RecallAnswers
+from paceline.runtime.gateway_client.target_pool import TargetPool
+from paceline.runtime.wire.gateway_messages import Recalled
+from tests.engine.harness import PROMPT, SAMPLED, engine_of, outputs_of, request, tokens_of
+from tests.runtime.target_harness import Members, StreamReader, WorkerThread, cluster, pool_of, until
+
+REQUEST = replace(request("r", PROMPT, **{**SAMPLED, "max_tokens": 24}), resume_key="key")
+
+
+def test_a_second_gateway_continues_a_stream_of_the_first() -> None:
+    expected = tokens_of(outputs_of(engine_of(tokenizer=True), REQUEST), "r")
+    worker = WorkerThread("a", steps=6)
+    with pool_of(worker) as first:
+        second = TargetPool(cluster(), Members(worker))
+        try:
+            until(lambda: any(target.is_usable for target in second.targets().values()))
+            reader = StreamReader(first, REQUEST)
+            assert worker.gate is not None
+            assert worker.gate.reached.wait(20)
+            reader.read()
+            seen = len(reader.outputs[0].tokens)
+            recalled = second.recall("key").result(20)
+            assert recalled is not None
+            assert recalled.choices[0][:seen] == expected[:seen]
+            assert second.recall("other").result(20) is None
+            with pytest.raises(GenerationFailed, match="resumed"):  # it does not run twice
+                reader.read_all()
+            sampling = replace(REQUEST.sampling, seed=recalled.seed)
+            rest = StreamReader(second, replace(REQUEST, sampling=sampling, committed=(tuple(expected[:seen]),)))
+            worker.gate.open()
+            assert expected[:seen] + tokens_of(rest.read_all(), "r") == expected
+            again = second.recall("key").result(20)  # also a finished stream is kept
+            assert again is not None
+            assert again.choices == [expected]
+        finally:
+            second.close()
+
+
+def test_the_longest_answer_counts() -> None:
+    future: Future[Recalled | None] = Future()
+    answers = RecallAnswers(3, deadline=5.0, future=future)
+    for answer in (Recalled(1, None, []), Recalled(1, 7, [[1, 2], [3]]), Recalled(1, 7, [[1], []])):
+        assert not answers.is_complete(0.0)
+        answers.add(answer)
+    assert answers.is_complete(0.0)
+    answers.finish()
+    assert future.result() == Recalled(1, 7, [[1, 2], [3]])
+
+
+def test_a_worker_that_does_not_answer_ends_no_recall() -> None:
+    future: Future[Recalled | None] = Future()
+    answers = RecallAnswers(1, deadline=5.0, future=future)
+    assert not answers.is_complete(4.9)
+    assert answers.is_complete(5.0)
+    answers.finish()
+    assert future.result() is None

@@ -1,0 +1,15 @@
+from paceline.runtime.upstream.server_load import ServerLoad, parse_load
+
+VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
+vllm:num_requests_running{engine="0",model_name="m"} 3.0
+vllm:num_requests_running{engine="1",model_name="m"} 2.0
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+"""
+OURS = 'paceline_sequences_running{model="m"} 4.0\npaceline_sequences_waiting{model="m"} 0.0\n'
+
+
+def test_the_load_is_read_from_the_metrics_of_both_servers() -> None:
+    assert parse_load(VLLM) == ServerLoad(5, 1, 0.25)
+    assert parse_load(OURS) == ServerLoad(4, 0, 0.0)
+    assert parse_load("nothing here") == ServerLoad()
