@@ -35,6 +35,7 @@ VLLM_IMPORTS = [
     "numpy",
     "openai",
     "openai-harmony",
+    "orjson",
     "pandas",
     "partial-json-parser",
     "pillow",

@@ -1,28 +1,53 @@
 """Streams of one server with and without poisonous requests beside them: `python -m tests.poison.attack`.
 
 Prints what each kind of poison received, and a summary: streams lost, streams with other text, the longest gap between two
-chunks of a stream, the slowest answers of `/health`, and the process ids of the engine before and after.
+chunks of a stream and the poison under way then, the slowest answers of `/health`, and the process ids of the workers before
+and after. `--cluster` attacks two targets and a draft worker in place of one engine.
 """
 
 import argparse
 import http.client
 import json
 import random
+import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import psutil
 
-from tests.poison.kinds import KINDS
-from tests.server.process import server_process
+from tests.poison.kinds import BODIES, KINDS
+from tests.server.process import Process, cluster_process, server_process
 
 HEALTH_SECONDS = 0.05
 """Pause between two calls of `/health`."""
+
+
+LIMITS = {"max_num_seqs": 32, "kv_tokens": 16384, "max_model_len": 1024}
+CLUSTER = {
+    "name": "poison",
+    "pools": [
+        {"name": "target", "role": "target", "model": "smollm2", "replicas": 2, "devices": ["cpu"], "limits": LIMITS},
+        {"name": "draft", "role": "draft", "model": "smollm2-distilled", "devices": ["cpu"], "limits": LIMITS},
+    ],
+}
+
+
+class Span(NamedTuple):
+    """A time between two readings of `time.monotonic`."""
+
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
 
 
 @dataclass
@@ -31,7 +56,8 @@ class StreamResult:
 
     texts: list[str] = field(default_factory=list)
     num_lost: int = 0
-    longest_gap: float = 0.0
+    gap: Span = field(default_factory=lambda: Span(0.0, 0.0))
+    """The longest gap between two chunks."""
 
 
 @dataclass
@@ -41,10 +67,22 @@ class Run:
     streams: list[StreamResult]
     health: list[float]
     statuses: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    poisons: list[tuple[str, Span]] = field(default_factory=list)
+    """Every request of the attack and the time from its sending to its answer."""
+
+    @property
+    def gap(self) -> Span:
+        """The longest gap of all streams."""
+        return max((stream.gap for stream in self.streams), key=lambda gap: gap.seconds)
 
     @property
     def longest_gap(self) -> float:
-        return max(stream.longest_gap for stream in self.streams)
+        return self.gap.seconds
+
+    @property
+    def poisons_in_gap(self) -> list[str]:
+        """Kinds that were under way during the longest gap."""
+        return [name for name, span in self.poisons if span.start < self.gap.end and span.end > self.gap.start]
 
     @property
     def num_lost(self) -> int:
@@ -101,8 +139,8 @@ def read_stream(url: str, number: int, tokens: int, result: StreamResult) -> Non
             if not line.startswith(b"data: "):
                 continue
             now = time.monotonic()
-            if last is not None:
-                result.longest_gap = max(result.longest_gap, now - last)
+            if last is not None and now - last > result.gap.seconds:
+                result.gap = Span(last, now)
             last = now
             if line.strip() == b"data: [DONE]":
                 result.texts.append(text)
@@ -155,12 +193,14 @@ def run_streams(url: str, count: int, tokens: int, kinds: Sequence[str] = (), se
                 if not poisons:
                     return
                 name, poison = poisons.pop(0)
+            began = time.monotonic()
             try:
                 status, _ = post(url, poison.path, poison.body)
             except (OSError, http.client.HTTPException):
                 status = 0
             with lock:
                 run.statuses[name][status] += 1
+                run.poisons.append((name, Span(began, time.monotonic())))
 
     attackers = [threading.Thread(target=attack) for _ in range(2)]
     for thread in attackers:
@@ -189,6 +229,7 @@ def report(plain: Run, attacked: Run) -> list[str]:
         f"| streams, lost, different | {plain.num_streams}, {plain.num_lost}, {plain.num_different(plain)} "
         f"| {attacked.num_streams}, {attacked.num_lost}, {attacked.num_different(plain)} |",
         f"| longest gap of a stream | {plain.longest_gap:.2f} s | {attacked.longest_gap:.2f} s |",
+        f"| poison under way then | | {', '.join(attacked.poisons_in_gap)} |",
         f"| `/health`: p99, slowest | {plain.health_p99 * 1e3:.0f}, {max(plain.health) * 1e3:.0f} ms "
         f"| {attacked.health_p99 * 1e3:.0f}, {max(attacked.health) * 1e3:.0f} ms |",
     ]
@@ -197,6 +238,8 @@ def report(plain: Run, attacked: Run) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--url", help="a running server; default: one is started with the embedded model")
+    parser.add_argument("--cluster", action="store_true", help="start two targets and a draft worker")
+    parser.add_argument("--bodies", action="store_true", help="send the kinds with large bodies alone")
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=3)
@@ -204,15 +247,30 @@ def main() -> int:
     options = parser.parse_args()
     if options.url is not None:
         return attack_server(options.url, options, None)
-    with server_process(max_num_seqs=32, kv_tokens=16384, max_waiting=64) as process:
+    with cluster_server() if options.cluster else engine_server() as process:
         return attack_server(process.url, options, process.popen.pid)
+
+
+def engine_server() -> AbstractContextManager[Process]:
+    return server_process(**LIMITS, max_waiting=64)
+
+
+@contextmanager
+def cluster_server() -> Iterator[Process]:
+    """The gateway of two targets and a draft worker."""
+    with tempfile.TemporaryDirectory(prefix="poison-") as folder:
+        file = Path(folder) / "cluster.yaml"
+        file.write_text(json.dumps({**CLUSTER, "state_dir": str(Path(folder) / "state")}))  # JSON is YAML
+        with cluster_process(file, max_waiting=64) as process:
+            yield process
 
 
 def attack_server(url: str, options: argparse.Namespace, pid: int | None) -> int:
     run_streams(url, options.streams, 16)  # warm
     before = engine_pids(pid) if pid is not None else set()
     plain = run_streams(url, options.streams, options.tokens)
-    attacked = run_streams(url, options.streams, options.tokens, list(KINDS), options.seed, options.rounds)
+    kinds = BODIES if options.bodies else list(KINDS)
+    attacked = run_streams(url, options.streams, options.tokens, kinds, options.seed, options.rounds)
     for name, statuses in attacked.statuses.items():
         print(f"{name:32} {dict(statuses)}")
     print("\n".join(report(plain, attacked)))

@@ -147,3 +147,11 @@ KINDS: Mapping[str, Make] = {
     "parameters: unknown": unknown_fields,
     "body: not JSON": raw,
 }
+
+BODIES = [
+    name for name in KINDS if name.startswith(("tools: many", "tools: arg", "ids", "text", "messages", "body"))
+] + [
+    "parameters: biases",
+    "parameters: unknown",
+]
+"""Kinds whose bodies are large, of every shape: texts, lists, objects, nested values."""

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from paceline.runtime.target_worker.worker import GATEWAY_TIMEOUT
+from paceline.runtime.target_worker.gateways import GATEWAY_TIMEOUT
 from tests.poison.attack import run_streams
 from tests.server.process import server_process
 

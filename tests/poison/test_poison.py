@@ -3,12 +3,12 @@
 `make test` sends every kind once beside three streams; `make test-poison` attacks 16 streams and checks the times too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from tests.poison.attack import Run, engine_pids, report, run_streams
-from tests.poison.kinds import KINDS
+from tests.poison.kinds import BODIES, KINDS
 from tests.server.process import Process, server_process
 
 REFUSED = {400, 408, 413, 429}
@@ -20,18 +20,20 @@ def server() -> Iterator[Process]:
         yield process
 
 
-def attack(server: Process, streams: int, tokens: int, rounds: int, seed: int) -> tuple[Run, Run]:
+def attack(
+    server: Process, streams: int, tokens: int, rounds: int, seed: int, kinds: Sequence[str] = tuple(KINDS)
+) -> tuple[Run, Run]:
     """The runs without and with poison, checked for everything but times."""
     run_streams(server.url, streams, 8)  # warm
     before = engine_pids(server.popen.pid)
     plain = run_streams(server.url, streams, tokens)
-    attacked = run_streams(server.url, streams, tokens, list(KINDS), seed, rounds)
+    attacked = run_streams(server.url, streams, tokens, kinds, seed, rounds)
     assert attacked.num_lost == 0
     assert attacked.num_different(plain) == 0
     assert engine_pids(server.popen.pid) == before
     for name, statuses in attacked.statuses.items():
         assert set(statuses) <= REFUSED | {200}, f"{name}: {dict(statuses)}"
-    assert set(attacked.statuses) == set(KINDS)
+    assert set(attacked.statuses) == set(kinds)
     return plain, attacked
 
 
@@ -44,4 +46,12 @@ def test_streams_are_not_delayed(server: Process) -> None:
     plain, attacked = attack(server, streams=16, tokens=96, rounds=3, seed=2)
     print("\n".join(report(plain, attacked)))
     assert attacked.longest_gap <= plain.longest_gap + 0.5
+    assert attacked.health_p99 <= 0.05
+
+
+@pytest.mark.poison
+def test_large_bodies_delay_nothing(server: Process) -> None:
+    plain, attacked = attack(server, streams=16, tokens=96, rounds=4, seed=3, kinds=BODIES)
+    print("\n".join(report(plain, attacked)))
+    assert attacked.longest_gap <= plain.longest_gap + 0.2
     assert attacked.health_p99 <= 0.05

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -21,6 +22,7 @@ from paceline.core.worker_status import ClusterStatus, EngineStatus, WorkerStatu
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.gateway_client.target_client import TargetClient
+from paceline.runtime.wire.gateway_messages import Recalled
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.auth.audit_log import AuditLog
@@ -28,6 +30,7 @@ from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
 from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.models import ServedModels
 from paceline.server.metrics.metrics import Metrics
 
 TEMPLATE = (
@@ -82,7 +85,7 @@ class FakeTarget:
         """Generates the outputs of all held requests."""
         while self._held:
             request, listener = self._held.pop(next(iter(self._held)))
-            for choice in range(request.sampling.n):
+            for choice in request.unfinished:
                 for output in self._outputs(request, choice):
                     listener(output)
 
@@ -91,6 +94,15 @@ class FakeTarget:
         self.is_running = False
         for _, listener in self._held.values():
             listener(EngineClosed("the engine failed"))
+
+    def recall(self, key: str) -> "Future[Recalled | None]":
+        """The tokens of a request with this resume key, as far as they would be generated."""
+        future: Future[Recalled | None] = Future()
+        found = [request for request in self.requests if request.resume_key == key]
+        ids = self.tokenizer.encode(self._text(found[-1]), add_special=False) if found else []
+        choices = [list(ids) for _ in range(found[-1].sampling.n)] if found else []
+        future.set_result(Recalled(1, found[-1].sampling.seed, choices) if found else None)
+        return future
 
     def cancel(self, request_id: str) -> None:
         self.cancelled.append(request_id)
@@ -103,7 +115,8 @@ class FakeTarget:
         ids = self.tokenizer.encode(self._text(request), add_special=False)
         limit = min(request.sampling.max_tokens, self.max_model_len - len(request.prompt_ids))
         reason = FinishReason.STOP if len(ids) <= limit else FinishReason.LENGTH
-        ids = ids[:limit]
+        committed = request.committed[choice] or () if request.committed else ()
+        ids = ids[len(committed) : limit]
         steps = [ids[i : i + self._per_step] for i in range(0, len(ids), self._per_step)] or [[]]
         outputs = [self._output(request, choice, tokens) for tokens in steps]
         top = request.sampling.prompt_logprobs
@@ -188,7 +201,7 @@ def served(
         strict = StrictMode(AuditLog(settings.audit_trail), settings.model_name, "0" * 64, engine)
     access = Access.from_config(settings, clock)
     gateway = Gateway(cast(TargetClient, target), settings, metrics, flags, strict, access.reserved_shares)
-    return Served(target, gateway, create_app(gateway, access))
+    return Served(target, gateway, create_app(ServedModels([gateway]), access))
 
 
 def events(response: httpx.Response) -> list[str]:

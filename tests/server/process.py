@@ -1,25 +1,28 @@
-"""A server process with the embedded model on a free port."""
+"""A server process with the embedded model on a free port, or the gateway process of a cluster."""
 
 import json
 import queue
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 CODE = """
 import json, sys
-from paceline.server.config.config import load_config
+from pathlib import Path
+from paceline.server.config.config import load_gateway_config
 from paceline.server.serve import serve
 
 def ready(ready):
     assert "torch" not in sys.modules, "the gateway's process has imported torch"
     print("READY", ready.url, flush=True)
 
-config = load_config(None, {}, json.loads(sys.argv[1]))
+config = load_gateway_config(Path(sys.argv[2]) if sys.argv[2:] else None, {}, json.loads(sys.argv[1]))
 sys.exit(serve(config, ready))
 """
 SMALL = {"port": 0, "kv_tokens": 4096, "max_model_len": 1024, "max_num_seqs": 8, "log_level": "warning"}
@@ -38,9 +41,24 @@ class Process:
 
 
 @contextmanager
+def cluster_process(file: Path, **config: Any) -> Iterator[Process]:
+    """The gateway of the cluster in this file, which starts the workers and ends them."""
+    arguments = [json.dumps({"port": 0, "log_level": "warning", **config}), str(file)]
+    with _started(arguments) as process:
+        yield process
+        process.stop(signal.SIGTERM)
+
+
+@contextmanager
 def server_process(**config: Any) -> Iterator[Process]:
+    with _started([json.dumps({**SMALL, **config})]) as process:
+        yield process
+
+
+@contextmanager
+def _started(arguments: list[str]) -> Iterator[Process]:
     popen = subprocess.Popen(
-        [sys.executable, "-c", CODE, json.dumps({**SMALL, **config})],
+        [sys.executable, "-c", CODE, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -33,7 +33,7 @@ def test_every_referenced_file_exists() -> None:
     for script in STATIC.glob("*.js"):
         referenced |= set(re.findall(r'from "\./([^"]+)"', script.read_text("utf-8")))
     assert referenced <= set(FILES)
-    assert set(FILES) - referenced == {"index.html", "docs.html", "vendor/uPlot.LICENSE"}
+    assert set(FILES) - referenced == {"index.html", "planner.html", "docs.html", "vendor/uPlot.LICENSE"}
 
 
 def test_no_file_uses_another_host() -> None:

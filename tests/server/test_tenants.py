@@ -17,6 +17,7 @@ from paceline.server.auth.api_keys import KeyFile
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
 from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.models import ServedModels
 from paceline.server.metrics.metrics import Metrics
 from tests.engine.harness import letters
 from tests.runtime.kv_events.test_tracker import SYSTEM, PublishingWorker, is_current
@@ -67,7 +68,9 @@ def running_cluster(names: str, **config: Any) -> Iterator[TenantCluster]:
             metrics = Metrics("tiny")
             metrics.add_cluster(target.cluster_status)
             gateway = Gateway(target, settings, metrics, FlagStore(None, target.validate_flags))
-            yield TenantCluster(target, workers, create_app(gateway, Access.from_config(settings, lambda: 0.0)))
+            yield TenantCluster(
+                target, workers, create_app(ServedModels([gateway]), Access.from_config(settings, lambda: 0.0))
+            )
     finally:
         for worker in workers:
             worker.stop()

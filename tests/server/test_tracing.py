@@ -13,6 +13,7 @@ from paceline.runtime.tracing.tracer import Tracing
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.config.config import ServerConfig
+from paceline.server.gateway.models import ServedModels
 from tests.server.fakes import Served, served
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -27,7 +28,7 @@ class TracedServer:
         self.tracing = Tracing(self._exporter, "gateway", ratio)
         self.server: Served = served(**config)
         access = Access.from_config(self.server.gateway.config, lambda: 0.0)
-        self.server.app = create_app(self.server.gateway, access, self.tracing)
+        self.server.app = create_app(ServedModels([self.server.gateway]), access, self.tracing)
 
     def spans(self) -> list[ReadableSpan]:
         self.tracing.close()

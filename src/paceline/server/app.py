@@ -13,11 +13,12 @@ from paceline.server.auth.hosts import HostMiddleware, parse_hosts
 from paceline.server.auth.middleware import AuthMiddleware, BodyMiddleware, OriginMiddleware, parse_origins
 from paceline.server.dashboard.overview import Overview
 from paceline.server.gateway.body_shape import max_values
-from paceline.server.gateway.gateway import Gateway
 from paceline.server.gateway.loop_watchdog import LoopWatchdog
+from paceline.server.gateway.models import ServedModels
 from paceline.server.openai.error_handlers import install_error_handlers
 from paceline.server.openai.routes import generation_routes, model_routes
 from paceline.server.openai.schemas.responses import ErrorBody
+from paceline.server.plan_board import PlanBoard, plan_routes
 from paceline.server.routes import admin_routes, dashboard_routes, health_routes, overview_routes
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ class Application(FastAPI):
         return document
 
 
-def create_app(gateway: Gateway, access: Access, tracing: "Tracing | None" = None) -> FastAPI:
-    """The application of one gateway. Without `tracing` it makes no spans."""
+def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" = None) -> FastAPI:
+    """The application of a server. Without `tracing` it makes no spans. The dashboard shows the first model."""
+    gateway = models.first
     overview, watchdog = Overview(gateway, access.has_admin_routes), LoopWatchdog(gateway.metrics.loop_lag.observe)
 
     @asynccontextmanager
@@ -67,19 +69,22 @@ def create_app(gateway: Gateway, access: Access, tracing: "Tracing | None" = Non
         docs_url=None,  # FastAPI's pages load their scripts from another site
         redoc_url=None,
     )
-    app.include_router(generation_routes(gateway))
-    app.include_router(model_routes(gateway))
-    app.include_router(health_routes(gateway))
+    app.include_router(generation_routes(models))
+    app.include_router(model_routes(models))
+    app.include_router(health_routes(models))
     app.include_router(overview_routes(overview))
     app.include_router(dashboard_routes())
     if access.has_admin_routes:
-        app.include_router(admin_routes(gateway))
+        app.include_router(admin_routes(models))
+        board = PlanBoard()
+        gateway.metrics.registry.register(board)
+        app.include_router(plan_routes(board))
     install_error_handlers(app)
     app.add_middleware(
         BodyMiddleware,
         limit=gateway.config.max_body_bytes,
         limits=gateway.limits,
-        most_values=max_values(gateway.target.max_model_len),
+        most_values=max_values(max(one.target.max_model_len for one in models)),
         metrics=gateway.metrics,
     )
     app.add_middleware(AuthMiddleware, access=access, metrics=gateway.metrics)

@@ -13,7 +13,7 @@ from types import FrameType
 
 import uvicorn
 
-from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.models import ServedModels
 
 logger = logging.getLogger(__name__)
 
@@ -21,10 +21,10 @@ logger = logging.getLogger(__name__)
 class DrainingServer(uvicorn.Server):
     """Calls `on_ready` when it accepts requests. `all_finished` is False if it aborted requests."""
 
-    def __init__(self, settings: uvicorn.Config, gateway: Gateway, on_ready: Callable[[], None]) -> None:
+    def __init__(self, settings: uvicorn.Config, models: ServedModels, on_ready: Callable[[], None]) -> None:
         super().__init__(settings)
         self.all_finished = True
-        self._gateway, self._on_ready = gateway, on_ready
+        self._models, self._on_ready = models, on_ready
         self._loop: asyncio.AbstractEventLoop | None = None
         self._drain_task: asyncio.Task[None] | None = None
 
@@ -48,8 +48,8 @@ class DrainingServer(uvicorn.Server):
         else:
             logger.warning("aborting running requests", extra={"reason": signal_name})
             self.all_finished = False
-            self._gateway.abort()
+            self._models.abort()
 
     async def _drain_and_exit(self) -> None:
-        self.all_finished = await self._gateway.drain() and self.all_finished
+        self.all_finished = await self._models.drain() and self.all_finished
         self.should_exit = True

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
+import prometheus_client
 from fastapi import APIRouter, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
@@ -15,7 +16,9 @@ from paceline.core.speculation import MAX_DEPTH
 from paceline.core.version import VERSION
 from paceline.server.auth.middleware import request_key
 from paceline.server.dashboard.overview import Overview, Report
-from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.models import ServedModels
+from paceline.server.metrics.merged_registry import MergedRegistry
+from paceline.server.metrics.metrics import Metrics
 from paceline.server.openai.errors import NotFound, Unavailable
 from paceline.server.openai.schemas.responses import HealthStatus
 
@@ -59,14 +62,15 @@ class AuditLogReport(BaseModel):
     """Hash of the last record. Store it elsewhere: `paceline audit verify --head` then detects a removed end."""
 
 
-def health_routes(gateway: Gateway) -> APIRouter:
+def health_routes(models: ServedModels) -> APIRouter:
     router = APIRouter(tags=["operation"])
+    registry = MergedRegistry([gateway.metrics.registry for gateway in models])
 
     @router.head("/health", include_in_schema=False)  # some load balancers send HEAD
     @router.get("/health")
     async def read_health() -> HealthStatus:
         """Whether the process works; 503 means restart it."""
-        if (failure := gateway.target.failure) is not None:
+        if (failure := models.failure) is not None:
             raise Unavailable(failure)
         return HealthStatus(status="ok")
 
@@ -74,15 +78,15 @@ def health_routes(gateway: Gateway) -> APIRouter:
     @router.get("/ready")
     async def read_readiness() -> HealthStatus:
         """Whether the server accepts requests now."""
-        if not gateway.is_ready:
-            raise Unavailable("the server is shutting down" if gateway.is_draining else "no target worker is ready")
+        if not models.is_ready:
+            raise Unavailable("the server is shutting down" if models.is_draining else "no target worker is ready")
         return HealthStatus(status="ready")
 
     @router.post("/ping", include_in_schema=False)
     @router.get("/ping", include_in_schema=False)
     async def read_ping() -> Response:
         """As /health, with an empty body; vLLM and SageMaker name it so."""
-        if not gateway.target.is_running:
+        if not any(gateway.target.is_running for gateway in models):
             raise Unavailable("the engine has stopped: restart the server")
         return Response(status_code=200)
 
@@ -96,13 +100,14 @@ def health_routes(gateway: Gateway) -> APIRouter:
     async def read_metrics() -> Response:
         """Prometheus metrics."""
         # `media_type` would add a second charset to the content type
-        return Response(gateway.metrics.render(), headers={"content-type": gateway.metrics.content_type})
+        return Response(prometheus_client.generate_latest(registry), headers={"content-type": Metrics.content_type})
 
     return router
 
 
-def admin_routes(gateway: Gateway) -> APIRouter:
-    """/admin: run-time flags and the audit log's head, for keys with the scope `admin`."""
+def admin_routes(models: ServedModels) -> APIRouter:
+    """/admin: run-time flags of all models and the audit log's head, for keys with the scope `admin`."""
+    gateway = models.first
     router = APIRouter(prefix="/admin", tags=["admin"])
 
     def report() -> FlagReport:
@@ -156,6 +161,10 @@ def dashboard_routes() -> APIRouter:
     @router.get("/docs")
     async def send_docs(http: Request) -> Response:
         return await send_file("docs.html", http)
+
+    @router.get("/planner")
+    async def send_planner(http: Request) -> Response:
+        return await send_file("planner.html", http)
 
     @router.get("/dashboard/{path:path}")
     async def send_static(path: str, http: Request) -> Response:

@@ -9,14 +9,15 @@ import ssl
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.core.machine import freeze_loaded_objects
+from paceline.core.speculation import SpeculationFlags
 from paceline.models.loading.checksums import weights_checksum
 from paceline.server.auth.access import Access
 from paceline.server.auth.audit_log import AuditLog
@@ -91,7 +92,7 @@ def serve(
     with (
         _exit_on_sigterm(),
         _listen(config.host, config.port) as listener,
-        _start_workers(served) as connect,
+        _start_workers(served) as connections,
     ):
         # The workers load while this process imports and builds the gateway
         try:
@@ -100,9 +101,11 @@ def serve(
             from paceline.server.app import create_app
             from paceline.server.auth.hosts import parse_hosts
             from paceline.server.auth.middleware import parse_origins
+            from paceline.server.auth.rate_limit import RateLimits
             from paceline.server.connection_limits import ConnectionLimits
             from paceline.server.draining_server import DrainingServer
             from paceline.server.gateway.gateway import Gateway
+            from paceline.server.gateway.models import ServedModels
             from paceline.server.http_protocol import LimitedProtocol
             from paceline.server.metrics.metrics import Metrics
         except ImportError as error:
@@ -111,15 +114,22 @@ def serve(
         parse_origins(config.cors_origins)
         parse_hosts(config.allowed_hosts)
         limits = ConnectionLimits(config.max_connections, config.max_connections_per_address)
-        with _open_tracing(config) as tracing, _open_strict_mode(config) as strict, connect() as target:
-            metrics = Metrics(config.model_name)
-            metrics.add_engine(target.engine_status)
-            metrics.add_cluster(target.cluster_status)
-            flags = FlagStore(config.flags_file, target.validate_flags)
-            flags.subscribe(target.set_flags)
-            gateway = Gateway(target, config, metrics, flags, strict, access.reserved_shares)
+        with _open_tracing(config) as tracing, _open_audit_log(config) as log, ExitStack() as stack:
+            strict = [_strict_mode(log, connection.config) for connection in connections]
+            targets = [stack.enter_context(connection.connect()) for connection in connections]
+            flags = FlagStore(config.flags_file, lambda flags: _validate_flags(targets, flags))
+            rate_limits = RateLimits(time.monotonic, config.gateways)
+            gateways = []
+            for connection, target, strict_mode in zip(connections, targets, strict, strict=True):
+                metrics = Metrics(connection.config.model_name)
+                metrics.add_engine(target.engine_status)
+                metrics.add_cluster(target.cluster_status)
+                flags.subscribe(target.set_flags)
+                reserved = access.reserved_shares
+                gateways.append(Gateway(target, connection.config, metrics, flags, strict_mode, reserved, rate_limits))
+            models = ServedModels(gateways)
             settings = uvicorn.Config(
-                create_app(gateway, access, tracing),
+                create_app(models, access, tracing),
                 http=partial(LimitedProtocol, limits=limits, client_timeout=config.client_timeout),  # type: ignore[arg-type]
                 ws="none",
                 log_config=None,
@@ -131,8 +141,8 @@ def serve(
                 ssl_keyfile=None if tls is None else tls.key,
             )
             url = _url(config.host, listener.getsockname()[1], tls is not None)
-            ready = Ready(url, config.model_name, config.api_keys is not None)
-            server = DrainingServer(settings, gateway, lambda: on_ready(ready))
+            ready = Ready(url, ", ".join(gateway.model for gateway in models), config.api_keys is not None)
+            server = DrainingServer(settings, models, lambda: on_ready(ready))
             freeze_loaded_objects()
             server.run([listener])
             return 0 if server.all_finished else 1
@@ -180,16 +190,28 @@ def _open_tracing(config: ServerConfig) -> Iterator["Tracing | None"]:
 
 
 @contextmanager
-def _open_strict_mode(config: ServerConfig) -> Iterator[StrictMode | None]:
-    """Locks the audit log and hashes the weights before the model is loaded."""
+def _open_audit_log(config: ServerConfig) -> Iterator[AuditLog | None]:
+    """Locks the audit log before the model is loaded."""
     if config.audit_trail is None:
         yield None
         return
     with AuditLog(config.audit_trail) as log:
-        strict = StrictMode(log, config.model_name, weights_checksum(config.engine.model), config.engine)
         logger.info("head of the audit log: %s", log.head)
-        yield strict
+        yield log
         logger.info("head of the audit log: %s", log.head)
+
+
+def _strict_mode(log: AuditLog | None, config: ServerConfig) -> StrictMode | None:
+    """Hashes the weights of the model. None without an audit log."""
+    if log is None:
+        return None
+    return StrictMode(log, config.model_name, weights_checksum(config.engine.model), config.engine)
+
+
+def _validate_flags(targets: "Sequence[TargetClient]", flags: SpeculationFlags) -> None:
+    """Raises `InvalidRequest` if a model cannot take the flags."""
+    for target in targets:
+        target.validate_flags(flags)
 
 
 def _url(host: str, port: int, is_secure: bool) -> str:
@@ -198,23 +220,44 @@ def _url(host: str, port: int, is_secure: bool) -> str:
     return f"{scheme}://[{shown}]:{port}" if ":" in shown else f"{scheme}://{shown}:{port}"
 
 
+@dataclass(frozen=True, slots=True)
+class ModelConnection:
+    """The settings of one model, and a function that connects to its workers. It blocks until one is ready."""
+
+    config: ServerConfig
+    connect: "Callable[[], TargetClient]"
+
+
 @contextmanager
-def _start_workers(served: ServerConfig | GatewayConfig) -> Iterator[Callable[[], "TargetClient"]]:
-    """Starts the engine process of a server; the workers of a cluster may be up already. Yields a function that connects to
-    them, which blocks until one is ready."""
+def _start_workers(served: ServerConfig | GatewayConfig) -> Iterator[Sequence[ModelConnection]]:
+    """Starts the engine process of a server; the workers of a cluster may be up already. Yields one connection per model."""
     try:
         from paceline.runtime.deploy.deployment import gateway_key, open_cluster
+        from paceline.runtime.deploy.directory import ModelDirectory
         from paceline.runtime.deploy.engine_process import running_engine
         from paceline.runtime.gateway_client.target_client import TargetClient
     except ImportError as error:
         raise MissingDependency(error.name or "pyzmq", "the server", "server") from error
     if isinstance(served, GatewayConfig):
-        cluster = served.cluster
-        with open_cluster(cluster) as directory:
-            yield lambda: TargetClient(cluster, directory, gateway_key(cluster))
+        key = gateway_key(served.cluster)
+        with open_cluster(served.cluster) as directory:
+            yield [
+                ModelConnection(
+                    config,
+                    partial(
+                        TargetClient,
+                        cluster,
+                        ModelDirectory(directory, cluster.models[0]),
+                        key,
+                        engine=config.engine,
+                        is_shared=len(served.cluster.models) > 1,
+                    ),
+                )
+                for config, cluster in served.models()
+            ]
     else:
         with running_engine(served.engine, served.trace_endpoint, served.log_level) as process:
-            yield process.connect
+            yield [ModelConnection(served, partial(process.connect, served.price))]
 
 
 def _reject_password() -> str:

@@ -115,3 +115,14 @@ def test_new_limits_apply_at_once_and_running_choices_count() -> None:
     with limits.take(key, 1, 2, 1):
         retry_after(limits, changed)
     limits.check(changed, 1, 2)
+
+
+def test_each_gateway_enforces_its_share() -> None:
+    limits = KeyLimits(requests_per_minute=4, max_concurrent=1)
+    key, clock = ApiKey("shared", limits=limits), VirtualClock()
+    shared = RateLimits(clock.now, num_gateways=2)
+    for _ in range(2):
+        with shared.take(key, 1, 1, 1):
+            pass
+    with pytest.raises(RateLimited, match="2 requests per minute"), shared.take(key, 1, 1, 1):
+        pass

@@ -2,12 +2,17 @@
 
 import asyncio
 import json
+import os
+import threading
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
 from paceline.core.config import EngineConfig
+from paceline.core.request import Request, ValidatedRequest
+from paceline.server.openai.requests import THREAD_CHARS
 from tests.server.fakes import Served, events, served
 
 PATH = "/v1/completions"
@@ -184,3 +189,29 @@ def test_draining_has_a_time_limit() -> None:
 
 def test_draining_an_idle_server_is_immediate() -> None:
     assert asyncio.run(served_small().gateway.drain()) is True
+
+
+def test_schemas_that_wait_for_their_check_do_not_delay_long_prompts() -> None:
+    """Long prompts are encoded on the event loop's threads, of which there are few."""
+
+    async def run() -> None:
+        server, checked = served(engine=EngineConfig(model="fake", max_model_len=20_000)), threading.Event()
+        validate = server.target.validate
+
+        def wait(request: Request) -> ValidatedRequest:
+            if request.sampling.json_schema is not None:
+                checked.wait(10)
+            return validate(replace(request, sampling=replace(request.sampling, json_schema=None)))
+
+        server.target.validate = wait
+        async with server.client() as client:
+            count = min(32, (os.cpu_count() or 1) + 4)
+            waiting = [post(client, response_format={"type": "json_object"}) for _ in range(count)]
+            await asyncio.sleep(0)
+            long = await asyncio.wait_for(post(client, prompt="x" * (THREAD_CHARS + 1)), 5)
+            assert long.status_code == 200
+            assert not any(task.done() for task in waiting)
+            checked.set()
+            assert {(await task).status_code for task in waiting} == {200}
+
+    asyncio.run(run())

@@ -72,3 +72,10 @@ def test_handoff_counts() -> None:
         "handoff_seconds": "2.5",
     }.items():
         assert f'paceline_worker_{name}_total{{model="m",role="target",worker="target-0"}} {value}' in page
+
+
+def test_cost_appears_with_prices() -> None:
+    assert "paceline_dollars_per_hour{" not in scrape(TARGET, DRAFT)
+    page = scrape(replace(TARGET, price=2.5), replace(DRAFT, price=0.5))
+    assert 'paceline_dollars_per_hour{model="m"} 3.0' in page
+    assert "paceline_dollars_per_million_tokens{" not in page, "no token was generated"

@@ -25,6 +25,7 @@ from paceline.core.worker_status import (
     WorkerStatus,
 )
 from paceline.server.metrics.metrics import Metrics
+from paceline.server.plan_board import PlanBoard, PlannedSizes
 
 DOCS = Path(__file__).parents[3] / "docs" / "metrics.md"
 
@@ -161,6 +162,21 @@ def test_tokens_per_second_cover_ten_seconds() -> None:
     assert samples(metrics)[key] == 0.0
 
 
+def test_tokens_of_the_last_minute_or_since_the_start() -> None:
+    clock = ManualClock()
+    clock.now = 100.0
+    metrics = Metrics("m", clock)
+    request = make_request()
+    metrics.record_submit(request)
+    for second in range(1, 121):
+        clock.now = 100.0 + second
+        metrics.record_outputs([(request, make_output(6))], clock.now)
+        if second in (20, 120):
+            assert metrics.tokens_per_second() == 6.0
+    clock.now += 30.0
+    assert metrics.tokens_per_second() == 3.0
+
+
 def test_rejections_are_counted_by_reason() -> None:
     metrics = Metrics("m")
     metrics.record_rejection("overloaded")
@@ -251,6 +267,7 @@ def test_the_documentation_lists_every_metric() -> None:
         prefill_seconds=0.1,
         symptoms=(symptom,),
         life=WorkerLife(2, 100.0, "SIGKILL"),
+        price=2.0,
     )
     draft = WorkerStatus("draft-0", "draft", "draft", "ready", "tcp://a:2", answers=1)
     metrics.add_cluster(lambda: ClusterStatus((worker, draft), 0))
@@ -258,6 +275,14 @@ def test_the_documentation_lists_every_metric() -> None:
     metrics.record_submit(make_request())
     metrics.record_outputs([(make_request(), make_output(2, drafted=1, accepted=1))], 0.0)
     metrics.record_rejection("overloaded")
+    board, sizes = PlanBoard(), {"target": 1}
+    board.add(
+        PlannedSizes(
+            time=0.0, sizes=sizes, before=sizes, cause="hold", reason="", load=1.0, forecast=1.0, capacity=1.0,
+            dollars_per_hour=1.0, is_enough=True, is_acting=False,
+        )
+    )  # fmt: skip
+    metrics.registry.register(board)
     exported = set()
     for family in metrics.registry.collect():
         labels = {label for sample in family.samples for label in sample.labels} - {

@@ -21,8 +21,8 @@ ADMIN_NAME = "admin"
 ANONYMOUS = ApiKey("anyone", id="", cache_salt="", scopes=("generate", "metrics"), share=KeyShare(priority=1 - 2**31))
 """Key of every request to a server without keys."""
 
-OPEN_PATHS = ("/health", "/ping", "/ready", "/version", "/docs", "/openapi.json", "/dashboard")
-"""Paths without a key: health checks, the API description and the dashboard page, which prompts for a key."""
+OPEN_PATHS = ("/health", "/ping", "/ready", "/version", "/docs", "/openapi.json", "/dashboard", "/planner")
+"""Paths without a key: health checks, the API description and the dashboard pages, which prompt for a key."""
 PATH_SCOPES = {"/admin": "admin", "/metrics": "metrics", "/v1/paceline": "metrics"}
 """Path prefixes that need another scope than `generate`."""
 

@@ -8,6 +8,7 @@ exact prompt takes the place of that charge. Output tokens are charged as they a
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from paceline.server.auth.api_keys import ApiKey, KeyLimits
 from paceline.server.openai.errors import BadRequest, RateLimited
@@ -94,8 +95,9 @@ class BodyCharge:
 class RateLimits:
     """One account per key. All calls must come from the event loop's thread."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float], num_gateways: int = 1) -> None:
+        """`num_gateways`: gateways that serve the same keys; each enforces its share of a limit, at least 1."""
+        self._clock, self._num_gateways = clock, num_gateways
         self._accounts: dict[str, Account] = {}
 
     def check(self, key: ApiKey, requests: int, choices: int, tokens: int = 0) -> None:
@@ -147,12 +149,18 @@ class RateLimits:
         account.spend(tokens, self._clock())
 
     def _account(self, key: ApiKey) -> Account:
-        account = self._accounts.get(key.id)
+        account, limits = self._accounts.get(key.id), _share(key.limits, self._num_gateways)
         if account is None:
-            account = self._accounts[key.id] = Account(key.limits, self._clock())
-        elif account.limits != key.limits:  # the key file has new limits
-            account.set_limits(key.limits, self._clock())
+            account = self._accounts[key.id] = Account(limits, self._clock())
+        elif account.limits != limits:  # the key file has new limits
+            account.set_limits(limits, self._clock())
         return account
+
+
+def _share(limits: KeyLimits, count: int) -> KeyLimits:
+    """One gateway's share of the limits."""
+    values = {name: None if value is None else max(1, value // count) for name, value in asdict(limits).items()}
+    return limits if count == 1 else KeyLimits(**values)
 
 
 def _allowance(per_minute: int | None, now: float) -> Allowance | None:

@@ -1,7 +1,7 @@
 """The server's configuration, from defaults, a file, the environment and the command line; later ones take precedence."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -95,6 +95,8 @@ class ServerConfig:
     admin_key: str | None = field(default=None, repr=False)
     """Additional key with the scope `admin`. Without this and `api_keys` the server has no admin routes. Set it in the
     environment, not on the command line."""
+    gateways: int = 1
+    """Gateways that serve the same pools. Each enforces its share of the limits of an API key."""
     open_metrics: bool = False
     """Whether /metrics needs no key although `api_keys` is set."""
     cors_origins: str | None = None
@@ -119,6 +121,9 @@ class ServerConfig:
     docs/tracing.md."""
     trace_ratio: float = 0.01
     """Share of requests without a `traceparent` header that are traced; the header decides for the others."""
+    price: float | None = None
+    """Dollars per hour of this server, for the cost of a million tokens in metrics and on the dashboard; none: not known. A
+    cluster has a price for each pool."""
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
@@ -133,8 +138,10 @@ class ServerConfig:
             ("client_timeout", self.client_timeout > 0, "over 0 seconds"),
             ("max_connections", self.max_connections >= 1, "at least 1"),
             ("max_connections_per_address", self.max_connections_per_address >= 1, "at least 1"),
+            ("gateways", self.gateways >= 1, "at least 1"),
             ("log_level", self.log_level in get_args(LogLevel), f"one of {', '.join(get_args(LogLevel))}"),
             ("log_requests", self.log_requests in get_args(LogDetail), f"one of {', '.join(get_args(LogDetail))}"),
+            ("price", self.price is None or 0.0 <= self.price < float("inf"), "dollars per hour, 0 or more"),
             ("trace_ratio", 0.0 <= self.trace_ratio <= 1.0, "in [0, 1]"),
         )
         for name, good, allowed in checks:
@@ -160,6 +167,22 @@ class GatewayConfig:
 
     server: ServerConfig
     cluster: ClusterConfig
+
+    def models(self) -> Sequence[tuple[ServerConfig, ClusterConfig]]:
+        """The settings of every model's gateway, and the part of the cluster that serves the model."""
+        engines = self.cluster.engines()
+        return [
+            (
+                replace(
+                    self.server,
+                    engine=engines[part.targets[0].worker_names[0]],
+                    served_model_name=self.server.served_model_name or model,
+                ),
+                part,
+            )
+            for model in self.cluster.models
+            for part in (self.cluster.for_model(model),)
+        ]
 
 
 def load_config(
@@ -195,6 +218,12 @@ def load_gateway_config(
         raise InvalidConfig(
             f"{path} has pools, which hold the settings of models and engines: remove those settings from `gateway`, the "
             "environment and the command line"
+        )
+    if server.price is not None:
+        raise InvalidConfig(f"{path} has pools: set `price` of each pool, the dollars per hour of one worker")
+    if server.served_model_name is not None and len(cluster.models) > 1:
+        raise InvalidConfig(
+            f"served_model_name names one model, and {path} has several: set `served_model_name` of its target pools instead"
         )
     target = cluster.engines()[f"{cluster.targets[0].name}-0"]
     endpoint = server.trace_endpoint or cluster.trace_endpoint

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter
 
+from paceline.cluster.cost.spending import dollars_per_hour, recent_cost
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import AuditCounts, EngineStatus, TrafficStatus, WorkerStatus
 from paceline.server.dashboard.events import Event, Timeline
@@ -113,6 +114,10 @@ class Report:
     """Recent changes of acceptance, oldest first."""
     events: tuple[Event, ...]
     """Recent changes of workers, symptoms and flags, oldest first."""
+    dollars_per_hour: float | None
+    """Price of all workers; None: no prices are given."""
+    dollars_per_million: float | None
+    """Price per million tokens generated over the last minute; None without prices or tokens."""
     drafts_last_minute: int
     """Rounds with drafts in the last minute."""
     samples: tuple[Sample, ...]
@@ -168,7 +173,7 @@ class Overview:
 
     def report(self, since: float = 0.0) -> Report:
         """The current state, and the samples after `since`, seconds since 1970."""
-        status = self._gateway.target.engine_status()
+        status, workers = self._gateway.target.engine_status(), self._workers()
         return Report(
             model=self._gateway.config.model_name,
             time=self._clock(),
@@ -177,10 +182,12 @@ class Overview:
             methods=self._gateway.target.methods,
             max_depth=self._gateway.target.max_depth,
             traffic=_client_traffic(status),
-            workers=self._workers(),
+            workers=workers,
             audit=status.audit,
             drifts=self._drifts.events,
             events=self._timeline.events,
+            dollars_per_hour=dollars_per_hour(workers),
+            dollars_per_million=recent_cost(workers, self._gateway.metrics.tokens_per_second()),
             drafts_last_minute=self._gateway.metrics.num_drafts - (self._drafts[0][1] if self._drafts else 0),
             samples=tuple(sample for sample in self._samples if sample.time > since),
         )

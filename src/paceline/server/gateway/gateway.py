@@ -9,6 +9,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import astuple
 
@@ -34,7 +35,6 @@ from paceline.server.metrics.metrics import Metrics
 from paceline.server.openai.errors import (
     BadRequest,
     ClientDisconnected,
-    NotFound,
     Overloaded,
     RequestTimeout,
     Unavailable,
@@ -42,6 +42,8 @@ from paceline.server.openai.errors import (
 
 MAX_RETRY_AFTER = 60
 """Seconds; largest value of the Retry-After header."""
+SCHEMA_THREADS = 32
+"""Threads that wait for the check of a JSON schema. Their own: long texts are encoded on those of the event loop."""
 UNKNOWN_KV = 1 << 40
 """KV tokens of a target that has not reported its cache: the choices alone count."""
 NUM_FINISH_TIMES = 64
@@ -59,7 +61,7 @@ class OutputStream:
         """Time of the event loop at which the stream fails."""
         self.entries = {entry.id: entry for entry in entries}
         self.requests = {request.id: request for request in requests}
-        self.unfinished = {request.id: request.sampling.n for request in requests}
+        self.unfinished = {request.id: len(request.unfinished) for request in requests}
         """Number of unfinished choices by request id; finished requests are absent."""
         self.error: PacelineError | None = None
         self._pending: list[StepOutput] = []
@@ -104,13 +106,15 @@ class Gateway:
         flags: FlagStore,
         strict: StrictMode | None = None,
         reserved: Callable[[], Mapping[str, float]] = dict,
+        limits: RateLimits | None = None,
     ) -> None:
-        """`strict`: the strict mode of this server; None if it has no audit log. `reserved`: shares that keys have reserved."""
+        """`strict`: the strict mode of this server; None if it has no audit log. `reserved`: shares that keys have reserved.
+        `limits`: shared with the gateways of other models; None: new ones."""
         self.target, self.config, self.metrics, self.flags, self.strict = target, config, metrics, flags, strict
         self.model, self.tokenizer = config.model_name, target.tokenizer
         self.sampling = config.sampling.params(target.config.model)
         """Sampling parameters of requests that set none."""
-        self.limits = RateLimits(metrics.clock)
+        self.limits = limits or RateLimits(metrics.clock, config.gateways)
         parts = (target.config.model, target.config.dtype, *astuple(fingerprint(target.tokenizer)))
         self.fingerprint = "fp_" + hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
         """Identifier of model, dtype and tokenizer, for `system_fingerprint`."""
@@ -118,6 +122,7 @@ class Gateway:
         """Traffic categories that clients have named."""
         self.is_draining = False
         self._next_number = itertools.count()
+        self._schemas = ThreadPoolExecutor(SCHEMA_THREADS, "paceline-schemas")
         self._streams: set[OutputStream] = set()
         self._by_request: dict[str, OutputStream] = {}
         self.queue = AdmissionQueue(reserved)
@@ -141,19 +146,10 @@ class Gateway:
     def next_request_id(self) -> str:
         return f"http-{next(self._next_number)}"
 
-    def check_model(self, name: str | None) -> None:
-        """Raises `NotFound` unless `name` is the served model or None."""
-        if name is not None and name != self.model:
-            raise NotFound(
-                f"this server does not serve the model {name!r}: use {self.model!r}",
-                param="model",
-                code="model_not_found",
-            )
-
     async def validate(self, request: Request) -> ValidatedRequest:
         """The request with its seed. Raises `InvalidRequest`. A JSON schema compiles to a grammar, on another thread."""
         if request.sampling.json_schema is not None:
-            return await asyncio.to_thread(self.target.validate, request)
+            return await asyncio.get_running_loop().run_in_executor(self._schemas, self.target.validate, request)
         return self.target.validate(request)
 
     @asynccontextmanager
@@ -332,5 +328,6 @@ class Gateway:
 
 def _entry(request: ValidatedRequest, key: ApiKey) -> AdmissionEntry:
     tokens, sampling = len(request.prompt_ids), request.sampling
-    kv_tokens = kv_needed(tokens, sampling.max_tokens, sampling.n)
-    return AdmissionEntry(request.id, key, request.priority, sampling.n, tokens, kv_tokens)
+    num_choices = len(request.unfinished)
+    kv_tokens = kv_needed(tokens, sampling.max_tokens, num_choices)
+    return AdmissionEntry(request.id, key, request.priority, num_choices, tokens, kv_tokens)

@@ -51,9 +51,10 @@ class LoopWatchdog:
         while not stop.wait(STUCK_SECONDS / 2):
             now = monotonic()
             was_suspended, last = now - last > STUCK_SECONDS, now
-            is_stuck = now - self._due > STUCK_SECONDS and not was_suspended
+            lag = now - self._due  # read once: the loop may go on meanwhile
+            is_stuck = lag > STUCK_SECONDS and not was_suspended
             if is_stuck and not is_reported:
                 frame = sys._current_frames().get(loop_thread)
                 stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-                logger.error("the event loop is stuck for %.1f s at:\n%s", now - self._due, stack)
+                logger.error("the event loop is stuck for %.1f s at:\n%s", lag, stack)
             is_reported = is_stuck

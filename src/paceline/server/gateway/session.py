@@ -83,6 +83,18 @@ class RequestSession:
         self._timeout = timeout
         return self._requests
 
+    @property
+    def requests(self) -> Sequence[ValidatedRequest]:
+        return self._requests
+
+    def replace_request(self, request: ValidatedRequest) -> None:
+        """Set the only request, before `run`."""
+        self._requests = [request]
+
+    def add_text(self, output: StepOutput) -> None:
+        """Add the text of an output that the client has, so that later text continues it."""
+        self._texts[output.request_id].add(output)
+
     @asynccontextmanager
     async def run(self, answer_id: str) -> AsyncIterator[None]:
         """Admits the validated requests, or raises. Inside the block they run. Afterwards unfinished requests are cancelled,

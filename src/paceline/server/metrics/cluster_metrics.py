@@ -1,10 +1,11 @@
 """Metrics of workers, read at every scrape."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from paceline.cluster.cost.spending import dollars_per_hour, recent_cost
 from paceline.core.worker_status import ClusterStatus, HandoffCounts, WorkerStatus
 
 WORKER_LABELS = ["model", "worker", "role"]
@@ -138,9 +139,12 @@ WORKER_METRICS: tuple[tuple[type[Metric], str, str, Callable[[WorkerStatus], flo
 class ClusterCollector(Collector):
     """Reads the status of all workers at every scrape."""
 
-    def __init__(self, model: str, status: Callable[[], ClusterStatus]) -> None:
+    def __init__(
+        self, model: str, status: Callable[[], ClusterStatus], tokens_per_second: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """`tokens_per_second`: recent rate of all workers."""
         self._model = model
-        self._status = status
+        self._status, self._tokens_per_second = status, tokens_per_second
 
     def collect(self) -> Iterator[Metric]:
         status = self._status()
@@ -150,6 +154,7 @@ class ClusterCollector(Collector):
         )
         continued.add_metric([self._model], status.continued)
         yield continued
+        yield from self._cost(workers)
         for family, name, help_text, value in WORKER_METRICS:
             metric = family(f"paceline_{name}", help_text, labels=WORKER_LABELS)  # type: ignore[call-arg]
             for worker in workers:
@@ -173,3 +178,17 @@ class ClusterCollector(Collector):
                 reason = worker.life.last_exit.partition(" (")[0]  # a bounded label: a signal or a status
                 exits.add_metric([self._model, worker.name, worker.role, reason], 1.0)
         yield from (symptoms, exits)
+
+    def _cost(self, workers: Sequence[WorkerStatus]) -> Iterator[Metric]:
+        for name, text, dollars in (
+            ("dollars_per_hour", "Price of all workers.", dollars_per_hour(workers)),
+            (
+                "dollars_per_million_tokens",
+                "Price of all workers per million tokens generated, over the last minute.",
+                recent_cost(workers, self._tokens_per_second()),
+            ),
+        ):
+            metric = GaugeMetricFamily(f"paceline_{name}", text, labels=["model"])
+            if dollars is not None:
+                metric.add_metric([self._model], dollars)
+            yield metric

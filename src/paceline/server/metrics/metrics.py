@@ -33,6 +33,8 @@ PER_TOKEN = (0.001, 0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075,
 LAG = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 DURATION = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 600.0)
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
+COST_WINDOW = 60.0
+"""Seconds over which the cost of a token is computed."""
 _DECAY = 1.0 - 1.0 / 128.0
 
 
@@ -146,6 +148,7 @@ class Metrics:
             "time_per_output_token_seconds", "Time from first to last token of a choice, per token.", PER_TOKEN
         )
         self.recent_first_token, self.recent_per_token = RecentValues(), RecentValues()
+        self._recent_tokens, self._started = RecentRate(COST_WINDOW), clock()
         self.duration = self._histogram("request_duration_seconds", "Time from arrival to the end.", DURATION)
         self.loop_lag = Histogram(
             "paceline_event_loop_lag_seconds",
@@ -182,7 +185,12 @@ class Metrics:
 
     def add_cluster(self, status: Callable[[], ClusterStatus]) -> None:
         """Adds the metrics of the workers, read at every scrape."""
-        self.registry.register(ClusterCollector(self.model, status))
+        self.registry.register(ClusterCollector(self.model, status, self.tokens_per_second))
+
+    def tokens_per_second(self) -> float:
+        """Committed tokens of all categories over the last minute, or since the start."""
+        now = self.clock()
+        return self._recent_tokens.per_second(now) * COST_WINDOW / min(COST_WINDOW, max(1.0, now - self._started))
 
     def render(self) -> bytes:
         return prometheus_client.generate_latest(self.registry)
@@ -202,6 +210,7 @@ class Metrics:
             count = sum([len(output.tokens) for output in own])
             category.generated.inc(count)
             category.recent.add(count, now)
+            self._recent_tokens.add(count, now)
             rounds = [output for output in own if output.drafted]
             if rounds:
                 category.record_rounds(rounds)

@@ -14,9 +14,10 @@ MAX_VALUES = 4096
 
 
 class RecentRate:
-    """Mean rate per second, from sums of whole seconds."""
+    """Mean rate per second over a window, from sums of whole seconds."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: float = RATE_WINDOW) -> None:
+        self._window = window
         self._lock = threading.Lock()
         self._sums: deque[tuple[float, int]] = deque()
 
@@ -31,10 +32,10 @@ class RecentRate:
     def per_second(self, now: float) -> float:
         with self._lock:
             self._drop_old(now)
-            return sum(amount for _, amount in self._sums) / RATE_WINDOW
+            return sum(amount for _, amount in self._sums) / self._window
 
     def _drop_old(self, now: float) -> None:
-        while self._sums and self._sums[0][0] <= now - RATE_WINDOW:
+        while self._sums and self._sums[0][0] <= now - self._window:
             self._sums.popleft()
 
 

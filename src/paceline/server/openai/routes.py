@@ -1,6 +1,7 @@
-"""The OpenAI-compatible routes: completions, models, /tokenize and /detokenize."""
+"""The OpenAI-compatible routes: completions, verify, models, /tokenize and /detokenize."""
 
 import time
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -8,12 +9,16 @@ from starlette.responses import Response
 
 from paceline.core.errors import InvalidRequest, PromptTooLong
 from paceline.core.request import draw_seed
+from paceline.core.speculation import SpeculationParams
 from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.models import ServedModels
 from paceline.server.gateway.session import RequestSession
 from paceline.server.openai.answers.answer import AnswerContext
 from paceline.server.openai.answers.chat import ChatAnswer
 from paceline.server.openai.answers.completion import CompletionAnswer
 from paceline.server.openai.answers.response import GenerationResponse
+from paceline.server.openai.answers.resumption import respond
+from paceline.server.openai.answers.verify import VerifyAnswer
 from paceline.server.openai.requests import (
     PromptEncoder,
     build_requests,
@@ -31,26 +36,43 @@ from paceline.server.openai.schemas.completions import (
     TokenizeResponse,
 )
 from paceline.server.openai.schemas.responses import ChatCompletion, Completion, Model, ModelList
+from paceline.server.openai.schemas.verify import VerifyBody, VerifyResponse
 from paceline.server.openai.tools import ToolUse
 
 EVENTS: dict[str, Any] = {"text/event-stream": {"example": "data: {...}\n\ndata: [DONE]\n\n"}}
 
 
-def generation_routes(gateway: Gateway) -> APIRouter:
-    """/v1/chat/completions and /v1/completions."""
+class _Model:
+    """What the routes need of one model."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self.gateway, self.target, self.tokenizer = gateway, gateway.target, gateway.tokenizer
+        self.defaults, self.max_output = gateway.sampling, gateway.config.sampling.max_tokens
+        self.encoder = PromptEncoder(gateway.tokenizer, gateway.target.max_model_len)
+        self.context = AnswerContext(gateway.model, gateway.fingerprint, gateway.target.max_depth, gateway.tokenizer)
+        self.card = Model(
+            id=gateway.model,
+            object="model",
+            created=int(time.time()),
+            owned_by="paceline",
+            root=gateway.target.config.model,
+            max_model_len=gateway.target.max_model_len,
+        )
+
+
+def generation_routes(models: ServedModels) -> APIRouter:
+    """/v1/chat/completions, /v1/completions and /v1/verify. `model` in the body chooses the model."""
     router = APIRouter(tags=["generation"])
-    defaults, max_output, target = gateway.sampling, gateway.config.sampling.max_tokens, gateway.target
-    encoder = PromptEncoder(gateway.tokenizer, target.max_model_len)
-    context = AnswerContext(gateway.model, gateway.fingerprint, target.max_depth, gateway.tokenizer)
+    served = {gateway: _Model(gateway) for gateway in models}
 
     @router.post("/v1/chat/completions", responses={200: {"model": ChatCompletion, "content": EVENTS}})
     async def chat(body: ChatBody, http: Request) -> Response:
-        gateway.check_model(body.model)
-        session = RequestSession.open(gateway, http, body)
+        one = served[models.of(body.model)]
+        session, target = RequestSession.open(one.gateway, http, body), one.target
         session.check_limits(1, body.n or 1)
         tool_use = ToolUse.from_body(body)
         tools = tool_use.tools if tool_use else ()
-        prompt = await encoder.encode_messages(
+        prompt = await one.encoder.encode_messages(
             body.messages, tools, body.add_generation_prompt, body.chat_template_kwargs
         )
         prompt = truncate_prompt(prompt, body, target.max_model_len)
@@ -58,8 +80,8 @@ def generation_routes(gateway: Gateway) -> APIRouter:
             raise PromptTooLong(len(prompt), target.max_model_len, field="messages")
         sampling = sampling_params(
             body,
-            defaults,
-            max_tokens=body.token_limit or max_output or target.max_model_len,
+            one.defaults,
+            max_tokens=body.token_limit or one.max_output or target.max_model_len,
             logprobs=(body.top_logprobs or 0) if body.logprobs else None,
             prompt_logprobs=body.prompt_logprobs,
             seed=draw_seed(),
@@ -68,23 +90,23 @@ def generation_routes(gateway: Gateway) -> APIRouter:
         )
         bare = build_requests(http, body, session, [prompt], sampling, last_user_text(body.messages))
         requests = await session.validate(bare, body.timeout, "tools" if tool_use else "response_format")
-        answer = ChatAnswer(requests, context, body, tool_use)
-        return GenerationResponse(session, answer, body.stream)
+        answer = ChatAnswer(requests, one.context, body, tool_use)
+        return await respond(session, answer, body, http)
 
     @router.post("/v1/completions", responses={200: {"model": Completion, "content": EVENTS}})
     async def completions(body: CompletionBody, http: Request) -> Response:
-        gateway.check_model(body.model)
-        session = RequestSession.open(gateway, http, body)
+        one = served[models.of(body.model)]
+        session, target = RequestSession.open(one.gateway, http, body), one.target
         session.check_limits(len(body.prompts), len(body.prompts) * (body.n or 1))
         prompts = [
-            await encoder.encode_text(prompt, body.add_special_tokens) if isinstance(prompt, str) else tuple(prompt)
+            await one.encoder.encode_text(prompt, body.add_special_tokens) if isinstance(prompt, str) else tuple(prompt)
             for prompt in body.prompts
         ]
         prompts = [truncate_prompt(prompt, body, target.max_model_len) for prompt in prompts]
-        max_tokens = body.max_tokens or max_output or DEFAULT_MAX_TOKENS
+        max_tokens = body.max_tokens or one.max_output or DEFAULT_MAX_TOKENS
         sampling = sampling_params(
             body,
-            defaults,
+            one.defaults,
             max_tokens=1 if body.max_tokens == 0 else max_tokens,
             logprobs=body.logprobs,
             prompt_logprobs=body.engine_prompt_logprobs,
@@ -92,53 +114,71 @@ def generation_routes(gateway: Gateway) -> APIRouter:
             json_schema=response_schema(body),
         )
         requests = await session.validate(build_requests(http, body, session, prompts, sampling), body.timeout)
-        answer = CompletionAnswer(requests, context, body)
-        return GenerationResponse(session, answer, body.stream)
+        answer = CompletionAnswer(requests, one.context, body)
+        return await respond(session, answer, body, http)
+
+    @router.post("/v1/verify", responses={200: {"model": VerifyResponse}})
+    async def verify(body: VerifyBody, http: Request) -> Response:
+        one = served[models.of(body.model)]
+        session, target = RequestSession.open(one.gateway, http, body), one.target
+        if session.is_strict:
+            raise InvalidRequest("strict mode generates without drafts: use /v1/completions", field="draft")
+        session.check_limits(1, 1)
+        sampling = sampling_params(
+            body,
+            one.defaults,
+            max_tokens=body.max_tokens or one.max_output or DEFAULT_MAX_TOKENS,
+            logprobs=None,
+            prompt_logprobs=None,
+            seed=0,  # a greedy text has no noise
+            json_schema=response_schema(body),
+        )
+        bare = build_requests(http, body, session, [tuple(body.prompt)], sampling)
+        round_ = replace(
+            bare[0],
+            committed=(tuple(body.output),) if body.output else (),
+            draft=tuple(body.draft),
+            speculation=SpeculationParams(enabled=False),
+        )
+        requests = await session.validate([round_], body.timeout)
+        return GenerationResponse(session, VerifyAnswer(requests[0], one.context, body, target.max_model_len), False)
 
     return router
 
 
-def model_routes(gateway: Gateway) -> APIRouter:
+def model_routes(models: ServedModels) -> APIRouter:
     """/v1/models, /tokenize and /detokenize."""
     router = APIRouter(tags=["model"])
-    tokenizer, max_model_len = gateway.tokenizer, gateway.target.max_model_len
-    encoder = PromptEncoder(tokenizer, max_model_len)
-    model = Model(
-        id=gateway.model,
-        object="model",
-        created=int(time.time()),
-        owned_by="paceline",
-        root=gateway.target.config.model,
-        max_model_len=max_model_len,
-    )
+    served = {gateway: _Model(gateway) for gateway in models}
 
     @router.get("/v1/models")
     async def list_models() -> ModelList:
-        return ModelList(object="list", data=[model])
+        return ModelList(object="list", data=[one.card for one in served.values()])
 
     @router.get("/v1/models/{name:path}")
     async def read_model(name: str) -> Model:
-        gateway.check_model(name)
-        return model
+        return served[models.of(name)].card
 
     @router.post("/tokenize", response_model_exclude_none=True)
     async def tokenize(body: TokenizeBody, http: Request) -> TokenizeResponse:
-        gateway.check_model(body.model)
-        RequestSession.open(gateway, http).charge_call()
+        one = served[models.of(body.model)]
+        RequestSession.open(one.gateway, http).charge_call()
         if body.messages is not None:
-            ids = await encoder.encode_messages(body.messages, body.tools or ())
+            ids = await one.encoder.encode_messages(body.messages, body.tools or ())
         else:
-            ids = await encoder.encode_text(body.prompt or "", body.add_special_tokens)
-        texts = [tokenizer.token(token) or "" for token in ids] if body.return_token_strs else None
-        return TokenizeResponse(count=len(ids), max_model_len=max_model_len, tokens=list(ids), token_strs=texts)
+            ids = await one.encoder.encode_text(body.prompt or "", body.add_special_tokens)
+        texts = [one.tokenizer.token(token) or "" for token in ids] if body.return_token_strs else None
+        return TokenizeResponse(
+            count=len(ids), max_model_len=one.target.max_model_len, tokens=list(ids), token_strs=texts
+        )
 
     @router.post("/detokenize")
     async def detokenize(body: DetokenizeBody, http: Request) -> DetokenizeResponse:
-        gateway.check_model(body.model)
-        RequestSession.open(gateway, http).charge_call()
-        unknown = next((token for token in body.tokens if tokenizer.token(token) is None), None)
+        one = served[models.of(body.model)]
+        RequestSession.open(one.gateway, http).charge_call()
+        unknown = next((token for token in body.tokens if one.tokenizer.token(token) is None), None)
         if unknown is not None:
             raise InvalidRequest(f"the vocabulary has no token {unknown}", field="tokens")
-        return DetokenizeResponse(prompt=tokenizer.decode(body.tokens, skip_special=False))
+        return DetokenizeResponse(prompt=one.tokenizer.decode(body.tokens, skip_special=False))
 
     return router

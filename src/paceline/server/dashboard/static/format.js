@@ -25,3 +25,10 @@ export const trimmed = (text) => text.replace(/\.(\d*?)0+(?!\d)/, (_, digits) =>
 
 /** Tokens per second. */
 export const speed = (value) => (value == null ? none : value.toFixed(value < 100 ? 1 : 0));
+
+/** "$1,240", "$2.69", "$0.043" */
+export function dollars(value) {
+  if (value == null) return none;
+  if (value >= 100) return `$${count(value)}`;
+  return `$${value >= 1 || value === 0 ? value.toFixed(2) : Number(value.toPrecision(2))}`;
+}

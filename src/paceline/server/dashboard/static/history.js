@@ -5,8 +5,12 @@ const MAX_SAMPLES = 300;
 export class History {
   samples = [];
 
+  constructor(most = MAX_SAMPLES) {
+    this.most = most;
+  }
+
   add(samples) {
-    this.samples = [...this.samples, ...samples].slice(-MAX_SAMPLES);
+    this.samples = [...this.samples, ...samples].slice(-this.most);
   }
 
   get last() {

@@ -42,6 +42,7 @@ const HINTS = {
   "First token": "Time from the request to its first token, including the wait.",
   "Per output token": "Time from first to last token, per token.",
   "Cache in use": "Share of the KV cache that running sequences hold.",
+  "Million tokens": "Price of all workers over the last minute, per million tokens generated in it.",
   "Audited tokens": "Tokens that the idle engine computed again without drafts. Drifted tokens differ: there should be none.",
 };
 
@@ -57,6 +58,9 @@ function tiles(report, last) {
     "Cache in use": [format.percent(last?.kv_use), ""],
     "Audited tokens": [format.count(report.audit.audited), `${format.count(report.audit.drifted)} drifted`],
   };
+  if (report.dollars_per_hour != null) {
+    values["Million tokens"] = [format.dollars(report.dollars_per_million), `${format.dollars(report.dollars_per_hour)} an hour`];
+  }
   byId("figures").replaceChildren(
     ...Object.entries(values).map(([name, [value, note]]) =>
       element("div", { title: HINTS[name] ?? "" }, element("dt", { textContent: name }), element("dd", {}, `${value} `, element("small", { textContent: note }))),

@@ -16,6 +16,7 @@ from paceline.core.sequence import Origin, SpeculationCounts
 from paceline.engine.transcript import speculation_metrics
 from paceline.models.tokenizer.text_stream import TextStream
 from paceline.models.tokenizer.tokenizer import Tokenizer
+from paceline.server.openai.answers.position import StreamPosition
 from paceline.server.openai.schemas.body import GenerationBody, StreamOptions
 
 DONE = b"data: [DONE]\n\n"
@@ -62,17 +63,33 @@ class Answer(ABC):
             else None
         )
         self._head = {
-            "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "object": self.object,
             "created": int(time.time()),
             "model": context.model,
             "system_fingerprint": context.fingerprint,
         }
+        self._position = StreamPosition(self._num_unfinished) if options.resumable else None
         self._is_first_chunk = True
+        self._set_id(f"{self.prefix}-{secrets.token_hex(12)}")
+        self._chunk_tail = b'],"usage":null' if self._include_usage and not self._is_usage_continuous else b"]"
+
+    def _set_id(self, answer_id: str) -> None:
+        self._head = {"id": answer_id, **self._head}
+        self._head["id"] = answer_id
         # The constant start of every chunk is encoded once: a stream sends many chunks a second.
         head = _json({**self._head, "object": self.chunk_object})
         self._chunk_head = b"data: " + head[:-1] + b',"choices":['
-        self._chunk_tail = b'],"usage":null' if self._include_usage and not self._is_usage_continuous else b"]"
+
+    def resume(self, answer_id: str, outputs: Sequence[StepOutput]) -> None:
+        """Become the answer `answer_id`, of which the client has the chunks of `outputs`."""
+        self._set_id(answer_id)
+        for output in outputs:
+            self.chunks([output])
+        self._is_first_chunk = False
+
+    @property
+    def is_resumable(self) -> bool:
+        return self._position is not None
 
     @property
     def id(self) -> str:
@@ -107,6 +124,8 @@ class Answer(ABC):
         for output in outputs:
             choice = self.add(output)
             self._num_unfinished -= output.finish_reason is not None
+            if self._position is not None:
+                self._position.add(output)
             if choice is None:
                 continue
             parts += (self._chunk_head, _json(choice), self._chunk_tail)
@@ -117,11 +136,15 @@ class Answer(ABC):
                 parts += (b",", _member("usage", self._usage.usage()))
             if self._num_unfinished == 0 and not self._include_usage:
                 parts += (b",", _member("metrics", self._usage.metrics()))
-            parts.append(END)
+            parts.append(self._end())
         if self._num_unfinished == 0 and self._include_usage:
             usage, metrics = _json(self._usage.usage()), _json(self._usage.metrics())
-            parts += (self._chunk_head, b'],"usage":', usage, b',"metrics":', metrics, END)
+            parts += (self._chunk_head, b'],"usage":', usage, b',"metrics":', metrics, self._end())
         return b"".join(parts)
+
+    def _end(self) -> bytes:
+        """End of an event, with its id in a resumable stream."""
+        return END if self._position is None else b"}\nid: %s\n\n" % self._position.event_id(self.id).encode()
 
     def response(self) -> dict[str, Any]:
         """The body of a response that is not streamed."""

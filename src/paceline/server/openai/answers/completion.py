@@ -77,8 +77,10 @@ class CompletionAnswer(Answer):
         choice.token_ids += tokens
         choice.finish_reason = output.finish_reason.value if output.finish_reason else None
         if output.logprobs is not None:
-            logprobs = completion_logprobs(scores, self._tokenizer, choice.offset, body.logprobs)
-            choice.offset += sum(map(len, logprobs["tokens"]))
+            logprobs = completion_logprobs(
+                scores, self._tokenizer, choice.offset, body.logprobs, body.return_tokens_as_token_ids
+            )
+            choice.offset += sum(len(_text(self._tokenizer, entry)) for entry in scores)
             choice.logprobs += scores
         has_ids = body.return_token_ids and bool(tokens)
         if not text and logprobs is None and choice.finish_reason is None and not has_ids:
@@ -97,7 +99,11 @@ class CompletionAnswer(Answer):
         values = {
             "index": index,
             "text": "".join(choice.texts),
-            "logprobs": completion_logprobs(choice.logprobs, tokenizer, 0, body.logprobs) if choice.logprobs else None,
+            "logprobs": completion_logprobs(
+                choice.logprobs, tokenizer, 0, body.logprobs, body.return_tokens_as_token_ids
+            )
+            if choice.logprobs
+            else None,
             "finish_reason": choice.finish_reason,
         }
         if body.prompt_logprobs is not None:
@@ -110,26 +116,34 @@ class CompletionAnswer(Answer):
 
 
 def completion_logprobs(
-    tokens: Sequence[TokenLogprobs | int], tokenizer: Tokenizer, offset: int, top_n: int | None = None
+    tokens: Sequence[TokenLogprobs | int],
+    tokenizer: Tokenizer,
+    offset: int,
+    top_n: int | None = None,
+    as_ids: bool = False,
 ) -> dict[str, Any]:
     """`logprobs` of a choice: parallel lists. `offset` is the position of the first token in the text; `top_n` limits the
-    likeliest tokens. A token id alone has no log-probability."""
+    likeliest tokens. A token id alone has no log-probability. `as_ids`: tokens are named `token_id:123`."""
 
-    def text_of(token: int) -> str:
-        return tokenizer.token_bytes(token).decode("utf-8", "replace")
+    def name_of(token: int) -> str:
+        return f"token_id:{token}" if as_ids else _text(tokenizer, token)
 
-    texts = [text_of(entry if isinstance(entry, int) else entry.token) for entry in tokens]
     offsets = []
-    for text in texts:
+    for entry in tokens:
         offsets.append(offset)
-        offset += len(text)
+        offset += len(_text(tokenizer, entry))
     scores = [None if isinstance(entry, int) else entry for entry in tokens]
     return {
-        "tokens": texts,
+        "tokens": [name_of(entry if isinstance(entry, int) else entry.token) for entry in tokens],
         "token_logprobs": [None if entry is None else max(entry.logprob, MIN_LOGPROB) for entry in scores],
         "top_logprobs": [
-            None if entry is None else {text_of(token): max(value, MIN_LOGPROB) for token, value in entry.top[:top_n]}
+            None if entry is None else {name_of(token): max(value, MIN_LOGPROB) for token, value in entry.top[:top_n]}
             for entry in scores
         ],
         "text_offset": offsets,
     }
+
+
+def _text(tokenizer: Tokenizer, entry: TokenLogprobs | int) -> str:
+    token = entry if isinstance(entry, int) else entry.token
+    return tokenizer.token_bytes(token).decode("utf-8", "replace")

@@ -133,6 +133,9 @@ class StreamOptions(Body):
     """Adds the usage so far to every chunk; needs `include_usage`."""
     include_origins: bool = False
     """Adds `origins` to every choice of a chunk: the origin of each token's text."""
+    resumable: bool = False
+    """Adds an id to every event. A client that lost its connection sends the request again, to any gateway of the cluster, with
+    the last id in the header `Last-Event-ID`; the stream continues after that event."""
 
 
 class SpeculationOptions(Body):

@@ -65,6 +65,8 @@ class FunctionCall(Body):
 
 
 class ToolCall(Body):
+    ignored = frozenset({"index"})  # a client that joins the chunks of a stream may send it back
+
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall

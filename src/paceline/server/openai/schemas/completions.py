@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar
 from pydantic import BaseModel, Field, model_validator
 
 from paceline.server.openai.schemas.body import (
+    IGNORED_PARAMS,
     MAX_TOKENS,
     UNSUPPORTED_PARAMS,
     Body,
@@ -32,6 +33,8 @@ class CompletionBody(GenerationBody):
         "best_of": ((1,), "request `n` choices with `logprobs` and select one"),
     }
 
+    ignored = IGNORED_PARAMS - {"return_tokens_as_token_ids"}
+
     prompt: (
         str
         | TokenIds
@@ -46,6 +49,8 @@ class CompletionBody(GenerationBody):
     add_special_tokens: bool = True
     """Whether the tokens of a text prompt include the special tokens that the model expects."""
     logprobs: int | None = Field(None, ge=0, le=20)
+    return_tokens_as_token_ids: bool = False
+    """Whether `logprobs` names tokens as `token_id:123` in place of their text, which may be ambiguous."""
 
     @model_validator(mode="after")
     def _check(self) -> "CompletionBody":
