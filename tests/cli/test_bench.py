@@ -22,13 +22,16 @@ def test_bench_with_the_embedded_model(tmp_path: Path) -> None:
         '{"turns": ["Say hi.", "Again."], "category": "chat"}\n'
     )
     figures = tmp_path / "figures.json"
-    result = run("bench", str(prompts), "--tokens", "12", "--concurrency", "2", "--json", str(figures), *SMALL)
+    options = ("--tokens", "12", "--concurrency", "2", "--price", "3.6", "--json", str(figures))
+    result = run("bench", str(prompts), *options, *SMALL)
     assert result.exit_code == 0, result.output
     assert "speculative: all 3 answers are identical to plain." in result.stdout
     plain, speculative = json.loads(figures.read_text())["contenders"]
     assert plain["drafted"] == 0
     assert plain["tokens"] == speculative["tokens"] > 0
     assert set(plain["by_category"]) == {"copy", "chat"}
+    assert "dollars per million tokens" in result.stdout
+    assert plain["dollars_per_million_tokens"] == pytest.approx(1000.0 / plain["tokens_per_second"])
 
 
 def test_invalid_files_are_reported_before_loading(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 from paceline.cli import cluster
 from paceline.cli.cluster import view
 from paceline.cli.commands import cli
-from paceline.core.worker_status import HandoffCounts, Symptom, WorkerStatus
+from paceline.core.worker_status import HandoffCounts, Symptom, WorkerLife, WorkerStatus
 from tests.engine.test_build import save_checkpoint
 
 LIMITS = {"max_num_seqs": 8, "max_batched_tokens": 64, "max_model_len": 256, "kv_tokens": 2048}
@@ -233,6 +234,14 @@ def test_status_has_a_row_per_worker_and_a_line_per_symptom() -> None:
     assert lines[1] == ["target-0", "target", "ready", "12", "3", "34%", "3.1", "0.71", "0.41", "ms", "62%", "1%"]
     assert "! target-0: slow_draft, 0.0312 against 0.01; depth is cut" in page
     assert lines[2] == ["draft-0", "draft", "suspected", "0", "2.1", "ms", "-", "-", "-", "-", "-", "-"]
+
+
+def test_status_shows_the_cost_of_priced_pools() -> None:
+    worker = WorkerStatus("target-0", "target", "target", "ready", "tcp://127.0.0.1:1", price=2.69)
+    assert "cost: $2.69 an hour, no tokens yet" in shown(worker)
+    spent = replace(worker, generated=10**6, life=WorkerLife(started=time.time() - 3600.0))
+    assert "cost: $2.69 an hour, $2.69 per million tokens since the start" in shown(spent)
+    assert "cost" not in shown(replace(worker, price=None))
 
 
 def test_narrow_terminal_cuts_no_figure() -> None:

@@ -47,10 +47,12 @@ def advise_command(
     price: Annotated[float | None, typer.Option(min=0.0, help="Dollars per hour of the target's devices.")] = None,
     draft_price: Annotated[
         float,
-        typer.Option(min=0.0, help="Dollars per hour of the draft model's own devices; 0: it shares the target's."),
+        typer.Option(
+            min=0.0, help="Dollars per hour of a pool of draft workers; compares it with a local draft model."
+        ),
     ] = 0.0,
     network_ms: Annotated[
-        float, typer.Option(min=0.0, help="Network round trip to a draft model on another machine.")
+        float, typer.Option(min=0.0, help="Network round trip to a pool; compares it with a local draft model.")
     ] = 0.0,
     alpha: Annotated[
         str | None,
@@ -138,10 +140,13 @@ def _to_json(advice: Advice, target: Target, methods: Sequence[Method]) -> dict[
 
 @dataclass(frozen=True, slots=True)
 class DraftPlacement:
-    """The cost of a draft model on another machine; zeros for the target's."""
+    """The cost of drafts from another machine; false if there is none."""
 
     network_seconds: float
     price_per_hour: float
+
+    def __bool__(self) -> bool:
+        return self.network_seconds > 0.0 or self.price_per_hour > 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,14 +190,21 @@ class GivenFigures:
 
 
 def measured_case(engine: EngineConfig, trial: Trial, draft: DraftPlacement) -> Case:
-    """A case from a short run of the model on this machine. Only a draft model can run on another machine."""
+    """A case from a short run of the model on this machine. With a placement, a pool that drafts with the same model is another
+    method."""
     with loaded(calibration_config(engine, trial.max_depth)) as llm, console.err.status("calibrating") as status:
         found = calibrate(llm, trial, WallClock(), lambda part: status.update(f"calibrating: {part}"))
     title = f"{engine.model}, batch {trial.batch}, temperature {trial.sampling.temperature:g}, measured here"
     if found.silent:
         title += f"; drafted nothing: {', '.join(found.silent)}"
-    methods = (_placed(one, draft) if one.name == "draft_model" else one for one in found.methods)
-    return Case(found.target, tuple(methods), title)
+    pools = (in_pool(one, draft) for one in found.methods if one.name == "draft_model" and draft)
+    return Case(found.target, (*found.methods, *pools), title)
+
+
+def in_pool(method: Method, placement: DraftPlacement) -> Method:
+    """The method `pool`: the same drafts from workers with memory of their own. A round waits for the drafts and the network:
+    workers that draft ahead are faster."""
+    return replace(_placed(method, placement), name="pool", footprint=Footprint())
 
 
 def _placed(method: Method, placement: DraftPlacement) -> Method:

@@ -65,6 +65,10 @@ def bench(
     against: Annotated[
         str | None, typer.Option(metavar="URL", help="Measure this OpenAI-compatible server too, over HTTP.")
     ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(min=0.0, help="Dollars per hour of the devices; prints the cost of a million tokens."),
+    ] = None,
     api_key: Annotated[
         str | None,
         typer.Option(envvar="OPENAI_API_KEY", help="API key of that server.", show_envvar=True, show_default=False),
@@ -94,7 +98,7 @@ def bench(
         recorder = None if profile_file is None else Recorder(WallClock())
         contenders = asyncio.run(_measure(llm, workload, against, api_key, recorder))
         profiles = [] if recorder is None else _profiles(recorder, llm)
-    report = Report(_about(config, chosen.name, prompts, workload), contenders)
+    report = Report(_about(config, chosen.name, prompts, workload), contenders, price)
     print_report(report, console.out)
     if profiles:
         print_profiles(profiles, console.out)

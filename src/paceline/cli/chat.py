@@ -46,7 +46,7 @@ def chat(
         from paceline.cli.render.token_colours import legend
 
         console.out.print(legend())
-        console.out.print(HELP, style="dim")
+        console.out.print(HELP, style="dim", highlight=False)
         Conversation(llm, sampling, system, WallClock()).run()
 
 
@@ -66,9 +66,9 @@ class Conversation:
                 self.messages = list(self._start)
                 console.out.print("The conversation is cleared.", style="dim")
             elif line == "/help":
-                console.out.print(HELP, style="dim")
+                console.out.print(HELP, style="dim", highlight=False)
             elif line.startswith("/"):
-                console.out.print(f"{line} is not a command. {HELP}", style="dim", markup=False)
+                console.out.print(f"{line} is not a command. {HELP}", style="dim", markup=False, highlight=False)
             else:
                 self.send(line)
 

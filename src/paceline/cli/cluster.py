@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.cli.render import console
+from paceline.cluster.cost.spending import cost_since_start, dollars_per_hour
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.worker_status import WorkerStatus
 from paceline.runtime.deploy.cluster_file import load_cluster
@@ -36,17 +37,23 @@ def up(
 ) -> None:
     """Start the workers of a cluster as processes of this machine, or on Ray, and leave them running.
 
+    First the cluster is checked as `paceline doctor CLUSTER.yaml` does; nothing starts if there is a problem.
+
     `paceline serve --config CLUSTER.yaml` then starts a gateway for them, which can be restarted at any time. Exit status 1:
     some worker was not ready in time.
     """
     config = cluster_of(file, ray)
+    with console.err.status(f"checking {config.name}"):
+        from paceline.cli.doctor.cluster_checks import require_sound
+
+        require_sound(config)
     with console.err.status(f"starting {config.name}"):
         from paceline.runtime.deploy import deployment
         from paceline.runtime.deploy.state import StateFolder
 
         warnings = LogWarnings(StateFolder.of(config).logs / "supervisor.log")
         if config.ray is not None:
-            from paceline.runtime.deploy.ray_deployment import RayDeployment
+            from paceline.runtime.deploy.on_ray.deployment import RayDeployment
 
             RayDeployment.up(config)
         else:
@@ -107,7 +114,15 @@ def down(file: Annotated[Path, typer.Argument(metavar="CLUSTER.yaml")], ray: Ray
         raise typer.Exit(1)
 
 
-STYLES = {"ready": "green", "starting": "yellow", "suspected": "bold red", "unhealthy": "bold red"}
+STYLES = {
+    "ready": "green",
+    "joining": "yellow",
+    "draining": "yellow",
+    "gone": "dim",
+    "suspected": "bold red",
+    "unhealthy": "bold red",
+    "refused": "bold red",
+}
 REFRESH = 0.5
 STATUS_TIMEOUT = 5.0
 """Seconds to wait for the workers' heartbeats."""
@@ -132,7 +147,13 @@ def status(
     with observe_cluster(config) as pool:
         ready = all_ready(pool, STATUS_TIMEOUT)
         if json_output:
-            document = {"cluster": config.name, "workers": [asdict(worker) for worker in pool.workers()]}
+            workers = pool.workers()
+            document = {
+                "cluster": config.name,
+                "workers": [asdict(worker) for worker in workers],
+                "dollars_per_hour": dollars_per_hour(workers),
+                "dollars_per_million_tokens": cost_since_start(workers, time.time()),
+            }
             sys.stdout.write(json.dumps(document, indent=2) + "\n")
         elif once or not sys.stdout.isatty():
             console.out.print(view(pool.workers()))
@@ -147,11 +168,13 @@ def all_ready(pool: "TargetPool", seconds: float, meanwhile: Callable[[], None] 
     """Whether every worker is ready, with a measured round trip, within `seconds`."""
     deadline = time.monotonic() + seconds
     while True:
-        workers = pool.workers()
+        workers = [worker for worker in pool.workers() if worker.state != "gone"]
         is_ready = bool(workers) and all(worker.state == "ready" for worker in workers)
         if is_ready and all(worker.round_trip is not None for worker in workers if worker.role != "draft"):
             return True
-        if time.monotonic() >= deadline:
+        # A refused draft does not become ready
+        is_settled = all(worker.state in ("ready", "refused") for worker in workers)
+        if time.monotonic() >= deadline or (workers and is_settled and not is_ready):
             return is_ready
         meanwhile()
         time.sleep(0.1)
@@ -167,15 +190,26 @@ def view(workers: Sequence[WorkerStatus]) -> Group:
         for worker in workers
         if worker.life.last_exit
     ]
-    times = [f"{worker.name} {_uptime(worker)}" for worker in workers if worker.life.started is not None]
+    started = [worker for worker in workers if worker.life.started is not None and worker.state != "gone"]
+    times = [f"{worker.name} {_uptime(worker)}" for worker in started]
     if times:
         lines.insert(0, Text(f"up: {', '.join(times)}", "dim"))
+    price = dollars_per_hour(workers)
+    if price is not None:
+        lines.append(Text(f"cost: {_cost(price, cost_since_start(workers, time.time()))}", "dim"))
+    lines += [Text(f"! {worker.name} is refused: {worker.refusal}", "bold red") for worker in workers if worker.refusal]
     lines += [
         Text(f"! {worker.name}: {one.name}, {one.figure:.3g} against {one.limit:.3g}; {one.remedy}", "yellow")
         for worker in workers
         for one in worker.symptoms
     ]
     return Group(_table(workers), *lines)
+
+
+def _cost(price: float, per_million: float | None) -> str:
+    """Such as `$5.38 an hour, $0.42 per million tokens since the start`."""
+    each = "no tokens yet" if per_million is None else f"${per_million:,.4g} per million tokens since the start"
+    return f"${price:,.2f} an hour, {each}"
 
 
 def _table(workers: Sequence[WorkerStatus]) -> Table:

@@ -11,10 +11,18 @@ from paceline.cli.audit import audit
 from paceline.cli.bench import EPILOG, bench, inflate
 from paceline.cli.chat import chat
 from paceline.cli.cluster import down, keys, status, up
-from paceline.cli.doctor import doctor
+from paceline.cli.doctor.command import doctor
+from paceline.cli.export import export
 from paceline.cli.generate import generate
+from paceline.cli.live.apply import apply
+from paceline.cli.live.draft_swap import draft
+from paceline.cli.live.rollout import rollout
+from paceline.cli.live.scale import drain, scale
 from paceline.cli.options import default_to
+from paceline.cli.orchestrate import orchestrate
 from paceline.cli.planning.plan import plan_command
+from paceline.cli.planning.planner import planner_command
+from paceline.cli.planning.profile import profile_command
 from paceline.cli.planning.simulate import simulate_command
 from paceline.cli.render import console
 from paceline.cli.serve import serve
@@ -53,9 +61,13 @@ cli = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (serve, chat, generate, doctor, warm, train, up, down, status, keys):
+for command in (
+    serve, chat, generate, orchestrate, doctor, warm, train, export, up, down, status, apply, scale, drain, rollout, keys,
+):  # fmt: skip
     cli.command()(command)
 cli.command("advise")(advise_command)
+cli.command("planner")(planner_command)
+cli.command("profile")(profile_command)
 cli.command("simulate")(simulate_command)
 cli.command("plan")(plan_command)
 benches = typer.Typer(cls=default_to(MEASURE), rich_markup_mode="markdown")
@@ -63,6 +75,7 @@ benches.command(MEASURE, epilog=EPILOG)(bench)
 benches.command()(inflate)
 cli.add_typer(benches, name="bench", help="Measure the speed of speculation, and check that the text is the same.")
 cli.add_typer(api_keys, name="api-keys", help="Manage the API keys of a server: scopes and rate limits.")
+cli.add_typer(draft, name="draft")
 cli.add_typer(audit, name="audit")
 
 

@@ -30,6 +30,9 @@ def _overall(report: Report) -> Table:
     reference = report.contenders[0].overall.tokens_per_second
     summaries = [contender.overall for contender in report.contenders]
     table.add_row("tokens per second", *(_speed(summary, reference) for summary in summaries))
+    if report.price is not None:
+        costs = [report.dollars_per_million(contender) for contender in report.contenders]
+        table.add_row("dollars per million tokens", *("-" if one is None else f"{one:.4g}" for one in costs))
     table.add_row("first token, p50 / p99", *(_pair(s.ttft_p50, s.ttft_p99) for s in summaries))
     table.add_row("per token, p50 / p99", *(_pair(s.token_p50, s.token_p99) for s in summaries))
     table.add_row("tokens per round", *(_number(s.tokens_per_round) for s in summaries))

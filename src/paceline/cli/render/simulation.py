@@ -14,9 +14,7 @@ from paceline.planning.simulation.result import Quantiles, SimulationReport
 def print_simulation(
     report: SimulationReport, config: SimulationConfig, objective: Objective, console: Console
 ) -> None:
-    drafts = f", {config.draft_workers} draft workers" if config.draft_workers else ""
-    title = f"{report.trace}: {report.requests} requests on {config.workers} x {config.profile.name}{drafts}"
-    console.print(title, style="bold", markup=False)
+    console.print(title(report, config), style="bold", markup=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("ms", "mean", "p50", "p90", "p99"):
         table.add_column(heading, justify="right" if heading != "ms" else "left", no_wrap=True)
@@ -31,12 +29,19 @@ def print_simulation(
         console.print(f"Not measured in this profile: {', '.join(assumed)}.", style="dim", markup=False)
 
 
+def title(report: SimulationReport, config: SimulationConfig) -> str:
+    pools = ((config.prefill_workers, "prefill"), (config.draft_workers, "draft"))
+    others = "".join(f", {count} {role} worker{'s' * (count > 1)}" for count, role in pools if count)
+    return f"{report.trace}: {report.requests} requests on {config.workers} x {config.profile.name}{others}"
+
+
 def figures(report: SimulationReport, objective: Objective) -> list[tuple[str, str]]:
     """Names and values of the other figures of a report."""
     found = [
         ("output tokens per second", f"{report.tokens_per_second:,.1f}"),
         ("prefix hit rate", f"{report.hit_rate:.1%}"),
         ("target utilisation", f"{report.utilisation:.1%}"),
+        *_others(report),
         ("simulated time", f"{report.seconds:,.1f} s, {report.steps:,} steps"),
         ("cost", f"${report.dollars:,.2f}, ${report.dollars_per_million:,.2f} per million output tokens"),
     ]
@@ -44,6 +49,19 @@ def figures(report: SimulationReport, objective: Objective) -> list[tuple[str, s
         found.append(("requests in the objective", f"{report.attainment:.2%} ({describe(objective)})"))
     if report.rejected:
         found.append(("rejected", f"{report.rejected} requests are larger than the KV cache of a worker"))
+    return found
+
+
+def _others(report: SimulationReport) -> list[tuple[str, str]]:
+    """Figures of prefill and draft workers, and of faults, where there are any."""
+    found = []
+    if report.prefill_utilisation:
+        failed = f", {report.failed_handoffs} failed" if report.failed_handoffs else ""
+        found.append(("prefill utilisation", f"{report.prefill_utilisation:.1%}, {report.handoffs} hand-offs{failed}"))
+    if report.draft_utilisation:
+        found.append(("draft utilisation", f"{report.draft_utilisation:.1%}"))
+    if report.moved:
+        found.append(("moved requests", f"{report.moved} continued on another worker"))
     return found
 
 

@@ -47,5 +47,5 @@ class Painter:
 
 
 def legend() -> Text:
-    lines = (Text.assemble(("■ ", STYLES[o]), (o.value, STYLES[o]), f"  {MEANINGS[o]}") for o in Origin)
+    lines = (Text.assemble(("■ ", STYLES[o]), (f"{o.value:<10}", STYLES[o]), MEANINGS[o]) for o in Origin)
     return Text("\n").join(lines)

@@ -1,7 +1,8 @@
-"""`paceline doctor`: checks of the machine and the models, with advice."""
+"""`paceline doctor`: checks of the machine, the models or a cluster, with advice."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
@@ -9,10 +10,11 @@ from rich.text import Text
 
 from paceline.cli.options import ENGINE, with_settings
 from paceline.cli.render import console
+from paceline.runtime.deploy.cluster_file import load_cluster
 from paceline.server.config.config import ServerConfig
 
 if TYPE_CHECKING:
-    from paceline.cli.checks import Check
+    from paceline.cli.doctor.checks import Check
 
 
 MARKS = {"good": ("✓", "green"), "note": ("•", "yellow"), "problem": ("✗", "bold red")}
@@ -20,21 +22,30 @@ MARKS = {"good": ("✓", "green"), "note": ("•", "yellow"), "problem": ("✗",
 
 
 @with_settings(ENGINE)
-def doctor(config: ServerConfig) -> None:
+def doctor(
+    config: ServerConfig,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[CLUSTER.yaml]", help="Check this cluster instead of one server.")
+    ] = None,
+) -> None:
     """Check that the models fit this machine and each other, and print what to change.
 
-    Takes the same options or --config as serve. No weights are loaded. Exit status 1: there is a problem.
+    Takes the same options or --config as serve, or a cluster file, which is checked as a whole: models, drafts, ranks, keys
+    and memory by device. No weights are loaded. Exit status 1: there is a problem.
     """
     with console.err.status("checking"):
-        from paceline.cli.checks import Verdict, check_machine, check_models
+        from paceline.cli.doctor.checks import Verdict, check_machine, check_models
+        from paceline.cli.doctor.cluster_checks import check_cluster
 
-        checks = [*check_machine(), *check_models(config.engine)]
+        found = check_models(config.engine) if file is None else check_cluster(load_cluster(file))
+        checks = [*check_machine(), *found]
     console.out.print(_table(checks))
     problems = sum(check.verdict is Verdict.PROBLEM for check in checks)
     if problems:
         console.out.print(f"{problems} problem{'s' if problems > 1 else ''}.", style="bold red")
         raise typer.Exit(1)
-    console.out.print("Ready: paceline serve, with the same options", style="green")
+    ready = "paceline serve, with the same options" if file is None else f"paceline up {file}"
+    console.out.print(f"Ready: {ready}", style="green", markup=False, soft_wrap=True)
 
 
 def _table(checks: "Iterable[Check]") -> Table:

@@ -63,7 +63,7 @@ EXTRAS = {
     "uvicorn": ("server", "the server"),
     "prometheus_client": ("server", "metrics"),
     "yaml": ("server", "configuration files"),
-    "httpx": ("bench", "bench --against"),
+    "httpx": ("endpoints", "other engines, bench --against"),
     "matplotlib": ("bench", "bench --plot"),
     "scipy": ("bench", "audit --verification rejection"),
     "zmq": ("pool", "clusters"),
@@ -181,7 +181,7 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
     target = draft = None
     try:
         target = sketch(config.model, device, dtype, config.quantization != "none")
-        yield Check("target", _describe(target))
+        yield Check("target", describe(target))
     except PacelineError as error:
         yield Check.problem("target", str(error))
     name = pick_draft(config.draft, config.model)
@@ -200,7 +200,7 @@ def check_models(config: EngineConfig) -> Iterator[Check]:
                 yield Check("draft", f"{trained.name}: {trained.kind}, trained for {trained.target_name}{condition}")
             else:
                 draft = sketch(name, device, dtype, config.draft_quantization != "none")
-                yield Check("draft", _describe(draft))
+                yield Check("draft", describe(draft))
         except PacelineError as error:
             yield Check.problem("draft", str(error))
             return
@@ -217,7 +217,8 @@ def sketch(name: str, device: torch.device, dtype: torch.dtype, quantize: bool =
     return ModelSketch(checkpoint.name, checkpoint.config, weights, checkpoint.read_tokenizer())
 
 
-def _describe(model: ModelSketch) -> str:
+def describe(model: ModelSketch) -> str:
+    """Name, architecture, size and window of a model."""
     shape = model.config
     return (
         f"{model.name}: {shape.architecture}, {shape.num_parameters / 1e6:,.0f} million weights, about "

@@ -8,9 +8,9 @@ import torch
 from typer.testing import CliRunner
 
 from paceline.bench.inflate import make, write_folder, write_tokenizer
-from paceline.cli import checks as module
-from paceline.cli.checks import Check, Verdict, sketch
 from paceline.cli.commands import cli
+from paceline.cli.doctor import checks as module
+from paceline.cli.doctor.checks import Check, Verdict, sketch
 from paceline.core.config import EngineConfig
 from paceline.core.errors import IncompatibleDraft
 from paceline.engine.sizing.memory_fit import GIB
@@ -107,7 +107,7 @@ def test_missing_packages_have_the_install_command(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "find_spec", lambda name: None if name in ("jinja2", "httpx") else object())
     check = module._extras()
     assert check.verdict is Verdict.NOTE
-    assert check.advice == "pip install 'paceline[chat,bench]'"
+    assert check.advice == "pip install 'paceline[chat,endpoints]'"
 
 
 def test_missing_tracing_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_missing_tracing_packages_are_reported(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_extra_of_all_is_checked() -> None:
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text("utf-8"))["project"]
     (every,) = project["optional-dependencies"]["all"]
     assert set(every.removeprefix("paceline[").removesuffix("]").split(",")) == {
         extra for extra, _ in module.EXTRAS.values()

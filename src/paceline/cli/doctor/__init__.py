@@ -1,0 +1,1 @@
+"""`paceline doctor`: checks before anything starts."""
