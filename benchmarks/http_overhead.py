@@ -32,6 +32,7 @@ from paceline.server.auth.access import Access
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
 from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.models import ServedModels
 from paceline.server.metrics.metrics import Metrics
 
 BATCH = 8
@@ -135,7 +136,7 @@ def generate(target: TargetClient, sampling: SamplingParams, speculation: Specul
 def start_server(target: TargetClient) -> LocalServer:
     config = ServerConfig(engine=target.config)
     gateway = Gateway(target, config, Metrics("smollm2"), FlagStore())
-    return LocalServer(create_app(gateway, Access.from_config(config, time.monotonic)))
+    return LocalServer(create_app(ServedModels([gateway]), Access.from_config(config, time.monotonic)))
 
 
 if __name__ == "__main__":

@@ -50,6 +50,7 @@ from paceline.server.auth.access import Access
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
 from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.models import ServedModels
 from paceline.server.logs import configure_logging
 from paceline.server.metrics.metrics import Metrics
 from paceline.speculation.depth.drift import Change, DriftTest
@@ -113,7 +114,9 @@ class Side:
         metrics = Metrics("smollm2") if is_on else NoMetrics("smollm2")
         metrics.add_engine(target.engine_status)
         gateway = Gateway(target, config, metrics, FlagStore())
-        app = create_app(gateway, Access.from_config(config, time.monotonic), tracing if is_on else None)
+        app = create_app(
+            ServedModels([gateway]), Access.from_config(config, time.monotonic), tracing if is_on else None
+        )
         self._server = LocalServer(app)
         self.port = self._server.port
 

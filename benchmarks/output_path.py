@@ -49,6 +49,7 @@ from paceline.server.auth.access import Access
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
 from paceline.server.gateway.gateway import Gateway
+from paceline.server.gateway.models import ServedModels
 from paceline.server.metrics.metrics import Metrics
 
 MODEL = "smollm2"
@@ -163,7 +164,7 @@ def measure(options: argparse.Namespace) -> None:
                 ClusterConfig((PoolConfig("engine", "target", MODEL),)), directory, engine=config.engine
             ) as target:
                 gateway = Gateway(target, config, Metrics(MODEL), FlagStore())
-                server = LocalServer(create_app(gateway, Access.from_config(config, time.monotonic)))
+                server = LocalServer(create_app(ServedModels([gateway]), Access.from_config(config, time.monotonic)))
                 freeze_loaded_objects()  # as `paceline serve` does
                 run(options, server, worker)
                 server.close()

@@ -13,6 +13,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
+from paceline.models.drafts.compatibility import Fingerprint
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.runner import ModelRunner
 from paceline.runtime.draft_worker import distributions
@@ -37,6 +38,7 @@ from paceline.runtime.wire.messages import (
 from paceline.runtime.wire.transport import Connection, Listener
 from paceline.speculation.proposers.model_drafter import SequenceParams
 
+TOKENIZER = Fingerprint("v", "", "", "", None)
 PROMPT = "The three most surprising things about the history of the bicycle are"
 
 
@@ -89,9 +91,9 @@ def far_away(rule: Verification, depth: int, batch: int, is_foreseen: bool, roun
     loaded, core = embedded()
     size, ids = loaded.config.vocab_size, loaded.tokenizer.encode(PROMPT)
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
-    worker = DraftWorker("draft-0", core, listener, "v", size, DraftLimits(ahead_nodes=32, max_batch=256))
+    worker = DraftWorker("draft-0", core, listener, TOKENIZER, size, DraftLimits(ahead_nodes=32, max_batch=256))
     line = Connection(worker.address, TO_TARGET)
-    line.send(Hello(VERSION, 1, "v"))
+    line.send(Hello(VERSION, 1, TOKENIZER))
     for i in range(batch):
         line.send(Open(worker.epoch, 1000 + i, ids, len(ids), SamplingParams(), i, rule=rule))
     length, counted = len(ids), 0

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from urllib.parse import urlsplit
 
-from pools_fakes import VOCAB, VOCABULARY, Run, TimedCore, decode, until_up, worker_process
+from pools_fakes import TOKENIZER, VOCAB, Run, TimedCore, decode, until_up, worker_process
 
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
@@ -108,7 +108,7 @@ def pooled(args: argparse.Namespace, round_trip: float | None, nodes: int) -> tu
 
 
 def _pooled(args: argparse.Namespace, address: str) -> tuple[Run, float, float]:
-    proposer = PoolProposer([DraftAddress("draft-0", address)], VOCABULARY, VOCAB)
+    proposer = PoolProposer([DraftAddress("draft-0", address)], TOKENIZER, VOCAB)
     until_up(proposer)
     run = decode(proposer, args.batch, args.steps, args.depth, args.verify, warm=20)
     counts = proposer.connections[0].counters

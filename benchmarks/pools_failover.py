@@ -164,7 +164,7 @@ def on_ray(settings: ClusterConfig) -> Iterator[tuple[Directory, Kill]]:
     import ray
     from ray.cluster_utils import Cluster
 
-    from paceline.runtime.deploy.ray_deployment import RayDeployment
+    from paceline.runtime.deploy.on_ray.deployment import RayDeployment
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
     cluster.add_node(num_cpus=2)

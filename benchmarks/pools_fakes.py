@@ -16,6 +16,7 @@ from functools import lru_cache
 from multiprocessing.connection import Connection
 
 from paceline.core.sampling import SamplingParams
+from paceline.models.drafts.compatibility import Fingerprint
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.core import DraftBranch, DraftedToken
 from paceline.runtime.draft_worker.scheduler import DraftLimits
@@ -26,7 +27,7 @@ from paceline.runtime.wire.transport import Listener
 from paceline.speculation.proposer import Progress, Proposer
 
 VOCAB = 49_152
-VOCABULARY = "timed"
+TOKENIZER = Fingerprint("timed", "", "", "", None)
 ALTERNATIVE_ODDS = (0.45, 0.17, 0.09, 0.05)
 """P(the target's token is alternative r | it is not the draft's token)."""
 
@@ -100,7 +101,7 @@ class TimedCore:
 def serve(connection: Connection, alpha: float, seconds: float, limits: DraftLimits, security: Security | None) -> None:
     """A draft worker with a timed core; it sends its address, and stops when the pipe closes."""
     listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER, security)
-    worker = DraftWorker("draft-0", TimedCore(alpha, seconds), listener, VOCABULARY, VOCAB, limits)
+    worker = DraftWorker("draft-0", TimedCore(alpha, seconds), listener, TOKENIZER, VOCAB, limits)
     connection.send(worker.address)
     threading.Thread(target=_until_closed, args=(connection, worker), daemon=True).start()
     worker.run()

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import msgspec
 import psutil
 import zmq
-from pools_fakes import VOCAB, VOCABULARY, decode, until_up, worker_process
+from pools_fakes import TOKENIZER, VOCAB, decode, until_up, worker_process
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
@@ -82,7 +82,7 @@ class Fuzzer:
         return (
             Close(epoch, [number]),
             Ping(rng.getrandbits(40)),
-            Hello(rng.randrange(2, 5), 1, VOCABULARY if rng.random() < 0.9 else "?"),
+            Hello(rng.randrange(2, 5), 1, TOKENIZER if rng.random() < 0.9 else None),
             Goodbye("bye"),
         )[rng.randrange(4)]
 
@@ -147,10 +147,10 @@ def main() -> None:
     with worker_process(0.8, 0.0, DraftLimits(), server) as (address, snapshot):
         process = psutil.Process(os.getpid()).children(recursive=True)
         worker = max(process, key=lambda p: p.memory_info().rss)
-        good = PoolProposer([DraftAddress("d", address, Security(own, server=pair.public))], VOCABULARY, VOCAB)
+        good = PoolProposer([DraftAddress("d", address, Security(own, server=pair.public))], TOKENIZER, VOCAB)
         until_up(good)
         line = Connection(address, TO_TARGET, Security(other, server=pair.public))
-        line.send(Hello(VERSION, 1, VOCABULARY, "fuzzer"))
+        line.send(Hello(VERSION, 1, TOKENIZER, "fuzzer"))
         fuzzer = Fuzzer(0, snapshot().epoch)
         rng = random.Random(1)
         print("| messages | connections | malformed | worker memory MB | open files | valid target: rounds ready |")
@@ -159,7 +159,7 @@ def main() -> None:
         for part in range(1, parts + 1):
             shoot(line, fuzzer, args.messages // parts)
             knock(address, args.connections // parts, rng)
-            line.send(Hello(VERSION, 1, VOCABULARY, "fuzzer"))
+            line.send(Hello(VERSION, 1, TOKENIZER, "fuzzer"))
             run = decode(good, 4, 20, 5, 0.03, first_seed=100 * part)
             counts, seen = good.connections[0].counters, snapshot()
             assert run.tokens > 4 * 20, "the valid target got no drafts"

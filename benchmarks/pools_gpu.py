@@ -74,8 +74,8 @@ class Bench:
         pools: list[PoolProposer] = []
 
         def pool(target: LoadedModel) -> PoolProposer:
-            self._vocabulary = fingerprint(target.tokenizer).vocabulary
-            pools.append(PoolProposer((), self._vocabulary, target.config.vocab_size, "target-0"))
+            self._tokenizer = fingerprint(target.tokenizer)
+            pools.append(PoolProposer((), self._tokenizer, target.config.vocab_size, "target-0"))
             return pools[0]
 
         self.engine = build_engine(_config(options), pool, hooks=[self._verified])
@@ -136,7 +136,7 @@ class Bench:
         options, rows = self.options, 1 + self.options.depths[0]
         alone = [verify(self.engine, rows) for _ in range(options.passes)]
         shared: list[float] = []
-        with one.worker(0) as address, Feeder(address, self._vocabulary, self.prompts[0], options.feed) as feeder:
+        with one.worker(0) as address, Feeder(address, self._tokenizer, self.prompts[0], options.feed) as feeder:
             until = time.perf_counter() + options.limit / 4
             while len(feeder.each) < 5 and time.perf_counter() < until:
                 time.sleep(0.01)

@@ -19,7 +19,7 @@ import torch
 
 from paceline.core.sampling import SamplingParams
 from paceline.engine.build import pick_dtype
-from paceline.models.drafts.compatibility import fingerprint
+from paceline.models.drafts.compatibility import Fingerprint, fingerprint
 from paceline.models.loading.load import load_model
 from paceline.models.runners import make_runner
 from paceline.runtime.draft_worker.core import DraftBranch
@@ -82,7 +82,7 @@ def serve(pipe: Pipe, draft: Draft) -> None:
         size = loaded.config.vocab_size
         core = ModelCore(make_runner(loaded.model, NUM_BLOCKS), MAX_ROWS, size, size)
         warm(core, draft)
-        vocabulary = fingerprint(loaded.tokenizer).vocabulary
+        tokenizer = fingerprint(loaded.tokenizer)
     except Exception as error:
         pipe.send(f"failed: {error!r}")
         return
@@ -91,7 +91,7 @@ def serve(pipe: Pipe, draft: Draft) -> None:
         while True:
             limits = DraftLimits(ahead_nodes=pipe.recv(), max_tokens=NUM_BLOCKS * 8)
             listener = Listener("tcp://127.0.0.1:0", TO_DRAFT_WORKER)
-            worker = DraftWorker("draft-0", core, listener, vocabulary, size, limits)
+            worker = DraftWorker("draft-0", core, listener, tokenizer, size, limits)
             pipe.send(worker.address)
             watch = threading.Thread(target=_stop_when_told, args=(pipe, worker), daemon=True)
             watch.start()
@@ -270,8 +270,8 @@ def _quit(control: str, env: dict[str, str], daemon: "subprocess.Popen[bytes]") 
 class Feeder:
     """Keeps a worker busy: requests the next chain, from another token, as soon as one arrives."""
 
-    def __init__(self, address: str, vocabulary: str, ids: list[int], depth: int) -> None:
-        self._address, self._vocabulary, self._ids, self._depth = address, vocabulary, ids, depth
+    def __init__(self, address: str, tokenizer: Fingerprint, ids: list[int], depth: int) -> None:
+        self._address, self._tokenizer, self._ids, self._depth = address, tokenizer, ids, depth
         self._is_over = False
         self.each: list[float] = []
         """Seconds per token of each chain."""
@@ -288,7 +288,7 @@ class Feeder:
     def _run(self) -> None:
         line: Connection[FromDraft] = Connection(self._address, TO_TARGET)
         try:
-            line.send(Hello(VERSION, 1, self._vocabulary, "feeder"))
+            line.send(Hello(VERSION, 1, self._tokenizer, "feeder"))
             hello = line.receive(10.0)
             if not isinstance(hello, Hello):
                 raise RuntimeError(f"the draft worker answered {hello}")

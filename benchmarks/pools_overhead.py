@@ -15,7 +15,7 @@ import statistics
 from pathlib import Path
 from typing import NamedTuple
 
-from pools_fakes import VOCAB, VOCABULARY, decode, until_up, worker_process
+from pools_fakes import TOKENIZER, VOCAB, decode, until_up, worker_process
 
 from paceline.runtime.draft_pool.connection import DraftAddress
 from paceline.runtime.draft_pool.proposer import PoolProposer
@@ -43,7 +43,7 @@ def measure(curve: bool, ahead_nodes: int, batch: int, steps: int, verify: float
     with worker_process(1.0, 0.0, limits, server) as (address, _):
         (worker,) = multiprocessing.active_children()
         assert worker.pid is not None
-        proposer = PoolProposer([DraftAddress("draft-0", address, client)], VOCABULARY, VOCAB)
+        proposer = PoolProposer([DraftAddress("draft-0", address, client)], TOKENIZER, VOCAB)
         until_up(proposer)
         if apart:
             pin(os.getpid(), {CORES[0]})

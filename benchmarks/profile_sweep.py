@@ -6,8 +6,8 @@ python benchmarks/profile_sweep.py
 import argparse
 
 from paceline.planning.profiles.profile_file import load_profile
-from paceline.planning.simulation.config import SimulationConfig, Speculation
-from paceline.planning.simulation.rounds import Rounds
+from paceline.planning.simulation.config import Speculation
+from paceline.planning.simulation.workers.rounds import Rounds
 
 CONTEXT = 345
 """Tokens of a sequence: a prompt of 281 and half of 128."""
@@ -30,10 +30,10 @@ def main() -> None:
     profile = load_profile("h200-8b")
     print("batch   plain  profile  ratio   goodput  profile  ratio   depth  profile")
     for batch, (plain, goodput, alpha, depth) in MEASURED.items():
-        rounds = Rounds(SimulationConfig(profile, speculation=Speculation((alpha,))))
+        rounds = Rounds(profile, Speculation((alpha,)))
         context = batch * CONTEXT
         modelled = batch / profile.verify_seconds(batch, 0, context)
-        best = rounds.best(batch, context)
+        best = rounds.best(batch, context, batch)
         drafted = batch * best.tokens / (best.seconds + profile.context_seconds.value * context)
         print(
             f"{batch:5}{plain:8}{modelled:9.0f}{modelled / plain:7.2f}{goodput:10}{drafted:9.0f}{drafted / goodput:7.2f}"
