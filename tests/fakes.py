@@ -23,6 +23,7 @@ from paceline.kernels.weights import Dense
 from paceline.kv.block_tables import BlockTables
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.llama import DecoderModel
+from paceline.models.loading.weight_shapes import weight_shape
 from paceline.models.runner import ModelRunner
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.speculation.depth.breaker import Breaker, BreakerRule
@@ -58,23 +59,12 @@ class RandomWeights:
         self._config, self._seed, self._perturb, self._scale = config, seed, perturb, scale
 
     def matrix(self, name: str) -> Dense:
-        c = self._config
-        shapes = {
-            "embed_tokens": (c.vocab_size, c.hidden_size),
-            "lm_head": (c.vocab_size, c.hidden_size),
-            "q_proj": (c.num_heads * c.head_dim, c.hidden_size),
-            "k_proj": (c.num_kv_heads * c.head_dim, c.hidden_size),
-            "v_proj": (c.num_kv_heads * c.head_dim, c.hidden_size),
-            "o_proj": (c.hidden_size, c.num_heads * c.head_dim),
-            "gate_proj": (c.ffn_size, c.hidden_size),
-            "up_proj": (c.ffn_size, c.hidden_size),
-            "down_proj": (c.hidden_size, c.ffn_size),
-        }
-        shape = shapes[name.split(".")[-2]]
+        shape = weight_shape(self._config, name)
         return Dense(self._draw(name, shape) * (1.5 * self._scale / shape[1] ** 0.5))
 
     def vector(self, name: str) -> Tensor:
-        return torch.ones(self._config.hidden_size)
+        shape = weight_shape(self._config, name)
+        return self._draw(name, shape) if name.endswith(("bias", "sinks")) else torch.ones(shape)
 
     def names(self) -> frozenset[str]:
         return frozenset()

@@ -21,6 +21,8 @@ PAGES = sorted(
 )
 NAMING = ["docs/architecture.md", "docs/request_life.md", "docs/add_a_proposer.md", "CONTRIBUTING.md"]
 """Pages whose class names must exist in the source."""
+TEST = r"`((?:[\w/]+/)?test_\w+\.py|…)?(?:::(test_\w+))?`"
+"""A test between backticks: its file and its name, either of which may be missing."""
 
 
 def name(page: Path) -> str:
@@ -62,6 +64,29 @@ def unknown_classes(text: str, source: str) -> set[str]:
     return {word for word in words if not re.search(rf"\b{word}\b", source)}
 
 
+def unknown_tests(text: str) -> Iterator[str]:
+    """Tests between backticks that do not exist, and rows without one where the last column is `test`. `…::` and `::` repeat
+    the file."""
+    files: list[Path] = []
+    is_in_table = False
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            is_in_table = False
+            continue
+        column = line.rstrip(" |").rpartition("|")[2].strip()
+        if column == "test":
+            is_in_table = True
+            continue
+        found = [pair for pair in re.findall(TEST, column) if any(pair)]
+        if is_in_table and not found and set(column) != {"-"}:
+            yield f"no test: {line}"
+        for path, test in found:
+            if path not in ("", "…"):
+                files = [file for file in (ROOT / "tests").rglob("*.py") if file.as_posix().endswith(f"/{path}")]
+            if not files or (test and not any(f"def {test}(" in file.read_text("utf-8") for file in files)):
+                yield f"{path}::{test}"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_links_and_paths_exist(page: Path) -> None:
     text = page.read_text("utf-8")
@@ -76,6 +101,12 @@ def test_named_classes_exist(page: str) -> None:
     assert not unknown, sorted(unknown)
 
 
+def test_every_row_of_the_trust_report_names_a_test() -> None:
+    text = (ROOT / "benchmarks" / "trust.md").read_text("utf-8")
+    assert not list(unknown_tests(text))
+    assert len(re.findall(TEST, text)) > 100
+
+
 def test_the_checks_find_planted_mistakes() -> None:
     page = ROOT / "README.md"
     assert list(broken_links(page, "[a](docs/none.md) [b](docs/api.md#none) [c](docs/api.md) [d](https://x.y)")) == [
@@ -83,6 +114,8 @@ def test_the_checks_find_planted_mistakes() -> None:
         "README.md: docs/api.md#none: no such heading",
     ]
     assert list(unknown_paths("`engine/engine.py` `engine/none.py` engine/other.py")) == ["engine/none.py"]
+    rows = "| a | test |\n|---|---|\n| b | `test_docs.py::test_none` |\n| c | `::test_one_version` |\n| d | none |"
+    assert list(unknown_tests(rows)) == ["test_docs.py::test_none", "no test: | d | none |"]
     assert unknown_classes("`EngineConfig` and `NoSuchThing`, PlainWord", "class EngineConfig:") == {"NoSuchThing"}
 
 

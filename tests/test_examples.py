@@ -69,6 +69,11 @@ def test_every_example_is_in_the_table_and_here() -> None:
         assert path.name in table or f"({path.parent.name})" in table, path
 
 
+def test_the_script_for_vllm_is_valid() -> None:
+    """`make test-vllm` installs vLLM; without it only the syntax is checked."""
+    subprocess.run(["bash", "-n", str(EXAMPLES / "vllm_plugin.sh")], check=True)
+
+
 @pytest.mark.slow
 def test_offline() -> None:
     assert "All texts are the same" in run_python("offline.py")
@@ -96,6 +101,12 @@ def test_http_client() -> None:
         assert "{'city': " in run_python("http_client.py", f"{url}/v1")
 
 
+@pytest.mark.slow  # tests/endpoints/test_orchestrator.py runs the loop too
+def test_two_endpoints() -> None:
+    with served("--max-num-seqs", "8", "--kv-tokens", "4096", "--max-model-len", "1024") as url:
+        assert " tokens in " in run_python("two_endpoints.py", url, url)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS)
 def test_cluster(tmp_path: Path) -> None:
@@ -107,6 +118,24 @@ def test_cluster(tmp_path: Path) -> None:
         said = run_python("cluster/client.py", url)
     assert "tokens from 2 workers" in said
     assert "draft-0: draft, ready" in said
+
+
+@pytest.mark.slow  # tests/runtime/test_models_processes.py runs two models too
+@pytest.mark.timeout(SECONDS)
+def test_two_models_and_two_gateways(tmp_path: Path) -> None:
+    config = yaml.safe_load((EXAMPLES / "cluster" / "two_models.yaml").read_text("utf-8"))
+    config |= {"name": f"two-models-{os.getpid()}", "state_dir": str(tmp_path / "state")}
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump(config), "utf-8")
+    paceline = str(Path(sys.executable).parent / "paceline")
+    run(paceline, "up", str(file))
+    try:
+        with served("--config", str(file)) as first, served("--config", str(file)) as second:
+            said = run_python("cluster/two_models.py", first, second)
+    finally:
+        run(paceline, "down", str(file))
+    assert "2 models, 2 gateways: the same texts" in said
+    assert said.count("unknown: 404 model_not_found") == 2
 
 
 @pytest.mark.slow
