@@ -1,4 +1,4 @@
-"""Workers as Ray actors: a pool scales, and a killed worker is restarted. `test_ray_live.py` has the rest."""
+"""Workers as Ray actors: a pool serves and scales, and a killed worker is restarted. `test_ray_live.py` has the rest."""
 
 import os
 import signal
@@ -26,6 +26,19 @@ def test_missing_ray_cluster_is_an_error_with_advice(tmp_path: Path, monkeypatch
         RayDeployment.up(config(("target", "draft"), tmp_path, ray="auto"))
 
 
+def test_a_pool_on_ray_serves(tmp_path: Path) -> None:
+    models = checkpoints(tmp_path)
+    submitted = requests(4, max_tokens=8)
+    expected = plain(models[0], submitted)
+    with ray_cluster(2) as address:
+        settings = config(models, tmp_path, ray=address)
+        settings = replace(settings, pools=(replace(settings.targets[0], replicas=1),))
+        with TargetClient(settings, RayDeployment.up(settings), start_seconds=240) as llm:
+            assert tokens(StreamReader(llm.pool, *submitted)) == expected
+        assert RayDeployment.down(settings) is True
+
+
+@pytest.mark.slow
 def test_a_pool_on_ray_scales_and_reports_a_restart(tmp_path: Path) -> None:
     models = checkpoints(tmp_path)
     submitted = requests(8, max_tokens=24)
