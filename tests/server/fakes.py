@@ -18,7 +18,7 @@ from paceline.core.output import OutputListener, StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason, Origin
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import ClusterStatus, EngineStatus, WorkerStatus
+from paceline.core.worker_status import ClusterStatus, DraftStatus, DraftSwapStatus, EngineStatus, WorkerStatus
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.gateway_client.target_client import TargetClient
@@ -60,6 +60,9 @@ class FakeTarget:
         self.max_model_len = config.max_model_len or 4096
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
+        self.draft_statuses: dict[str, DraftStatus] = {}
+        """The drafts inside the engines of its workers."""
+        self.swaps: list[tuple[str, float, float]] = []
         self._text, self._per_step, self._hold = text, per_step, hold
         self._held: dict[str, tuple[Request, OutputListener]] = {}
         limits = Limits(self.tokenizer.vocab_size, self.max_model_len, max_depth=8)
@@ -154,6 +157,19 @@ class FakeTarget:
     def cluster_status(self) -> ClusterStatus:
         state = "ready" if self.is_running else "unhealthy"
         return ClusterStatus((WorkerStatus("engine-0", "engine", "target", state, ""),), 0)
+
+    def drafts(self) -> dict[str, DraftStatus]:
+        return self.draft_statuses
+
+    def swap_draft(self, draft: str, seconds: float, period: float) -> int:
+        self.swaps.append((draft, seconds, period))
+        for name, status in self.draft_statuses.items():
+            is_end = not draft and status.swap is not None
+            swap = DraftSwapStatus(len(self.swaps), draft, "continue", "the new draft loads")
+            if is_end and status.swap is not None:
+                swap = replace(status.swap, verdict="roll back", reason="the trial was interrupted")
+            self.draft_statuses[name] = replace(status, swap=swap)
+        return len(self.swaps)
 
     def engine_status(self) -> EngineStatus:
         return EngineStatus(0, 0, 0, 8, 0, 0, self._validator.flags, ())

@@ -169,6 +169,44 @@ class DrafterStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftCounts:
+    """What one of the two drafts of a trial inside an engine was measured on."""
+
+    sequences: int = 0
+    periods: int = 0
+    goodput: float = 0.0
+    """Tokens per second of one sequence; 0: not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSwapStatus:
+    """The last swap of the draft inside an engine."""
+
+    number: int
+    """Number that the gateway gave the swap."""
+    candidate: str
+    """The new draft, as it was named."""
+    verdict: str
+    """`continue` while the new draft loads or is tried, then `keep` or `roll back`; see `cluster/pairing/draft_trial.py`."""
+    reason: str
+    gain: float | None = None
+    """Relative gain in goodput, 0.1 for 10% more; None: not known."""
+    of_current: DraftCounts = DraftCounts()
+    of_candidate: DraftCounts = DraftCounts()
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStatus:
+    """The draft inside an engine whose weights can be exchanged."""
+
+    draft: str
+    """Name or folder of the draft in use. Until a new one is kept, it is the old one."""
+    method: str
+    swap: DraftSwapStatus | None = None
+    """None: no swap since the start."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """Status of one engine. A target worker reports it to gateways, with the parts that only a cluster has."""
 
@@ -198,6 +236,8 @@ class EngineStatus:
     """None: this worker takes part in no hand-offs."""
     generated: int = 0
     """Tokens committed since the start, for all gateways."""
+    draft: DraftStatus | None = None
+    """None: the engine drafts with no model of its own."""
 
 
 @dataclass(frozen=True, slots=True)

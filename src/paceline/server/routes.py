@@ -16,6 +16,7 @@ from paceline.core.speculation import MAX_DEPTH
 from paceline.core.version import VERSION
 from paceline.server.auth.middleware import request_key
 from paceline.server.dashboard.overview import Overview, Report
+from paceline.server.draft_routes import draft_routes
 from paceline.server.gateway.models import ServedModels
 from paceline.server.metrics.merged_registry import MergedRegistry
 from paceline.server.metrics.metrics import Metrics
@@ -106,9 +107,10 @@ def health_routes(models: ServedModels) -> APIRouter:
 
 
 def admin_routes(models: ServedModels) -> APIRouter:
-    """/admin: run-time flags of all models and the audit log's head, for keys with the scope `admin`."""
+    """/admin: run-time flags of all models, drafts and the audit log's head, for keys with the scope `admin`."""
     gateway = models.first
     router = APIRouter(prefix="/admin", tags=["admin"])
+    router.include_router(draft_routes(models))
 
     def report() -> FlagReport:
         return FlagReport(

@@ -1,5 +1,6 @@
 """The gateway's interface to an engine: validates requests and submits them to target workers."""
 
+import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,7 +13,7 @@ from paceline.core.errors import EngineClosed
 from paceline.core.output import OutputListener
 from paceline.core.request import Request, ValidatedRequest
 from paceline.core.speculation import SpeculationFlags
-from paceline.core.worker_status import ClusterStatus, EngineStatus
+from paceline.core.worker_status import ClusterStatus, DraftStatus, EngineStatus
 from paceline.engine.validator import Limits, RequestValidator
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models.tokenizer.load import load_tokenizer
@@ -20,7 +21,7 @@ from paceline.models.tokenizer.tokenizer import Tokenizer
 from paceline.runtime.deploy.directory import Directory
 from paceline.runtime.gateway_client.merged_status import ReportHistory, merge_status
 from paceline.runtime.gateway_client.target_pool import TargetPool
-from paceline.runtime.wire.gateway_messages import Recalled, Welcome
+from paceline.runtime.wire.gateway_messages import Recalled, SwapDraft, Welcome
 from paceline.runtime.wire.keys import KeyPair
 from paceline.speculation.verification.schema_check import SchemaChecker
 
@@ -137,6 +138,17 @@ class TargetClient:
         """Apply the operator's flags to running and new requests."""
         self._validator.set_flags(flags)
         self.pool.set_flags(flags)
+
+    def drafts(self) -> dict[str, DraftStatus]:
+        """The draft inside the engine of each usable target that has one, by worker."""
+        return {report.name: report.status.draft for report in self.pool.reports() if report.status.draft is not None}
+
+    def swap_draft(self, draft: str, seconds: float, period: float) -> int:
+        """Let every target with a draft of its own try another one. Returns the number of the swap, which `drafts` reports.
+        An empty `draft` ends the trials."""
+        number = secrets.randbits(62)
+        self.pool.swap_draft(SwapDraft(number, draft, seconds, period))
+        return number
 
     def engine_status(self) -> EngineStatus:
         """Status of all target workers as one engine."""

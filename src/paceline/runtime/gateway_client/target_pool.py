@@ -37,6 +37,7 @@ from paceline.runtime.wire.gateway_messages import (
     SetFlags,
     StatusReport,
     StatusRequest,
+    SwapDraft,
     Welcome,
     WorkerAddress,
     WorkerList,
@@ -176,6 +177,17 @@ class TargetPool:
     def set_flags(self, flags: SpeculationFlags) -> None:
         """Send the flags to every worker, including workers that join later."""
         self._commands.put(lambda: self._send_flags(flags))
+
+    def swap_draft(self, swap: SwapDraft) -> None:
+        """Send the swap to every target that has a draft of its own, and ask for its status."""
+
+        def send() -> None:
+            for target in self._targets.values():
+                if target.report is not None and target.report.status.draft is not None:
+                    target.send(swap)
+                    target.send(StatusRequest())
+
+        self._commands.put(send)
 
     def close(self) -> None:
         """Fail running requests and disconnect. The workers keep running."""

@@ -33,6 +33,7 @@ from paceline.runtime.wire.gateway_messages import (
     StatusReport,
     StatusRequest,
     Submit,
+    SwapDraft,
     Welcome,
     WorkerList,
     check_limits,
@@ -200,7 +201,7 @@ class UpstreamWorker:
                 self._drop(peer)
             case SetFlags() if message.flags != SpeculationFlags():
                 logger.warning("%s drafts by its own settings: the flags have no effect there", self._connection.url)
-            case SetFlags() | WorkerList():  # it uses no other workers
+            case SetFlags() | WorkerList() | SwapDraft():  # it uses no other workers, and its server has the draft
                 pass
 
     def _submit(self, peer: Peer, gateway: GatewayJobs, message: Submit) -> None:

@@ -151,6 +151,20 @@ class Recall(Message, frozen=True, tag=27):
     key: Name
 
 
+class SwapDraft(Message, frozen=True, tag=28):
+    """Try another draft inside the engine, under load. The status of the worker reports the trial; a worker that tries one
+    already ignores the message."""
+
+    number: Large
+    """Number of this swap, chosen by the gateway."""
+    draft: LongText
+    """Name or folder, as `draft` of the engine. Empty: end the trial; the draft before it stays."""
+    seconds: NonNegative = 600.0
+    """Longest time of the trial."""
+    period: NonNegative = 4.0
+    """Time for which one of both drafts is used before the other may follow."""
+
+
 class Welcome(Message, frozen=True, tag=40):
     """Answer to `Hello`: what the worker offers."""
 
@@ -272,7 +286,17 @@ class Recalled(Message, frozen=True, tag=46):
 
 
 FromGateway: TypeAlias = (
-    Hello | Submit | Cancel | HeartbeatRequest | SetFlags | WorkerList | StatusRequest | Prefill | Recall | Goodbye
+    Hello
+    | Submit
+    | Cancel
+    | HeartbeatRequest
+    | SetFlags
+    | WorkerList
+    | StatusRequest
+    | Prefill
+    | Recall
+    | SwapDraft
+    | Goodbye
 )
 FromTargetWorker: TypeAlias = (
     Welcome | Outputs | RequestFailed | Heartbeat | StatusReport | PrefillStarted | Recalled | Goodbye

@@ -14,7 +14,7 @@ from paceline.core.speculation import Verification
 from paceline.models.drafts.compatibility import Fingerprint
 from paceline.runtime.wire.codec import Codec
 
-VERSION = 7
+VERSION = 8
 """Protocol version. Two processes of different versions do not work together."""
 
 MAX_DEPTH = 64
