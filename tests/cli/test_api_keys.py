@@ -15,7 +15,7 @@ def run(*arguments: str, **environment: str) -> Result:
 def test_add_list_revoke(tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     made = run(
-        *("add", "ann", "--file", str(path), "--scope", "generate", "--scope", "admin", "--strict"),
+        *("add", "ann", "--file", str(path), "--scope", "generate", "--scope", "admin", "--strict", "--learning"),
         *("--requests-per-minute", "10", "--tokens-per-minute", "5000", "--max-concurrent", "4"),
     )
     assert made.exit_code == 0
@@ -23,11 +23,24 @@ def test_add_list_revoke(tmp_path: Path) -> None:
     (key,) = KeyFile(path).read()
     assert key.matches(text)
     assert (key.scopes, key.limits, key.strict) == (("generate", "admin"), KeyLimits(10, 5000, 4), True)
+    assert key.learning
     assert run("add", "ben", PACELINE_API_KEYS=str(path)).exit_code == 0
     assert KeyFile(path).read()[1].scopes == ("generate",)
+    assert not KeyFile(path).read()[1].learning
     listed = run("list", "--file", str(path)).stdout
     words = listed.split()  # a narrow terminal breaks the lines of a cell
-    for word in ("generate", "admin", "(strict)", "10", "requests/min,", "5000", "tokens/min,", "4", "concurrent"):
+    for word in (
+        "generate",
+        "admin",
+        "(strict)",
+        "(learning)",
+        "10",
+        "requests/min,",
+        "5000",
+        "tokens/min,",
+        "4",
+        "concurrent",
+    ):
         assert word in words
     assert text not in listed
     assert key.digest not in listed

@@ -38,6 +38,9 @@ def add(
     strict: Annotated[
         bool, typer.Option("--strict", help="No drafts for this key, and an audit log of all it generates.")
     ] = False,
+    learning: Annotated[
+        bool, typer.Option("--learning", help="Token ids of its streams may train drafts that all keys use.")
+    ] = False,
 ) -> None:
     """Create a key and print it once. The file stores only its hash.
 
@@ -46,7 +49,7 @@ def add(
     limits = KeyLimits(requests_per_minute, tokens_per_minute, max_concurrent)
     share = KeyShare(weight, reserved, priority)
     scopes = tuple(dict.fromkeys(scope or ("generate",)))
-    text = KeyFile(file).add(name, scopes=scopes, limits=limits, share=share, strict=strict)
+    text = KeyFile(file).add(name, scopes=scopes, limits=limits, share=share, strict=strict, learning=learning)
     console.out.print(text, markup=False, soft_wrap=True)
     console.err.print(f"stored in {file} as a hash; the key is not shown again", style="dim", soft_wrap=True)
 
@@ -75,5 +78,6 @@ def _row(key: ApiKey) -> list[str]:
         (limits.max_concurrent, "concurrent"),
     )
     text = ", ".join(f"{limit} {unit}" for limit, unit in shown if limit is not None)
-    scopes = " ".join((*key.scopes, "(strict)") if key.strict else key.scopes)
+    marks = [f"({name})" for name in ("strict", "learning") if getattr(key, name)]
+    scopes = " ".join((*key.scopes, *marks))
     return [key.name, scopes, text or "none", key.created[:10], (key.revoked or "")[:10]]

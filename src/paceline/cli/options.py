@@ -107,7 +107,11 @@ def _help(setting: Setting) -> str:
 def _panel(setting: Setting) -> str:
     section = setting.name.rpartition(".")[0]
     if section:
-        return {"speculation": "Speculation", "sampling": "Sampling defaults, for requests without them"}[section]
+        return {
+            "speculation": "Speculation",
+            "sampling": "Sampling defaults, for requests without them",
+            "learning": "Learning, see `paceline learn`",
+        }[section]
     return "Server" if setting.name in ServerConfig.__dataclass_fields__ else "Model and engine"
 
 

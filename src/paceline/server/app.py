@@ -15,6 +15,7 @@ from paceline.server.dashboard.overview import Overview
 from paceline.server.gateway.body_shape import max_values
 from paceline.server.gateway.loop_watchdog import LoopWatchdog
 from paceline.server.gateway.models import ServedModels
+from paceline.server.learning.routes import LearningMetrics, learning_routes
 from paceline.server.openai.error_handlers import install_error_handlers
 from paceline.server.openai.routes import generation_routes, model_routes
 from paceline.server.openai.schemas.responses import ErrorBody
@@ -74,8 +75,12 @@ def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" =
     app.include_router(health_routes(models))
     app.include_router(overview_routes(overview))
     app.include_router(dashboard_routes())
+    for one in models:
+        if one.samples is not None:
+            one.metrics.registry.register(LearningMetrics(one.model, one.samples))
     if access.has_admin_routes:
         app.include_router(admin_routes(models))
+        app.include_router(learning_routes(models))
         board = PlanBoard()
         gateway.metrics.registry.register(board)
         app.include_router(plan_routes(board))

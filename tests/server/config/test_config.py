@@ -254,6 +254,19 @@ def test_two_names_of_one_setting_are_rejected(tmp_path: Path) -> None:
     assert "are the same setting" in load_error(path)
 
 
+# --- learning
+
+
+def test_learning_is_a_switch_or_a_section(tmp_path: Path) -> None:
+    assert not load_config().learning.is_collecting
+    assert load_config(write(tmp_path, "learning: true\n")).learning.enabled
+    section = load_config(write(tmp_path, "learning:\n  enabled: true\n  max_samples: 7\n")).learning
+    assert (section.is_collecting, section.max_samples) == (True, 7)
+    assert load_config(environ={"PACELINE_LEARNING_ENABLED": "true"}).learning.enabled
+    assert "learning.enabled" in load_error(write(tmp_path, "learning: 5\n"))
+    assert "learning.max_samples" in load_error(write(tmp_path, "learning:\n  max_samples: 0\n"))
+
+
 # --- documentation
 
 

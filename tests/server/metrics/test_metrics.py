@@ -24,6 +24,8 @@ from paceline.core.worker_status import (
     WorkerLife,
     WorkerStatus,
 )
+from paceline.server.learning.routes import LearningMetrics
+from paceline.server.learning.sample_ring import SampleRing
 from paceline.server.metrics.metrics import Metrics
 from paceline.server.plan_board import PlanBoard, PlannedSizes
 
@@ -283,6 +285,7 @@ def test_the_documentation_lists_every_metric() -> None:
         )
     )  # fmt: skip
     metrics.registry.register(board)
+    metrics.registry.register(LearningMetrics("m", SampleRing(1, 1)))
     exported = set()
     for family in metrics.registry.collect():
         labels = {label for sample in family.samples for label in sample.labels} - {

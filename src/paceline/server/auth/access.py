@@ -18,8 +18,15 @@ RELOAD_SECONDS = 1.0
 ADMIN_NAME = "admin"
 """Name of the key in the setting `admin_key`."""
 
-ANONYMOUS = ApiKey("anyone", id="", cache_salt="", scopes=("generate", "metrics"), share=KeyShare(priority=1 - 2**31))
-"""Key of every request to a server without keys."""
+ANONYMOUS = ApiKey(
+    "anyone",
+    id="",
+    cache_salt="",
+    scopes=("generate", "metrics"),
+    share=KeyShare(priority=1 - 2**31),
+    learning=True,
+)
+"""Key of every request to a server without keys. There the setting `learning` alone is the consent."""
 
 OPEN_PATHS = ("/health", "/ping", "/ready", "/version", "/docs", "/openapi.json", "/dashboard", "/planner")
 """Paths without a key: health checks, the API description and the dashboard pages, which prompt for a key."""

@@ -80,6 +80,8 @@ class ApiKey:
     share: KeyShare = field(default_factory=KeyShare)
     strict: bool = False
     """Whether all its requests run in strict mode: no drafts, and an audit log."""
+    learning: bool = False
+    """Whether the token ids of its streams may train drafts that other keys use too."""
     cache_salt: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     """Salt that separates the cached prefixes of this key from all others."""
     created: str = field(default_factory=lambda: _now())

@@ -12,6 +12,7 @@ from paceline.core.errors import InvalidConfig, InvalidRequest
 from paceline.core.sampling import SamplingParams
 from paceline.models.loading.recommended_sampling import recommended_sampling
 from paceline.runtime.deploy.cluster_file import is_cluster_file, load_cluster
+from paceline.server.config.learning import LearningConfig
 from paceline.server.config.settings import PREFIX, Setting, read_file, read_settings, suggest
 
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -125,6 +126,7 @@ class ServerConfig:
     """Dollars per hour of this server, for the cost of a million tokens in metrics and on the dashboard; none: not known. A
     cluster has a price for each pool."""
     sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
+    learning: LearningConfig = field(default_factory=LearningConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
@@ -231,7 +233,7 @@ def load_gateway_config(
 
 
 def _build(values: Mapping[str, Any]) -> ServerConfig:
-    sections: dict[str, dict[str, Any]] = {"": {}, "speculation": {}, "sampling": {}}
+    sections: dict[str, dict[str, Any]] = {"": {}, "speculation": {}, "sampling": {}, "learning": {}}
     for name, value in values.items():
         section, _, key = name.rpartition(".")
         sections[section][key] = value
@@ -243,6 +245,7 @@ def _build(values: Mapping[str, Any]) -> ServerConfig:
         {
             **server,
             "sampling": from_mapping(SamplingDefaults, sections["sampling"], "sampling."),
+            "learning": from_mapping(LearningConfig, sections["learning"], "learning."),
             "engine": from_mapping(EngineConfig, {**engine, "speculation": sections["speculation"]}),
         },
     )

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from paceline.server.config.config import SETTINGS, SamplingDefaults, ServerConfig
+from paceline.server.config.learning import LearningConfig
 from paceline.server.config.settings import ALIASES, Setting
 
 INTRODUCTION = """\
@@ -73,14 +74,16 @@ scope `admin` ([access.md](access.md)).
 def configuration_page() -> str:
     server = [name for name in SETTINGS if name in ServerConfig.__dataclass_fields__]
     sampling = [f"sampling.{name}" for name in SamplingDefaults.__dataclass_fields__]
+    learning = [f"learning.{name}" for name in LearningConfig.__dataclass_fields__]
     speculation = [name for name in SETTINGS if name.startswith("speculation.")]
-    engine = [name for name in SETTINGS if name not in {*server, *sampling, *speculation}]
+    engine = [name for name in SETTINGS if name not in {*server, *sampling, *learning, *speculation}]
     parts = [
         INTRODUCTION,
         _table("Model and engine", engine),
         _table("Speculation", speculation),
         _table("Server", server),
         _table("Sampling defaults", sampling),
+        _table("Learning", learning),
         OTHER_SECTIONS.format(rows="\n".join(f"| `{name}` | `{setting}` |" for name, setting in ALIASES.items())),
     ]
     return "\n".join(parts)

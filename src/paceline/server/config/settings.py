@@ -33,6 +33,8 @@ ALIASES = {
 """Names of other servers' configuration files, and the settings they mean."""
 OVERRIDES = {"orchestration.max_draft_length": "num_speculative_tokens"}
 """Aliases that replace another alias if a file has both."""
+SWITCHES = {"learning": "learning.enabled"}
+"""Sections that a file may also give as true or false."""
 ADAPTIVE = {True: "additive", False: "fixed"}
 """Depth rules for the values of `adaptive_draft`."""
 
@@ -133,7 +135,7 @@ def read_file(path: Path, settings: Mapping[str, Setting], section: str | None =
     document = _load(path)
     given = dict(_flatten(document if section is None else document.get(section) or {}, path))
     for key, value in given.items():
-        name = ALIASES.get(key, key)
+        name = SWITCHES.get(key) or ALIASES.get(key, key)
         if value is None and any(one.startswith(f"{key}.") for one in settings):
             continue  # an empty section
         if name not in settings:

@@ -31,6 +31,7 @@ from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
 from paceline.server.gateway.admission import OUTPUT_COST, AdmissionEntry, AdmissionQueue, Capacity, kv_needed
+from paceline.server.learning.sample_ring import SampleRing
 from paceline.server.metrics.metrics import Metrics
 from paceline.server.openai.errors import (
     BadRequest,
@@ -120,6 +121,9 @@ class Gateway:
         """Identifier of model, dtype and tokenizer, for `system_fingerprint`."""
         self.categories = Categories(MAX_NAMED_CATEGORIES, MAX_OWNER_CATEGORIES)
         """Traffic categories that clients have named."""
+        learning = config.learning
+        self.samples = SampleRing(learning.max_samples, learning.max_tokens) if learning.is_collecting else None
+        """Samples for `paceline learn`; None: this server collects none."""
         self.is_draining = False
         self._next_number = itertools.count()
         self._schemas = ThreadPoolExecutor(SCHEMA_THREADS, "paceline-schemas")

@@ -17,6 +17,7 @@ from paceline.server.auth.rate_limit import Account, BodyCharge
 from paceline.server.auth.strict import AuditEntry
 from paceline.server.gateway.gateway import Gateway, OutputStream
 from paceline.server.gateway.request_log import RequestLog
+from paceline.server.learning.collector import SampleCollector, make_collector
 from paceline.server.openai.errors import BadRequest, RateLimited
 from paceline.server.openai.schemas.body import GenerationBody
 
@@ -37,6 +38,7 @@ class RequestSession:
         self._account: Account | None = None
         self._audit: AuditEntry | None = None
         self._log: RequestLog | None = None
+        self._collector: SampleCollector | None = None
 
     @classmethod
     def open(cls, gateway: Gateway, http: HttpRequest, body: GenerationBody | None = None) -> Self:
@@ -99,6 +101,7 @@ class RequestSession:
     async def run(self, answer_id: str) -> AsyncIterator[None]:
         """Admits the validated requests, or raises. Inside the block they run. Afterwards unfinished requests are cancelled,
         the audit entry is complete and the log line is written."""
+        self._collector = make_collector(self.gateway.samples, self.key, self.is_strict, self._requests)
         with self._logged(answer_id), self._charged():
             async with (
                 self.gateway.submit(self._requests, self.key, self._timeout) as self._stream,
@@ -118,6 +121,8 @@ class RequestSession:
                 self._audit.add(outputs)
             if self._log is not None:
                 self._log.add(outputs, time.monotonic())
+            if self._collector is not None:
+                self._collector.add(outputs)
             yield outputs
 
     @property
