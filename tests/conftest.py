@@ -16,6 +16,15 @@ torch.set_num_threads(1)
 native.set_num_threads(1)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Without a GPU, tests that take long in the interpreter are `slow`."""
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("interpreted"):
+                item.add_marker(pytest.mark.slow)
+
+
 def pytest_collection_finish() -> None:
     """Exclude imported objects from garbage collection: full collections would take a seventh of the time of some tests."""
     gc.collect()

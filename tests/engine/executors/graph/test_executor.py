@@ -95,7 +95,9 @@ class NowAndThenPlain(FixedDepth):
         return [0] * len(batch) if self._count % 10 >= 10 - self._plain else super().decide(batch)
 
 
-@pytest.mark.parametrize(("plain", "is_left_behind"), [(2, False), (3, True)])
+@pytest.mark.parametrize(
+    ("plain", "is_left_behind"), [(2, False), pytest.param(3, True, marks=pytest.mark.interpreted)]
+)
 def test_the_draft_follows_a_plain_step_now_and_then(plain, is_left_behind, monkeypatch):
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     calls = {"collect": 0, "prefill": 0}
@@ -115,7 +117,11 @@ def test_the_draft_follows_a_plain_step_now_and_then(plain, is_left_behind, monk
     assert calls["collect"] == 0  # the draft prefill happens while the batch is loaded
 
 
-@pytest.mark.parametrize(("window", "num_blocks"), [(24, 64), (SMALL.max_position, 2)], ids=["window", "cache"])
+@pytest.mark.parametrize(
+    ("window", "num_blocks"),
+    [pytest.param(24, 64, marks=pytest.mark.interpreted), (SMALL.max_position, 2)],
+    ids=["window", "cache"],
+)
 def test_a_sequence_the_draft_has_no_room_for_decodes_plainly_in_the_graph(window, num_blocks):
     model = tiny_model(config=replace(SMALL, max_position=window), device=DEVICE)
     engine = graph_engine(draft_model(model, num_blocks, runner=GpuRunner), max_model_len=64)
@@ -168,7 +174,9 @@ def collected(monkeypatch) -> list[list[int]]:
     return asked
 
 
-@pytest.mark.parametrize(("length", "drafts_meanwhile"), [(20, False), (150, True)])
+@pytest.mark.parametrize(
+    ("length", "drafts_meanwhile"), [(20, False), pytest.param(150, True, marks=pytest.mark.interpreted)]
+)
 def test_the_host_drafts_beside_long_prompts_alone(collected, length, drafts_meanwhile):
     """A short prompt takes one step, after which graph steps continue."""
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
@@ -257,6 +265,7 @@ def test_a_cancelled_sequence_leaves_the_others_alone():
     assert engine.scheduler.tables.pool.num_free == engine.scheduler.tables.pool.num_blocks
 
 
+@pytest.mark.interpreted
 def test_a_step_has_at_most_max_batched_tokens_rows(monkeypatch):
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer, max_num_seqs=4, max_batched_tokens=12)
@@ -284,7 +293,7 @@ class Deeper(FixedDepth):
         return [2 if self._count < 6 else depth for depth in super().decide(batch)]
 
 
-@pytest.mark.parametrize(("is_allowed", "most"), [(True, 5), (False, 2)])
+@pytest.mark.parametrize(("is_allowed", "most"), [pytest.param(True, 5, marks=pytest.mark.interpreted), (False, 2)])
 def test_a_shape_without_graphs_waits_until_captures_are_allowed(monkeypatch, is_allowed, most):
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine, shapes = graph_engine(proposer, Deeper(5)), []
@@ -297,6 +306,7 @@ def test_a_shape_without_graphs_waits_until_captures_are_allowed(monkeypatch, is
     assert max(shape.nodes for shape in shapes) == most
 
 
+@pytest.mark.interpreted
 def test_steps_are_observed_with_their_padding():
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine, steps = graph_engine(proposer, depth=2), []
@@ -306,6 +316,7 @@ def test_steps_are_observed_with_their_padding():
     assert {(step.batch, step.num_slots, step.rows) for step in steps if step.slots} >= {(3, 4, 12), (2, 4, 12)}
 
 
+@pytest.mark.interpreted
 def test_warm_up_leaves_the_cache_unchanged():
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer, depth=1, max_depth=1, max_num_seqs=2, max_model_len=32)
