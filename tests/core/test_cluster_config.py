@@ -43,6 +43,12 @@ def test_a_target_over_several_gpus_leaves_memory_for_a_draft_on_each() -> None:
     assert engines["draft-0"].memory_fraction == pytest.approx(0.17)
 
 
+def test_prefill_and_target_may_have_different_numbers_of_ranks() -> None:
+    prefill = {"name": "prefill", "role": "prefill", "model": TARGET["model"]}
+    engines = config(TARGET | {"tensor_parallel_size": 2}, prefill | {"tensor_parallel_size": 4}).engines()
+    assert (engines["target-0"].tensor_parallel_size, engines["prefill-0"].tensor_parallel_size) == (2, 4)
+
+
 def test_memory_fractions_above_one_are_rejected() -> None:
     with pytest.raises(InvalidConfig, match=r"target-0, draft-0.*1\.30"):
         config({**TARGET, "limits": {"memory_fraction": 0.9}}, {**DRAFT, "limits": {"memory_fraction": 0.4}})
@@ -88,11 +94,6 @@ def test_a_fraction_of_a_gpu_reserved_by_ray_scales_the_memory() -> None:
         ({"pools": [TARGET, PREFILL | {"model": "other"}]}, "must be one of big, got 'other'"),
         ({"pools": [TARGET, PREFILL | {"quantization": "int8"}]}, "its quantization must be 'none' too"),
         ({"pools": [TARGET, PREFILL | {"kv_dtype": "fp8"}]}, "its kv_dtype must be 'auto' too"),
-        ({"pools": [TARGET, PREFILL | {"tensor_parallel_size": 2}]}, "a prefill runs on one device"),
-        (
-            {"pools": [TARGET | {"tensor_parallel_size": 2}, PREFILL]},
-            "divided over devices; set tensor_parallel_size to 1",
-        ),
         ({"pools": [TARGET, PREFILL], "handoff_threshold": 0}, "at least 1 token"),
         ({"pools": [TARGET], "transfer": "pigeon"}, "transfer"),
         ({"pools": [PREFILL]}, "no pool with role target"),

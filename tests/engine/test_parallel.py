@@ -19,6 +19,7 @@ from paceline.engine.engine import Engine
 from paceline.engine.llm import LLM
 from paceline.kernels.cpu import native
 from paceline.models.parallel import ranks as module
+from paceline.models.parallel.commands import Move
 from paceline.models.parallel.runner import ParallelRunner
 from tests.engine.test_build import engine, prompt, save_checkpoint, texts
 from tests.fakes import random_tree, request, run, tiny_engine
@@ -84,7 +85,7 @@ def test_the_same_tokens_as_one_rank(target: str, tmp_path: Path) -> None:
 def test_a_rank_that_fails_says_why(target: str) -> None:
     with two_ranks(target) as built:
         assert isinstance(built.runner, ParallelRunner)
-        built.runner._ranks.send(module.Move((10**9,), (0,)))  # no such slot
+        built.runner._ranks.send(Move((10**9,), (0,), 0))  # no such slot
         with pytest.raises(RankLost, match=r"(?s)rank 1 of 2 exited with status 1.*IndexError"):
             run(built, [request("r", prompt())])
 

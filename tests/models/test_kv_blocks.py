@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from paceline.kernels.layout import BLOCK_SIZE
 from paceline.models import kv_blocks
-from paceline.models.runner import ModelRunner, Span
+from paceline.models.runner import Cache, ModelRunner, Span
 from tests.fakes import TINY, tiny_model
 
 MODEL = tiny_model()
@@ -51,6 +52,44 @@ def test_a_block_consists_of_its_layers(dtype: torch.dtype) -> None:
         kv_blocks.write_layer(destination, layer, [0, 1], bytes(part))
     assert same(destination, 0, source, 6)
     assert same(destination, 1, source, 3)
+
+
+class SplitRunner(ModelRunner):
+    """The first of `num_ranks` ranks; their caches are in this process. `num_head_shares` is 2: four ranks have two copies."""
+
+    num_head_shares = 2
+
+    def __init__(self, num_ranks: int) -> None:
+        super().__init__(MODEL, 8)
+        shape = (8, BLOCK_SIZE, TINY.num_kv_heads // 2, TINY.head_dim)
+        self.ranks: list[Cache] = [
+            [(torch.zeros(shape), torch.zeros(shape)) for _ in range(TINY.num_layers)] for _ in range(num_ranks)
+        ]
+        self.cache = self.ranks[0]
+
+    def head_shares(self) -> list[list[Cache]]:
+        copies = len(self.ranks) // 2
+        return [self.ranks[:copies], self.ranks[copies:]]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 4])
+def test_the_bytes_of_a_block_do_not_depend_on_the_number_of_ranks(num_ranks: int) -> None:
+    whole, split = runner(), SplitRunner(num_ranks)
+    assert kv_blocks.block_bytes(split) == kv_blocks.block_bytes(whole)
+    data = bytearray(2 * kv_blocks.block_bytes(whole))
+    kv_blocks.read_blocks(whole, [5, 2], data)
+    kv_blocks.write_blocks(split, [1, 3], bytes(data))
+    middle = TINY.num_kv_heads // 2
+    for rank, cache in enumerate(split.ranks):
+        heads = slice(0, middle) if rank < num_ranks // 2 else slice(middle, None)
+        for (keys, values), (all_keys, all_values) in zip(cache, whole.cache, strict=True):
+            assert torch.equal(keys[[1, 3]], all_keys[[5, 2]][:, :, heads])
+            assert torch.equal(values[[1, 3]], all_values[[5, 2]][:, :, heads])
+    back, layer = bytearray(len(data)), bytearray(kv_blocks.layer_bytes(whole))
+    kv_blocks.read_blocks(split, [1, 3], back)
+    assert back == data
+    kv_blocks.read_layer(split, 1, [1], layer)
+    assert layer == data[len(layer) : 2 * len(layer)]
 
 
 def test_a_sequence_continues_over_copied_blocks() -> None:

@@ -146,12 +146,8 @@ class ClusterConfig:
         if len(self.models) > 1:
             return any(self.for_model(model).shares_caches for model in self.models)
         pools = self.targets
-        shapes = {
-            (pool.dtype, pool.quantization, pool.activations, pool.kv_dtype, pool.tensor_parallel_size)
-            for pool in pools
-        }
-        is_whole = len(shapes) == 1 and pools[0].tensor_parallel_size == 1 and pools[0].engine == "paceline"
-        return self.router == "kv_aware" and is_whole
+        formats = {(pool.dtype, pool.quantization, pool.activations, pool.kv_dtype) for pool in pools}
+        return self.router == "kv_aware" and len(formats) == 1 and pools[0].engine == "paceline"
 
     @property
     def prefills(self) -> tuple[PoolConfig, ...]:
@@ -184,11 +180,6 @@ class ClusterConfig:
                         raise InvalidConfig(
                             f"pool {pool.name!r} prefills for {target.name!r}: its {key} must be {theirs!r} too, got {mine!r}"
                         )
-                if target.tensor_parallel_size != 1:
-                    raise InvalidConfig(
-                        f"pool {target.name!r}: a hand-off does not support a cache divided over devices; set "
-                        f"tensor_parallel_size to 1, or remove the prefill pool {pool.name!r}"
-                    )
 
     def _check_engines(self) -> None:
         """Raise `InvalidConfig` if the pools of a model have different engines, or a pool serves none of our engine."""

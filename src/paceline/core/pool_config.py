@@ -93,7 +93,7 @@ class PoolConfig:
     activations: ActivationFormat = "int8"
     kv_dtype: CacheDtype = "auto"
     tensor_parallel_size: int = 1
-    """GPUs that share one worker's model, starting at its device. Only a target may have several."""
+    """GPUs that share one worker's model, starting at its device. A draft worker has one."""
     placement: Placement = field(default_factory=Placement)
     limits: PoolLimits = field(default_factory=PoolLimits)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
@@ -125,8 +125,8 @@ class PoolConfig:
             raise InvalidConfig(f"pool {self.name!r}: price must be dollars per hour, 0 or more, got {self.price}")
         if self.role == "draft" and (self.limits.kv_host_bytes or self.limits.kv_disk):
             raise InvalidConfig(f"pool {self.name!r}: a draft's cache has no tiers; remove kv_host_bytes and kv_disk")
-        if self.role != "target" and self.tensor_parallel_size != 1:
-            raise InvalidConfig(f"pool {self.name!r}: a {self.role} runs on one device; set tensor_parallel_size to 1")
+        if self.role == "draft" and self.tensor_parallel_size != 1:
+            raise InvalidConfig(f"pool {self.name!r}: a draft runs on one device; set tensor_parallel_size to 1")
         if self.role == "draft" and self.served_model_name is not None:
             raise InvalidConfig(
                 f"pool {self.name!r}: a draft pool drafts for every model with its tokenizer; remove served_model_name"

@@ -34,7 +34,8 @@ from paceline.models.drafts.eagle import EagleModel
 from paceline.models.drafts.load import LoadedHead, find_draft, load_draft
 from paceline.models.loading.hub import pick_draft
 from paceline.models.loading.load import LoadedModel, load_model
-from paceline.models.parallel.ranks import Ranks, RankSpec
+from paceline.models.parallel.commands import RankSpec
+from paceline.models.parallel.ranks import Ranks
 from paceline.models.parallel.runner import ParallelRunner, load_parallel
 from paceline.models.runner import ModelRunner
 from paceline.models.runners import make_runner
@@ -76,7 +77,7 @@ def build_engine(
             RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization, config.activations)
         )
         try:
-            engine = _assemble(config, target, ranks, pool, hooks, extra_proposers)
+            engine = _assemble(config, target, ranks, pool, hooks, extra_proposers, weights_id)
             calibrate(engine, config)
             return engine
         except BaseException:
@@ -121,7 +122,7 @@ def _assemble(
     if ranks is None:
         runner = make_runner(target.model, fit.num_blocks, kv_dtype, weights_id)
     else:
-        runner = ParallelRunner(target.model, fit.num_blocks, ranks, kv_dtype)
+        runner = ParallelRunner(target.model, fit.num_blocks, ranks, kv_dtype, weights_id)
     tables = BlockTables(fit.num_blocks, config.prefix_caching)
     proposers = make_proposers(config, limits, target, draft, runner, tables, kv_dtype)
     if pool is not None:

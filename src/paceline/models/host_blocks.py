@@ -5,7 +5,18 @@ from collections.abc import Sequence
 import torch
 
 from paceline.models.cuda_graph import StreamEvent
-from paceline.models.kv_blocks import ByteArray, block_bytes, chunks, gather, planes, scatter
+from paceline.models.kv_blocks import (
+    ByteArray,
+    block_bytes,
+    chunks,
+    copy_in,
+    copy_out,
+    finish_writes,
+    gather,
+    head_shares,
+    row_shape,
+    scatter,
+)
 from paceline.models.runner import ModelRunner
 
 
@@ -16,47 +27,45 @@ class HostBlocks:
     def __init__(self, runner: ModelRunner, num_slots: int) -> None:
         self.num_slots = num_slots
         self.block_bytes = block_bytes(runner)
-        self._planes = planes(runner)
+        self._runner, self._shares = runner, head_shares(runner)
         self._is_cuda = runner.device.type == "cuda"
-        # [slots, planes, E]; pinned for a GPU, otherwise copies would block
-        self._memory = torch.empty(
-            num_slots, len(self._planes), self._planes[0].shape[1], dtype=torch.uint8, pin_memory=self._is_cuda
-        )
+        # [slots, planes, BLOCK_SIZE, shares, E]; pinned for a GPU, otherwise copies would block
+        shape = num_slots, *row_shape(self._shares)
+        self._memory = torch.empty(shape, dtype=torch.uint8, pin_memory=self._is_cuda)
         self._bytes: ByteArray = self._memory.numpy().reshape(num_slots, self.block_bytes)
         self._pending: dict[int, StreamEvent] = {}
 
     @torch.inference_mode()
     def save(self, blocks: Sequence[int], slots: Sequence[int]) -> None:
         """Copy the present contents of `blocks` to `slots`. Later writes to the blocks do not affect the copy."""
-        if not self._is_cuda:
-            memory = self._memory.numpy()
-            for i, plane in enumerate(self._planes):
-                cache = plane.numpy()
-                for block, slot in zip(blocks, slots, strict=True):
-                    memory[slot, i] = cache[block]
-            return
-        for part in chunks(blocks, self.block_bytes):
-            values = gather(self._planes, blocks[part])
-            for row, slot in zip(values, slots[part], strict=True):
-                self._memory[slot].copy_(row, non_blocking=True)
+        self._runner.settle()
+        for number, share in enumerate(self._shares):
+            memory = self._memory[:, :, :, number]  # [slots, planes, BLOCK_SIZE, E]
+            if not self._is_cuda:
+                copy_out(share, blocks, [memory.numpy()[slot] for slot in slots])
+                continue
+            for part in chunks(blocks, self.block_bytes):
+                values = gather(share.planes, blocks[part])
+                for row, slot in zip(values, slots[part], strict=True):
+                    memory[slot].copy_(row, non_blocking=True)
         self._record(slots)
 
     @torch.inference_mode()
     def load(self, slots: Sequence[int], blocks: Sequence[int]) -> None:
         """Copy `slots` to `blocks`, before any pass that the engine submits next."""
-        if not self._is_cuda:
-            memory = self._memory.numpy()
-            for i, plane in enumerate(self._planes):
-                cache = plane.numpy()
-                for slot, block in zip(slots, blocks, strict=True):
-                    cache[block] = memory[slot, i]
-            return
-        for part in chunks(blocks, self.block_bytes):
-            chunk = slots[part]
-            values = torch.empty(len(chunk), *self._memory.shape[1:], dtype=torch.uint8, device=self._planes[0].device)
-            for row, slot in zip(values, chunk, strict=True):
-                row.copy_(self._memory[slot], non_blocking=True)
-            scatter(self._planes, blocks[part], values)
+        self._runner.settle()
+        for number, share in enumerate(self._shares):
+            memory = self._memory[:, :, :, number]
+            if not self._is_cuda:
+                copy_in(share, blocks, [memory.numpy()[slot] for slot in slots])
+                continue
+            for targets in (share.planes, *share.copies):
+                for part in chunks(blocks, self.block_bytes):
+                    chunk = slots[part]
+                    values = torch.empty(len(chunk), *memory.shape[1:], dtype=torch.uint8, device=targets[0].device)
+                    for row, slot in zip(values, chunk, strict=True):
+                        row.copy_(memory[slot], non_blocking=True)
+                    scatter(targets, blocks[part], values)
         self._record(slots)
 
     def view(self, slot: int) -> memoryview:
@@ -70,6 +79,9 @@ class HostBlocks:
             event.wait()
 
     def _record(self, slots: Sequence[int]) -> None:
-        event = StreamEvent(self._planes[0].device)
+        finish_writes(self._shares)
+        if not self._is_cuda:
+            return
+        event = StreamEvent(self._runner.device)
         event.record()
         self._pending.update(dict.fromkeys(slots, event))

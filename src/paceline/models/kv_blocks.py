@@ -1,13 +1,14 @@
 """Copies of KV cache blocks between a runner and byte buffers, exact to the bit.
 
 A block is `[layers, 2, BLOCK_SIZE, kv_heads, head_dim]` in the dtype of the cache, keys before values; one layer of it is
-`[2, …]`. Only read blocks that no pass writes at the same time, such as published blocks. With tensor parallelism, these
-functions see the part of rank 0 only.
+`[2, …]`. Only read blocks that no pass writes at the same time, such as published blocks. With tensor parallelism a block has
+the heads of all ranks, in the format of one rank: `ModelRunner.head_shares`.
 """
 
 import hashlib
 import platform
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -17,7 +18,7 @@ from torch import Tensor
 from paceline.core.version import VERSION
 from paceline.kernels.cpu import native
 from paceline.kernels.layout import BLOCK_SIZE
-from paceline.models.runner import ModelRunner
+from paceline.models.runner import Cache, ModelRunner
 
 Bytes: TypeAlias = "memoryview | bytearray | bytes"
 ByteArray: TypeAlias = "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]"
@@ -26,10 +27,20 @@ CHUNK_BYTES = 64 << 20
 """Device memory that a copy of many blocks uses at a time."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadShare:
+    """One share of the key-value heads, as bytes."""
+
+    planes: list[Tensor]
+    """[num_blocks, BLOCK_SIZE, E] uint8 for keys and for values of every layer."""
+    copies: list[list[Tensor]]
+    """The same of every further rank with these heads."""
+
+
 def layer_bytes(runner: ModelRunner) -> int:
     """Bytes of one block in one layer, keys and values."""
     keys, _ = runner.cache[0]
-    return 2 * keys[0].nbytes
+    return 2 * keys[0].nbytes * runner.num_head_shares
 
 
 def block_bytes(runner: ModelRunner) -> int:
@@ -40,36 +51,62 @@ def block_bytes(runner: ModelRunner) -> int:
 def read_layer(runner: ModelRunner, layer: int, blocks: Sequence[int], out: Bytes) -> None:
     """Copy one layer of the blocks to `out`, `layer_bytes` per block. Returns when the copy is complete."""
     _check(len(out), len(blocks) * layer_bytes(runner))
-    _read(_pair(runner, layer), blocks, _rows(out, len(blocks), 2))
+    shares = head_shares(runner, range(layer, layer + 1))
+    _read(shares, blocks, as_rows(out, len(blocks), shares))
 
 
 def write_layer(runner: ModelRunner, layer: int, blocks: Sequence[int], data: Bytes) -> None:
     """Copy `data`, as `read_layer` returned it, to these blocks. `data` may be reused afterwards."""
     _check(len(data), len(blocks) * layer_bytes(runner))
-    _write(_pair(runner, layer), blocks, _rows(data, len(blocks), 2))
+    shares = head_shares(runner, range(layer, layer + 1))
+    _write(shares, blocks, as_rows(data, len(blocks), shares))
 
 
 def read_blocks(runner: ModelRunner, blocks: Sequence[int], out: Bytes) -> None:
     """Copy the blocks to `out`, `block_bytes` per block. Returns when the copy is complete."""
     _check(len(out), len(blocks) * block_bytes(runner))
-    _read(planes(runner), blocks, _rows(out, len(blocks), 2 * len(runner.cache)))
+    shares = head_shares(runner)
+    _read(shares, blocks, as_rows(out, len(blocks), shares))
 
 
 def write_blocks(runner: ModelRunner, blocks: Sequence[int], data: Bytes) -> None:
     """Copy `data`, as `read_blocks` returned it, to these blocks. `data` may be reused afterwards."""
     _check(len(data), len(blocks) * block_bytes(runner))
-    _write(planes(runner), blocks, _rows(data, len(blocks), 2 * len(runner.cache)))
+    shares = head_shares(runner)
+    _write(shares, blocks, as_rows(data, len(blocks), shares))
 
 
 def planes(runner: ModelRunner) -> list[Tensor]:
-    """The cache as bytes: [num_blocks, E] uint8 for keys and for values of every layer."""
-    return [plane for layer in range(len(runner.cache)) for plane in _pair(runner, layer)]
+    """The cache of this process as bytes: [num_blocks, BLOCK_SIZE, E] uint8 for keys and for values of every layer."""
+    return _planes(runner.cache)
+
+
+def head_shares(runner: ModelRunner, layers: range | None = None) -> list[HeadShare]:
+    """The caches of all ranks, in the order of heads. `layers`: those to return; None: all."""
+    part = slice(None) if layers is None else slice(layers.start, layers.stop)
+    found = []
+    for copies in runner.head_shares():
+        first, *others = (_planes(cache[part]) for cache in copies)
+        found.append(HeadShare(first, others))
+    return found
+
+
+def as_rows(data: Bytes, count: int, shares: Sequence[HeadShare]) -> ByteArray:
+    """[count, planes, BLOCK_SIZE, shares, E] for a buffer of `count` blocks."""
+    flat = np.frombuffer(data, np.uint8)
+    return flat.reshape(count, *row_shape(shares))
+
+
+def row_shape(shares: Sequence[HeadShare]) -> tuple[int, int, int, int]:
+    """(planes, BLOCK_SIZE, shares, E): the bytes of one block, or of one layer of it."""
+    return len(shares[0].planes), BLOCK_SIZE, len(shares), shares[0].planes[0].shape[2]
 
 
 def gather(sources: Sequence[Tensor], blocks: Sequence[int]) -> Tensor:
-    """[len(blocks), len(sources), E] on the device, with one launch per plane."""
+    """[len(blocks), len(sources), BLOCK_SIZE, E] on the device, with one launch per plane."""
     index = _index(blocks, sources[0].device)
-    out = torch.empty(len(blocks), len(sources), sources[0].shape[1], dtype=torch.uint8, device=sources[0].device)
+    shape = len(blocks), len(sources), *sources[0].shape[1:]
+    out = torch.empty(shape, dtype=torch.uint8, device=sources[0].device)
     for i, plane in enumerate(sources):
         out[:, i] = plane[index]
     return out
@@ -106,29 +143,55 @@ def cache_fingerprint(runner: ModelRunner, weights: str, quantization: str) -> b
     return hashlib.sha256("".join(f"{name}: {value}\n" for name, value in parts).encode()).digest()
 
 
-@torch.inference_mode()
-def _read(sources: Sequence[Tensor], blocks: Sequence[int], out: ByteArray) -> None:
-    if sources[0].device.type == "cpu":
-        for i, plane in enumerate(sources):
-            values = plane.numpy()
-            for row, block in enumerate(blocks):
-                out[row, i] = values[block]
-        return
-    for part in chunks(blocks, out.nbytes // max(1, len(blocks))):
-        torch.from_numpy(out[part]).copy_(gather(sources, blocks[part]))
+def copy_out(share: HeadShare, blocks: Sequence[int], rows: Sequence[ByteArray]) -> None:
+    """Copy blocks of a cache on the CPU to `rows`, [planes, BLOCK_SIZE, E] for each block."""
+    for i, plane in enumerate(share.planes):
+        values = plane.numpy()
+        for row, block in zip(rows, blocks, strict=True):
+            row[i] = values[block]
 
 
-@torch.inference_mode()
-def _write(targets: Sequence[Tensor], blocks: Sequence[int], data: ByteArray) -> None:
-    if targets[0].device.type == "cpu":
+def copy_in(share: HeadShare, blocks: Sequence[int], rows: Sequence[ByteArray]) -> None:
+    """Copy `rows`, as `copy_out` returned them, to these blocks of all ranks with these heads, on the CPU."""
+    for targets in (share.planes, *share.copies):
         for i, plane in enumerate(targets):
             values = plane.numpy()
-            for row, block in enumerate(blocks):
-                values[block] = data[row, i]
-        return
-    for part in chunks(blocks, data.nbytes // max(1, len(blocks))):
-        values = data[part] if data.flags.writeable else data[part].copy()  # torch rejects read-only memory
-        scatter(targets, blocks[part], torch.from_numpy(values).to(targets[0].device))
+            for row, block in zip(rows, blocks, strict=True):
+                values[block] = row[i]
+
+
+def finish_writes(shares: Sequence[HeadShare]) -> None:
+    """Wait for copies to the GPUs of other ranks, whose passes use other streams. Without ranks the stream orders them."""
+    written = [targets[0] for share in shares for targets in (share.planes, *share.copies)]
+    if len(written) > 1 and written[0].is_cuda:
+        for plane in written:
+            torch.cuda.synchronize(plane.device)
+
+
+@torch.inference_mode()
+def _read(shares: Sequence[HeadShare], blocks: Sequence[int], out: ByteArray) -> None:
+    for number, share in enumerate(shares):
+        rows = out[:, :, :, number]
+        if share.planes[0].device.type == "cpu":
+            copy_out(share, blocks, list(rows))
+            continue
+        for part in chunks(blocks, out.nbytes // max(1, len(blocks))):
+            torch.from_numpy(rows[part]).copy_(gather(share.planes, blocks[part]))
+
+
+@torch.inference_mode()
+def _write(shares: Sequence[HeadShare], blocks: Sequence[int], data: ByteArray) -> None:
+    for number, share in enumerate(shares):
+        rows = data[:, :, :, number]
+        if share.planes[0].device.type == "cpu":
+            copy_in(share, blocks, list(rows))
+            continue
+        for part in chunks(blocks, data.nbytes // max(1, len(blocks))):
+            # torch rejects read-only memory
+            values = torch.from_numpy(rows[part] if rows.flags.writeable else rows[part].copy())
+            for targets in (share.planes, *share.copies):
+                scatter(targets, blocks[part], values.to(targets[0].device))
+    finish_writes(shares)
 
 
 def _index(blocks: Sequence[int], device: torch.device) -> Tensor:
@@ -136,14 +199,8 @@ def _index(blocks: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor(blocks, dtype=torch.int64, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
-def _pair(runner: ModelRunner, layer: int) -> list[Tensor]:
-    return [values.view(torch.uint8).view(len(values), -1) for values in runner.cache[layer]]
-
-
-def _rows(data: Bytes, count: int, num_planes: int) -> ByteArray:
-    """[count, num_planes, E]"""
-    flat = np.frombuffer(data, np.uint8)
-    return flat.reshape(count, num_planes, len(flat) // max(1, count * num_planes))
+def _planes(cache: Cache) -> list[Tensor]:
+    return [values.view(torch.uint8).view(len(values), BLOCK_SIZE, -1) for layer in cache for values in layer]
 
 
 def _check(got: int, expected: int) -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from paceline.kernels.quantized import put, take
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.zeroed import zeroed
+
+Cache: TypeAlias = Sequence[tuple[Tensor, Tensor]]
+"""Keys and values of every layer, each [num_blocks, BLOCK_SIZE, KV, hd]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +85,7 @@ class ModelRunner:
         model: DecoderModel,
         num_blocks: int,
         kv_dtype: torch.dtype | None = None,
-        cache: Sequence[tuple[Tensor, Tensor]] | None = None,
+        cache: Cache | None = None,
         weights_id: str = "",
     ) -> None:
         """`kv_dtype`: number format of the cache, the model's if None. `cache`: cache of another runner, for a model that
@@ -92,7 +96,7 @@ class ModelRunner:
         self.weights_id = weights_id
         shape = (num_blocks, BLOCK_SIZE, model.config.num_kv_heads, model.config.head_dim)
         # Zeroed: a masked slot must not hold a NaN.
-        self.cache = cache or [
+        self.cache: Cache = cache or [
             (
                 zeroed(shape, kv_dtype or model.dtype, model.device),
                 zeroed(shape, kv_dtype or model.dtype, model.device),
@@ -146,6 +150,19 @@ class ModelRunner:
     def share_cache(self, model: DecoderModel) -> "ModelRunner":
         """A runner of `model`, which consists of the first layers of this model, with the same cache."""
         return ModelRunner(model, self.num_blocks, cache=self.cache[: model.config.num_layers])
+
+    @property
+    def num_head_shares(self) -> int:
+        """Number of shares of the key-value heads that the ranks of this model have in their caches."""
+        return 1
+
+    def head_shares(self) -> Sequence[Sequence[Cache]]:
+        """The caches of all ranks: for every share of the key-value heads, in their order, the cache of each rank with it."""
+        return [[self.cache]]
+
+    def settle(self) -> None:
+        """Wait until the other ranks have done all that their caches depend on. The engine's thread calls it before other code
+        reads or writes those caches."""
 
     def close(self) -> None:
         """Release resources other than memory; here there are none."""

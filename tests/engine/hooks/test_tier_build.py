@@ -89,8 +89,6 @@ def test_by_default_the_device_is_the_only_tier(tmp_path: Path, build_tiers: Cal
 def test_invalid_sizes_are_refused(tmp_path: Path, build_tiers: Callable[..., Any]) -> None:
     with pytest.raises(InvalidConfig, match="is too small"):
         build_tiers(kv_host_bytes=1000)
-    with pytest.raises(InvalidConfig, match="tensor_parallel_size"):
-        build_tiers(kv_host_bytes=1 << 20, tensor_parallel_size=2)
     with pytest.raises(OutOfMemory, match="set it lower"):
         build_tiers(kv_host_bytes=1 << 60)
     with pytest.raises(InvalidConfig, match=r"kv_disk_bytes .* is too small"):

@@ -80,10 +80,11 @@ def test_targets_share_caches_with_the_kv_aware_router() -> None:
     assert [(spec.shares_cache, spec.handoff_threshold) for spec in specs] == [(True, 100), (True, 100), (False, None)]
     alone = [{**POOLS[0], "replicas": 1}]  # another worker may join
     assert all(spec.shares_cache for spec in process_specs(cluster_config({"pools": alone, "router": "kv_aware"})))
-    divided = [{**POOLS[0], "tensor_parallel_size": 2}]
-    assert not any(
-        spec.shares_cache for spec in process_specs(cluster_config({"pools": divided, "router": "kv_aware"}))
-    )
+    divided = [*POOLS, {**POOLS[0], "name": "wide", "tensor_parallel_size": 2}]  # blocks have the heads of all ranks
+    wide = process_specs(cluster_config({"pools": divided, "router": "kv_aware"}))
+    assert all(spec.shares_cache for spec in wide if spec.role == "target")
+    other = [*POOLS, {**POOLS[0], "name": "other", "kv_dtype": "fp8"}]
+    assert not any(spec.shares_cache for spec in process_specs(cluster_config({"pools": other, "router": "kv_aware"})))
 
 
 def test_transfer_setting_is_the_same_for_all_workers() -> None:

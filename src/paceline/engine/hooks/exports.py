@@ -65,6 +65,7 @@ class Exports(StepHook):
         held = blocks[: plan.end]
         self._tables.pool.hold(held)
         self._exports[request_id] = _Export(plan, sink, held)
+        self._runner.settle()
         ready = self._record_event()
         for layer in range(plan.layout.num_layers):
             sink.blocks(layer, tuple(held), ready)

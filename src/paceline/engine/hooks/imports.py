@@ -108,6 +108,7 @@ class Imports(StepHook):
         grown = self._tables.grow(table, end * BLOCK_SIZE)
         assert grown
         self._reserved += end
+        self._runner.settle()
         fence = StreamEvent(self._runner.device)
         fence.record()
         plan = HandoffPlan(self.layout, len(cached), end, state_layers, state_rows)

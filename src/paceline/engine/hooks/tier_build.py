@@ -34,10 +34,6 @@ def make_tiers(
         host_bytes = min(max(DISK_HOST_BYTES, blocks_for(window) * each), total_memory() // 4)
     if not host_bytes:
         return None
-    if config.tensor_parallel_size > 1:
-        raise InvalidConfig(
-            "kv_host_bytes and kv_disk need the whole cache in one process: leave out tensor_parallel_size"
-        )
     num_slots = host_bytes // each
     if num_slots < MIN_SLOTS:
         raise InvalidConfig(

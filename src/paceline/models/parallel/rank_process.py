@@ -1,4 +1,4 @@
-"""`python -m paceline.models.parallel.rank_process FD`: one rank of a model, connected to rank 0 by the socket FD."""
+"""`python -m paceline.models.parallel.rank_process FD FD`: one rank of a model, connected to rank 0 by two sockets."""
 
 import contextlib
 import signal
@@ -11,32 +11,35 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # not in its __all__
 
 from paceline.kernels.cpu import native
+from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.load import build_model, open_checkpoint
-from paceline.models.parallel.ranks import (
-    GROUP_TIMEOUT,
-    HOST,
+from paceline.models.parallel.commands import (
     Allocate,
+    Command,
     Failed,
     Forward,
     Move,
     Ready,
+    Release,
+    Settle,
+    Settled,
+    Share,
     Start,
-    all_reduce,
-    join_group,
-    share_cores,
 )
+from paceline.models.parallel.ranks import GROUP_TIMEOUT, HOST, all_reduce, join_group, share_cores
 from paceline.models.parallel.shards import Shard
+from paceline.models.parallel.shared_cache import CacheShape, SharedCache
 from paceline.models.runner import ModelRunner, build_inputs, early_exit
 
 
-def main(fd: int) -> int:
+def main(fd: int, weights_fd: int) -> int:
     # Rank 0 decides when to stop; a signal to the whole process group must not interrupt its last passes.
     for stop in (signal.SIGINT, signal.SIGTERM):
         signal.signal(stop, signal.SIG_IGN)
-    connection = Connection(fd)
+    connection, weights = Connection(fd), Connection(weights_fd)
     try:
         with native.single_threaded_torch():
-            serve(connection)
+            serve(connection, weights)
     except EOFError:  # rank 0 closed the connection
         return 0
     except Exception:
@@ -50,7 +53,7 @@ def main(fd: int) -> int:
 
 
 @torch.inference_mode()
-def serve(connection: Connection) -> None:
+def serve(connection: Connection, weights: Connection) -> None:
     """Load this rank's share of the model, then execute commands until the connection closes."""
     start: Start = connection.recv()
     spec, device = start.spec, start.spec.device_of(start.rank)
@@ -63,21 +66,51 @@ def serve(connection: Connection) -> None:
     model = build_model(checkpoint, device, spec.dtype, spec.quantization, spec.activations, shard)
     connection.send(Ready())
     join_group(spec, start.rank, TCPStore(HOST, start.port, spec.size, is_master=False, timeout=GROUP_TIMEOUT))
-    runners: dict[int, ModelRunner] = {}  # number of layers -> runner
-    whole = model.config.num_layers
+    caches = Caches(model)
     while True:
-        command = connection.recv()
-        if isinstance(command, Allocate):
-            runners = {whole: ModelRunner(model, command.num_blocks, command.kv_dtype)}
-        elif isinstance(command, Move):
-            runners[whole].move(command.sources, command.targets)
-        elif isinstance(command, Forward):
-            runner = runners.get(command.num_layers)
-            if runner is None:
-                runner = runners[command.num_layers] = early_exit(runners[whole], command.num_layers)
-            inputs = build_inputs(command.spans, device)
-            runner.model(inputs.tokens, inputs.positions, inputs.layout, runner.cache)  # rank 0 computes the logits
+        command: Command = connection.recv()
+        if isinstance(command, Settle):
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            connection.send(Settled())
+        elif isinstance(command, Share):
+            caches.share(command.cache, connection)
+        else:
+            caches.execute(command)
+
+
+class Caches:
+    """The caches of this rank by number, with their runners."""
+
+    def __init__(self, model: DecoderModel) -> None:
+        self._model, self._whole = model, model.config.num_layers
+        self._memory: dict[int, SharedCache] = {}
+        self._runners: dict[int, dict[int, ModelRunner]] = {}  # by cache and number of layers
+
+    def execute(self, command: Allocate | Release | Move | Forward) -> None:
+        model = self._model
+        match command:
+            case Allocate():
+                shape = CacheShape.of(model.config, command.num_blocks, command.kv_dtype or model.dtype)
+                self._memory[command.cache] = memory = SharedCache(shape, model.device)
+                runner = ModelRunner(model, command.num_blocks, command.kv_dtype, memory.cache)
+                self._runners[command.cache] = {self._whole: runner}
+            case Release():
+                del self._runners[command.cache]
+                self._memory.pop(command.cache).close()
+            case Move():
+                self._runners[command.cache][self._whole].move(command.sources, command.targets)
+            case Forward():
+                runners = self._runners[command.cache]
+                if command.num_layers not in runners:
+                    runners[command.num_layers] = early_exit(runners[self._whole], command.num_layers)
+                runner, inputs = runners[command.num_layers], build_inputs(command.spans, model.device)
+                # rank 0 computes the logits
+                runner.model(inputs.tokens, inputs.positions, inputs.layout, runner.cache)
+
+    def share(self, cache: int, connection: Connection) -> None:
+        self._memory[cache].send(connection)
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1])))
+    sys.exit(main(*map(int, sys.argv[1:])))

@@ -1,17 +1,21 @@
 """Processes of the other ranks of a tensor-parallel model. This process is rank 0.
 
 Rank 0 schedules and samples. It sends the inputs of each pass to the other ranks, over one socket per rank, and all ranks
-compute the pass together. Only `Shard.reduce` exchanges tensors. A rank exits when its socket closes, so none outlives rank 0.
+compute the pass together. In a pass only `Shard.reduce` exchanges tensors. A second socket per rank carries weights, so that
+they delay no pass. A rank exits when its first socket closes, so none outlives rank 0.
 """
 
 import contextlib
+import itertools
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,74 +25,16 @@ from torch.distributed import Store, TCPStore  # not in its __all__
 from paceline.core.errors import InvalidConfig, RankLost
 from paceline.core.machine import usable_cores
 from paceline.kernels.cpu import native
-from paceline.kernels.quantized import Quantization
-from paceline.kernels.weights import Activations
-from paceline.models.runner import Span
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.parallel.commands import Command, Failed, RankSpec, Settle, Share, Start
+from paceline.models.parallel.shared_cache import CacheShape, receive_cache
+from paceline.models.runner import Cache
 
 HOST = "127.0.0.1"
 GROUP_TIMEOUT = timedelta(minutes=10)
 """Timeout of a collective operation."""
 GRACE_SECONDS = 5.0
 """Time for a rank to exit before it is killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankSpec:
-    """Model that all ranks of a group load."""
-
-    model: str
-    size: int
-    device: torch.device
-    """Device of rank 0; the other ranks use the GPUs after it."""
-    dtype: torch.dtype
-    quantization: Quantization | None = None
-    activations: Activations = "int8"
-
-    def device_of(self, rank: int) -> torch.device:
-        if self.device.type != "cuda":
-            return self.device
-        return torch.device("cuda", (self.device.index or 0) + rank)
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    spec: RankSpec
-    rank: int
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """A rank has loaded its weights."""
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """Last message of a rank that failed."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Allocate:
-    num_blocks: int
-    kv_dtype: torch.dtype | None
-
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    spans: tuple[Span, ...]
-    num_layers: int
-    """Layers to run: all, or the first ones of an early exit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    sources: tuple[int, ...]
-    targets: tuple[int, ...]
-
-
-Command = Allocate | Forward | Move
 
 
 def all_reduce(partial: Tensor) -> Tensor:
@@ -121,18 +67,25 @@ class _Member:
     rank: int
     process: "subprocess.Popen[bytes]"
     connection: Connection
+    weights: Connection
 
 
 class Ranks:
     """The other ranks of a group. A process can be in one group at a time."""
 
-    def __init__(self, spec: RankSpec, members: Sequence[_Member], store: TCPStore) -> None:
-        self._spec, self._members, self._store = spec, members, store
+    def __init__(self, spec: RankSpec, config: ModelConfig, members: Sequence[_Member], store: TCPStore) -> None:
+        self.spec, self._members, self._store = spec, members, store
+        self.config = config
+        """Configuration of the whole model."""
+        self._caches = itertools.count()
         self._closed = False
+        self.lock = threading.RLock()
+        """Held for a pass, and for a command with its answers: the ranks execute one at a time."""
 
     @classmethod
-    def start(cls, spec: RankSpec) -> "Ranks":
-        """Start the processes. They load their weights in parallel with this process; `join` waits for them."""
+    def start(cls, spec: RankSpec, config: ModelConfig, sends_weights: bool = False) -> "Ranks":
+        """Start the processes. They load their weights in parallel with this process; `join` waits for them. `config`:
+        configuration of the whole model. `sends_weights`: this process sends their weights over `weights`."""
         if dist.is_initialized():
             raise InvalidConfig("this process already belongs to a distributed group: close the other engine first")
         if spec.device.type == "cuda":
@@ -142,10 +95,11 @@ class Ranks:
                     f"tensor_parallel_size {spec.size} needs {last}, and there are {have} GPUs: lower it"
                 )
         store = TCPStore(HOST, 0, spec.size, is_master=True, wait_for_workers=False, timeout=GROUP_TIMEOUT)
-        ranks = cls(spec, [_spawn(rank) for rank in range(1, spec.size)], store)
+        ranks = cls(spec, config, [_spawn(rank) for rank in range(1, spec.size)], store)
         try:
             for member in ranks._members:
-                member.connection.send(Start(spec, member.rank, store.port))
+                start = Start(spec, member.rank, store.port, config if sends_weights else None)
+                member.connection.send(start)
         except OSError:
             lost = ranks._lost()
             ranks.close()
@@ -155,31 +109,58 @@ class Ranks:
         return ranks
 
     @property
+    def size(self) -> int:
+        """Ranks of the group, including this process."""
+        return self.spec.size
+
+    @property
+    def num_head_shares(self) -> int:
+        """Shares into which the ranks divide the key-value heads; several ranks have each share if there are few heads."""
+        return min(self.size, self.config.num_kv_heads)
+
+    def next_cache(self) -> int:
+        """A number for a new cache; 0 is the first."""
+        return next(self._caches)
+
+    @property
+    def weights(self) -> list[Connection]:
+        """Connections for weights, of the ranks from 1 on."""
+        return [member.weights for member in self._members]
+
+    @property
     def pids(self) -> list[int]:
         return [member.process.pid for member in self._members]
 
     def join(self) -> None:
         """Block until every rank has loaded its weights and joined the group."""
         for member in self._members:
-            wait([member.connection])  # also returns when the connection is closed
-            try:
-                answer = member.connection.recv()
-            except (EOFError, OSError):
-                raise self._lost() from None
-            if isinstance(answer, Failed):
-                raise RankLost(f"rank {member.rank} of {self._spec.size} could not start: {answer.reason}")
+            self._receive(member, "could not start")
         with self.report_lost_ranks():
-            join_group(self._spec, 0, self._store)
+            join_group(self.spec, 0, self._store)
 
     def send(self, command: Command) -> None:
         """Send a command to all ranks, which execute commands in order."""
         try:
-            for member in self._members:
-                if member.process.poll() is not None:
-                    raise self._lost()
-                member.connection.send(command)
+            with self.lock:
+                for member in self._members:
+                    if member.process.poll() is not None:
+                        raise self._lost()
+                    member.connection.send(command)
         except OSError:
             raise self._lost() from None
+
+    def settle(self) -> None:
+        """Wait until the ranks have executed all commands."""
+        with self.lock:
+            self.send(Settle())
+            for member in self._members:
+                self._receive(member, "failed")
+
+    def map_caches(self, cache: int, shape: CacheShape) -> list[Cache]:
+        """The caches with this number of the ranks from 1 on, in the memory of this process."""
+        with self.lock:
+            self.send(Share(cache))
+            return [receive_cache(self._receive(one, "failed"), one.connection, shape) for one in self._members]
 
     @contextlib.contextmanager
     def report_lost_ranks(self) -> Iterator[None]:
@@ -198,6 +179,7 @@ class Ranks:
         self._closed = True
         for member in self._members:
             member.connection.close()
+            member.weights.close()
         for member in self._members:
             try:
                 member.process.wait(GRACE_SECONDS)
@@ -206,8 +188,19 @@ class Ranks:
                 member.process.wait()
         if dist.is_initialized():
             dist.destroy_process_group()
-        if self._spec.device.type == "cpu":
+        if self.spec.device.type == "cpu":
             share_cores(1)
+
+    def _receive(self, member: _Member, failure: str) -> Any:
+        """The next message of a rank. Raises `RankLost` if there is none, or if it reports an error."""
+        wait([member.connection])  # also returns when the connection is closed
+        try:
+            answer = member.connection.recv()
+        except (EOFError, OSError):
+            raise self._lost() from None
+        if isinstance(answer, Failed):
+            raise RankLost(f"rank {member.rank} of {self.spec.size} {failure}: {answer.reason}")
+        return answer
 
     def _first_dead(self, seconds: float) -> _Member | None:
         """A rank that has exited, possibly a moment after its connection broke; None if all still run after `seconds`."""
@@ -220,7 +213,7 @@ class Ranks:
     def _lost(self) -> RankLost:
         member = self._first_dead(GRACE_SECONDS)
         if member is None:
-            return RankLost(f"one of {self._spec.size} ranks does not respond: restart the engine")
+            return RankLost(f"one of {self.spec.size} ranks does not respond: restart the engine")
         code, reason = member.process.returncode, ""
         with contextlib.suppress(EOFError, OSError):
             while member.connection.poll():
@@ -228,17 +221,19 @@ class Ranks:
                 reason = f": {message.reason}" if isinstance(message, Failed) else reason
         how = f"was killed by signal {-code}" if code < 0 else f"exited with status {code}"
         return RankLost(
-            f"rank {member.rank} of {self._spec.size} {how}, and its part of the model is lost: restart the engine{reason}"
+            f"rank {member.rank} of {self.spec.size} {how}, and its part of the model is lost: restart the engine{reason}"
         )
 
 
 def _spawn(rank: int) -> _Member:
     # NOTE: multiprocessing would run the caller's main module again, and a script without a guard would start itself
-    own_end, rank_end = socket.socketpair()
-    with rank_end:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "paceline.models.parallel.rank_process", str(rank_end.fileno())],
-            pass_fds=[rank_end.fileno()],
-            stdin=subprocess.DEVNULL,
-        )
-    return _Member(rank, process, Connection(own_end.detach()))
+    pairs = [socket.socketpair() for _ in range(2)]
+    fds = [rank_end.fileno() for _, rank_end in pairs]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline.models.parallel.rank_process", *map(str, fds)],
+        pass_fds=fds,
+        stdin=subprocess.DEVNULL,
+    )
+    for _, rank_end in pairs:
+        rank_end.close()
+    return _Member(rank, process, *(Connection(own_end.detach()) for own_end, _ in pairs))

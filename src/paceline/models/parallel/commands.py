@@ -1,0 +1,101 @@
+"""Commands of rank 0 to the other ranks of a tensor-parallel model, and their answers."""
+
+from dataclasses import dataclass
+
+import torch
+
+from paceline.kernels.quantized import Quantization
+from paceline.kernels.weights import Activations
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.runner import Span
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpec:
+    """Model that all ranks of a group load."""
+
+    model: str
+    size: int
+    device: torch.device
+    """Device of rank 0; the other ranks use the GPUs after it."""
+    dtype: torch.dtype
+    quantization: Quantization | None = None
+    activations: Activations = "int8"
+
+    def device_of(self, rank: int) -> torch.device:
+        if self.device.type != "cuda":
+            return self.device
+        return torch.device("cuda", (self.device.index or 0) + rank)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    spec: RankSpec
+    rank: int
+    port: int
+    config: ModelConfig | None = None
+    """Configuration of the whole model if rank 0 sends the weights; None: the rank reads the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A rank has loaded its weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Last message of a rank that failed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Allocate:
+    """Allocate a cache."""
+
+    cache: int
+    """Number of the cache."""
+    num_blocks: int
+    kv_dtype: torch.dtype | None
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Release a cache."""
+
+    cache: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Let rank 0 map a cache."""
+
+    cache: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    spans: tuple[Span, ...]
+    num_layers: int
+    """Layers to run: all, or the first ones of an early exit."""
+    cache: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    cache: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Answer with `Settled` when all commands before this one are done."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """All commands before `Settle` are done."""
+
+
+Command = Allocate | Release | Share | Forward | Move | Settle
