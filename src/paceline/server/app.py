@@ -1,7 +1,7 @@
 """The HTTP application: routes, middleware, error handlers and the OpenAPI document."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
@@ -52,13 +52,16 @@ class Application(FastAPI):
 
 
 def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" = None) -> FastAPI:
-    """The application of a server. Without `tracing` it makes no spans. The dashboard shows the first model."""
-    gateway = models.first
-    overview, watchdog = Overview(gateway, access.has_admin_routes), LoopWatchdog(gateway.metrics.loop_lag.observe)
+    """The application of a server. Without `tracing` it makes no spans."""
+    gateway, names = models.first, [one.model for one in models]
+    overviews = {one.model: Overview(one, names, access.has_admin_routes) for one in models}
+    watchdog = LoopWatchdog(gateway.metrics.loop_lag.observe)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with watchdog.running(), overview.lifespan(app):
+        async with watchdog.running(), AsyncExitStack() as stack:
+            for overview in overviews.values():
+                await stack.enter_async_context(overview.running())
             yield
 
     app = Application(
@@ -73,7 +76,7 @@ def create_app(models: ServedModels, access: Access, tracing: "Tracing | None" =
     app.include_router(generation_routes(models))
     app.include_router(model_routes(models))
     app.include_router(health_routes(models))
-    app.include_router(overview_routes(overview))
+    app.include_router(overview_routes(models, overviews))
     app.include_router(dashboard_routes())
     for one in models:
         if one.samples is not None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -175,13 +176,16 @@ def dashboard_routes() -> APIRouter:
     return router
 
 
-def overview_routes(overview: Overview) -> APIRouter:
-    """/v1/paceline/overview: the data of the dashboard."""
+def overview_routes(models: ServedModels, overviews: Mapping[str, Overview]) -> APIRouter:
+    """/v1/paceline/overview: the data of the dashboard. `overviews`: by name of the model."""
     router = APIRouter(tags=["operation"])
 
     @router.get("/v1/paceline/overview")
-    async def read_overview(since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0) -> Report:
-        """The state of the server now, and the samples after `since` of the last five minutes."""
-        return overview.report(since)
+    async def read_overview(
+        since: Annotated[float, Query(ge=0, allow_inf_nan=False)] = 0.0, model: str | None = None
+    ) -> Report:
+        """The state of a model now, and the samples after `since` of the last five minutes. Default: the first model."""
+        gateway = models.first if model is None else models.of(model)
+        return overviews[gateway.model].report(since)
 
     return router

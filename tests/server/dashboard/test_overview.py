@@ -169,7 +169,7 @@ def test_samples_stop_with_the_application(monkeypatch: pytest.MonkeyPatch) -> N
     harness = Harness()
 
     async def live() -> int:
-        async with harness.overview.lifespan(None):
+        async with harness.overview.running():
             while len(harness.overview.report().samples) < 3:
                 harness.now += 1.0
                 await asyncio.sleep(0)
@@ -199,7 +199,7 @@ def test_sampling_continues_after_an_error(monkeypatch: pytest.MonkeyPatch, capl
     harness.server.target.engine_status = read_status  # type: ignore[method-assign]
 
     async def live() -> None:
-        async with harness.overview.lifespan(None):
+        async with harness.overview.running():
             while calls < 3:
                 await asyncio.sleep(0)
 

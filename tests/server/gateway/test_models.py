@@ -81,3 +81,10 @@ def test_metrics_hold_every_model_in_one_family(client: httpx.Client) -> None:
         assert f'paceline_queue_choices{{model="{name}"}} 0.0' in text
     assert client.get("/ready").status_code == 200
     assert client.get("/health").status_code == 200
+
+
+def test_the_dashboard_has_the_data_of_every_model(client: httpx.Client) -> None:
+    for query, name in (("", "first"), ("?model=second", "second")):
+        report = client.get(f"/v1/paceline/overview{query}").json()
+        assert (report["model"], report["models"]) == (name, ["first", "second"])
+    assert client.get("/v1/paceline/overview?model=third").status_code == 404

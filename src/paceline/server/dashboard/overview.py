@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
@@ -94,9 +94,11 @@ class DriftDetector:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The state of the server now, and its samples."""
+    """The state of one model of the server now, and its samples."""
 
     model: str
+    models: tuple[str, ...]
+    """All models of the server."""
     time: float
     speculation: SpeculationFlags
     """Flags in effect at the last step."""
@@ -134,11 +136,18 @@ class _Totals:
 
 
 class Overview:
-    """Samples the server once per `INTERVAL`. All calls must come from the event loop's thread."""
+    """Samples one model of the server once per `INTERVAL`. All calls must come from the event loop's thread."""
 
-    def __init__(self, gateway: Gateway, has_switches: bool = False, clock: Callable[[], float] = time.time) -> None:
-        """`has_switches`: the server has the routes that change flags."""
+    def __init__(
+        self,
+        gateway: Gateway,
+        models: Sequence[str] = (),
+        has_switches: bool = False,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`models`: all models of the server. `has_switches`: the server has the routes that change flags."""
         self._gateway, self._has_switches, self._clock = gateway, has_switches, clock
+        self._models = tuple(models) or (gateway.model,)
         self._samples: deque[Sample] = deque(maxlen=MAX_SAMPLES)
         self._totals: deque[_Totals] = deque()
         self._drifts = DriftDetector()
@@ -175,7 +184,8 @@ class Overview:
         """The current state, and the samples after `since`, seconds since 1970."""
         status, workers = self._gateway.target.engine_status(), self._workers()
         return Report(
-            model=self._gateway.config.model_name,
+            model=self._gateway.model,
+            models=self._models,
             time=self._clock(),
             speculation=status.flags,
             has_switches=self._has_switches,
@@ -193,7 +203,7 @@ class Overview:
         )
 
     @asynccontextmanager
-    async def lifespan(self, app: object) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
         """Takes samples inside the block."""
         task = asyncio.create_task(self._run())
         try:

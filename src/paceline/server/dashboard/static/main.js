@@ -4,13 +4,15 @@ import { call } from "./api.js";
 import { byId } from "./element.js";
 import { History } from "./history.js";
 import { apiKey, removeKeys } from "./keys.js";
+import { model, showModels } from "./models.js";
 import { startPlayground } from "./playground.js";
 import { showSwitches } from "./switches.js";
 import { showTraffic } from "./traffic.js";
 import { showWorkers } from "./workers.js";
 
 const METRIC_SECTIONS = ["traffic", "workers", "switches"];
-const history = new History();
+let history = new History();
+let since = 0;
 
 const INTERVAL = 1000;
 const visible = () =>
@@ -21,11 +23,13 @@ const visible = () =>
 
 /** Requests the overview once a second while the page is visible. Stops if the key has no access. */
 async function poll(onReport, onError) {
-  let since = 0;
   for (;;) {
     await visible();
     try {
-      const report = await (await call(`v1/paceline/overview?since=${since}`)).json();
+      const name = model();
+      const query = new URLSearchParams({ since, ...(name === null ? {} : { model: name }) });
+      const report = await (await call(`v1/paceline/overview?${query}`)).json();
+      if (name !== model()) continue; // the user chose another model meanwhile
       since = report.samples.at(-1)?.time ?? since;
       onReport(report);
     } catch (error) {
@@ -43,9 +47,14 @@ function showState(text, tone) {
   byId("forget-key").hidden = apiKey() === null;
 }
 
+function startAgain() {
+  history = new History();
+  since = 0;
+}
+
 function showReport(report) {
   history.add(report.samples);
-  byId("model").textContent = report.model;
+  showModels(report, startAgain);
   const isReady = report.workers.some((worker) => worker.role === "target" && worker.state === "ready");
   const drafts = report.drafts_last_minute;
   const speculation = report.speculation.enabled ? `speculation on, ${drafts} draft${drafts === 1 ? "" : "s"} in the last minute` : "speculation off";

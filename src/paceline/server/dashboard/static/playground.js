@@ -3,6 +3,7 @@
 import { Answer } from "./answer.js";
 import { byId, element } from "./element.js";
 import * as format from "./format.js";
+import { model } from "./models.js";
 import { RUNS, verdict } from "./verdict.js";
 
 let messages = [];
@@ -13,6 +14,7 @@ const randomSeed = () => crypto.getRandomValues(new Uint32Array(1))[0];
 function body(conversation, seed, isSpeculative) {
   const temperature = byId("temperature").value;
   return {
+    ...(model() === null ? {} : { model: model() }),
     messages: conversation,
     seed,
     temperature: temperature === "" ? null : Number(temperature), // null: as the server recommends
