@@ -7,7 +7,6 @@ import pytest
 
 from paceline.audit import auditor as module
 from paceline.audit.auditor import Auditor
-from paceline.core.errors import InvalidConfig
 from paceline.engine.llm import LLM
 from tests.audit.planted import COUPLED, REJECTION, Bug
 from tests.audit.tiny import audited, workload
@@ -106,12 +105,6 @@ def test_engine_is_unchanged_afterwards(llm: LLM) -> None:
     audited(llm, workload(3))
     pool = llm.engine.scheduler.tables.pool
     assert (list(llm.engine.hooks), pool.num_free) == (hooks, pool.num_blocks)
-
-
-def test_tensor_parallel_is_rejected(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(llm, "config", replace(llm.config, tensor_parallel_size=2))
-    with pytest.raises(InvalidConfig, match="audit_fraction"):
-        Auditor(llm)
 
 
 def test_long_texts_have_smaller_batches(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from paceline.audit.coupled_check import check_coupled
 from paceline.audit.findings import AuditedText
 from paceline.audit.rejection_check import check_rejection
 from paceline.audit.verify_log import VerifyLog
-from paceline.core.errors import InvalidConfig, InvalidRequest
+from paceline.core.errors import InvalidRequest
 from paceline.core.output import Completion, Generation
 from paceline.core.sampling import SamplingParams
 from paceline.core.speculation import Verification
@@ -20,7 +20,7 @@ from paceline.kernels.cpu import native
 from paceline.kv.block_tables import blocks_for
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.runner import ModelRunner
-from paceline.models.runners import make_runner
+from paceline.models.runners import make_second_runner
 from paceline.speculation.verification.rescoring import FinishedText, Rescored, Rescoring
 
 ROWS = 64
@@ -53,13 +53,7 @@ class Auditor:
     """Audits an idle engine. Texts are rescored in a separate KV cache."""
 
     def __init__(self, llm: LLM) -> None:
-        engine = llm.engine
-        if llm.config.tensor_parallel_size > 1:
-            raise InvalidConfig(
-                "an audit rescores texts on one device: set tensor_parallel_size to 1. With several devices the engine audits "
-                "itself: set audit_fraction"
-            )
-        self._llm, self._runner = llm, engine.runner
+        self._llm, self._runner = llm, llm.engine.runner
         self._runners: dict[int, ModelRunner] = {}  # by id of the model
 
     def run(self, workload: Workload, progress: Callable[[int], None] = lambda done: None) -> list[AuditedText]:
@@ -68,10 +62,15 @@ class Auditor:
         # Up to three float32 rows of the vocabulary per token: logits, p and q.
         text_bytes = 12 * workload.sampling.max_tokens * self._runner.model.config.vocab_size
         batch_size = max(1, min(workload.concurrency, LOG_BYTES // text_bytes))
-        for start in range(0, len(workload.prompts), batch_size):
-            group = range(start, min(start + batch_size, len(workload.prompts)))
-            audited.extend(self._audit(workload, group))
-            progress(len(group))
+        try:
+            for start in range(0, len(workload.prompts), batch_size):
+                group = range(start, min(start + batch_size, len(workload.prompts)))
+                audited.extend(self._audit(workload, group))
+                progress(len(group))
+        finally:
+            for runner in self._runners.values():
+                runner.close()
+            self._runners.clear()
         return audited
 
     def _audit(self, workload: Workload, group: range) -> list[AuditedText]:
@@ -136,7 +135,9 @@ class Auditor:
         runner = self._runners.get(id(model))
         if runner is None or runner.num_blocks < needed:
             cache = self._runner.cache[0][0].dtype
-            runner = make_runner(model, needed, None if cache == model.dtype else cache)
+            if runner is not None:
+                runner.close()
+            runner = make_second_runner(self._runner, model, needed, None if cache == model.dtype else cache)
             self._runners[id(model)] = runner
         rescoring, parts = Rescoring(text, runner, range(needed)), []
         while not rescoring.is_done:
