@@ -1,17 +1,19 @@
 """The engine's side of speculation: it collects drafts from proposers, learns from rounds and decides the next depths."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from itertools import groupby
 
 from paceline.core.clock import Clock
 from paceline.core.sequence import Sequence
+from paceline.core.worker_status import TrafficStatus
 from paceline.engine.executors.executor import SequenceResult, StepResult
 from paceline.engine.isolation.proposer_guard import ProposerGuard
 from paceline.engine.schedule import Schedule
 from paceline.engine.stats import StepTotals, TrafficClasses, traffic_class
 from paceline.engine.validator import RequestValidator
+from paceline.speculation.depth.acceptance import PRIOR_ALPHA
 from paceline.speculation.depth.breaker import Breaker
 from paceline.speculation.depth.drift import Change
 from paceline.speculation.depth.policy import (
@@ -68,6 +70,8 @@ class Speculator:
         self._network_seconds = 0.0
         self._prefills: defaultdict[str, DraftPrefill] = defaultdict(DraftPrefill)
         """Draft prefills by method since the last observed step of the method."""
+        self._labels: dict[str, str] = {}
+        """By method: the end of its traffic classes while another draft is tried."""
         self._idle_since: float | None = None
         self._idle_seconds = 0.0
 
@@ -120,7 +124,7 @@ class Speculator:
             if one.asked:
                 rounds.append(one)
             elif one.sequence.depth and self.enabled:
-                self.traffic.count_no_room(traffic_class(one.sequence))
+                self.traffic.count_no_room(self._class(one.sequence))
         if result.draft_seconds is not None:  # a graph step, with drafts of one method
             draft_seconds: Mapping[str, float] = {one.sequence.method: result.draft_seconds for one in rounds}
             network, is_timed = 0.0, result.is_timed
@@ -138,7 +142,7 @@ class Speculator:
         if not self.enabled:
             self._end_sequences()
             return
-        observed = tuple([_observation(one) for one in rounds])
+        observed = tuple([self._observation(one) for one in rounds])
         self._restart(self.traffic.observe(observed, self._clock.now(), self.depth.advantage))
         deepest: dict[str, int] = {}
         for one in rounds:
@@ -236,7 +240,7 @@ class Speculator:
                 sequence.depth = 0
             if self.enabled:
                 self.traffic.count_declined(
-                    [traffic_class(sequence) for sequence in ready if sequence.speculation.enabled]
+                    [self._class(sequence) for sequence in ready if sequence.speculation.enabled]
                 )
             return
         limits = [self._max_depth(sequence) for sequence in ready]
@@ -254,7 +258,7 @@ class Speculator:
     def _skip_drafts(self, ready: Seq[Sequence]) -> None:
         for sequence in ready:
             sequence.depth = 0
-        classes = Counter([traffic_class(sequence) for sequence in ready if sequence.speculation.enabled])
+        classes = Counter([self._class(sequence) for sequence in ready if sequence.speculation.enabled])
         for category, count in classes.items():
             self.traffic.count_no_room(category, count)
 
@@ -297,7 +301,7 @@ class Speculator:
         allowed: dict[str, int] = {}
         candidates, now = [], self._clock.now()
         for sequence, most in zip(ready, limits, strict=True):
-            category = traffic_class(sequence)
+            category = self._class(sequence)
             if category not in allowed:
                 allowed[category] = self.traffic.breaker.allow(category, now)
             max_depth = most if allowed[category] > 0 else 0
@@ -306,10 +310,37 @@ class Speculator:
             candidates.append(Candidate(sequence.id, category, max_depth, len(sequence.ids), remaining))
         return candidates
 
+    def label(self, methods: Iterable[str], label: str) -> None:
+        """Learn the acceptance of these methods in traffic classes that end with `label`, apart from what is known; empty: in
+        the classes of before. The class of a running sequence changes with the label."""
+        self._labels.update(dict.fromkeys(methods, label))
 
-def _observation(one: SequenceResult) -> RoundObservation:
-    assert one.verdict is not None
-    path = one.verdict.path
-    return RoundObservation(
-        one.sequence.id, traffic_class(one.sequence), one.levels, len(path), one.asked, one.num_nodes, path
-    )
+    def forget_label(self, methods: Collection[str], label: str) -> None:
+        """Discard what was learned under `label`."""
+        for status in self._labelled(methods, label):
+            self._restart_class(f"{status.method}/{status.category}", PRIOR_ALPHA)
+
+    def adopt_label(self, methods: Collection[str], label: str) -> None:
+        """Let what was learned under `label` hold for the classes without it."""
+        for status in self._labelled(methods, label):
+            if status.alphas:
+                self._restart_class(f"{status.method}/{status.category.removesuffix(label)}", status.alphas[0])
+
+    def _labelled(self, methods: Collection[str], label: str) -> list[TrafficStatus]:
+        report = self.traffic.report()
+        return [status for status in report if status.method in methods and status.category.endswith(label)]
+
+    def _restart_class(self, category: str, alpha: float) -> None:
+        self.traffic.restart(category)
+        self.depth.restart(category, alpha)
+
+    def _class(self, sequence: Sequence) -> str:
+        """The traffic class of a sequence with the draft that is in use."""
+        return traffic_class(sequence) + self._labels.get(sequence.method, "")
+
+    def _observation(self, one: SequenceResult) -> RoundObservation:
+        assert one.verdict is not None
+        path = one.verdict.path
+        return RoundObservation(
+            one.sequence.id, self._class(one.sequence), one.levels, len(path), one.asked, one.num_nodes, path
+        )

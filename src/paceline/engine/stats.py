@@ -160,6 +160,11 @@ class TrafficClasses:
         """Count `count` sequences for whose drafts no rows or blocks were left."""
         self._counts[category].add_fallback(NO_ROOM, count)
 
+    def restart(self, category: str) -> None:
+        """Discard what the breaker and the drift test know of a class. Its counts stay."""
+        self.breaker.reset(category)
+        self.drift.forget(category)
+
     def report(self) -> tuple[TrafficStatus, ...]:
         reports = []
         for name, counts in self._counts.items():

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from paceline.models.drafts.eagle import EagleRunner
     from paceline.models.drafts.medusa import MedusaModel
     from paceline.models.runner import ModelRunner
+    from paceline.speculation.proposers.draft_weights import DraftWeights
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +104,8 @@ class ProposerTraits:
     """Runners of the models that it drafts with, for warm-up and measurements."""
     heads: "tuple[MedusaModel, ...]" = ()
     """Models without a cache that it drafts with."""
+    weights: "DraftWeights | None" = None
+    """The weights of the draft that it was made with, if they can be exchanged."""
     q_model: "DecoderModel | None" = None
     """The model whose distributions its sampled drafts are drawn from; None: its drafts are one-hot, or of several models."""
 

@@ -99,6 +99,10 @@ class Breaker:
         if circuit.rounds >= self._rule.window:
             self._judge(circuit, now)
 
+    def reset(self, category: str) -> None:
+        """Close the breaker of the category, as at the start."""
+        self._circuits.pop(category, None)
+
     def state(self, category: str) -> BreakerState:
         return self._circuit(category).state
 

@@ -99,6 +99,10 @@ class DriftTest:
         units = [self._open.pop(one) for one in sequence_ids if one in self._open]
         return [change for unit in units if (change := self._end(unit)) is not None]
 
+    def forget(self, category: str) -> None:
+        """Discard the units of the category: its draft is another one from now on."""
+        self._histories.pop(category, None)
+
     def _end(self, unit: _Unit) -> Change | None:
         history = self._histories.setdefault(unit.category, _History())
         history.add(unit)

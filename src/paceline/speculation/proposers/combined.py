@@ -47,6 +47,7 @@ class CombinedProposer:
             hidden=_union([one.hidden for one in traits if one.hidden is not None]),
             runners=tuple(runner for one in traits for runner in one.runners),
             heads=tuple(head for one in traits for head in one.heads),
+            weights=next((one.weights for one in traits if one.weights is not None), None),
         )
 
     def method(self, sequence_id: int) -> str:

@@ -8,6 +8,7 @@ from torch import Tensor
 from paceline.models.runner import ModelRunner
 from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill, DraftProbs
 from paceline.speculation.proposer import Progress, ProposerTraits
+from paceline.speculation.proposers.draft_weights import DraftWeights
 from paceline.speculation.proposers.model_drafter import Chunk, DraftSequence, ModelDrafter, SequenceParams
 from paceline.speculation.verification.distribution import sample_draft
 from paceline.speculation.verification.rows import RowContext
@@ -35,7 +36,10 @@ class DraftModelProposer:
         self._max_gap = max_gap or max_rows
         self._sequences: dict[int, DraftSequence] = {}
         self._depths: dict[int, int] = {}
-        self.traits = ProposerTraits(is_lazy=True, can_run_in_graph=True, runners=(runner,), q_model=runner.model)
+        self._weights = DraftWeights(runner.model, self._stop_sharing)
+        self.traits = ProposerTraits(
+            is_lazy=True, can_run_in_graph=True, runners=(runner,), weights=self._weights, q_model=runner.model
+        )
 
     @property
     def num_free_blocks(self) -> int:
@@ -46,7 +50,7 @@ class DraftModelProposer:
             self._depths[progress.sequence_id] = progress.depth
             sequence = self._sequences.get(progress.sequence_id)
             if sequence is None:
-                self._sequences[progress.sequence_id] = _new_sequence(progress)
+                self._sequences[progress.sequence_id] = self._new_sequence(progress)
             else:
                 sequence.commit(progress.ids)
                 self.drafter.release_unused(sequence)
@@ -91,6 +95,22 @@ class DraftModelProposer:
         fitting = [one for one in sequences if self.drafter.is_in_window(len(one.ids) + self._depths[one.id] - 1)]
         return self.drafter.prefill(fitting, [self._depths[one.id] for one in fitting], self._max_gap)
 
+    def _new_sequence(self, progress: Progress) -> DraftSequence:
+        params = SequenceParams(
+            progress.sampling,
+            progress.seed,
+            progress.choice,
+            progress.num_prompt,
+            progress.verification,
+            self._weights.salt(progress.cache_salt),
+        )
+        return DraftSequence(progress.sequence_id, params, list(progress.ids), len(progress.ids))
+
+    def _stop_sharing(self) -> None:
+        """The weights were exchanged: the open sequences continue a cache of the other weights."""
+        for sequence in self._sequences.values():
+            sequence.is_shared = False
+
     def _pack(self, drafts: list[tuple[int, list[int]]], probs: dict[tuple[int, int], Tensor]) -> DraftProbs | None:
         """Distributions [N, V] of all drafted tokens; None if no sequence of the batch needs them."""
         if not probs:
@@ -104,18 +124,6 @@ class DraftModelProposer:
                     q[token] = 1.0
                 rows.append(q)
         return DraftProbs(torch.stack(rows))
-
-
-def _new_sequence(progress: Progress) -> DraftSequence:
-    params = SequenceParams(
-        progress.sampling,
-        progress.seed,
-        progress.choice,
-        progress.num_prompt,
-        progress.verification,
-        progress.cache_salt,
-    )
-    return DraftSequence(progress.sequence_id, params, list(progress.ids), len(progress.ids))
 
 
 def _sample_dense(logits: Tensor, rows: Sequence[RowContext]) -> Iterable[tuple[int, Tensor]]:

@@ -1,23 +1,25 @@
 """The proposer `eagle`: an EAGLE head drafts trees from the target's hidden states."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from paceline.kernels.eagle_head import MAX_TREE_SLOTS, EagleHead
 from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables, blocks_for
 from paceline.models.cuda_graph import StreamTimer
 from paceline.models.drafts.eagle import MAX_BRANCH, EagleRunner
 from paceline.models.runner import Span
-from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill
+from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill, DraftTree
 from paceline.speculation.proposer import Hidden, HiddenRequest, Progress, ProposerTraits
+from paceline.speculation.proposers.draft_weights import DraftWeights
 from paceline.speculation.proposers.pending_states import PendingStates
 from paceline.speculation.trees.beams import Beams, CachedSequence, choose
 from paceline.speculation.trees.growth import Growth
-from paceline.speculation.trees.ranking import RankRules, draft_row, rank
+from paceline.speculation.trees.ranking import RankRules, draft_row, rank, tree_root
 from paceline.speculation.trees.tree import MAX_NODES
 
 BRANCHES = 8
@@ -40,6 +42,8 @@ class _Sequence:
     num_cached: int = 0
     next_slot: int = 0
     """Position after the last cached slot; `num_cached` unless slots were skipped."""
+    is_shared: bool = True
+    """Whether other sequences may use its cache: one set of weights has computed it."""
 
     @property
     def is_current(self) -> bool:
@@ -97,8 +101,13 @@ class EagleProposer:
         self._prefill = DraftPrefill()
         """Draft prefill of the current call."""
         self._layers = runner.model.config.state_layers
+        self._weights = DraftWeights(runner.model, self._stop_sharing)
         self.traits = ProposerTraits(
-            hidden=HiddenRequest(layers=self._layers), is_tree=True, can_run_in_graph=True, runners=(runner,)
+            hidden=HiddenRequest(layers=self._layers),
+            is_tree=True,
+            can_run_in_graph=True,
+            runners=(runner,),
+            weights=self._weights,
         )
         self.grows_on_device = uses_gpu_kernels(runner.model.device)
         """Whether all levels grow before the host reads any. On a CPU reading a level costs nothing and saves computation."""
@@ -164,14 +173,34 @@ class EagleProposer:
         sequences, states = self._update_cache(drafting[: self._runner.num_lanes])
         if not sequences:
             return DraftBatch.empty(DraftCost(self._take_prefill()))
-        grow = self._grow_on_device if self._can_grow_on_device(sequences) else self._grow
-        grown = zip(sequences, grow(sequences, states), strict=True)
-        trees = [(sequence.progress.sequence_id, tree.draft()) for sequence, tree in grown]
+        ids = [sequence.progress.sequence_id for sequence in sequences]
+        trees = zip(ids, self._trees(sequences, states), strict=True)
         return DraftBatch.trees(trees, DraftCost(self._take_prefill()))
 
-    def _can_grow_on_device(self, sequences: Sequence[_Sequence]) -> bool:
-        """Whether all levels may grow on the device: penalties depend on the grown tokens and need the host."""
-        return self.grows_on_device and not any(draft_row(sequence.progress, ()).is_processed for sequence in sequences)
+    def _trees(self, sequences: Sequence[_Sequence], states: Tensor) -> list[DraftTree]:
+        head = self._model.native(self._runner.cache)
+        if any(draft_row(sequence.progress, ()).is_processed for sequence in sequences):
+            grown = self._grow(sequences, states)  # penalties depend on the grown tokens and need the host
+        elif self.grows_on_device:
+            grown = self._grow_on_device(sequences, states)
+        elif head is not None:
+            return self._grow_natively(head, sequences, states)
+        else:
+            grown = self._grow(sequences, states)
+        return [tree.draft() for tree in grown]
+
+    def _grow_natively(self, head: EagleHead, sequences: Sequence[_Sequence], states: Tensor) -> list[DraftTree]:
+        """The trees of `_grow`, by one native call."""
+        width = min(WIDTH, self._runner.num_lanes // len(sequences))
+        roots = []
+        for number, sequence in enumerate(sequences):
+            progress = sequence.progress
+            blocks = self._tables.blocks(progress.sequence_id)[: blocks_for(sequence.num_cached)]
+            lanes = range(number * width, (number + 1) * width)
+            own = [block for lane in lanes for block in self._runner.lane(lane)][: blocks_for(MAX_TREE_SLOTS)]
+            roots.append(tree_root(progress, [*blocks, *own], sequence.num_cached, LEVELS))
+        most = min(BRANCHES, max(root.budget for root in roots))
+        return [DraftTree(tuple(tokens), tuple(parents)) for tokens, parents in head.grow(states, roots, width, most)]
 
     def _grow(self, sequences: Sequence[_Sequence], states: Tensor) -> list[Growth]:
         """Grow level by level; the host chooses the nodes that get children."""
@@ -225,12 +254,8 @@ class EagleProposer:
                 budget -= len(update.positions)
         if not updates:
             return [], torch.empty(0)
-        inner = {
-            layer: torch.cat(
-                [part.inner[layer][rows] for w in updates for part, rows in zip(w.parts, w.rows, strict=True)]
-            )
-            for layer in self._layers
-        }
+        pieces = [(part.inner, rows) for w in updates for part, rows in zip(w.parts, w.rows, strict=True)]
+        inner = {layer: _joined([states[layer][rows] for states, rows in pieces]) for layer in self._layers}
         spans, last_rows, count = [], [], 0
         for update in updates:
             positions, ids = update.positions, update.sequence.progress.ids
@@ -238,20 +263,20 @@ class EagleProposer:
             spans.append(Span(blocks, update.sequence.num_cached, [ids[p + 1] for p in positions], 0, positions))
             count += len(positions)
             last_rows.append(count - 1)
-        states = self._forward(spans, self._model.fuse(inner))
+        states = self._forward(spans, inner)
         for update in updates:
             self._advance_sequence(update)
         done = [i for i, update in enumerate(updates) if update.sequence.is_current]
         return [updates[i].sequence for i in done], states[[last_rows[i] for i in done]]
 
-    def _forward(self, spans: Sequence[Span], states: Tensor) -> Tensor:
+    def _forward(self, spans: Sequence[Span], inner: Mapping[int, Tensor]) -> Tensor:
         """A pass over committed tokens. More of them than one round commits are a draft prefill."""
         rows = [len(span.tokens) for span in spans]
         num_prefill = sum(count for count in rows if count > LEVELS + 1)
         if not num_prefill:
-            return self._runner.forward(spans, states)
+            return self._runner.forward(spans, inner)
         timer = StreamTimer(self._model.device)
-        states = self._runner.forward(spans, states)
+        states = self._runner.forward(spans, inner)
         self._prefill += DraftPrefill(num_prefill, timer.seconds() * num_prefill / sum(rows))
         return states
 
@@ -267,7 +292,7 @@ class EagleProposer:
         is_new = progress.sequence_id not in self._tables
         if is_new:
             # ids[1:]: keys are shifted by one, see the class
-            hit = self._tables.open(progress.sequence_id, progress.ids[1:], _salt(progress))
+            hit = self._tables.open(progress.sequence_id, progress.ids[1:], self._salt(progress))
             sequence.num_cached = sequence.next_slot = hit
         parts, slices, taken = [], [], 0
         for part in self._pending.parts(progress.sequence_id):
@@ -292,8 +317,16 @@ class EagleProposer:
         if sequence.num_cached // BLOCK_SIZE > full:
             self._publish(sequence)
 
+    def _salt(self, progress: Progress) -> str:
+        return self._weights.salt(f"{progress.ids[0]}/{progress.cache_salt}")
+
+    def _stop_sharing(self) -> None:
+        """The weights were exchanged: the open sequences continue a cache of the other weights."""
+        for sequence in self._sequences.values():
+            sequence.is_shared = False
+
     def _publish(self, sequence: _Sequence) -> None:
-        if sequence.num_cached == sequence.next_slot:
+        if sequence.is_shared and sequence.num_cached == sequence.next_slot:
             progress = sequence.progress
             self._tables.publish(progress.sequence_id, progress.ids[1:], sequence.num_cached)
 
@@ -345,5 +378,5 @@ def _budget(sequence: _Sequence) -> int:
     return min(sequence.progress.depth, MAX_NODES)
 
 
-def _salt(progress: Progress) -> str:
-    return f"{progress.ids[0]}/{progress.cache_salt}"
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))

@@ -9,6 +9,7 @@ from torch import Tensor
 from paceline.models.drafts.medusa import MedusaModel
 from paceline.speculation.drafts import DraftBatch
 from paceline.speculation.proposer import HiddenRequest, Progress, ProposerTraits
+from paceline.speculation.proposers.draft_weights import DraftWeights
 from paceline.speculation.trees.growth import Growth
 from paceline.speculation.trees.ranking import draft_row, rank
 from paceline.speculation.trees.tree import MAX_NODES
@@ -33,7 +34,9 @@ class MedusaProposer:
     def __init__(self, model: MedusaModel) -> None:
         self._model = model
         self._sequences: dict[int, _Sequence] = {}
-        self.traits = ProposerTraits(hidden=HiddenRequest(last=True), is_tree=True, heads=(model,))
+        self.traits = ProposerTraits(
+            hidden=HiddenRequest(last=True), is_tree=True, heads=(model,), weights=DraftWeights(model)
+        )
 
     def observe(self, batch: Sequence[Progress]) -> None:
         for progress in batch:

@@ -55,6 +55,8 @@ class DraftSequence:
     """Committed tokens, the first of `ids`. The others may be rolled back."""
     num_cached: int = field(default=0, init=False)
     """Tokens of `ids` whose KV is in the draft's cache. The drafter sets it."""
+    is_shared: bool = field(default=True, init=False)
+    """Whether other sequences may use its cache: one set of weights has computed it."""
 
     @property
     def num_missing(self) -> int:
@@ -192,7 +194,8 @@ class ModelDrafter(Generic[Q]):
         """A pass over the chunk was submitted."""
         sequence = chunk.sequence
         sequence.num_cached += chunk.num_tokens
-        self.tables.publish(sequence.id, sequence.ids, min(sequence.num_cached, sequence.num_committed))
+        if sequence.is_shared:
+            self.tables.publish(sequence.id, sequence.ids, min(sequence.num_cached, sequence.num_committed))
 
     def choose(
         self, logits: Tensor, sequences: Sequence[DraftSequence], rows: Sequence[RowContext]
@@ -235,7 +238,8 @@ class ModelDrafter(Generic[Q]):
         if self.is_open(sequence):
             sequence.num_cached = num_tokens
             self.release_unused(sequence)
-            self.tables.publish(sequence.id, sequence.ids, num_tokens)
+            if sequence.is_shared:
+                self.tables.publish(sequence.id, sequence.ids, num_tokens)
 
     def close(self, sequences: Iterable[DraftSequence]) -> None:
         """Free the blocks of these sequences."""
