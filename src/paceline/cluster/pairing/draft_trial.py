@@ -1,8 +1,11 @@
 """Whether a new draft replaces the current one: a sequential test of their goodput. Pure.
 
 Goodput is tokens per second of decoding. Every sequence is drafted for by one of both drafts, chosen at random, and yields a
-pair of tokens and seconds. The gain is the logarithm of the ratio of both goodputs, with its variance s^2 by the delta method.
-The test may be repeated at any time without more errors (mixture sequential probability ratio test, Johari et al. 2017):
+pair of tokens and seconds. Inside one engine, where only one draft is in use at a time, the unit is a period instead: see
+`runtime/target_worker/draft_switchback.py`.
+
+The gain is the logarithm of the ratio of both goodputs, with its variance s^2 by the delta method. The test may be repeated
+at any time without more errors (mixture sequential probability ratio test, Johari et al. 2017):
 
     L = sqrt(s^2 / (s^2 + tau^2)) exp(gain^2 tau^2 / (2 s^2 (s^2 + tau^2)))  >=  1 / alpha
 """
@@ -28,11 +31,13 @@ class TrialLimits:
     seconds: float = 600.0
     """Time after which a draft without a proven gain is rolled back."""
     min_sequences: int = 20
-    """Sequences of each draft before the first test: the variance must be known."""
+    """Sequences, or other units, of each draft before the first test: the variance must be known."""
     alpha: float = 0.005
     """Most probable rate of wrong decisions between two equal drafts."""
     usual_gain: float = 0.1
     """Scale tau of the gains that the test finds soonest, as a logarithm."""
+    unit: str = "sequences"
+    """What one pair of tokens and seconds was measured on, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class DraftTrial:
     def decide(self, current: GoodputSums, candidate: GoodputSums, now: float) -> TrialDecision:
         """`current` and `candidate`: sequences of both drafts since the start of the trial."""
         limits = self._limits
-        seen = f"{candidate.sequences} sequences against {current.sequences}"
+        seen = f"{candidate.sequences} {limits.unit} against {current.sequences}"
         is_over = now - self._started >= limits.seconds
         if min(current.sequences, candidate.sequences) < limits.min_sequences or not current.tokens:
             if is_over:

@@ -38,6 +38,8 @@ from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.json_log import log_as
 from paceline.runtime.kv_events.publisher import KvPublisher
+from paceline.runtime.target_worker.draft_swaps import DraftSwaps
+from paceline.runtime.target_worker.draft_switchback import DraftSwitchback
 from paceline.runtime.target_worker.worker import TargetWorker, WorkerHung
 from paceline.runtime.transfer.channels.channel_pool import channels_for
 from paceline.runtime.transfer.server import TransferServer
@@ -113,7 +115,10 @@ def _target(
     if spec.role == "prefill" or spec.handoff_threshold is not None:  # blocks of another checkpoint must not be used
         weights_id = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}/{spec.engine.activations}"
     load = load_model if spec.weights is None else weights.load
-    engine = build_engine(spec.engine, pool if spec.uses_drafts else None, load, weights_id=weights_id)
+    switchback = DraftSwitchback()
+    engine = build_engine(
+        spec.engine, pool if spec.uses_drafts else None, load, hooks=(switchback,), weights_id=weights_id
+    )
     tracing = None
     if spec.trace_endpoint is not None:
         from paceline.runtime.tracing.tracer import Tracing
@@ -138,7 +143,7 @@ def _target(
     weights.start(lambda: loop.run(lambda: _warm_up(engine, spec.engine)), lambda: engine.has_work)
     return TargetWorker(
         spec.name, loop, listener, drafts, publisher, weights, handoffs, prefill_service, tracing,
-        weights_id=_weights_id(spec.engine),
+        weights_id=_weights_id(spec.engine), draft_swaps=DraftSwaps.of(switchback, loop, spec.engine),
     )  # fmt: skip
 
 

@@ -21,6 +21,7 @@ from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.kv_events.publisher import KvPublisher
+from paceline.runtime.target_worker.draft_swaps import DraftSwaps
 from paceline.runtime.target_worker.draft_symptoms import DraftSymptoms
 from paceline.runtime.target_worker.gateways import WRONG_EPOCH, Gateways
 from paceline.runtime.target_worker.grammar_thread import GrammarThread
@@ -41,6 +42,7 @@ from paceline.runtime.wire.gateway_messages import (
     StatusReport,
     StatusRequest,
     Submit,
+    SwapDraft,
     Welcome,
     WorkerList,
     check_limits,
@@ -91,12 +93,15 @@ class TargetWorker:
         tracing: Closeable | None = None,
         clock: Clock | None = None,
         weights_id: str = "",
+        draft_swaps: DraftSwaps | None = None,
     ) -> None:
         """`handoffs`: client of prefill workers. `prefill_service`: computes or sends prompts for other targets. `tracing` is
-        closed at the end. `weights_id`: checksum of the weights and their formats."""
+        closed at the end. `weights_id`: checksum of the weights and their formats. `draft_swaps`: of the draft inside the
+        engine."""
         self.name = name
         self.epoch = secrets.randbits(62)
         self._weights_id = weights_id
+        self._draft_swaps = draft_swaps
         self._loop = loop
         self._engine = loop.engine
         self._listener = listener
@@ -240,6 +245,9 @@ class TargetWorker:
                 self._listener.send(peer, self._report())
             case Prefill():
                 self._prefill(peer, gateway, message)
+            case SwapDraft():
+                if self._draft_swaps is not None:
+                    self._draft_swaps.start(message)
             case Recall():
                 self._recall(peer, message)
             case Goodbye():
@@ -383,6 +391,7 @@ class TargetWorker:
                 *snapshot.audit.symptoms,
             ),
             handoffs=None if handed is None else handed.counts(),
+            draft=None if self._draft_swaps is None else self._draft_swaps.status,
         )
         return StatusReport(self.epoch, self.name, status)
 

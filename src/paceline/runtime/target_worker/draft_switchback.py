@@ -1,0 +1,221 @@
+"""The trial of a new draft inside one engine: a switchback in time.
+
+An engine has one draft in use at a time, for all sequences of its batch. So the trial alternates between both drafts in
+periods of a few seconds, in pairs of random order, so that load that changes slowly or regularly meets both drafts alike.
+
+The unit of the test is a period, and not a sequence: sequences of one batch share their steps, so that their speeds are no
+independent observations. A period counts the tokens and the time of steps of the sequences that began in it, up to their end
+or its own. A sequence from an earlier period does not count: the draft's cache of its prompt is one of the other weights.
+Cutting at the end of a period favours neither draft; counting only finished sequences would favour the short ones.
+
+Acceptance is learned apart for each draft, in traffic classes with a label, so that the depth rule uses each draft as well
+as it can. A draft that the rule does not use, because it does not pay, counts as the plain decoding that it is.
+"""
+
+import random
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from paceline.cluster.pairing.draft_trial import DraftTrial, TrialDecision, TrialLimits, TrialVerdict
+from paceline.core.clock import Clock, WallClock
+from paceline.core.sequence import Sequence
+from paceline.core.worker_status import DraftCounts, GoodputSums
+from paceline.engine.executors.executor import StepResult
+from paceline.engine.hooks.hook import HookedEngine, StepHook
+from paceline.engine.schedule import Schedule
+from paceline.engine.speculator import Speculator
+from paceline.models.drafts.exchange import AnyDraft
+from paceline.speculation.proposers.draft_weights import DraftWeights
+from paceline.speculation.verification.grammar import Grammar
+
+LABEL = " (new draft)"
+"""End of the traffic classes of the draft on trial."""
+MIN_PERIODS = 8
+"""Periods of each draft before the first test."""
+
+
+class Version(IntEnum):
+    CURRENT = 0
+    CANDIDATE = 1
+
+
+@dataclass(slots=True)
+class _Measured:
+    """What one of both drafts was measured on."""
+
+    sums: GoodputSums = field(default_factory=GoodputSums)
+    """Sums over periods."""
+    sequences: int = 0
+
+    @property
+    def counts(self) -> DraftCounts:
+        return DraftCounts(self.sequences, self.sums.sequences, self.sums.goodput)
+
+
+@dataclass(slots=True)
+class _Period:
+    """The period that runs now."""
+
+    end: float
+    waiting: set[int] = field(default_factory=set)
+    """Sequences that were added and have not begun."""
+    begun: set[int] = field(default_factory=set)
+    measured: set[int] = field(default_factory=set)
+    """Sequences that decoded in this period after they began in it."""
+    tokens: int = 0
+    seconds: float = 0.0
+    """Sum over sequences of the time of their steps."""
+
+
+class DraftSwitchback(StepHook):
+    """Tries a second draft on the traffic of the engine. Other threads may read `decision`, `counts` and `is_running`."""
+
+    def __init__(self, clock: Clock | None = None, seed: int | None = None) -> None:
+        """`seed`: of the order of the periods."""
+        self._clock = clock or WallClock()
+        self._random = random.Random(seed)
+        self._speculator: Speculator | None = None
+        self._methods: tuple[str, ...] = ()
+        self.weights: DraftWeights | None = None
+        """None: the engine drafts with no model of its own."""
+        self.decision = TrialDecision(TrialVerdict.CONTINUE, None, "")
+        """The decision so far, or the last one."""
+        self._trial: DraftTrial | None = None
+        self._period_seconds, self._deadline = 0.0, 0.0
+        self._period = _Period(0.0)
+        self._order: list[Version] = []
+        self._version = Version.CURRENT
+        self._measured = (_Measured(), _Measured())
+        self._step_began, self._num_counted = 0.0, 0
+
+    @property
+    def is_running(self) -> bool:
+        return self._trial is not None
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the time of the trial has passed. An engine without requests does not notice: call `expire`."""
+        return self.is_running and self._clock.now() >= self._deadline
+
+    @property
+    def method(self) -> str:
+        return self._methods[0] if self._methods else ""
+
+    @property
+    def counts(self) -> tuple[DraftCounts, DraftCounts]:
+        """What the draft in use before the trial and the new one were measured on."""
+        return self._measured[0].counts, self._measured[1].counts
+
+    def attach(self, engine: HookedEngine) -> None:
+        self._speculator = engine.speculator
+        proposers = engine.speculator.proposers
+        self.weights = next((one.traits.weights for one in proposers.values() if one.traits.weights is not None), None)
+        if self.weights is not None:
+            self._methods = tuple(name for name, one in proposers.items() if one.traits.weights is self.weights)
+
+    def begin(self, candidate: AnyDraft, seconds: float, period: float) -> None:
+        """Start a trial. Raises `IncompatibleDraft` if the weights do not fit."""
+        assert self.weights is not None
+        assert self._speculator is not None
+        assert self._trial is None
+        self.weights.set_spare(candidate)
+        now = self._clock.now()
+        limits = TrialLimits(seconds=seconds, min_sequences=MIN_PERIODS, unit="periods")
+        self._trial, self._deadline = DraftTrial(now, limits), now + seconds
+        self._period_seconds, self._period = period, _Period(now + period)
+        self._measured, self._order = (_Measured(), _Measured()), []
+        self.decision = TrialDecision(TrialVerdict.CONTINUE, None, "the trial has begun")
+        self._speculator.forget_label(self._methods, LABEL)
+        self._use(self._next_version())
+
+    def stop(self, reason: str) -> None:
+        """End the trial without a test: the draft before it stays."""
+        if self._trial is not None:
+            self._finish(TrialDecision(TrialVerdict.ROLL_BACK, self.decision.gain, reason))
+
+    def expire(self) -> None:
+        """Decide now if the time of the trial has passed."""
+        if self.is_overdue:
+            self._end_period(self._clock.now())
+
+    def sequence_added(self, sequence: Sequence, grammar: Grammar | None) -> None:
+        if self._trial is not None and sequence.method in self._methods and sequence.speculation.enabled:
+            self._period.waiting.add(sequence.id)
+
+    def sequence_finished(self, sequence: Sequence) -> None:
+        self._period.waiting.discard(sequence.id)  # its last step is still to be counted
+
+    def before_step(self) -> None:
+        if self._trial is None:
+            return
+        self._step_began, self._num_counted = self._clock.now(), 0
+        if self._step_began >= self._period.end:
+            self._end_period(self._step_began)
+
+    def scheduled(self, schedule: Schedule) -> None:
+        period = self._period
+        if period.waiting:
+            begun = period.waiting.intersection(item.sequence.id for item in schedule.items)
+            period.waiting -= begun
+            period.begun |= begun
+
+    def committed(self, result: StepResult) -> None:
+        period = self._period
+        if self._trial is None or not period.begun:
+            return
+        for one in result.sequences:
+            if one.verdict is not None and one.num_tokens == 1 and one.sequence.id in period.begun:
+                period.tokens += len(one.verdict.path) + 1
+                period.measured.add(one.sequence.id)
+                self._num_counted += 1
+
+    def after_step(self) -> None:
+        if self._trial is not None and self._num_counted:
+            self._period.seconds += self._num_counted * (self._clock.now() - self._step_began)
+            self._num_counted = 0
+
+    def close(self) -> None:
+        self.stop("the engine was closed")
+
+    def _end_period(self, now: float) -> None:
+        """Count the period, decide, and begin the next one."""
+        assert self._trial is not None
+        period, measured = self._period, self._measured[self._version]
+        if period.seconds:
+            measured.sums = measured.sums.with_sequence(period.tokens, period.seconds)
+            measured.sequences += len(period.measured)
+        current, candidate = self._measured
+        decision = self._trial.decide(current.sums, candidate.sums, now)
+        if decision.verdict is TrialVerdict.CONTINUE:
+            self.decision = decision
+            self._period = _Period(now + self._period_seconds, period.waiting)
+            self._use(self._next_version())
+        else:
+            self._finish(decision)
+
+    def _finish(self, decision: TrialDecision) -> None:
+        assert self.weights is not None
+        assert self._speculator is not None
+        is_kept = decision.verdict is TrialVerdict.KEEP
+        self._use(Version.CANDIDATE if is_kept else Version.CURRENT)
+        self._version = Version.CURRENT  # the draft in use is the current one of the next trial
+        self._speculator.label(self._methods, "")
+        if is_kept:
+            self._speculator.adopt_label(self._methods, LABEL)
+        self.weights.drop_spare()
+        self._period = _Period(0.0)
+        self.decision = decision
+        self._trial = None
+
+    def _next_version(self) -> Version:
+        if not self._order:
+            self._order = self._random.sample(list(Version), len(Version))
+        return self._order.pop()
+
+    def _use(self, version: Version) -> None:
+        assert self.weights is not None
+        assert self._speculator is not None
+        if version is not self._version:
+            self.weights.exchange()
+            self._version = version
+        self._speculator.label(self._methods, LABEL if version is Version.CANDIDATE else "")
