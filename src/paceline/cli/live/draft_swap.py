@@ -1,13 +1,16 @@
-"""`paceline draft swap`: a new draft for a pool, tried on a share of the traffic."""
+"""`paceline draft swap`: a new draft for a pool or for the engines of a server, tried under load."""
 
 import time
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from paceline.cli.cluster import Ray, cluster_of
 from paceline.cli.live.running import FILE, Config, RunningCluster, Wait, finish
+from paceline.cli.live.server_draft import ServerDraft
 from paceline.cli.render import console
+from paceline.core.errors import InvalidRequest
 
 draft = typer.Typer(no_args_is_help=True)
 PAUSE = 0.25
@@ -15,23 +18,62 @@ PAUSE = 0.25
 
 @draft.callback()
 def group() -> None:
-    """Change the drafts of a running cluster."""
+    """Change the drafts of a running cluster or server."""
 
 
 @draft.command()
 def swap(
-    pool: Annotated[str, typer.Argument(help="A draft pool of the cluster.")],
-    model: Annotated[str, typer.Argument(metavar="FOLDER", help="The new draft, as `model` of the pool.")],
+    names: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[POOL] FOLDER",
+            help="A draft pool of the cluster (not with --server), and the new draft, as `model` of the pool or `draft`.",
+        ),
+    ],
     config: Config = FILE,
+    server: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Swap the draft inside the engines of this server instead of a draft pool."),
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="PACELINE_API_KEY", help="With --server: a key with the scope `admin`.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="With --server: the served model, if there are several.")] = None,
+    period: Annotated[
+        float, typer.Option(min=0.1, help="With --server: seconds of one draft before the other may follow.")
+    ] = 4.0,
     seconds: Annotated[float, typer.Option(min=1, help="Longest time of the trial under load.")] = 600.0,
     wait: Wait = 600.0,
     ray: Ray = None,
 ) -> None:
     """Try a new draft under load, keep it if its goodput is higher with confidence, and roll back if it is not.
 
-    Workers with the new draft start beside the others and get a quarter of the sequences. The text does not change. Ctrl-C
-    rolls back. Exit status 1: the old draft stays.
+    In a pool, workers with the new draft start beside the others and get a quarter of the sequences. Inside a server, the
+    engines alternate between both drafts every few seconds. The text does not change. Ctrl-C rolls back. Exit status 1: the
+    old draft stays.
     """
+    if len(names) != (1 if server else 2):
+        raise InvalidRequest("give POOL and FOLDER, or --server URL and FOLDER alone", field="names")
+    if server:
+        _swap_in_server(ServerDraft(server, api_key, model), names[0], seconds, period)
+    else:
+        _swap_in_pool(*names, config=config, seconds=seconds, wait=wait, ray=ray)
+
+
+def _swap_in_server(server: ServerDraft, folder: str, seconds: float, period: float) -> None:
+    with console.err.status("the new draft loads") as status:
+        verdict = server.swap(folder, seconds, period, lambda: time.sleep(PAUSE), lambda text: status.update(text))
+    if verdict.is_kept:
+        console.out.print(
+            f"the server drafts with {verdict.draft}: {verdict.reason}; set `draft` to it for the next start",
+            markup=False,
+        )
+    else:
+        console.out.print(f"the server keeps {verdict.draft}: {verdict.reason}", markup=False)
+        raise typer.Exit(1)
+
+
+def _swap_in_pool(pool: str, model: str, config: Path, seconds: float, wait: float, ray: str | None) -> None:
     settings = cluster_of(config, ray)
     with RunningCluster(settings) as (pools, gateway):
         from paceline.cli.doctor.cluster_checks import require_sound
