@@ -45,6 +45,7 @@ def paged_attention(
         context_lens.data_ptr(),
         tables.data_ptr(),
         None if ancestors is None else ancestors.data_ptr(),
+        None,
         None if sinks is None else sinks.data_ptr(),
         rows,
         context_lens.shape[0],

@@ -18,7 +18,7 @@ MAX_ROTARY_TABLES = 2
 
 
 class _Layer(ctypes.Structure):
-    """`layer_t` in cpu/decoder.c."""
+    """`layer_t` in cpu/decoder.h."""
 
     _fields_ = (
         *((name, c_void_p) for name in ("qkv", "output", "gate_up", "down", "experts")),
@@ -29,8 +29,8 @@ class _Layer(ctypes.Structure):
     )
 
 
-class _Decoder(ctypes.Structure):
-    """`decoder_t` in cpu/decoder.c."""
+class Decoder(ctypes.Structure):
+    """`decoder_t` in cpu/decoder.h."""
 
     _fields_ = (
         *(
@@ -41,8 +41,8 @@ class _Decoder(ctypes.Structure):
     )
 
 
-class _Pass(ctypes.Structure):
-    """`pass_t` in cpu/decoder.c."""
+class Pass(ctypes.Structure):
+    """`pass_t` in cpu/decoder.h."""
 
     _fields_ = (
         *((name, c_int64) for name in ("rows", "sequences", "max_blocks")),
@@ -50,7 +50,10 @@ class _Pass(ctypes.Structure):
         ("sin", c_void_p * MAX_ROTARY_TABLES),
         *(
             (name, c_void_p)
-            for name in ("slots", "starts", "context_lens", "tables", "ancestors", "hidden", "normed", "states")
+            for name in (
+                *("slots", "starts", "context_lens", "tables", "ancestors", "earlier"),
+                *("hidden", "normed", "states"),
+            )
         ),
     )
 
@@ -100,7 +103,7 @@ class DecoderLayers:
     def __init__(self, shape: DecoderShape, layers: Sequence[LayerWeights]) -> None:
         self._layers = tuple(layers)  # keeps the memory behind the addresses
         self._hidden_size = shape.hidden_size
-        self._decoder = _Decoder(
+        self.decoder = Decoder(
             len(layers),
             shape.hidden_size,
             shape.ffn_size,
@@ -111,7 +114,7 @@ class DecoderLayers:
             shape.rms_eps,
             shape.scale,
         )
-        self._table = (_Layer * len(layers))(*(_addresses(layer) for layer in layers))
+        self.table = (_Layer * len(layers))(*(_addresses(layer) for layer in layers))
 
     def run(
         self,
@@ -131,7 +134,7 @@ class DecoderLayers:
         targets = (c_void_p * len(self._layers))()
         for layer, state in states.items():
             targets[layer] = state.data_ptr()
-        description = _Pass(
+        description = Pass(
             rows,
             len(layout.context_lens),
             layout.block_tables.shape[1],
@@ -142,13 +145,14 @@ class DecoderLayers:
             layout.context_lens.data_ptr(),
             layout.block_tables.data_ptr(),
             _address(layout.ancestors),
+            None,
             hidden.data_ptr(),
             normed.data_ptr(),
             ctypes.addressof(targets),
         )
         loaded = native.library()
         assert loaded is not None  # packed weights imply native kernels
-        loaded.long.paceline_decoder(ctypes.byref(self._decoder), self._table, ctypes.byref(description))
+        loaded.long.paceline_decoder(ctypes.byref(self.decoder), self.table, ctypes.byref(description))
         return states
 
 

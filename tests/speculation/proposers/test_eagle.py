@@ -28,9 +28,11 @@ TENSORS = draft_tensors(CONFIG, reduced=24)
 LAYERS = tuple(CONFIG["capture"])
 
 
-@pytest.fixture(params=["level by level", "on the device"], autouse=True)
+@pytest.fixture(params=["natively", "level by level", "on the device"], autouse=True)
 def growth(request, monkeypatch):
-    """Both ways to grow give the same trees."""
+    """All ways to grow give the same trees."""
+    if request.param == "level by level":
+        monkeypatch.setattr(EagleModel, "native", lambda _head, _cache: None)
     init = EagleProposer.__init__
 
     def chosen(self, *arguments):

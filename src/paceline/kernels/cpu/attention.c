@@ -24,6 +24,7 @@ typedef struct {
     float *out;                         /* [T, H * hd] */
     const int32_t *starts, *context_lens, *tables;
     const int64_t *ancestors; /* [T] or NULL */
+    const int32_t *earlier;   /* [S] or NULL */
     const float *sinks;       /* [H] or NULL */
     const row_block *blocks;
     int64_t max_blocks, heads, kv_heads, width, window;
@@ -44,7 +45,8 @@ INLINE int64_t rounded(int64_t count) { return (count + WIDE - 1) / WIDE * WIDE;
 static void find_visible(const attention_job *j, const row_block *block, view_t *view) {
     const int32_t *table = j->tables + block->sequence * j->max_blocks;
     const int64_t context = j->context_lens[block->sequence], token = j->kv_heads * j->width;
-    const int64_t own = block->first - j->starts[block->sequence]; /* index of the block's first row in its sequence */
+    const int64_t own = block->first - j->starts[block->sequence] /* index of the block's first row in its sequence */
+                        + (j->earlier ? j->earlier[block->sequence] : 0);
     const int64_t *masks = j->ancestors ? j->ancestors + block->first : 0;
 #define OFFSET(i) (((int64_t)table[(i) / BLOCK_SIZE] * BLOCK_SIZE + (i) % BLOCK_SIZE) * token)
     view->shared = context + own;
@@ -213,17 +215,18 @@ static void attend(const void *job, int64_t task) {
     }
 }
 
-/* window 0: no window */
+/* window 0: no window. earlier: rows of each sequence that earlier passes stored after its context */
 EXPORT void paceline_attention(const float *query, const float *keys, const float *values, float *out, const int32_t *starts,
                                const int32_t *context_lens, const int32_t *tables, const int64_t *ancestors,
-                               const float *sinks, int64_t rows, int64_t sequences, int64_t max_blocks, int64_t heads,
-                               int64_t kv_heads, int64_t width, int64_t window, float scale) {
+                               const int32_t *earlier, const float *sinks, int64_t rows, int64_t sequences,
+                               int64_t max_blocks, int64_t heads, int64_t kv_heads, int64_t width, int64_t window,
+                               float scale) {
     row_block *blocks = scratch(SCRATCH_BLOCKS, rows * (int64_t)sizeof(row_block));
     int64_t count = 0;
     for (int64_t s = 0; s < sequences; s++)
         for (int64_t row = starts[s]; row < starts[s + 1]; row += ROWS)
             blocks[count++] = (row_block){s, row, starts[s + 1] - row < ROWS ? starts[s + 1] - row : ROWS};
-    attention_job job = {query, keys, values, out, starts, context_lens, tables, ancestors, sinks, blocks,
+    attention_job job = {query, keys, values, out, starts, context_lens, tables, ancestors, earlier, sinks, blocks,
                          max_blocks, heads, kv_heads, width, window, scale, heads / kv_heads};
     if (count * kv_heads < 4 * num_threads()) job.heads_per_task = 1; /* too few tasks for an even split */
     parallel(attend, &job, count * (heads / job.heads_per_task));

@@ -14,6 +14,7 @@ int num_threads(void);
 /* At least `bytes` of 64-byte aligned memory of the calling thread, valid until its next call with the same `which`. */
 enum {
     SCRATCH_ROWS, SCRATCH_SUMS, SCRATCH_TILE, SCRATCH_CODES, SCRATCH_TOTALS, SCRATCH_SCORES, SCRATCH_OFFSETS, SCRATCH_BLOCKS,
-    SCRATCH_PASS, SCRATCH_EXPERTS, SCRATCH_SAMPLE, SCRATCH_RANKED, SCRATCH_KEYS, NUM_SCRATCH
+    SCRATCH_PASS, SCRATCH_EXPERTS, SCRATCH_SAMPLE, SCRATCH_RANKED, SCRATCH_KEYS, SCRATCH_HEAD,
+    SCRATCH_GROWTH, SCRATCH_LOGITS, NUM_SCRATCH
 };
 void *scratch(int which, int64_t bytes);

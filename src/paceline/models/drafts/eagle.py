@@ -5,7 +5,7 @@ token is g = fc([h_l1; h_l2; h_l3]), from three inner states of the target. The 
 in the previous slot. Inference only; call it under `torch.inference_mode`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from paceline.kernels.activation import gated
 from paceline.kernels.attention import paged_attention
+from paceline.kernels.eagle_head import EagleHead
 from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.linear import embedding_rows, linear
 from paceline.kernels.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
-from paceline.models.drafts.eagle_layer import EagleLayer
+from paceline.models.drafts.eagle_native import native_head
 from paceline.models.drafts.eagle_weights import EagleWeights
 from paceline.models.runner import Span, build_inputs, warm_up_sizes
 from paceline.models.zeroed import zeroed
@@ -33,12 +34,12 @@ MAX_BRANCH = (LANE_BLOCKS - 1) * BLOCK_SIZE
 
 
 class EagleModel(EagleWeights):
-    _native: tuple[tuple[Tensor, Tensor], EagleLayer | None] | None = None
-    """Cache of the last pass, and the layer over it."""
+    _native: tuple[tuple[Tensor, Tensor], EagleHead | None] | None = None
+    """Cache of the last pass, and the head over it."""
 
     def forward(
         self,
-        states: Tensor,  # [T, D]: g, or this layer's output in the previous slot
+        states: Tensor | Mapping[int, Tensor],  # [T, D]: this layer's output in the previous slot; or see `fuse`
         tokens: Tensor,  # [T] int64: the token after each state
         positions: Tensor,  # [T] int64, of the states
         layout: AttentionLayout,
@@ -49,16 +50,19 @@ class EagleModel(EagleWeights):
         if uses_gpu_kernels(self.device):
             from paceline.models.gpu.eagle import gpu_eagle_forward
 
+            states = states if isinstance(states, Tensor) else self.fuse(states)
             return gpu_eagle_forward(self, states, tokens, positions, layout, cache, plan)
+        native = self.native(cache)
+        if native is not None:
+            layers = self.config.state_layers
+            given = states if isinstance(states, Tensor) else [states[layer] for layer in layers]
+            return native.forward(given, tokens, positions, layout)
         c = self.config
+        states = states if isinstance(states, Tensor) else self.fuse(states)
         cos, sin = self.cos[positions], self.sin[positions]
         embedded = rms_norm(embedding_rows(self.embedding, tokens), self.input_norm, c.rms_eps)
         normed = rms_norm(states, self.hidden_norm, c.rms_eps)
         joined = torch.cat((embedded, normed), 1)  # [T, 2 D]
-        native_layer = self._native_layer(cache)
-        if native_layer is not None:
-            residual = normed if c.norm_before_residual else states.clone()
-            return native_layer.run(joined, residual, cos, sin, layout)
         qkv = linear(joined, self.qkv)  # [T, (H + 2 KV) hd]
         q = apply_rotary_and_store(qkv, cos, sin, *cache, layout.slots, c.num_heads, c.num_kv_heads)
         attended = linear(paged_attention(q, *cache, layout, c.head_dim**-0.5), self.output)
@@ -66,10 +70,11 @@ class EagleModel(EagleWeights):
         normed, hidden = add_rms_norm(attended, residual, self.post_attention_norm, c.rms_eps)
         return linear(gated(linear(normed, self.gate_up)), self.down) + hidden
 
-    def _native_layer(self, cache: tuple[Tensor, Tensor]) -> EagleLayer | None:
+    def native(self, cache: tuple[Tensor, Tensor]) -> EagleHead | None:
+        """The native calls over `cache`; None if a part of the head needs its own call."""
         known = self._native
         if known is None or known[0] is not cache:
-            known = self._native = (cache, EagleLayer.over(self, cache))
+            known = self._native = (cache, native_head(self, cache))
         return known[1]
 
     def plan(self, rows: int, sequences: int) -> "AttentionPlan | None":
@@ -110,8 +115,9 @@ class EagleRunner:
         return list(range(first, first + LANE_BLOCKS))
 
     @torch.inference_mode()
-    def forward(self, spans: Sequence[Span], states: Tensor) -> Tensor:
-        """[T, D] from states [T, D], in span order. The tokens of a span are those after its states."""
+    def forward(self, spans: Sequence[Span], states: Tensor | Mapping[int, Tensor]) -> Tensor:
+        """[T, D] from states [T, D] or from the target's states by layer, in span order. The tokens of a span are those after
+        its states."""
         inputs = build_inputs(spans, self.model.device)
         return self.model.forward(states, inputs.tokens, inputs.positions, inputs.layout, self.cache)
 

@@ -8,6 +8,7 @@ import heapq
 import math
 from collections.abc import Iterable
 
+from paceline.kernels.eagle_head import MAX_TREE_SLOTS
 from paceline.speculation.drafts import DraftTree
 
 
@@ -33,12 +34,14 @@ class Growth:
         return range(first, len(self.tokens))
 
     def frontier(self, level: int, width: int) -> list[int]:
-        """At most `width` nodes of `level` whose children may be among the best, best first."""
+        """At most `width` nodes of `level` whose children may be among the best, best first; at most `MAX_TREE_SLOTS` nodes of
+        a tree get children."""
         if self._max_levels is not None and level >= self._max_levels:
             return []
         # If `budget` nodes, itself included, have at least its value, no child of it is among the best
         best = self._ranked(self.budget - 1)
-        return [node for node in best if self._levels[node] == level][:width]
+        left = MAX_TREE_SLOTS + 1 - len({-1, *self.parents})
+        return [node for node in best if self._levels[node] == level][: min(width, left)]
 
     def path(self, node: int) -> tuple[int, ...]:
         """Tokens from the root's child down to `node`."""

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.kernels.eagle_head import TreeRoot
 from paceline.kernels.sampling import can_sample, rank_sampled
 from paceline.kernels.top import top_with_total
 from paceline.models.drafts.vocabulary import DraftVocabulary
 from paceline.speculation.proposer import Progress
+from paceline.speculation.trees.tree import MAX_NODES
 from paceline.speculation.verification.distribution import sampled_row
 from paceline.speculation.verification.noise import Purpose, gumbel, gumbel_at
 from paceline.speculation.verification.processors import process
@@ -37,6 +39,22 @@ def draft_row(progress: Progress, path: tuple[int, ...]) -> RowContext:
         ids=progress.ids,
         num_prompt=progress.num_prompt,
         path=path,
+    )
+
+
+def tree_root(progress: Progress, blocks: Sequence[int], num_cached: int, max_levels: int) -> TreeRoot:
+    """The root of a native tree, for a sequence with `num_cached` slots in `blocks`; it ranks as `rank` does."""
+    row = sampled_row(draft_row(progress, ()))
+    return TreeRoot(
+        blocks=blocks,
+        num_cached=num_cached,
+        position=len(progress.ids) - 2,
+        next_token=row.position,
+        budget=min(progress.depth, MAX_NODES),
+        max_levels=max_levels if progress.max_levels is None else min(max_levels, progress.max_levels),
+        sampling=row.params,
+        stream=row.stream,
+        is_noisy=progress.verification == "coupled",
     )
 
 

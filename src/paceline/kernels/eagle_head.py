@@ -1,0 +1,223 @@
+"""An EAGLE head as native calls: one for a pass over rows, one for the trees of a batch. The interpreter and small operations
+took as long as the products of a level."""
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from ctypes import c_double, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.core.sampling import SamplingParams
+from paceline.kernels.cpu import native
+from paceline.kernels.decoder_layers import DecoderLayers, DecoderShape, LayerWeights, Pass
+from paceline.kernels.layout import AttentionLayout
+from paceline.kernels.packing import PackedWeight
+
+MAX_BRANCHES = 8
+"""Most children of a node."""
+MAX_TREE_SLOTS = 64
+"""Most nodes of a tree that get children: one bit each in a mask."""
+_MAX_NODES = 63
+
+
+class _Head(ctypes.Structure):
+    """`head_t` in cpu/eagle.h."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("decoder", "layer", "embedding", "fc", "vocabulary")),
+        *((name, c_void_p) for name in ("input_norm", "hidden_norm", "cos", "sin", "ids")),
+        ("is_residual_normed", c_int64),
+    )
+
+
+class _Root(ctypes.Structure):
+    """`rooted_t` in cpu/eagle_trees.c."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("budget", "max_levels", "num_cached", "position", "next_token")),
+        *((name, c_int64) for name in ("is_greedy", "is_noisy", "top_k")),
+        ("stream", c_uint64),
+        *((name, c_double) for name in ("top_p", "temperature", "floor")),
+    )
+
+
+class _Trees(ctypes.Structure):
+    """`trees_t` in cpu/eagle_trees.c."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("sequences", "max_blocks", "width", "branches")),
+        *((name, c_void_p) for name in ("roots", "tables", "states", "counts", "tokens", "parents")),
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadWeights:
+    """Weights of a head: the layer, and what surrounds it."""
+
+    shape: DecoderShape
+    layer: LayerWeights
+    """`next_norm`: the norm before `vocabulary`."""
+    embedding: PackedWeight  # [V, D]
+    fc: PackedWeight  # [D, N D]
+    vocabulary: PackedWeight  # [V', D]
+    input_norm: Tensor  # [D]
+    hidden_norm: Tensor  # [D]
+    cos: Tensor  # [max_position, hd / 2]
+    sin: Tensor
+    ids: Tensor | None  # [V'] int64: the token of each column; None: the column
+    is_residual_normed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRoot:
+    """A sequence whose committed slots are in the head's cache, and the rules of its tree."""
+
+    blocks: Sequence[int]
+    """Blocks of its cached slots, then blocks for the slots of the tree."""
+    num_cached: int
+    position: int
+    """Rotary position of the last cached slot."""
+    next_token: int
+    """Position of the token after the last committed one."""
+    budget: int
+    """Nodes of the tree."""
+    max_levels: int
+    sampling: SamplingParams
+    stream: int
+    """Stream of its noise."""
+    is_noisy: bool
+    """Whether a request that samples ranks by score and noise."""
+
+
+class EagleHead:
+    """The head of one model over one cache of keys and values."""
+
+    def __init__(self, weights: HeadWeights) -> None:
+        self._weights = weights  # keeps the memory behind the addresses
+        self._layers = DecoderLayers(weights.shape, [weights.layer])
+        self._limits = weights.embedding.shape[0], len(weights.cos)
+        self._head = _Head(
+            ctypes.addressof(self._layers.decoder),
+            ctypes.addressof(self._layers.table),
+            weights.embedding.address,
+            weights.fc.address,
+            weights.vocabulary.address,
+            weights.input_norm.data_ptr(),
+            weights.hidden_norm.data_ptr(),
+            weights.cos.data_ptr(),
+            weights.sin.data_ptr(),
+            None if weights.ids is None else weights.ids.data_ptr(),
+            weights.is_residual_normed,
+        )
+
+    def forward(
+        self, states: Tensor | Sequence[Tensor], tokens: Tensor, positions: Tensor, layout: AttentionLayout
+    ) -> Tensor:
+        """[T, D]: the states of the next slots, from states [T, D], or from those of the target's layers that `fc` joins,
+        [T, D] or wider each."""
+        assert layout.starts.dtype is layout.context_lens.dtype is layout.block_tables.dtype is torch.int32
+        assert layout.block_tables.is_contiguous()
+        self._check(tokens, positions)
+        if isinstance(states, Tensor):
+            hidden, inner, pitch = states.clone(memory_format=torch.contiguous_format), [], 0
+        else:
+            inner, pitch = list(states), states[0].stride(0)
+            assert all(one.stride() == (pitch, 1) and one.dtype is torch.float32 for one in inner)
+            hidden = torch.empty(len(tokens), self._weights.shape.hidden_size)
+        description = Pass(
+            len(tokens),
+            len(layout.context_lens),
+            layout.block_tables.shape[1],
+            slots=layout.slots.data_ptr(),
+            starts=layout.starts.data_ptr(),
+            context_lens=layout.context_lens.data_ptr(),
+            tables=layout.block_tables.data_ptr(),
+            ancestors=None if layout.ancestors is None else layout.ancestors.data_ptr(),
+            hidden=hidden.data_ptr(),
+        )
+        sources = (c_void_p * len(inner))(*(one.data_ptr() for one in inner))
+        _functions().paceline_eagle(
+            ctypes.byref(self._head),
+            ctypes.byref(description),
+            tokens.data_ptr(),
+            positions.data_ptr(),
+            sources,
+            len(inner),
+            pitch,
+        )
+        return hidden
+
+    def grow(
+        self, states: Tensor, roots: Sequence[TreeRoot], width: int, branches: int
+    ) -> list[tuple[list[int], list[int]]]:
+        """(tokens, parents) of each tree, best node first, from the states of the last cached slots [S, D]. `width`: nodes of a
+        level that get children; `branches`: children of each."""
+        assert states.is_contiguous()
+        assert states.dtype is torch.float32
+        columns = self._weights.vocabulary.shape[0]
+        widest = max(len(root.blocks) for root in roots)
+        tables = array("i")
+        for root in roots:
+            tables.extend(root.blocks)
+            tables.extend([0] * (widest - len(root.blocks)))
+        count, nodes = len(roots), len(roots) * _MAX_NODES
+        counts, tokens, parents = (
+            array("q", bytes(8 * count)),
+            array("q", bytes(8 * nodes)),
+            array("q", bytes(8 * nodes)),
+        )
+        table = (_Root * count)(*(_root(root, columns, self._limits[1]) for root in roots))
+        trees = _Trees(
+            count,
+            widest,
+            width,
+            min(branches, MAX_BRANCHES, columns),
+            ctypes.addressof(table),
+            tables.buffer_info()[0],
+            states.data_ptr(),
+            counts.buffer_info()[0],
+            tokens.buffer_info()[0],
+            parents.buffer_info()[0],
+        )
+        _functions().paceline_eagle_trees(ctypes.byref(self._head), ctypes.byref(trees))
+        firsts = [(i * _MAX_NODES, i * _MAX_NODES + counts[i]) for i in range(count)]
+        return [(tokens[first:last].tolist(), parents[first:last].tolist()) for first, last in firsts]
+
+    def _check(self, tokens: Tensor, positions: Tensor) -> None:
+        """Raise IndexError for a value that native code would read beyond a table with."""
+        for values, limit in zip((tokens, positions), self._limits, strict=True):
+            assert values.dtype is torch.int64
+            assert values.is_contiguous()
+            low, high = values.aminmax()
+            if int(low) < 0 or int(high) >= limit:
+                raise IndexError(f"token ids and positions must be in [0, {limit})")
+
+
+def _root(root: TreeRoot, columns: int, max_position: int) -> _Root:
+    params = root.sampling
+    # The slots of level l have the position `position + l`
+    levels = min(root.max_levels, max_position - root.position)
+    floor = torch.tensor(params.min_p).log().item() if params.min_p > 0.0 else -torch.inf
+    return _Root(
+        min(root.budget, _MAX_NODES),
+        levels,
+        root.num_cached,
+        root.position,
+        root.next_token,
+        params.is_greedy,
+        root.is_noisy,
+        min(params.top_k or columns, columns),
+        root.stream,
+        params.top_p if params.top_p < 1.0 else torch.inf,
+        params.temperature or 1.0,
+        floor,
+    )
+
+
+def _functions() -> ctypes.CDLL:
+    loaded = native.library()
+    assert loaded is not None  # packed weights imply native kernels
+    return loaded.long
