@@ -19,8 +19,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from paceline.cli import cluster
-from paceline.cli.cluster import view
 from paceline.cli.commands import cli
+from paceline.cli.render.workers import view
 from paceline.core.worker_status import HandoffCounts, Symptom, WorkerLife, WorkerStatus
 from tests.engine.test_build import save_checkpoint
 
@@ -183,7 +183,7 @@ def test_missing_package_error_has_the_install_command(cluster_file: Path, comma
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert result.returncode == 2

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from paceline.cli.cluster import view
 from paceline.cli.render.console import out
+from paceline.cli.render.workers import view
 from paceline.cluster.pairing.pairing import RoundTrip
 from paceline.core.clock import WallClock
 from paceline.core.cluster_config import HealthConfig

@@ -10,7 +10,7 @@ from paceline.cli.api_keys import api_keys
 from paceline.cli.audit import audit
 from paceline.cli.bench import EPILOG, bench, inflate
 from paceline.cli.chat import chat
-from paceline.cli.cluster import down, keys, status, up
+from paceline.cli.cluster import down, keys, up
 from paceline.cli.doctor.command import doctor
 from paceline.cli.export import export
 from paceline.cli.generate import generate
@@ -26,6 +26,7 @@ from paceline.cli.planning.profile import profile_command
 from paceline.cli.planning.simulate import simulate_command
 from paceline.cli.render import console
 from paceline.cli.serve import serve
+from paceline.cli.status import status
 from paceline.cli.train import train
 from paceline.cli.warm import warm
 from paceline.core.errors import MissingDependency, PacelineError

@@ -2,16 +2,14 @@
 
 import os
 import shutil
-import socket
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-import uvicorn
 
 from tests.server.fakes import Served
+from tests.server.live import running
 
 if TYPE_CHECKING:  # without selenium the tests are skipped
     from selenium.webdriver import Chrome
@@ -60,19 +58,3 @@ def open_page(driver: "Chrome") -> Iterator[Callable[[Served], "Page"]]:
         yield lambda server: Page(driver, stack.enter_context(running(server)))
         driver.get("about:blank")  # stops polling before the server stops
         driver.get_log("browser")  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def running(server: Served) -> Iterator[str]:
-    """Runs the server in a thread and yields its URL."""
-    settings = uvicorn.Config(server.app, log_level="warning", lifespan="on", ws="none", timeout_graceful_shutdown=1)
-    runner = uvicorn.Server(settings)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=runner.run, args=([listener],), daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
-        finally:
-            runner.should_exit = True
-            thread.join(20)
-            assert not thread.is_alive()

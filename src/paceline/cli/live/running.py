@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.cli.cluster import view
 from paceline.cli.render import console
+from paceline.cli.render.workers import view
 from paceline.cluster.scaling.desired import DesiredState
 from paceline.core.cluster_config import ClusterConfig
 

@@ -1,0 +1,120 @@
+"""The table of `paceline status`: the workers of a cluster or a server."""
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from paceline.cluster.cost.spending import cost_since_start, dollars_per_hour
+from paceline.core.worker_status import WorkerStatus
+
+STYLES = {
+    "ready": "green",
+    "joining": "yellow",
+    "draining": "yellow",
+    "gone": "dim",
+    "suspected": "bold red",
+    "unhealthy": "bold red",
+    "refused": "bold red",
+}
+
+
+def view(workers: Sequence[WorkerStatus]) -> Group:
+    """A table of the workers, and one line per symptom and per worker that has exited below it."""
+    lines = [
+        Text(
+            f"! {worker.name}: restarted {worker.life.restarts}x, up {_uptime(worker)}, last exit: {worker.life.last_exit}",
+            "yellow",
+        )
+        for worker in workers
+        if worker.life.last_exit
+    ]
+    started = [worker for worker in workers if worker.life.started is not None and worker.state != "gone"]
+    times = [f"{worker.name} {_uptime(worker)}" for worker in started]
+    if times:
+        lines.insert(0, Text(f"up: {', '.join(times)}", "dim"))
+    price = dollars_per_hour(workers)
+    if price is not None:
+        lines.append(Text(f"cost: {_cost(price, cost_since_start(workers, time.time()))}", "dim"))
+    lines += [Text(f"! {worker.name} is refused: {worker.refusal}", "bold red") for worker in workers if worker.refusal]
+    lines += [
+        Text(f"! {worker.name}: {one.name}, {one.figure:.3g} against {one.limit:.3g}; {one.remedy}", "yellow")
+        for worker in workers
+        for one in worker.symptoms
+    ]
+    return Group(_table(workers), *lines)
+
+
+def _cost(price: float, per_million: float | None) -> str:
+    """Such as `$5.38 an hour, $0.42 per million tokens since the start`."""
+    each = "no tokens yet" if per_million is None else f"${per_million:,.4g} per million tokens since the start"
+    return f"${price:,.2f} an hour, {each}"
+
+
+def _table(workers: Sequence[WorkerStatus]) -> Table:
+    table = Table(box=None, pad_edge=False, collapse_padding=True, header_style="bold")
+    handoffs = ["handed"] if any(worker.handoffs for worker in workers) else []
+    for name in (
+        "worker",
+        "role",
+        "state",
+        "run",
+        "wait",
+        "cache",
+        "depth",
+        "alpha",
+        "trip",
+        "hits",
+        "late",
+        *handoffs,
+    ):
+        if name == "state":  # may be long: it wraps before a number is cut
+            table.add_column(name, min_width=max(map(len, STYLES)))
+        else:
+            table.add_column(name, justify="left" if name in ("worker", "role") else "right", no_wrap=True)
+    for worker in workers:
+        table.add_row(
+            worker.name,
+            worker.role,
+            Text(worker.state, STYLES.get(worker.state, "yellow")),
+            str(worker.running),
+            str(worker.waiting) if worker.queue_seconds is None else f"{1e3 * worker.queue_seconds:.1f} ms",
+            _shown(worker.kv_use, "{:.0%}"),
+            _shown(worker.depth, "{:.1f}"),
+            _shown(worker.alpha, "{:.2f}"),
+            "-" if worker.round_trip is None else f"{1e3 * worker.round_trip:.2f} ms",
+            _hits(worker),
+            f"{worker.late / worker.answers:.0%}" if worker.answers else "-",
+            *(_handoffs(worker) for _ in handoffs),
+        )
+    return table
+
+
+def _uptime(worker: WorkerStatus) -> str:
+    """Time since the last start, such as `5 m`, `3 h` or `2 d`."""
+    if worker.life.started is None:
+        return "-"
+    seconds = max(0.0, time.time() - worker.life.started)
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def _hits(worker: WorkerStatus) -> str:
+    if worker.paused_share is not None:
+        return f"off: {worker.paused_share:.0%}"
+    return f"{worker.hits / worker.answers:.0%}" if worker.answers else "-"
+
+
+def _handoffs(worker: WorkerStatus) -> str:
+    counts = worker.handoffs
+    if counts is None:
+        return "-"
+    return f"{counts.done} ({counts.failed} failed)" if counts.failed else str(counts.done)
+
+
+def _shown(value: float | None, pattern: str) -> str:
+    return "-" if value is None else pattern.format(value)

@@ -1,0 +1,106 @@
+"""`paceline status`: the workers of a cluster, or of a running server."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.live import Live
+
+from paceline.cli.cluster import all_ready
+from paceline.cli.render import console
+from paceline.cli.render.workers import view
+from paceline.cli.server_api import ServerApi
+from paceline.cluster.cost.spending import cost_since_start, dollars_per_hour
+from paceline.core.worker_status import WorkerStatus
+from paceline.runtime.deploy.cluster_file import load_cluster
+
+REFRESH = 0.5
+"""Seconds between two tables."""
+HEARTBEAT_SECONDS = 5.0
+"""Time for the heartbeats of a cluster's workers."""
+
+Workers = Callable[[], Sequence[WorkerStatus]]
+
+
+def status(
+    place: Annotated[
+        str, typer.Argument(metavar="[CLUSTER.yaml|URL]", help="A cluster, or the address of a server.")
+    ] = ("http://127.0.0.1:8000"),
+    ray: Annotated[
+        str | None, typer.Option(metavar="auto|ADDRESS", help="The Ray cluster that runs the workers.")
+    ] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="PACELINE_API_KEY", help="With a URL: a key with the scope `metrics`.")
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object and stop.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print one table and stop; the default when piped.")] = False,
+) -> None:
+    """Show workers: state, queue, depth, alpha, round trip, hits of drafting ahead, and symptoms.
+
+    Of a cluster, or of a running `paceline serve`. Exit status 1: some worker is not ready.
+    """
+    is_url = place.startswith(("http://", "https://"))
+    with (
+        _of_server(ServerApi(place, api_key)) if is_url else _of_cluster(Path(place), ray) as (name, is_ready, workers)
+    ):
+        if json_output:
+            _print_json(name, workers())
+        elif once or not sys.stdout.isatty():
+            console.out.print(view(workers()))
+        else:
+            _watch(workers)
+            return
+    if not is_ready:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _of_cluster(file: Path, ray: str | None) -> Iterator[tuple[str, bool, Workers]]:
+    """The name of a cluster, whether all its workers are ready, and a function that returns them."""
+    config = load_cluster(file)
+    config = config if ray is None else replace(config, ray=ray)
+    with console.err.status("waiting for heartbeats"):
+        from paceline.runtime.deploy.deployment import observe_cluster
+    with observe_cluster(config) as pool:
+        yield config.name, all_ready(pool, HEARTBEAT_SECONDS), pool.workers
+
+
+@contextmanager
+def _of_server(server: ServerApi) -> Iterator[tuple[str, bool, Workers]]:
+    """The same of a server. Workers that several models share come once."""
+    import msgspec  # part of the extra `server`
+
+    def workers() -> list[WorkerStatus]:
+        found: dict[str, WorkerStatus] = {}
+        for model in server.get("/v1/paceline/overview")["models"]:
+            report = server.get("/v1/paceline/overview", model=model, since=time.time())
+            found |= {one.name: one for one in msgspec.convert(report["workers"], list[WorkerStatus])}
+        return list(found.values())
+
+    yield server.url, all(worker.state in ("ready", "gone") for worker in workers()), workers
+
+
+def _print_json(name: str, workers: Sequence[WorkerStatus]) -> None:
+    document = {
+        "cluster": name,
+        "workers": [asdict(worker) for worker in workers],
+        "dollars_per_hour": dollars_per_hour(workers),
+        "dollars_per_million_tokens": cost_since_start(workers, time.time()),
+    }
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def _watch(workers: Workers) -> None:
+    try:
+        with Live(view(workers()), console=console.out, auto_refresh=False) as live:
+            while True:
+                time.sleep(REFRESH)
+                live.update(view(workers()), refresh=True)
+    except KeyboardInterrupt:
+        pass

@@ -1,0 +1,59 @@
+"""`paceline status URL`: the workers of a running server."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import status as module
+from paceline.cli.commands import cli
+from paceline.cli.server_api import ServerApi
+from paceline.core.errors import InvalidRequest
+from tests.server.fakes import served
+from tests.server.live import running
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    with running(served()) as address:
+        yield address.rstrip("/")
+
+
+SHARED = {"name": "draft-0", "pool": "draft", "role": "draft", "state": "joining", "address": ""}
+
+
+def paceline(*words: str) -> Any:
+    return CliRunner().invoke(cli, words, env={"COLUMNS": "200"})
+
+
+def test_the_workers_of_a_server(url: str) -> None:
+    result = paceline("status", url)
+    assert result.exit_code == 0, result.output
+    assert "engine-0" in result.output
+    document = json.loads(paceline("status", url, "--json").output)
+    assert (document["cluster"], [one["name"] for one in document["workers"]]) == (url, ["engine-0"])
+
+
+def test_a_server_that_does_not_answer() -> None:
+    result = paceline("status", "http://127.0.0.1:9")
+    assert result.exit_code == 2
+    assert "no server answers at http://127.0.0.1:9" in result.output
+
+
+def test_a_refusal_has_the_text_of_the_server(url: str) -> None:
+    with pytest.raises(InvalidRequest, match="does not serve the model 'other'"):
+        ServerApi(url).get("/v1/paceline/overview", model="other")
+
+
+def test_workers_of_several_models_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get(self: ServerApi, path: str, **query: object) -> Any:
+        own = {"name": f"{query.get('model')}-0", "pool": "target", "role": "target", "state": "ready", "address": ""}
+        workers = [own, SHARED]
+        return {"models": ["a", "b"], "workers": workers}
+
+    monkeypatch.setattr(ServerApi, "get", get)
+    with module._of_server(ServerApi("http://x")) as (_, is_ready, workers):
+        assert [worker.name for worker in workers()] == ["a-0", "draft-0", "b-0"]
+        assert not is_ready
