@@ -55,6 +55,7 @@ CPU_ROWS, CPU_SEQUENCES, CPU_CONTEXT = 64, 8, 2048
 """Limits of the calibration on a CPU: rows of a pass, sequences with context, and tokens of context in all."""
 
 Load = Callable[[str, torch.device, torch.dtype, Quantization | None, Activations], LoadedModel]
+LoadRanks = Callable[[RankSpec], tuple[LoadedModel, Ranks]]
 
 
 def build_engine(
@@ -64,16 +65,18 @@ def build_engine(
     hooks: Sequence[StepHook] = (),
     extra_proposers: Mapping[str, Proposer] | None = None,
     weights_id: str = "",
+    load_ranks: LoadRanks = load_parallel,
 ) -> Engine:
     """`pool` makes the proposer `pool` for the loaded target: drafts from draft workers. `load` loads a target for one device;
     it may return before all weights have arrived. `hooks` listen to every step. `extra_proposers` join the built-in
-    ones under their names. `weights_id` identifies the weights when blocks are exchanged with other processes."""
+    ones under their names. `weights_id` identifies the weights when blocks are exchanged with other processes.
+    `load_ranks` loads a target for several ranks."""
     device = pick_device(config.device)
     dtype, quantization = pick_dtype(config.dtype, device), pick_quantization(config.quantization)
     if config.kernel_cache is not None:
         KernelCache(Path(config.kernel_cache)).use()
     if config.tensor_parallel_size > 1:
-        target, ranks = load_parallel(
+        target, ranks = load_ranks(
             RankSpec(config.model, config.tensor_parallel_size, device, dtype, quantization, config.activations)
         )
         try:

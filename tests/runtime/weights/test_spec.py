@@ -37,9 +37,10 @@ def test_workers_of_one_model_are_peers() -> None:
     assert WorkerSpec.from_json(found["a-0"].to_json()) == found["a-0"]
 
 
-def test_tensor_parallel_workers_serve_no_weights() -> None:
-    found = specs({"name": "a", "replicas": 2, "tensor_parallel_size": 2, "devices": ["cpu"]})
-    assert found["a-0"].weights is None
+def test_workers_with_other_numbers_of_ranks_are_peers() -> None:
+    found = specs({"name": "a", "devices": ["cpu"]}, {"name": "b", "tensor_parallel_size": 2, "devices": ["cpu"]})
+    assert found["b-0"].weights is not None
+    assert [peer.name for peer in found["b-0"].weights.peers] == ["a-0"]
 
 
 def test_serving_weights_can_be_disabled_and_limited() -> None:

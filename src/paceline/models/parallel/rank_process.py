@@ -3,6 +3,7 @@
 import contextlib
 import signal
 import sys
+import threading
 import traceback
 from multiprocessing.connection import Connection
 
@@ -29,6 +30,7 @@ from paceline.models.parallel.commands import (
 from paceline.models.parallel.ranks import GROUP_TIMEOUT, HOST, all_reduce, join_group, share_cores
 from paceline.models.parallel.shards import Shard
 from paceline.models.parallel.shared_cache import CacheShape, SharedCache
+from paceline.models.parallel.weights import receive_model, serve_weights
 from paceline.models.runner import ModelRunner, build_inputs, early_exit
 
 
@@ -62,8 +64,12 @@ def serve(connection: Connection, weights: Connection) -> None:
     else:
         share_cores(spec.size)
     shard = Shard(start.rank, spec.size, all_reduce)
-    checkpoint = open_checkpoint(spec.model, device, spec.dtype)
-    model = build_model(checkpoint, device, spec.dtype, spec.quantization, spec.activations, shard)
+    if start.config is None:
+        checkpoint = open_checkpoint(spec.model, device, spec.dtype)
+        model = build_model(checkpoint, device, spec.dtype, spec.quantization, spec.activations, shard)
+    else:
+        model = receive_model(weights, start.config, spec, shard)
+    threading.Thread(target=serve_weights, args=(weights, model), name="paceline-weights", daemon=True).start()
     connection.send(Ready())
     join_group(spec, start.rank, TCPStore(HOST, start.port, spec.size, is_master=False, timeout=GROUP_TIMEOUT))
     caches = Caches(model)

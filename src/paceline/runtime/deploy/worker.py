@@ -25,6 +25,7 @@ from paceline.kernels.cpu import native
 from paceline.models.drafts.compatibility import fingerprint
 from paceline.models.loading.checksums import quick_checksum
 from paceline.models.loading.load import LoadedModel, load_model
+from paceline.models.parallel.runner import load_parallel
 from paceline.models.runners import make_runner
 from paceline.runtime.deploy.worker_error import write_error
 from paceline.runtime.deploy.worker_spec import WorkerSpec
@@ -115,9 +116,15 @@ def _target(
     if spec.role == "prefill" or spec.handoff_threshold is not None:  # blocks of another checkpoint must not be used
         weights_id = f"{quick_checksum(spec.engine.model)[:32]}/{spec.engine.quantization}/{spec.engine.activations}"
     load = load_model if spec.weights is None else weights.load
+    load_ranks = load_parallel if spec.weights is None else weights.load_ranks
     switchback = DraftSwitchback()
     engine = build_engine(
-        spec.engine, pool if spec.uses_drafts else None, load, hooks=(switchback,), weights_id=weights_id
+        spec.engine,
+        pool if spec.uses_drafts else None,
+        load,
+        hooks=(switchback,),
+        weights_id=weights_id,
+        load_ranks=load_ranks,
     )
     tracing = None
     if spec.trace_endpoint is not None:

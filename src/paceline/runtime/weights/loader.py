@@ -22,6 +22,10 @@ from paceline.models.loading.weight_manifest import (
     weight_form,
 )
 from paceline.models.loading.weight_parts import Parts, tokenizer_from_tensor
+from paceline.models.parallel.commands import RankSpec
+from paceline.models.parallel.ranks import Ranks
+from paceline.models.parallel.runner import load_parallel
+from paceline.models.parallel.weights import RankExport, load_from
 from paceline.runtime.transfer.client import TransferClient
 from paceline.runtime.weights.peer_source import PeerSource, SourceFailed
 from paceline.runtime.weights.sources import DiskSource, PartQueue, WeightSources
@@ -52,6 +56,7 @@ class WeightLoader:
         self._streamed: StreamedWeights | None = None
         self._sources: WeightSources | None = None
         self._manifest: Manifest | None = None
+        self._ranks: Ranks | None = None
         self._form = self._fingerprint = ""
 
     def load(
@@ -71,6 +76,26 @@ class WeightLoader:
             return self._load_from_peers(peers, device, dtype, local)
         return self._load_from_disk(local)
 
+    def load_ranks(self, spec: RankSpec) -> tuple[LoadedModel, Ranks]:
+        """Like `load_parallel`. Peers send whole parts, whatever their number of ranks is, and this process sends every rank
+        its share. Without peers every rank reads the checkpoint."""
+        device, dtype = spec.device_of(0), spec.dtype
+        self._form = weight_form(device, dtype, spec.quantization, spec.activations)
+        local = _LocalCheckpoint(spec.model, device, dtype, spec.quantization, spec.activations)
+        self._fingerprint = local.fingerprint
+        peers = self._connect(torch.device("cpu"))
+        if not peers:
+            self._check_local(local)
+            loaded, self._ranks = load_parallel(spec)
+            return loaded, self._ranks
+        manifest = self._use(peers)
+
+        def start(streamed: StreamedWeights) -> None:
+            self._start(streamed, peers, local, manifest)
+
+        loaded, self._ranks = load_from(spec, config_from_json(manifest.config), manifest.name, start)
+        return loaded, self._ranks
+
     @property
     def progress(self) -> LoadProgress | None:
         """None before loading starts and when all layers are loaded."""
@@ -85,6 +110,8 @@ class WeightLoader:
 
     def wait(self, loaded: LoadedModel) -> ExportedWeights:
         """Wait until all weights are loaded and return them for a weight server. Raises if loading failed."""
+        if self._ranks is not None:
+            return RankExport(loaded, self._ranks, self._form, self._fingerprint, self._manifest)
         assert self._streamed is not None
         self._streamed.wait_all()
         return ExportedWeights(loaded, self._form, self._fingerprint, self._manifest)
@@ -96,9 +123,7 @@ class WeightLoader:
         self._client.close()
 
     def _load_from_disk(self, local: "_LocalCheckpoint") -> LoadedModel:
-        if local.error is not None:
-            tried = ", ".join(peer.name for peer in self._peers)
-            raise WeightsUnavailable(f"{local.error}; and no peer has it{f' (tried {tried})' if tried else ''}")
+        self._check_local(local)
         checkpoint = open_checkpoint(local.name, local.device, local.dtype)
         check_memory(local.name, checkpoint, local.device, local.dtype, local.quantization is not None, ranks=1)
         parts = Parts.of(checkpoint.config)
@@ -114,19 +139,35 @@ class WeightLoader:
     def _load_from_peers(
         self, peers: Sequence[PeerSource], device: torch.device, dtype: torch.dtype, local: "_LocalCheckpoint"
     ) -> LoadedModel:
-        self._manifest = manifest = peers[0].manifest
-        self._fingerprint = manifest.fingerprint
-        logger.info("loading %s from %s", manifest.name, ", ".join(peer.name for peer in peers))
+        manifest = self._use(peers)
         config = config_from_json(manifest.config)
-        self._streamed = streamed = StreamedWeights(Parts.of(config))
-        queue = PartQueue(list(range(streamed.parts.count)))
-        self._sources = WeightSources(streamed, queue, lambda: local.source(manifest))
-        self._sources.add(*peers, *(peer.duplicate() for peer in peers))
+        streamed = StreamedWeights(Parts.of(config))
+        self._start(streamed, peers, local, manifest)
         data = streamed.wait(streamed.parts.tokenizer)["tokenizer"]
         assert isinstance(data, torch.Tensor)
         tokenizer = tokenizer_from_tensor(data)
         model = StreamedModel(config, device, dtype, streamed, manifest.weight_bytes)
         return LoadedModel(manifest.name, config, model, tokenizer)
+
+    def _use(self, peers: Sequence[PeerSource]) -> Manifest:
+        self._manifest = manifest = peers[0].manifest
+        self._fingerprint = manifest.fingerprint
+        logger.info("loading %s from %s", manifest.name, ", ".join(peer.name for peer in peers))
+        return manifest
+
+    def _start(
+        self, streamed: StreamedWeights, peers: Sequence[PeerSource], local: "_LocalCheckpoint", manifest: Manifest
+    ) -> None:
+        """Start to load all parts into `streamed`."""
+        self._streamed = streamed
+        queue = PartQueue(list(range(streamed.parts.count)))
+        self._sources = WeightSources(streamed, queue, lambda: local.source(manifest))
+        self._sources.add(*peers, *(peer.duplicate() for peer in peers))
+
+    def _check_local(self, local: "_LocalCheckpoint") -> None:
+        if local.error is not None:
+            tried = ", ".join(peer.name for peer in self._peers)
+            raise WeightsUnavailable(f"{local.error}; and no peer has it{f' (tried {tried})' if tried else ''}")
 
     def _connect(self, device: torch.device) -> list[PeerSource]:
         """Peers that have the model and agree on its weights."""

@@ -6,10 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from paceline.core.errors import EngineClosed
+from paceline.core.errors import EngineClosed, UnsupportedModel
 from paceline.kernels.quantized import Quantization
 from paceline.kernels.weights import Activations
 from paceline.models.loading.load import LoadedModel
+from paceline.models.parallel.commands import RankSpec
+from paceline.models.parallel.ranks import Ranks
 from paceline.runtime.weights.loader import WeightLoader
 from paceline.runtime.weights.server import WeightServer
 from paceline.runtime.weights.spec import WeightSpec
@@ -20,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class WeightManager:
-    """Created before the model and closed before the engine. Call `load` once, then `start`."""
+    """Created before the model and closed before the engine. Call `load` or `load_ranks` once, then `start`."""
 
     def __init__(
         self, spec: WeightSpec | None, security: Security | None, channels: Sequence[str] | None = None
@@ -68,6 +70,11 @@ class WeightManager:
         self._loaded = self._loader.load(name, device, dtype, quantization, activations)
         return self._loaded
 
+    def load_ranks(self, spec: RankSpec) -> tuple[LoadedModel, Ranks]:
+        """The model of several ranks, completely loaded, as `build_engine` expects it."""
+        self._loaded, ranks = self._loader.load_ranks(spec)
+        return self._loaded, ranks
+
     def wait(self) -> None:
         """Wait until all weights are loaded. Raises if loading failed."""
         assert self._loaded is not None
@@ -75,7 +82,7 @@ class WeightManager:
 
     def start(self, on_loaded: Callable[[], None], is_busy: Callable[[], bool]) -> None:
         """Call `on_loaded`, on another thread, when all weights are loaded; then serve them, slower while `is_busy`."""
-        if self._loaded is None:  # tensor-parallel ranks load their weights themselves
+        if self._loaded is None:  # nothing was loaded here
             self._is_ready = True
             return
         self._thread = threading.Thread(
@@ -104,6 +111,8 @@ class WeightManager:
                 self._server.open(weights, is_busy)
         except EngineClosed:  # the worker stopped meanwhile
             pass
+        except UnsupportedModel as error:
+            logger.warning("other workers cannot load the weights from here: %s", error)
         except Exception:
             logger.exception("the weights are loaded, but other workers cannot load them from here")
         finally:

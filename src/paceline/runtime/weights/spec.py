@@ -32,13 +32,12 @@ class WeightSpec:
 
 def weight_specs(config: ClusterConfig, addresses: Mapping[str, str]) -> dict[str, WeightSpec]:
     """Specs by worker name. `addresses` has the addresses to bind under `weight_server_name`; workers without one are absent.
-    Workers with the same key and model are peers. Tensor-parallel workers have no spec: every rank holds a different shard.
-    """
+    Workers with the same key and model are peers, whatever their number of ranks is."""
     if not config.weights.from_peers:
         return {}
     groups: dict[tuple[str, ...], list[str]] = {}
     for pool in config.pools:
-        if pool.tensor_parallel_size == 1 and pool.engine == "paceline":
+        if pool.engine == "paceline":
             group = (KEY_ROLE_OF[pool.role], pool.model, pool.dtype, pool.quantization, pool.activations)
             names = [name for name in pool.worker_names if weight_server_name(name) in addresses]
             groups.setdefault(group, []).extend(names)

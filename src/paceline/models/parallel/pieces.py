@@ -1,0 +1,175 @@
+"""Parts of a model divided among ranks, and joined again: weights as they are in memory, see `weight_parts.py`.
+
+Workers exchange weights in the format of one rank. A rank's share is the one that `ShardedWeights` reads from a checkpoint.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from paceline.kernels.linear import DenseWeight, LinearWeight, prepare
+from paceline.kernels.packing import TILE
+from paceline.kernels.quantized import QuantizedWeight
+from paceline.kernels.weights import Dense, Grouped, Weight, columns, concat, rows
+from paceline.models.architectures.config import ModelConfig
+from paceline.models.loading.weight_parts import Piece
+from paceline.models.parallel.commands import RankSpec
+from paceline.models.parallel.shards import shard_config
+
+T = TypeVar("T")
+BIAS = "qkv_bias"
+"""Suffix of the vectors that are divided."""
+
+
+class PieceSplit:
+    """Division of a model with `config` among the ranks of `spec`."""
+
+    def __init__(self, config: ModelConfig, spec: RankSpec) -> None:
+        self._config, self._spec, self._own = config, spec, shard_config(config, spec.size)
+        self._copies = max(1, spec.size // config.num_kv_heads)
+        """Ranks that have the same key-value heads."""
+
+    def share(self, pieces: Mapping[str, Piece], rank: int) -> dict[str, Piece]:
+        """One rank's share of a part of the whole model, on the device of `pieces`. Only rank 0 has the head."""
+        found: dict[str, Piece] = {}
+        for name, piece in pieces.items():
+            if isinstance(piece, Tensor):
+                is_divided = name.endswith(BIAS)
+                found[name] = torch.cat([piece[a:b] for a, b in self._qkv(rank)]) if is_divided else piece
+            elif name == "qkv":
+                found[name] = self._prepare(concat([rows(unpack(piece), a, b) for a, b in self._qkv(rank)]))
+            elif name == "gate_up":
+                found[name] = self._prepare(concat([rows(unpack(piece), a, b) for a, b in self._gate_up(rank)]))
+            elif name == "output":
+                found[name] = self._prepare(columns(unpack(piece), *self._qkv(rank)[0]))
+            elif name == "down":
+                found[name] = self._prepare(columns(unpack(piece), *self._gate_up(rank)[0]))
+            elif name != "head" or rank == 0:
+                found[name] = piece
+        return found
+
+    def join(self, shares: Sequence[Mapping[str, Piece]]) -> dict[str, Piece]:
+        """A part of the whole model from the shares of all ranks, in host memory. Pieces that are not divided may be missing in
+        all shares but the first."""
+        found: dict[str, Piece] = {}
+        for name, piece in shares[0].items():
+            if isinstance(piece, Tensor):
+                biases = [one[name] for one in shares] if name.endswith(BIAS) else []
+                divided = [self._divide(one) for one in biases if isinstance(one, Tensor)]
+                found[name] = torch.cat(self._in_order(divided)) if divided else piece.cpu()
+                continue
+            if name not in ("qkv", "gate_up", "output", "down"):
+                found[name] = on_host(piece)
+                continue
+            weights = [unpack(on_host(_matrix(one[name]))) for one in shares]
+            if name in ("output", "down"):
+                found[name] = self._prepare(_concat_columns(weights))
+            elif name == "gate_up":
+                inner = self._own.ffn_size
+                halves = [rows(one, start, start + inner) for start in (0, inner) for one in weights]
+                found[name] = self._prepare(concat(halves))
+            else:
+                found[name] = self._prepare(concat(self._in_order([self._divide_rows(one) for one in weights])))
+        return found
+
+    def _qkv(self, rank: int) -> list[tuple[int, int]]:
+        """Outputs of the whole q, k and v that the rank has."""
+        config, own = self._config, self._own
+        query = rank * own.q_size
+        key = config.q_size + rank * config.num_kv_heads // self._spec.size * config.head_dim
+        value = key + config.kv_size
+        return [(query, query + own.q_size), (key, key + own.kv_size), (value, value + own.kv_size)]
+
+    def _gate_up(self, rank: int) -> list[tuple[int, int]]:
+        size, inner = self._config.ffn_size, self._own.ffn_size
+        return [(start + rank * inner, start + (rank + 1) * inner) for start in (0, size)]
+
+    def _bounds(self) -> list[tuple[int, int]]:
+        """Outputs of q, k and v in a share."""
+        q, kv = self._own.q_size, self._own.kv_size
+        return [(0, q), (q, q + kv), (q + kv, q + 2 * kv)]
+
+    def _divide(self, bias: Tensor) -> list[Tensor]:
+        return [bias[start:stop].cpu() for start, stop in self._bounds()]
+
+    def _divide_rows(self, weight: Weight) -> list[Weight]:
+        return [rows(weight, start, stop) for start, stop in self._bounds()]
+
+    def _in_order(self, shares: Sequence[Sequence[T]]) -> list[T]:
+        """q, k and v of each share: q of all ranks, then k and v of the first of those with the same heads."""
+        distinct = shares[:: self._copies]
+        return [*(one[0] for one in shares), *(one[1] for one in distinct), *(one[2] for one in distinct)]
+
+    def _prepare(self, weight: Weight) -> LinearWeight:
+        """The weight in the format of the ranks' device, where it is."""
+        dtype = self._spec.dtype
+        if self._spec.device.type == "cpu":
+            return prepare(weight, "cpu", dtype)
+        if isinstance(weight, QuantizedWeight):
+            return weight
+        return DenseWeight((weight.values if isinstance(weight, Dense) else weight.dequantize()).to(dtype))
+
+
+def can_join(pieces: Mapping[str, Piece]) -> bool:
+    """Whether shares like this one of a layer can be joined. A division that cut groups of inputs with one scale left values
+    instead of codes in `output` or `down`."""
+    has_codes = [_has_codes(_matrix(pieces[name])) for name in ("qkv", "gate_up")]
+    return not any(has_codes) or all(_has_codes(_matrix(pieces[name])) for name in ("output", "down"))
+
+
+def _has_codes(piece: LinearWeight) -> bool:
+    return not isinstance(piece, DenseWeight) and (isinstance(piece, QuantizedWeight) or len(piece.tensors) > 1)
+
+
+def unpack(piece: LinearWeight) -> Weight:
+    """The weight before `linear.prepare`."""
+    if isinstance(piece, DenseWeight):
+        return Dense(piece.values)
+    if isinstance(piece, QuantizedWeight):
+        return piece
+    codes, *scales = piece.tensors
+    outputs, inputs = piece.shape
+    if codes.dtype is torch.uint8:  # [N/32, K/8, 32, 4]
+        values = torch.cat([codes & 15, codes >> 4], 3).transpose(1, 2)
+    else:  # [N/32, K/4, 32, 4], or [N/32, K, 32]
+        values = codes.transpose(1, 2)
+    values = values.reshape(len(codes) * TILE, -1)[:outputs, :inputs].contiguous()
+    if not scales:
+        return Dense(values)
+    group = piece.form.group
+    flat = [one.transpose(1, 2).flatten(0, 1)[:outputs, : inputs // group].float().contiguous() for one in scales]
+    offsets = flat[1] if len(flat) > 1 else None
+    return Grouped(values, flat[0], offsets, group, "int8" if piece.form.rounds_activations else "float32")
+
+
+def on_host(piece: LinearWeight) -> LinearWeight:
+    if isinstance(piece, DenseWeight):
+        return DenseWeight(piece.values.cpu())
+    if isinstance(piece, QuantizedWeight):
+        return QuantizedWeight(piece.values.cpu(), piece.scales.cpu())
+    return piece
+
+
+def _concat_columns(weights: Sequence[Weight]) -> Weight:
+    """One matrix with the inputs of all, in order. All have the same format."""
+    first = weights[0]
+    if isinstance(first, Dense):
+        return Dense(torch.cat([one.values for one in weights if isinstance(one, Dense)], 1))
+    scales = [one.scales for one in weights if not isinstance(one, Dense)]
+    if isinstance(first, Grouped):
+        parts = [one for one in weights if isinstance(one, Grouped)]
+        offsets = [one.offsets for one in parts if one.offsets is not None]
+        codes = torch.cat([one.codes for one in parts], 1)
+        return Grouped(
+            codes, torch.cat(scales, 1), torch.cat(offsets, 1) if offsets else None, first.group, first.activations
+        )
+    values = torch.cat([one.values.view(torch.uint8) for one in weights if isinstance(one, QuantizedWeight)], 1)
+    has_one = first.scales.shape[1] == 1 and all(torch.equal(first.scales, one) for one in scales)
+    return QuantizedWeight(values.view(first.values.dtype), first.scales if has_one else torch.cat(scales, 1))
+
+
+def _matrix(piece: Piece) -> LinearWeight:
+    assert not isinstance(piece, Tensor)
+    return piece
