@@ -64,6 +64,7 @@ def test_a_prompt_and_decoding_sequences_in_one_batch(used: list[RaggedSize]) ->
     assert used == [RaggedSize(32, 128)] * 2
 
 
+@pytest.mark.interpreted
 def test_passes_of_other_sizes_do_not_interfere(used: list[RaggedSize]) -> None:
     """All sizes share the input buffers."""
     pair, many = Pair(), [Span([s % BLOCKS], 4 * (s // BLOCKS), tokens(2, s), 1) for s in range(40)]
@@ -100,6 +101,7 @@ def test_sizes_that_were_not_captured_run_eagerly(used: list[RaggedSize]) -> Non
     assert pair.ours._ragged == {}
 
 
+@pytest.mark.interpreted
 def test_warm_up_captures_ragged_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_runner, "MAX_GRAPH_ROWS", 8)
     pair = Pair()

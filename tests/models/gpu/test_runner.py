@@ -112,6 +112,7 @@ def test_warm_up_captures_every_padded_pass(max_num_seqs: int, longest: int) -> 
     assert met == set(captured_passes(max_num_seqs, longest, [PassKind(False), PassKind(True)]))
 
 
+@pytest.mark.interpreted
 def test_padding_past_the_longest_context() -> None:
     """Two sequences are padded to the rows of the longer, which can be far beyond the context window."""
     shape = replace(SHAPE, max_position=64)
@@ -131,6 +132,7 @@ def test_warm_up_stays_in_the_context_window() -> None:
     runner.warm_up(max_num_seqs=1, max_rows=64, longest=64)
 
 
+@pytest.mark.interpreted
 def test_after_warm_up_no_graph_is_captured() -> None:
     pair, states = Pair(), {"state_layers": (0, 2), "last_hidden": True}
     kinds = PassKind(), PassKind(False, *states.values()), PassKind(True, *states.values())
