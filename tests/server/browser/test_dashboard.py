@@ -18,7 +18,10 @@ from paceline.core.worker_status import (
     WorkerLife,
     WorkerStatus,
 )
+from paceline.server.app import create_app
+from paceline.server.auth.access import Access
 from paceline.server.auth.api_keys import KeyFile
+from paceline.server.gateway.models import ServedModels
 from tests.server.fakes import Served, served
 
 pytest.importorskip("selenium")
@@ -41,6 +44,32 @@ def set_traffic(server: Served, **changes: Any) -> None:
     flags = SpeculationFlags(True, "ngram", 8)
     status = replace(EngineStatus(3, 2, 10, 40, 0, 0, flags, TRAFFIC), **changes)
     server.target.engine_status = lambda: status  # type: ignore[method-assign]
+
+
+# --- several models
+
+
+def test_a_server_with_several_models_has_a_selection(open_page: Open) -> None:
+    first, second = (served(f"I am {name}", served_model_name=name) for name in ("first", "second"))
+    models = ServedModels([first.gateway, second.gateway])
+    app = create_app(models, Access.from_config(first.gateway.config, lambda: 0.0))
+    page = open_page(Served(first.target, first.gateway, app))
+    page.wait_for_text("#models", "second")
+    assert not page.one("#model").is_displayed()
+    for name in ("first", "second"):
+        page.click(f"#models option[value={name}]")
+        page.click("#reset")
+        page.ask("Who are you?")
+        page.wait_for_text(".speculative .text", f"I am {name}")
+        page.wait_for_text(".verdict", SAME)
+    page.wait_for_text("#workers", "engine-0")
+    assert page.console_errors() == []
+
+
+def test_a_server_with_one_model_shows_its_name(open_page: Open) -> None:
+    page = open_page(served(served_model_name="mine"))
+    page.wait_for_text("#model", "mine")
+    assert not page.one("#models").is_displayed()
 
 
 # --- the playground
