@@ -33,7 +33,7 @@ MAY_IMPORT = {
 }
 """Packages, or single modules of one, that a package may import besides itself."""
 
-APPLICATIONS = {"train", "audit", "bench", "cli", "vllm"}
+APPLICATIONS = {"train", "learning", "audit", "bench", "cli", "vllm"}
 """Packages that may import everything; the packages above may not import them."""
 
 BASE = [package for package in MAY_IMPORT if package not in ("endpoints", "runtime", "server")]

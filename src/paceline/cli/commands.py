@@ -12,7 +12,6 @@ from paceline.cli.bench import EPILOG, bench, inflate
 from paceline.cli.chat import chat
 from paceline.cli.cluster import down, keys, up
 from paceline.cli.doctor.command import doctor
-from paceline.cli.export import export
 from paceline.cli.generate import generate
 from paceline.cli.live.apply import apply
 from paceline.cli.live.draft_swap import draft
@@ -27,7 +26,9 @@ from paceline.cli.planning.simulate import simulate_command
 from paceline.cli.render import console
 from paceline.cli.serve import serve
 from paceline.cli.status import status
-from paceline.cli.train import train
+from paceline.cli.training.export import export
+from paceline.cli.training.learn import learn
+from paceline.cli.training.train import train
 from paceline.cli.warm import warm
 from paceline.core.errors import MissingDependency, PacelineError
 from paceline.core.version import VERSION
@@ -77,6 +78,7 @@ benches.command()(inflate)
 cli.add_typer(benches, name="bench", help="Measure the speed of speculation, and check that the text is the same.")
 cli.add_typer(api_keys, name="api-keys", help="Manage the API keys of a server: scopes and rate limits.")
 cli.add_typer(draft, name="draft")
+cli.add_typer(learn, name="learn")
 cli.add_typer(audit, name="audit")
 
 

@@ -88,9 +88,16 @@ class Loss:
 
 
 def compute_loss(
-    draft: Draft, target: Target, head: Tensor, vocabulary: DraftVocabulary, states: States, compiled: bool = False
+    draft: Draft,
+    target: Target,
+    head: Tensor,
+    vocabulary: DraftVocabulary,
+    states: States,
+    compiled: bool = False,
+    trained: Tensor | None = None,
 ) -> Loss:
-    """The loss of a draft. `head` is `vocabulary.head(target.head)`. User and assistant text have the same weight.
+    """The loss of a draft. `head` is `vocabulary.head(target.head)`. User and assistant text have the same weight, unless
+    `trained` [B, S] selects the tokens to predict.
 
     With a reduced vocabulary p is renormalised over it, and rows followed by a token outside it are excluded.
     """
@@ -100,11 +107,17 @@ def compute_loss(
     rows = torch.arange(length, device=states.ids.device)
     inside = F.pad(vocabulary.contains(states.ids[:, 1:]), (0, 1), value=True)  # row j is followed by token j+1
     first = torch.tensor(predictions.first, device=rows.device)
+    if trained is not None:
+        inside &= F.pad(trained[:, 1:], (0, 1), value=False)
     weights = ((rows >= first[:, None])[:, None] & inside[None]).float()  # [U, B, S]
 
     # Kinds that read hidden states exclude row 0: its state depends on the first token only.
     students, teacher = predictions.hidden.flatten(1, 2), states.last.flatten(0, 1)
-    soft = soft_loss(students, teacher, head, weights.flatten(1), compiled)
+    shares = weights.flatten(1)
+    if trained is not None:  # the head is most of the cost: rows without weight skip it
+        used = inside.flatten().nonzero()[:, 0]
+        students, teacher, shares = students[:, used], teacher[used], shares[:, used]
+    soft = soft_loss(students, teacher, head, shares, compiled)
     discount = objective.decay ** torch.arange(depth, device=rows.device)
     terms = soft.kl
     if objective.feature_weight:

@@ -37,7 +37,7 @@ def train(
     """Train a draft; None if `stop` was requested before the end, and the same plan resumes. `command` is for the card."""
     plan.check()
     started = clock.now()
-    if _device(plan.device).type == "cpu":
+    if pick_device(plan.device).type == "cpu":
         progress.note(CPU_NOTE.format(cores=usable_cores()))
     is_trained = (plan.out / WEIGHTS).exists() and not (plan.out / CHECKPOINT).exists()
     is_continued = any(path is not None and path.resolve() == plan.out.resolve() for path in (plan.lora, plan.start))
@@ -57,7 +57,7 @@ def _train(
     schedule = Schedule(plan.learning_rate, plan.steps)
     checkpoint = open_checkpoint(plan.model)
     tokenizer = checkpoint.read_tokenizer()
-    device = _device(plan.device)
+    device = pick_device(plan.device)
     target = Target(checkpoint, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
     target.check_length(plan.length)
     plan.out.mkdir(parents=True, exist_ok=True)
@@ -70,7 +70,7 @@ def _train(
     if compiled:
         target.compile_for((plan.rows, plan.length))
     torch.manual_seed(plan.seed)
-    draft, vocabulary = _draft(plan, target, target_identity, text.train.ids)
+    draft, vocabulary = make_draft(plan, target, target_identity, text.train.ids)
     trainer = Trainer(
         draft,
         target,
@@ -125,9 +125,10 @@ def _share_time(trainer: Trainer, end: float, has_prompts: bool, clock: Clock, s
     trainer.set_time(left, points)
 
 
-def _draft(
+def make_draft(
     plan: TrainPlan, target: Target, target_identity: dict[str, str], text: torch.Tensor
 ) -> tuple[Draft, DraftVocabulary]:
+    """The draft to train: new, or the one that the plan continues. Raises `IncompatibleDraft`."""
     trained = plan.lora or plan.start
     if trained is not None:
         saved = load_draft(trained)
@@ -152,7 +153,8 @@ def _draft(
     return DistilledDraft(narrow, plan.layers), vocabulary
 
 
-def _device(name: str) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """`auto` is CUDA where there is a device."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():

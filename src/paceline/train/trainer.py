@@ -163,12 +163,16 @@ class Trainer:
 
     def _train_step(self, seconds: float, stop: StopRequest) -> tuple[Tensor, Tensor]:
         with stop.interruptible():  # weights change after it
-            states = self._states.of(self.batch(self.step))
+            rows = self.batch(self.step)
+            states = self._states.of(rows)
+            trained = None if self.text.trained is None else self.text.trained[rows].to(self.target.device)
             if self.step == 0 and self._is_fresh:
                 self.draft.calibrate(self.target, states)
             half = self.target.dtype == torch.bfloat16
             with torch.autocast(self.target.device.type, torch.bfloat16, enabled=half):
-                loss = compute_loss(self.draft, self.target, self._head, self.vocabulary, states, self._compiled)
+                loss = compute_loss(
+                    self.draft, self.target, self._head, self.vocabulary, states, self._compiled, trained
+                )
             loss.total.backward()
         self._optimizer.step(self.schedule.rate(self.step, seconds))
         self.step += 1

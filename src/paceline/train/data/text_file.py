@@ -25,6 +25,7 @@ class Text:
     ids: Tensor  # [N, S] int32
     answer: Tensor  # [N, S] bool
     kinds: tuple[str, ...]  # [N]
+    trained: Tensor | None = None  # [N, S] bool: tokens that a draft learns to predict; None: all
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -5,7 +5,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cli import train as module
+from paceline.cli.training import train as module
 from paceline.train import run
 from paceline.train.plan import TrainPlan
 

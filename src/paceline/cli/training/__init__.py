@@ -1,0 +1,1 @@
+"""Commands that train drafts: `train`, `learn` and `export`."""

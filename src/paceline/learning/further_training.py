@@ -1,0 +1,175 @@
+"""Trains a draft further on samples, with the trainer of `paceline train`, and scores it beside its parent."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast, get_args
+
+import torch
+
+from paceline.core.clock import Clock
+from paceline.core.errors import InvalidConfig
+from paceline.learning.idle import Pacer
+from paceline.learning.plan import LearnPlan
+from paceline.learning.rows import categories, num_trained, to_text
+from paceline.models.loading.load import open_checkpoint
+from paceline.server.learning.sample_ring import LearningSample
+from paceline.train.card import make_record, write_card
+from paceline.train.data.text_file import TextFile, TextPlan
+from paceline.train.drafts.target import Target, identity
+from paceline.train.evaluate import Evaluation, Score
+from paceline.train.optimizer import Schedule
+from paceline.train.plan import Kind, TrainPlan
+from paceline.train.progress import Progress, Stopped, StopRequest
+from paceline.train.run import CHECKPOINT, make_draft, pick_device
+from paceline.train.saved_draft import load_draft, save_draft
+from paceline.train.trainer import Trainer
+
+SOURCE = "samples of live traffic"
+WARMUP_SHARE = 0.2
+"""Share of the steps in which the learning rate grows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A trained version, and the scores of its parent and itself on the same held-out samples."""
+
+    before: tuple[Score, ...]
+    """Scores of the parent by row."""
+    after: tuple[Score, ...]
+    tokens: int
+    """Output tokens that it was trained on."""
+    seconds: float
+
+
+class FurtherTraining(Protocol):
+    """Trains a version."""
+
+    def run(
+        self,
+        parent: Path,
+        samples: Sequence[LearningSample],
+        held_out: Sequence[LearningSample],
+        out: Path,
+        stop: StopRequest,
+    ) -> Candidate | None:
+        """Writes the version and its card into `out`. None: `stop` was requested."""
+        ...
+
+
+class DraftTraining:
+    """Implements `FurtherTraining`. It holds the target's weights on the learner's device."""
+
+    def __init__(self, plan: LearnPlan, command: str, clock: Clock, progress: Progress, pacer: Pacer) -> None:
+        self._plan, self._command, self._clock, self._progress, self._pacer = plan, command, clock, progress, pacer
+        checkpoint = open_checkpoint(plan.model)
+        device = pick_device(plan.device)
+        self._target = Target(checkpoint, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+        self._target.check_length(plan.length)
+        self._identity = identity(self._target.name, checkpoint.read_tokenizer())
+        self._num_runs = 0
+
+    def run(
+        self,
+        parent: Path,
+        samples: Sequence[LearningSample],
+        held_out: Sequence[LearningSample],
+        out: Path,
+        stop: StopRequest,
+    ) -> Candidate | None:
+        try:
+            return self._run(parent, samples, held_out, out, stop)
+        except Stopped:
+            return None
+
+    def score(self, draft: Path, samples: Sequence[LearningSample]) -> Evaluation:
+        """The scores of a saved draft by row."""
+        trainer = self._trainer(draft, draft, samples, samples, Schedule(steps=1))
+        return trainer.evaluate(trainer.held_out)
+
+    def _run(
+        self,
+        parent: Path,
+        samples: Sequence[LearningSample],
+        held_out: Sequence[LearningSample],
+        out: Path,
+        stop: StopRequest,
+    ) -> Candidate | None:
+        plan = self._plan
+        count = len(to_text(samples, plan.length, self._target.config.vocab_size))
+        steps = max(1, math.ceil(plan.epochs * count / plan.rows))
+        schedule = Schedule(plan.learning_rate, steps, warmup=max(1, round(WARMUP_SHARE * steps)))
+        self._num_runs += 1
+        trainer = self._trainer(parent, out, samples, held_out, schedule)
+        with stop.interruptible():
+            before = trainer.evaluate(trainer.held_out)
+        self._pacer.start()
+        trainer.run(lambda status: self._show(steps, status.step, status.loss), stop)
+        if not trainer.is_done or stop():
+            return None
+        save_draft(out, trainer.draft, trainer.vocabulary, self._target, self._identity)
+        trainer.draft = load_draft(out).draft.to(self._target.device)  # as saved: bfloat16, scales folded in
+        with stop.interruptible():
+            after = trainer.evaluate(trainer.held_out)
+        text_plan = TextPlan(self._target.name, self._identity["vocabulary"], plan.length, (SOURCE,), plan.seed)
+        text = TextFile(text_plan, trainer.text, trainer.held_out, 0, 0.0)
+        kinds = categories(held_out, plan.length, self._target.config.vocab_size)
+        record = make_record(trainer, self._train_plan(parent, out), text, _grouped(after, kinds), None, self._command)
+        write_card(out, record, self._progress)
+        (out / CHECKPOINT).unlink(missing_ok=True)
+        rows = trainer.held_out.kinds
+        return Candidate(
+            tuple(before.chain.get(row, Score()) for row in rows),
+            tuple(after.chain.get(row, Score()) for row in rows),
+            tokens=num_trained(trainer.text),
+            seconds=trainer.seconds,
+        )
+
+    def _trainer(
+        self,
+        parent: Path,
+        out: Path,
+        samples: Sequence[LearningSample],
+        held_out: Sequence[LearningSample],
+        schedule: Schedule,
+    ) -> Trainer:
+        plan = self._plan
+        text, held = (to_text(one, plan.length, self._target.config.vocab_size) for one in (samples, held_out))
+        draft, vocabulary = make_draft(self._train_plan(parent, out), self._target, self._identity, text.ids)
+        return Trainer(
+            draft,
+            self._target,
+            vocabulary,
+            text,
+            held,
+            schedule,
+            rows=min(plan.rows, len(text)),
+            seed=plan.seed + self._num_runs,
+            checkpoint=out / CHECKPOINT,
+            clock=self._clock,
+            points=0,
+            is_fresh=False,
+        )
+
+    def _train_plan(self, parent: Path, out: Path) -> TrainPlan:
+        kind = load_draft(parent).draft.kind
+        if kind not in get_args(Kind):
+            raise InvalidConfig(f"{parent} is a draft of kind {kind!r}, which cannot learn")
+        return TrainPlan(
+            kind=cast(Kind, kind), out=out, model=self._plan.model, start=parent, length=self._plan.length, steps=1
+        )
+
+    def _show(self, steps: int, step: int, loss: float) -> None:
+        self._progress.show(step / steps, f"step {step} of {steps}, loss {loss:.3f}")
+        self._pacer()
+
+
+def _grouped(evaluation: Evaluation, kinds: Sequence[str]) -> Evaluation:
+    """Scores by row as scores by category."""
+    chain, tree = dict[str, Score](), dict[str, Score]()
+    for row, kind in enumerate(kinds):
+        if f"{row}" in evaluation.chain:
+            chain[kind] = chain.get(kind, Score()) + evaluation.chain[f"{row}"]
+            tree[kind] = tree.get(kind, Score()) + evaluation.tree[f"{row}"]
+    return Evaluation(chain, tree, evaluation.nodes)

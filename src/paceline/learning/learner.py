@@ -1,0 +1,232 @@
+"""The loop of a learner: read samples, train, pass two gates, keep or refuse."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from paceline.core.errors import InvalidConfig, MissingDependency
+from paceline.learning.further_training import Candidate, FurtherTraining
+from paceline.learning.gate import OfflineLimits, decide_offline
+from paceline.learning.memory import SampleMemory
+from paceline.learning.plot import PLOT, plot_versions
+from paceline.learning.server_client import ServerFailure, Trials
+from paceline.learning.versions import Activity, Lineage, Verdict, VersionFolder
+from paceline.server.learning.sample_ring import SampleBatch
+from paceline.train.evaluate import Score
+from paceline.train.progress import Progress, Stopped, StopRequest
+
+MAX_BACKOFF = 8
+"""Largest factor on `new_tokens` after refusals in a row."""
+TRIAL_POLL = 1.0
+"""Seconds between two looks at a trial."""
+
+
+class Samples(Protocol):
+    def samples(self, after: int) -> SampleBatch:
+        """Raises `ServerFailure`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerLimits:
+    new_tokens: int = 16_384
+    """Tokens of new samples that start a training; twice as many after each refusal in a row."""
+    min_held_out: int = 16
+    margin: float = 0.01
+
+
+class Learner:
+    """One `tick` reads samples, and trains and offers a version if there are enough new ones."""
+
+    def __init__(
+        self,
+        folder: VersionFolder,
+        samples: Samples,
+        trials: Trials,
+        training: FurtherTraining,
+        memory: SampleMemory,
+        limits: LearnerLimits,
+        progress: Progress,
+        sleep: Callable[[float], None],
+        stop: StopRequest,
+        plot: Callable[[Sequence[Lineage], Path], None] = plot_versions,
+    ) -> None:
+        """`sleep` pauses for some seconds; it may return early if `stop` was requested."""
+        self._folder, self._samples, self._trials, self._training = folder, samples, trials, training
+        self._memory, self._limits, self._progress = memory, limits, progress
+        self._sleep, self._stop, self._plot_versions = sleep, stop, plot
+        self._epoch, self._last = "", 0
+        self._offered: int | None = None
+        """Version that the server was last seen with; None: not known yet."""
+        self._refusals = 0
+        self._failure = ""
+
+    @property
+    def tokens_wanted(self) -> int:
+        """New tokens that start the next training."""
+        return self._limits.new_tokens * min(MAX_BACKOFF, 2**self._refusals)
+
+    def tick(self) -> None:
+        """Errors of the server are reported once and tried again in the next tick."""
+        if self._folder.state().is_paused:
+            self._note("paused")
+            return
+        try:
+            self._read_samples()
+            self._restore()
+            if self._is_due():
+                self._learn()
+            else:
+                self._note("waiting for samples")
+            self._failure = ""
+        except ServerFailure as error:
+            if not error.is_temporary:
+                raise
+            if str(error) != self._failure:
+                self._progress.note(f"{error}; trying again")
+            self._failure = str(error)
+            self._note(self._failure)
+
+    def _is_due(self) -> bool:
+        is_tested = len(self._memory.held_out()) >= self._limits.min_held_out
+        return is_tested and self._memory.new_tokens >= self.tokens_wanted
+
+    def _read_samples(self) -> None:
+        while not self._stop():
+            with self._stop.interruptible():
+                batch = self._samples.samples(self._last)
+            if batch.epoch != self._epoch:
+                self._epoch, is_first = batch.epoch, not self._epoch
+                if self._last and not is_first:  # the gateway restarted: its numbers start again
+                    self._last = 0
+                    continue
+            self._last = batch.last
+            if not batch.samples:
+                return
+            self._memory.add(batch.samples)
+
+    def _restore(self) -> None:
+        """Offers the current version if the server uses another draft: after a restart of the server, and after
+        `paceline learn rollback`. Raises `InvalidConfig` if the server uses a draft that is none of this folder."""
+        current = self._folder.current()
+        if self._offered == current:
+            return
+        in_use = self._trials.in_use()
+        found = self._folder.find(in_use)
+        if found is None and current == 0:
+            raise InvalidConfig(
+                f"the server drafts with {in_use}, not with {self._folder.draft(0)}: give --draft {in_use} and a new folder"
+            )
+        if found and found in self._folder.candidates():  # its trial ended while no learner ran
+            self._folder.change(found, status="kept", note="kept by the server while no learner ran")
+            current = found
+        if found == current:
+            self._offered = current
+            return
+        draft = self._folder.draft(current)
+        self._progress.note(f"the server drafts with {in_use}: offering {draft}")
+        verdict = self._trial(draft)
+        if verdict is None:
+            return
+        self._offered = current
+        if current:
+            status = "kept" if verdict.is_passed else "refused"
+            self._folder.change(current, online=verdict, status=status)
+        if not verdict.is_passed:
+            self._progress.note(f"the server keeps {in_use}: {verdict.reason}")
+
+    def _learn(self) -> None:
+        folder, memory = self._folder, self._memory
+        samples, held_out = memory.training(), memory.held_out()
+        number, parent = folder.next_version(), folder.current()
+        self._note(f"training version {number}")
+        self._progress.begin(f"training version {number}")
+        with folder.new_version(number) as part:
+            candidate = self._training.run(folder.draft(parent), samples, held_out, part, self._stop)
+            if candidate is None:
+                return
+            memory.forget_new()
+            offline = decide_offline(
+                [score.rounds for score in candidate.before],
+                [score.rounds for score in candidate.after],
+                OfflineLimits(self._limits.margin, self._limits.min_held_out),
+            )
+            verdict = Verdict(offline.is_better, offline.gain, offline.reason)
+            folder.add(_lineage(number, parent, len(samples), len(held_out), candidate, verdict))
+        if not offline.is_better:
+            self._refuse(number, None, offline.reason)
+            return
+        self._progress.note(f"version {number}: {offline.reason}; offering it")
+        self._note(f"trying version {number}")
+        online = self._trial(folder.draft(number))
+        if online is None:
+            self._refuse(number, None, "the trial was interrupted")
+            return
+        if not online.is_passed:
+            self._refuse(number, online, online.reason)
+            return
+        folder.change(number, status="kept", online=online)
+        self._offered, self._refusals = number, 0
+        self._progress.note(f"version {number} is kept: {online.reason}")
+        self._plot()
+
+    def _refuse(self, number: int, online: Verdict | None, reason: str) -> None:
+        self._refusals += 1
+        self._folder.change(number, status="refused", online=online, note=reason if online is None else "")
+        self._folder.remove_weights(number)
+        self._progress.note(f"version {number} is refused: {reason}")
+        self._plot()
+
+    def _trial(self, draft: Path) -> Verdict | None:
+        def wait() -> bool:
+            self._sleep(TRIAL_POLL)
+            return not self._stop()
+
+        try:
+            return self._trials.run(draft, wait, lambda text: self._progress.show(0.0, text))
+        except ServerFailure as error:
+            if error.is_temporary:
+                return Verdict(False, None, str(error))
+            raise
+        except Stopped:
+            return None
+
+    def _plot(self) -> None:
+        try:
+            self._plot_versions(self._folder.lineages(), self._folder.path / PLOT)
+        except MissingDependency:
+            return
+
+    def _note(self, doing: str) -> None:
+        memory = self._memory
+        activity = Activity(os.getpid(), _now(), doing, memory.num_seen, memory.new_tokens, self.tokens_wanted)
+        self._folder.write_activity(activity)
+
+
+def _lineage(number: int, parent: int, samples: int, held_out: int, candidate: Candidate, offline: Verdict) -> Lineage:
+    before, after = _total(candidate.before), _total(candidate.after)
+    return Lineage(
+        number,
+        parent,
+        _now(),
+        samples,
+        candidate.tokens,
+        held_out,
+        round(candidate.seconds, 1),
+        round(next(iter(before.alphas), 0.0), 4),
+        round(next(iter(after.alphas), 0.0), 4),
+        round(before.tokens_per_round, 4),
+        round(after.tokens_per_round, 4),
+        offline=offline,
+    )
+
+
+def _total(scores: Sequence[Score]) -> Score:
+    return sum(scores, Score())
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

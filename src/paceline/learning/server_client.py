@@ -1,0 +1,110 @@
+"""The server as a learner uses it: samples, and trials of a draft inside its engines."""
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from paceline.core.errors import PacelineError
+from paceline.learning.versions import Verdict
+from paceline.server.learning.sample_ring import LearningSample, SampleBatch
+
+TIMEOUT = 15.0
+CONFLICT = 409
+
+
+class ServerFailure(PacelineError):
+    """The server cannot be reached, or refuses a call. `is_temporary`: a later call may succeed."""
+
+    def __init__(self, message: str, is_temporary: bool) -> None:
+        super().__init__(message)
+        self.is_temporary = is_temporary
+
+
+class Trials(Protocol):
+    """Where a draft is tried under load."""
+
+    def in_use(self) -> str:
+        """Name or folder of the draft in use. Raises `ServerFailure`."""
+        ...
+
+    def run(self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None]) -> Verdict | None:
+        """Tries a draft under load. `wait` pauses between two looks and returns False to give up: then the draft before it
+        stays, and the verdict is None. Raises `ServerFailure`."""
+        ...
+
+
+class ServerClient:
+    """The admin routes of a server."""
+
+    def __init__(self, url: str, key: str | None, model: str | None = None, trial_seconds: float = 600.0) -> None:
+        self.url = url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._model, self._trial_seconds = model, trial_seconds
+
+    def samples(self, after: int) -> SampleBatch:
+        content = self._call("GET", "/admin/learning/samples", after=after)
+        try:
+            samples = tuple(
+                LearningSample(**one | {name: tuple(one[name]) for name in ("prompt", "output", "accepted")})
+                for one in content["samples"]
+            )
+            return SampleBatch(content["epoch"], content["last"], samples)
+        except (KeyError, TypeError) as error:
+            raise ServerFailure(f"{self.url} sent samples of another version: {error!r}", False) from None
+
+    def in_use(self) -> str:
+        return str(self._call("GET", "/admin/draft")["draft"])
+
+    def run(self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None]) -> Verdict | None:
+        state = self._start(draft, wait)
+        while state is not None and state["verdict"] == "continue":
+            report(state["reason"])
+            if not wait():
+                self._call("DELETE", "/admin/draft")
+                return None
+            state = self._call("GET", "/admin/draft")
+        if state is None:
+            return None
+        if state["candidate"] != str(draft):
+            return Verdict(False, None, f"another trial replaced it: {state['candidate']}")
+        return Verdict(state["verdict"] == "keep", state["gain"], state["reason"] or state["verdict"])
+
+    def _start(self, draft: Path, wait: Callable[[], bool]) -> dict[str, Any] | None:
+        """Starts the trial, after the end of another one."""
+        while True:
+            try:
+                return self._call("POST", "/admin/draft", {"draft": str(draft), "seconds": self._trial_seconds})
+            except ServerFailure as error:
+                if not error.is_temporary or not wait():
+                    if error.is_temporary:
+                        return None
+                    raise
+
+    def _call(self, method: str, path: str, body: dict[str, Any] | None = None, **query: Any) -> dict[str, Any]:
+        if self._model is not None:
+            query, body = (query, {**body, "model": self._model}) if body else ({**query, "model": self._model}, body)
+        url = f"{self.url}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
+        data = None if body is None else json.dumps(body).encode()
+        headers = self._headers | ({"content-type": "application/json"} if data else {})
+        try:
+            with urllib.request.urlopen(
+                urllib.request.Request(url, data, headers, method=method), timeout=TIMEOUT
+            ) as answer:
+                content: dict[str, Any] = json.load(answer)
+                return content
+        except urllib.error.HTTPError as error:
+            is_temporary = error.code in (CONFLICT, 429) or error.code >= 500
+            raise ServerFailure(f"{method} {url}: {_message(error)}", is_temporary) from None
+        except (OSError, ValueError) as error:
+            raise ServerFailure(f"{method} {url}: {error}", True) from None
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError, OSError):
+        return f"status {error.code}"
