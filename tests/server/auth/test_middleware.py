@@ -1,11 +1,15 @@
-"""Requests of pages from other origins are rejected unless `cors_origins` lists the origin."""
+"""Requests of pages from other origins are rejected unless `cors_origins` lists the origin; large bodies take turns."""
 
+import asyncio
+import json
 from typing import Any
 
 import pytest
 
 from paceline.core.errors import InvalidConfig
-from paceline.server.auth.middleware import parse_origins
+from paceline.server.auth import middleware
+from paceline.server.auth.access import ANONYMOUS
+from paceline.server.auth.middleware import BodyMiddleware, parse_origins
 from tests.server.fakes import served
 
 CHAT = "/v1/chat/completions"
@@ -71,3 +75,30 @@ def test_an_invalid_origin_is_rejected(text: str) -> None:
 def test_a_list_of_origins() -> None:
     assert parse_origins(None) == parse_origins(" , ") == ()
     assert parse_origins("https://A.example:8443 ,http://[::1]:80") == ("https://a.example:8443", "http://[::1]:80")
+
+
+@pytest.mark.parametrize("size", [10, middleware.LARGE + 1])
+def test_other_work_runs_between_two_large_bodies(size: int) -> None:
+    """A small request that arrives beside eight large ones waits for one of them at most."""
+    server, parsed, seen = served(), 0, []
+    body = json.dumps("x" * size).encode()
+
+    async def parse(*_: Any) -> None:
+        nonlocal parsed
+        parsed += 1
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def others() -> None:
+        while parsed < 8:
+            seen.append(parsed)
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        app = BodyMiddleware(parse, 10**7, server.gateway.limits, 10**6, server.gateway.metrics)
+        scopes = [{"type": "http", "headers": [], "state": {"key": ANONYMOUS}} for _ in range(8)]
+        await asyncio.gather(others(), *(app(scope, receive, receive) for scope in scopes))
+
+    asyncio.run(run())
+    assert (sorted(set(seen)) == list(range(8))) is (size > middleware.LARGE)

@@ -21,6 +21,8 @@ REJECTIONS = {401: "unauthorised", 403: "forbidden", 429: "wrong_keys"}
 """Reasons in the metrics, by status."""
 ANY_ORIGIN = "*"
 ORIGIN = re.compile(r"https?://([\w.-]+|\[[0-9a-f:]+\])(:\d+)?")
+LARGE = 65536
+"""Bytes from which a body waits for its turn: checking and parsing it takes milliseconds of the event loop."""
 SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -101,11 +103,13 @@ class BodyMiddleware:
     """Rejects bodies that are too large, have too many values or contain half a surrogate pair.
 
     It takes the body's cost from the key's allowance before any work. A session that runs returns it and takes the exact one.
+    Large bodies are checked and parsed one at a time: other requests run between two of them.
     """
 
     def __init__(self, app: ASGIApp, limit: int, limits: RateLimits, most_values: int, metrics: Metrics) -> None:
         self._app, self._limit, self._limits, self._most_values = app, limit, limits, most_values
         self._metrics = metrics
+        self._turn = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -120,15 +124,22 @@ class BodyMiddleware:
                 return
             if body:
                 scope["state"]["charge"] = self._limits.charge_body(scope["state"]["key"], len(body))
+                await self._wait_turn(body)
                 check_shape(body, self._most_values)
                 _check_characters(body)
-                await asyncio.sleep(0)  # other tasks run before the body is parsed
+                await self._wait_turn(body)
         except ApiError as error:
             if error.status == 429:
                 self._metrics.record_rejection("rate_limited")
             await reject(error, scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
+
+    async def _wait_turn(self, body: bytes) -> None:
+        """For a large body, wait until no other one is worked on. Its turn lasts until the caller waits for something."""
+        if len(body) > LARGE:
+            await self._turn.acquire()
+            asyncio.get_running_loop().call_soon(self._turn.release)
 
     async def _read(self, receive: Receive) -> bytes | None:
         """The whole body; None if the client disconnected before its end."""
