@@ -13,8 +13,9 @@ from torch import Tensor
 from paceline.core.sampling import SamplingParams
 from paceline.kernels.cpu import native
 from paceline.kernels.decoder_layers import DecoderLayers, DecoderShape, LayerWeights, Pass
-from paceline.kernels.layout import AttentionLayout
+from paceline.kernels.layout import PassRows
 from paceline.kernels.packing import PackedWeight
+from paceline.kernels.sampling import log_min_p
 
 MAX_BRANCHES = 8
 """Most children of a node."""
@@ -113,40 +114,36 @@ class EagleHead:
             weights.is_residual_normed,
         )
 
-    def forward(
-        self, states: Tensor | Sequence[Tensor], tokens: Tensor, positions: Tensor, layout: AttentionLayout
-    ) -> Tensor:
+    def forward(self, states: Tensor | Sequence[Tensor], rows: PassRows) -> Tensor:
         """[T, D]: the states of the next slots, from states [T, D], or from those of the target's layers that `fc` joins,
-        [T, D] or wider each."""
-        assert layout.starts.dtype is layout.context_lens.dtype is layout.block_tables.dtype is torch.int32
-        assert layout.block_tables.is_contiguous()
-        self._check(tokens, positions)
+        [T, D] or wider each. The positions are those of the states, the tokens those after them."""
+        for values, limit in zip((rows.tokens, rows.positions), self._limits, strict=True):
+            if min(values) < 0 or max(values) >= limit:  # native code would read beyond a table
+                raise IndexError(f"token ids and positions must be in [0, {limit})")
         if isinstance(states, Tensor):
             hidden, inner, pitch = states.clone(memory_format=torch.contiguous_format), [], 0
         else:
             inner, pitch = list(states), states[0].stride(0)
             assert all(one.stride() == (pitch, 1) and one.dtype is torch.float32 for one in inner)
-            hidden = torch.empty(len(tokens), self._weights.shape.hidden_size)
+            hidden = torch.empty(len(rows.tokens), self._weights.shape.hidden_size)
+        longs = [array("q", values) for values in (rows.tokens, rows.positions, rows.slots, rows.ancestors)]
+        ints = [array("i", values) for values in (rows.starts, rows.context_lens, rows.block_tables)]
+        tokens, positions, slots, ancestors = (values.buffer_info()[0] for values in longs)
+        starts, contexts, tables = (values.buffer_info()[0] for values in ints)
         description = Pass(
-            len(tokens),
-            len(layout.context_lens),
-            layout.block_tables.shape[1],
-            slots=layout.slots.data_ptr(),
-            starts=layout.starts.data_ptr(),
-            context_lens=layout.context_lens.data_ptr(),
-            tables=layout.block_tables.data_ptr(),
-            ancestors=None if layout.ancestors is None else layout.ancestors.data_ptr(),
+            len(rows.tokens),
+            len(rows.context_lens),
+            rows.max_blocks,
+            slots=slots,
+            starts=starts,
+            context_lens=contexts,
+            tables=tables,
+            ancestors=ancestors if rows.ancestors else None,
             hidden=hidden.data_ptr(),
         )
         sources = (c_void_p * len(inner))(*(one.data_ptr() for one in inner))
         _functions().paceline_eagle(
-            ctypes.byref(self._head),
-            ctypes.byref(description),
-            tokens.data_ptr(),
-            positions.data_ptr(),
-            sources,
-            len(inner),
-            pitch,
+            ctypes.byref(self._head), ctypes.byref(description), tokens, positions, sources, len(inner), pitch
         )
         return hidden
 
@@ -186,21 +183,11 @@ class EagleHead:
         firsts = [(i * _MAX_NODES, i * _MAX_NODES + counts[i]) for i in range(count)]
         return [(tokens[first:last].tolist(), parents[first:last].tolist()) for first, last in firsts]
 
-    def _check(self, tokens: Tensor, positions: Tensor) -> None:
-        """Raise IndexError for a value that native code would read beyond a table with."""
-        for values, limit in zip((tokens, positions), self._limits, strict=True):
-            assert values.dtype is torch.int64
-            assert values.is_contiguous()
-            low, high = values.aminmax()
-            if int(low) < 0 or int(high) >= limit:
-                raise IndexError(f"token ids and positions must be in [0, {limit})")
-
 
 def _root(root: TreeRoot, columns: int, max_position: int) -> _Root:
     params = root.sampling
     # The slots of level l have the position `position + l`
     levels = min(root.max_levels, max_position - root.position)
-    floor = torch.tensor(params.min_p).log().item() if params.min_p > 0.0 else -torch.inf
     return _Root(
         min(root.budget, _MAX_NODES),
         levels,
@@ -213,7 +200,7 @@ def _root(root: TreeRoot, columns: int, max_position: int) -> _Root:
         root.stream,
         params.top_p if params.top_p < 1.0 else torch.inf,
         params.temperature or 1.0,
-        floor,
+        log_min_p(params),
     )
 
 

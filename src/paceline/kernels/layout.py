@@ -1,5 +1,6 @@
 """Layout of one forward pass: where its rows are in the paged cache, and what each row attends to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,3 +31,20 @@ class AttentionLayout:
     ancestors: "Tensor | None" = (
         None  # [T] int64 bitmask over the rows of the sequence; -1: all earlier rows; None: all sequences are chains
     )
+
+
+@dataclass(frozen=True, slots=True)
+class PassRows:
+    """The rows of a pass on the host, for native calls that take no tensors. `AttentionLayout` describes the fields."""
+
+    tokens: Sequence[int]
+    positions: Sequence[int]
+    slots: Sequence[int]
+    starts: Sequence[int]
+    context_lens: Sequence[int]
+    block_tables: Sequence[int]
+    """Of all sequences, one after the other, `max_blocks` each."""
+    max_blocks: int
+    ancestors: Sequence[int]
+    """Empty: all sequences are chains."""
+    logit_rows: Sequence[int]

@@ -1,5 +1,7 @@
 """Tokens drawn from rows of logits, and the best tokens of a draft, by one native call."""
 
+import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,9 +42,14 @@ def rank_sampled(
     """(columns, log confidence) [R, count] of the best tokens, best first; -inf: the parameters keep fewer. `is_noisy`: rank by
     score and noise. `ids` [V']: the token of each column; None: the column."""
     assert count <= MAX_RANKED
-    noisy = torch.tensor(is_noisy, dtype=torch.int32)
+    noisy = array("i", is_noisy)
     columns, confidences = torch.empty(len(rows), count, dtype=torch.int64), torch.empty(len(rows), count)
-    outputs = [None if ids is None else ids.data_ptr(), noisy.data_ptr(), columns.data_ptr(), confidences.data_ptr()]
+    outputs = [
+        None if ids is None else ids.data_ptr(),
+        noisy.buffer_info()[0],
+        columns.data_ptr(),
+        confidences.data_ptr(),
+    ]
     _call(logits, rows, [None, *outputs], count)
     return columns, confidences
 
@@ -51,15 +58,18 @@ def _call(logits: Tensor, rows: Sequence[SampledRow], outputs: Sequence[int | No
     loaded, width = native.library(), logits.shape[1]
     assert loaded is not None
     params = [row.params for row in rows]
-    inputs = (
-        logits,
-        torch.tensor([one.temperature for one in params], dtype=torch.float32),
-        torch.tensor([one.min_p for one in params], dtype=torch.float32).log_(),
-        torch.tensor([one.top_p if one.top_p < 1.0 else torch.inf for one in params], dtype=torch.float64),
-        torch.tensor([min(one.top_k or width, width) for one in params]),
-        torch.tensor([row.stream for row in rows], dtype=torch.uint64),
-        torch.tensor([row.position for row in rows]),
+    inputs = (  # arrays: a tensor takes longer to create than its values
+        array("f", [one.temperature for one in params]),
+        array("f", [log_min_p(one) for one in params]),
+        array("d", [one.top_p if one.top_p < 1.0 else math.inf for one in params]),
+        array("q", [min(one.top_k or width, width) for one in params]),
+        array("Q", [row.stream for row in rows]),
+        array("q", [row.position for row in rows]),
     )
-    loaded.for_rows(len(rows)).paceline_sample(
-        *(tensor.data_ptr() for tensor in inputs), *outputs, len(rows), width, count
-    )
+    addresses = (values.buffer_info()[0] for values in inputs)
+    loaded.for_rows(len(rows)).paceline_sample(logits.data_ptr(), *addresses, *outputs, len(rows), width, count)
+
+
+def log_min_p(params: SamplingParams) -> float:
+    """The logarithm of min-p; -inf: off."""
+    return torch.tensor(params.min_p).log().item() if params.min_p > 0.0 else -math.inf

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TypeAlias
 
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig
-from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
-from paceline.kernels.quantized import put, take
+from paceline.kernels.cache_slots import copy_slots
+from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout, PassRows
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.zeroed import zeroed
@@ -45,8 +46,8 @@ class BatchInputs:
     logit_rows: Tensor  # [R] int64
 
 
-def build_inputs(spans: Sequence[Span], device: torch.device) -> BatchInputs:
-    """Inputs of a pass over the rows of all `spans`, in order."""
+def pass_rows(spans: Sequence[Span]) -> PassRows:
+    """The rows of all `spans`, in order."""
     tokens: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
@@ -66,15 +67,34 @@ def build_inputs(spans: Sequence[Span], device: torch.device) -> BatchInputs:
             ancestors.extend([-1] * count if span.ancestors is None else span.ancestors)
     widths = [-(-(span.context_len + len(span.tokens)) // BLOCK_SIZE) for span in spans]
     widest = max(widths)
-    tables = [list(span.blocks[:width]) + [0] * (widest - width) for span, width in zip(spans, widths, strict=True)]
-    layout = AttentionLayout(
-        slots=_tensor(slots, device),
-        starts=_tensor(starts, device, torch.int32),
-        context_lens=_tensor([span.context_len for span in spans], device, torch.int32),
-        block_tables=_tensor(tables, device, torch.int32),
-        ancestors=_tensor(ancestors, device) if is_tree else None,
+    tables: list[int] = []
+    for span, width in zip(spans, widths, strict=True):
+        tables.extend(span.blocks[:width])
+        tables.extend([0] * (widest - width))
+    contexts = [span.context_len for span in spans]
+    return PassRows(tokens, positions, slots, starts, contexts, tables, widest, ancestors, logit_rows)
+
+
+def build_inputs(spans: Sequence[Span], device: torch.device) -> BatchInputs:
+    """Inputs of a pass over the rows of all `spans`, in order."""
+    rows = pass_rows(spans)
+    # One tensor of each type: creating one takes longer than its values
+    longs = (rows.tokens, rows.positions, rows.slots, rows.ancestors, rows.logit_rows)
+    tokens, positions, slots, ancestors, logit_rows = torch.tensor(
+        list(chain(*longs)), dtype=torch.int64, device=device
+    ).split([len(values) for values in longs])
+    ints = (rows.starts, rows.context_lens, rows.block_tables)
+    starts, contexts, tables = torch.tensor(list(chain(*ints)), dtype=torch.int32, device=device).split(
+        [len(values) for values in ints]
     )
-    return BatchInputs(_tensor(tokens, device), _tensor(positions, device), layout, _tensor(logit_rows, device))
+    layout = AttentionLayout(
+        slots=slots,
+        starts=starts,
+        context_lens=contexts,
+        block_tables=tables.view(len(spans), rows.max_blocks),
+        ancestors=ancestors if rows.ancestors else None,
+    )
+    return BatchInputs(tokens, positions, layout, logit_rows)
 
 
 class ModelRunner:
@@ -139,13 +159,8 @@ class ModelRunner:
     @torch.inference_mode()
     def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy cached keys and values between slots, so that the accepted path of a tree becomes contiguous."""
-        if not sources:
-            return
-        source, target = _tensor(sources, self.device), _tensor(targets, self.device)
-        for layer in self.cache:
-            for values in layer:
-                flat = values.view(-1, *values.shape[2:])
-                put(flat, target, take(flat, source))
+        if sources:
+            copy_slots([values for layer in self.cache for values in layer], sources, targets)
 
     def share_cache(self, model: DecoderModel) -> "ModelRunner":
         """A runner of `model`, which consists of the first layers of this model, with the same cache."""
@@ -209,9 +224,3 @@ def around_16s(most: int) -> list[int]:
 
 def _powers_of_two(most: int) -> list[int]:
     return [1 << n for n in range(most.bit_length())]
-
-
-def _tensor(
-    values: Sequence[int] | Sequence[list[int]], device: torch.device, dtype: torch.dtype = torch.int64
-) -> Tensor:
-    return torch.tensor(values, dtype=dtype, device=device)

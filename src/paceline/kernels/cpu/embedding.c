@@ -8,16 +8,13 @@ typedef struct {
     float *out;
 } embedding_job;
 
-static float value(const weight_t *w, int64_t tile, int64_t lane, int64_t blocks, int64_t k) {
-    const int64_t at = (tile * blocks * BLOCK + k) * TILE + lane;
-    if (w->format == CODES4) {
-        uint32_t word = ((const uint32_t *)w->codes)[(tile * blocks * BLOCK + k) / 8 * TILE + lane];
-        return (float)(word >> (8 * (k % 4) + k % 8 / 4 * 4) & 15);
-    }
-    if (w->format == CODES8) return (float)((const int8_t *)w->codes)[((tile * blocks * BLOCK + k) / 4 * TILE + lane) * 4 + k % 4];
-    if (w->format == FLOAT) return ((const float *)w->codes)[at];
-    const uint16_t bits[LANES] = {((const uint16_t *)w->codes)[at]};
-    return (w->format == HALF ? vf_load_f16(bits) : vf_load_bf16(bits))[0];
+/* The value of input k and output `lane`, before scaling; `codes`: of their tile */
+INLINE float value(const int format, const uint8_t *codes, int64_t k, int64_t lane) {
+    if (format == CODES4) return (float)(((const uint32_t *)codes)[k / 8 * TILE + lane] >> (8 * (k % 4) + k % 8 / 4 * 4) & 15);
+    if (format == CODES8) return (float)((const int8_t *)codes)[(k / 4 * TILE + lane) * 4 + k % 4];
+    if (format == FLOAT) return ((const float *)codes)[k * TILE + lane];
+    const uint16_t bits[LANES] = {((const uint16_t *)codes)[k * TILE + lane]};
+    return (format == HALF ? vf_load_f16(bits) : vf_load_bf16(bits))[0];
 }
 
 static float scale(const weight_t *w, const void *scales, int64_t at) {
@@ -25,17 +22,31 @@ static float scale(const weight_t *w, const void *scales, int64_t at) {
     return w->has_half_scales ? vf_load_f16(bits)[0] : ((const float *)scales)[at];
 }
 
+INLINE void gather_row(const int format, const weight_t *w, int64_t id, float *out) {
+    const int64_t tile = id / TILE, lane = id % TILE, blocks = blocks_of(w), groups = blocks * parts_of(w);
+    const uint8_t *codes = w->codes + tile * bytes_of(format, blocks * BLOCK);
+    for (int64_t first = 0; first < w->num_inputs; first += w->group) {
+        const int64_t at = (tile * groups + first / w->group) * TILE + lane;
+        const int64_t end = first + w->group < w->num_inputs ? first + w->group : w->num_inputs;
+        const float by = w->scales ? scale(w, w->scales, at) : 1.0f, plus = w->offsets ? scale(w, w->offsets, at) : 0.0f;
+        for (int64_t k = first; k < end; k++) {
+            float x = value(format, codes, k, lane);
+            if (w->scales) x *= by;
+            if (w->offsets) x += plus;
+            out[k] = x;
+        }
+    }
+}
+
 static void gather(const void *job, int64_t row) {
     const embedding_job *j = job;
-    const weight_t *w = j->w;
-    const int64_t blocks = blocks_of(w), groups = blocks * parts_of(w);
-    const int64_t tile = j->ids[row] / TILE, lane = j->ids[row] % TILE;
-    for (int64_t k = 0; k < w->num_inputs; k++) {
-        const int64_t at = (tile * groups + k / w->group) * TILE + lane;
-        float x = value(w, tile, lane, blocks, k);
-        if (w->scales) x *= scale(w, w->scales, at);
-        if (w->offsets) x += scale(w, w->offsets, at);
-        j->out[row * w->num_inputs + k] = x;
+    float *out = j->out + row * j->w->num_inputs;
+    switch (j->w->format) {
+    case CODES4: gather_row(CODES4, j->w, j->ids[row], out); break;
+    case CODES8: gather_row(CODES8, j->w, j->ids[row], out); break;
+    case HALF: gather_row(HALF, j->w, j->ids[row], out); break;
+    case BFLOAT: gather_row(BFLOAT, j->w, j->ids[row], out); break;
+    default: gather_row(FLOAT, j->w, j->ids[row], out);
     }
 }
 

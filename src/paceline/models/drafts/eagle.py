@@ -21,7 +21,7 @@ from paceline.kernels.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
 from paceline.models.drafts.eagle_native import native_head
 from paceline.models.drafts.eagle_weights import EagleWeights
-from paceline.models.runner import Span, build_inputs, warm_up_sizes
+from paceline.models.runner import Span, build_inputs, pass_rows, warm_up_sizes
 from paceline.models.zeroed import zeroed
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class EagleModel(EagleWeights):
 
     def forward(
         self,
-        states: Tensor | Mapping[int, Tensor],  # [T, D]: this layer's output in the previous slot; or see `fuse`
+        states: Tensor,  # [T, D]: g, or this layer's output in the previous slot
         tokens: Tensor,  # [T] int64: the token after each state
         positions: Tensor,  # [T] int64, of the states
         layout: AttentionLayout,
@@ -50,15 +50,8 @@ class EagleModel(EagleWeights):
         if uses_gpu_kernels(self.device):
             from paceline.models.gpu.eagle import gpu_eagle_forward
 
-            states = states if isinstance(states, Tensor) else self.fuse(states)
             return gpu_eagle_forward(self, states, tokens, positions, layout, cache, plan)
-        native = self.native(cache)
-        if native is not None:
-            layers = self.config.state_layers
-            given = states if isinstance(states, Tensor) else [states[layer] for layer in layers]
-            return native.forward(given, tokens, positions, layout)
         c = self.config
-        states = states if isinstance(states, Tensor) else self.fuse(states)
         cos, sin = self.cos[positions], self.sin[positions]
         embedded = rms_norm(embedding_rows(self.embedding, tokens), self.input_norm, c.rms_eps)
         normed = rms_norm(states, self.hidden_norm, c.rms_eps)
@@ -118,7 +111,13 @@ class EagleRunner:
     def forward(self, spans: Sequence[Span], states: Tensor | Mapping[int, Tensor]) -> Tensor:
         """[T, D] from states [T, D] or from the target's states by layer, in span order. The tokens of a span are those after
         its states."""
+        native = self.model.native(self.cache)
+        if native is not None:
+            layers = self.model.config.state_layers
+            given = states if isinstance(states, Tensor) else [states[layer] for layer in layers]
+            return native.forward(given, pass_rows(spans))
         inputs = build_inputs(spans, self.model.device)
+        states = states if isinstance(states, Tensor) else self.model.fuse(states)
         return self.model.forward(states, inputs.tokens, inputs.positions, inputs.layout, self.cache)
 
     @torch.inference_mode()

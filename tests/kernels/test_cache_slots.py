@@ -1,0 +1,31 @@
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.kernels.cache_slots import copy_slots, copy_slots_reference
+from tests.kernels.cases import needs_native
+
+
+def caches(dtype: torch.dtype) -> list[Tensor]:
+    values = torch.arange(3 * 4 * 16 * 2 * 5).view(3, 4, 16, 2, 5)
+    return [one.clone() for one in (values % 97).to(dtype)]
+
+
+@needs_native
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize(
+    ("sources", "targets"), [([5], [2]), ([1, 2, 3, 63], [0, 1, 2, 3]), ([7, 40], [40, 7]), ([], [])]
+)
+def test_copies_equal_the_reference(dtype: torch.dtype, sources: list[int], targets: list[int]) -> None:
+    native, reference = caches(dtype), caches(dtype)
+    copy_slots(native, sources, targets)
+    if sources:
+        copy_slots_reference(reference, sources, targets)
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(native, reference, strict=True))
+
+
+@needs_native
+@pytest.mark.parametrize("slots", [([64], [0]), ([0], [-1])])
+def test_slots_outside_the_cache_are_refused(slots: tuple[list[int], list[int]]) -> None:
+    with pytest.raises(IndexError):
+        copy_slots(caches(torch.float32), *slots)
