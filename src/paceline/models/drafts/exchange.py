@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import IncompatibleDraft
+from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.linear import DenseWeight
 from paceline.kernels.packing import PackedWeight
 from paceline.kernels.quantized import QuantizedWeight
@@ -52,7 +53,7 @@ def check_exchangeable(current: AnyDraft, other: AnyDraft) -> None:
 
 def exchange(current: AnyDraft, other: AnyDraft) -> None:
     """Give each of two drafts the weights of the other. They have passed `check_exchangeable`."""
-    if any(tensor.is_cuda for tensor in own_tensors(current).values()):
+    if any(uses_gpu_kernels(tensor.device) for tensor in own_tensors(current).values()):
         exchange_in_place(current, other)
     else:
         current.__dict__, other.__dict__ = other.__dict__, current.__dict__
