@@ -355,7 +355,7 @@ def test_stalled_engine_is_suspected() -> None:
 def test_workers_with_other_weights_are_refused_and_continue_no_stream() -> None:
     a, b, other, new = (WorkerThread(name) for name in ("a", "b", "other", "new"))
     for worker, weights in ((a, "1"), (b, "1"), (other, "2"), (new, "2")):
-        worker.worker._weights_id = weights
+        worker.worker._reports = replace(worker.worker._reports, weights_id=weights)
     with pool_of(a, b) as pool:
         assert isinstance(pool._directory, Members)
         pool._directory.known += [other.member, replace(new.member, revision=1)]

@@ -9,31 +9,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from paceline.cluster.health.health import Progress, StallDetector
+from paceline.cluster.health.health import StallDetector
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent
 from paceline.core.request import Request
-from paceline.core.speculation import SpeculationFlags
 from paceline.engine.loop import EngineLoop
-from paceline.models.drafts.compatibility import fingerprint
 from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.handoff.handoffs import Handoffs
 from paceline.runtime.handoff.prefill_service import PrefillService
 from paceline.runtime.kv_events.publisher import KvPublisher
 from paceline.runtime.target_worker.draft_swaps import DraftSwaps
 from paceline.runtime.target_worker.draft_symptoms import DraftSymptoms
+from paceline.runtime.target_worker.flags import WorkerFlags
 from paceline.runtime.target_worker.gateways import WRONG_EPOCH, Gateways
 from paceline.runtime.target_worker.grammar_thread import GrammarThread
 from paceline.runtime.target_worker.jobs import GatewayJobs, Job
 from paceline.runtime.target_worker.kept_streams import KeptStreams
-from paceline.runtime.target_worker.kv_pressure import KvPressure
+from paceline.runtime.target_worker.reports import WorkerReports
 from paceline.runtime.weights.manager import WeightManager
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.gateway_messages import (
     Cancel,
     FromGateway,
-    Heartbeat,
     HeartbeatRequest,
     Prefill,
     Recall,
@@ -43,17 +41,14 @@ from paceline.runtime.wire.gateway_messages import (
     StatusRequest,
     Submit,
     SwapDraft,
-    Welcome,
     WorkerList,
     check_limits,
 )
-from paceline.runtime.wire.messages import VERSION, Goodbye, Hello
+from paceline.runtime.wire.messages import Goodbye, Hello
 from paceline.runtime.wire.transport import Listener, Peer
 
 logger = logging.getLogger(__name__)
 
-PRESSURE_SECONDS = 1.0
-"""Interval of the observations of `KvPressure`."""
 EXPIRY_SECONDS = 1.0
 """Interval at which the tokens of resumable streams are checked for their age."""
 IDLE_WAIT = 0.25
@@ -100,7 +95,6 @@ class TargetWorker:
         engine."""
         self.name = name
         self.epoch = secrets.randbits(62)
-        self._weights_id = weights_id
         self._draft_swaps = draft_swaps
         self._loop = loop
         self._engine = loop.engine
@@ -115,12 +109,12 @@ class TargetWorker:
         if publisher is not None:
             self._engine.listen(publisher.put)
         self._clock = clock or WallClock()
-        assert self._engine.tokenizer is not None
-        self._vocabulary = fingerprint(self._engine.tokenizer).vocabulary
-        self._flags = SpeculationFlags()
-        self._pressure = KvPressure()
+        handed = handoffs or prefill_service
+        self._reports = WorkerReports(
+            name, self.epoch, weights_id, loop.engine, drafts, publisher, weights, handed, draft_swaps
+        )
+        self._flags = WorkerFlags(loop)
         self._draft_symptoms = DraftSymptoms()
-        self._next_pressure = 0.0
         self._stop = threading.Event()
         self._request_numbers = itertools.count()
         self._gateways = Gateways(name, listener, self._clock)
@@ -213,7 +207,7 @@ class TargetWorker:
             return
         self._gateways.start_drain(seconds)
         for peer, gateway in self._gateways.items():
-            self._listener.send(peer, self._heartbeat(0, gateway))
+            self._listener.send(peer, self._reports.heartbeat(0, gateway, is_draining=True))
 
     def _handle(self, peer: Peer, message: FromGateway | MalformedMessage) -> None:
         if isinstance(message, MalformedMessage):  # the listener counts it; it does not keep a gateway alive
@@ -230,11 +224,11 @@ class TargetWorker:
             case HeartbeatRequest():
                 if self._drafts is not None:
                     self._drafts.maintain()
-                self._listener.send(peer, self._heartbeat(message.nonce, gateway))
+                self._listener.send(peer, self._reports.heartbeat(message.nonce, gateway, self._gateways.is_draining))
             case Hello():
-                self._gateways.greet(peer, message, self._welcome)
+                self._gateways.greet(peer, message, self._reports.welcome)
             case SetFlags():
-                self._set_flags(message.flags)
+                self._flags.set(message.flags)
             case WorkerList():
                 if self._drafts is not None:
                     self._drafts.set_workers(message.drafts)
@@ -242,7 +236,7 @@ class TargetWorker:
                     others = [one for one in message.peers if one.name != self.name]
                     self._handoffs.set_workers(message.prefillers, others)
             case StatusRequest():
-                self._listener.send(peer, self._report())
+                self._listener.send(peer, self._status())
             case Prefill():
                 self._prefill(peer, gateway, message)
             case SwapDraft():
@@ -359,48 +353,12 @@ class TargetWorker:
         for attempt in list(gateway.jobs):
             self._cancel(gateway, attempt)
 
-    def _set_flags(self, flags: SpeculationFlags) -> None:
-        try:
-            self._engine.validate_flags(flags)
-            self._flags = flags
-            self._apply_flags()
-        except PacelineError as error:  # the gateway's configuration differs from this worker's
-            logger.warning("the flags are ignored: %s", error)
-
-    def _apply_flags(self) -> None:
-        flags = self._pressure.limit(self._flags)
-        self._loop.call(lambda: self._engine.set_flags(flags))
-
-    def _report(self) -> StatusReport:
+    def _status(self) -> StatusReport:
         snapshot = self._engine.snapshot()
-        now = self._clock.now()
-        if now >= self._next_pressure:
-            self._next_pressure = now + PRESSURE_SECONDS
-            if self._drafts is None:
-                self._draft_symptoms.observe(snapshot)
-            if self._pressure.observe(snapshot, self._engine.num_steps) and self._loop.is_running:
-                self._apply_flags()
-        handed = self._handoffs or self._prefill_service
-        drafts = self._drafts
-        status = replace(
-            snapshot,
-            drafters=() if drafts is None else tuple(drafts.drafters()),
-            symptoms=(
-                *(self._draft_symptoms.active if drafts is None else drafts.symptoms()),
-                *self._pressure.active,
-                *snapshot.audit.symptoms,
-            ),
-            handoffs=None if handed is None else handed.counts(),
-            draft=None if self._draft_swaps is None else self._draft_swaps.status,
-        )
-        return StatusReport(self.epoch, self.name, status)
-
-    def _progress(self) -> Progress:
-        is_loading = (
-            self._weights is not None and self._weights.progress is not None
-        )  # a wait for a layer is not a stall
-        engine = self._engine
-        return Progress(self.epoch, engine.num_steps, engine.has_work and not is_loading, engine.watch.step_seconds)
+        if self._flags.observe(snapshot, self._clock.now()) and self._drafts is None:
+            self._draft_symptoms.observe(snapshot)
+        own = () if self._drafts is not None else tuple(self._draft_symptoms.active)
+        return self._reports.status((*own, *self._flags.symptoms))
 
     def _is_hung(self) -> bool:
         """Whether the current step has taken far longer than predicted."""
@@ -408,44 +366,5 @@ class TargetWorker:
         if self._last_turn is not None and now - self._last_turn > PAUSE_SECONDS:
             self._steps.forgive(now - self._last_turn)
         self._last_turn = now
-        self._steps.observe(self._progress(), now)
+        self._steps.observe(self._reports.progress(), now)
         return self._steps.is_stalled(now)
-
-    def _heartbeat(self, nonce: int, gateway: GatewayJobs) -> Heartbeat:
-        snapshot = self._engine.snapshot()
-        loading = None if self._weights is None else self._weights.progress
-        progress = self._progress()
-        return Heartbeat(
-            nonce=nonce,
-            epoch=self.epoch,
-            steps=progress.steps,
-            is_busy=progress.is_busy,
-            running=snapshot.running,
-            waiting=snapshot.waiting,
-            kv_used=snapshot.kv_used,
-            kv_total=snapshot.kv_total,
-            prompt_tokens=self._engine.scheduler.num_prompt_tokens,
-            loading=loading,
-            step_seconds=progress.step_seconds,
-            attempts=gateway.attempts,
-            is_draining=self._gateways.is_draining,
-        )
-
-    def _welcome(self) -> Welcome:
-        validator = self._engine.validator
-        flags = self._engine.snapshot().flags
-        return Welcome(
-            version=VERSION,
-            epoch=self.epoch,
-            name=self.name,
-            vocabulary=self._vocabulary,
-            vocab_size=validator.limits.vocab_size,
-            max_model_len=validator.limits.max_model_len,
-            max_num_seqs=self._engine.scheduler.max_num_seqs,
-            max_depth=validator.limits.max_depth,
-            methods=sorted(self._engine.speculator.proposers),
-            default_method=flags.method or "",
-            events_port=self._publisher.port if self._publisher else 0,
-            replay_port=self._publisher.replay_port if self._publisher else 0,
-            weights=self._weights_id,
-        )
