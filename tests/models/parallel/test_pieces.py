@@ -72,7 +72,7 @@ def check(path: Path, spec: RankSpec) -> None:
     ranks = [model(path, rank, spec) for rank in range(spec.size)]
     for part in range(1, Parts.of(config).count):
         pieces = part_of(whole, part)
-        shares = [split.share(pieces, rank) for rank in range(spec.size)]
+        shares = split.divide(pieces)
         for share, rank in zip(shares, ranks, strict=True):
             assert_same(share, part_of(rank, part))
         assert_same(split.join(shares), pieces)

@@ -55,6 +55,7 @@ class Exports(StepHook):
 
     def begin(self, request_id: str, plan: HandoffPlan, sink: Sink) -> None:
         """Export a request. Call it before the request is added to the engine."""
+        self._runner.settle()
         self._exports[request_id] = _Export(plan, sink)
 
     def export_cached(self, request_id: str, plan: HandoffPlan, sink: Sink, ids: Sequence[int], salt: str) -> bool:

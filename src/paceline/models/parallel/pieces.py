@@ -21,6 +21,8 @@ from paceline.models.parallel.shards import shard_config
 T = TypeVar("T")
 BIAS = "qkv_bias"
 """Suffix of the vectors that are divided."""
+MATRICES = ("qkv", "gate_up", "output", "down")
+"""Matrices that are divided."""
 
 
 class PieceSplit:
@@ -31,24 +33,27 @@ class PieceSplit:
         self._copies = max(1, spec.size // config.num_kv_heads)
         """Ranks that have the same key-value heads."""
 
-    def share(self, pieces: Mapping[str, Piece], rank: int) -> dict[str, Piece]:
-        """One rank's share of a part of the whole model, on the device of `pieces`. Only rank 0 has the head."""
-        found: dict[str, Piece] = {}
+    def divide(self, pieces: Mapping[str, Piece]) -> list[dict[str, Piece]]:
+        """Every rank's share of a part of the whole model, on the device of `pieces`. Only rank 0 has the head."""
+        shares: list[dict[str, Piece]] = [{} for _ in range(self._spec.size)]
         for name, piece in pieces.items():
-            if isinstance(piece, Tensor):
-                is_divided = name.endswith(BIAS)
-                found[name] = torch.cat([piece[a:b] for a, b in self._qkv(rank)]) if is_divided else piece
-            elif name == "qkv":
-                found[name] = self._prepare(concat([rows(unpack(piece), a, b) for a, b in self._qkv(rank)]))
-            elif name == "gate_up":
-                found[name] = self._prepare(concat([rows(unpack(piece), a, b) for a, b in self._gate_up(rank)]))
-            elif name == "output":
-                found[name] = self._prepare(columns(unpack(piece), *self._qkv(rank)[0]))
-            elif name == "down":
-                found[name] = self._prepare(columns(unpack(piece), *self._gate_up(rank)[0]))
-            elif name != "head" or rank == 0:
-                found[name] = piece
-        return found
+            weight = None if isinstance(piece, Tensor) or name not in MATRICES else unpack(piece)
+            for rank, share in enumerate(shares):
+                if weight is not None:
+                    share[name] = self._prepare(self._divide_matrix(name, weight, rank))
+                elif isinstance(piece, Tensor) and name.endswith(BIAS):
+                    share[name] = torch.cat([piece[start:stop] for start, stop in self._qkv(rank)])
+                elif name != "head" or rank == 0:
+                    share[name] = piece
+        return shares
+
+    def _divide_matrix(self, name: str, weight: Weight, rank: int) -> Weight:
+        if name == "output":
+            return columns(weight, *self._qkv(rank)[0])
+        if name == "down":
+            return columns(weight, *self._gate_up(rank)[0])
+        ranges = self._qkv(rank) if name == "qkv" else self._gate_up(rank)
+        return concat([rows(weight, start, stop) for start, stop in ranges])
 
     def join(self, shares: Sequence[Mapping[str, Piece]]) -> dict[str, Piece]:
         """A part of the whole model from the shares of all ranks, in host memory. Pieces that are not divided may be missing in
@@ -60,7 +65,7 @@ class PieceSplit:
                 divided = [self._divide(one) for one in biases if isinstance(one, Tensor)]
                 found[name] = torch.cat(self._in_order(divided)) if divided else piece.cpu()
                 continue
-            if name not in ("qkv", "gate_up", "output", "down"):
+            if name not in MATRICES:
                 found[name] = on_host(piece)
                 continue
             weights = [unpack(on_host(_matrix(one[name]))) for one in shares]

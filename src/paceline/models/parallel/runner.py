@@ -88,7 +88,9 @@ class ParallelRunner(ModelRunner):
         return [self._caches[i : i + copies] for i in range(0, self._ranks.size, copies)]
 
     def settle(self) -> None:
-        """A pass ends with sums over all ranks, so that no rank uses its cache after it. Only `move` may be late."""
+        """A pass ends with sums over all ranks, so that no rank uses its cache after it. Only `move` may be late. The first
+        call maps the caches, which is impossible during a pass."""
+        _ = self._caches
         if self._has_moved:
             self._ranks.settle()
             self._has_moved = False

@@ -27,7 +27,7 @@ from paceline.models.loading.weight_manifest import (
 )
 from paceline.models.loading.weight_parts import Parts, Piece, part_of, tokenizer_from_tensor
 from paceline.models.parallel.commands import RankSpec
-from paceline.models.parallel.pieces import BIAS, PieceSplit, can_join
+from paceline.models.parallel.pieces import BIAS, MATRICES, PieceSplit, can_join
 from paceline.models.parallel.ranks import Ranks, all_reduce
 from paceline.models.parallel.shards import Shard, check_split, shard_config
 
@@ -49,10 +49,11 @@ class RankWeights(StreamedWeights):
             with self._sending:
                 if self.has(part):
                     return
-                for rank, connection in enumerate(self._ranks.weights, 1):
+                own, *others = self._split.divide(pieces)
+                for connection, share in zip(self._ranks.weights, others, strict=True):
                     connection.send(part)
-                    send_pieces(connection, self._split.share(pieces, rank))
-                super().put(part, to_device(self._split.share(pieces, 0), self._ranks.spec.device_of(0)))
+                    send_pieces(connection, share)
+                super().put(part, to_device(own, self._ranks.spec.device_of(0)))
         except OSError as error:
             self.fail(RankLost(f"a rank ended while it loaded its weights: {error!r}; restart the engine"))
         except Exception as error:  # a pass that waits for the part must end
@@ -171,4 +172,4 @@ def to_device(pieces: Mapping[str, Piece], device: torch.device) -> dict[str, Pi
 
 
 def _is_divided(name: str, piece: Piece) -> bool:
-    return name.endswith(BIAS) if isinstance(piece, Tensor) else name in ("qkv", "gate_up", "output", "down")
+    return name.endswith(BIAS) if isinstance(piece, Tensor) else name in MATRICES
