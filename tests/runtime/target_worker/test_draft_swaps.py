@@ -11,7 +11,17 @@ from paceline.engine.loop import EngineLoop
 from paceline.models.drafts.exchange import AnyDraft
 from paceline.runtime.target_worker.draft_swaps import DraftSwaps
 from paceline.runtime.target_worker.draft_switchback import DraftSwitchback
-from paceline.runtime.wire.gateway_messages import SwapDraft
+from paceline.runtime.target_worker.worker import TargetWorker
+from paceline.runtime.wire.gateway_messages import (
+    TO_GATEWAY,
+    TO_TARGET_WORKER,
+    StatusReport,
+    StatusRequest,
+    SwapDraft,
+)
+from paceline.runtime.wire.messages import VERSION, Hello
+from paceline.runtime.wire.transport import Connection, Listener
+from tests.engine.harness import engine_of
 from tests.fakes import StepClock, draft_model, request, tiny_engine, tiny_model
 from tests.heads import tiny_eagle
 
@@ -143,3 +153,33 @@ def test_a_trial_without_traffic_ends_with_its_time(make: Callable[..., Worker])
     while worker.swap.verdict == "continue":
         worker.loop.run(lambda: None)
     assert "only 0 periods" in worker.swap.reason
+
+
+def test_a_gateway_starts_and_follows_a_swap_over_the_wire() -> None:
+    hook = DraftSwitchback(StepClock(), seed=0)
+    tokenizer = engine_of(tokenizer=True).tokenizer
+    loop = EngineLoop(tiny_engine(TARGET, draft_model(tiny_model(seed=5)), hooks=(hook,), tokenizer=tokenizer))
+    swaps = DraftSwaps(hook, loop, "old", lambda name: tiny_eagle(TARGET))
+    listener = Listener("tcp://127.0.0.1:0", TO_TARGET_WORKER)
+    worker = TargetWorker("a", loop, listener, draft_swaps=swaps)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    connection = Connection(worker.address, TO_GATEWAY)
+    try:
+        connection.send(Hello(VERSION, 1, None))
+        connection.send(SwapDraft(9, "head"))
+        while True:
+            connection.send(StatusRequest())
+            while not isinstance(message := connection.receive(60), StatusReport):
+                assert message is not None
+            draft = message.status.draft
+            assert draft is not None
+            assert draft.draft == "old"
+            if draft.swap is not None and draft.swap.verdict != "continue":
+                break
+        assert (draft.swap.number, draft.swap.verdict) == (9, "roll back")
+        assert "an EAGLE head" in draft.swap.reason
+    finally:
+        connection.close()
+        worker.stop()
+        thread.join(60)
