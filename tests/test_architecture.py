@@ -96,6 +96,7 @@ class Import:
 
 
 @cache
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 
@@ -104,14 +105,20 @@ def sources(folder: Path = SOURCE) -> list[Path]:
     return sorted(folder.rglob("*.py"))
 
 
-def imports(package: str) -> Iterator[Import]:
-    for path in sources(SOURCE / package):
-        yield from _imports(tree_of(path), package, path)
+@cache
+def imports(package: str) -> tuple[Import, ...]:
+    return tuple(
+        found
+        for path in sources(SOURCE / package)
+        for found in _imports(tree_of(path), package, str(path.relative_to(SOURCE)))
+    )
 
 
-def _imports(node: ast.AST, package: str, path: Path, deferred: bool = False, inside: bool = False) -> Iterator[Import]:
+def _imports(node: ast.AST, package: str, path: str, deferred: bool = False, inside: bool = False) -> Iterator[Import]:
     for child in ast.iter_child_nodes(node):
-        where = f"{path.relative_to(SOURCE)}:{getattr(child, 'lineno', 0)}"
+        if isinstance(child, ast.expr):  # contains no import
+            continue
+        where = f"{path}:{getattr(child, 'lineno', 0)}"
         if isinstance(child, ast.Import):
             yield from (Import(package, where, alias.name, deferred, inside) for alias in child.names)
         elif isinstance(child, ast.ImportFrom):
@@ -126,7 +133,7 @@ def _imports(node: ast.AST, package: str, path: Path, deferred: bool = False, in
             yield from _imports(ast.Module(child.body, []), package, path, True, inside)
             yield from _imports(ast.Module(child.orelse, []), package, path, deferred, inside)
         else:
-            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            is_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
             yield from _imports(child, package, path, deferred or is_function, inside or is_function)
 
 
@@ -163,7 +170,7 @@ def test_the_parser_finds_imports_of_every_kind() -> None:
         "import a\nif TYPE_CHECKING:\n  import b\nelse:\n  import c\ntry:\n  import d\nexcept E:\n  pass\n"
         "def f():\n  import e\nclass C:\n  import g\n  def m(self):\n    from h import x\n"
     )
-    seen = {one.module: (one.deferred, one.in_function) for one in _imports(tree, "core", SOURCE / "x.py")}
+    seen = {one.module: (one.deferred, one.in_function) for one in _imports(tree, "core", "x.py")}
     plain, typing_only, inside = (False, False), (True, False), (True, True)
     assert seen == {"a": plain, "b": typing_only, "c": plain, "d": plain, "e": inside, "g": plain, "h": inside}
 
