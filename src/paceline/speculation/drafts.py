@@ -125,11 +125,14 @@ class DraftBatch:
     def trees(cls, trees: Iterable[tuple[int, DraftTree]], cost: DraftCost = NO_COST) -> "DraftBatch":
         """A one-hot batch from (sequence id, tree) pairs; empty trees are left out."""
         pairs = [(sequence_id, tree) for sequence_id, tree in trees if len(tree)]
+        tokens = [token for _, tree in pairs for token in tree.tokens]
+        parents = [parent for _, tree in pairs for parent in tree.parents]
+        nodes = torch.tensor([*tokens, *parents], dtype=torch.int64)
         return cls(
             tuple(sequence_id for sequence_id, _ in pairs),
             tuple(len(tree) for _, tree in pairs),
-            torch.tensor([token for _, tree in pairs for token in tree.tokens], dtype=torch.int64),
-            torch.tensor([parent for _, tree in pairs for parent in tree.parents], dtype=torch.int64),
+            nodes[: len(tokens)],
+            nodes[len(tokens) :],
             cost=cost,
         )
 

@@ -37,9 +37,8 @@ def committed_hidden(
             owners.append((sequence.id, sequence.method, sequence.num_computed, slice(begin, len(rows))))
         first += item.num_tokens + (len(draft) if draft else 0)
     layers = {layer for wants in wanted.values() for layer in wants.layers}
-    index = torch.tensor(rows, dtype=torch.int64)
-    inner = {layer: _take(output.inner[layer], index) for layer in layers}
-    last = None if output.last_hidden is None else _take(output.last_hidden, index)
+    inner = {layer: _take(output.inner[layer], rows) for layer in layers}
+    last = None if output.last_hidden is None else _take(output.last_hidden, rows)
     return {
         sequence_id: Hidden(
             start,
@@ -50,6 +49,8 @@ def committed_hidden(
     }
 
 
-def _take(states: Tensor, index: Tensor) -> Tensor:
-    # A copy in any case: a pass may reuse the memory of its outputs.
-    return states[index.to(states.device)]
+def _take(states: Tensor, rows: list[int]) -> Tensor:
+    """states[rows]: a copy on a GPU, where a pass may reuse the memory of its outputs."""
+    if states.is_cpu and rows and rows[-1] - rows[0] == len(rows) - 1:  # they increase
+        return states[rows[0] : rows[-1] + 1]
+    return states[torch.tensor(rows, dtype=torch.int64, device=states.device)]

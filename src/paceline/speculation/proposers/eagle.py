@@ -267,7 +267,8 @@ class EagleProposer:
         for update in updates:
             self._advance_sequence(update)
         done = [i for i, update in enumerate(updates) if update.sequence.is_current]
-        return [updates[i].sequence for i in done], states[[last_rows[i] for i in done]]
+        newest = [states[last_rows[i] : last_rows[i] + 1] for i in done]
+        return [updates[i].sequence for i in done], _joined(newest) if done else states[:0]
 
     def _forward(self, spans: Sequence[Span], inner: Mapping[int, Tensor]) -> Tensor:
         """A pass over committed tokens. More of them than one round commits are a draft prefill."""
