@@ -27,6 +27,8 @@ from safetensors.torch import load_file, save_file
 from paceline.models.loading.hub import find_model
 
 KEY = "benchmark-key"
+NEVER = 1 << 30
+"""Lossy windows that open a circuit breaker, if none should."""
 PROMPTS = (
     "The capital of France is",
     "def fibonacci(n):\n",
@@ -60,7 +62,15 @@ def worsened(draft: str, folder: Path, noise: float) -> str:
 def cluster(draft: str, folder: Path, depth: int | None) -> dict[str, Any]:
     """A target and a draft worker as processes of this machine."""
     limits = {"max_num_seqs": 16, "max_model_len": 1024, "kv_tokens": 8192}
-    speculation = {} if depth is None else {"depth": "fixed", "max_depth": depth}
+    speculation = (
+        {}
+        if depth is None
+        else {
+            "depth": "fixed",
+            "max_depth": depth,
+            "breaker_rounds": NEVER,
+        }
+    )
     target = {"name": "target", "role": "target", "model": "smollm2", "devices": ["cpu"], "limits": limits}
     pool = {"name": "draft", "role": "draft", "model": draft, "placement": {"with": "target"}, "limits": limits}
     pools = [{**target, "speculation": speculation}, pool]
@@ -81,6 +91,7 @@ class Server:
             options = ["--config", str(self._file)]
         elif arguments.depth is not None:
             options += ["--speculation-depth", "fixed", "--speculation-max-depth", str(arguments.depth)]
+            options += ["--speculation-breaker-rounds", str(NEVER)]
         command = [sys.executable, "-m", "paceline", "serve", "--port", str(port), *options]
         self._process = subprocess.Popen(command, env={**os.environ, "PACELINE_ADMIN_KEY": KEY})
         while True:
@@ -185,7 +196,7 @@ def main() -> None:
     parser.add_argument("--period", type=float, default=4.0)
     parser.add_argument("--warm-up", type=float, default=10.0, help="seconds of load before the swap")
     parser.add_argument("--only", choices=["better", "worse"], help="one of both swaps")
-    parser.add_argument("--depth", type=int, help="fixed depth; without it the rule `goodput` decides")
+    parser.add_argument("--depth", type=int, help="fixed depth without a circuit breaker; the rule `goodput` otherwise")
     parser.add_argument("--pool", action="store_true", help="swap in a draft pool instead of the engine")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

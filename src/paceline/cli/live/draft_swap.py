@@ -57,7 +57,7 @@ def swap(
     if server:
         _swap_in_server(ServerDraft(server, api_key, model), names[0], seconds, period)
     else:
-        _swap_in_pool(*names, config=config, seconds=seconds, wait=wait, ray=ray)
+        _swap_in_pool(names[0], names[1], config, seconds, wait, ray)
 
 
 def _swap_in_server(server: ServerDraft, folder: str, seconds: float, period: float) -> None:
