@@ -37,10 +37,16 @@ class Fingerprint:
 
 
 @lru_cache(maxsize=4)
+def vocabulary_checksum(tokenizer: Tokenizer) -> str:
+    """`Fingerprint.vocabulary`, without the time for the other parts."""
+    return _sha256(_by_id(tokenizer))
+
+
+@lru_cache(maxsize=4)
 def fingerprint(tokenizer: Tokenizer) -> Fingerprint:
     """Computed once for each tokenizer: it reads the whole vocabulary."""
     return Fingerprint(
-        vocabulary=_sha256(_by_id(tokenizer)),
+        vocabulary=vocabulary_checksum(tokenizer),
         merges=_sha256(_merges(tokenizer)),
         special_tokens=_sha256(_special(tokenizer)),
         stop_tokens=_sha256(sorted(tokenizer.eos_ids)),

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from paceline.core.errors import IncompatibleDraft, UnsupportedModel
 from paceline.models.architectures.config import ModelConfig
-from paceline.models.drafts.compatibility import fingerprint
+from paceline.models.drafts.compatibility import vocabulary_checksum
 from paceline.models.loading.checkpoint import Weights
 from paceline.models.loading.safetensors_folder import FolderWeights
 from paceline.models.metadata import Metadata, read_json
@@ -71,7 +71,7 @@ class DraftFolder:
         checksum = self.fields.section("target").raw("vocabulary")
         if checksum is None or tokenizer is None:
             return
-        target_checksum = fingerprint(tokenizer).vocabulary
+        target_checksum = vocabulary_checksum(tokenizer)
         if checksum != target_checksum:
             raise IncompatibleDraft(
                 f"{self.name} was trained for {self.target_name}, whose vocabulary differs from this "
