@@ -24,7 +24,7 @@ from paceline.train.plan import Kind, TrainPlan
 from paceline.train.progress import Progress, Stopped, StopRequest
 from paceline.train.run import CHECKPOINT, make_draft, pick_device
 from paceline.train.saved_draft import load_draft, save_draft
-from paceline.train.trainer import Trainer
+from paceline.train.trainer import CurvePoint, Trainer
 
 SOURCE = "samples of live traffic"
 WARMUP_SHARE = 0.2
@@ -112,6 +112,7 @@ class DraftTraining:
         trainer.draft = load_draft(out).draft.to(self._target.device)  # as saved: bfloat16, scales folded in
         with stop.interruptible():
             after = trainer.evaluate(trainer.held_out)
+        trainer.curve = [_point(0, 0.0, before), _point(trainer.tokens, trainer.seconds, after)]
         text_plan = TextPlan(self._target.name, self._identity["vocabulary"], plan.length, (SOURCE,), plan.seed)
         text = TextFile(text_plan, trainer.text, trainer.held_out, 0, 0.0)
         kinds = categories(held_out, plan.length, self._target.config.vocab_size)
@@ -163,6 +164,11 @@ class DraftTraining:
     def _show(self, steps: int, step: int, loss: float) -> None:
         self._progress.show(step / steps, f"step {step} of {steps}, loss {loss:.3f}")
         self._pacer()
+
+
+def _point(tokens: int, seconds: float, found: Evaluation) -> CurvePoint:
+    chain, tree = found.chain_overall, found.tree_overall
+    return CurvePoint(tokens, round(seconds, 1), chain.alphas, chain.tokens_per_round, tree.tokens_per_round)
 
 
 def _grouped(evaluation: Evaluation, kinds: Sequence[str]) -> Evaluation:

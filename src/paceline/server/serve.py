@@ -3,6 +3,7 @@
 import errno
 import logging
 import os
+import secrets
 import signal
 import socket
 import ssl
@@ -11,9 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.core.machine import freeze_loaded_objects
@@ -24,6 +25,7 @@ from paceline.server.auth.audit_log import AuditLog
 from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import GatewayConfig, ServerConfig
 from paceline.server.config.flags import FlagStore
+from paceline.server.learning.learner_process import learner_beside, learner_plan
 from paceline.server.logs import configure_logging
 
 if TYPE_CHECKING:
@@ -87,8 +89,12 @@ def serve(
     config = served.server if isinstance(served, GatewayConfig) else served
     configure_logging(config.log_level, with_texts=config.log_requests == "text")
     # Reports errors in these settings before the model is loaded
-    access = Access.from_config(config, time.monotonic)
+    admin_key = config.admin_key
+    if config.learning.folder is not None and admin_key is None:
+        admin_key = secrets.token_urlsafe(32)  # known to the learner only
+    access = Access.from_config(replace(config, admin_key=admin_key), time.monotonic)
     tls = TlsFiles.from_paths(config.tls_cert, config.tls_key)
+    plan = None if admin_key is None else _learner_plan(served, admin_key)
     with (
         _exit_on_sigterm(),
         _listen(config.host, config.port) as listener,
@@ -115,6 +121,8 @@ def serve(
         parse_hosts(config.allowed_hosts)
         limits = ConnectionLimits(config.max_connections, config.max_connections_per_address)
         with _open_tracing(config) as tracing, _open_audit_log(config) as log, ExitStack() as stack:
+            url = _url(config.host, listener.getsockname()[1], tls is not None)
+            learner = stack.enter_context(learner_beside(None if plan is None else plan | {"server": url}))
             strict = [_strict_mode(log, connection.config) for connection in connections]
             targets = [stack.enter_context(connection.connect()) for connection in connections]
             flags = FlagStore(config.flags_file, lambda flags: _validate_flags(targets, flags))
@@ -140,12 +148,32 @@ def serve(
                 ssl_certfile=None if tls is None else tls.certificate,
                 ssl_keyfile=None if tls is None else tls.key,
             )
-            url = _url(config.host, listener.getsockname()[1], tls is not None)
             ready = Ready(url, ", ".join(gateway.model for gateway in models), config.api_keys is not None)
-            server = DrainingServer(settings, models, lambda: on_ready(ready))
+
+            def start() -> None:
+                if learner is not None:
+                    learner.start()
+                on_ready(ready)
+
+            server = DrainingServer(settings, models, start)
             freeze_loaded_objects()
             server.run([listener])
             return 0 if server.all_finished else 1
+
+
+def _learner_plan(served: ServerConfig | GatewayConfig, key: str) -> dict[str, Any] | None:
+    """The plan of the learner beside this server, without its URL; None: it has none. Raises `InvalidConfig`."""
+    config, name = (served, None) if isinstance(served, ServerConfig) else (served.models()[0][0], None)
+    if isinstance(served, GatewayConfig) and len(served.cluster.models) > 1:
+        name = config.model_name
+    if config.learning.folder is None:
+        return None
+    if config.tls_cert is not None:
+        raise InvalidConfig(
+            "learning.folder starts a learner that calls this server by its address, which its certificate does not name: set "
+            "`learning: true` and start `paceline learn` with the server's name"
+        )
+    return learner_plan(config, "", key, name)
 
 
 @contextmanager

@@ -91,7 +91,11 @@ def evaluate(
         ids, answer = text.ids[start : start + rows], text.answer[start : start + rows]
         # Tokens after the last answer are not needed; rows without an answer have the length of a round.
         used = max([depth + 2, *(1 + answer.any(0).nonzero()[:, 0]).tolist()])
-        found = round_ranks(token_ranks(draft, target, head, vocabulary, ids[:, :used], depth), draft, depth)
+        needed = answer[:, :used].clone()
+        for later in range(1, depth + 1):  # a round may reach over the end of an answer
+            needed[:, later:] |= answer[:, : used - later]
+        found = token_ranks(draft, target, head, vocabulary, ids[:, :used], depth, needed)
+        found = round_ranks(found, draft, depth)
         parts.append(F.pad(found, (0, ids.shape[1] - found.shape[2]), value=NO_RANK))
     ranks = torch.cat(parts, 1)  # [U, N, S]
     draft.train(was_training)
@@ -109,9 +113,16 @@ def evaluate(
 
 @torch.no_grad()
 def token_ranks(
-    draft: Draft, target: Target, head: Tensor, vocabulary: DraftVocabulary, ids: Tensor, depth: int
+    draft: Draft,
+    target: Target,
+    head: Tensor,
+    vocabulary: DraftVocabulary,
+    ids: Tensor,
+    depth: int,
+    needed: Tensor | None = None,
 ) -> Tensor:
-    """[U, B, S]: the rank of token j+1 in the prediction of row j at depth u; 0 is the best."""
+    """[U, B, S]: the rank of token j+1 in the prediction of row j at depth u; 0 is the best. `needed` [B, S] selects tokens;
+    the others have NO_RANK."""
     device = target.device
     ids = ids.to(device).long()
     states = target.states(ids, draft.state_layers)
@@ -119,17 +130,22 @@ def token_ranks(
         predictions = draft.predict(target, states, depth)
     ranks = torch.full(predictions.hidden.shape[:3], NO_RANK, dtype=torch.int64, device=device)
     following = ids[:, 1:]
-    known, wanted = vocabulary.contains(following).flatten(), vocabulary.to_draft(following).flatten()
+    known, all_wanted = vocabulary.contains(following).flatten(), vocabulary.to_draft(following).flatten()
+    if needed is not None:
+        known = known & needed[:, 1:].to(device).flatten()
+    chosen = known.nonzero()[:, 0]
+    wanted = all_wanted[chosen]
     rows = max(1, CHUNK_ELEMENTS // len(head))
     for u, first in enumerate(predictions.first):
-        hidden = predictions.hidden[u, :, :-1].flatten(0, 1).to(head.dtype)
+        hidden = predictions.hidden[u, :, :-1].flatten(0, 1)[chosen].to(head.dtype)
         found = torch.empty_like(wanted)
         for start in range(0, len(hidden), rows):
             part = slice(start, start + rows)
             logits = (hidden[part] @ head.T).float()
             found[part] = (logits > logits.gather(1, wanted[part, None])).sum(1)
-        found = found.masked_fill(~known, NO_RANK).view(following.shape)
-        ranks[u, :, first:-1] = found[:, first:]
+        placed = torch.full_like(all_wanted, NO_RANK)
+        placed[chosen] = found
+        ranks[u, :, first:-1] = placed.view(following.shape)[:, first:]
     return ranks.cpu()
 
 

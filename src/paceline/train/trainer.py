@@ -81,14 +81,15 @@ class Trainer:
         compiled: bool = False,
         is_fresh: bool = True,
     ) -> None:
-        """`is_fresh`: the draft is untrained, so the first batch sets its scales."""
+        """`is_fresh`: the draft is untrained, so the first batch sets its scales. `points`: most evaluations during the training;
+        0: none at its end either."""
         if not len(text):
             raise InvalidConfig("there is no text to train on: give --text-tokens or --text-minutes")
         self.draft, self.target, self.vocabulary = draft.to(target.device), target, vocabulary
         self.text, self.held_out, self.schedule, self.rows, self.seed = text, held_out, schedule, rows, seed
         self.step, self.tokens, self.curve = 0, 0, list[CurvePoint]()
         self._checkpoint, self._clock, self._points, self._compiled = checkpoint, clock, points, compiled
-        self._is_fresh = is_fresh
+        self._is_fresh, self._is_evaluated = is_fresh, points > 0
         self._states = StateCache(target, text.ids.to(target.device), draft.state_layers)
         self._head = vocabulary.head(target.head)
         self._optimizer = DraftOptimizer(draft)
@@ -124,7 +125,7 @@ class Trainer:
                 self.save(self._earlier_seconds + self._clock.now() - started)
                 saved = self._clock.now()
         self._earlier_seconds += self._clock.now() - started
-        if self.is_done:
+        if self.is_done and self._is_evaluated:
             with suppress(Stopped), stop.interruptible():
                 self._evaluate(self._earlier_seconds)
         self.save(self._earlier_seconds)

@@ -262,9 +262,12 @@ def test_learning_is_a_switch_or_a_section(tmp_path: Path) -> None:
     assert load_config(write(tmp_path, "learning: true\n")).learning.enabled
     section = load_config(write(tmp_path, "learning:\n  enabled: true\n  max_samples: 7\n")).learning
     assert (section.is_collecting, section.max_samples) == (True, 7)
+    section = load_config(write(tmp_path, "learning:\n  folder: versions\n  draft: smollm2-eagle\n")).learning
+    assert (section.is_collecting, section.draft) == (True, "smollm2-eagle")
     assert load_config(environ={"PACELINE_LEARNING_ENABLED": "true"}).learning.enabled
     assert "learning.enabled" in load_error(write(tmp_path, "learning: 5\n"))
     assert "learning.max_samples" in load_error(write(tmp_path, "learning:\n  max_samples: 0\n"))
+    assert "learning.share" in load_error(write(tmp_path, "learning:\n  share: 2\n"))
 
 
 # --- documentation

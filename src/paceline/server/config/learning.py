@@ -1,4 +1,4 @@
-"""Settings of `paceline learn`: what the gateway collects."""
+"""Settings of `paceline learn`: what the gateway collects, and the learner that the server starts."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,22 @@ class LearningConfig:
     """Streams in memory; the oldest ones leave first."""
     max_tokens: int = 1_000_000
     """Tokens of those streams in memory."""
+    folder: str | None = None
+    """Folder of the learned versions. If set, the server collects and starts a learner beside it; none: start
+    `paceline learn` yourself."""
+    draft: str | None = None
+    """Draft that the learner starts with, a name or a folder; none: the server's `draft`."""
+    device: str = "cpu"
+    """Device of the learner: cpu, cuda, or auto. It needs the target's weights there."""
+    share: float = 0.25
+    """Share of its time in which the learner computes; the rest is left to the server."""
 
     def __post_init__(self) -> None:
         if self.max_samples < 1 or self.max_tokens < 1:
             raise InvalidConfig("learning.max_samples and learning.max_tokens must be at least 1")
+        if not 0.0 < self.share <= 1.0:
+            raise InvalidConfig(f"learning.share must be over 0 and at most 1, got {self.share}")
 
     @property
     def is_collecting(self) -> bool:
-        return self.enabled
+        return self.enabled or self.folder is not None
