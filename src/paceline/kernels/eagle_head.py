@@ -1,5 +1,5 @@
 """An EAGLE head as native calls: one for a pass over rows, one for the trees of a batch. The interpreter and small operations
-took as long as the products of a level."""
+cost as much as the products of a level."""
 
 import ctypes
 from array import array

@@ -1,0 +1,108 @@
+"""Speculation with an EAGLE head on this CPU by the size of the tree, beside what `goodput` chooses.
+
+    python benchmarks/cpu_speculation.py [--tokens 96] [--repeats 2] [--sizes 2 3 4 5 6 7 8] [--sampled]
+
+One stream and one thread, pinned to a core. Times are CPU times of the process, also those that `goodput` decides by: they
+leave out what other programs take of a shared machine, but not their use of its caches and memory. One prompt of each category
+of spec_bench_dev.jsonl; contenders take turns. The text is the same with every tree.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from paceline import LLM, SamplingParams
+from paceline.core.clock import WallClock
+from paceline.core.machine import cpu_name
+from paceline.kernels.cpu import native
+from paceline.kernels.eagle_head import EagleHead
+from paceline.models.runner import ModelRunner
+
+RULES = ("fixed", "goodput")
+
+
+def record(owner: type, name: str, key: str, seconds: dict[str, list[float]]) -> None:
+    """Record the CPU time of every call of a method."""
+    method = getattr(owner, name)
+
+    def timed(*arguments: Any, **options: Any) -> Any:
+        before = time.process_time()
+        result = method(*arguments, **options)
+        seconds[key].append(time.process_time() - before)
+        return result
+
+    setattr(owner, name, timed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=Path, default=Path("../shared/data/spec_bench_dev.jsonl"))
+    parser.add_argument("--draft", default="smollm2-eagle")
+    parser.add_argument("--tokens", type=int, default=96)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[2, 3, 4, 5, 6, 7, 8])
+    parser.add_argument("--sampled", action="store_true", help="the sampling that the model recommends, with a seed")
+    options = parser.parse_args()
+    os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+    WallClock.now = staticmethod(time.process_time)  # type: ignore[method-assign,assignment]  # see above
+    seconds: dict[str, list[float]] = defaultdict(list)
+    record(ModelRunner, "forward", "pass", seconds)
+    record(EagleHead, "forward", "update", seconds)
+    record(EagleHead, "grow", "tree", seconds)
+    limits: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "max_model_len": 2048, "kv_tokens": 4096}
+    engines = {
+        rule: LLM("smollm2", draft=options.draft, speculation={"depth": rule, "max_depth": 8}, **limits)
+        for rule in RULES
+    }
+    native.set_num_threads(1)
+    choice = {"temperature": 0.2, "top_p": 0.9, "seed": 1} if options.sampled else {"temperature": 0.0}
+    sampling = SamplingParams(max_tokens=options.tokens, ignore_eos=True, **choice)  # type: ignore[arg-type]
+    prompts: dict[str, str] = {}
+    for line in options.prompts.read_text().splitlines():
+        question = json.loads(line)
+        if len(question["turns"][0]) < 1200:
+            prompts.setdefault(question["category"], question["turns"][0])
+    contenders = [("fixed", 0), *(("fixed", size) for size in options.sizes), ("goodput", 8)]
+    best: dict[tuple[str, int, str], float] = {}
+    texts: dict[str, object] = {}
+    shares: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0] * 5)
+    for turn in range(options.repeats + 1):  # the first is a warm-up
+        for category, text in prompts.items():
+            for rule, size in contenders:
+                seconds.clear()
+                speculation = {"enabled": size > 0, "max_depth": size}
+                before = time.process_time()
+                answer = engines[rule].chat([{"role": "user", "content": text}], sampling, speculation=speculation)
+                took = time.process_time() - before
+                assert texts.setdefault(category, answer.text) == answer.text, "speculation changed the text"
+                if turn:
+                    key = (rule, size, category)
+                    best[key] = min(best.get(key, took), took)
+                    passes, updates = seconds["pass"][1:], seconds["update"][1:]  # without the prompt
+                    rest = took - sum(sum(values) for values in seconds.values())
+                    sums = (len(passes), sum(passes), sum(updates), sum(seconds["tree"]), rest)
+                    shares[rule, size] = [a + b for a, b in zip(shares[rule, size], sums, strict=True)]
+    for engine in engines.values():
+        engine.close()
+    print(f"{cpu_name()}, one core; {len(prompts)} prompts, {options.tokens} tokens each, prefill included")
+    print(f"{'':12} {'tokens/s':>8} {'/ plain':>7}  ms of a step: pass, update, tree, rest; then / plain by category")
+    plain = [best["fixed", 0, category] for category in prompts]
+    for rule, size in contenders:
+        times = [best[rule, size, category] for category in prompts]
+        steps, *parts = shares[rule, size]
+        name = "plain" if size == 0 else "goodput" if rule == "goodput" else f"tree of {size}"
+        print(
+            f"{name:12} {len(prompts) * options.tokens / sum(times):8.1f} {sum(plain) / sum(times):7.2f} ",
+            " ".join(f"{1e3 * part / steps:5.2f}" for part in parts),
+            " ",
+            " ".join(f"{a / b:.2f}" for a, b in zip(plain, times, strict=True)),
+        )
+    print("categories:", ", ".join(prompts))
+
+
+if __name__ == "__main__":
+    main()
