@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.eagle_head import TreeRoot
-from paceline.kernels.sampling import can_sample, rank_sampled
-from paceline.kernels.top import top_with_total
+from paceline.kernels.sampling import can_sample, rank_sampled, top_with_total
 from paceline.models.drafts.vocabulary import DraftVocabulary
 from paceline.speculation.proposer import Progress
 from paceline.speculation.trees.tree import MAX_NODES

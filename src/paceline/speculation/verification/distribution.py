@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.output import TokenLogprobs
-from paceline.kernels.sampling import SampledRow, can_sample, sample
-from paceline.kernels.top import arg_max
+from paceline.kernels.sampling import SampledRow, arg_max, can_sample, sample
 from paceline.speculation.verification.noise import Purpose, gumbel, gumbel_at, stream
 from paceline.speculation.verification.processors import process
 from paceline.speculation.verification.rows import RowContext

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from paceline.kernels.top import arg_max, top_with_total
+from paceline.kernels.sampling import arg_max, top_with_total
 
 
 @pytest.mark.parametrize("width", [1, 7, 64, 100, 1000, 4096])
