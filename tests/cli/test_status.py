@@ -9,8 +9,8 @@ from typer.testing import CliRunner
 
 from paceline.cli import status as module
 from paceline.cli.commands import cli
-from paceline.cli.server_api import ServerApi
 from paceline.core.errors import InvalidRequest
+from paceline.server.client import ServerClient
 from tests.server.fakes import served
 from tests.server.live import running
 
@@ -44,16 +44,16 @@ def test_a_server_that_does_not_answer() -> None:
 
 def test_a_refusal_has_the_text_of_the_server(url: str) -> None:
     with pytest.raises(InvalidRequest, match="does not serve the model 'other'"):
-        ServerApi(url).get("/v1/paceline/overview", model="other")
+        ServerClient(url).get("/v1/paceline/overview", model="other")
 
 
 def test_workers_of_several_models_come_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    def get(self: ServerApi, path: str, **query: object) -> Any:
+    def get(self: ServerClient, path: str, **query: object) -> Any:
         own = {"name": f"{query.get('model')}-0", "pool": "target", "role": "target", "state": "ready", "address": ""}
         workers = [own, SHARED]
         return {"models": ["a", "b"], "workers": workers}
 
-    monkeypatch.setattr(ServerApi, "get", get)
-    with module._of_server(ServerApi("http://x")) as (_, is_ready, workers):
+    monkeypatch.setattr(ServerClient, "get", get)
+    with module._of_server(ServerClient("http://x")) as (_, is_ready, workers):
         assert [worker.name for worker in workers()] == ["a-0", "draft-0", "b-0"]
         assert not is_ready

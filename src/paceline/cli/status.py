@@ -15,10 +15,10 @@ from rich.live import Live
 from paceline.cli.cluster import all_ready
 from paceline.cli.render import console
 from paceline.cli.render.workers import view
-from paceline.cli.server_api import ServerApi
 from paceline.cluster.cost.spending import cost_since_start, dollars_per_hour
 from paceline.core.worker_status import WorkerStatus
 from paceline.runtime.deploy.cluster_file import load_cluster
+from paceline.server.client import ServerClient
 
 REFRESH = 0.5
 """Seconds between two tables."""
@@ -47,7 +47,11 @@ def status(
     """
     is_url = place.startswith(("http://", "https://"))
     with (
-        _of_server(ServerApi(place, api_key)) if is_url else _of_cluster(Path(place), ray) as (name, is_ready, workers)
+        _of_server(ServerClient(place, api_key)) if is_url else _of_cluster(Path(place), ray) as (
+            name,
+            is_ready,
+            workers,
+        )
     ):
         if json_output:
             _print_json(name, workers())
@@ -72,7 +76,7 @@ def _of_cluster(file: Path, ray: str | None) -> Iterator[tuple[str, bool, Worker
 
 
 @contextmanager
-def _of_server(server: ServerApi) -> Iterator[tuple[str, bool, Workers]]:
+def _of_server(server: ServerClient) -> Iterator[tuple[str, bool, Workers]]:
     """The same of a server. Workers that several models share come once."""
     import msgspec  # part of the extra `server`
 

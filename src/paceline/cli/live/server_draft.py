@@ -1,18 +1,13 @@
 """The draft inside a running server, over its routes `/admin/draft`."""
 
-import json
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.server.client import ServerClient, ServerUnavailable
 
-TIMEOUT = 30.0
-"""Seconds that the server has to answer."""
 RETRY_SECONDS = 60.0
 """Time for which a server that does not answer is asked again."""
 
@@ -30,7 +25,7 @@ class ServerDraft:
 
     def __init__(self, url: str, key: str | None, model: str | None = None) -> None:
         """`key`: an API key with the scope `admin`. `model`: needed if the server has several."""
-        self._url, self._key, self._model = url.rstrip("/"), key, model
+        self._server, self._model = ServerClient(url, key), model
 
     def swap(
         self, folder: str, seconds: float, period: float, wait: Callable[[], None], report: Callable[[str], None]
@@ -61,37 +56,6 @@ class ServerDraft:
                 time.sleep(1.0)
 
     def _call(self, method: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        query = f"?model={self._model}" if self._model and body is None else ""
-        headers = {"content-type": "application/json"}
-        if self._key:
-            headers["authorization"] = f"Bearer {self._key}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(f"{self._url}/admin/draft{query}", data, headers, method=method)
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                state: dict[str, Any] = json.load(answer)
-                return state
-        except urllib.error.HTTPError as error:
-            with error:
-                raise _error(self._url, error) from None
-        except OSError as error:
-            raise ServerUnavailable(f"{self._url} does not answer: {error}") from None
-
-
-class ServerUnavailable(PacelineError):
-    """The server does not answer now."""
-
-
-def _error(url: str, error: urllib.error.HTTPError) -> PacelineError:
-    if error.code == 503:
-        return ServerUnavailable(f"{url} is not ready: see its log")
-    if error.code in (401, 403):
-        return InvalidRequest(f"{url} needs a key with the scope `admin`: set --api-key", field="api-key")
-    if error.code == 404:
-        text = "the server has no admin routes (set `admin_key` or `api_keys` there), or no such model"
-        return InvalidRequest(f"{url}/admin/draft: {text}")
-    try:
-        message = json.load(error)["error"]["message"]
-    except (ValueError, KeyError, TypeError):
-        message = str(error)
-    return InvalidRequest(f"{url}: {message}")
+        query = {"model": self._model} if self._model and body is None else {}
+        state: dict[str, Any] = self._server.send(method, "/admin/draft", body, **query)
+        return state

@@ -1,11 +1,9 @@
 """`paceline planner`: sizes of the pools of a running cluster, advised or carried out."""
 
-import json
 import math
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -20,6 +18,7 @@ from paceline.planning.autoscaling.gateway_metrics import MetricsReader, with_wa
 from paceline.planning.autoscaling.observation import ROLES, Role
 from paceline.planning.autoscaling.planner import HOLD_SECONDS, Decision, Planner, PlannerConfig
 from paceline.planning.sizing.candidate import Limits
+from paceline.server.client import ServerClient, ServerUnavailable
 
 if TYPE_CHECKING:
     from paceline.runtime.deploy.rollout import LivePools
@@ -71,7 +70,7 @@ def planner_command(
         period=season,
         hold=hold,
     )
-    gateway = _Gateway(url.rstrip("/"), api_key)
+    gateway = ServerClient(url, api_key, TIMEOUT)
     pools = _Pools.open(config) if config is not None else None
     planner, reader = Planner(settings), MetricsReader(settings.objective)
     console.err.print("acting" if act else "advising: --act changes the pools", markup=False)
@@ -84,18 +83,18 @@ def planner_command(
         pass
 
 
-def _observe(planner: Planner, reader: MetricsReader, gateway: "_Gateway", pools: "_Pools | None", act: bool) -> None:
+def _observe(planner: Planner, reader: MetricsReader, gateway: ServerClient, pools: "_Pools | None", act: bool) -> None:
     try:
-        page = gateway.metrics()
-    except OSError as error:
-        console.fail(f"cannot read {gateway.url}/metrics: {error}")
+        page = gateway.text("/metrics")
+    except PacelineError as error:
+        console.fail(f"cannot read the metrics: {error}")
         return
     seen = reader.read(page, time.time())
     if seen is None:
         return
     planner.decide(seen if pools is None else with_wanted(seen, pools.sizes()))
     decision = planner.decisions[-1]
-    gateway.report(decision, act)
+    _publish(gateway, decision, act)
     if decision.changes:
         console.out.print(_line(decision, act), markup=False, soft_wrap=True)
     if act and decision.changes and pools is not None:
@@ -103,6 +102,15 @@ def _observe(planner: Planner, reader: MetricsReader, gateway: "_Gateway", pools
             pools.resize(decision.sizes)
         except PacelineError as error:
             console.fail(f"could not change the pools: {error}")
+
+
+def _publish(gateway: ServerClient, decision: Decision, act: bool) -> None:
+    """Show the decision on the gateway's page. Best effort: a gateway without admin routes does not show it."""
+    with suppress(InvalidRequest):
+        try:
+            gateway.send("PUT", "/admin/plan", {**asdict(decision), "is_acting": act})
+        except ServerUnavailable as error:
+            console.fail(str(error))
 
 
 def _line(decision: Decision, act: bool) -> str:
@@ -114,33 +122,6 @@ def _line(decision: Decision, act: bool) -> str:
     moment = time.strftime("%H:%M:%S", time.localtime(decision.time))
     verb = "set" if act else "advise"
     return f"{moment} {verb} {', '.join(moves)}: {decision.cause}. {decision.reason} ${decision.dollars_per_hour:.2f} an hour."
-
-
-class _Gateway:
-    """The gateway's metrics and its page of decisions."""
-
-    def __init__(self, url: str, key: str | None) -> None:
-        self.url = url
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
-
-    def metrics(self) -> str:
-        request = urllib.request.Request(f"{self.url}/metrics", headers=self._headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-            text: str = answer.read().decode()
-        return text
-
-    def report(self, decision: Decision, act: bool) -> None:
-        """Best effort: a gateway without admin routes does not show the decisions."""
-        body = json.dumps({**asdict(decision), "is_acting": act}).encode()
-        headers = {**self._headers, "content-type": "application/json"}
-        request = urllib.request.Request(f"{self.url}/admin/plan", body, headers, method="PUT")
-        try:
-            urllib.request.urlopen(request, timeout=TIMEOUT).close()
-        except urllib.error.HTTPError as error:
-            if error.code not in (401, 403, 404):
-                console.fail(f"{self.url}/admin/plan: {error}")
-        except OSError as error:
-            console.fail(f"{self.url}/admin/plan: {error}")
 
 
 class _Pools:

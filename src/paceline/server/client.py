@@ -1,4 +1,4 @@
-"""Requests of commands to a running server."""
+"""Requests of commands and learners to a running server."""
 
 import json
 import urllib.error
@@ -12,15 +12,19 @@ TIMEOUT = 30.0
 """Seconds that the server has to answer."""
 
 
+TEMPORARY = (409, 429)
+"""Statuses of refusals that may not be repeated later."""
+
+
 class ServerUnavailable(PacelineError):
-    """The server does not answer now; it may later."""
+    """The server does not answer, or refuses for now; it may not later."""
 
 
-class ServerApi:
+class ServerClient:
     """The routes of one server, as JSON. Refusals are `InvalidRequest` with the text of the server."""
 
-    def __init__(self, url: str, key: str | None = None) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, key: str | None = None, timeout: float = TIMEOUT) -> None:
+        self.url, self._timeout = url.rstrip("/"), timeout
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
     def get(self, path: str, **query: object) -> Any:
@@ -28,6 +32,13 @@ class ServerApi:
 
     def send(self, method: str, path: str, body: object = None, **query: object) -> Any:
         """The document that the server returns."""
+        try:
+            return json.loads(self.text(path, method, body, **query) or "null")
+        except ValueError:
+            raise InvalidRequest(f"{self.url}{path} is no route of Paceline: it did not return JSON") from None
+
+    def text(self, path: str, method: str = "GET", body: object = None, **query: object) -> str:
+        """The same as text."""
         data, headers = None, dict(self._headers)
         if body is not None:
             data = json.dumps(body).encode()
@@ -35,24 +46,30 @@ class ServerApi:
         address = self.url + path + (f"?{urllib.parse.urlencode(query)}" if query else "")
         try:
             request = urllib.request.Request(address, data, headers, method=method)
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                return json.load(answer)
+            with urllib.request.urlopen(request, timeout=self._timeout) as answer:
+                content: bytes = answer.read()
+                return content.decode()
         except urllib.error.HTTPError as error:
-            raise _refusal(self.url, path, error) from None
+            with error:
+                raise _refusal(self.url, path, error) from None
         except OSError as error:
             reason = getattr(error, "reason", error)
             raise ServerUnavailable(f"no server answers at {self.url}: {reason}") from None
-        except ValueError:
-            raise InvalidRequest(f"{address} is no route of Paceline: it did not return JSON") from None
 
 
 def _refusal(url: str, path: str, error: urllib.error.HTTPError) -> PacelineError:
+    is_admin = path.startswith("/admin")
     try:
         message = str(json.load(error)["error"]["message"])
     except (ValueError, KeyError, TypeError):
         message = f"status {error.code}"
     if error.code in (401, 403):
-        return InvalidRequest(f"{url}{path} refused the key ({message}): set --api-key", field="api-key")
+        scope = "admin" if is_admin else "metrics"
+        return InvalidRequest(f"{url}{path} needs a key with the scope `{scope}`: set --api-key", field="api-key")
+    if error.code == 404 and is_admin:
+        return InvalidRequest(f"{url}{path}: no admin routes (set `admin_key` or `api_keys` there), or no such model")
     if error.code == 503:
         return ServerUnavailable(f"{url} is not ready: {message}")
+    if error.code in TEMPORARY or error.code >= 500:
+        return ServerUnavailable(f"{url}{path}: {message}")
     return InvalidRequest(f"{url}{path}: {message}")
