@@ -64,7 +64,7 @@ def main() -> None:
         ranks: Counter[int | None] = Counter()
         for token, mine, ranked in zip(truth.tolist(), own, rank(draft, rows, sequences), strict=True):
             if token != mine:
-                alternatives = [alternative for alternative in ranked if alternative != mine][:NUM_ALTERNATIVES]
+                alternatives = [alternative for alternative in ranked.tokens if alternative != mine][:NUM_ALTERNATIVES]
                 ranks[alternatives.index(token) if token in alternatives else None] += 1
         total = sum(ranks.values())
         shares = " | ".join(f"{ranks[r] / total:.2f}" for r in (*range(NUM_ALTERNATIVES), None))

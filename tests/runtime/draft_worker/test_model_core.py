@@ -5,6 +5,7 @@ import pytest
 from paceline.core.sampling import SamplingParams
 from paceline.runtime.draft_worker.core import DraftBranch
 from paceline.speculation.proposers.model_drafter import SequenceParams
+from paceline.speculation.verification.noise import Purpose, gumbel
 from tests.fakes import tiny_model
 from tests.runtime.pools import model_core
 
@@ -94,3 +95,32 @@ def test_without_free_blocks_a_branch_gets_no_token():
     core.close([big])
     assert core.step([small])[0] is not None
     assert core.step([branch(2, [1] * 600)]) == [None], "beyond the model's window"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_gap_is_the_distance_from_the_best_other_score(temperature):
+    core = model_core(tiny_model(), BLOCKS)
+    main = branch(0, [3, 1, 4], temperature=temperature)
+    logits = []
+    forward = core.drafter.forward
+    core.drafter.forward = lambda chunks: logits.append(forward(chunks)) or logits[-1]
+    [drafted] = core.step([main])
+    scores = logits[0][0].clone()
+    if temperature:
+        scores += temperature * gumbel([main.row().key], Purpose.SHARED, len(scores), scores.device)[0]
+    best = scores.topk(2)
+    assert drafted.token == int(best.indices[0])
+    assert drafted.gap == pytest.approx(float(best.values[0] - best.values[1]), abs=1e-4)
+    assert drafted.alternatives[0] == int(best.indices[1])
+
+
+def test_no_gap_where_the_ranking_does_not_choose():
+    """Under rejection the token is a sample of q; a bias that the ranking leaves out may choose another token."""
+    core = model_core(tiny_model(), BLOCKS)
+    params = SequenceParams(SamplingParams(temperature=1.0), 5, 0, 1, "rejection", "")
+    sampled = DraftBranch(0, params, [1, 2], 2)
+    biased = branch(1, [1, 2], temperature=0.0, logit_bias={7: 100.0})
+    plain = branch(2, [1, 2], temperature=0.0)
+    drafted = core.step([sampled, biased, plain])
+    assert [one.gap is None for one in drafted] == [True, True, False]
+    assert drafted[1].token == 7 != drafted[2].token

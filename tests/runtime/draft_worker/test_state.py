@@ -1,6 +1,7 @@
 """Drafting state of one sequence. The scripted draft counts: after 7 it drafts 8."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
@@ -200,12 +201,32 @@ def test_verify_outcome_reports_acceptance_and_the_alternative():
     for _ in range(4):
         driver.advance(*([] if driver.round == 0 else (driver.state.draft[0].token, driver.state.draft[1].token + 2)))
         driver.draft()
-    assert driver.verified == [VerifyOutcome(known=2, accepted=1, was_wrong=True, alternative=1)] * 3
+    assert driver.verified == [VerifyOutcome(2, 1, was_wrong=True, alternative=1, gaps=(None, None))] * 3
     driver.advance(*(drafted.token for drafted in driver.state.draft))
-    assert driver.verified[3:] == [VerifyOutcome(known=3, accepted=3, was_wrong=False, alternative=None)]
+    assert driver.verified[3:] == [VerifyOutcome(3, 3, was_wrong=False, alternative=None, gaps=(None,) * 3)]
     driver.draft()
     driver.advance(500)
-    assert driver.verified[4:] == [VerifyOutcome(known=1, accepted=0, was_wrong=True, alternative=None)]
+    assert driver.verified[4:] == [VerifyOutcome(1, 0, was_wrong=True, alternative=None, gaps=(None,))]
+
+
+def test_gaps_of_the_drafted_tokens_reach_the_plan_and_the_outcome():
+    driver, planned = Driver(), []
+
+    def plan(*round_):
+        planned.append(round_)
+        return []
+
+    driver.advance()
+    driver.draft()
+    chain = driver.state.draft
+    driver.state.branches[0].chain[:] = [
+        replace(drafted, gap=gap) for drafted, gap in zip(chain, (4.0, 0.5, None), strict=True)
+    ]
+    list(driver.state.branches_ahead(plan))
+    list(driver.state.branches_ahead(plan))
+    assert planned == [(3, DEPTH, True, [4.0, 0.5, None])], "planned once a round"
+    driver.advance(chain[0].token, 500)
+    assert driver.verified[0].gaps == (4.0, 0.5)
 
 
 def test_round_without_tokens_is_answered_after_the_idle_limit():

@@ -42,10 +42,10 @@ def fan_out(
     for accepted in range(offered + 1):
         alpha = alphas[min(accepted, len(alphas) - 1)]
         ends = survival if accepted == offered and not continues else survival * (1.0 - alpha)
-        outcomes += [Outcome(accepted, alternative, ends * chance) for alternative, chance in enumerate(odds)]
+        outcomes += [(-ends * chance, accepted, alternative) for alternative, chance in enumerate(odds)]
         survival *= alpha
-    likely = [outcome for outcome in outcomes if outcome.probability >= MIN_PROBABILITY]
-    return sorted(likely, key=lambda outcome: -outcome.probability)[:branches]
+    likely = sorted(outcome for outcome in outcomes if outcome[0] <= -MIN_PROBABILITY)
+    return [Outcome(accepted, alternative, -negative) for negative, accepted, alternative in likely[:branches]]
 
 
 class AlternativeOdds:

@@ -14,6 +14,8 @@ class DraftedToken:
     alternatives: tuple[int, ...] = ()
     """Tokens that the target may choose instead, most likely first. Under rejection `token` may be among them."""
     distribution: DraftDistribution | None = None
+    gap: float | None = None
+    """Score of `token` less the best other score, in logits with the target's noise. None: unknown, as under rejection."""
 
 
 @dataclass(slots=True, eq=False)

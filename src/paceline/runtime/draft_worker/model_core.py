@@ -1,7 +1,9 @@
 """The core of a draft worker: a draft model that drafts for branches of many targets, with prompts computed in chunks."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -98,23 +100,33 @@ class ModelCore:
         rows = [branch.row() for branch in branches]
         ranked = rank(logits, rows, [branch.params for branch in branches])
         drafted = []
-        for (token, q), alternatives in zip(self.drafter.choose(logits, branches, rows), ranked, strict=True):
-            if q is None:
-                alternatives = [other for other in alternatives if other != token]
-            drafted.append(DraftedToken(token, tuple(alternatives), q))
+        for (token, q), (tokens, gap) in zip(self.drafter.choose(logits, branches, rows), ranked, strict=True):
+            if q is not None:
+                drafted.append(DraftedToken(token, tuple(tokens), q))
+                continue
+            alternatives = tuple(other for other in tokens if other != token)
+            # Penalties and truncation, which the ranking leaves out, may choose another token
+            drafted.append(DraftedToken(token, alternatives, gap=gap if token == tokens[0] else None))
         return drafted
 
 
-def rank(logits: Tensor, rows: Sequence[RowContext], params: Sequence[SequenceParams]) -> list[list[int]]:
+class Ranking(NamedTuple):
+    tokens: list[int]
+    """Most likely first."""
+    gap: float
+    """Score of the first less that of the second; infinite if there is no second."""
+
+
+def rank(logits: Tensor, rows: Sequence[RowContext], params: Sequence[SequenceParams]) -> list[Ranking]:
     """The tokens that the target chooses most likely, for each row of the draft's logits [R, V]: the target's noise applied to
-    the draft's logits.
+    the draft's logits. Scores are logits plus noise times temperature.
 
     The ranking decides which outcomes are prepared, never a drafted token. So the noise of the round's last token may be used
     under rejection too.
     """
     best = logits.topk(min(NUM_CANDIDATES, logits.shape[1]), dim=1)
     temperature = torch.tensor([row.params.temperature for row in rows], dtype=torch.float32, device=logits.device)
-    scores = best.values.to(torch.float32) / temperature.clamp_(min=1e-3).unsqueeze(1)
+    scores = best.values.to(torch.float32, copy=True)
     for purpose in (Purpose.SHARED, Purpose.RECOVER):
         chosen = [
             i
@@ -122,7 +134,12 @@ def rank(logits: Tensor, rows: Sequence[RowContext], params: Sequence[SequencePa
             if not row.params.is_greedy and params[i].needs_distribution == (purpose is Purpose.RECOVER)
         ]
         if chosen:
-            scores[chosen] += gumbel_at([rows[i].key for i in chosen], purpose, best.indices[chosen])
-    order = scores.topk(min(NUM_ALTERNATIVES + 1, scores.shape[1]), dim=1).indices
-    ranked: list[list[int]] = best.indices.gather(1, order).tolist()
-    return ranked
+            noise = gumbel_at([rows[i].key for i in chosen], purpose, best.indices[chosen])
+            scores[chosen] += noise * temperature[chosen].unsqueeze(1)
+    top = scores.topk(min(NUM_ALTERNATIVES + 1, scores.shape[1]), dim=1)
+    ranked: list[list[int]] = best.indices.gather(1, top.indices).tolist()
+    scored: list[list[float]] = top.values[:, :2].tolist()
+    return [
+        Ranking(tokens, first - second[0] if second else math.inf)
+        for tokens, (first, *second) in zip(ranked, scored, strict=True)
+    ]

@@ -1,12 +1,13 @@
 """Sequences of all targets at a draft worker: admission, and the branches of the next pass."""
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.cluster.pairing.ahead import AheadRound, DraftingAhead
 from paceline.cluster.pairing.fanout import AlternativeOdds, Outcome, fan_out
 from paceline.runtime.draft_worker.core import DraftBranch, DraftCore
+from paceline.runtime.draft_worker.gap_odds import GapOdds
 from paceline.runtime.draft_worker.state import DraftState, VerifyOutcome
 from paceline.runtime.wire.messages import ErrorCode, Load, Open, RoundRequest
 from paceline.runtime.wire.transport import Peer
@@ -59,13 +60,13 @@ class DraftScheduler:
         self.num_urgent = 0
         """Branches of the last pass that a target waited for."""
         self._core, self._vocab_size, self._limits = core, vocab_size, limits
-        self._odds = AlternativeOdds()
+        self._odds, self._gap_odds = AlternativeOdds(), GapOdds()
         self._ids = itertools.count()
         self._num_tokens = 0
         self._num_passes = 0
         self._outcomes: list[VerifyOutcome] = []
         """Outcomes to learn from when the next pass is scheduled, after the targets have their answers."""
-        self._plans: dict[tuple[int, int, bool], list[Outcome]] = {}
+        self._plans: dict[tuple[int, int, bool, tuple[float | None, ...]], list[Outcome]] = {}
         """Plans of this pass, by their arguments."""
 
     def has_room(self, message: Open) -> bool:
@@ -183,13 +184,16 @@ class DraftScheduler:
         share = None if target is None else target.ahead.paused_share
         return Load(len(states), waiting, int(pass_seconds * 1e6), None if share is None else round(100 * share))
 
-    def plan(self, num_offered: int, depth: int, continues: bool) -> list[Outcome]:
-        """Outcomes of a round to prepare."""
-        plan = self._plans.get((num_offered, depth, continues))
+    def plan(self, num_offered: int, depth: int, continues: bool, gaps: Sequence[float | None]) -> list[Outcome]:
+        """Outcomes of a round to prepare. `gaps`: score gaps of the drafted tokens, as far as they are computed."""
+        key = num_offered, depth, continues, tuple(gaps)
+        plan = self._plans.get(key)
         if plan is None:
-            alphas, odds = self.acceptance.alphas(""), self._odds.odds
-            plan = fan_out(alphas, odds, num_offered, depth, self._limits.ahead_nodes, continues)
-            self._plans[num_offered, depth, continues] = plan
+            averages = self.acceptance.alphas("")
+            alphas = [averages[min(i, len(averages) - 1)] for i in range(num_offered + 1)]
+            alphas[: len(gaps)] = map(self._gap_odds.alpha, alphas, gaps)
+            plan = fan_out(alphas, self._odds.odds, num_offered, depth, self._limits.ahead_nodes, continues)
+            self._plans[key] = plan
         return plan
 
     @property
@@ -199,6 +203,7 @@ class DraftScheduler:
     def _learn(self) -> None:
         for outcome in self._outcomes:
             self.acceptance.observe("", outcome.known, outcome.accepted)
+            self._gap_odds.observe(outcome.gaps, outcome.accepted)
             if outcome.was_wrong:
                 self._odds.observe(outcome.alternative)
         self._outcomes.clear()

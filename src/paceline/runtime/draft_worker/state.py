@@ -14,8 +14,8 @@ from paceline.runtime.draft_worker.branches import BranchKey
 from paceline.runtime.draft_worker.core import DraftBranch, DraftCore, DraftedToken
 from paceline.speculation.proposers.model_drafter import SequenceParams
 
-Plan = Callable[[int, int, bool], Iterable[Outcome]]
-"""(tokens offered, depth, whether the main branch continues) -> outcomes to prepare."""
+Plan = Callable[[int, int, bool, Sequence[float | None]], Iterable[Outcome]]
+"""(tokens offered, depth, whether the main branch continues, score gaps of the drafted tokens) -> outcomes to prepare."""
 
 MAX_IDLE_PASSES = 64
 """Passes without a token (a long prompt, no free block) after which the round is answered with what there is."""
@@ -29,6 +29,8 @@ class VerifyOutcome(NamedTuple):
     was_wrong: bool
     alternative: int | None
     """Index of the committed token among the wrong token's alternatives; None: not among them, or nothing was wrong."""
+    gaps: tuple[float | None, ...]
+    """Score gaps of the `known` tokens."""
 
 
 class DraftState:
@@ -172,7 +174,8 @@ class DraftState:
     def _plan(self, plan: Plan) -> list[Outcome]:
         """Outcomes that are planned and have no branch yet."""
         if self._planned is None:
-            self._planned = list(plan(self.num_offered, self.depth, not self.params.needs_distribution))
+            gaps = [drafted.gap for drafted in self._main.chain[: self.num_offered + 1]]
+            self._planned = list(plan(self.num_offered, self.depth, not self.params.needs_distribution, gaps))
         return self._planned
 
     def _key(self, outcome: Outcome) -> BranchKey | None:
@@ -210,7 +213,8 @@ class DraftState:
         was_wrong, alternative = matched < covered, None
         if was_wrong and tokens[matched] in (alternatives := self._alternatives(matched)):
             alternative = alternatives.index(tokens[matched])
-        return VerifyOutcome(known, min(matched, known), was_wrong, alternative)
+        gaps = tuple(drafted.gap for drafted in self._main.chain[:known])
+        return VerifyOutcome(known, min(matched, known), was_wrong, alternative, gaps)
 
     def _drop_branches(self) -> None:
         if self._branches:

@@ -1,0 +1,94 @@
+"""Outcomes that a scheduler prepares, by the score gaps of the drafted tokens. The scripted draft counts up."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from paceline.core.sampling import SamplingParams
+from paceline.runtime.draft_worker.scheduler import DraftLimits, DraftScheduler, TargetSession
+from paceline.runtime.wire.messages import Open, RoundRequest
+from tests.runtime.pools import ScriptedCore
+
+DEPTH = 3
+SMALL, LARGE = 0.1, 5.0
+
+
+class GapCore(ScriptedCore):
+    """Every fourth token has a small gap, all others a large one."""
+
+    def step(self, branches):
+        return [replace(drafted, gap=SMALL if is_small(drafted) else LARGE) for drafted in super().step(branches)]
+
+
+def is_small(drafted):
+    return drafted.token % 4 == 0
+
+
+def learned(core_class, num_rounds=200):
+    """A scheduler after rounds in which the target agrees with all tokens but every fourth; there it takes one of three
+    alternatives."""
+    scheduler = DraftScheduler(core_class(lambda ids: ids[-1] + 1), 10_000, DraftLimits(ahead_nodes=5 * DEPTH))
+    target = TargetSession("target", 0.0)
+    scheduler.targets[b"target"] = target
+    assert scheduler.open(target, Open(0, 1, [1], 1, SamplingParams(), 1)) is None
+    state, tokens = target.sequences[1], []
+    for number in range(1, num_rounds + 1):
+        assert scheduler.start_round(target, RoundRequest(1, number, state.length, tokens, DEPTH)) is None
+        while not state.is_due:
+            run_pass(scheduler)
+        state.mark_answered()
+        run_pass(scheduler)
+        tokens = []
+        for drafted in state.draft:
+            if is_small(drafted):
+                tokens.append(drafted.token + 1 + number % 3)
+                break
+            tokens.append(drafted.token)
+    scheduler.schedule()
+    return scheduler, state
+
+
+def run_pass(scheduler):
+    branches = scheduler.schedule()
+    for branch, drafted in zip(branches, scheduler._core.step(branches), strict=True):
+        branch.append(drafted)
+
+
+@pytest.fixture(scope="module")
+def by_gap():
+    return learned(GapCore)[0]
+
+
+def prepared(scheduler, *gaps):
+    return [(outcome.accepted, outcome.alternative) for outcome in scheduler.plan(DEPTH, DEPTH, True, gaps)]
+
+
+@pytest.mark.parametrize("position", range(DEPTH))
+def test_more_branches_where_the_gap_is_small(by_gap, position):
+    gaps = [LARGE] * DEPTH
+    gaps[position] = SMALL
+    counts = Counter(accepted for accepted, _ in prepared(by_gap, *gaps))
+    assert counts[position] == max(counts.values()) >= 2
+    assert prepared(by_gap, *gaps)[0] == (position, 0)
+
+
+def test_unknown_gaps_are_planned_by_averages(by_gap):
+    unknown = prepared(by_gap, *[None] * DEPTH)
+    assert unknown == prepared(by_gap) == prepared(by_gap, None)
+    assert unknown == prepared(learned(ScriptedCore)[0]), "the averages do not depend on gaps"
+
+
+def test_equal_gaps_are_planned_by_averages():
+    class EqualCore(ScriptedCore):
+        def step(self, branches):
+            return [replace(drafted, gap=1.5) for drafted in super().step(branches)]
+
+    equal, _ = learned(EqualCore)
+    assert prepared(equal, *[1.5] * DEPTH) == prepared(equal, *[None] * DEPTH) == prepared(learned(ScriptedCore)[0])
+
+
+def test_more_rounds_are_ready_by_gap():
+    """The target replaces tokens of a small gap: their first alternatives are prepared, wherever they are."""
+    ready = {core: learned(core)[0].num_ready for core in (ScriptedCore, GapCore)}
+    assert ready[GapCore] >= ready[ScriptedCore]
