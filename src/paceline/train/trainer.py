@@ -81,8 +81,8 @@ class Trainer:
         compiled: bool = False,
         is_fresh: bool = True,
     ) -> None:
-        """`is_fresh`: the draft is untrained, so the first batch sets its scales. `points`: most evaluations during the training;
-        0: none at its end either."""
+        """`is_fresh`: the draft is untrained, so the first batch sets its scales. `points`: most evaluations during the
+        training; 0: none at its end either."""
         if not len(text):
             raise InvalidConfig("there is no text to train on: give --text-tokens or --text-minutes")
         self.draft, self.target, self.vocabulary = draft.to(target.device), target, vocabulary

@@ -1,0 +1,330 @@
+"""Acceptance of a static draft and of a draft that learns, on a stream that moves from chat to German to code.
+
+    python benchmarks/learning.py --data PROMPTS.jsonl [--draft smollm2-distilled] [--each 64] [--plot docs/learning.png]
+    python benchmarks/learning.py --data PROMPTS.jsonl --domains code,mathematics,german,tools
+
+The embedded model answers every prompt once, greedily; answers are stored in `--traffic`. The stream is then replayed in
+windows, in the order of the domains. Every window is first scored with both drafts, and only then given to the learner
+(prequential), so that no score is on samples that were learned from. The learner is that of `paceline learn`, with the
+offline gate; there is no server, so that a version that passes it is used at once. Seconds are those of training on this
+machine. At the end the newest version serves the last window: its texts are compared with those of the static draft and of
+plain decoding.
+
+With `--domains` each domain is learned alone from the shipped draft: the first half of its samples, and scores on the rest.
+"""
+
+import argparse
+import io
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from paceline import LLM, SamplingParams
+from paceline.core.clock import WallClock
+from paceline.learning.further_training import DraftTraining
+from paceline.learning.idle import Pacer
+from paceline.learning.learner import Learner, LearnerLimits
+from paceline.learning.memory import MemoryLimits, SampleMemory
+from paceline.learning.plan import LearnPlan
+from paceline.learning.versions import Verdict, VersionFolder
+from paceline.models.loading.hub import find_model
+from paceline.server.learning.sample_ring import LearningSample, SampleRing
+from paceline.train.evaluate import Score
+from paceline.train.progress import PlainProgress, StopRequest
+
+CHAT = ("writing", "roleplay", "humanities", "qa", "reasoning", "stem", "extraction", "rag", "summarization")
+"""Categories of the prompt file that count as chat."""
+THINGS = (
+    "eine Reise nach Hamburg|den Wald im Winter|gutes Brot|einen alten Freund|die Geschichte der Eisenbahn|das Meer|"
+)
+THINGS += (
+    "einen Markt am Samstag|gesunde Ernährung|die Stadt Wien|einen Hund|den Sommer|das Lesen|alte Häuser|Musik|Vögel"
+)
+GERMAN = (
+    "Schreibe einen kurzen Text über {}.",
+    "Erzähle mir auf Deutsch etwas über {}.",
+    "Was weißt du über {}? Antworte auf Deutsch.",
+)
+TASKS = "reverses a string|counts words in a file|sorts a list of dictionaries by a key|checks if a number is prime|merges two "
+TASKS += (
+    "sorted lists|finds duplicates in a list|computes the nth Fibonacci number|parses a date|flattens a nested list|"
+)
+TASKS += "reads a CSV file|removes punctuation|finds the longest word|computes a factorial|checks balanced brackets|"
+TASKS += "transposes a matrix"
+CODE = (
+    "Write a Python function that {}.",
+    "Write a JavaScript function that {}.",
+    "Show me C code that {}, with comments.",
+)
+TOOLS = "get_weather(city)|send_email(to, subject)|search_flights(origin, destination)|set_alarm(time)|"
+TOOLS += "convert(amount, currency)"
+NAMES = "Berlin|Anna|noon|the office|12 euros|Paris|Tom|Friday|Rome|20 dollars|Lisbon|Maria|7 o'clock|Oslo|the team"
+
+
+def fill(templates: Sequence[str], words: str, draw: random.Random) -> Iterator[str]:
+    found = [one.format(word) for one in templates for word in words.split("|")]
+    draw.shuffle(found)
+    yield from found
+
+
+def prompts(domain: str, data: Path, count: int) -> list[str]:
+    """Different prompts of one domain, the same for the same arguments."""
+    draw = random.Random(domain)
+    if domain == "german":
+        return [*fill(GERMAN, THINGS, draw)][:count]
+    if domain == "code":
+        return [*fill(CODE, TASKS, draw)][:count]
+    if domain == "tools":
+        line = "You can call {}. Answer with JSON only: name and arguments. Request: do it for "
+        calls = [line.format(tool) + f"{name}." for tool in TOOLS.split("|") for name in NAMES.split("|")]
+        return draw.sample(calls, min(count, len(calls)))
+    if domain == "mathematics":
+        lines = (data.parent / "gsm8k_train_questions.jsonl").read_text("utf-8").splitlines()
+        return [json.loads(line)["question"] for line in draw.sample(lines, count)]
+    entries = [json.loads(line) for line in data.read_text("utf-8").splitlines()]
+    found = [one["turns"][0] for one in entries if one["category"] in CHAT and len(one["turns"][0]) < 400]
+    draw.shuffle(found)
+    return found[:count]
+
+
+def answer(
+    llm: LLM, domain: str, texts: Sequence[str], tokens: int, first: int, plain: bool = False
+) -> list[LearningSample]:
+    sampling = SamplingParams(temperature=0.0, max_tokens=tokens)
+    options = {"enabled": False} if plain else None
+    done = llm.generate([[{"role": "user", "content": text}] for text in texts], sampling, speculation=options)
+    return [
+        LearningSample(first + i, one.prompt_token_ids, one.completions[0].token_ids, (), 0, 1, "tenant", domain)
+        for i, one in enumerate(done)
+    ]
+
+
+def traffic(args: argparse.Namespace, domains: Sequence[str]) -> list[LearningSample]:
+    """The samples of all domains, generated unless the file holds them."""
+    stored: dict[str, list[LearningSample]] = {}
+    if args.traffic.exists():
+        for name, rows in json.loads(args.traffic.read_text("utf-8")).items():
+            stored[name] = [
+                LearningSample(**one | {k: tuple(one[k]) for k in ("prompt", "output", "accepted")}) for one in rows
+            ]
+    missing = [one for one in domains if len(stored.get(one, ())) < args.each]
+    if missing:
+        with LLM("smollm2", max_num_seqs=16, max_model_len=1024, kv_tokens=16384) as llm:
+            for domain in missing:
+                started = time.perf_counter()
+                stored[domain] = answer(llm, domain, prompts(domain, args.data, args.each), args.tokens, 1)
+                count = sum(len(one.output) for one in stored[domain])
+                print(
+                    f"{domain}: {len(stored[domain])} answers, {count} tokens in {time.perf_counter() - started:.0f} s",
+                    flush=True,
+                )
+                args.traffic.write_text(
+                    json.dumps({name: [asdict(one) for one in rows] for name, rows in stored.items()})
+                )
+    return [one for domain in domains for one in stored[domain][: args.each]]
+
+
+@dataclass(frozen=True)
+class Window:
+    domain: str
+    static: Score
+    learned: Score
+    version: int
+    seconds: float
+    """Training time of the learner before this window was scored."""
+
+
+class Feed:
+    """The samples of the windows so far, and trials that keep every version that the offline gate let through."""
+
+    def __init__(self, draft: Path) -> None:
+        self.ring, self.draft = SampleRing(10**6, 10**9), str(draft)
+        self.samples = self.ring.after
+
+    def in_use(self) -> str:
+        return self.draft
+
+    def run(self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None]) -> Verdict:
+        self.draft = str(draft)
+        return Verdict(True, None, "not tried under load")
+
+
+def make_training(args: argparse.Namespace, out: Path) -> DraftTraining:
+    plan = LearnPlan(
+        server="http://none", draft=args.draft, out=out, length=args.length, rows=args.rows, epochs=args.epochs,
+        learning_rate=args.learning_rate, device=args.device, share=1.0,
+    )  # fmt: skip
+    clock = WallClock()
+    return DraftTraining(
+        plan, "benchmarks/learning.py", clock, PlainProgress(clock, io.StringIO()), Pacer(1.0, clock, time.sleep)
+    )
+
+
+def overall(training: DraftTraining, draft: Path, samples: Sequence[LearningSample]) -> Score:
+    return training.score(draft, samples).chain_overall
+
+
+def replay(
+    args: argparse.Namespace, samples: Sequence[LearningSample], out: Path
+) -> tuple[list[Window], VersionFolder]:
+    base = find_model(args.draft).resolve()
+    folder, feed, training = VersionFolder(out), Feed(base), make_training(args, out)
+    folder.create(base, "http://none")
+    clock = WallClock()
+    memory = SampleMemory(MemoryLimits(args.recent_tokens, held_out=args.held_out, replay=0.25))
+    limits = LearnerLimits(args.new_tokens, min_held_out=args.min_held_out, margin=0.01)
+    learner = Learner(
+        folder, feed, feed, training, memory, limits, PlainProgress(clock), lambda seconds: None, StopRequest(),
+        lambda lineages, path: None,
+    )  # fmt: skip
+    windows = []
+    for start in range(0, len(samples), args.window):
+        part = samples[start : start + args.window]
+        version = folder.current()
+        static = overall(training, base, part)
+        learned = static if version == 0 else overall(training, folder.draft(version), part)
+        spent = sum(one.seconds for one in folder.lineages())
+        windows.append(Window(part[0].category, static, learned, version, spent))
+        print(
+            f"{part[0].category:8} static {static.tokens_per_round:.2f} learned {learned.tokens_per_round:.2f} "
+            f"version {version}", flush=True,
+        )  # fmt: skip
+        for one in part:
+            feed.ring.add(one.prompt, one.output, (), 0, 1, one.tenant, one.category)
+        learner.tick()
+    return windows, folder
+
+
+def summary(windows: Sequence[Window], folder: VersionFolder) -> str:
+    lines = [
+        "| domain | static: alpha, tokens per round | learned, whole domain | learned, last window | trained for |",
+        "|---|---|---|---|---|",
+    ]
+    for domain in dict.fromkeys(window.domain for window in windows):
+        own = [window for window in windows if window.domain == domain]
+        static, learned = (sum((getattr(one, name) for one in own), Score()) for name in ("static", "learned"))
+        last, last_static = own[-1].learned, own[-1].static
+        better = next((one for one in own if one.learned.rounds < 0.98 * one.static.rounds), None)
+        lines.append(
+            f"| {domain} | {shown(static)} | {shown(learned)} | {shown(last)} (static {last_static.tokens_per_round:.2f}) | "
+            f"{'not better' if better is None else f'{better.seconds - own[0].seconds:.0f} s'} |"
+        )
+    lineages = folder.lineages()
+    kept = sum(one.status == "kept" for one in lineages)
+    seconds = sum(one.seconds for one in lineages)
+    return "\n".join([*lines, "", f"{len(lineages)} versions, {kept} kept, {seconds:.0f} s of training in all"])
+
+
+def shown(score: Score) -> str:
+    return f"{score.alphas[0]:.3f}, {score.tokens_per_round:.2f}"
+
+
+def plot(windows: Sequence[Window], path: Path, draft: str) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(10.5, 3.8), layout="constrained")
+    numbers = range(1, len(windows) + 1)
+    for axis, title, value in (
+        (axes[0], "Alpha of the first draft", lambda score: score.alphas[0]),
+        (axes[1], "Tokens per round, chain of 5", lambda score: score.tokens_per_round),
+    ):
+        axis.plot(
+            numbers,
+            [value(one.static) for one in windows],
+            "o--",
+            color="#888888",
+            markersize=4,
+            label=f"{draft}, static",
+        )
+        axis.plot(
+            numbers, [value(one.learned) for one in windows], "o-", color="#1f5fa8", markersize=4, label="with learn"
+        )
+        for i, one in enumerate(windows):
+            if i and one.domain != windows[i - 1].domain:
+                axis.axvline(i + 0.5, color="#cccccc", linewidth=1)
+            if i == 0 or one.domain != windows[i - 1].domain:
+                axis.text(i + 0.6, 0.02, one.domain, transform=axis.get_xaxis_transform(), fontsize=9, color="#555555")
+        axis.set_title(title, fontsize=10, loc="left")
+        axis.set_xlabel("window of traffic, scored before it is learned from")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def different_texts(args: argparse.Namespace, samples: Sequence[LearningSample], draft: Path) -> int:
+    """Texts of a window that change with the draft, or against plain decoding."""
+    count = 0
+    sampling = SamplingParams(temperature=0.0, max_tokens=args.tokens)
+    for name, options in ((str(draft), None), (args.draft, None), (args.draft, {"enabled": False})):
+        with LLM("smollm2", draft=name, max_num_seqs=16, max_model_len=1024, kv_tokens=16384) as llm:
+            done = llm.generate([list(one.prompt) for one in samples], sampling, speculation=options)
+        count += sum(one.completions[0].token_ids != old.output for one, old in zip(done, samples, strict=True))
+    return count
+
+
+def adapt(args: argparse.Namespace, domains: Sequence[str], samples: Sequence[LearningSample], out: Path) -> str:
+    """Scores before and after further training on each domain alone."""
+    base, training = find_model(args.draft).resolve(), make_training(args, out)
+    lines = [
+        "| domain | before: alpha, tokens per round | after | samples trained on | seconds |",
+        "|---|---|---|---|---|",
+    ]
+    for domain in domains:
+        own = [one for one in samples if one.category == domain]
+        half = len(own) // 2
+        (out / domain).mkdir(parents=True)
+        found = training.run(base, own[:half], own[half:], out / domain, StopRequest())
+        assert found is not None
+        before, after = (sum(scores, Score()) for scores in (found.before, found.after))
+        lines.append(f"| {domain} | {shown(before)} | {shown(after)} | {half} | {found.seconds:.0f} |")
+        print(lines[-1], flush=True)
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--traffic", type=Path, default=Path("traffic.json"))
+    parser.add_argument("--draft", default="smollm2-distilled")
+    parser.add_argument("--domains")
+    parser.add_argument("--each", type=int, default=40, help="samples of a domain")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--window", type=int, default=8, help="samples of a window")
+    parser.add_argument("--new-tokens", type=int, default=550)
+    parser.add_argument("--recent-tokens", type=int, default=4000)
+    parser.add_argument("--min-held-out", type=int, default=6)
+    parser.add_argument("--held-out", type=float, default=0.3)
+    parser.add_argument("--length", type=int, default=160)
+    parser.add_argument("--rows", type=int, default=4)
+    parser.add_argument("--epochs", type=float, default=3.0)
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--plot", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory() as name:
+        if args.domains is not None:
+            domains = args.domains.split(",")
+            print(adapt(args, domains, traffic(args, domains), Path(name)))
+            return
+        samples = traffic(args, ("chat", "german", "code"))
+        windows, folder = replay(args, samples, Path(name) / "out")
+        print(summary(windows, folder))
+        if args.plot is not None:
+            plot(windows, args.plot, args.draft)
+        changed = different_texts(args, samples[-args.window :], folder.draft(folder.current()))
+        print(f"{changed} of {3 * args.window} texts different")
+
+
+if __name__ == "__main__":
+    main()
