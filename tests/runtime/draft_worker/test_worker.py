@@ -336,6 +336,8 @@ def test_targets_share_a_batch_round_robin():
         worker.run_once(0.05)
         many.send(Advance(many.epoch, [RoundRequest(number, 1, 1, [], 8) for number in range(40)]))
         few.advance(1, 1, 1, depth=8)
+        while worker.status().waiting < 41:
+            worker._receive(0.05)
         few.receive(Drafts)
         assert len(core.steps) <= 12, "it waits for its own eight passes, not for the eighty of the other"
         assert all(len(branches) <= 4 for branches in core.steps)
