@@ -10,7 +10,7 @@ offline gate; there is no server, so that a version that passes it is used at on
 machine. At the end the newest version serves the last window: its texts are compared with those of the static draft and of
 plain decoding.
 
-With `--domains` each domain is learned alone from the shipped draft: the first half of its samples, and scores on the rest.
+With `--domains` each domain is learned alone from the shipped draft: the first three fifths of its samples, and scores on the rest.
 """
 
 import argparse
@@ -28,6 +28,7 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.core.clock import WallClock
 from paceline.learning.further_training import DraftTraining
+from paceline.learning.gate import decide_offline
 from paceline.learning.idle import Pacer
 from paceline.learning.learner import Learner, LearnerLimits
 from paceline.learning.memory import MemoryLimits, SampleMemory
@@ -275,17 +276,18 @@ def adapt(args: argparse.Namespace, domains: Sequence[str], samples: Sequence[Le
     """Scores before and after further training on each domain alone."""
     base, training = find_model(args.draft).resolve(), make_training(args, out)
     lines = [
-        "| domain | before: alpha, tokens per round | after | samples trained on | seconds |",
-        "|---|---|---|---|---|",
+        "| domain | before: alpha, tokens per round | after | samples trained on | seconds | offline gate |",
+        "|---|---|---|---|---|---|",
     ]
     for domain in domains:
         own = [one for one in samples if one.category == domain]
-        half = len(own) // 2
+        half = len(own) * 3 // 5
         (out / domain).mkdir(parents=True)
         found = training.run(base, own[:half], own[half:], out / domain, StopRequest())
         assert found is not None
         before, after = (sum(scores, Score()) for scores in (found.before, found.after))
-        lines.append(f"| {domain} | {shown(before)} | {shown(after)} | {half} | {found.seconds:.0f} |")
+        reason = decide_offline([one.rounds for one in found.before], [one.rounds for one in found.after]).reason
+        lines.append(f"| {domain} | {shown(before)} | {shown(after)} | {half} | {found.seconds:.0f} | {reason} |")
         print(lines[-1], flush=True)
     return "\n".join(lines)
 
