@@ -10,7 +10,8 @@ offline gate; there is no server, so that a version that passes it is used at on
 machine. At the end the newest version serves the last window: its texts are compared with those of the static draft and of
 plain decoding.
 
-With `--domains` each domain is learned alone from the shipped draft: the first three fifths of its samples, and scores on the rest.
+With `--domains` each domain is learned alone from the shipped draft: the first three fifths of its samples, and scores on
+the rest.
 """
 
 import argparse
@@ -232,12 +233,13 @@ def plot(windows: Sequence[Window], path: Path, draft: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    values: tuple[tuple[str, Callable[[Score], float]], ...] = (
+        ("Alpha of the first draft", lambda score: score.alphas[0]),
+        ("Tokens per round, chain of 5", lambda score: score.tokens_per_round),
+    )
     figure, axes = pyplot.subplots(1, 2, figsize=(10.5, 3.8), layout="constrained")
     numbers = range(1, len(windows) + 1)
-    for axis, title, value in (
-        (axes[0], "Alpha of the first draft", lambda score: score.alphas[0]),
-        (axes[1], "Tokens per round, chain of 5", lambda score: score.tokens_per_round),
-    ):
+    for axis, (title, value) in zip(axes, values, strict=True):
         axis.plot(
             numbers,
             [value(one.static) for one in windows],
