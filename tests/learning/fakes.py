@@ -43,8 +43,13 @@ class FakeServer:
         self._check()
         return self.draft
 
-    def run(self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None]) -> Verdict | None:
+    def run(
+        self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None], is_tried: bool = True
+    ) -> Verdict | None:
         self._check()
+        if not is_tried:
+            self.draft = str(draft)
+            return Verdict(True, None, "used at once")
         self.tried.append(str(draft))
         report("loading")
         if not wait():

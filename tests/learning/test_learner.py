@@ -132,15 +132,14 @@ def test_a_paused_learner_reads_nothing(setup: Setup) -> None:
     assert setup.statuses() == ["kept"]
 
 
-def test_a_rollback_offers_the_parent(setup: Setup) -> None:
+def test_a_rollback_returns_to_the_parent_without_a_trial(setup: Setup) -> None:
     add_samples(setup.server.ring, 60)
-    setup.training.rounds, setup.server.verdicts = [8], [KEEP, KEEP]
+    setup.training.rounds, setup.server.verdicts = [8], [KEEP]
     setup.learner.tick()
     setup.folder.roll_back()
     setup.learner.tick()
-    assert setup.server.tried[-1] == setup.server.draft == str(setup.base)
-    setup.learner.tick()
-    assert len(setup.server.tried) == 2
+    assert setup.server.draft == str(setup.base)
+    assert len(setup.server.tried) == 1
 
 
 def test_a_restarted_server_gets_the_current_version_again(setup: Setup) -> None:

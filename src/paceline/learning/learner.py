@@ -109,7 +109,7 @@ class Learner:
             self._memory.add(batch.samples)
 
     def _restore(self) -> None:
-        """Offers the current version if the server uses another draft: after a restart of the server, and after
+        """Returns the server to the current version if it uses another draft: after a restart of the server, and after
         `paceline learn rollback`. Raises `InvalidConfig` if the server uses a draft that is none of this folder."""
         current = self._folder.current()
         if self._offered == current:
@@ -127,8 +127,8 @@ class Learner:
             self._offered = current
             return
         draft = self._folder.draft(current)
-        self._progress.note(f"the server drafts with {in_use}: offering {draft}")
-        verdict = self._trial(draft)
+        self._progress.note(f"the server drafts with {in_use}: it changes to {draft}")
+        verdict = self._trial(draft, is_tried=False)  # it was, before it became the current version
         if verdict is None:
             return
         self._offered = current
@@ -180,13 +180,13 @@ class Learner:
         self._progress.note(f"version {number} is refused: {reason}")
         self._plot()
 
-    def _trial(self, draft: Path) -> Verdict | None:
+    def _trial(self, draft: Path, is_tried: bool = True) -> Verdict | None:
         def wait() -> bool:
             self._sleep(TRIAL_POLL)
             return not self._stop()
 
         try:
-            return self._trials.run(draft, wait, lambda text: self._progress.show(0.0, text))
+            return self._trials.run(draft, wait, lambda text: self._progress.show(0.0, text), is_tried)
         except ServerFailure as error:
             if error.is_temporary:
                 return Verdict(False, None, str(error))

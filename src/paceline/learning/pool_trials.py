@@ -25,7 +25,9 @@ class PoolTrials:
         pools = live_pools(load_cluster(self._file)).desired().config.drafts
         return next(pool.model for pool in pools if pool.name == self._pool)
 
-    def run(self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None]) -> Verdict | None:
+    def run(
+        self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None], is_tried: bool = True
+    ) -> Verdict | None:
         config = load_cluster(self._file)
         is_stopped = False
 
@@ -36,7 +38,7 @@ class PoolTrials:
 
         try:
             with observe_cluster(config) as gateway:
-                limits = TrialLimits(seconds=self._seconds)
+                limits = TrialLimits(seconds=self._seconds if is_tried else 0.0)
                 swap = DraftSwap(live_pools(config), gateway, self._pool, str(draft), limits)
                 decision = swap.run(pause, LOAD_SECONDS, report)
         except PacelineError as error:

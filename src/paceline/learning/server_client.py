@@ -31,9 +31,11 @@ class Trials(Protocol):
         """Name or folder of the draft in use. Raises `ServerFailure`."""
         ...
 
-    def run(self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None]) -> Verdict | None:
-        """Tries a draft under load. `wait` pauses between two looks and returns False to give up: then the draft before it
-        stays, and the verdict is None. Raises `ServerFailure`."""
+    def run(
+        self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None], is_tried: bool = True
+    ) -> Verdict | None:
+        """Tries a draft under load, or uses it at once if not `is_tried`. `wait` pauses between two looks and returns False to
+        give up: then the draft before it stays, and the verdict is None. Raises `ServerFailure`."""
         ...
 
 
@@ -59,8 +61,10 @@ class ServerClient:
     def in_use(self) -> str:
         return str(self._call("GET", "/admin/draft")["draft"])
 
-    def run(self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None]) -> Verdict | None:
-        state = self._start(draft, wait)
+    def run(
+        self, draft: Path, wait: Callable[[], bool], report: Callable[[str], None], is_tried: bool = True
+    ) -> Verdict | None:
+        state = self._start({"draft": str(draft), "seconds": self._trial_seconds if is_tried else 0.0}, wait)
         while state is not None and state["verdict"] == "continue":
             report(state["reason"])
             if not wait():
@@ -73,11 +77,11 @@ class ServerClient:
             return Verdict(False, None, f"another trial replaced it: {state['candidate']}")
         return Verdict(state["verdict"] == "keep", state["gain"], state["reason"] or state["verdict"])
 
-    def _start(self, draft: Path, wait: Callable[[], bool]) -> dict[str, Any] | None:
+    def _start(self, swap: dict[str, Any], wait: Callable[[], bool]) -> dict[str, Any] | None:
         """Starts the trial, after the end of another one."""
         while True:
             try:
-                return self._call("POST", "/admin/draft", {"draft": str(draft), "seconds": self._trial_seconds})
+                return self._call("POST", "/admin/draft", swap)
             except ServerFailure as error:
                 if not error.is_temporary or not wait():
                     if error.is_temporary:

@@ -93,6 +93,17 @@ def test_a_better_draft_is_kept_and_becomes_the_draft(make: Callable[..., Worker
     assert (worker.swap.candidate, worker.swap.verdict) == ("third", "continue")
 
 
+def test_with_0_seconds_the_draft_is_used_at_once(make: Callable[..., Worker]) -> None:
+    worker = make(lambda name: tiny_model())
+    worker.swaps.start(SwapDraft(7, "new", 0.0))
+    worker.wait_loaded()
+    assert (worker.swap.verdict, worker.swap.reason) == ("keep", "used at once, without a trial")
+    status = worker.swaps.status
+    assert status is not None
+    assert status.draft == "new"
+    worker.generate(1)
+
+
 def test_while_it_loads_the_engine_serves_and_another_swap_is_ignored(make: Callable[..., Worker]) -> None:
     may_load = threading.Event()
 

@@ -42,7 +42,9 @@ def swap(
     period: Annotated[
         float, typer.Option(min=0.1, help="With --server: seconds of one draft before the other may follow.")
     ] = 4.0,
-    seconds: Annotated[float, typer.Option(min=1, help="Longest time of the trial under load.")] = 600.0,
+    seconds: Annotated[
+        float, typer.Option(min=0, help="Longest time of the trial under load; 0: use the new draft at once.")
+    ] = 600.0,
     wait: Wait = 600.0,
     ray: Ray = None,
 ) -> None:

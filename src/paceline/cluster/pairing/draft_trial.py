@@ -48,6 +48,9 @@ class TrialDecision:
     reason: str
 
 
+USED_AT_ONCE = TrialDecision(TrialVerdict.KEEP, None, "used at once, without a trial")
+
+
 class DraftTrial:
     """The trial of one draft, from `started` on. `decide` has no effects."""
 

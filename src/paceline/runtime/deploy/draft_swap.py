@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
-from paceline.cluster.pairing.draft_trial import DraftTrial, TrialDecision, TrialLimits, TrialVerdict
+from paceline.cluster.pairing.draft_trial import USED_AT_ONCE, DraftTrial, TrialDecision, TrialLimits, TrialVerdict
 from paceline.cluster.scaling.changes import check_memory
 from paceline.cluster.scaling.desired import DesiredState, WorkerGoal, free_numbers
 from paceline.core.clock import Clock, WallClock
@@ -29,7 +29,8 @@ class DraftSwap:
         limits: TrialLimits | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`gateway` observes the workers. `model`: the new draft, as `model` of a draft pool."""
+        """`gateway` observes the workers. `model`: the new draft, as `model` of a draft pool. With 0 seconds in `limits` it is
+        used as soon as it is loaded."""
         self._pools, self._gateway, self._pool, self._model = pools, gateway, pool, model
         self._limits, self._clock = limits or TrialLimits(), clock or WallClock()
         self._old: tuple[str, ...] = ()
@@ -91,6 +92,8 @@ class DraftSwap:
                 current += grown
             elif name in self._new:
                 candidate += grown
+        if not self._limits.seconds:
+            return USED_AT_ONCE
         if not self._old:  # the pool was empty: the new draft is better than none if targets use it
             return TrialDecision(TrialVerdict.KEEP, None, "the pool had no other draft")
         return self._trial.decide(current, candidate, self._clock.now())

@@ -16,7 +16,13 @@ import random
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from paceline.cluster.pairing.draft_trial import DraftTrial, TrialDecision, TrialLimits, TrialVerdict
+from paceline.cluster.pairing.draft_trial import (
+    USED_AT_ONCE,
+    DraftTrial,
+    TrialDecision,
+    TrialLimits,
+    TrialVerdict,
+)
 from paceline.core.clock import Clock, WallClock
 from paceline.core.sequence import Sequence
 from paceline.core.worker_status import DraftCounts, GoodputSums
@@ -114,7 +120,7 @@ class DraftSwitchback(StepHook):
             self._methods = tuple(name for name, one in proposers.items() if one.traits.weights is self.weights)
 
     def begin(self, candidate: AnyDraft, seconds: float, period: float) -> None:
-        """Start a trial. Raises `IncompatibleDraft` if the weights do not fit."""
+        """Start a trial; with 0 seconds the candidate is used at once. Raises `IncompatibleDraft` if the weights do not fit."""
         assert self.weights is not None
         assert self._speculator is not None
         assert self._trial is None
@@ -126,7 +132,10 @@ class DraftSwitchback(StepHook):
         self._measured, self._order = (_Measured(), _Measured()), []
         self.decision = TrialDecision(TrialVerdict.CONTINUE, None, "the trial has begun")
         self._speculator.forget_label(self._methods, LABEL)
-        self._use(self._next_version())
+        if seconds:
+            self._use(self._next_version())
+        else:
+            self._finish(USED_AT_ONCE)
 
     def stop(self, reason: str) -> None:
         """End the trial without a test: the draft before it stays."""
@@ -200,7 +209,7 @@ class DraftSwitchback(StepHook):
         self._use(Version.CANDIDATE if is_kept else Version.CURRENT)
         self._version = Version.CURRENT  # the draft in use is the current one of the next trial
         self._speculator.label(self._methods, "")
-        if is_kept:
+        if is_kept and self._measured[Version.CANDIDATE].sequences:
             self._speculator.adopt_label(self._methods, LABEL)
         self.weights.drop_spare()
         self._period = _Period(0.0)

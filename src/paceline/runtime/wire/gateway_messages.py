@@ -160,7 +160,7 @@ class SwapDraft(Message, frozen=True, tag=28):
     draft: LongText
     """Name or folder, as `draft` of the engine. Empty: end the trial; the draft before it stays."""
     seconds: NonNegative = 600.0
-    """Longest time of the trial."""
+    """Longest time of the trial; 0: the draft is used at once."""
     period: NonNegative = 4.0
     """Time for which one of both drafts is used before the other may follow."""
 
