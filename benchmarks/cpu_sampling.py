@@ -54,7 +54,10 @@ def main() -> None:
             cells = [
                 pair(partial(distribution.pick, logits[:1], rows[:1]), repeats),
                 pair(partial(distribution.pick, logits, rows), repeats),
-                pair(partial(ranking.rank, few[:1], rows[:1], [True], DraftVocabulary(len(few[0]), model.head), 4), repeats),
+                pair(
+                    partial(ranking.rank, few[:1], rows[:1], [True], DraftVocabulary(len(few[0]), model.head), 4),
+                    repeats,
+                ),
             ]
             print(f"{name:28} {cells[0]:>16} {cells[1]:>16} {cells[2]:>18}")
 

@@ -1,5 +1,6 @@
 """One core reads, writes, divides and joins blocks and weights of several ranks: `python benchmarks/rank_copies.py`."""
 
+import argparse
 import time
 from collections.abc import Callable
 
@@ -72,6 +73,7 @@ def layer(config: ModelConfig) -> dict[str, Piece]:
 
 
 def main() -> None:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     torch.set_num_threads(1)
     config = ModelConfig.from_hf(LLAMA_1B)
     print("ranks  read blocks  write blocks  divide a layer  join a layer   (GB/s, one core)")

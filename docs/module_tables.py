@@ -14,7 +14,10 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "paceline"
 PAGE = ROOT / "docs" / "architecture.md"
 BEGIN, END = "<!-- modules: begin (docs/module_tables.py writes this) -->", "<!-- modules: end -->"
-ORDER = "core kernels models kv speculation engine cluster planning endpoints vllm runtime server train learning audit bench cli".split()  # noqa: SIM905
+ORDER = (
+    "core", "kernels", "models", "kv", "speculation", "engine", "cluster", "planning", "endpoints",
+    "vllm", "runtime", "server", "train", "learning", "audit", "bench", "cli",
+)  # fmt: skip
 
 
 def summary(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -32,6 +33,7 @@ def running(name: str, progress: LoadProgress | None = None) -> tuple[WorkerThre
     weights = FakeWeights(progress)
     one = WorkerThread(name)
     one.worker._weights = weights  # type: ignore[assignment]
+    one.worker._reports = replace(one.worker._reports, weights=weights)
     return one, weights
 
 

@@ -8,11 +8,17 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli.commands import cli
+from paceline.cli.render import console
 from paceline.cli.training.learn import _without_key
 from paceline.learning import run as learning_run
 from paceline.learning.plan import LearnPlan
 from paceline.learning.versions import Activity, VersionFolder
 from tests.learning.test_versions import add
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(console.out, "width", 300)
 
 
 def run(*arguments: str, **environment: str) -> Result:
