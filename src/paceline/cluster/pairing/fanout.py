@@ -38,13 +38,15 @@ def fan_out(
     branches = nodes // depth - 1 if depth else 0
     if branches <= 0:
         return []
-    outcomes, survival = [], 1.0
+    likely, survival = [], 1.0
     for accepted in range(offered + 1):
         alpha = alphas[min(accepted, len(alphas) - 1)]
         ends = survival if accepted == offered and not continues else survival * (1.0 - alpha)
-        outcomes += [(-ends * chance, accepted, alternative) for alternative, chance in enumerate(odds)]
+        for alternative, chance in enumerate(odds):
+            if ends * chance >= MIN_PROBABILITY:
+                likely.append((-ends * chance, accepted, alternative))
         survival *= alpha
-    likely = sorted(outcome for outcome in outcomes if outcome[0] <= -MIN_PROBABILITY)
+    likely.sort()
     return [Outcome(accepted, alternative, -negative) for negative, accepted, alternative in likely[:branches]]
 
 

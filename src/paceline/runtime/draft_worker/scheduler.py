@@ -66,8 +66,8 @@ class DraftScheduler:
         self._num_passes = 0
         self._outcomes: list[VerifyOutcome] = []
         """Outcomes to learn from when the next pass is scheduled, after the targets have their answers."""
-        self._plans: dict[tuple[int, int, bool, tuple[float | None, ...]], list[Outcome]] = {}
-        """Plans of this pass, by their arguments."""
+        self._averages: tuple[Sequence[float], Sequence[float]] | None = None
+        """Acceptance by position and odds of the alternatives in this pass; None: not computed yet."""
 
     def has_room(self, message: Open) -> bool:
         limits = self._limits
@@ -148,7 +148,7 @@ class DraftScheduler:
         self._learn()
         targets = list(self.targets.values())
         self._num_passes += 1
-        self._plans.clear()
+        self._averages = None
         if targets:  # each pass starts with another target
             shift = self._num_passes % len(targets)
             targets = targets[shift:] + targets[:shift]
@@ -186,15 +186,12 @@ class DraftScheduler:
 
     def plan(self, num_offered: int, depth: int, continues: bool, gaps: Sequence[float | None]) -> list[Outcome]:
         """Outcomes of a round to prepare. `gaps`: score gaps of the drafted tokens, as far as they are computed."""
-        key = num_offered, depth, continues, tuple(gaps)
-        plan = self._plans.get(key)
-        if plan is None:
-            averages = self.acceptance.alphas("")
-            alphas = [averages[min(i, len(averages) - 1)] for i in range(num_offered + 1)]
-            alphas[: len(gaps)] = map(self._gap_odds.alpha, alphas, gaps)
-            plan = fan_out(alphas, self._odds.odds, num_offered, depth, self._limits.ahead_nodes, continues)
-            self._plans[key] = plan
-        return plan
+        if self._averages is None:
+            self._averages = self.acceptance.alphas(""), self._odds.odds
+        averages, odds = self._averages
+        alphas = [averages[min(i, len(averages) - 1)] for i in range(num_offered + 1)]
+        alphas[: len(gaps)] = map(self._gap_odds.alpha, alphas, gaps)
+        return fan_out(alphas, odds, num_offered, depth, self._limits.ahead_nodes, continues)
 
     @property
     def _states(self) -> list[DraftState]:
