@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.learning.further_training import Candidate
-from paceline.learning.server_client import ServerFailure
+from paceline.learning.learning_server import ServerFailure
 from paceline.learning.versions import Verdict
 from paceline.server.learning.sample_ring import LearningSample, SampleRing
 from paceline.train.evaluate import Score

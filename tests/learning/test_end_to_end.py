@@ -9,8 +9,8 @@ import pytest
 
 from paceline.core.clock import WallClock
 from paceline.learning.learner import Learner, LearnerLimits
+from paceline.learning.learning_server import LearningServer
 from paceline.learning.memory import MemoryLimits, SampleMemory
-from paceline.learning.server_client import ServerClient
 from paceline.learning.versions import VersionFolder
 from paceline.train.progress import PlainProgress, StopRequest
 from tests.learning.tiny import make_training, save_tiny_draft
@@ -41,7 +41,7 @@ def test_a_version_is_trained_and_tried_on_a_real_server(tmp_path: Path) -> None
         folder = VersionFolder(tmp_path / "out")
         folder.create(base, process.url)
         clock = WallClock()
-        client = ServerClient(process.url, KEY, trial_seconds=1.0)
+        client = LearningServer(process.url, KEY, trial_seconds=1.0)
         learner = Learner(
             folder, client, client, make_training(model), SampleMemory(MemoryLimits(10_000, held_out=0.3)),
             LearnerLimits(200, min_held_out=4), PlainProgress(clock), lambda seconds: None, StopRequest(),

@@ -10,9 +10,9 @@ from typing import Protocol
 from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.learning.further_training import Candidate, FurtherTraining
 from paceline.learning.gate import OfflineLimits, decide_offline
+from paceline.learning.learning_server import ServerFailure, Trials
 from paceline.learning.memory import SampleMemory
 from paceline.learning.plot import PLOT, plot_versions
-from paceline.learning.server_client import ServerFailure, Trials
 from paceline.learning.versions import Activity, Lineage, Verdict, VersionFolder
 from paceline.server.learning.sample_ring import SampleBatch
 from paceline.train.evaluate import Score

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from paceline.cluster.pairing.draft_trial import TrialLimits, TrialVerdict
 from paceline.core.errors import PacelineError
-from paceline.learning.server_client import ServerFailure
+from paceline.learning.learning_server import ServerFailure
 from paceline.learning.versions import Verdict
 from paceline.runtime.deploy.cluster_file import load_cluster
 from paceline.runtime.deploy.deployment import live_pools, observe_cluster

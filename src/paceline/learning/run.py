@@ -7,9 +7,9 @@ from paceline.core.clock import Clock
 from paceline.learning.further_training import DraftTraining
 from paceline.learning.idle import Pacer, lower_priority
 from paceline.learning.learner import Learner, LearnerLimits
+from paceline.learning.learning_server import LearningServer, Trials
 from paceline.learning.memory import MemoryLimits, SampleMemory
 from paceline.learning.plan import LearnPlan
-from paceline.learning.server_client import ServerClient, Trials
 from paceline.learning.versions import VersionFolder
 from paceline.models.loading.hub import find_model
 from paceline.train.progress import Progress, Stopped, StopRequest
@@ -21,7 +21,7 @@ def learn(plan: LearnPlan, command: str, clock: Clock, progress: Progress, stop:
     lower_priority(plan.threads)
     folder = VersionFolder(plan.out)
     folder.create(find_model(plan.draft), plan.server)
-    client = ServerClient(plan.server, plan.key, plan.served_model, plan.trial_seconds)
+    client = LearningServer(plan.server, plan.key, plan.served_model, plan.trial_seconds)
 
     def sleep(seconds: float) -> None:
         with suppress(Stopped), stop.interruptible():
@@ -48,7 +48,7 @@ def learn(plan: LearnPlan, command: str, clock: Clock, progress: Progress, stop:
             sleep(plan.interval)
 
 
-def _trials(plan: LearnPlan, client: ServerClient) -> Trials:
+def _trials(plan: LearnPlan, client: LearningServer) -> Trials:
     if plan.cluster is None or plan.pool is None:
         return client
     from paceline.learning.pool_trials import PoolTrials

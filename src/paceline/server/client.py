@@ -10,14 +10,12 @@ from paceline.core.errors import InvalidRequest, PacelineError
 
 TIMEOUT = 30.0
 """Seconds that the server has to answer."""
-
-
 TEMPORARY = (409, 429)
-"""Statuses of refusals that may not be repeated later."""
+"""Statuses of refusals that a later attempt may not meet: another trial runs, a rate limit."""
 
 
 class ServerUnavailable(PacelineError):
-    """The server does not answer, or refuses for now; it may not later."""
+    """The server does not answer, or refuses for now: try again later."""
 
 
 class ServerClient:
@@ -65,7 +63,7 @@ def _refusal(url: str, path: str, error: urllib.error.HTTPError) -> PacelineErro
         message = f"status {error.code}"
     if error.code in (401, 403):
         scope = "admin" if is_admin else "metrics"
-        return InvalidRequest(f"{url}{path} needs a key with the scope `{scope}`: set --api-key", field="api-key")
+        return InvalidRequest(f"{url}{path} needs an API key with the scope `{scope}`")
     if error.code == 404 and is_admin:
         return InvalidRequest(f"{url}{path}: no admin routes (set `admin_key` or `api_keys` there), or no such model")
     if error.code == 503:

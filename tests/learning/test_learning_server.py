@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.learning.server_client import ServerClient, ServerFailure
+from paceline.learning.learning_server import LearningServer, ServerFailure
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -49,7 +49,7 @@ def state(verdict: str | None, draft: str = "base", candidate: str = "new") -> d
     return {"draft": draft, "candidate": candidate, "verdict": verdict, "gain": 0.1, "reason": "because"}
 
 
-def run(client: ServerClient, limit: int = 100) -> Any:
+def run(client: LearningServer, limit: int = 100) -> Any:
     waits = iter(range(limit))
     return client.run(Path("new"), lambda: next(waits, None) is not None, lambda text: None)
 
@@ -57,7 +57,7 @@ def run(client: ServerClient, limit: int = 100) -> Any:
 def test_a_trial_is_polled_until_its_verdict(server: tuple[type[Handler], str]) -> None:
     handler, url = server
     handler.answers += [(200, state("continue")), (200, state("continue")), (200, state("keep"))]
-    verdict = run(ServerClient(url, "key", trial_seconds=9.0))
+    verdict = run(LearningServer(url, "key", trial_seconds=9.0))
     assert (verdict.is_passed, verdict.gain, verdict.reason) == (True, 0.1, "because")
     assert handler.calls[0] == ("POST", "/admin/draft", {"draft": "new", "seconds": 9.0})
     assert [call[0] for call in handler.calls] == ["POST", "GET", "GET"]
@@ -67,37 +67,37 @@ def test_a_trial_is_polled_until_its_verdict(server: tuple[type[Handler], str]) 
 def test_any_other_verdict_refuses(server: tuple[type[Handler], str], verdict: str) -> None:
     handler, url = server
     handler.answers += [(200, state(verdict))]
-    assert not run(ServerClient(url, None)).is_passed
+    assert not run(LearningServer(url, None)).is_passed
 
 
 def test_a_verdict_on_another_draft_does_not_count(server: tuple[type[Handler], str]) -> None:
     handler, url = server
     handler.answers += [(200, state("keep", candidate="other"))]
-    assert not run(ServerClient(url, None)).is_passed
+    assert not run(LearningServer(url, None)).is_passed
 
 
 def test_giving_up_ends_the_trial(server: tuple[type[Handler], str]) -> None:
     handler, url = server
     handler.answers += [(200, state("continue")), (200, state("roll back"))]
-    assert run(ServerClient(url, None), limit=0) is None
+    assert run(LearningServer(url, None), limit=0) is None
     assert [call[0] for call in handler.calls] == ["POST", "DELETE"]
 
 
 def test_another_trial_is_waited_for(server: tuple[type[Handler], str]) -> None:
     handler, url = server
     handler.answers += [(409, {"error": {"message": "running"}}), (200, state("keep"))]
-    assert run(ServerClient(url, None)).is_passed
+    assert run(LearningServer(url, None)).is_passed
 
 
 def test_errors_say_whether_to_try_again(server: tuple[type[Handler], str]) -> None:
     handler, url = server
     for status, is_temporary in ((401, False), (404, False), (503, True), (429, True)):
         handler.answers += [(status, {"error": {"message": "no"}})]
-        with pytest.raises(ServerFailure, match="no") as failure:
-            ServerClient(url, None).samples(0)
+        with pytest.raises(ServerFailure, match=r"/admin|not ready") as failure:
+            LearningServer(url, None).samples(0)
         assert failure.value.is_temporary == is_temporary
     with pytest.raises(ServerFailure) as failure:
-        ServerClient("http://127.0.0.1:9", None).samples(0)
+        LearningServer("http://127.0.0.1:9", None).samples(0)
     assert failure.value.is_temporary
 
 
@@ -108,7 +108,7 @@ def test_samples(server: tuple[type[Handler], str]) -> None:
         "category": "chat",
     }  # fmt: skip
     handler.answers += [(200, {"epoch": "e", "last": 4, "samples": [one]}), (200, {"epoch": "e"})]
-    client = ServerClient(url, None, model="llama")
+    client = LearningServer(url, None, model="llama")
     batch = client.samples(3)
     assert (batch.epoch, batch.last, batch.samples[0].prompt, batch.samples[0].output) == ("e", 4, (1, 2), (3,))
     assert handler.calls[0][1] == "/admin/learning/samples?after=3&model=llama"

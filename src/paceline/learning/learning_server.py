@@ -1,19 +1,16 @@
 """The server as a learner uses it: samples, and trials of a draft inside its engines."""
 
-import json
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.core.errors import PacelineError
 from paceline.learning.versions import Verdict
+from paceline.server.client import ServerClient, ServerUnavailable
 from paceline.server.learning.sample_ring import LearningSample, SampleBatch
 
 TIMEOUT = 15.0
-CONFLICT = 409
+"""Seconds that the server has to answer."""
 
 
 class ServerFailure(PacelineError):
@@ -39,12 +36,11 @@ class Trials(Protocol):
         ...
 
 
-class ServerClient:
-    """The admin routes of a server."""
+class LearningServer:
+    """A running server: implements `Trials`, and `Samples` of the learner."""
 
     def __init__(self, url: str, key: str | None, model: str | None = None, trial_seconds: float = 600.0) -> None:
-        self.url = url.rstrip("/")
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._server = ServerClient(url, key, TIMEOUT)
         self._model, self._trial_seconds = model, trial_seconds
 
     def samples(self, after: int) -> SampleBatch:
@@ -56,7 +52,7 @@ class ServerClient:
             )
             return SampleBatch(content["epoch"], content["last"], samples)
         except (KeyError, TypeError) as error:
-            raise ServerFailure(f"{self.url} sent samples of another version: {error!r}", False) from None
+            raise ServerFailure(f"{self._server.url} sent samples of another version: {error!r}", False) from None
 
     def in_use(self) -> str:
         return str(self._call("GET", "/admin/draft")["draft"])
@@ -91,24 +87,8 @@ class ServerClient:
     def _call(self, method: str, path: str, body: dict[str, Any] | None = None, **query: Any) -> dict[str, Any]:
         if self._model is not None:
             query, body = (query, {**body, "model": self._model}) if body else ({**query, "model": self._model}, body)
-        url = f"{self.url}{path}" + (f"?{urllib.parse.urlencode(query)}" if query else "")
-        data = None if body is None else json.dumps(body).encode()
-        headers = self._headers | ({"content-type": "application/json"} if data else {})
         try:
-            with urllib.request.urlopen(
-                urllib.request.Request(url, data, headers, method=method), timeout=TIMEOUT
-            ) as answer:
-                content: dict[str, Any] = json.load(answer)
-                return content
-        except urllib.error.HTTPError as error:
-            is_temporary = error.code in (CONFLICT, 429) or error.code >= 500
-            raise ServerFailure(f"{method} {url}: {_message(error)}", is_temporary) from None
-        except (OSError, ValueError) as error:
-            raise ServerFailure(f"{method} {url}: {error}", True) from None
-
-
-def _message(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.load(error)["error"]["message"])
-    except (ValueError, KeyError, TypeError, OSError):
-        return f"status {error.code}"
+            content: dict[str, Any] = self._server.send(method, path, body, **query)
+        except PacelineError as error:
+            raise ServerFailure(str(error), isinstance(error, ServerUnavailable)) from None
+        return content
