@@ -31,12 +31,13 @@ def check(
     cache_dtype: torch.dtype | None = None,
     plan: AttentionPlan | None = None,
     padding: int = 0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Compare with the reference and return the output. Rows that belong to no sequence must not be written."""
     layout = make_layout(contexts, rows, BLOCKS, ancestors)
     keys, values = (cache.to(cache_dtype or dtype) for cache in make_cache(BLOCKS, kv_heads, width))
     q = torch.randn(sum(rows), heads, width, generator=generator(2)).to(dtype)
-    expected = paged_attention_reference(q, keys, values, layout, SCALE, window)
+    expected = paged_attention_reference(q, keys, values, layout, SCALE, window, sinks)
     total = sum(rows) + padding
     if plan is None:
         plan = attention_plan(total, len(rows), max_rows or max(rows), heads, kv_heads, width, DEVICE, splits)
@@ -45,7 +46,8 @@ def check(
     query = torch.cat((q, torch.full((padding, heads, width), torch.nan, dtype=dtype)))
     tensors = on_device(query, keys, values, layout.starts, layout.context_lens, layout.block_tables)
     marks = None if ancestors is None else on_device(ancestors)[0]
-    assert paged_attention(*tensors, plan, SCALE, marks, window, out=out) is out
+    own_sinks = None if sinks is None else on_device(sinks)[0]
+    assert paged_attention(*tensors, plan, SCALE, marks, window, out=out, sinks=own_sinks) is out
     out = out.cpu()
     assert out[sum(rows) :].isnan().all()
     tolerance = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}[dtype]
@@ -93,6 +95,20 @@ def test_verification_with_windows(window: int | None, splits: int) -> None:
 def test_trees_and_chains_in_one_batch(window: int | None, splits: int) -> None:
     ancestors = torch.tensor([*masks(PARENTS), -1, -1, -1, -1, *masks(PARENTS)])
     check([90, 0, 16, 0], [TREE, 3, 1, TREE], ancestors=ancestors, window=window, splits=splits)
+
+
+@pytest.mark.parametrize("window", [None, 24])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_sinks_of_each_head(window: int | None, splits: int) -> None:
+    sinks = torch.randn(6, generator=generator(5)) * 3
+    ancestors = torch.tensor([*masks(PARENTS), -1, -1, -1, -1])
+    check([90, 0, 150], [TREE, 3, 1], ancestors=ancestors, window=window, splits=splits, sinks=sinks)
+
+
+@pytest.mark.parametrize("sink", [-1e4, 1e4])
+def test_sinks_far_from_the_scores_of_keys(sink: float) -> None:
+    out = check([70], [2], splits=2, sinks=torch.full((6,), sink))
+    assert (out.abs().max() > 1e-3) == (sink < 0)
 
 
 @pytest.mark.parametrize("window", [None, 7])
@@ -175,21 +191,22 @@ def test_queries_may_be_a_view_of_the_joint_projection() -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize(("context", "rows"), [(60, 8), (200, 5), (240, 16)])
-@pytest.mark.parametrize(("heads", "kv_heads"), [(32, 8), (16, 2), (9, 3)])
+@pytest.mark.parametrize(("heads", "kv_heads", "has_sinks"), [(32, 8, False), (16, 2, True), (9, 3, False)])
 def test_a_row_of_a_chain_has_the_bits_of_the_row_decoded_alone(
-    heads: int, kv_heads: int, context: int, rows: int, window: int | None, dtype: torch.dtype
+    heads: int, kv_heads: int, has_sinks: bool, context: int, rows: int, window: int | None, dtype: torch.dtype
 ) -> None:
     """Chunks and parts of the context begin at fixed indices, and no sum depends on other rows."""
     layout = make_layout([context], [rows], BLOCKS)
     caches = on_device(*(cache.to(dtype) for cache in make_cache(BLOCKS, kv_heads, 64)))
     q = torch.randn(rows, heads, 64, generator=generator(2)).to(DEVICE, dtype)
+    sinks = torch.randn(heads, generator=generator(5)).to(DEVICE, dtype) if has_sinks else None
 
     def attend(first: int, count: int) -> Tensor:
         plan = attention_plan(count, 1, count, heads, kv_heads, 64, DEVICE, num_splits=4)
         place = on_device(
             torch.tensor([0, count], dtype=torch.int32), torch.tensor([context + first]).int(), layout.block_tables
         )
-        return paged_attention(q[first : first + count], *caches, *place, plan, SCALE, window=window)
+        return paged_attention(q[first : first + count], *caches, *place, plan, SCALE, window=window, sinks=sinks)
 
     together = attend(0, rows)
     for i in range(rows):

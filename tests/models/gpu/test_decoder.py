@@ -34,6 +34,19 @@ FAMILIES = {
         embedding_scale=6.0,
         activation="gelu_tanh",
     ),
+    "gpt_oss": replace(
+        SHAPE,
+        hidden_size=64,
+        ffn_size=32,
+        sliding_window=5,
+        full_layers=(1,),
+        attention_bias=True,
+        output_bias=True,
+        has_sinks=True,
+        activation="clamped_swiglu",
+        num_experts=4,
+        experts_per_token=2,
+    ),
 }
 
 

@@ -18,7 +18,7 @@ from paceline.kernels.gpu.attention_plan import AttentionPlan
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 from paceline.kernels.layout import BLOCK_SIZE
 
-_LOG2_E = 1.4426950408889634
+_LOG2_E = tl.constexpr(1.4426950408889634)
 _ONES = tl.constexpr(8)  # columns of the narrowest product
 
 
@@ -35,6 +35,7 @@ def paged_attention(
     window: int | None = None,
     out: Tensor | None = None,  # [T, H * hd]
     first_row: int = 0,
+    sinks: Tensor | None = None,  # [H]: one more score of each head, without a value
 ) -> Tensor:
     """[T, H * hd], for the layout described by `AttentionLayout`. Rows from `starts[S]` on are not written. `first_row`:
     rows of each sequence's tree that earlier passes have computed; this pass continues after them."""
@@ -62,6 +63,7 @@ def paged_attention(
             window,
             out,
             first_row,
+            sinks,
         )
     return out
 
@@ -79,6 +81,7 @@ def _launch(
     window: int | None,
     out: Tensor,
     first_row: int,
+    sinks: Tensor | None,
 ) -> None:
     heads, width, kv_heads = q.shape[1], q.shape[2], key_cache.shape[2]
     _attention[(plan.num_tiles, kv_heads, plan.num_splits)](
@@ -90,6 +93,7 @@ def _launch(
         context_lens,
         block_tables,
         q if ancestors is None else ancestors,
+        q if sinks is None else sinks,
         plan.partial,
         plan.sums,
         plan.counters,
@@ -99,13 +103,14 @@ def _launch(
         first_row,
         plan.least_rows,
         plan.most_rows,
-        scale * _LOG2_E,
+        scale * _LOG2_E.value,
         KV_HEADS=kv_heads,
         GROUP=heads // kv_heads,
         WIDTH=width,
         PADDED=triton.next_power_of_2(width),
         WINDOW=window or 0,
         TREE=ancestors is not None,
+        SINKS=sinks is not None,
         PAGE=BLOCK_SIZE,
         SEARCH=plan.search,
         TILE=plan.tile,
@@ -130,6 +135,7 @@ def _attention(
     context_lens,
     block_tables,
     ancestors,
+    sinks,
     partial,
     sums,
     counters,
@@ -146,6 +152,7 @@ def _attention(
     PADDED: tl.constexpr,
     WINDOW: tl.constexpr,
     TREE: tl.constexpr,
+    SINKS: tl.constexpr,
     PAGE: tl.constexpr,
     SEARCH: tl.constexpr,
     TILE: tl.constexpr,
@@ -209,10 +216,14 @@ def _attention(
         if tl.atomic_add(counters + group_index, 1, sem="acq_rel") != num_parts - 1:
             return
         tl.store(counters + group_index, 0)
-        total, norm = _join(
+        total, norm, top = _join(
             partial + (group_index * SPLITS).to(tl.int64) * TILE * WIDTH, sums + (group_index * SPLITS).to(tl.int64) * 2 * TILE,
             num_parts, is_live, WIDTH, PADDED, TILE, SPLITS,
         )  # fmt: skip
+    if SINKS:
+        # After all keys, so that its place in the sum does not depend on the parts of the context
+        sink = tl.load(sinks + head, mask=is_live, other=0.0).to(tl.float32)
+        norm += tl.exp2(tl.minimum(tl.fma(sink, _LOG2_E, -top), 120.0))
     result = total / tl.where(norm > 0.0, norm, 1.0)[:, None]
     at = (position * (KV_HEADS * GROUP * WIDTH) + head * WIDTH)[:, None] + lane[None, :]
     tl.store(out + at, result.to(out.dtype.element_ty), mask=is_kept)
@@ -336,8 +347,8 @@ def _join(
     TILE: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """(total, norm) of all parts: the sum of 2^(top - highest top) times each part's. Loads bypass L1: other programs wrote the
-    parts."""
+    """(total, norm, highest top) of all parts: the sums of 2^(top - highest top) times each part's. Loads bypass L1: other
+    programs wrote the parts."""
     AT_ONCE: tl.constexpr = max(1, 64 // TILE)  # parts loaded at once, as registers allow
     EVERY: tl.constexpr = triton.next_power_of_2(SPLITS)
     member, lane = tl.arange(0, TILE), tl.arange(0, PADDED)
@@ -361,7 +372,7 @@ def _join(
                 cache_modifier=".cg",
             )
             total += outputs * factor[:, None]
-    return total, norm
+    return total, norm, level
 
 
 @triton.jit

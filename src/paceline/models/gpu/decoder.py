@@ -196,7 +196,7 @@ def _attend(model: DecoderWeights, layer: int, q: Tensor, keys: Tensor, values: 
     config, layout = model.config, inputs.layout
     return paged_attention(
         q, keys, values, layout.starts, layout.context_lens, layout.block_tables, inputs.plan,
-        config.scale, layout.ancestors, config.window(layer), inputs.attention_out,
+        config.scale, layout.ancestors, config.window(layer), inputs.attention_out, sinks=model.layers[layer].sinks,
     )  # fmt: skip
 
 

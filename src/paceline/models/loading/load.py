@@ -98,8 +98,6 @@ def checkpoint_weights(
     checkpoint: Checkpoint, device: torch.device, quantization: Quantization | None, activations: Activations
 ) -> Weights:
     weights = checkpoint.weights
-    if device.type != "cpu":
-        check_gpu(checkpoint.config)
     if device.type == "meta":
         weights = WeightShapes(weights, checkpoint.config)
     if quantization is not None:
@@ -108,12 +106,6 @@ def checkpoint_weights(
     if activations == "float32" and device.type == "cpu":
         weights = Float32Activations(weights)
     return weights
-
-
-def check_gpu(config: ModelConfig) -> None:
-    """Raise `UnsupportedModel` for a model that has no kernels for GPUs."""
-    if config.has_sinks:
-        raise UnsupportedModel(f"{config.architecture} runs on the CPU only (attention sinks): set device to cpu")
 
 
 def _build_shard(
