@@ -101,11 +101,41 @@ def arrival_times(path: Path, count: int, rate: float) -> list[float]:
     return [scale * (second - seconds[0]) for second in seconds]
 
 
-def milliseconds(values: list[float], share: float) -> float:
-    return 1e3 * quantile(sorted(values), share)
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What one run measured; times in milliseconds."""
+
+    name: str
+    throughput: float
+    """Tokens per second."""
+    ttft: tuple[float, float]
+    """p50 and p99."""
+    tpot: tuple[float, float]
+    answered: int
+    refused: int
+    good: int
+    """Answers within the objective."""
+    seconds: float
+
+    @property
+    def good_rate(self) -> float:
+        return self.good / self.seconds
+
+    def __str__(self) -> str:
+        line = (
+            f"{self.name}: {self.throughput:.0f} tok/s; TTFT p50 {self.ttft[0]:.0f} p99 {self.ttft[1]:.0f} ms; "
+            f"TPOT p50 {self.tpot[0]:.2f} p99 {self.tpot[1]:.2f} ms; {self.answered} answered, {self.refused} refused"
+        )
+        return f"{line}; {self.good_rate:.1f} requests/s ({self.good / self.answered:.1%}) within the objective"
 
 
-async def run(options: argparse.Namespace) -> str:
+def quantiles(values: list[float]) -> tuple[float, float]:
+    """p50 and p99, in milliseconds."""
+    ordered = sorted(values)
+    return 1e3 * quantile(ordered, 0.5), 1e3 * quantile(ordered, 0.99)
+
+
+async def run(options: argparse.Namespace) -> Load:
     texts = [json.loads(line)["turns"][0][:4000] for line in options.prompts.read_text().splitlines()]
     timeout, connector = aiohttp.ClientTimeout(total=300), aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
@@ -118,18 +148,19 @@ async def run(options: argparse.Namespace) -> str:
             await client.closed_loop(options.streams, options.requests)
             name = f"{options.streams} streams"
     answers = client.answers
+    if not answers:
+        raise SystemExit(f"{name}: no request was answered, {client.num_refused} were refused")
     seconds = max(one.ended for one in answers) - min(one.sent for one in answers)
-    ttft, tpot = [one.ttft for one in answers], [one.tpot for one in answers]
-    good = sum(1e3 * one.ttft <= options.max_ttft and 1e3 * one.tpot <= options.max_tpot for one in answers)
-    line = (
-        f"{name}: {sum(one.tokens for one in answers) / seconds:.0f} tok/s; "
-        f"TTFT p50 {milliseconds(ttft, 0.5):.0f} p99 {milliseconds(ttft, 0.99):.0f} ms; "
-        f"TPOT p50 {milliseconds(tpot, 0.5):.2f} p99 {milliseconds(tpot, 0.99):.2f} ms; "
-        f"{len(answers)} answered, {client.num_refused} refused"
+    return Load(
+        name=name,
+        throughput=sum(one.tokens for one in answers) / seconds,
+        ttft=quantiles([one.ttft for one in answers]),
+        tpot=quantiles([one.tpot for one in answers]),
+        answered=len(answers),
+        refused=client.num_refused,
+        good=sum(1e3 * one.ttft <= options.max_ttft and 1e3 * one.tpot <= options.max_tpot for one in answers),
+        seconds=seconds,
     )
-    if options.rate:
-        line += f"; {good / seconds:.1f} requests/s ({good / len(answers):.1%}) within the objective"
-    return line
 
 
 def main() -> None:

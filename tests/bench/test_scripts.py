@@ -9,7 +9,12 @@ import pytest
 
 FOLDER = Path(__file__).parents[2] / "benchmarks"
 SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py"))
-NEEDS = {"gpu_transformers": "transformers", "logits": "transformers", "serve_load": "aiohttp"}
+NEEDS = {
+    "gpu_transformers": "transformers",
+    "logits": "transformers",
+    "serve_load": "aiohttp",
+    "serve_compare": "aiohttp",
+}
 """Packages that only a script needs."""
 
 
