@@ -41,8 +41,9 @@ from paceline.engine.build import build_engine
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.deploy.directory import FixedDirectory, Member
 from paceline.runtime.gateway_client.target_client import TargetClient
+from paceline.runtime.json_log import configure_logging
 from paceline.runtime.target_worker.worker import TargetWorker
-from paceline.runtime.tracing.tracer import Tracing
+from paceline.runtime.tracing import Tracing
 from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER
 from paceline.runtime.wire.transport import Listener
 from paceline.server.app import create_app
@@ -51,7 +52,6 @@ from paceline.server.config.config import ServerConfig
 from paceline.server.config.flags import FlagStore
 from paceline.server.gateway.gateway import Gateway
 from paceline.server.gateway.models import ServedModels
-from paceline.server.logs import configure_logging
 from paceline.server.metrics.metrics import Metrics
 from paceline.speculation.depth.drift import Change, DriftTest
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from paceline.endpoints.noise import gumbel
+from paceline.endpoints.picks import gumbel
 from paceline.speculation.verification.noise import NoiseKey, Purpose, gumbel_at
 
 TOKENS = (0, 1, 2, 77, 4096, 49151, 128255, 2**31 - 1)

@@ -17,7 +17,7 @@ from paceline.engine.loop import EngineLoop
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.target_worker.worker import TargetWorker
-from paceline.runtime.tracing.tracer import Tracing
+from paceline.runtime.tracing import Tracing
 from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, FromGateway
 from paceline.runtime.wire.transport import Listener
 from tests.engine.harness import engine_of

@@ -22,8 +22,7 @@ from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_pool.statistics import STALE_SECONDS, PoolStatistics
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.gateway_client.worker_statuses import worker_statuses
-from paceline.runtime.target_worker.flags import PRESSURE_SECONDS
-from paceline.runtime.target_worker.kv_pressure import KvPressure
+from paceline.runtime.target_worker.flags import PRESSURE_SECONDS, KvPressure
 from paceline.runtime.wire.gateway_messages import TO_GATEWAY, Heartbeat, SetFlags, StatusReport, StatusRequest, Welcome
 from paceline.runtime.wire.messages import MAX_DEPTH, VERSION, Load
 from paceline.runtime.wire.transport import Connection

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from paceline.server.logs import LOGGERS, configure_logging
+from paceline.runtime.json_log import LOGGERS, configure_logging
 
 
 @pytest.fixture

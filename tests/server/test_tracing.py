@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind
 
 from paceline.core.errors import InvalidConfig
-from paceline.runtime.tracing.tracer import Tracing
+from paceline.runtime.tracing import Tracing
 from paceline.server.app import create_app
 from paceline.server.auth.access import Access
 from paceline.server.config.config import ServerConfig

@@ -26,9 +26,8 @@ from paceline.cli.planning.simulate import simulate_command
 from paceline.cli.render import console
 from paceline.cli.serve import serve
 from paceline.cli.status import status
-from paceline.cli.training.export import export
 from paceline.cli.training.learn import learn
-from paceline.cli.training.train import train
+from paceline.cli.training.train import export, train
 from paceline.cli.warm import warm
 from paceline.core.errors import MissingDependency, PacelineError
 from paceline.core.version import VERSION

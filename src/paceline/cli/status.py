@@ -15,7 +15,7 @@ from rich.live import Live
 from paceline.cli.cluster import all_ready
 from paceline.cli.render import console
 from paceline.cli.render.workers import view
-from paceline.cluster.cost.spending import cost_since_start, dollars_per_hour
+from paceline.cluster.cost.cost import cost_since_start, dollars_per_hour
 from paceline.core.worker_status import WorkerStatus
 from paceline.runtime.deploy.cluster_file import load_cluster
 from paceline.server.client import ServerClient

@@ -2,8 +2,7 @@
 
 from paceline.endpoints.endpoint import Endpoint
 from paceline.endpoints.http_client import EndpointFailed, HttpClient
-from paceline.endpoints.servers.llama_cpp import LlamaCppEndpoint
-from paceline.endpoints.servers.llama_cpp_python import LlamaCppPythonEndpoint
+from paceline.endpoints.servers.llama_cpp import LlamaCppEndpoint, LlamaCppPythonEndpoint
 from paceline.endpoints.servers.openai import OpenAIEndpoint
 from paceline.endpoints.servers.paceline import PacelineEndpoint
 from paceline.endpoints.servers.vllm import VllmEndpoint

@@ -32,6 +32,9 @@ class OutputProcessor:
     def remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.id]
 
+    def has_grammar(self, sequence: Sequence) -> bool:
+        return self._sequences[sequence.id].has_grammar
+
     def masks(self, sequence: Sequence, draft: Draft) -> Seq[Tensor] | None:
         """What the grammar allows after the newest token and after each node; None: there is no grammar."""
         return self._sequences[sequence.id].masks(draft)
@@ -70,6 +73,10 @@ class SequenceOutput:
         if self._text is not None:
             for token in sequence.output_ids:
                 self._text.push(token)
+
+    @property
+    def has_grammar(self) -> bool:
+        return self._grammar is not None
 
     def masks(self, draft: Draft) -> Seq[Tensor] | None:
         """What the grammar allows after the newest token and after each node; None: there is no grammar.

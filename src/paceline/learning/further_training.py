@@ -26,6 +26,8 @@ from paceline.train.run import CHECKPOINT, make_draft, pick_device
 from paceline.train.saved_draft import load_draft, save_draft
 from paceline.train.trainer import CurvePoint, Trainer
 
+Samples = Sequence[LearningSample]
+
 SOURCE = "samples of live traffic"
 WARMUP_SHARE = 0.2
 """Share of the steps in which the learning rate grows."""
@@ -46,14 +48,7 @@ class Candidate:
 class FurtherTraining(Protocol):
     """Trains a version."""
 
-    def run(
-        self,
-        parent: Path,
-        samples: Sequence[LearningSample],
-        held_out: Sequence[LearningSample],
-        out: Path,
-        stop: StopRequest,
-    ) -> Candidate | None:
+    def run(self, parent: Path, samples: Samples, held_out: Samples, out: Path, stop: StopRequest) -> Candidate | None:
         """Writes the version and its card into `out`. None: `stop` was requested."""
         ...
 
@@ -70,32 +65,18 @@ class DraftTraining:
         self._identity = identity(self._target.name, checkpoint.read_tokenizer())
         self._num_runs = 0
 
-    def run(
-        self,
-        parent: Path,
-        samples: Sequence[LearningSample],
-        held_out: Sequence[LearningSample],
-        out: Path,
-        stop: StopRequest,
-    ) -> Candidate | None:
+    def run(self, parent: Path, samples: Samples, held_out: Samples, out: Path, stop: StopRequest) -> Candidate | None:
         try:
             return self._run(parent, samples, held_out, out, stop)
         except Stopped:
             return None
 
-    def score(self, draft: Path, samples: Sequence[LearningSample]) -> Evaluation:
+    def score(self, draft: Path, samples: Samples) -> Evaluation:
         """The scores of a saved draft by row."""
         trainer = self._trainer(draft, draft, samples, samples, Schedule(steps=1))
         return trainer.evaluate(trainer.held_out)
 
-    def _run(
-        self,
-        parent: Path,
-        samples: Sequence[LearningSample],
-        held_out: Sequence[LearningSample],
-        out: Path,
-        stop: StopRequest,
-    ) -> Candidate | None:
+    def _run(self, parent: Path, samples: Samples, held_out: Samples, out: Path, stop: StopRequest) -> Candidate | None:
         plan = self._plan
         count = len(to_text(samples, plan.length, self._target.config.vocab_size))
         steps = max(1, math.ceil(plan.epochs * count / plan.rows))
@@ -127,14 +108,7 @@ class DraftTraining:
             seconds=trainer.seconds,
         )
 
-    def _trainer(
-        self,
-        parent: Path,
-        out: Path,
-        samples: Sequence[LearningSample],
-        held_out: Sequence[LearningSample],
-        schedule: Schedule,
-    ) -> Trainer:
+    def _trainer(self, parent: Path, out: Path, samples: Samples, held_out: Samples, schedule: Schedule) -> Trainer:
         plan = self._plan
         text, held = (to_text(one, plan.length, self._target.config.vocab_size) for one in (samples, held_out))
         draft, vocabulary = make_draft(self._train_plan(parent, out), self._target, self._identity, text.ids)

@@ -4,7 +4,9 @@ Only the fields named here leave a record's `extra`, so a log line cannot contai
 """
 
 import logging
+import sys
 from datetime import UTC, datetime
+from typing import TextIO
 
 from paceline.core.errors import MissingDependency
 
@@ -70,4 +72,23 @@ def log_as(worker: str, level: str = "info") -> None:
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.basicConfig(level=max(number, logging.INFO), handlers=[handler])
     logging.getLogger("paceline").setLevel(number)
+    logging.captureWarnings(True)
+
+
+LOGGERS = ("paceline", "uvicorn", "uvicorn.error", "opentelemetry", "py.warnings")
+
+
+def configure_logging(level: str, stream: TextIO | None = None, with_texts: bool = False) -> None:
+    """Sends the logs of Paceline and uvicorn to `stream` only, by default standard error. The access log is off. uvicorn must
+    run with `log_config=None`, or it replaces this configuration."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter(with_texts))
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+        # At `info` uvicorn logs start and stop, which Paceline logs too
+        logger.setLevel(logging.WARNING if name != "paceline" and level == "info" else level.upper())
+    access = logging.getLogger("uvicorn.access")
+    access.handlers, access.propagate, access.disabled = [], False, True
     logging.captureWarnings(True)

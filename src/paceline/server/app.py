@@ -23,7 +23,7 @@ from paceline.server.plan_board import PlanBoard, plan_routes
 from paceline.server.routes import admin_routes, dashboard_routes, health_routes, overview_routes
 
 if TYPE_CHECKING:
-    from paceline.runtime.tracing.tracer import Tracing
+    from paceline.runtime.tracing import Tracing
 
 ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "Invalid request; `param` names the parameter"},

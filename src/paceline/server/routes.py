@@ -19,8 +19,7 @@ from paceline.server.auth.middleware import request_key
 from paceline.server.dashboard.overview import Overview, Report
 from paceline.server.draft_routes import draft_routes
 from paceline.server.gateway.models import ServedModels
-from paceline.server.metrics.merged_registry import MergedRegistry
-from paceline.server.metrics.metrics import Metrics
+from paceline.server.metrics.metrics import MergedRegistry, Metrics
 from paceline.server.openai.errors import NotFound, Unavailable
 from paceline.server.openai.schemas.responses import HealthStatus
 

@@ -20,17 +20,17 @@ from paceline.core.errors import InvalidConfig, MissingDependency
 from paceline.core.machine import freeze_loaded_objects
 from paceline.core.speculation import SpeculationFlags
 from paceline.models.loading.checksums import weights_checksum
+from paceline.runtime.json_log import configure_logging
 from paceline.server.auth.access import Access
 from paceline.server.auth.audit_log import AuditLog
 from paceline.server.auth.strict import StrictMode
 from paceline.server.config.config import GatewayConfig, ServerConfig
 from paceline.server.config.flags import FlagStore
 from paceline.server.learning.learner_process import learner_beside, learner_plan
-from paceline.server.logs import configure_logging
 
 if TYPE_CHECKING:
     from paceline.runtime.gateway_client.target_client import TargetClient
-    from paceline.runtime.tracing.tracer import Tracing
+    from paceline.runtime.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -211,7 +211,7 @@ def _open_tracing(config: ServerConfig) -> Iterator["Tracing | None"]:
     if config.trace_endpoint is None:
         yield None
         return
-    from paceline.runtime.tracing.tracer import Tracing
+    from paceline.runtime.tracing import Tracing
 
     with Tracing.to(config.trace_endpoint, f"{socket.gethostname()}:{os.getpid()}", config.trace_ratio) as tracing:
         yield tracing

@@ -10,7 +10,7 @@ from opentelemetry.trace import Span, Status, StatusCode
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.runtime.tracing.tracer import Tracing
+from paceline.runtime.tracing import Tracing
 
 CLIENT_DISCONNECTED = 499
 """Status of a request whose client disconnected before the response started, as in logs."""

@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.core.sampling import SamplingParams
 from paceline.core.sequence import Sequence
 from paceline.core.speculation import Verification
+from paceline.models.row_states import RowStates
 from paceline.speculation.drafts import DraftBatch
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ class Hidden:
 
     @property
     def end(self) -> int:
+        if isinstance(self.inner, RowStates):
+            return self.start + self.inner.num_rows
         rows = self.last if self.last is not None else next(iter(self.inner.values()))
         return self.start + len(rows)
 

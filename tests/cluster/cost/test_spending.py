@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from paceline.cluster.cost.spending import cost_since_start, dollars_per_hour, recent_cost
+from paceline.cluster.cost.cost import cost_since_start, dollars_per_hour, recent_cost
 from paceline.core.worker_status import WorkerLife, WorkerStatus
 
 TARGET = WorkerStatus("t-0", "t", "target", "ready", "", life=WorkerLife(started=1000.0), generated=10_000, price=3.6)

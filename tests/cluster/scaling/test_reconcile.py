@@ -1,5 +1,4 @@
-from paceline.cluster.scaling.desired import DesiredState, WorkerGoal
-from paceline.cluster.scaling.reconcile import Actions, RunningWorker, next_actions
+from paceline.cluster.scaling.desired import Actions, DesiredState, RunningWorker, WorkerGoal, next_actions
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.pool_config import PoolConfig
 

@@ -4,8 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from paceline.cluster.scaling.desired import DesiredState
-from paceline.cluster.scaling.reconcile import RunningWorker, next_actions
+from paceline.cluster.scaling.desired import DesiredState, RunningWorker, next_actions
 from paceline.cluster.scaling.rollout import (
     Compare,
     Finished,

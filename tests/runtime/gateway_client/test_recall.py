@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.errors import GenerationFailed
-from paceline.runtime.gateway_client.recall import RecallAnswers
+from paceline.runtime.gateway_client.stream import RecallAnswers
 from paceline.runtime.gateway_client.target_pool import TargetPool
 from paceline.runtime.wire.gateway_messages import Recalled
 from tests.engine.harness import PROMPT, SAMPLED, engine_of, outputs_of, request, tokens_of

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from paceline.cluster.health.health import WorkerState
+from paceline.cluster.health import WorkerState
 from paceline.cluster.routing.router import make_router
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.errors import GenerationFailed

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.health.health import WorkerState
+from paceline.cluster.health import WorkerState
 from paceline.core.errors import EngineClosed, InvalidRequest
 from paceline.core.output import StepOutput
 from paceline.core.request import Request

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from paceline.cluster.health.health import WorkerState
+from paceline.cluster.health import WorkerState
 from paceline.core.output import StepOutput
 from paceline.engine.engine import Engine
 from paceline.engine.hooks.handoff_plan import CacheLayout

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.cluster.health.health import StallDetector
+from paceline.cluster.health import StallDetector
 from paceline.core.request import ValidatedRequest
 from paceline.runtime.target_worker import gateways, worker
 from paceline.runtime.wire.gateway_messages import (

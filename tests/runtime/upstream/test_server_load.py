@@ -1,4 +1,4 @@
-from paceline.runtime.upstream.server_load import ServerLoad, parse_load
+from paceline.runtime.upstream.connection import ServerLoad, parse_load
 
 VLLM = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 vllm:num_requests_running{engine="0",model_name="m"} 3.0

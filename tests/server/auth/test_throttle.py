@@ -5,7 +5,7 @@ import pytest
 from paceline.core.clock import VirtualClock
 from paceline.server.auth.access import Access
 from paceline.server.auth.api_keys import KeyFile
-from paceline.server.auth.throttle import MAX_ADDRESSES, WRONG_KEYS_PER_MINUTE, WrongKeys
+from paceline.server.auth.rate_limit import MAX_ADDRESSES, WRONG_KEYS_PER_MINUTE, WrongKeys
 from paceline.server.openai.errors import RateLimited, Unauthorised
 
 CHAT = "/v1/chat/completions"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from paceline.server.logs import configure_logging
+from paceline.runtime.json_log import configure_logging
 from tests.server.fakes import Served, events, served
 from tests.server.test_logs import lines, stream
 

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from paceline.cluster.cost.spending import cost_since_start, dollars_per_hour
+from paceline.cluster.cost.cost import cost_since_start, dollars_per_hour
 from paceline.core.worker_status import WorkerStatus
 
 STYLES = {

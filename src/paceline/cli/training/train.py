@@ -1,10 +1,11 @@
-"""`paceline train`: train a draft for a target."""
+"""`paceline train` and `paceline export`: train a draft for a target, and write an EAGLE head for other engines."""
 
 import shlex
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.markdown import Markdown
@@ -68,3 +69,16 @@ class ProgressBar:
 
     def note(self, message: str) -> None:
         self._bar.console.print(message)
+
+
+def export(
+    draft: Annotated[str, typer.Argument(help="EAGLE head of `paceline train`: a folder or a name.")],
+    out: Annotated[Path, typer.Option(metavar="FOLDER", help="Output folder; must not exist.")],
+    model: Annotated[str, typer.Option(help="Target of the head: a folder, a GGUF file or a name.")] = "smollm2",
+    speculative_tokens: Annotated[int, typer.Option(min=1, help="Depth that the folder names as its default.")] = 3,
+) -> None:
+    """Write an EAGLE head in the format of `speculators`, which vLLM loads."""
+    from paceline.train.speculators import export_head  # imports torch
+
+    export_head(draft, model, out, speculative_tokens)
+    console.out.print(f"{out} holds the head in the format of speculators.", soft_wrap=True)

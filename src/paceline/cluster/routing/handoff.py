@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from paceline.cluster.health.health import Backoff
+from paceline.cluster.health import Backoff
 from paceline.cluster.routing.worker_rates import MIN_TOKENS, DecayingMean
 from paceline.core.clock import Clock
 from paceline.core.cluster_config import HANDOFF_THRESHOLD

@@ -1,4 +1,5 @@
-"""The desired state of a cluster: the workers that should run, each with a revision of the settings. Pure."""
+"""The desired state of a cluster: the workers that should run, each with a revision of the settings, and the
+workers to start and to drain for it. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -119,3 +120,27 @@ def _pool(config: ClusterConfig, name: str) -> PoolConfig:
         if pool.name == name:
             return pool
     raise InvalidConfig(f"there is no pool {name!r}; the pools are {', '.join(pool.name for pool in config.pools)}")
+
+
+@dataclass(frozen=True, slots=True)
+class RunningWorker:
+    revision: int
+    is_draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    start: tuple[WorkerGoal, ...] = ()
+    drain: tuple[str, ...] = ()
+
+
+def next_actions(desired: DesiredState, running: Mapping[str, RunningWorker]) -> Actions:
+    """A worker that should not run, or with another revision, drains. Once it is gone, its goal starts again."""
+    goals = {goal.name: goal for goal in desired.workers}
+    start = tuple(goal for goal in desired.workers if goal.name not in running)
+    drain = tuple(
+        name
+        for name, worker in running.items()
+        if not worker.is_draining and (name not in goals or goals[name].revision != worker.revision)
+    )
+    return Actions(start, drain)

@@ -1,18 +1,18 @@
 """Hidden states of committed tokens, for proposers that draft from them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from paceline.engine.schedule import Schedule
 from paceline.models.architectures.decoder import ForwardOutput
+from paceline.models.row_states import RowStates
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import Hidden, HiddenRequest
 from paceline.speculation.verification.verify import Verdict
 
 
-@torch.inference_mode()
 def committed_hidden(
     plan: Schedule,
     drafts: Mapping[int, Draft],
@@ -36,6 +36,18 @@ def committed_hidden(
                 rows.extend(first + item.num_tokens + node for node in verdict.path)
             owners.append((sequence.id, sequence.method, sequence.num_computed, slice(begin, len(rows))))
         first += item.num_tokens + (len(draft) if draft else 0)
+    if isinstance(output.inner, RowStates) and output.last_hidden is None:
+        return {i: Hidden(start, output.inner.choose(rows[part]), None) for i, _, start, part in owners}
+    return _states_of(owners, rows, output, wanted)
+
+
+@torch.inference_mode()
+def _states_of(
+    owners: Sequence[tuple[int, str, int, slice]],
+    rows: list[int],
+    output: ForwardOutput,
+    wanted: Mapping[str, HiddenRequest],
+) -> dict[int, Hidden]:
     layers = {layer for wants in wanted.values() for layer in wants.layers}
     inner = {layer: _take(output.inner[layer], rows) for layer in layers}
     last = None if output.last_hidden is None else _take(output.last_hidden, rows)

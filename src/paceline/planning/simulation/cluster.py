@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappush
 
-from paceline.cluster.health.health import Backoff
+from paceline.cluster.health import Backoff
 from paceline.cluster.routing.kv_index import KvIndex
 from paceline.cluster.routing.kv_router import KvRouter
 from paceline.cluster.routing.router import Prompt, Router, WorkerLoad, make_router

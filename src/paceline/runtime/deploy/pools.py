@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from paceline.cluster.scaling.changes import with_numbers
-from paceline.cluster.scaling.desired import DesiredState, WorkerGoal
-from paceline.cluster.scaling.reconcile import RunningWorker, next_actions
+from paceline.cluster.scaling.desired import DesiredState, RunningWorker, WorkerGoal, next_actions
 from paceline.core.clock import Clock, WallClock
 from paceline.core.worker_status import WorkerLife
 from paceline.runtime.deploy.directory import Member, Phase

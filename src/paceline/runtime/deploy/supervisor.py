@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from paceline.cluster.health.health import Backoff
+from paceline.cluster.health import Backoff
 from paceline.core.clock import Clock, WallClock
 from paceline.core.worker_status import WorkerLife
 from paceline.runtime.deploy.worker_error import read_error

@@ -128,7 +128,7 @@ def _target(
     )
     tracing = None
     if spec.trace_endpoint is not None:
-        from paceline.runtime.tracing.tracer import Tracing
+        from paceline.runtime.tracing import Tracing
 
         tracing = Tracing.to(spec.trace_endpoint, spec.name)
     loop = EngineLoop(engine, tracing)

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from paceline.cluster.health.health import CanaryVote, WorkerState
+from paceline.cluster.health import CanaryVote, WorkerState
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
 from paceline.core.sampling import SamplingParams

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import zmq
 
-from paceline.cluster.health.health import Progress, WorkerHealth, WorkerState
+from paceline.cluster.health import Progress, WorkerHealth, WorkerState
 from paceline.cluster.routing.router import WorkerLoad
 from paceline.core.cluster_config import HealthConfig
 from paceline.core.worker_status import EngineStatus

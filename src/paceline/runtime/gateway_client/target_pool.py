@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 
-from paceline.cluster.health.health import WorkerState
+from paceline.cluster.health import WorkerState
 from paceline.cluster.routing.kv_router import KvRouter
 from paceline.cluster.routing.router import Router, make_router
 from paceline.core.clock import Clock, WallClock
@@ -20,8 +20,7 @@ from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import WorkerStatus
 from paceline.runtime.deploy.directory import Directory, Member
 from paceline.runtime.gateway_client.canaries import Canaries
-from paceline.runtime.gateway_client.recall import RecallAnswers
-from paceline.runtime.gateway_client.stream import Stream
+from paceline.runtime.gateway_client.stream import RecallAnswers, Stream
 from paceline.runtime.gateway_client.stream_table import StreamTable
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.gateway_client.worker_statuses import worker_statuses

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from paceline.cluster.health.health import WorkerState
+from paceline.cluster.health import WorkerState
 from paceline.cluster.routing.kv_router import KvRouter, RouterView
 from paceline.core.worker_status import DrafterStatus, WorkerStatus
 from paceline.runtime.deploy.directory import Member

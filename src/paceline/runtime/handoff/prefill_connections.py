@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from paceline.cluster.health.health import WorkerState
+from paceline.cluster.health import WorkerState
 from paceline.cluster.routing.handoff import PrefillLoad
 from paceline.core.clock import Clock
 from paceline.core.cluster_config import HealthConfig

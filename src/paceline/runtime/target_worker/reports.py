@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from paceline.cluster.health.health import Progress
+from paceline.cluster.health import Progress
 from paceline.core.worker_status import Symptom
 from paceline.engine.engine import Engine
 from paceline.models.drafts.compatibility import fingerprint

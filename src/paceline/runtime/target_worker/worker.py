@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from paceline.cluster.health.health import StallDetector
+from paceline.cluster.health import StallDetector
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
 from paceline.core.output import OutputEvent

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from paceline.core.errors import InvalidConfig
 from paceline.server.auth.api_keys import ApiKey, KeyFile, KeyShare, key_id
-from paceline.server.auth.throttle import WrongKeys
+from paceline.server.auth.rate_limit import WrongKeys
 from paceline.server.config.config import ServerConfig
 from paceline.server.openai.errors import Forbidden, RateLimited, Unauthorised
 

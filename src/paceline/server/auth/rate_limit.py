@@ -6,15 +6,20 @@ exact prompt takes the place of that charge. Output tokens are charged as they a
 """
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
 from paceline.server.auth.api_keys import ApiKey, KeyLimits
+from paceline.server.connection_limits import network_of
 from paceline.server.openai.errors import BadRequest, RateLimited
 
 BODY_BYTES_PER_TOKEN = 8
 """Bytes of a body that are charged as one token before the prompt is encoded."""
+WRONG_KEYS_PER_MINUTE = 30
+MAX_ADDRESSES = 10_000
+"""Addresses with wrong keys that are remembered; the one that was longest without a wrong key is forgotten first."""
 
 
 class Allowance:
@@ -173,3 +178,25 @@ def _check_possible(what: str, amount: int, limit: int | None, unit: str) -> Non
             f"{amount} {what} exceed the limit of this key ({limit} {unit}): send fewer",
             code="over_key_limit",
         )
+
+
+class WrongKeys:
+    """Limits the wrong keys of one address. `clock` returns the time."""
+
+    def __init__(self, clock: Callable[[], float], per_minute: int = WRONG_KEYS_PER_MINUTE) -> None:
+        self._clock, self._per_minute = clock, per_minute
+        self._allowances: OrderedDict[str, Allowance] = OrderedDict()
+
+    def wait_seconds(self, address: str) -> float:
+        """Seconds until this address may try another key; 0 if it may now."""
+        allowance = self._allowances.get(network_of(address))
+        return 0.0 if allowance is None else allowance.wait_seconds(1, self._clock())
+
+    def record(self, address: str) -> None:
+        """Counts a wrong key."""
+        network, now = network_of(address), self._clock()
+        allowance = self._allowances.pop(network, None) or Allowance(self._per_minute, now)
+        allowance.take(1, now)
+        self._allowances[network] = allowance
+        if len(self._allowances) > MAX_ADDRESSES:
+            self._allowances.popitem(last=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from prometheus_client import Counter
 
-from paceline.cluster.cost.spending import dollars_per_hour, recent_cost
+from paceline.cluster.cost.cost import dollars_per_hour, recent_cost
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import AuditCounts, EngineStatus, TrafficStatus, WorkerStatus
 from paceline.server.dashboard.events import Event, Timeline

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from paceline.cluster.health.health import Backoff
+from paceline.cluster.health import Backoff
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidConfig
 from paceline.models.loading.hub import pick_draft

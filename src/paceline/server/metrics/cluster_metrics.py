@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceline.cluster.cost.spending import dollars_per_hour, recent_cost
+from paceline.cluster.cost.cost import dollars_per_hour, recent_cost
 from paceline.core.worker_status import ClusterStatus, HandoffCounts, WorkerStatus
 
 WORKER_LABELS = ["model", "worker", "role"]

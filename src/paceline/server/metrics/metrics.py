@@ -8,7 +8,7 @@ import collections
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from paceline.core.errors import MissingDependency
@@ -21,6 +21,8 @@ from paceline.server.metrics.recent import RecentRate, RecentValues
 try:
     import prometheus_client
     from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.metrics_core import Metric
+    from prometheus_client.registry import Collector
 except ImportError:
     raise MissingDependency("prometheus-client", "the server", "server") from None
 
@@ -264,3 +266,19 @@ class Metrics:
 
     def _histogram(self, name: str, help_text: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"paceline_{name}", help_text, ["model", "category"], buckets=buckets, registry=self.registry)
+
+
+class MergedRegistry(Collector):
+    """Joins the series of equal families: a page may name each family once. The label `model` tells the series apart."""
+
+    def __init__(self, registries: Sequence[CollectorRegistry]) -> None:
+        self._registries = registries
+
+    def collect(self) -> Iterator[Metric]:
+        families: dict[str, Metric] = {}
+        for registry in self._registries:
+            for metric in registry.collect():
+                family = families.setdefault(metric.name, metric)
+                if family is not metric:
+                    family.samples.extend(metric.samples)
+        yield from families.values()

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Sequence
 
+from paceline.models.row_states import RowStates
 from paceline.speculation.proposer import Hidden
 
 PENDING_ROWS = 16384
@@ -62,10 +63,14 @@ def _tail(hidden: Hidden, rows: int) -> Hidden:
     skip = hidden.end - hidden.start - rows
     if skip <= 0:
         return hidden
+    if isinstance(hidden.inner, RowStates):
+        return Hidden(hidden.start + skip, hidden.inner.take(slice(skip, None)), hidden.last)
     inner = {layer: states[skip:] for layer, states in hidden.inner.items()}
     return Hidden(hidden.start + skip, inner, None if hidden.last is None else hidden.last[skip:])
 
 
 def _copy(hidden: Hidden) -> Hidden:
+    if isinstance(hidden.inner, RowStates):
+        return Hidden(hidden.start, hidden.inner.copy(), hidden.last)
     inner = {layer: states.clone() for layer, states in hidden.inner.items()}
     return Hidden(hidden.start, inner, None if hidden.last is None else hidden.last.clone())

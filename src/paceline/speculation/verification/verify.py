@@ -74,6 +74,16 @@ def verify(logits: Tensor, rounds: Sequence[Round]) -> list[Verdict]:
     return [_verdict(round_.draft, *outcomes[i]) for i, round_ in enumerate(rounds)]
 
 
+def verify_picks(picks: Sequence[int], drafts: Sequence[Draft]) -> list[Verdict]:
+    """Verdicts of coupled rounds from the target's picks of their 1 + len(draft) rows each, one after the other."""
+    verdicts, start = [], 0
+    for draft in drafts:
+        own = picks[start : start + 1 + len(draft.tokens)]
+        verdicts.append(_verdict(draft, *coupled.walk(draft, own), own, None))
+        start += len(own)
+    return verdicts
+
+
 def _rows_of(logits: Tensor, rounds: Sequence[Round], chosen: Sequence[int]) -> Tensor:
     if len(chosen) == len(rounds):
         return logits

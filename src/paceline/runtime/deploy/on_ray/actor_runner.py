@@ -11,7 +11,7 @@ import ray
 import ray._private.state
 from ray.exceptions import ActorUnavailableError, RayError
 
-from paceline.cluster.health.health import Backoff
+from paceline.cluster.health import Backoff
 from paceline.cluster.scaling.changes import with_numbers
 from paceline.cluster.scaling.desired import DesiredState, WorkerGoal
 from paceline.core.clock import Clock, WallClock

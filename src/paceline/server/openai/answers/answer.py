@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.core.output import StepOutput
+from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import Origin, SpeculationCounts
 from paceline.engine.transcript import speculation_metrics
@@ -227,3 +227,22 @@ class OriginSplitter:
                 self._pending.appendleft((length - len(text), self._last))
             pieces.append({"text": text, "origin": self._last.value})
         return pieces
+
+
+def prompt_logprobs(
+    scores: Sequence[TokenLogprobs], tokenizer: Tokenizer, top_n: int | None = None
+) -> list[dict[int, Any] | None]:
+    """One entry per prompt token: its own log-probability and those of the likeliest tokens, by token id. The first is None.
+    `top_n` limits the likeliest tokens."""
+
+    def entry(token: int, logprob: float, rank: int) -> dict[str, Any]:
+        text = tokenizer.token_bytes(token).decode("utf-8", "replace")
+        return {"logprob": max(logprob, MIN_LOGPROB), "rank": rank, "decoded_token": text}
+
+    entries: list[dict[int, Any] | None] = [None]
+    for score in scores:
+        values = {score.token: entry(score.token, score.logprob, score.rank)}
+        for rank, (token, logprob) in enumerate(score.top[:top_n], 1):
+            values.setdefault(token, entry(token, logprob, rank))
+        entries.append(values)
+    return entries

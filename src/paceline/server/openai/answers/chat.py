@@ -6,8 +6,7 @@ from typing import Any
 from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.server.openai.answers.answer import MIN_LOGPROB, Answer, AnswerContext
-from paceline.server.openai.answers.prompt_logprobs import prompt_logprobs
+from paceline.server.openai.answers.answer import MIN_LOGPROB, Answer, AnswerContext, prompt_logprobs
 from paceline.server.openai.schemas.chat import ChatBody
 from paceline.server.openai.tools import CallDelta, Piece, ToolCallParser, ToolUse
 

@@ -8,8 +8,7 @@ from paceline.core.output import StepOutput, TokenLogprobs
 from paceline.core.request import Request
 from paceline.core.sequence import FinishReason
 from paceline.models.tokenizer.tokenizer import Tokenizer
-from paceline.server.openai.answers.answer import MIN_LOGPROB, Answer, AnswerContext
-from paceline.server.openai.answers.prompt_logprobs import prompt_logprobs
+from paceline.server.openai.answers.answer import MIN_LOGPROB, Answer, AnswerContext, prompt_logprobs
 from paceline.server.openai.schemas.completions import CompletionBody
 
 

@@ -1,4 +1,4 @@
-from paceline.cluster.health.health import (
+from paceline.cluster.health import (
     UNMEASURED_STEP_SECONDS,
     Backoff,
     BackoffRule,

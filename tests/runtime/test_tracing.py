@@ -15,7 +15,7 @@ from paceline.core.errors import EngineClosed, MissingDependency
 from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.request import Request
 from paceline.engine.loop import EngineLoop
-from paceline.runtime.tracing.tracer import Tracing
+from paceline.runtime.tracing import Tracing
 from paceline.runtime.wire.gateway_messages import TO_TARGET_WORKER, Submit
 from tests.collector import collector
 from tests.engine.harness import GREEDY, PROMPT, engine_of, oracle, plain_tokens, request
@@ -208,7 +208,7 @@ def test_missing_package_names_the_install_command(monkeypatch: pytest.MonkeyPat
             raise ImportError(name)
         return real(name, *rest, **more)
 
-    monkeypatch.delitem(sys.modules, "paceline.runtime.tracing.tracer")
+    monkeypatch.delitem(sys.modules, "paceline.runtime.tracing")
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(MissingDependency, match=r"pip install 'paceline\[trace\]'"):
-        __import__("paceline.runtime.tracing.tracer")
+        __import__("paceline.runtime.tracing")

@@ -1,1 +1,0 @@
-"""Which workers may be trusted, and when a failed worker is restarted."""
