@@ -56,7 +56,7 @@ def drafts(prompt_rows: int) -> list[int] | None:
     acceptance.restart("draft_model", 0.6)
     for _ in range(WINDOW_STEPS):
         load.observe(step(prompt_rows))
-    best = BestDrafts(acceptance, times, SwitchOnCost(), DraftPrefillCost(), load, margin=0.03)
+    best = BestDrafts(acceptance, times, SwitchOnCost(), DraftPrefillCost(), load)
     return best.find([Candidate(i, "draft_model", 4, 300, 100) for i in range(BATCH)], SHAPE)
 
 

@@ -62,14 +62,11 @@ class _Evidence:
 class Acceptance:
     """The only writer of alpha. `window`: rounds of a category that the estimate remembers."""
 
-    def __init__(self, max_depth: int, window: float = 128.0, prior: float = PRIOR_ALPHA) -> None:
-        if max_depth < 1 or window <= 1.0 or not 0.0 <= prior <= 1.0:
-            raise InvalidConfig(
-                f"acceptance needs max_depth >= 1, window > 1 and a prior in [0, 1]; got {max_depth}, {window}, {prior}"
-            )
+    def __init__(self, max_depth: int, window: float = 128.0) -> None:
+        if max_depth < 1 or window <= 1.0:
+            raise InvalidConfig(f"acceptance needs max_depth >= 1 and window > 1; got {max_depth}, {window}")
         self._max_depth = max_depth
         self._growth = window / (window - 1.0)
-        self._prior = prior
         self._categories: dict[str, _Evidence] = {}
 
     def observe(
@@ -162,7 +159,7 @@ class Acceptance:
     def _evidence(self, category: str) -> _Evidence:
         evidence = self._categories.get(category)
         if evidence is None:
-            evidence = self._categories[category] = self._new_evidence(self._prior, PRIOR_ROUNDS)
+            evidence = self._categories[category] = self._new_evidence(PRIOR_ALPHA, PRIOR_ROUNDS)
         return evidence
 
     def _new_evidence(self, alpha: float, rounds: float) -> _Evidence:

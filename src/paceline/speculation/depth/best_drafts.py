@@ -11,6 +11,9 @@ from paceline.speculation.depth.prompt_load import PromptLoad
 from paceline.speculation.depth.start_costs import DraftPrefillCost, SwitchOnCost, horizon
 from paceline.speculation.depth.step_time import Costs, StepTime
 
+MARGIN = 0.03
+"""Advantage over plain decoding, besides the start costs, from which drafting starts; it stops under a third of it."""
+
 
 class BestDrafts:
     """Reads estimates that its owner updates. Its own state is whether the last drafts it found were worth it."""
@@ -22,10 +25,9 @@ class BestDrafts:
         switch_on: SwitchOnCost,
         prefill: DraftPrefillCost,
         prompts: PromptLoad,
-        margin: float,
     ) -> None:
         self._acceptance, self._times, self._switch_on, self._prefill = acceptance, times, switch_on, prefill
-        self._prompts, self._margin = prompts, margin
+        self._prompts = prompts
         self.is_drafting = False
         self.advantage: float | None = None
         """Expected speed of the best drafts over plain decoding; None while costs are unknown."""
@@ -33,7 +35,7 @@ class BestDrafts:
     @property
     def min_advantage(self) -> float:
         """The advantage below which a drafting batch stops."""
-        return 1.0 + self._margin / 3.0
+        return 1.0 + MARGIN / 3.0
 
     def find(self, batch: Sequence[Candidate], shape: BatchShape) -> list[int] | None:
         """Depths by candidate; None if no candidate is to draft."""
@@ -84,7 +86,7 @@ class BestDrafts:
         if self.is_drafting:
             return self.min_advantage
         steps = sum([horizon(candidate) for candidate in batch]) / len(batch)
-        return 1.0 + self._margin + self._switch_on.seconds(len(batch)) / (steps * plain)
+        return 1.0 + MARGIN + self._switch_on.seconds(len(batch)) / (steps * plain)
 
     def _with_excluded(
         self, batch: Sequence[Candidate], excluded: set[int], values: Mapping[str, Value], best: Allocation

@@ -39,16 +39,13 @@ VARY_EVERY = 16
 
 
 class GoodputDepth:
-    """Drafting starts at an advantage of `margin` over plain, besides the start costs, and stops under a third of it."""
+    """The depth with the largest expected goodput, learned from the steps that it observes."""
 
-    def __init__(
-        self, max_depth: int = 8, margin: float = 0.03, probe_share: float = 0.01, padded: PaddedBatch | None = None
-    ) -> None:
+    def __init__(self, max_depth: int = 8, probe_share: float = 0.01, padded: PaddedBatch | None = None) -> None:
         """`padded`: the shape of batches that decode in graph steps; None: there are none."""
-        if max_depth < 1 or margin < 0.0 or not 0.0 <= probe_share <= 0.01:
+        if max_depth < 1 or not 0.0 <= probe_share <= 0.01:
             raise InvalidConfig(
-                "goodput needs max_depth >= 1, margin >= 0 and probe_share in [0, 0.01]; "
-                f"got {max_depth}, {margin}, {probe_share}"
+                f"goodput needs max_depth >= 1 and probe_share in [0, 0.01]; got {max_depth}, {probe_share}"
             )
         self._max_depth = max_depth
         self._acceptance = Acceptance(max_depth)
@@ -57,7 +54,7 @@ class GoodputDepth:
         self._prefill = DraftPrefillCost()
         self._prompts = PromptLoad()
         self._probing = Probing(probe_share)
-        self._drafts = BestDrafts(self._acceptance, self._times, self._switch_on, self._prefill, self._prompts, margin)
+        self._drafts = BestDrafts(self._acceptance, self._times, self._switch_on, self._prefill, self._prompts)
         self._num_skipped, self._skipped_batch = 0, 0  # steps still to skip, and the batch that was decided for
         self._baselines = Baselines()
         self._ragged, self._padded = RaggedBatch(), padded

@@ -47,31 +47,23 @@ class FixedDepth:
 
 
 @dataclass(slots=True)
-class _Threshold:
+class _CategoryState:
     depth: int
     rates: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    """Acceptance rates of the last rounds (`threshold`)."""
+    num_low: int = 0
+    """Low rounds in a row (`additive`)."""
 
 
-class ThresholdDepth:
-    """K follows the mean acceptance rate of the last rounds."""
+class _PublishedDepth:
+    """A depth for every traffic category, between `least` and `most`."""
 
     advantage: float | None = None
 
-    def __init__(self, least: int = 1, most: int = 10, start: int = 5) -> None:
+    def __init__(self, least: int, most: int, start: int) -> None:
         self._least, self._most = min(least, most), most
         self._start = min(max(start, least), most)
-        self._states: dict[str, _Threshold] = {}
-
-    def observe(self, step: StepObservation) -> None:
-        touched = {}
-        for seen in step.rounds:
-            if seen.drafted:
-                state = self._states.setdefault(seen.category, _Threshold(self._start))
-                state.rates.append(seen.draft_acceptance_rate)
-                touched[seen.category] = state
-        for state in touched.values():
-            if len(state.rates) >= NEEDED:
-                state.depth = self._moved(state.depth, round(sum(state.rates) / len(state.rates), 9))
+        self._states: dict[str, _CategoryState] = {}
 
     def restart(self, category: str, alpha: float) -> None:
         self._states.pop(category, None)
@@ -85,6 +77,27 @@ class ThresholdDepth:
     def depth(self, category: str) -> int:
         state = self._states.get(category)
         return self._start if state is None else state.depth
+
+    def _state(self, category: str) -> _CategoryState:
+        return self._states.setdefault(category, _CategoryState(self._start))
+
+
+class ThresholdDepth(_PublishedDepth):
+    """K follows the mean acceptance rate of the last rounds."""
+
+    def __init__(self, least: int = 1, most: int = 10, start: int = 5) -> None:
+        super().__init__(least, most, start)
+
+    def observe(self, step: StepObservation) -> None:
+        touched = {}
+        for seen in step.rounds:
+            if seen.drafted:
+                state = self._state(seen.category)
+                state.rates.append(seen.draft_acceptance_rate)
+                touched[seen.category] = state
+        for state in touched.values():
+            if len(state.rates) >= NEEDED:
+                state.depth = self._moved(state.depth, round(sum(state.rates) / len(state.rates), 9))
 
     def _moved(self, depth: int, rate: float) -> int:
         if rate > 0.9:
@@ -96,24 +109,14 @@ class ThresholdDepth:
         return max(self._least, depth - 2)
 
 
-@dataclass(slots=True)
-class _Additive:
-    depth: int
-    num_low: int = 0
-
-
-class AdditiveDepth:
+class AdditiveDepth(_PublishedDepth):
     """One more after a good round, a quarter less after three low rounds in a row."""
-
-    advantage: float | None = None
 
     def __init__(self, minimum: float = 0.65, least: int = 2, most: int = 16, start: int = 6) -> None:
         if not 0.0 < minimum <= 1.0:
             raise InvalidConfig(f"draft_acceptance_threshold must be in (0, 1], got {minimum}")
+        super().__init__(least, most, start)
         self._minimum = minimum
-        self._least, self._most = min(least, most), most
-        self._start = min(max(start, least), most)
-        self._states: dict[str, _Additive] = {}
 
     def observe(self, step: StepObservation) -> None:
         rates: dict[str, list[float]] = {}
@@ -121,23 +124,10 @@ class AdditiveDepth:
             if seen.drafted:
                 rates.setdefault(seen.category, []).append(seen.draft_acceptance_rate)
         for category, values in rates.items():
-            state = self._states.setdefault(category, _Additive(self._start))
+            state = self._state(category)
             if round(sum(values) / len(values), 9) >= self._minimum:
                 state.depth, state.num_low = min(self._most, state.depth + 1), 0
             elif state.num_low + 1 < LOW_ROUNDS:
                 state.num_low += 1
             else:
                 state.depth, state.num_low = max(self._least, state.depth * 3 // 4), 0
-
-    def restart(self, category: str, alpha: float) -> None:
-        self._states.pop(category, None)
-
-    def skip_step(self, batch: int) -> bool:
-        return False
-
-    def decide(self, batch: Sequence[Candidate]) -> list[int]:
-        return [min(self.depth(candidate.category), candidate.max_depth) for candidate in batch]
-
-    def depth(self, category: str) -> int:
-        state = self._states.get(category)
-        return self._start if state is None else state.depth
