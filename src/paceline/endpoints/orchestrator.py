@@ -120,7 +120,8 @@ class Orchestrator:
                     reason = FinishReason.STOP
                     break
         if text is None:
-            text = await self.target.detokenize(self._without_end(tokens, reason, sampling))
+            # An end token has no text
+            text = await self.target.detokenize(tokens[:-1] if reason is FinishReason.STOP else tokens)
         seconds = self._clock.now() - started
         return Answer(text, prompt_ids, tuple(tokens), reason, rounds, drafted, accepted, seconds, seed)
 
@@ -197,7 +198,3 @@ class Orchestrator:
         text = await self.target.detokenize(tokens)
         found = [at for stop in sampling.stop if (at := text.find(stop)) >= 0]
         return text[: min(found)] if found else None
-
-    def _without_end(self, tokens: Sequence[int], reason: FinishReason, sampling: SamplingParams) -> Sequence[int]:
-        """The tokens that have text: an end token has none."""
-        return tokens[:-1] if reason is FinishReason.STOP else tokens

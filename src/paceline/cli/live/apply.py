@@ -10,7 +10,7 @@ from paceline.cli.cluster import Ray, cluster_of
 from paceline.cli.live.rollout import replace_workers
 from paceline.cli.live.running import ModelChange, RunningCluster, Surge, Wait, finish, is_settled, wait_until
 from paceline.cli.render import console
-from paceline.cluster.scaling.changes import Plan, applied, plan
+from paceline.cluster.scaling.changes import Plan, applied, plan, with_pools
 from paceline.cluster.scaling.desired import DesiredState
 from paceline.core.cluster_config import ClusterConfig
 
@@ -41,7 +41,7 @@ def apply(
             typer.confirm("Apply?", abort=True)
         state = pools.edit(lambda state: _with_all(state, config))
         revision = state.newest
-        wait_until(gateway, lambda: is_settled(gateway, pools.desired()), wait)
+        wait_until(lambda: is_settled(gateway, pools.desired()), wait)
         for pool in changes.pools_to_replace():
             replace_workers(pools, gateway, config, pool, revision, surge, model_change, wait)
         pools.edit(lambda state: _final(state, config, revision))
@@ -71,11 +71,4 @@ def _with_all(state: DesiredState, config: ClusterConfig) -> DesiredState:
 
 def _final(state: DesiredState, config: ClusterConfig, revision: int) -> DesiredState:
     """The state of `config`: workers that it does not have leave."""
-    after = replace(state, drain_seconds=config.drain_seconds)
-    names = {pool.name for pool in config.pools}
-    for goal in state.workers:
-        if goal.pool not in names:
-            after = after.without_goal(goal.name)
-    for pool in config.pools:
-        after = after.scaled(pool.name, pool.replicas)
-    return after.settled(revision)
+    return with_pools(replace(state, drain_seconds=config.drain_seconds), config).settled(revision)

@@ -72,7 +72,7 @@ def is_settled(gateway: "TargetPool", state: DesiredState) -> bool:
     return ready and all(row == "gone" or state.goal(name) is not None for name, row in rows.items())
 
 
-def wait_until(gateway: "TargetPool", is_done: Callable[[], bool], seconds: float) -> bool:
+def wait_until(is_done: Callable[[], bool], seconds: float) -> bool:
     with console.err.status("waiting for the workers"):
         deadline = time.monotonic() + seconds
         while not is_done():
@@ -84,7 +84,7 @@ def wait_until(gateway: "TargetPool", is_done: Callable[[], bool], seconds: floa
 
 def finish(gateway: "TargetPool", pools: "LivePools", seconds: float) -> None:
     """Wait until the workers are as desired, and print them."""
-    is_done = wait_until(gateway, lambda: is_settled(gateway, pools.desired()), seconds)
+    is_done = wait_until(lambda: is_settled(gateway, pools.desired()), seconds)
     console.out.print(view(gateway.workers()))
     if not is_done:
         console.fail(f"the workers were not as desired within {seconds:g} s")

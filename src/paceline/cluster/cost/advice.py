@@ -73,7 +73,7 @@ def advise(target: Target, methods: Sequence[Method], max_depth: int) -> Advice:
             [_refusal(target, method, best)] if fitting else [f"Given the room it would bring {best.speedup:.2f}x."]
         )
         return Advice(baseline, table, verdict, tuple(reasons), cautions)
-    reasons = [_arithmetic(target, best), *_depth_reasons(target, by_method[best.method], method, best)]
+    reasons = [_arithmetic(target, best), *_depth_reasons(by_method[best.method], method, best)]
     reasons += _next_best(by_method, best)
     fastest = _fastest(every)
     if not fastest.fits:
@@ -98,7 +98,7 @@ def _arithmetic(target: Target, best: Prospect) -> str:
     )
 
 
-def _depth_reasons(target: Target, depths: Sequence[Prospect], method: Method, best: Prospect) -> list[str]:
+def _depth_reasons(depths: Sequence[Prospect], method: Method, best: Prospect) -> list[str]:
     reasons = []
     after = next((one for one in depths if one.depth > best.depth), None)
     if after is not None:

@@ -83,8 +83,13 @@ def _worker_changes(state: DesiredState, goal: WorkerGoal, config: ClusterConfig
 
 def applied(state: DesiredState, config: ClusterConfig) -> DesiredState:
     """The state with the pools and replicas of `config`. Workers that stay keep their revision; new ones get the new one."""
-    after = state.with_revision(config)
+    return with_pools(state.with_revision(config), config)
+
+
+def with_pools(state: DesiredState, config: ClusterConfig) -> DesiredState:
+    """The state with as many workers as the pools of `config` have. Workers of other pools leave."""
     names = {pool.name for pool in config.pools}
+    after = state
     for goal in state.workers:
         if goal.pool not in names:
             after = after.without_goal(goal.name)

@@ -45,8 +45,6 @@ class PoolStatus:
     drafters: tuple[DrafterStatus, ...]
     symptoms: tuple[Symptom, ...]
     steps: int
-    waited_steps: int
-    """Steps that waited for drafts."""
     wait_seconds: float
     undrafted: int
     """Rounds whose draft did not arrive in time."""
@@ -77,7 +75,7 @@ class PoolProposer:
         self._trial_seed = secrets.randbits(32)
         self._pairing, self._trial_pairing = Pairing(), Pairing()
         self._statistics = PoolStatistics()
-        self._steps = self._waited_steps = self._undrafted = 0
+        self._steps = self._undrafted = 0
         self._wait_seconds = 0.0
         self._step_started, self._step_waited = 0.0, 0.0
         """Time of the last `observe`, and the time that the step waited for drafts since."""
@@ -207,7 +205,6 @@ class PoolProposer:
             drafters=tuple(connection.status(assigned.count(connection)) for connection in self.connections),
             symptoms=self._statistics.symptoms(self._clock.now()),
             steps=self._steps,
-            waited_steps=self._waited_steps,
             wait_seconds=self._wait_seconds,
             undrafted=self._undrafted,
         )
@@ -235,7 +232,6 @@ class PoolProposer:
 
     def _wait(self, requested: list[PoolSequence], deadline: float) -> None:
         """Wait until every draft has arrived, or the missing ones are not worth the wait."""
-        has_waited = False
         while True:
             now = self._clock.now()
             missing = [sequence for sequence in requested if sequence.chain is None and sequence.requested]
@@ -245,10 +241,8 @@ class PoolProposer:
                 waiting = {one.transport for one in self.connections if requested and one.needs_awaited_ping(now)}
             if now >= deadline or not waiting:
                 break
-            has_waited = True
             wait_any(list(waiting), (until if until > now else deadline) - now)
             self._receive(was_awaited=True)
-        self._waited_steps += has_waited
 
     def _wait_until(self, num_ready: int, missing: list[PoolSequence], now: float, deadline: float) -> float:
         """Time until which to wait for the missing drafts; not after `now`: they are not worth the wait."""

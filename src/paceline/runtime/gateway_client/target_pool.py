@@ -162,10 +162,10 @@ class TargetPool:
 
         self._commands.put(submit)
 
-    def recall(self, key: str, seconds: float = RECALL_SECONDS) -> "Future[Recalled | None]":
+    def recall(self, key: str) -> "Future[Recalled | None]":
         """The tokens of a resumable stream that any worker has kept; None if no worker knows its key. The stream ends there."""
         future: Future[Recalled | None] = Future()
-        self._commands.put(lambda: self._start_recall(key, seconds, future))
+        self._commands.put(lambda: self._start_recall(key, future))
         return future
 
     def cancel(self, request_id: str) -> None:
@@ -342,11 +342,11 @@ class TargetPool:
                 return f"its weights are {welcome.weights}, those of {other.name} are {other.welcome.weights}"
         return ""
 
-    def _start_recall(self, key: str, seconds: float, future: "Future[Recalled | None]") -> None:
+    def _start_recall(self, key: str, future: "Future[Recalled | None]") -> None:
         number = next(self._numbers)
         targets = [target for target in self._targets.values() if target.welcome is not None]
         asked = sum(target.send(Recall(number, key)) for target in targets)
-        self._recalls[number] = RecallAnswers(asked, self._clock.now() + seconds, future)
+        self._recalls[number] = RecallAnswers(asked, self._clock.now() + RECALL_SECONDS, future)
 
     def _send_flags(self, flags: SpeculationFlags) -> None:
         self._flags = flags
