@@ -127,6 +127,8 @@ class Engine:
         return failures
 
     def _step(self) -> list[StepOutput]:
+        """schedule -> propose -> verify -> commit. The graph executor runs one step ahead: its `collect` returns the step that
+        was submitted before this one, or None if there was none."""
         for hook in self.hooks:
             hook.before_step()
         executor, schedule = self._schedule()

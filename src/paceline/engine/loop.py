@@ -138,6 +138,7 @@ class EngineLoop:
             raise EngineClosed("the engine was shut down: make a new LLM")
 
     def _run(self) -> None:
+        """The engine's thread: commands, a step, its outputs, until `close` or a failure of the engine."""
         reason: PacelineError = EngineClosed("the engine was shut down while the request was running")
         try:
             with native.single_threaded_torch():

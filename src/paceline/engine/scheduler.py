@@ -118,6 +118,7 @@ class Scheduler:
         self._only = sequences
 
     def schedule(self) -> Schedule:
+        """The next step of the host executor: running sequences, then admitted ones, then room for drafts."""
         preempted: list[Sequence] = []
         rows: dict[Sequence, int] = {}
         budget = self.max_batched_tokens

@@ -260,6 +260,7 @@ class Gateway:
         return max(1, min(MAX_RETRY_AFTER, math.ceil(seconds * self.num_waiting)))
 
     def _start(self, request: ValidatedRequest) -> None:
+        """Submit a request that the queue has let through; its outputs arrive in the inbox."""
         request_id = request.id
 
         def receive(event: OutputEvent) -> None:  # runs on the target's thread
@@ -272,6 +273,7 @@ class Gateway:
         self.target.submit(request, receive)
 
     def _read_inbox(self) -> None:
+        """Pass what the target's thread has delivered to the output streams, and start the requests that are next."""
         self._is_awake = False  # before reading: an event that arrives from here on wakes the loop again
         assert self._loop is not None
         now = self._loop.time()

@@ -41,7 +41,8 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The result of a round. `path`: the accepted nodes in order; `tokens`: theirs and the one after them."""
+    """The result of a round. `path`: the accepted nodes in order. `tokens`: theirs and the target's own token after them, which
+    is *recovered* after a rejection and *bonus* after a draft that was accepted whole (`origins`)."""
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
