@@ -1,5 +1,6 @@
 """Settings from defaults, file, environment and command line; errors report the source."""
 
+import runpy
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from paceline.server.config.config import (
     load_config,
     load_gateway_config,
 )
-from paceline.server.config.docs import configuration_page
 from paceline.speculation.depth.policy import Candidate
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -274,9 +274,10 @@ def test_learning_is_a_switch_or_a_section(tmp_path: Path) -> None:
 
 
 def test_the_documentation_is_current() -> None:
-    assert (DOCS / "configuration.md").read_text("utf-8") == configuration_page(), (
-        "run: python -m paceline.server.config.docs > docs/configuration.md"
-    )
+    page = runpy.run_path(str(DOCS / "setting_tables.py"))["page"]
+    text = (DOCS / "configuration.md").read_text("utf-8")
+    assert page(text) == text, "run: python docs/setting_tables.py"
+    assert "| `speculation.max_depth` | " in text
 
 
 # --- clusters
