@@ -22,7 +22,6 @@ def test_parts_are_means_and_add_up() -> None:
     assert [share.part for share in one.parts] == list(PARTS)
     assert [share.seconds for share in one.parts] == [1.0, 4.0, 1.0, 1.0]
     assert sum(share.fraction for share in one.parts) == pytest.approx(1.0)
-    assert one.share("verify") == pytest.approx(4 / 7)
 
 
 def test_floor_is_bytes_over_bandwidth() -> None:

@@ -35,7 +35,7 @@ def exchange(listener, connection, nonce=3, seconds=10.0):
 
 def test_request_and_reply():
     with listen() as listener, connect(listener) as connection:
-        assert exchange(listener, connection).client_key == ""
+        exchange(listener, connection)
         assert listener.traffic.received == connection.traffic.received == 1
         assert listener.traffic.bytes_received == connection.traffic.bytes_sent > 0
         assert listener.receive(0.0) is None
@@ -52,10 +52,10 @@ def test_connection_before_the_listener_exists():
             assert received.message == Ping(1)
 
 
-def test_curve_accepts_allowed_clients_and_reports_their_key():
+def test_curve_accepts_allowed_clients():
     server, client = securities()
     with listen(server) as listener, connect(listener, client) as connection:
-        assert exchange(listener, connection).client_key == client.own.public
+        exchange(listener, connection)
 
 
 @pytest.mark.parametrize("kind", ["unknown client key", "no key", "wrong server key"])

@@ -143,8 +143,8 @@ def test_a_reserved_share_stays_free() -> None:
     queue.add(own)
     assert own in list(queue.take(CAPACITY))
     full = replace(CAPACITY, max_waiting=0)
-    assert queue.has_room(entry(gold), full)
-    assert not queue.has_room(entry(ANN), full)
+    assert queue.displaced(entry(gold), full) is not None
+    assert queue.displaced(entry(ANN), full) is None
 
 
 def test_a_full_queue_refuses_the_key_that_waits_most() -> None:
@@ -166,7 +166,7 @@ def test_waiting_prompts_are_counted_in_tokens() -> None:
     for _ in range(4):
         queue.add(entry(ANN))
     list(queue.take(CAPACITY))
-    assert queue.has_room(entry(ANN, tokens=80_000), CAPACITY)  # alone
+    assert queue.displaced(entry(ANN, tokens=80_000), CAPACITY) is not None  # alone
     queue.add(entry(ANN, tokens=40_000))
-    assert not queue.has_room(entry(ANN, tokens=20_000), CAPACITY)
-    assert queue.has_room(entry(ANN, tokens=5_000), CAPACITY)
+    assert queue.displaced(entry(ANN, tokens=20_000), CAPACITY) is None
+    assert queue.displaced(entry(ANN, tokens=5_000), CAPACITY) is not None

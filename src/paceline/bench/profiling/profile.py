@@ -58,9 +58,6 @@ class Profile:
         """Floor over time; 1.0 is the limit of the memory."""
         return self.floor_seconds / self.seconds
 
-    def share(self, part: str) -> float:
-        return next(share.fraction for share in self.parts if share.part == part)
-
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,

@@ -87,11 +87,6 @@ class Rollout:
         self._stage: Literal["wait", "compare", "settle", "leave"] = "wait"
         self._touched: list[str] = []
 
-    @property
-    def current(self) -> str | None:
-        """The worker that is replaced now."""
-        return self._current
-
     def next(self, workers: Mapping[str, WorkerView], now: float) -> Action | None:
         """The next action, from the workers that run now."""
         if self._current is None:

@@ -54,8 +54,6 @@ class Received(Generic[M]):
     peer: Peer
     message: M | MalformedMessage
     size: int
-    client_key: str = ""
-    """Public key of the client; empty without CURVE."""
 
 
 class _Endpoint(Generic[M]):
@@ -158,19 +156,13 @@ class Listener(_Endpoint[M]):
         if not self.wait(seconds):
             return None
         try:
-            client_key = ""
-            if self._authenticator is None:
-                peer, *bodies = self._socket.recv_multipart(zmq.DONTWAIT)
-            else:  # libzmq attaches the key to the frame; only frames received without a copy expose it
-                frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
-                peer, *bodies = [frame.bytes for frame in frames]
-                client_key = str(frames[-1].get("User-Id"))
+            peer, *bodies = self._socket.recv_multipart(zmq.DONTWAIT)
         except zmq.Again:
             return None
         if len(bodies) != 1:
             self.traffic.malformed += 1
-            return Received(peer, MalformedMessage(f"a message is one frame, got {len(bodies)}"), 0, client_key)
-        return Received(peer, self._decode(bodies[0]), len(bodies[0]), client_key)
+            return Received(peer, MalformedMessage(f"a message is one frame, got {len(bodies)}"), 0)
+        return Received(peer, self._decode(bodies[0]), len(bodies[0]))
 
     def send(self, peer: Peer, message: Any) -> bool:
         """False if the peer is gone or its queue is full; the message is dropped and counted."""

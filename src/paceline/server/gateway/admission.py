@@ -76,10 +76,6 @@ class AdmissionQueue:
         """Unfinished choices, waiting and running."""
         return self.num_waiting + sum(entry.left for entry in self._running)
 
-    def has_room(self, entry: AdmissionEntry, capacity: Capacity) -> bool:
-        """Whether the entry may wait or start, if need be in place of others; see `displaced`."""
-        return self.displaced(entry, capacity) is not None
-
     def displaced(self, entry: AdmissionEntry, capacity: Capacity) -> list[AdmissionEntry] | None:
         """Entries to refuse in favour of `entry`; None if `entry` itself must be refused.
 
