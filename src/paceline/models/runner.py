@@ -12,9 +12,11 @@ from torch import Tensor
 from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig
 from paceline.kernels.cache_slots import copy_slots
+from paceline.kernels.cpu.decoder_pass import PassOutput, Sampler
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout, PassRows
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
+from paceline.models.row_states import RowStates
 from paceline.models.zeroed import zeroed
 
 Cache: TypeAlias = Sequence[tuple[Tensor, Tensor]]
@@ -124,15 +126,32 @@ class ModelRunner:
             for _ in range(model.config.num_layers)
         ]
 
-    @torch.inference_mode()
     def forward(
         self,
         spans: Sequence[Span],
         state_layers: tuple[int, ...] = (),
         last_hidden: bool = False,
         after_layer: AfterLayer | None = None,
+        samplers: Sequence[Sampler] | None = None,
     ) -> ForwardOutput:
-        """Result of one pass over all rows of `spans`. Logits are in span order, `num_logits` rows per span."""
+        """Result of one pass over all rows of `spans`. Logits are in span order, `num_logits` rows per span.
+
+        `samplers`, one for each span: return the picked tokens in place of logits. See `can_pick`.
+        """
+        whole = self.model.native_pass(self.cache) if after_layer is None else None
+        if whole is not None:
+            return _output(whole.run(pass_rows(spans), state_layers, last_hidden, samplers), state_layers)
+        assert samplers is None
+        return self._forward(spans, state_layers, last_hidden, after_layer)
+
+    @torch.inference_mode()
+    def _forward(
+        self,
+        spans: Sequence[Span],
+        state_layers: tuple[int, ...],
+        last_hidden: bool,
+        after_layer: AfterLayer | None,
+    ) -> ForwardOutput:
         inputs = build_inputs(spans, self.device)
         return self.model(
             inputs.tokens,
@@ -144,6 +163,11 @@ class ModelRunner:
             last_hidden,
             after_layer,
         )
+
+    @property
+    def can_pick(self) -> bool:
+        """Whether `forward` takes `samplers`: the whole pass is one native call."""
+        return self.model.native_pass(self.cache) is not None
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -181,6 +205,12 @@ class ModelRunner:
 
     def close(self) -> None:
         """Release resources other than memory; here there are none."""
+
+
+def _output(passed: PassOutput, layers: tuple[int, ...]) -> ForwardOutput:
+    states = passed.states
+    inner = {} if states is None else RowStates(states, layers, range(states.shape[1]))
+    return ForwardOutput(passed.logits, passed.normed, inner, passed.picks)
 
 
 def early_exit(runner: ModelRunner, num_layers: int) -> ModelRunner:

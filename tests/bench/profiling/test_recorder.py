@@ -35,7 +35,7 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, VirtualClock]:
     monkeypatch.setattr(proposer, "collect", slow(proposer.collect, 2.0, clock))
     monkeypatch.setattr(proposer, "observe", slow(proposer.observe, 0.5, clock))
     monkeypatch.setattr(engine.runner, "forward", slow(engine.runner.forward, 5.0, clock))
-    monkeypatch.setattr(host, "verify", slow(host.verify, 1.0, clock))
+    monkeypatch.setattr(host, "verify_picks", slow(host.verify_picks, 1.0, clock))
     return engine, clock
 
 

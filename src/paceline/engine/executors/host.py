@@ -10,6 +10,7 @@ from paceline.core.clock import Clock
 from paceline.core.output import StepTimes
 from paceline.engine.executors.executor import NO_DRAFT, SequenceResult, StepResult
 from paceline.engine.executors.hidden import committed_hidden
+from paceline.engine.executors.samplers import samplers_of
 from paceline.engine.executors.spans import path_moves, span_of
 from paceline.engine.hooks.hook import AfterLayer, StepHooks
 from paceline.engine.output import OutputProcessor
@@ -21,7 +22,7 @@ from paceline.models.runner import ModelRunner
 from paceline.speculation.drafts import Draft
 from paceline.speculation.proposer import HiddenRequest
 from paceline.speculation.trees.tree import depths
-from paceline.speculation.verification.verify import Round, Verdict, verify
+from paceline.speculation.verification.verify import Round, Verdict, verify, verify_picks
 
 PROMPT_ROWS = 256
 """Prompt tokens whose logits are computed together, for requests with `prompt_logprobs`."""
@@ -74,7 +75,10 @@ class HostExecutor:
             item.sequence.needs_prompt_scores for item in schedule.items
         )
         after_layer = self._before_pass(schedule)
-        output = self._runner.forward(spans, tuple(sorted(layers)), last, after_layer)
+        samplers = None
+        if not last and after_layer is None and self._can_pick:
+            samplers = samplers_of(schedule, self._output)
+        output = self._runner.forward(spans, tuple(sorted(layers)), last, after_layer, samplers)
         for hook in self._hooks:
             hook.after_pass(schedule, drafts, output)
         seconds = self._clock.now() - drafted
@@ -88,7 +92,9 @@ class HostExecutor:
         self._score_prompts(step)
         verified = self._clock.now()
         hidden = committed_hidden(step.schedule, step.drafts, verdicts, step.output, step.wanted)
-        self._runner.move(*path_moves(step.schedule, verdicts, self._scheduler.tables))
+        sources, targets = path_moves(step.schedule, verdicts, self._scheduler.tables)
+        if sources:
+            self._runner.move(sources, targets)
         decoding = [item.sequence for item in step.schedule.items if item.sequence.id in verdicts]
         return StepResult(
             sequences=self._results(step, verdicts),
@@ -108,6 +114,11 @@ class HostExecutor:
             has_room=not self._scheduler.is_full,
         )
 
+    @property
+    def _can_pick(self) -> bool:
+        """Whether passes may pick tokens without returning logits."""
+        return self._runner.can_pick and not any(hook.needs_logits for hook in self._hooks)
+
     def _before_pass(self, schedule: Schedule) -> AfterLayer | None:
         callbacks = [callback for hook in self._hooks if (callback := hook.before_pass(schedule)) is not None]
         if len(callbacks) < 2:
@@ -121,6 +132,10 @@ class HostExecutor:
 
     def _verify(self, step: _Submitted) -> dict[int, Verdict]:
         """Verdicts by sequence, for the sequences whose newest token has its logits."""
+        if step.output.picks is not None:
+            ids = [item.sequence.id for item in step.schedule.items if item.completes]
+            drafts = [step.drafts.get(i, NO_DRAFT) for i in ids]
+            return dict(zip(ids, verify_picks(step.output.picks, drafts), strict=True))
         if step.output.logits is None:
             return {}
         rounds: dict[int, Round] = {}  # prepared while a GPU computes

@@ -48,6 +48,7 @@ _ARGUMENTS = {
     "paceline_attention": [c_void_p] * 10 + [c_int64] * 7 + [c_float],
     "paceline_copy_slots": [c_void_p, c_int64] + [c_void_p] * 2 + [c_int64] * 2,
     "paceline_decoder": [c_void_p] * 3,
+    "paceline_decoder_pass": [c_void_p] * 3,
     "paceline_eagle": [c_void_p] * 5 + [c_int64] * 2,
     "paceline_eagle_trees": [c_void_p] * 2,
     "paceline_top": [c_void_p] * 4 + [c_int64] * 3,

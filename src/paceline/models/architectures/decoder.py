@@ -34,6 +34,8 @@ class ForwardOutput:
     logits: Tensor | None  # [R, V] float32; None if R is 0
     last_hidden: Tensor | None  # [T, D], after the final norm; None unless requested
     inner: Mapping[int, Tensor]  # layer -> [T, D], the hidden state that enters it
+    picks: Sequence[int] | None = None
+    """Tokens after the R rows, if they were asked for in place of logits."""
 
 
 class DecoderWeights(nn.Module):
@@ -93,6 +95,11 @@ class DecoderWeights(nn.Module):
     def has_plain_embedding(self) -> bool:
         """Whether the input of layer 0 is the unchanged row of the embedding."""
         return self.config.embedding_scale == 1.0
+
+    @property
+    def has_plain_logits(self) -> bool:
+        """Whether the logits are the unchanged output of the head."""
+        return True
 
     def logits(self, normed: Tensor) -> Tensor:
         """[R, V] float32 from [R, D] hidden states after the final norm."""

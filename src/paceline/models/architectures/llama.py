@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.attention import HEAD_MULTIPLE
+from paceline.kernels.cpu.decoder_pass import DecoderPass, ModelWeights
 from paceline.kernels.decoder_layers import DecoderLayers, DecoderShape, LayerWeights
 from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.layout import AttentionLayout
@@ -19,8 +20,8 @@ from paceline.models.architectures.decoder import AfterLayer, DecoderWeights, Fo
 
 
 class DecoderModel(DecoderWeights):
-    _native: tuple[Sequence[tuple[Tensor, Tensor]], DecoderLayers | None] | None = None
-    """Cache of the last pass, and the layers joined over it."""
+    _native: tuple[Sequence[tuple[Tensor, Tensor]], DecoderLayers | None, DecoderPass | None] | None = None
+    """Cache of the last pass, and the layers and the pass joined over it."""
 
     def forward(
         self,
@@ -70,14 +71,31 @@ class DecoderModel(DecoderWeights):
             logits = self.logits(normed[logit_rows])
         return ForwardOutput(logits, normed if last_hidden else None, inner)
 
-    def _native_layers(self, cache: Sequence[tuple[Tensor, Tensor]]) -> DecoderLayers | None:
-        """All layers over `cache` as one native call; None if a part of them needs its own call."""
-        if not self.is_complete:  # a pass waits for each layer
-            return None
+    def native_pass(self, cache: Sequence[tuple[Tensor, Tensor]]) -> DecoderPass | None:
+        """A whole pass over `cache` as one native call; None if a part of it needs its own call."""
         known = self._native
         if known is None or known[0] is not cache:
-            known = self._native = (cache, self._join_layers(cache))
+            self._native_layers(cache)
+            known = self._native
+        return None if known is None else known[2]
+
+    def _native_layers(self, cache: Sequence[tuple[Tensor, Tensor]]) -> DecoderLayers | None:
+        """All layers over `cache` as one native call; None if a part of them needs its own call."""
+        known = self._native
+        if known is None or known[0] is not cache:
+            if not self.is_complete:  # a pass waits for each layer
+                return None
+            layers = self._join_layers(cache)
+            known = self._native = (cache, layers, None if layers is None else self._join_pass(layers))
         return known[1]
+
+    def _join_pass(self, layers: DecoderLayers) -> DecoderPass | None:
+        tables = self.embedding, self.head
+        packed = tuple(table for table in tables if isinstance(table, PackedWeight))
+        if len(packed) < len(tables) or not (self.has_plain_embedding and self.has_plain_logits):
+            return None
+        first_norm = self.layers[0].input_norm
+        return DecoderPass(layers, ModelWeights(packed[0], packed[1], first_norm, self.rotary))
 
     def _join_layers(self, cache: Sequence[tuple[Tensor, Tensor]]) -> DecoderLayers | None:
         c, layers = self.config, []

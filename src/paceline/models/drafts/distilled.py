@@ -46,6 +46,10 @@ class DistilledModel(DecoderModel):
     def has_plain_embedding(self) -> bool:
         return False
 
+    @property
+    def has_plain_logits(self) -> bool:
+        return False
+
     def expand_logits(self, logits: Tensor) -> Tensor:
         return self.vocabulary.expand_logits(logits)
 

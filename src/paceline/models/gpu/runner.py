@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.clock import Clock
+from paceline.kernels.cpu.decoder_pass import Sampler
 from paceline.kernels.gpu.attention_plan import AttentionPlan, power_of_two
 from paceline.kernels.gpu.linear import MAX_ROWS
 from paceline.kernels.layout import BLOCK_SIZE, MAX_TREE_ROWS
@@ -102,10 +103,15 @@ class GpuRunner(ModelRunner):
         state_layers: tuple[int, ...] = (),
         last_hidden: bool = False,
         after_layer: AfterLayer | None = None,
+        samplers: Sequence[Sampler] | None = None,
     ) -> ForwardOutput:
         # A graph cannot stop after a layer
         graph = self._graph_of(spans, state_layers, last_hidden) if after_layer is None else None
-        return super().forward(spans, state_layers, last_hidden, after_layer) if graph is None else graph.run(spans)
+        return (
+            super().forward(spans, state_layers, last_hidden, after_layer, samplers)
+            if graph is None
+            else graph.run(spans)
+        )
 
     @torch.inference_mode()
     def measure_seconds(self, spans: Sequence[Span], clock: Clock) -> float:

@@ -5,6 +5,7 @@ from functools import cached_property
 
 import torch
 
+from paceline.kernels.cpu.decoder_pass import Sampler
 from paceline.models.architectures.decoder import AfterLayer, ForwardOutput
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.load import LoadedModel, load_model, open_checkpoint
@@ -58,12 +59,13 @@ class ParallelRunner(ModelRunner):
         state_layers: tuple[int, ...] = (),
         last_hidden: bool = False,
         after_layer: AfterLayer | None = None,
+        samplers: Sequence[Sampler] | None = None,
     ) -> ForwardOutput:
         with self._ranks.lock:
             self._ranks.send(Forward(tuple(spans), self.model.config.num_layers, self._number))
             self._has_moved = False  # the sums of this pass wait for what was sent before
             with self._ranks.report_lost_ranks():
-                return super().forward(spans, state_layers, last_hidden, after_layer)
+                return super().forward(spans, state_layers, last_hidden, after_layer, samplers)
 
     def share_cache(self, model: DecoderModel) -> ModelRunner:
         cache = self.cache[: model.config.num_layers]
