@@ -1,6 +1,7 @@
 """For the conftest.py of every folder of tests that run GPU kernels, on a GPU or interpreted."""
 
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 import torch
@@ -21,3 +22,17 @@ elif not torch.cuda.is_available():
 def dense_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights in the layout of a GPU; a CPU packs them for its own kernels."""
     monkeypatch.setattr(native, "library", lambda: None)
+
+
+@pytest.fixture(autouse=True)
+def captures_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels are interpreted, a capture does not run its function: there is nothing to load, and a replay runs it.
+    tests/models/gpu captures as a GPU does, with a run before it."""
+    if torch.cuda.is_available():
+        return
+    from paceline.models import cuda_graph
+
+    def construct(self: Any, compute: Any, *_: Any) -> None:
+        self._compute, self._graph = compute, None
+
+    monkeypatch.setattr(cuda_graph.Graph, "__init__", construct)

@@ -1,11 +1,13 @@
 """Makes Triton's interpreter faster by caching what it repeats at each operation. The numpy calls stay the same.
 
 For small blocks, most of the time is spent on types: the interpreter builds the type of every shape, rebuilds its table of
-numpy types at every lookup, and broadcasts blocks to the shape they already have.
+numpy types at every lookup, finds the common type of two operands that have the same one, and broadcasts blocks to the shape
+they already have.
 """
 
 from typing import Any
 
+import numpy as np
 from triton import language as tl
 from triton.runtime import interpreter
 
@@ -16,7 +18,9 @@ def speed_up() -> None:
     interpreter._get_np_dtype = _cache_types(interpreter._get_np_dtype)
     _compute_tuple_types_lazily(tl.core.tuple)
     _share_shapes(tl.core.block_type, tl.core.tensor)
-    _skip_needless_broadcasts(type(interpreter.interpreter_semantic))
+    _broadcast_by_shape(type(interpreter.interpreter_semantic))
+    _skip_needless_casts(type(interpreter.interpreter_semantic), tl.core.tensor)
+    _construct_handles_unchecked(interpreter.TensorHandle)
     _compare_identity_first(tl.core.dtype)
 
 
@@ -28,7 +32,27 @@ def _replace(holder: Any, name: str, member: Any, builder: Any, scope: Any) -> N
     def computed(*args: Any, _semantic: Any = None, **kwargs: Any) -> Any:
         return compute(*args, _semantic=interpreter.interpreter_semantic, **kwargs)
 
-    scope.set_attr(holder, name, computed)
+    is_arithmetic = holder is tl.core.tensor and name in _ARITHMETIC
+    scope.set_attr(holder, name, _arithmetic(_ARITHMETIC[name], computed) if is_arithmetic else computed)
+
+
+_ARITHMETIC = {"__add__": np.add, "__sub__": np.subtract, "__mul__": np.multiply}
+_NUMBERS = {id(tl.float32): True, id(tl.int32): False, id(tl.int64): False}
+"""Types that numpy computes as a GPU does, by their identity, and whether they are floating-point types."""
+
+
+def _arithmetic(operate: Any, computed: Any) -> Any:
+    """An operator that calls numpy at once where both operands have the same type and shape."""
+
+    def operator(lhs: Any, rhs: Any, _semantic: Any = None) -> Any:
+        if isinstance(rhs, tl.core.tensor) and lhs.dtype is rhs.dtype and id(lhs.dtype) in _NUMBERS:
+            one, other = lhs.type, rhs.type
+            if one is other or (one.is_block() and other.is_block() and one.shape is other.shape):
+                data = operate(lhs.handle.data, rhs.handle.data)
+                return tl.core.tensor(interpreter.TensorHandle(data, lhs.dtype), one)
+        return computed(lhs, rhs)
+
+    return operator
 
 
 def _cache_types(look_up: Any) -> Any:
@@ -85,14 +109,68 @@ def _share_shapes(block: Any, tensor: Any) -> None:
     block.name = property(lambda self: f"<{self.shape}, {self.element_ty}>", lambda self, name: None)
 
 
-def _skip_needless_broadcasts(semantic: Any) -> None:
+def _broadcast_by_shape(semantic: Any) -> None:
+    """Broadcast nothing where both operands have one shape, and look up the result of two shapes that were seen before."""
     broadcast = semantic.broadcast_impl_value
+    results: dict[tuple[int, int], Any] = {}
+    """Shape of the result by the identities of two shapes of the same rank; `_share_shapes` keeps all shapes alive."""
+
+    def extended(self: Any, operand: Any, shape: Any) -> Any:
+        if operand.type.shape is shape:
+            return operand
+        kind = tl.core.block_type(operand.dtype, shape)
+        return self.tensor(self.builder.create_broadcast(operand.handle, shape), kind)
 
     def broadcast_impl_value(self: Any, lhs: Any, rhs: Any) -> Any:
-        same = lhs.type.is_block() and rhs.type.is_block() and lhs.type.shape is rhs.type.shape
-        return (lhs, rhs) if same else broadcast(self, lhs, rhs)
+        if not lhs.type.is_block() and not rhs.type.is_block():
+            return lhs, rhs
+        if not lhs.type.is_block() or not rhs.type.is_block():
+            return broadcast(self, lhs, rhs)
+        left, right = lhs.type.shape, rhs.type.shape
+        if left is right:
+            return lhs, rhs
+        key = (id(left), id(right))
+        if key in results:
+            return extended(self, lhs, results[key]), extended(self, rhs, results[key])
+        found = broadcast(self, lhs, rhs)
+        if len(left) == len(right):
+            results[key] = found[0].type.shape
+        return found
 
     semantic.broadcast_impl_value = broadcast_impl_value
+
+
+def _skip_needless_casts(semantic: Any, tensor: Any) -> None:
+    """Two operands of one type need no common type, and a constant beside a tensor takes its type and is made once."""
+    check = semantic.binary_op_type_checking_impl
+    constants: dict[tuple[Any, int, int], Any] = {}
+
+    def constant(self: Any, value: Any, beside: Any) -> Any:
+        key = (value, id(beside.dtype), id(beside.type.shape) if beside.type.is_block() else 0)
+        if key not in constants:
+            made = self.scalar_constant(value, dtype=beside.dtype)
+            constants[key] = self.broadcast_impl_value(made, beside)[0]
+        return constants[key]
+
+    def checked(self: Any, lhs: Any, rhs: Any, *pointers: bool, **options: bool) -> Any:
+        if isinstance(lhs, tensor) and id(lhs.dtype) in _NUMBERS:
+            if isinstance(rhs, tensor):
+                if rhs.dtype is lhs.dtype:
+                    return self.broadcast_impl_value(lhs, rhs)
+            elif (rhs.__class__ is int and abs(rhs) < 2**31) or (rhs.__class__ is float and _NUMBERS[id(lhs.dtype)]):
+                return lhs, constant(self, rhs, lhs)
+        return check(self, lhs, rhs, *pointers, **options)
+
+    semantic.binary_op_type_checking_impl = checked
+
+
+def _construct_handles_unchecked(handle: Any) -> None:
+    """Construct values of the interpreter without comparing the sizes of their numpy and Triton types."""
+
+    def construct(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        self.data, self.dtype, self.attr = data, dtype, {} if attr is None else attr
+
+    handle.__init__ = construct
 
 
 def _compare_identity_first(dtype: Any) -> None:
