@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.strategies import one_of
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -31,8 +32,14 @@ def check_error_object(response: Any) -> None:
     assert isinstance(body["error"]["message"], str)
 
 
-@schema.parametrize()
-@settings(
+def check(case: schemathesis.Case) -> None:
+    headers = {"Authorization": f"Bearer {KEY}"} if case.path.startswith("/admin") else None
+    response = case.call_and_validate(headers=headers, checks=CHECKS)
+    if response.status_code >= 400:
+        check_error_object(response)
+
+
+SETTINGS = settings(
     max_examples=25,
     derandomize=True,
     database=None,
@@ -40,11 +47,16 @@ def check_error_object(response: Any) -> None:
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
-def test_generated_requests(case: schemathesis.Case) -> None:
-    headers = {"Authorization": f"Bearer {KEY}"} if case.path.startswith("/admin") else None
-    response = case.call_and_validate(headers=headers, checks=CHECKS)
-    if response.status_code >= 400:
-        check_error_object(response)
+OPERATIONS = [(path, method) for path, methods in server.app.openapi()["paths"].items() for method in methods]
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_generated_requests(path: str, method: str) -> None:
+    """Requests are generated in the test: `schema.parametrize` would make thousands whenever tests are collected. It is used by
+    test_openapi_boundaries.py."""
+    operation = schema[path][method.upper()]
+    cases = one_of(*(operation.as_strategy(generation_mode=mode) for mode in schemathesis.GenerationMode))
+    SETTINGS(given(case=cases)(check))()
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/v1/models", "/tokenize", "/metrics"])
