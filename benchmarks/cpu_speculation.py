@@ -51,8 +51,9 @@ def main() -> None:
     WallClock.now = staticmethod(time.process_time)  # type: ignore[method-assign,assignment]  # see above
     seconds: dict[str, list[float]] = defaultdict(list)
     record(ModelRunner, "forward", "pass", seconds)
-    record(EagleHead, "forward", "update", seconds)
-    record(EagleHead, "grow", "tree", seconds)
+    record(EagleHead, "forward", "draft prefill", seconds)
+    record(EagleHead, "grow", "head", seconds)
+    record(EagleHead, "draft", "head", seconds)
     limits: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "max_model_len": 2048, "kv_tokens": 4096}
     engines = {
         rule: LLM("smollm2", draft=options.draft, speculation={"depth": rule, "max_depth": 8}, **limits)
@@ -69,7 +70,7 @@ def main() -> None:
     contenders = [("fixed", 0), *(("fixed", size) for size in options.sizes), ("goodput", 8)]
     best: dict[tuple[str, int, str], float] = {}
     texts: dict[str, object] = {}
-    shares: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0] * 5)
+    shares: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0.0] * 4)
     for turn in range(options.repeats + 1):  # the first is a warm-up
         for category, text in prompts.items():
             for rule, size in contenders:
@@ -82,14 +83,15 @@ def main() -> None:
                 if turn:
                     key = (rule, size, category)
                     best[key] = min(best.get(key, took), took)
-                    passes, updates = seconds["pass"][1:], seconds["update"][1:]  # without the prompt
+                    prompt = min(1, len(seconds["draft prefill"]))
+                    passes, drafts = seconds["pass"][1:], seconds["head"][prompt:]  # without the prompt
                     rest = took - sum(sum(values) for values in seconds.values())
-                    sums = (len(passes), sum(passes), sum(updates), sum(seconds["tree"]), rest)
+                    sums = (len(passes), sum(passes), sum(drafts), rest)
                     shares[rule, size] = [a + b for a, b in zip(shares[rule, size], sums, strict=True)]
     for engine in engines.values():
         engine.close()
     print(f"{cpu_name()}, one core; {len(prompts)} prompts, {options.tokens} tokens each, prefill included")
-    print(f"{'':12} {'tokens/s':>8} {'/ plain':>7}  ms of a step: pass, update, tree, rest; then / plain by category")
+    print(f"{'':12} {'tokens/s':>8} {'/ plain':>7}  ms of a step: pass, draft, host; then / plain by category")
     plain = [best["fixed", 0, category] for category in prompts]
     for rule, size in contenders:
         times = [best[rule, size, category] for category in prompts]

@@ -73,6 +73,15 @@ class HeadWeights:
 
 
 @dataclass(frozen=True, slots=True)
+class InnerRows:
+    """Hidden states of the target, by address: of each row those of all layers that `fc` joins. Each has at least D float32
+    values. The caller keeps their memory."""
+
+    addresses: Sequence[int]
+    num_layers: int
+
+
+@dataclass(frozen=True, slots=True)
 class TreeRoot:
     """A sequence whose committed slots are in the head's cache, and the rules of its tree."""
 
@@ -114,37 +123,15 @@ class EagleHead:
             weights.is_residual_normed,
         )
 
-    def forward(self, states: Tensor | Sequence[Tensor], rows: PassRows) -> Tensor:
-        """[T, D]: the states of the next slots, from states [T, D], or from those of the target's layers that `fc` joins,
-        [T, D] or wider each. The positions are those of the states, the tokens those after them."""
-        for values, limit in zip((rows.tokens, rows.positions), self._limits, strict=True):
-            if min(values) < 0 or max(values) >= limit:  # native code would read beyond a table
-                raise IndexError(f"token ids and positions must be in [0, {limit})")
+    def forward(self, states: Tensor | InnerRows, rows: PassRows) -> Tensor:
+        """[T, D]: the states of the next slots, from states [T, D], or from those of the target's layers that `fc` joins. The
+        positions are those of the states, the tokens those after them."""
         if isinstance(states, Tensor):
-            hidden, inner, pitch = states.clone(memory_format=torch.contiguous_format), [], 0
+            hidden, inner = states.clone(memory_format=torch.contiguous_format), InnerRows((), 0)
         else:
-            inner, pitch = list(states), states[0].stride(0)
-            assert all(one.stride() == (pitch, 1) and one.dtype is torch.float32 for one in inner)
-            hidden = torch.empty(len(rows.tokens), self._weights.shape.hidden_size)
-        longs = [array("q", values) for values in (rows.tokens, rows.positions, rows.slots, rows.ancestors)]
-        ints = [array("i", values) for values in (rows.starts, rows.context_lens, rows.block_tables)]
-        tokens, positions, slots, ancestors = (values.buffer_info()[0] for values in longs)
-        starts, contexts, tables = (values.buffer_info()[0] for values in ints)
-        description = Pass(
-            len(rows.tokens),
-            len(rows.context_lens),
-            rows.max_blocks,
-            slots=slots,
-            starts=starts,
-            context_lens=contexts,
-            tables=tables,
-            ancestors=ancestors if rows.ancestors else None,
-            hidden=hidden.data_ptr(),
-        )
-        sources = (c_void_p * len(inner))(*(one.data_ptr() for one in inner))
-        _functions().paceline_eagle(
-            ctypes.byref(self._head), ctypes.byref(description), tokens, positions, sources, len(inner), pitch
-        )
+            hidden, inner = torch.empty(len(rows.tokens), self._weights.shape.hidden_size), states
+        call = _Call.of(rows, inner, self._limits, hidden.data_ptr())
+        _functions().paceline_eagle(ctypes.byref(self._head), *call.arguments)
         return hidden
 
     def grow(
@@ -154,19 +141,38 @@ class EagleHead:
         level that get children; `branches`: children of each."""
         assert states.is_contiguous()
         assert states.dtype is torch.float32
+        forest = self._forest(roots, width, branches, states.data_ptr())
+        _functions().paceline_eagle_trees(ctypes.byref(self._head), ctypes.byref(forest.trees))
+        return forest.drafts()
+
+    def draft(
+        self,
+        inner: InnerRows,
+        rows: PassRows,
+        last_rows: Sequence[int],
+        roots: Sequence[TreeRoot],
+        width: int,
+        branches: int,
+    ) -> list[tuple[list[int], list[int]]]:
+        """`forward` over committed tokens, then `grow` from its states of `last_rows`, in one call."""
+        call, forest = _Call.of(rows, inner, self._limits, None), self._forest(roots, width, branches, None)
+        last = array("q", last_rows)
+        _functions().paceline_eagle_draft(
+            ctypes.byref(self._head), *call.arguments, last.buffer_info()[0], ctypes.byref(forest.trees)
+        )
+        return forest.drafts()
+
+    def _forest(self, roots: Sequence[TreeRoot], width: int, branches: int, states: int | None) -> "_Forest":
         columns = self._weights.vocabulary.shape[0]
         widest = max(len(root.blocks) for root in roots)
         tables = array("i")
         for root in roots:
             tables.extend(root.blocks)
             tables.extend([0] * (widest - len(root.blocks)))
-        count, nodes = len(roots), len(roots) * _MAX_NODES
-        counts, tokens, parents = (
-            array("q", bytes(8 * count)),
-            array("q", bytes(8 * nodes)),
-            array("q", bytes(8 * nodes)),
-        )
+        count = len(roots)
         table = (_Root * count)(*(_root(root, columns, self._limits[1]) for root in roots))
+        nodes = array("q", bytes(8 * count * (1 + 2 * _MAX_NODES)))  # counts, tokens, parents
+        first = nodes.buffer_info()[0]
         trees = _Trees(
             count,
             widest,
@@ -174,14 +180,67 @@ class EagleHead:
             min(branches, MAX_BRANCHES, columns),
             ctypes.addressof(table),
             tables.buffer_info()[0],
-            states.data_ptr(),
-            counts.buffer_info()[0],
-            tokens.buffer_info()[0],
-            parents.buffer_info()[0],
+            states,
+            first,
+            first + 8 * count,
+            first + 8 * count * (1 + _MAX_NODES),
         )
-        _functions().paceline_eagle_trees(ctypes.byref(self._head), ctypes.byref(trees))
-        firsts = [(i * _MAX_NODES, i * _MAX_NODES + counts[i]) for i in range(count)]
-        return [(tokens[first:last].tolist(), parents[first:last].tolist()) for first, last in firsts]
+        return _Forest(trees, nodes, (table, tables))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Call:
+    """Arguments of a native pass, and the memory behind them."""
+
+    arguments: tuple[object, ...]
+    memory: tuple[object, ...]
+
+    @classmethod
+    def of(cls, rows: PassRows, inner: InnerRows, limits: tuple[int, int], hidden: int | None) -> "_Call":
+        for values, limit in zip((rows.tokens, rows.positions), limits, strict=True):
+            if min(values) < 0 or max(values) >= limit:  # native code would read beyond a table
+                raise IndexError(f"token ids and positions must be in [0, {limit})")
+        count, sequences = len(rows.tokens), len(rows.context_lens)
+        longs = array("q", rows.tokens)
+        for more in (rows.positions, rows.slots, inner.addresses, rows.ancestors):
+            longs.extend(more)
+        ints = array("i", rows.starts)
+        ints.extend(rows.context_lens)
+        ints.extend(rows.block_tables)
+        first, first_int = longs.buffer_info()[0], ints.buffer_info()[0]
+        description = Pass(
+            count,
+            sequences,
+            rows.max_blocks,
+            slots=first + 16 * count,
+            starts=first_int,
+            context_lens=first_int + 4 * (sequences + 1),
+            tables=first_int + 4 * (2 * sequences + 1),
+            ancestors=first + 8 * (3 * count + len(inner.addresses)) if rows.ancestors else None,
+            hidden=hidden,
+        )
+        sources = first + 24 * count
+        arguments = (ctypes.byref(description), first, first + 8 * count, sources, inner.num_layers)
+        return cls(arguments, (longs, ints))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Forest:
+    """The trees of a native call, and the memory behind them."""
+
+    trees: _Trees
+    nodes: "array[int]"
+    memory: tuple[object, ...]
+
+    def drafts(self) -> list[tuple[list[int], list[int]]]:
+        """(tokens, parents) of each tree."""
+        count, nodes = self.trees.sequences, self.nodes
+        drafts = []
+        for i in range(count):
+            first, size = count + i * _MAX_NODES, nodes[i]
+            behind = first + count * _MAX_NODES
+            drafts.append((nodes[first : first + size].tolist(), nodes[behind : behind + size].tolist()))
+        return drafts
 
 
 def _root(root: TreeRoot, columns: int, max_position: int) -> _Root:

@@ -24,14 +24,13 @@ void eagle_pass(const head_t *h, pass_t *p, const int64_t *tokens, const int64_t
     paceline_decoder(d, h->layer, p);
 }
 
-/* inner: `num_inner` states of the target [T, inner_pitch], whose first D columns `fc` joins to p->hidden; 0: p->hidden is given */
+/* inner [T, num_inner]: rows of the target's states, whose first D columns `fc` joins to p->hidden; num_inner 0: p->hidden is
+ * given */
 EXPORT void paceline_eagle(const head_t *h, pass_t *p, const int64_t *tokens, const int64_t *positions,
-                           const float *const *inner, int64_t num_inner, int64_t inner_pitch) {
+                           const float *const *inner, int64_t num_inner) {
     const int64_t rows = p->rows, D = h->decoder->hidden_size, widest = num_inner > 2 ? num_inner : 2;
     float *joined = p->normed = scratch(SCRATCH_GROWTH, rows * widest * D * (int64_t)sizeof(float));
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < num_inner; i++)
-            memcpy(joined + (r * num_inner + i) * D, inner[i] + r * inner_pitch, (size_t)D * sizeof(float));
+    for (int64_t i = 0; i < rows * num_inner; i++) memcpy(joined + i * D, inner[i], (size_t)D * sizeof(float));
     if (num_inner) paceline_linear(h->fc, joined, NULL, p->hidden, rows);
     eagle_pass(h, p, tokens, positions);
 }

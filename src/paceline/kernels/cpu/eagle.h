@@ -15,3 +15,6 @@ typedef struct {
 /* p->hidden [T, D]: the states, in place; p->normed [T, 2 D]: memory, its first T D values are then the norms of the new states.
  * tokens and positions [T]; cos, sin and states of `p` are set here. */
 void eagle_pass(const head_t *h, pass_t *p, const int64_t *tokens, const int64_t *positions);
+
+void paceline_eagle(const head_t *h, pass_t *p, const int64_t *tokens, const int64_t *positions, const float *const *inner,
+                    int64_t num_inner);

@@ -200,3 +200,16 @@ EXPORT void paceline_eagle_trees(const head_t *h, const trees_t *j) {
     for (int64_t s = 0; s < j->sequences; s++)
         write_draft(trees + s, j->counts + s, j->tokens + s * MAX_NODES, j->parents + s * MAX_NODES);
 }
+
+/* `paceline_eagle` over committed tokens, then the trees from its states of `last_rows` [S]; p->hidden is not used */
+EXPORT void paceline_eagle_draft(const head_t *h, pass_t *p, const int64_t *tokens, const int64_t *positions,
+                                 const float *const *inner, int64_t num_inner, const int64_t *last_rows, trees_t *j) {
+    const int64_t D = h->decoder->hidden_size;
+    float *hidden = p->hidden = scratch(SCRATCH_STATES, (p->rows + j->sequences) * D * (int64_t)sizeof(float));
+    float *states = hidden + p->rows * D;
+    paceline_eagle(h, p, tokens, positions, inner, num_inner);
+    for (int64_t s = 0; s < j->sequences; s++)
+        memcpy(states + s * D, hidden + last_rows[s] * D, (size_t)D * sizeof(float));
+    j->states = states;
+    paceline_eagle_trees(h, j);
+}

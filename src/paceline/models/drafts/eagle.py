@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.kernels.activation import gated
 from paceline.kernels.attention import paged_attention
-from paceline.kernels.eagle_head import EagleHead
+from paceline.kernels.eagle_head import EagleHead, InnerRows
 from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.layout import BLOCK_SIZE, AttentionLayout
 from paceline.kernels.linear import embedding_rows, linear
@@ -21,6 +21,7 @@ from paceline.kernels.rms_norm import add_rms_norm, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
 from paceline.models.drafts.eagle_native import native_head
 from paceline.models.drafts.eagle_weights import EagleWeights
+from paceline.models.row_states import RowStates
 from paceline.models.runner import Span, build_inputs, pass_rows, warm_up_sizes
 from paceline.models.zeroed import zeroed
 
@@ -104,8 +105,11 @@ class EagleRunner:
 
     def lane(self, number: int) -> list[int]:
         """Blocks of a lane."""
-        first = self.num_blocks + number * LANE_BLOCKS
-        return list(range(first, first + LANE_BLOCKS))
+        return list(self.lanes(number, 1))
+
+    def lanes(self, first: int, count: int) -> range:
+        """Blocks of consecutive lanes."""
+        return range(self.num_blocks + first * LANE_BLOCKS, self.num_blocks + (first + count) * LANE_BLOCKS)
 
     @torch.inference_mode()
     def forward(self, spans: Sequence[Span], states: Tensor | Mapping[int, Tensor]) -> Tensor:
@@ -113,12 +117,28 @@ class EagleRunner:
         its states."""
         native = self.model.native(self.cache)
         if native is not None:
-            layers = self.model.config.state_layers
-            given = states if isinstance(states, Tensor) else [states[layer] for layer in layers]
+            given = states if isinstance(states, Tensor) else self.inner_rows([(states, slice(None))])
             return native.forward(given, pass_rows(spans))
         inputs = build_inputs(spans, self.model.device)
         states = states if isinstance(states, Tensor) else self.model.fuse(states)
         return self.model.forward(states, inputs.tokens, inputs.positions, inputs.layout, self.cache)
+
+    def inner_rows(self, parts: Sequence[tuple[Mapping[int, Tensor], slice]]) -> InnerRows:
+        """Rows of the target's states, as native calls read them. The caller keeps `parts` until after the call."""
+        layers, addresses = self.model.config.state_layers, list[int]()
+        for states, chosen in parts:
+            if isinstance(states, RowStates):
+                first, (_, rows, width) = states.states.data_ptr(), states.states.shape
+                firsts = [first + 4 * width * rows * states.layers.index(layer) for layer in layers]
+                places = [4 * width * row for row in states.rows[chosen]]
+            else:
+                tensors = [states[layer] for layer in layers]
+                pitch = tensors[0].stride(0)
+                assert all(one.stride() == (pitch, 1) and one.dtype is torch.float32 for one in tensors)
+                firsts = [one.data_ptr() for one in tensors]
+                places = [4 * pitch * row for row in range(len(tensors[0]))[chosen]]
+            addresses += [first + place for place in places for first in firsts]
+        return InnerRows(addresses, len(layers))
 
     @torch.inference_mode()
     def warm_up(self, max_num_seqs: int, max_rows: int, longest: int) -> None:

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from paceline.kernels.eagle_head import MAX_TREE_SLOTS, EagleHead
+from paceline.kernels.eagle_head import MAX_TREE_SLOTS, EagleHead, TreeRoot
 from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.layout import BLOCK_SIZE
 from paceline.kv.block_tables import BlockTables, blocks_for
 from paceline.models.cuda_graph import StreamTimer
 from paceline.models.drafts.eagle import MAX_BRANCH, EagleRunner
-from paceline.models.runner import Span
+from paceline.models.runner import Span, pass_rows
 from paceline.speculation.drafts import DraftBatch, DraftCost, DraftPrefill, DraftTree
 from paceline.speculation.proposer import Hidden, HiddenRequest, Progress, ProposerTraits
 from paceline.speculation.proposers.draft_weights import DraftWeights
@@ -58,11 +58,32 @@ class _Update:
     sequence: _Sequence
     parts: tuple[Hidden, ...]
     rows: tuple[slice, ...]
+    positions: Sequence[int]
+    """Positions of the states."""
 
     @property
-    def positions(self) -> list[int]:
-        spans = zip(self.parts, self.rows, strict=True)
-        return [part.start + i for part, rows in spans for i in range(rows.start, rows.stop)]
+    def pieces(self) -> list[tuple[Mapping[int, Tensor], slice]]:
+        return [(part.inner, rows) for part, rows in zip(self.parts, self.rows, strict=True)]
+
+    @property
+    def num_cached(self) -> int:
+        """Cached slots of the sequence after it."""
+        return self.sequence.num_cached + len(self.positions)
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the cache is up to date after it."""
+        return self.positions[-1] + 2 == len(self.sequence.progress.ids)
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether it has more tokens than one round commits."""
+        return len(self.positions) > LEVELS + 1
+
+    @property
+    def is_processed(self) -> bool:
+        """Whether the logits of its next token are modified before one is picked."""
+        return draft_row(self.sequence.progress, ()).is_processed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +165,8 @@ class EagleProposer:
                 part = self._pending.parts(sequence_id)[-1]
                 inner = {layer: states[-1:].clone() for layer, states in part.inner.items()}
                 newest[sequence_id] = Hidden(part.end - 1, inner, None)
-        current, _ = self._update_cache([sequence for sequence in sequences if sequence.progress.sequence_id in newest])
+        ready = [sequence for sequence in sequences if sequence.progress.sequence_id in newest]
+        current, _ = self._update_cache(self._next_updates(ready))
         ids = [sequence.progress.sequence_id for sequence in current]
         starts = {i: GraphStart(sequence.num_cached - 1, newest[i]) for i, sequence in zip(ids, current, strict=True)}
         return starts, self._take_prefill()
@@ -165,42 +187,65 @@ class EagleProposer:
         self._tables.shrink(sequence_id, num_cached)
         self._publish(sequence)
 
-    @torch.inference_mode()
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
         drafting = [
             sequence for i in sequence_ids if (sequence := self._sequences.get(i)) and sequence.progress.depth > 0
         ]
-        sequences, states = self._update_cache(drafting[: self._runner.num_lanes])
+        sequences, trees = self._draft(drafting[: self._runner.num_lanes])
+        cost = DraftCost(self._take_prefill())
         if not sequences:
-            return DraftBatch.empty(DraftCost(self._take_prefill()))
-        ids = [sequence.progress.sequence_id for sequence in sequences]
-        trees = zip(ids, self._trees(sequences, states), strict=True)
-        return DraftBatch.trees(trees, DraftCost(self._take_prefill()))
+            return DraftBatch.empty(cost)
+        return DraftBatch.trees(zip([one.progress.sequence_id for one in sequences], trees, strict=True), cost)
 
-    def _trees(self, sequences: Sequence[_Sequence], states: Tensor) -> list[DraftTree]:
-        head = self._model.native(self._runner.cache)
+    def _draft(self, sequences: Sequence[_Sequence]) -> tuple[list[_Sequence], list[DraftTree]]:
+        """Bring caches up to date and grow trees. Returns the sequences whose cache is up to date, and their trees."""
+        head = None if self.grows_on_device else self._model.native(self._runner.cache)
+        updates = self._next_updates(sequences)
+        # Penalties depend on the grown tokens and need the host. A draft prefill is timed apart from the trees.
+        if head is None or not updates or any(one.is_prefill or one.is_processed for one in updates):
+            return self._draft_in_parts(head, updates)
+        inner = self._runner.inner_rows([part for update in updates for part in update.pieces])
+        rows = pass_rows([self._span(update) for update in updates])
+        current = [(update, end - 1) for update, end in zip(updates, rows.starts[1:], strict=True) if update.is_last]
+        done = [update.sequence for update, _ in current]
+        grown: list[tuple[list[int], list[int]]] = []
+        if current:
+            roots = self._roots(done, [update.num_cached for update, _ in current])
+            grown = head.draft(inner, rows, [row for _, row in current], *roots)
+        else:
+            head.forward(inner, rows)
+        for update in updates:
+            self._advance_sequence(update)
+        return done, [DraftTree(tuple(tokens), tuple(parents)) for tokens, parents in grown]
+
+    @torch.inference_mode()
+    def _draft_in_parts(
+        self, head: EagleHead | None, updates: Sequence[_Update]
+    ) -> tuple[list[_Sequence], list[DraftTree]]:
+        sequences, states = self._update_cache(updates)
+        if not sequences:
+            return [], []
         if any(draft_row(sequence.progress, ()).is_processed for sequence in sequences):
-            grown = self._grow(sequences, states)  # penalties depend on the grown tokens and need the host
+            grown = self._grow(sequences, states)
         elif self.grows_on_device:
             grown = self._grow_on_device(sequences, states)
         elif head is not None:
-            return self._grow_natively(head, sequences, states)
+            drafts = head.grow(states, *self._roots(sequences, [one.num_cached for one in sequences]))
+            return sequences, [DraftTree(tuple(tokens), tuple(parents)) for tokens, parents in drafts]
         else:
             grown = self._grow(sequences, states)
-        return [tree.draft() for tree in grown]
+        return sequences, [tree.draft() for tree in grown]
 
-    def _grow_natively(self, head: EagleHead, sequences: Sequence[_Sequence], states: Tensor) -> list[DraftTree]:
-        """The trees of `_grow`, by one native call."""
+    def _roots(self, sequences: Sequence[_Sequence], num_cached: Sequence[int]) -> tuple[list[TreeRoot], int, int]:
+        """Roots, width and branches of native trees, which are those of `_grow`. `num_cached`: slots of each sequence."""
         width = min(WIDTH, self._runner.num_lanes // len(sequences))
         roots = []
-        for number, sequence in enumerate(sequences):
+        for number, (sequence, cached) in enumerate(zip(sequences, num_cached, strict=True)):
             progress = sequence.progress
-            blocks = self._tables.blocks(progress.sequence_id)[: blocks_for(sequence.num_cached)]
-            lanes = range(number * width, (number + 1) * width)
-            own = [block for lane in lanes for block in self._runner.lane(lane)][: blocks_for(MAX_TREE_SLOTS)]
-            roots.append(tree_root(progress, [*blocks, *own], sequence.num_cached, LEVELS))
-        most = min(BRANCHES, max(root.budget for root in roots))
-        return [DraftTree(tuple(tokens), tuple(parents)) for tokens, parents in head.grow(states, roots, width, most)]
+            blocks = self._tables.blocks(progress.sequence_id)[: blocks_for(cached)]
+            own = self._runner.lanes(number * width, width)[: blocks_for(MAX_TREE_SLOTS)]
+            roots.append(tree_root(progress, [*blocks, *own], cached, LEVELS))
+        return roots, width, min(BRANCHES, max(root.budget for root in roots))
 
     def _grow(self, sequences: Sequence[_Sequence], states: Tensor) -> list[Growth]:
         """Grow level by level; the host chooses the nodes that get children."""
@@ -243,32 +288,37 @@ class EagleProposer:
         like = states.new_empty(()).expand(len(coupled), self._model.vocabulary.head.shape[0])
         return RankRules.of([row for row in rows for _ in range(width)], coupled, self._model.vocabulary.ids, like)
 
-    def _update_cache(self, sequences: Sequence[_Sequence]) -> tuple[list[_Sequence], Tensor]:
-        """Compute committed tokens, within a budget of rows per call. Returns the sequences whose cache is up to date, and the
-        states of their last slots."""
+    def _next_updates(self, sequences: Sequence[_Sequence]) -> list[_Update]:
+        """Committed tokens to compute, within a budget of rows per call."""
         budget, updates = self._max_rows, []
         for sequence in sequences:
             update = self._next_update(sequence, budget) if budget > 0 else None
             if update is not None:
                 updates.append(update)
                 budget -= len(update.positions)
+        return updates
+
+    def _update_cache(self, updates: Sequence[_Update]) -> tuple[list[_Sequence], Tensor]:
+        """Compute committed tokens. Returns the sequences whose cache is up to date, and the states of their last slots."""
         if not updates:
             return [], torch.empty(0)
-        pieces = [(part.inner, rows) for w in updates for part, rows in zip(w.parts, w.rows, strict=True)]
+        pieces = [piece for update in updates for piece in update.pieces]
         inner = {layer: _joined([states[layer][rows] for states, rows in pieces]) for layer in self._layers}
-        spans, last_rows, count = [], [], 0
+        last_rows, count = [], 0
         for update in updates:
-            positions, ids = update.positions, update.sequence.progress.ids
-            blocks = self._tables.blocks(update.sequence.progress.sequence_id)
-            spans.append(Span(blocks, update.sequence.num_cached, [ids[p + 1] for p in positions], 0, positions))
-            count += len(positions)
+            count += len(update.positions)
             last_rows.append(count - 1)
-        states = self._forward(spans, inner)
+        states = self._forward([self._span(update) for update in updates], inner)
         for update in updates:
             self._advance_sequence(update)
         done = [i for i, update in enumerate(updates) if update.sequence.is_current]
         newest = [states[last_rows[i] : last_rows[i] + 1] for i in done]
         return [updates[i].sequence for i in done], _joined(newest) if done else states[:0]
+
+    def _span(self, update: _Update) -> Span:
+        sequence, positions = update.sequence, update.positions
+        blocks, ids = self._tables.blocks(sequence.progress.sequence_id), sequence.progress.ids
+        return Span(blocks, sequence.num_cached, [ids[p + 1] for p in positions], 0, positions)
 
     def _forward(self, spans: Sequence[Span], inner: Mapping[int, Tensor]) -> Tensor:
         """A pass over committed tokens. More of them than one round commits are a draft prefill."""
@@ -295,19 +345,20 @@ class EagleProposer:
             # ids[1:]: keys are shifted by one, see the class
             hit = self._tables.open(progress.sequence_id, progress.ids[1:], self._salt(progress))
             sequence.num_cached = sequence.next_slot = hit
-        parts, slices, taken = [], [], 0
+        parts, slices, positions, taken = [], [], list[int](), 0
         for part in self._pending.parts(progress.sequence_id):
             first = max(sequence.next_slot - part.start, 0)
             last = min(part.end - part.start, first + budget - taken)
             if first < last:
                 parts.append(part)
                 slices.append(slice(first, last))
+                positions.extend(range(part.start + first, part.start + last))
                 taken += last - first
         if not taken or not self._tables.grow(progress.sequence_id, sequence.num_cached + taken):
             return None
         if is_new:  # tokens in the cache, and tokens without hidden states
             self._prefill += DraftPrefill(parts[0].start + slices[0].start)
-        return _Update(sequence, tuple(parts), tuple(slices))
+        return _Update(sequence, tuple(parts), tuple(slices), positions)
 
     def _advance_sequence(self, update: _Update) -> None:
         sequence, positions = update.sequence, update.positions
