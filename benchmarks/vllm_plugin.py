@@ -1,7 +1,8 @@
-"""vLLM plain and with our plugin, and our engine, in one run: every contender is a process, and they take turns.
+"""vLLM plain and with our plugin, and our engine, in one run: every engine is a process, and contenders take turns.
 
     python benchmarks/vllm_plugin.py --model FOLDER --draft DRAFT --prompts spec_bench_dev.jsonl
     python benchmarks/vllm_plugin.py --contenders plain_sync,suffix,combined --sizes 1,8 …
+    python benchmarks/vllm_plugin.py --sizes 1,8,32,64,128,256 --large plain,paceline …
 
 FOLDER is a Hugging Face folder, for example of `paceline bench inflate`. DRAFT is a small model as a folder, for the pool and
 our engine. PROMPTS are prompts of `paceline bench`, or a JSON list of lists of token ids. A figure is the throughput of a
@@ -12,29 +13,30 @@ whole run: prompts and stragglers are included. Contenders:
     ngram, suffix, combined   LocalProposer
     full         LocalProposer `combined`, with CUDA graphs for steps of any shape (cudagraph_mode FULL)
     pool         PoolProposer, with a draft worker on the CPU cores
+    pool_gpu     PoolProposer, with a draft worker on the same GPU
     draft_model  vLLM's own draft model
     paceline     our engine, with DRAFT
+    paceline_plain  the same process, with speculation off in each request
 
-Needs vLLM on PYTHONPATH beside src/; the plugin needs no installation.
+A contender that does not start or that fails is left out with the end of its log; the others go on. Contenders that --large
+names also run sizes above 64, with a larger KV cache. Needs vLLM on PYTHONPATH beside src/; the plugin needs no installation.
 """
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
-from typing import Any, TextIO
+from typing import NamedTuple
 
-CONTENDERS = ("plain", "plain_sync", "ngram", "suffix", "combined", "full", "pool", "draft_model", "paceline")
-LOCAL = {"ngram": "ngram", "suffix": "suffix", "combined": "combined", "full": "combined"}
-WORKER = "tcp://127.0.0.1:15755"
+from vllm_child import Child, Lost
+from vllm_contender import ENGINES, POOLS, Tokens, kv_gib, serve, sizes_of, worker_address
 
-Run = Callable[[Sequence[Sequence[int]], int], tuple[float, list[list[int]]]]
-"""(prompts, new tokens of each) -> seconds, tokens."""
+CONTENDERS = (*ENGINES, "paceline_plain")
+NEED_DRAFT = {"pool", "pool_gpu", "draft_model", "paceline", "paceline_plain"}
+OVERHEAD_GIB = 4.0
+"""About what a process needs on a GPU besides weights and KV cache."""
 
 
 def parse() -> argparse.Namespace:
@@ -42,7 +44,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", required=True)
     parser.add_argument("--draft")
     parser.add_argument("--prompts", required=True, type=Path)
-    parser.add_argument("--contenders", default="plain,plain_sync,combined,full,pool,paceline")
+    parser.add_argument("--contenders", default="plain,plain_sync,combined,pool,paceline_plain,paceline")
     parser.add_argument("--sizes", default="1,8,32,64")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--depth", type=int, default=4, help="num_speculative_tokens of vLLM")
@@ -52,175 +54,65 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--max-model-len", type=int, default=2048)
-    parser.add_argument("--memory", type=float, default=0.15, help="share of the GPU's memory of each contender")
-    parser.add_argument("--kv-gib", type=float, default=3.5, help="KV cache of each vLLM")
-    parser.add_argument("--sequential", action="store_true", help="start the contenders one after the other")
-    parser.add_argument("--worker-threads", type=int, default=8, help="threads of the pool's draft worker")
-    parser.add_argument("--worker-device", default="cpu")
-    parser.add_argument("--logs", type=Path, default=Path("build/vllm_plugin_logs"))
-    parser.add_argument("--child", choices=CONTENDERS, help=argparse.SUPPRESS)
+    parser.add_argument("--kv-gib", type=float, default=3.5, help="KV cache of each process")
+    parser.add_argument("--large", default="plain,paceline", help="contenders that also run sizes above 64")
+    parser.add_argument("--large-kv-gib", type=float, default=13.0, help="KV cache of these, if there are such sizes")
+    parser.add_argument("--sequential", action="store_true", help="start the processes one after the other")
+    parser.add_argument("--ready-seconds", type=float, default=420, help="longest start of a process")
+    parser.add_argument("--run-seconds", type=float, default=120, help="longest run")
+    parser.add_argument("--worker-threads", type=int, default=8, help="threads of a draft worker on the CPU cores")
+    parser.add_argument("--logs", type=Path, default=Path("build/vllm_plugin/logs"))
+    parser.add_argument("--cache", type=Path, default=Path("build/vllm_plugin/cache"), help="vLLM's compiled code")
+    parser.add_argument("--out", type=Path, help="JSON file of all figures")
+    parser.add_argument("--child", choices=ENGINES, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
-# ---------------------------------------------------------------- one contender, in its own process
+def engine_of(contender: str) -> str:
+    return contender.removesuffix("_plain")
 
 
-def child(name: str, options: argparse.Namespace) -> None:
-    """Answer runs on standard input until it ends. Logs go to standard error."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    largest = max(int(size) for size in options.sizes.split(","))
-    run, report = (paceline_engine if name == "paceline" else vllm_engine)(name, options, largest)
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        seconds, tokens = run(request["prompts"], request["tokens"])
-        print(json.dumps({"seconds": seconds, "tokens": tokens, "report": report()}), file=answers, flush=True)
+def start(names: Sequence[str], options: argparse.Namespace, children: dict[str, Child]) -> dict[str, Child]:
+    """Add all processes to `children`; return those that became ready, without the draft workers."""
+    ready: dict[str, Child] = {}
+    engines = list(dict.fromkeys(map(engine_of, names)))
+    for name in engines:
+        if name in POOLS:
+            worker = f"{name}_worker"
+            children[worker] = Child(worker, worker_command(name, options), options.logs)
+    for name in engines:
+        command = [sys.executable, __file__, *sys.argv[1:], "--child", name]
+        children[name] = Child(name, command, options.logs)
+        if options.sequential and is_ready(name, children, options):
+            ready[name] = children[name]
+    if not options.sequential:
+        ready = {name: children[name] for name in engines if is_ready(name, children, options)}
+    return ready
 
 
-def vllm_engine(name: str, options: argparse.Namespace, largest: int) -> tuple[Run, Callable[[], dict[str, Any]]]:
-    os.environ.update(
-        VLLM_NO_USAGE_STATS="1",
-        VLLM_USE_FLASHINFER_SAMPLER="0",
-        VLLM_ENABLE_V1_MULTIPROCESSING="0",
-        VLLM_LOGGING_LEVEL="INFO",
-        VLLM_CPU_KVCACHE_SPACE="1",
-        VLLM_CACHE_ROOT=str((options.logs / f"cache-{name}").resolve()),  # processes that start together share none
-        VLLM_CPU_OMP_THREADS_BIND="nobind",
-        HF_HUB_OFFLINE="1",
-    )
-    if name not in ("plain", "draft_model"):
-        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
-        os.environ["PACELINE_COUPLED_SAMPLING"] = "1" if options.coupled else "0"
-    from paceline.vllm import register
-    from vllm import LLM, SamplingParams
-
-    register()
-    arguments: dict[str, Any] = {}
-    plugin = {"method": "custom_class", "num_speculative_tokens": options.depth}
-    if name == "plain_sync":
-        arguments["async_scheduling"] = False
-    elif name in LOCAL:
-        arguments["speculative_config"] = {**plugin, "model": "paceline.vllm.LocalProposer"}
-        arguments["additional_config"] = {"paceline": {"method": LOCAL[name]}}
-    elif name == "pool":
-        arguments["speculative_config"] = {**plugin, "model": "paceline.vllm.PoolProposer"}
-        arguments["additional_config"] = {"paceline": {"workers": [WORKER]}}
-    elif name == "draft_model":
-        arguments["speculative_config"] = {
-            "method": "draft_model",
-            "model": options.draft,
-            "num_speculative_tokens": options.depth,
-        }
-    if name == "full":
-        arguments["compilation_config"] = {"cudagraph_mode": "FULL"}
-    if options.device == "cpu":
-        arguments["enforce_eager"] = True
-    else:
-        arguments["gpu_memory_utilization"] = options.memory
-        arguments["kv_cache_memory_bytes"] = int(options.kv_gib * 2**30)  # not measured: others start meanwhile
-    llm = LLM(
-        model=options.model,
-        dtype=options.dtype,
-        max_num_seqs=largest,
-        max_model_len=options.max_model_len,
-        enable_prefix_caching=False,
-        **arguments,
-    )
-
-    def run(prompts: Sequence[Sequence[int]], tokens: int) -> tuple[float, list[list[int]]]:
-        params = [
-            SamplingParams(max_tokens=tokens, temperature=options.temperature, seed=seed, ignore_eos=True)
-            for seed in range(len(prompts))
-        ]
-        started = time.perf_counter()
-        outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], params, use_tqdm=False)
-        return time.perf_counter() - started, [list(output.outputs[0].token_ids) for output in outputs]
-
-    def report() -> dict[str, Any]:
+def is_ready(name: str, children: dict[str, Child], options: argparse.Namespace) -> bool:
+    """Wait for a process, and for its draft worker if it has one. One that does not start is stopped."""
+    for child in [children[one] for one in (f"{name}_worker", name) if one in children]:
         try:
-            runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-            loop = runner.drafter.loop
-        except AttributeError:  # a plain vLLM, or one with another structure
-            return {}
-        return {"steps": loop.num_steps, "drafted": loop.num_drafted, "accepted": loop.num_accepted}
-
-    return run, report
-
-
-def paceline_engine(name: str, options: argparse.Namespace, largest: int) -> tuple[Run, Callable[[], dict[str, Any]]]:
-    from paceline import LLM, SamplingParams
-
-    llm = LLM(
-        options.model,
-        draft=options.draft,
-        device=options.device,
-        dtype=options.dtype,
-        max_num_seqs=largest,
-        max_model_len=options.max_model_len,
-        memory_fraction=options.memory,
-        prefix_caching=False,
-    )
-    llm.warm_up()
-
-    def run(prompts: Sequence[Sequence[int]], tokens: int) -> tuple[float, list[list[int]]]:
-        params = [
-            SamplingParams(max_tokens=tokens, temperature=options.temperature, seed=seed, ignore_eos=True)
-            for seed in range(len(prompts))
-        ]
-        started = time.perf_counter()
-        outputs = llm.generate([list(ids) for ids in prompts], params)
-        return time.perf_counter() - started, [list(output.completions[0].token_ids) for output in outputs]
-
-    return run, dict
+            print(f"{child.name}: ready after {child.wait(options.ready_seconds):.0f} s", flush=True)
+        except Lost as lost:
+            print(f"{name} is left out: {lost}\n{child.log_end()}", flush=True)
+            children[name].stop()
+            return False
+    return True
 
 
-# ---------------------------------------------------------------- the run
+def worker_command(name: str, options: argparse.Namespace) -> list[str]:
+    largest = max(sizes_of(name, options))
+    return [
+        sys.executable, "-m", "paceline.vllm.draft_worker", "--draft", options.draft, "--model", options.model,
+        "--address", worker_address(name, options), "--threads", str(options.worker_threads), "--device", POOLS[name],
+        "--max-num-seqs", str(largest), "--max-model-len", str(options.max_model_len),
+        "--kv-tokens", str((largest + 1) * options.max_model_len),
+    ]  # fmt: skip
 
 
-class Contender:
-    """A process that answers runs."""
-
-    def __init__(self, name: str, options: argparse.Namespace) -> None:
-        self.name = name
-        self._log: TextIO = (options.logs / f"{name}.log").open("w")
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, *sys.argv[1:], "--child", name],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            text=True,
-        )
-
-    def wait(self) -> None:
-        self._answer()
-
-    def run(self, prompts: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def stop(self) -> None:
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        try:
-            self._process.wait(20)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._log.close()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"{self.name} ended with status {self._process.wait()}: see {self._log.name}")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-
-def read_prompts(options: argparse.Namespace, count: int) -> list[list[int]]:
+def read_prompts(options: argparse.Namespace, count: int) -> Tokens:
     """Token ids of `count` prompts, none longer than the context window allows."""
     if options.prompts.suffix == ".json":
         found = [list(ids) for ids in json.loads(options.prompts.read_text("utf-8"))]
@@ -240,87 +132,103 @@ def read_prompts(options: argparse.Namespace, count: int) -> list[list[int]]:
     return [found[i % len(found)] for i in range(count)]
 
 
-def start_worker(options: argparse.Namespace) -> subprocess.Popen[bytes]:
-    largest = max(int(size) for size in options.sizes.split(","))
-    return subprocess.Popen(
-        [
-            sys.executable, "-m", "paceline.vllm.draft_worker", "--draft", options.draft, "--model", options.model,
-            "--address", WORKER, "--threads", str(options.worker_threads), "--device", options.worker_device,
-            "--max-num-seqs", str(largest), "--max-model-len", str(options.max_model_len),
-            "--kv-tokens", str((largest + 1) * options.max_model_len),
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=(options.logs / "worker.log").open("w"),
-        stderr=subprocess.STDOUT,
-    )  # fmt: skip
+class Result(NamedTuple):
+    """Runs of one contender at one size."""
+
+    size: int
+    contender: str
+    rates: list[float]
+    """Tokens per second."""
+    tokens: Tokens
+    counted: dict[str, int]
+    """Steps, drafted and accepted tokens of the last run."""
+
+
+HEADER = (
+    "| sequences | contender | tok/s, median | min to max | / plain | / plain_sync | texts that differ | counted |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+
+
+def measure(names: list[str], ready: dict[str, Child], prompts: Tokens, options: argparse.Namespace) -> list[Result]:
+    """All results; a contender that fails is left out from then on."""
+    results: list[Result] = []
+    print(f"\n{HEADER}", flush=True)
+    for size in map(int, options.sizes.split(",")):
+        rows = {
+            name: Result(size, name, [], [], {})
+            for name in names
+            if engine_of(name) in ready and size in sizes_of(name, options)
+        }
+        for repeat in range(options.repeats + 1):  # the first is for kernels, graphs, and what the depth rule learns
+            for name in list(rows):
+                child = ready.get(engine_of(name))
+                some = prompts[:size] if repeat else prompts[4 : 4 + size]
+                request = {"prompts": some, "tokens": options.tokens, "speculate": name != "paceline_plain"}
+                try:
+                    if child is None:
+                        raise Lost(f"its process {engine_of(name)} is lost")
+                    answer = child.ask(request, options.run_seconds)
+                except Lost as lost:
+                    print(f"\n{name} is left out: {lost}\n{child.log_end() if child else ''}\n\n{HEADER}", flush=True)
+                    if child is not None:
+                        ready.pop(engine_of(name)).stop()
+                    del rows[name]
+                    continue
+                if repeat:
+                    rows[name].rates.append(size * options.tokens / answer["seconds"])
+                    rows[name] = rows[name]._replace(tokens=answer["tokens"], counted=answer["counted"])
+        for name in rows:
+            print(describe(rows, name), flush=True)
+        results += rows.values()
+    return results
+
+
+def describe(rows: dict[str, Result], name: str) -> str:
+    """A row of the table. Texts are compared with those of plain_sync, else of plain, else of the first contender."""
+    row = rows[name]
+    middle = median(row.rates)
+    ratios = [f"{middle / median(rows[base].rates):.2f}" if base in rows else "" for base in ("plain", "plain_sync")]
+    base = next((base for base in ("plain_sync", "plain") if base in rows), next(iter(rows)))
+    differing = sum(a != b for a, b in zip(row.tokens, rows[base].tokens, strict=True))
+    counted = ", ".join(f"{value} {key}" for key, value in row.counted.items())
+    spread = f"{min(row.rates):.0f} to {max(row.rates):.0f}"
+    return f"| {row.size} | {name} | {middle:.0f} | {spread} | {' | '.join(ratios)} | {differing} | {counted} |"
+
+
+def print_memory(names: Sequence[str], options: argparse.Namespace) -> None:
+    """About what all processes need on the GPU."""
+    weights = sum(file.stat().st_size for file in Path(options.model).glob("*.safetensors")) / 2**30
+    engines = dict.fromkeys(map(engine_of, names))
+    needed = sum(weights + OVERHEAD_GIB + kv_gib(name, options) for name in engines)
+    print(f"{len(engines)} processes need about {needed:.0f} GiB: {weights:.1f} of weights each", flush=True)
 
 
 def main() -> None:
     options = parse()
     if options.child:
-        child(options.child, options)
+        serve(options.child, options)
         return
     names = options.contenders.split(",")
     if unknown := set(names) - set(CONTENDERS):
         sys.exit(f"unknown contenders: {', '.join(sorted(unknown))}; choose from {', '.join(CONTENDERS)}")
-    if not options.draft and set(names) & {"pool", "draft_model", "paceline"}:
-        sys.exit("pool, draft_model and paceline need --draft")
-    if options.device != "cpu" and len(names) * options.memory > 0.95:
-        sys.exit(f"{len(names)} contenders do not fit with --memory {options.memory}: run fewer at a time")
+    if not options.draft and set(names) & NEED_DRAFT:
+        sys.exit(f"{', '.join(sorted(set(names) & NEED_DRAFT))}: give --draft")
+    if small := [name for name in names if not sizes_of(name, options)]:
+        sys.exit(f"{', '.join(small)}: give a size of at most 64, or name them in --large")
     options.logs.mkdir(parents=True, exist_ok=True)
-    sizes = [int(size) for size in options.sizes.split(",")]
-    prompts = read_prompts(options, max(sizes) + 4)
-    worker = start_worker(options) if "pool" in names else None
-    contenders: list[Contender] = []
+    prompts = read_prompts(options, max(map(int, options.sizes.split(","))) + 4)
+    if options.device != "cpu":
+        print_memory(names, options)
+    children: dict[str, Child] = {}
     try:
-        started = time.perf_counter()
-        for name in names:
-            contenders.append(Contender(name, options))
-            if options.sequential:
-                contenders[-1].wait()
-        for contender in [] if options.sequential else contenders:
-            contender.wait()
-        print(f"{', '.join(names)}: ready after {time.perf_counter() - started:.0f} s", flush=True)
-        measure(contenders, sizes, prompts, options)
+        ready = start(names, options, children)
+        results = measure(names, ready, prompts, options)
+        if options.out:
+            options.out.write_text(json.dumps([row._asdict() for row in results]), "utf-8")
     finally:
-        for contender in contenders:
-            contender.stop()
-        if worker is not None:
-            worker.terminate()
-            worker.wait()
-
-
-def measure(
-    contenders: Sequence[Contender], sizes: Sequence[int], prompts: list[list[int]], options: argparse.Namespace
-) -> None:
-    base = next((one.name for one in contenders if one.name == "plain_sync"), contenders[0].name)
-    lines = [
-        "| sequences | " + " | ".join(f"{one.name} tok/s | / {base}" for one in contenders) + " |",
-        "|---" * (1 + 2 * len(contenders)) + "|",
-    ]
-    for size in sizes:
-        some = prompts[:size]
-        for one in contenders:  # once for kernels and graphs of this size, and for what the depth rule has to learn
-            one.run(prompts[4 : 4 + size], options.tokens)
-        rates: dict[str, list[float]] = {one.name: [] for one in contenders}
-        texts: dict[str, list[list[int]]] = {}
-        reports: dict[str, Any] = {}
-        for _ in range(options.repeats):
-            for one in contenders:
-                answer = one.run(some, options.tokens)
-                rates[one.name].append(size * options.tokens / answer["seconds"])
-                texts[one.name], reports[one.name] = answer["tokens"], answer["report"]
-        middle = {name: median(values) for name, values in rates.items()}
-        cells = " | ".join(f"{middle[one.name]:.0f} | {middle[one.name] / middle[base]:.2f}" for one in contenders)
-        lines.append(f"| {size} | {cells} |")
-        print(lines[-1], flush=True)
-        for one in contenders:
-            differing = sum(a != b for a, b in zip(texts[one.name], texts[base], strict=True))
-            spread = f"{min(rates[one.name]):.0f} to {max(rates[one.name]):.0f}"
-            print(
-                f"    {one.name}: {spread} tok/s, {differing} texts differ from {base}, {reports[one.name]}", flush=True
-            )
-    print("\n" + "\n".join(lines), flush=True)
+        for child in children.values():
+            child.stop()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,195 @@
+"""One contender of vllm_plugin.py: an engine in a process of its own, which answers runs on standard input."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ENGINES = (
+    "plain", "plain_sync", "ngram", "suffix", "combined", "full", "pool", "pool_gpu", "draft_model", "paceline",
+)  # fmt: skip
+"""Processes. The contender `paceline_plain` is a run of `paceline` without speculation."""
+LOCAL = {"ngram": "ngram", "suffix": "suffix", "combined": "combined", "full": "combined"}
+POOLS = {"pool": "cpu", "pool_gpu": "cuda"}
+"""Device of the draft worker of each contender with a pool."""
+SMALL = 64
+"""Largest size of contenders that `--large` does not name."""
+
+Tokens = list[list[int]]
+
+
+class Engine(NamedTuple):
+    run: Callable[[Sequence[Sequence[int]], int, bool], tuple[float, Tokens]]
+    """(prompts, new tokens of each, whether to speculate) -> seconds, tokens."""
+    counters: Callable[[], dict[str, int]]
+    """Counts since the start."""
+    settle: Callable[[], None]
+    """Do what waits for an idle moment, which would disturb the run of another contender."""
+
+
+def serve(name: str, options: argparse.Namespace) -> None:
+    """Answer runs until standard input ends. Logs go to standard error."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    engine = (paceline_engine if name == "paceline" else vllm_engine)(name, options)
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        before = engine.counters()
+        seconds, tokens = engine.run(request["prompts"], request["tokens"], request["speculate"])
+        counted = {key: value - before.get(key, 0) for key, value in engine.counters().items()}
+        engine.settle()
+        print(json.dumps({"seconds": seconds, "tokens": tokens, "counted": counted}), file=answers, flush=True)
+
+
+def sizes_of(name: str, options: argparse.Namespace) -> list[int]:
+    """Batch sizes that a contender runs."""
+    is_large = name.removesuffix("_plain") in options.large.split(",")
+    return [size for size in map(int, options.sizes.split(",")) if is_large or size <= SMALL]
+
+
+def kv_gib(name: str, options: argparse.Namespace) -> float:
+    """KV cache of the target in a process."""
+    given: float = options.large_kv_gib if max(sizes_of(name, options)) > SMALL else options.kv_gib
+    return given
+
+
+def worker_address(name: str, options: argparse.Namespace) -> str:
+    """Address of the draft worker of a contender with a pool."""
+    return f"ipc://{(options.logs / name).resolve()}.socket"
+
+
+def vllm_engine(name: str, options: argparse.Namespace) -> Engine:
+    os.environ.update(
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_USE_FLASHINFER_SAMPLER="0",
+        VLLM_ENABLE_V1_MULTIPROCESSING="0",
+        VLLM_LOGGING_LEVEL="INFO",
+        VLLM_CACHE_ROOT=str((options.cache / name).resolve()),  # processes that start together share none
+        VLLM_CPU_OMP_THREADS_BIND="nobind",
+        HF_HUB_OFFLINE="1",
+    )
+    if name not in ("plain", "draft_model"):
+        os.environ["VLLM_USE_V2_MODEL_RUNNER"] = "0"
+        os.environ["PACELINE_COUPLED_SAMPLING"] = "1" if options.coupled else "0"
+    from paceline.vllm import register
+    from vllm import LLM, SamplingParams
+
+    register()
+    llm = LLM(
+        model=options.model,
+        dtype=options.dtype,
+        max_num_seqs=max(sizes_of(name, options)),
+        max_model_len=options.max_model_len,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=int(kv_gib(name, options) * 2**30),  # not measured: others start meanwhile
+        **(
+            {"enforce_eager": True, "max_num_batched_tokens": 512}
+            if options.device == "cpu"
+            else {"gpu_memory_utilization": 0.05}
+        ),
+        **vllm_arguments(name, options),
+    )
+
+    def run(prompts: Sequence[Sequence[int]], tokens: int, speculate: bool) -> tuple[float, Tokens]:
+        params = [
+            SamplingParams(max_tokens=tokens, temperature=options.temperature, seed=seed, ignore_eos=True)
+            for seed in range(len(prompts))
+        ]
+        started = time.perf_counter()
+        outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], params, use_tqdm=False)
+        return time.perf_counter() - started, [list(output.outputs[0].token_ids) for output in outputs]
+
+    def counters() -> dict[str, int]:
+        try:
+            runner = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+            drafter = runner.drafter
+            loop = drafter.loop
+        except AttributeError:  # no plugin
+            return {}
+        counted = {"steps": loop.num_steps, "drafted": loop.num_drafted, "accepted": loop.num_accepted}
+        if name in POOLS:
+            counted["pool_rounds"] = sum(connection.counters.rounds for connection in drafter.pool.connections)
+        return counted
+
+    return Engine(run, counters, lambda: None)
+
+
+def vllm_arguments(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of vLLM's LLM in which a contender differs from the others."""
+    plugin = {"method": "custom_class", "num_speculative_tokens": options.depth}
+    if name == "plain_sync":
+        return {"async_scheduling": False}
+    if name in LOCAL:
+        arguments: dict[str, Any] = {
+            "speculative_config": {**plugin, "model": "paceline.vllm.LocalProposer"},
+            "additional_config": {"paceline": {"method": LOCAL[name]}},
+        }
+        return arguments | ({"compilation_config": {"cudagraph_mode": "FULL"}} if name == "full" else {})
+    if name in POOLS:
+        return {
+            "speculative_config": {**plugin, "model": "paceline.vllm.PoolProposer"},
+            "additional_config": {"paceline": {"workers": [worker_address(name, options)]}},
+        }
+    if name == "draft_model":
+        return {
+            "speculative_config": {
+                "method": "draft_model",
+                "model": options.draft,
+                "num_speculative_tokens": options.depth,
+            }
+        }
+    return {}
+
+
+def paceline_engine(name: str, options: argparse.Namespace) -> Engine:
+    from paceline import LLM, SamplingParams
+    from paceline.core.machine import freeze_loaded_objects
+
+    llm = LLM(
+        options.model,
+        draft=options.draft,
+        device=options.device,
+        dtype=options.dtype,
+        max_num_seqs=max(sizes_of(name, options)),
+        max_model_len=options.max_model_len,
+        kv_tokens=int(kv_gib(name, options) * 2**30) // kv_token_bytes(options),
+        prefix_caching=False,
+        audit_fraction=0.0,  # it would compute while others are measured
+    )
+
+    def settle() -> None:
+        llm._loop.run(llm.engine.finish_idle_work)
+
+    llm.warm_up()
+    settle()
+    freeze_loaded_objects()  # as a server does, and vLLM
+    total = {"steps": 0, "drafted": 0, "accepted": 0}
+
+    def run(prompts: Sequence[Sequence[int]], tokens: int, speculate: bool) -> tuple[float, Tokens]:
+        params = [
+            SamplingParams(max_tokens=tokens, temperature=options.temperature, seed=seed, ignore_eos=True)
+            for seed in range(len(prompts))
+        ]
+        started = time.perf_counter()
+        outputs = llm.generate([list(ids) for ids in prompts], params, speculation={"enabled": speculate})
+        seconds = time.perf_counter() - started
+        for done in (output.completions[0].speculation for output in outputs):
+            total["steps"] += done.num_spec_steps
+            total["drafted"] += done.num_draft_tokens
+            total["accepted"] += done.num_accepted_draft_tokens
+        return seconds, [list(output.completions[0].token_ids) for output in outputs]
+
+    return Engine(run, lambda: dict(total), settle)
+
+
+def kv_token_bytes(options: argparse.Namespace) -> int:
+    """Bytes of one token in the target's KV cache."""
+    from paceline.models.architectures.config import ModelConfig
+
+    shape = ModelConfig.from_hf(json.loads((Path(options.model) / "config.json").read_text("utf-8")))
+    return shape.kv_bytes_per_token(4 if options.dtype == "float32" else 2)
