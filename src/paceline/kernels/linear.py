@@ -2,7 +2,7 @@
 
 On the CPU in float32 a weight keeps the format of the checkpoint, including 4-bit codes. Products with codes round activations
 to int8 in groups of 32, unless the weight's `activations` is float32. Elsewhere a weight is a dense tensor in the model's
-dtype, or 8-bit values with scales.
+dtype, 8-bit values with scales, or the 4-bit codes of a checkpoint.
 """
 
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import linear as dense_linear
 
 from paceline.kernels.cpu import native
+from paceline.kernels.formats.four_bit import FourBitWeight
 from paceline.kernels.packing import PackedWeight
 from paceline.kernels.quantized import QuantizedWeight
 from paceline.kernels.weights import Dense, Weight, grouped
@@ -30,7 +31,7 @@ class DenseWeight:
         return self.values.nbytes
 
 
-LinearWeight = DenseWeight | QuantizedWeight | PackedWeight
+LinearWeight = DenseWeight | QuantizedWeight | FourBitWeight | PackedWeight
 
 
 def prepare(weight: Weight, device: torch.device | str, dtype: torch.dtype) -> LinearWeight:
@@ -53,7 +54,7 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tenso
     """x [T, K] -> [T, N]. A packed weight needs contiguous float32 rows on the CPU."""
     if isinstance(weight, DenseWeight):
         return dense_linear(x, weight.values, bias)
-    if isinstance(weight, QuantizedWeight):
+    if isinstance(weight, QuantizedWeight | FourBitWeight):
         return quantized_linear_reference(x, weight, bias)
     assert x.dtype is torch.float32
     assert x.is_contiguous()
@@ -67,7 +68,9 @@ def linear(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tenso
     return out
 
 
-def quantized_linear_reference(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
+def quantized_linear_reference(
+    x: Tensor, weight: QuantizedWeight | FourBitWeight, bias: Tensor | None = None
+) -> Tensor:
     """Computed in float32 and rounded once."""
     wide_bias = None if bias is None else bias.float()
     return dense_linear(x.float(), weight.dequantize(), wide_bias).to(x.dtype)
@@ -77,7 +80,7 @@ def embedding_rows(weight: LinearWeight, ids: Tensor) -> Tensor:
     """Rows `ids` [T] int64 of W -> [T, K]: exactly the dequantised values."""
     if isinstance(weight, DenseWeight):
         return weight.values[ids]
-    assert not isinstance(weight, QuantizedWeight)  # embeddings are never quantised: a lookup reads few bytes
+    assert isinstance(weight, PackedWeight)  # embeddings are never quantised: a lookup reads few bytes
     ids = ids.contiguous()
     assert ids.dtype is torch.int64
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < weight.shape[0]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Literal
 
 import torch
@@ -63,6 +64,16 @@ class Grouped:
         return grouped.flatten(1)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class FourBit(Grouped):
+    """A matrix of a checkpoint whose layers have 4 bits; GPUs keep the codes. Codes of int8 are twice the values of MXFP4."""
+
+    stored_group: int = 32
+    """Inputs per scale in the file, a multiple of `group`: the scales of its groups are equal."""
+    scale_dtype: torch.dtype = torch.bfloat16
+    """Type of the scales in the file, 16 bits."""
+
+
 Weight = Dense | Grouped | QuantizedWeight
 
 
@@ -101,13 +112,18 @@ def _concat_grouped(grouped: Sequence[Grouped]) -> Grouped:
     has_offsets = any(weight.offsets is not None for weight in grouped)
     finest = [_refine(weight, codes, group, has_offsets) for weight in grouped]
     offsets = [weight.offsets for weight in finest if weight.offsets is not None]
-    return Grouped(
+    joined = Grouped(
         torch.cat([weight.codes for weight in finest]),
         torch.cat([weight.scales for weight in finest]),
         torch.cat(offsets) if has_offsets else None,
         group,
         grouped[0].activations,
     )
+    stored = [weight for weight in grouped if isinstance(weight, FourBit)]
+    if len(stored) < len(grouped) or len({(weight.codes.dtype, weight.scale_dtype) for weight in stored}) > 1:
+        return joined
+    parts = joined.codes, joined.scales, joined.offsets, group, joined.activations
+    return FourBit(*parts, gcd(*(weight.stored_group for weight in stored)), stored[0].scale_dtype)
 
 
 def _refine(weight: Grouped, codes: torch.dtype, group: int, has_offsets: bool) -> Grouped:
@@ -146,4 +162,6 @@ def columns(weight: Weight, start: int, stop: int) -> Weight:
     if isinstance(weight, QuantizedWeight):
         return QuantizedWeight(weight.values[:, start:stop].contiguous(), scales)
     offsets = None if weight.offsets is None else weight.offsets[:, groups]
+    if isinstance(weight, FourBit):
+        weight = replace(weight, stored_group=gcd(weight.stored_group, start, stop))
     return replace(weight, codes=weight.codes[:, start:stop], scales=scales, offsets=offsets)

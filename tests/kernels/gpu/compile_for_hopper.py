@@ -6,9 +6,10 @@ from tests.kernels.gpu.fake_hopper import COMPILED  # isort: skip  # before any 
 
 from paceline.kernels.activation import Activation
 from paceline.kernels.experts import Experts, Routing
+from paceline.kernels.formats.four_bit import FourBitWeight, Kind
 from paceline.kernels.gpu.attention import paged_attention
 from paceline.kernels.gpu.attention_plan import attention_plan
-from paceline.kernels.gpu.experts import feed_experts
+from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.linear import DenseWeight, LinearWeight
@@ -36,11 +37,26 @@ def compile_pass(rows: int, splits: int, is_tree: bool) -> None:
     linear(normed, DenseWeight(zeros(64, 512)), out_dtype=torch.float32)
 
 
-def compile_experts(rows: int, dtype: torch.dtype, activation: Activation, *, biases: bool) -> None:
+def four_bit(outputs: int, inputs: int, kind: Kind) -> FourBitWeight:
+    group = 64 if kind == "mxfp4" else 128
+    codes = torch.zeros(outputs // 16, inputs // group, 16, group // 2, dtype=torch.uint8)
+    return FourBitWeight(codes, torch.zeros(inputs // 128, outputs).int(), (outputs, inputs), group, kind)
+
+
+def compile_four_bit(rows: int, kind: Kind) -> None:
+    """The products of a layer, 512 wide."""
+    hidden, normed = embed(torch.zeros(rows, dtype=torch.int64), zeros(64, 512), zeros(512), 1e-5)
+    inner = gate_up(normed, four_bit(1024, 512, kind))
+    add_linear(inner, four_bit(512, 512, kind), hidden, zeros(512), 1e-5)
+
+
+def compile_experts(rows: int, dtype: torch.dtype | Kind, activation: Activation, *, biases: bool) -> None:
     """Four experts of 256 inputs and 128 inner values."""
     shapes = (4 * 256, 256), (4 * 256, 128)
     weights: list[LinearWeight] = [DenseWeight(zeros(*shape)) for shape in shapes]
-    if dtype is not torch.bfloat16:
+    if not isinstance(dtype, torch.dtype):
+        weights = [four_bit(*shape, dtype) for shape in shapes]
+    elif dtype is not torch.bfloat16:
         weights = [QuantizedWeight(torch.zeros(shape, dtype=dtype), torch.zeros(shape[0], 1)) for shape in shapes]
     vectors = (zeros(4), zeros(4 * 256), zeros(4 * 256)) if biases else ()
     routing = Routing(4, 2, is_normalized=True)
@@ -52,5 +68,9 @@ if __name__ == "__main__":
     compile_pass(rows=8, splits=1, is_tree=True)
     compile_experts(80, torch.int8, "silu", biases=False)
     compile_experts(8, torch.bfloat16, "clamped_swiglu", biases=True)
+    compile_experts(1, "mxfp4", "clamped_swiglu", biases=True)
+    compile_four_bit(5, "float16")
+    compile_four_bit(100, "bfloat16")
+    compile_four_bit(1, "mxfp4")
     gated(zeros(2, 256), "gelu_tanh")
     print(" ".join(sorted(COMPILED)))

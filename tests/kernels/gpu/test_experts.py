@@ -3,12 +3,14 @@ import torch
 
 from paceline.kernels.activation import Activation, gated_reference
 from paceline.kernels.experts import Experts, Routing, feed_experts_reference, route_reference
-from paceline.kernels.gpu.experts import feed_experts, route, sort_pairs
+from paceline.kernels.gpu.experts.feed import feed_experts
+from paceline.kernels.gpu.experts.routing import most_blocks, route, sort_pairs
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.linear import DenseWeight, LinearWeight
 from paceline.kernels.quantized import QuantizedWeight, quantize
 from tests.kernels.cases import generator
 from tests.kernels.gpu.cases import DEVICE, on_device
+from tests.kernels.gpu.test_four_bit import packed
 
 EXPERTS, HIDDEN, INNER = 5, 160, 96
 
@@ -20,7 +22,7 @@ def draw(*shape: int, seed: int) -> torch.Tensor:
 def make(per_token: int, activation: Activation = "silu", kind: str = "dense", *, biases: bool = False) -> Experts:
     matrices = [draw(EXPERTS * 2 * INNER, HIDDEN, seed=1), draw(EXPERTS * HIDDEN, INNER, seed=2)]
     weights: list[LinearWeight] = [DenseWeight(matrix) for matrix in matrices]
-    if kind != "dense":
+    if kind in ("int8", "groups"):
         weights = [quantize(matrix, "int8") for matrix in matrices]
     if kind == "groups":
         weights = [
@@ -28,6 +30,8 @@ def make(per_token: int, activation: Activation = "silu", kind: str = "dense", *
             for one in weights
             if isinstance(one, QuantizedWeight)
         ]
+    if kind in ("float16 32", "mxfp4 32"):
+        weights = [packed(*matrix.shape, kind) for matrix in matrices]
     vectors = [draw(count, seed=3) for count in (EXPERTS, *(one.shape[0] for one in weights))]
     routing = Routing(EXPERTS, per_token, is_normalized=True)
     return Experts(
@@ -47,13 +51,30 @@ def test_routing_equals_the_reference(is_normalized: bool) -> None:
     torch.testing.assert_close(weights.cpu(), expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("block_rows", [4, 16])
 @pytest.mark.parametrize("rows", [1, 5, 23, 700])
-def test_pairs_are_sorted_by_expert_and_row(rows: int) -> None:
+def test_pairs_are_sorted_by_expert_and_row(rows: int, block_rows: int) -> None:
     ids = torch.stack([torch.randperm(7, generator=generator(i))[:2] for i in range(rows)]).int()
-    order, starts = sort_pairs(*on_device(ids), 7)
-    flat = ids.view(-1)
-    assert order.tolist() == sorted(range(2 * rows), key=lambda pair: (flat[pair].item(), pair))
-    assert starts.tolist() == [int((flat < expert).sum()) for expert in range(8)]
+    blocks = sort_pairs(*on_device(ids), 7, block_rows)
+    flat = ids.view(-1).tolist()
+    order = blocks.order.tolist()
+    assert order == sorted(range(2 * rows), key=lambda pair: (flat[pair], pair))
+    seen: list[int] = []
+    for expert, begin, end in zip(*(one.tolist() for one in (blocks.experts, blocks.begins, blocks.ends)), strict=True):
+        if begin < end:
+            assert end - begin <= block_rows
+            assert {flat[pair] for pair in order[begin:end]} == {expert}
+            seen += range(begin, end)
+    assert seen == list(range(2 * rows))
+
+
+def test_a_block_for_every_pair_is_the_most() -> None:
+    assert most_blocks(8, 128, 16) == 8
+    assert most_blocks(64 * 8, 128, 16) == 128 + 32
+    ids = torch.arange(7).int().view(7, 1)
+    blocks = sort_pairs(*on_device(ids), 7, 16)
+    assert blocks.count == 7
+    assert (blocks.ends - blocks.begins).tolist() == [1] * 7
 
 
 @pytest.mark.parametrize(
@@ -64,6 +85,8 @@ def test_pairs_are_sorted_by_expert_and_row(rows: int) -> None:
         (3, "silu", "groups", False),
         (4, "clamped_swiglu", "dense", True),
         (70, "silu", "dense", False),
+        (3, "silu", "float16 32", False),
+        (2, "clamped_swiglu", "mxfp4 32", True),
     ],
 )
 def test_experts_equal_the_reference(rows: int, activation: Activation, kind: str, biases: bool) -> None:

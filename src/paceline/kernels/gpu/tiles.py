@@ -1,7 +1,7 @@
 """Tile shapes of matrix products: measured ones from a table, an estimate for other shapes."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -20,7 +20,7 @@ class Tile:
     ahead: int = 2
     """Tiles that a program prefetches while the previous kernel still runs."""
     splits: int = 1
-    """Programs per strip, each with a part of its columns; 1 for paired outputs."""
+    """Programs per strip, each with a part of its columns; 1 for paired outputs that are not 4-bit."""
 
 
 def block_rows(rows: int) -> int:
@@ -40,6 +40,48 @@ def tile_for(rows: int, outputs: int, inputs: int, itemsize: int, is_paired: boo
     if not is_few:
         return Tile(64, 256 // itemsize, 4, 4, splits=2 if outputs <= 4096 and not is_paired else 1)
     return Tile(16, 512 // itemsize, 1, 4)
+
+
+def router_tile(rows: int, outputs: int, inputs: int) -> Tile | None:
+    """The tile of a product with few outputs, whose columns are split so that many programs share them; None: as `tile_for`."""
+    if rows > 64:
+        return None
+    return Tile(16, 128, 1, 4, splits=max(1, min(8, inputs // 256)))
+
+
+def four_bit_rows(rows: int) -> int:
+    """As `block_rows`, for 4-bit weights, whose unpacking is shared by the rows of a program."""
+    return 128 if rows > 64 else block_rows(rows)
+
+
+def four_bit_tile(rows: int, outputs: int, inputs: int, is_paired: bool) -> Tile:
+    """As `tile_for`, for 4-bit weights. Unpacking takes as many instructions as memory allows, so that few rows need many
+    warps."""
+    is_few = rows <= 16
+    measured = _measured().get(four_bit_key(is_few, outputs, inputs, is_paired))
+    if measured is not None and rows <= 64:
+        return measured
+    if rows > 64:
+        return Tile(128, 128, 8, 3)
+    tile, programs = (Tile(64, 256, 2, 4), 400) if is_few else (Tile(64, 128, 4, 3), 264)
+    splits = 1
+    while splits < 8 and -(-outputs // tile.outputs) * splits < programs and inputs >= 1024 * splits:
+        splits *= 2
+    return whole_blocks(replace(tile, splits=splits), inputs)
+
+
+def whole_blocks(tile: Tile, inputs: int) -> Tile:
+    """The tile with fewer columns or splits, so that they divide the blocks of 128 inputs that 4-bit weights are padded to."""
+    blocks, width, splits = -(-inputs // 128), tile.inputs, tile.splits
+    while splits > 1 and blocks % splits:
+        splits //= 2
+    while width > 128 and blocks // splits * 128 % width:
+        width //= 2
+    return replace(tile, inputs=width, splits=splits)
+
+
+def four_bit_key(is_few: bool, outputs: int, inputs: int, is_paired: bool) -> str:
+    return f"{'pairs' if is_paired else 'rows'} {outputs}x{inputs} bits 4 {'few' if is_few else 'many'}"
 
 
 def tile_key(is_few: bool, outputs: int, inputs: int, itemsize: int, is_paired: bool) -> str:

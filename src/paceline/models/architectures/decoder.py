@@ -10,12 +10,14 @@ from torch import Tensor, nn
 from paceline.kernels.activation import gated
 from paceline.kernels.attention import paged_attention
 from paceline.kernels.experts import Experts, Routing, feed_experts
+from paceline.kernels.formats.four_bit import FourBitWeight, pack
+from paceline.kernels.formats.four_bit import concat as concat_four_bit
 from paceline.kernels.layout import AttentionLayout
 from paceline.kernels.linear import DenseWeight, LinearWeight, embedding_rows, linear, prepare
 from paceline.kernels.quantized import QuantizedWeight
 from paceline.kernels.rms_norm import norm_heads, rms_norm
 from paceline.kernels.rotary import apply_rotary_and_store
-from paceline.kernels.weights import Dense, concat
+from paceline.kernels.weights import Dense, FourBit, Weight, concat
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.architectures.rope import rotary_table
 from paceline.models.loading.checkpoint import Weights
@@ -264,6 +266,9 @@ class Loader:
         parts = [self._weights.matrix(f"{name}.weight") for name in names]
         if self._device.type == "cpu" or any(isinstance(part, QuantizedWeight) for part in parts):
             return prepare(concat(parts), self._device, self._dtype)
+        packed = self._four_bit(names[0], parts)
+        if packed is not None:
+            return packed
         if len(parts) == 1 and isinstance(parts[0], Dense) and parts[0].values.device.type == self._device.type:
             return prepare(parts[0], self._device, self._dtype)
         shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
@@ -275,6 +280,14 @@ class Loader:
             else:
                 rows.copy_(source)
         return DenseWeight(values)
+
+    def _four_bit(self, name: str, parts: Sequence[Weight]) -> FourBitWeight | None:
+        """The 4-bit codes of a layer's matrix for a GPU; None for another matrix, or one in a format without a kernel."""
+        if not name.startswith("model.layers."):
+            return None
+        packed = [pack(part, self._device) for part in parts if isinstance(part, FourBit)]
+        whole = [part for part in packed if part is not None]
+        return concat_four_bit(whole) if len(whole) == len(parts) else None
 
     def norm(self, config: ModelConfig, name: str) -> Tensor:
         """The weight of a norm; those of Gemma, stored as w - 1, stay float32, because rounding w would lose their bits."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import IncompatibleDraft
+from paceline.kernels.formats.four_bit import FourBitWeight
 from paceline.kernels.gpu_model import uses_gpu_kernels
 from paceline.kernels.linear import DenseWeight
 from paceline.kernels.packing import PackedWeight
@@ -91,6 +92,9 @@ def _tensors(path: str, value: object) -> Iterator[tuple[str, Tensor]]:
         case QuantizedWeight():
             yield f"{path}.values", value.values
             yield f"{path}.scales", value.scales
+        case FourBitWeight():
+            yield f"{path}.codes", value.codes
+            yield f"{path}.words", value.words
         case PackedWeight():
             yield from ((f"{path}.{i}", tensor) for i, tensor in enumerate(value.tensors))
         case DraftVocabulary():

@@ -13,7 +13,7 @@ from torch.nn.functional import linear as dense_linear
 from paceline.kernels.gpu.activation import silu_mul
 from paceline.kernels.gpu.attention import paged_attention
 from paceline.kernels.gpu.attention_plan import AttentionPlan, AttentionScratch, attention_plan, ragged_plan
-from paceline.kernels.gpu.experts import feed_experts
+from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
@@ -227,7 +227,8 @@ def head_logits(model: DecoderWeights, rows: Tensor, out: Tensor | None = None) 
 
 
 def _product(x: Tensor, weight: LinearWeight, bias: Tensor | None = None) -> Tensor:
-    """x [T, K] -> [T, N], for any number of rows."""
-    if isinstance(weight, DenseWeight):
+    """x [T, K] -> [T, N], for any number of rows. The bits of few rows do not depend on their number, which the vendor's
+    library does not promise."""
+    if isinstance(weight, DenseWeight) and len(x) > MAX_ROWS:
         return dense_linear(x, weight.values, bias)
     return linear(x, weight, bias)

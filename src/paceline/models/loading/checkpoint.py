@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from paceline.kernels.quantized import Quantization, QuantizedWeight, quantize
-from paceline.kernels.weights import Dense, Grouped, Weight, grouped
+from paceline.kernels.weights import Dense, FourBit, Grouped, Weight, grouped
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
@@ -52,7 +52,7 @@ class QuantizedWeights:
     """`Weights` whose layer matrices are quantised on `device`, with one scale per output. Embedding, head and routers are not:
     the embedding is a lookup, rounding the head changes every logit, and rounding a router changes the experts of tokens.
 
-    Quantised matrices are kept, unless the device would unpack them: only a CPU keeps 4-bit codes.
+    Quantised matrices are kept, unless the device would unpack them: only a CPU keeps the codes of a GGUF file.
     """
 
     def __init__(self, weights: Weights, kind: Quantization, device: torch.device) -> None:
@@ -73,7 +73,8 @@ class QuantizedWeights:
         return quantize(values, self._kind)
 
     def _is_unpacked(self, weight: Weight) -> bool:
-        return isinstance(weight, Dense) or (isinstance(weight, Grouped) and self._device.type != "cpu")
+        is_file = isinstance(weight, Grouped) and not isinstance(weight, FourBit)
+        return isinstance(weight, Dense) or (is_file and self._device.type != "cpu")
 
 
 class Float32Activations:

@@ -27,6 +27,9 @@ from paceline.models.loading.weight_shapes import WeightShapes
 from paceline.models.parallel.shards import Shard, ShardedWeights, check_split, shard_config
 from paceline.models.tokenizer.tokenizer import Tokenizer
 
+_GPU_GROWTH = 1.25
+"""Bytes on a GPU per byte of a file with 4-bit codes, at most: groups of 32 have more bits for scales and zeros."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LoadedModel:
@@ -125,13 +128,16 @@ def weight_bytes(
     """Estimated bytes of the loaded weights. The native CPU kernels and quantised checkpoints keep the size of the file. Other
     weights take `dtype`, or 8 bits in the layers with `quantize`."""
     config, is_inflated = checkpoint.config, str(name).startswith(PREFIX)
+    file_bytes = sum(file.stat().st_size for file in checkpoint.files)
+    if device.type != "cpu" and checkpoint.growth > 1.0:
+        return int(_GPU_GROWTH * file_bytes)
     is_native = device.type == "cpu" and dtype == torch.float32 and native.available()
     has_scales = any(weight.endswith(SCALES) for weight in checkpoint.weights.names())
     if is_inflated or quantize or not (is_native or has_scales):
         tables = config.vocab_size * config.hidden_size * (1 if config.tie_embeddings else 2)
         layers = config.num_parameters - tables
         return tables * dtype.itemsize + layers * (1 if quantize else dtype.itemsize)
-    return int(checkpoint.growth * sum(file.stat().st_size for file in checkpoint.files))
+    return int(checkpoint.growth * file_bytes)
 
 
 def check_memory(

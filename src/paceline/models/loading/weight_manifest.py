@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.cpu import native
+from paceline.kernels.formats.four_bit import FourBitForm, FourBitWeight
 from paceline.kernels.linear import DenseWeight
 from paceline.kernels.packing import PackedForm, PackedWeight
 from paceline.kernels.quantized import Quantization, QuantizedWeight
@@ -29,7 +30,7 @@ from paceline.models.loading.weight_parts import Parts, Piece, part_of, tokenize
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
-        torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.float8_e4m3fn
+        torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn
     )
 }  # fmt: skip
 MAX_PART_BYTES = 1 << 36
@@ -56,9 +57,10 @@ class PieceForm:
     """A weight, or the tokenizer."""
 
     name: str
-    kind: Literal["packed", "dense", "quantized", "vector"]
+    kind: Literal["packed", "dense", "quantized", "four_bit", "vector"]
     tensors: tuple[TensorForm, ...]
     packed: PackedForm | None = None
+    four_bit: FourBitForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,8 @@ def piece_form(name: str, piece: Piece) -> PieceForm:
     tensors = tuple(TensorForm(str(one.dtype).removeprefix("torch."), tuple(one.shape)) for one in piece_tensors(piece))
     if isinstance(piece, PackedWeight):
         return PieceForm(name, "packed", tensors, piece.form)
+    if isinstance(piece, FourBitWeight):
+        return PieceForm(name, "four_bit", tensors, four_bit=piece.form)
     if isinstance(piece, Tensor):
         return PieceForm(name, "vector", tensors)
     return PieceForm(name, "dense" if isinstance(piece, DenseWeight) else "quantized", tensors)
@@ -173,6 +177,8 @@ def piece_tensors(piece: Piece) -> tuple[Tensor, ...]:
         return piece.tensors
     if isinstance(piece, QuantizedWeight):
         return piece.values, piece.scales
+    if isinstance(piece, FourBitWeight):
+        return piece.codes, piece.words
     return (piece if isinstance(piece, Tensor) else piece.values,)
 
 
@@ -194,6 +200,9 @@ def assemble(part: PartForm, tensors: Sequence[Tensor], device: torch.device) ->
             pieces[form.name] = PackedWeight.of(form.packed, own)
         elif form.kind == "quantized" and len(own) == 2:
             pieces[form.name] = QuantizedWeight(own[0], own[1])
+        elif form.kind == "four_bit" and form.four_bit is not None and len(own) == 2:
+            shape = form.four_bit.outputs, form.four_bit.inputs
+            pieces[form.name] = FourBitWeight(own[0], own[1], shape, form.four_bit.group, form.four_bit.kind)
         elif form.kind == "dense" and len(own) == 1 and own[0].dim() == 2:
             pieces[form.name] = DenseWeight(own[0])
         elif form.kind == "vector" and len(own) == 1:

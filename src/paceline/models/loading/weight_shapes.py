@@ -4,6 +4,7 @@ The choice of kernels depends on types and shapes only.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from paceline.core.errors import UnsupportedModel
 from paceline.kernels.gpu_model import META
 from paceline.kernels.quantized import QuantizedWeight
-from paceline.kernels.weights import Dense, Weight
+from paceline.kernels.weights import Dense, FourBit, Weight
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.loading.checkpoint import Weights
 from paceline.models.loading.prequantized import SCALES
@@ -26,11 +27,13 @@ _NORMS = (
 
 
 class WeightShapes:
-    """`Weights` of a checkpoint whose values are not read. Its 8-bit matrices stay 8-bit matrices."""
+    """`Weights` of a checkpoint whose values are not read. Its 8-bit and 4-bit matrices stay what they are. Of 4-bit matrices
+    the first with each role is read: all layers have the format of the first."""
 
     def __init__(self, weights: Weights, config: ModelConfig) -> None:
         self._weights, self._config = weights, config
         self._names = weights.names()
+        self._first: dict[str, FourBit | None] = {}
 
     def names(self) -> frozenset[str]:
         return self._names
@@ -41,7 +44,21 @@ class WeightShapes:
             stored = self._weights.matrix(name)  # a mapped file: no values are read
             assert isinstance(stored, QuantizedWeight)
             return QuantizedWeight(stored.values.to(META), stored.scales.to(META))
-        return Dense(torch.empty(self._shape(name), dtype=torch.bfloat16, device=META))
+        outputs, inputs = self._shape(name)
+        first = self._first_like(name)
+        if first is not None:
+            codes = torch.empty(outputs, inputs, dtype=first.codes.dtype, device=META)
+            scales = torch.empty(outputs, inputs // first.group, device=META)
+            return replace(first, codes=codes, scales=scales, offsets=None if first.offsets is None else scales)
+        return Dense(torch.empty(outputs, inputs, dtype=torch.bfloat16, device=META))
+
+    def _first_like(self, name: str) -> FourBit | None:
+        """The first matrix with the role of `name` in its layer; None if it does not have 4 bits."""
+        role = name.split(".")[-2]
+        if role not in self._first:
+            stored = self._weights.matrix(name) if name.startswith("model.layers.") else None
+            self._first[role] = stored if isinstance(stored, FourBit) else None
+        return self._first[role]
 
     def vector(self, name: str) -> Tensor:
         return torch.empty(weight_shape(self._config, name), device=META)

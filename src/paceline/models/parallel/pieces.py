@@ -4,15 +4,17 @@ Workers exchange weights in the format of one rank. A rank's share is the one th
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from paceline.kernels.formats.four_bit import FourBitWeight, pack
 from paceline.kernels.linear import DenseWeight, LinearWeight, prepare
-from paceline.kernels.packing import TILE
+from paceline.kernels.packing import TILE, PackedWeight
 from paceline.kernels.quantized import QuantizedWeight
-from paceline.kernels.weights import Dense, Grouped, Weight, columns, concat, rows
+from paceline.kernels.weights import Dense, FourBit, Grouped, Weight, columns, concat, rows
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.loading.weight_parts import Piece
 from paceline.models.parallel.commands import RankSpec
@@ -114,6 +116,9 @@ class PieceSplit:
             return prepare(weight, "cpu", dtype)
         if isinstance(weight, QuantizedWeight):
             return weight
+        packed = pack(weight, weight.codes.device) if isinstance(weight, FourBit) else None
+        if packed is not None:
+            return packed
         return DenseWeight((weight.values if isinstance(weight, Dense) else weight.dequantize()).to(dtype))
 
 
@@ -125,7 +130,7 @@ def can_join(pieces: Mapping[str, Piece]) -> bool:
 
 
 def _has_codes(piece: LinearWeight) -> bool:
-    return not isinstance(piece, DenseWeight) and (isinstance(piece, QuantizedWeight) or len(piece.tensors) > 1)
+    return not isinstance(piece, DenseWeight) and (not isinstance(piece, PackedWeight) or len(piece.tensors) > 1)
 
 
 def unpack(piece: LinearWeight) -> Weight:
@@ -134,6 +139,8 @@ def unpack(piece: LinearWeight) -> Weight:
         return Dense(piece.values)
     if isinstance(piece, QuantizedWeight):
         return piece
+    if isinstance(piece, FourBitWeight):
+        return piece.unpack()
     codes, *scales = piece.tensors
     outputs, inputs = piece.shape
     if codes.dtype is torch.uint8:  # [N/32, K/8, 32, 4]
@@ -154,7 +161,7 @@ def on_host(piece: LinearWeight) -> LinearWeight:
         return DenseWeight(piece.values.cpu())
     if isinstance(piece, QuantizedWeight):
         return QuantizedWeight(piece.values.cpu(), piece.scales.cpu())
-    return piece
+    return piece.to("cpu") if isinstance(piece, FourBitWeight) else piece
 
 
 def _concat_columns(weights: Sequence[Weight]) -> Weight:
@@ -167,8 +174,8 @@ def _concat_columns(weights: Sequence[Weight]) -> Weight:
         parts = [one for one in weights if isinstance(one, Grouped)]
         offsets = [one.offsets for one in parts if one.offsets is not None]
         codes = torch.cat([one.codes for one in parts], 1)
-        return Grouped(
-            codes, torch.cat(scales, 1), torch.cat(offsets, 1) if offsets else None, first.group, first.activations
+        return replace(
+            first, codes=codes, scales=torch.cat(scales, 1), offsets=torch.cat(offsets, 1) if offsets else None
         )
     values = torch.cat([one.values.view(torch.uint8) for one in weights if isinstance(one, QuantizedWeight)], 1)
     has_one = first.scales.shape[1] == 1 and all(torch.equal(first.scales, one) for one in scales)

@@ -11,10 +11,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
-from paceline.kernels.weights import Grouped
+from paceline.kernels.formats.four_bit import FourBitWeight
+from paceline.kernels.formats.four_bit import pack as pack_for_gpu
+from paceline.kernels.linear import DenseWeight
+from paceline.kernels.weights import FourBit
 from paceline.models.architectures.llama import DecoderModel
 from paceline.models.loading.checkpoint import Float32Activations
-from paceline.models.loading.load import weight_bytes
+from paceline.models.loading.load import build_model, weight_bytes
 from paceline.models.loading.prequantized import four_bit_scheme
 from paceline.models.loading.safetensors_folder import open_folder
 from paceline.models.metadata import Metadata
@@ -105,12 +108,25 @@ def test_a_folder_has_exactly_the_values_of_its_codes(name: str, tmp_path: Path)
     checkpoint = open_folder(tmp_path)
     for weight, values in meant.items():
         matrix = checkpoint.weights.matrix(weight)
-        assert isinstance(matrix, Grouped)
+        assert isinstance(matrix, FourBit)
         assert torch.equal(matrix.dequantize(), values), weight
+        on_gpu = pack_for_gpu(matrix, "cpu")
+        assert on_gpu is not None
+        assert on_gpu.group == GROUP
+        assert torch.equal(on_gpu.dequantize(), values), weight
     assert {*meant} <= checkpoint.weights.names()
-    assert weight_bytes(tmp_path, checkpoint, torch.device("meta"), torch.bfloat16, quantize=False) == (
-        2 * checkpoint.config.num_parameters  # devices other than the CPU use dense matrices
-    )
+
+
+@pytest.mark.parametrize("name", ["awq", "compressed-tensors"])
+def test_a_gpu_keeps_the_codes_of_layers(name: str, tmp_path: Path) -> None:
+    write(tmp_path, name)
+    checkpoint, meta = open_folder(tmp_path), torch.device("meta")
+    for quantization in (None, "int8"):
+        model = build_model(checkpoint, meta, torch.bfloat16, quantization)
+        assert all(isinstance(matrix, FourBitWeight) for layer in model.layers for matrix in layer.matrices)
+        assert isinstance(model.head, DenseWeight)
+    estimate = weight_bytes(tmp_path, checkpoint, meta, torch.bfloat16, quantize=False)
+    assert model.weight_bytes <= estimate < 2 * checkpoint.config.num_parameters * 1.3
 
 
 @pytest.mark.parametrize(("name", "family"), [("awq", "llama"), ("gptq", "qwen3-moe")])

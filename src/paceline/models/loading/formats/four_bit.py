@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import UnsupportedModel
-from paceline.kernels.weights import Grouped, Weight
+from paceline.kernels.weights import FourBit, Grouped, Weight
 from paceline.models.loading.formats.family_weights import StoredWeights
 from paceline.models.loading.prequantized import FourBitScheme
 
@@ -85,19 +85,19 @@ class FourBitWeights:
             _unpack(self._stored.tensor(stem + part)).unflatten(1, (-1, _PER_WORD))[:, :, _AWQ_ORDER].flatten(1).t()
             for part in ("qweight", "qzeros")
         )
-        return codes, self._stored.tensor(stem + "scales").float().t(), zeros.float()
+        return codes, self._stored.tensor(stem + "scales").t(), zeros.float()
 
     def _gptq(self, stem: str) -> tuple[Tensor, Tensor, Tensor]:
         codes = _unpack(self._stored.tensor(stem + "qweight").t())
-        scales = self._stored.tensor(stem + "scales").float().t()
+        scales = self._stored.tensor(stem + "scales").t()
         zeros = _unpack(self._stored.tensor(stem + "qzeros")).t().float() + self._scheme.zero_offset
         self._check_order(stem + "g_idx", codes.shape[1], scales.shape[1])
         return codes, scales, zeros
 
     def _packed(self, stem: str) -> tuple[Tensor, Tensor, Tensor]:
         codes = _unpack(self._stored.tensor(stem + "weight_packed"))
-        scales = self._stored.tensor(stem + "weight_scale").float()
-        zeros = torch.full_like(scales, _SYMMETRIC_ZERO)
+        scales = self._stored.tensor(stem + "weight_scale")
+        zeros = torch.full(scales.shape, float(_SYMMETRIC_ZERO))
         if stem + "weight_zero_point" in self._names:
             zeros = _unpack(self._stored.tensor(stem + "weight_zero_point").t()).t().float()
         self._check_order(stem + "weight_g_idx", codes.shape[1], scales.shape[1])
@@ -129,6 +129,9 @@ def _grouped(name: str, codes: Tensor, scales: Tensor, zeros: Tensor) -> Grouped
             f"{name} has {tuple(codes.shape)} codes, {tuple(scales.shape)} scales and {tuple(zeros.shape)} zeros: "
             f"groups must be multiples of {_GROUP} inputs"
         )
-    repeats = inputs // groups // _GROUP
+    dtype, width, scales = scales.dtype, inputs // groups, scales.float()
+    repeats = width // _GROUP
     scales, offsets = (values.repeat_interleave(repeats, 1).contiguous() for values in (scales, -zeros * scales))
-    return Grouped(codes.contiguous(), scales, offsets, _GROUP)
+    if dtype not in (torch.float16, torch.bfloat16):
+        return Grouped(codes.contiguous(), scales, offsets, _GROUP)
+    return FourBit(codes.contiguous(), scales, offsets, _GROUP, stored_group=width, scale_dtype=dtype)
