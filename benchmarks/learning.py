@@ -28,9 +28,8 @@ import torch
 
 from paceline import LLM, SamplingParams
 from paceline.core.clock import WallClock
-from paceline.learning.further_training import DraftTraining
+from paceline.learning.further_training import DraftTraining, Pacer
 from paceline.learning.gate import decide_offline
-from paceline.learning.idle import Pacer
 from paceline.learning.learner import Learner, LearnerLimits
 from paceline.learning.memory import MemoryLimits, SampleMemory
 from paceline.learning.plan import LearnPlan

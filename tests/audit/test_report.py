@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from paceline.audit.findings import AuditedText, Finding
 from paceline.audit.html_report import SHOWN, page
-from paceline.audit.report import Report
+from paceline.audit.report import AuditedText, Finding, Report
 
 RANKS = tuple((i + 0.5) / 40 for i in range(40))
 

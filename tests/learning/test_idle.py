@@ -1,5 +1,5 @@
 from paceline.core.clock import VirtualClock
-from paceline.learning.idle import Pacer
+from paceline.learning.further_training import Pacer
 
 
 def test_steps_take_the_share_of_the_time() -> None:

@@ -1,4 +1,4 @@
-from paceline.learning.rows import categories, num_trained, to_text, windows
+from paceline.learning.further_training import categories, num_trained, to_text, windows
 from tests.learning.fakes import sample
 
 

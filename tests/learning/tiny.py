@@ -6,8 +6,7 @@ from pathlib import Path
 import torch
 
 from paceline.core.clock import VirtualClock
-from paceline.learning.further_training import DraftTraining
-from paceline.learning.idle import Pacer
+from paceline.learning.further_training import DraftTraining, Pacer
 from paceline.learning.plan import LearnPlan
 from paceline.server.learning.sample_ring import LearningSample
 from paceline.train.data.corpus import Script

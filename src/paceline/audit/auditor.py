@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from paceline.audit.coupled_check import check_coupled
-from paceline.audit.findings import AuditedText
 from paceline.audit.rejection_check import check_rejection
+from paceline.audit.report import AuditedText
 from paceline.audit.verify_log import VerifyLog
 from paceline.core.errors import InvalidRequest
 from paceline.core.output import Completion, Generation

@@ -7,7 +7,7 @@ from itertools import zip_longest
 import torch
 
 from paceline.audit.divergence import divergence, limit
-from paceline.audit.findings import AuditedText, Finding, Kind
+from paceline.audit.report import AuditedText, Finding, Kind
 from paceline.audit.verify_log import LoggedToken
 from paceline.core.output import Completion
 from paceline.models.runner import ModelRunner

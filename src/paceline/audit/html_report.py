@@ -6,8 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from paceline.audit.findings import MEANING
-from paceline.audit.report import Report
+from paceline.audit.report import MEANING, Report
 from paceline.audit.two_sample import LEVEL
 from paceline.core.errors import MissingDependency
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from paceline.audit.divergence import divergence, is_sample, limit
-from paceline.audit.findings import AuditedText, Finding
+from paceline.audit.report import AuditedText, Finding
 from paceline.audit.two_sample import rank
 from paceline.audit.verify_log import LoggedToken
 from paceline.core.errors import PacelineError

@@ -1,22 +1,25 @@
-"""Trains a draft further on samples, with the trainer of `paceline train`, and scores it beside its parent."""
+"""Trains a draft further on samples, with the trainer of `paceline train`, and scores it beside its parent.
+
+It leaves the machine to the server: lowest priority, few threads, and pauses between steps.
+"""
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast, get_args
 
 import torch
+from torch import Tensor
 
 from paceline.core.clock import Clock
 from paceline.core.errors import InvalidConfig
-from paceline.learning.idle import Pacer
 from paceline.learning.plan import LearnPlan
-from paceline.learning.rows import categories, num_trained, to_text
 from paceline.models.loading.load import open_checkpoint
 from paceline.server.learning.sample_ring import LearningSample
 from paceline.train.card import make_record, write_card
-from paceline.train.data.text_file import TextFile, TextPlan
+from paceline.train.data.text_file import Text, TextFile, TextPlan
 from paceline.train.drafts.target import Target, identity
 from paceline.train.evaluate import Evaluation, Score
 from paceline.train.optimizer import Schedule
@@ -31,6 +34,30 @@ Samples = Sequence[LearningSample]
 SOURCE = "samples of live traffic"
 WARMUP_SHARE = 0.2
 """Share of the steps in which the learning rate grows."""
+NICENESS = 19
+
+
+def lower_priority(threads: int) -> None:
+    """The lowest priority for this process, and `threads` threads of torch."""
+    os.nice(max(0, NICENESS - os.nice(0)))
+    torch.set_num_threads(threads)
+
+
+class Pacer:
+    """Called after every step, it pauses so that steps take at most `share` of the time."""
+
+    def __init__(self, share: float, clock: Clock, pause: Callable[[float], None]) -> None:
+        self._share, self._clock, self._pause = share, clock, pause
+        self._last = clock.now()
+
+    def start(self) -> None:
+        self._last = self._clock.now()
+
+    def __call__(self) -> None:
+        busy = self._clock.now() - self._last
+        if self._share < 1.0 and busy > 0:
+            self._pause(busy * (1.0 / self._share - 1.0))
+        self._last = self._clock.now()
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,3 +180,38 @@ def _grouped(evaluation: Evaluation, kinds: Sequence[str]) -> Evaluation:
             chain[kind] = chain.get(kind, Score()) + evaluation.chain[f"{row}"]
             tree[kind] = tree.get(kind, Score()) + evaluation.tree[f"{row}"]
     return Evaluation(chain, tree, evaluation.nodes)
+
+
+def to_text(samples: Sequence[LearningSample], length: int, vocab_size: int) -> Text:
+    """One row a sample, padded at the end, so that a token has the context that it had. A sample of more than `length` tokens
+    gives several rows that end with its output. A draft learns to predict outputs only. Kinds are row numbers: the scores of
+    an evaluation are then those of single rows."""
+    rows = [window for sample in samples for window in windows(sample, length) if max(window[0]) < vocab_size]
+    size = max((len(ids) for ids, _ in rows), default=1)
+    ids, answer = torch.zeros(len(rows), size, dtype=torch.int32), torch.zeros(len(rows), size, dtype=torch.bool)
+    for row, (tokens, start) in enumerate(rows):
+        ids[row, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        answer[row, start : len(tokens)] = True
+    return Text(ids, answer, tuple(f"{row}" for row in range(len(rows))), answer)
+
+
+def categories(samples: Sequence[LearningSample], length: int, vocab_size: int) -> list[str]:
+    """The category of every row of `to_text`."""
+    return [sample.category for sample in samples for window in windows(sample, length) if max(window[0]) < vocab_size]
+
+
+def windows(sample: LearningSample, length: int) -> list[tuple[tuple[int, ...], int]]:
+    """(token ids, index of the first output token) of every row of a sample; the oldest output first."""
+    ids, prompt = (*sample.prompt, *sample.output), len(sample.prompt)
+    found = []
+    end = len(ids)
+    while end > prompt:
+        start = max(0, end - length)
+        found.append((ids[start:end], max(1, prompt - start)))
+        end = start
+    return found[::-1]
+
+
+def num_trained(text: Text) -> int:
+    trained: Tensor = text.answer if text.trained is None else text.trained
+    return int(trained.sum())

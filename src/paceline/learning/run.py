@@ -4,8 +4,7 @@ import time
 from contextlib import suppress
 
 from paceline.core.clock import Clock
-from paceline.learning.further_training import DraftTraining
-from paceline.learning.idle import Pacer, lower_priority
+from paceline.learning.further_training import DraftTraining, Pacer, lower_priority
 from paceline.learning.learner import Learner, LearnerLimits
 from paceline.learning.learning_server import LearningServer, Trials
 from paceline.learning.memory import MemoryLimits, SampleMemory

@@ -8,7 +8,7 @@ import pytest
 from paceline.cluster.scaling.desired import DesiredState, WorkerGoal
 from paceline.core.cluster_config import cluster_config
 from paceline.core.errors import PacelineError
-from paceline.runtime.deploy.desired_file import DesiredFile
+from paceline.runtime.deploy.state import DesiredFile
 
 POOLS = [
     {"name": "target", "role": "target", "model": "m", "limits": {"kv_tokens": 64}, "speculation": {"max_depth": 3}},

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.errors import InvalidConfig, MissingDependency, OutOfMemory, PacelineError
-from paceline.runtime.deploy.worker_error import read_error, write_error
+from paceline.runtime.deploy.worker_spec import read_error, write_error
 
 
 @pytest.mark.parametrize("error", [InvalidConfig("no such device"), OutOfMemory("too large"), PacelineError("other")])

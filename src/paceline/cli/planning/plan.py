@@ -10,7 +10,7 @@ import typer
 
 from paceline.cli.planning import options
 from paceline.cli.render import console
-from paceline.cli.render.plan import print_plan
+from paceline.cli.render.simulation import print_plan
 from paceline.planning.sizing.candidate import Limits
 from paceline.planning.sizing.plan import Plan, plan
 from paceline.planning.traces.synthetic import Traffic

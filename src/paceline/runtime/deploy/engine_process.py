@@ -15,8 +15,7 @@ from paceline.core.pool_config import PoolConfig
 from paceline.runtime.deploy.deployment import free_address
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.deploy.supervisor import Supervisor
-from paceline.runtime.deploy.worker_error import read_error
-from paceline.runtime.deploy.worker_spec import WorkerSpec
+from paceline.runtime.deploy.worker_spec import WorkerSpec, read_error
 from paceline.runtime.gateway_client.target_client import TargetClient
 
 logger = logging.getLogger(__name__)

@@ -12,10 +12,9 @@ from paceline.cluster.scaling.desired import DesiredState, WorkerGoal
 from paceline.core.clock import Clock
 from paceline.core.errors import PacelineError
 from paceline.core.machine import usable_cores
-from paceline.runtime.deploy.desired_file import DesiredFile
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.deploy.pools import HeldWorker, Pools
-from paceline.runtime.deploy.state import StateFolder
+from paceline.runtime.deploy.state import DesiredFile, StateFolder
 from paceline.runtime.deploy.supervisor import POLL, Supervisor
 from paceline.runtime.deploy.worker_spec import worker_specs
 from paceline.runtime.weights.spec import PeerAddress, weight_server_name

@@ -1,4 +1,5 @@
-"""The state folder of a cluster: its members, its lock and its logs. Commands find a running cluster through it."""
+"""The state folder of a cluster: its desired state, its members, its lock and its logs. Commands find a
+running cluster through it."""
 
 import fcntl
 import json
@@ -11,12 +12,54 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from paceline.cluster.scaling.desired import DesiredState
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidConfig, PacelineError
 from paceline.core.worker_status import WorkerLife
-from paceline.runtime.deploy.desired_file import DesiredFile
 from paceline.runtime.deploy.directory import Member
+
+DESIRED = "desired.json"
+
+
+class DesiredFile:
+    """`desired.json` in the state folder. It is replaced atomically; `edit` holds a lock while it reads and writes."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path, self._lock = folder / DESIRED, folder / f"{DESIRED}.lock"
+        self._seen = (0, 0)
+
+    def read(self) -> DesiredState:
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=DesiredState)
+        except (OSError, msgspec.MsgspecError) as error:
+            raise PacelineError(f"the desired state {self._path} cannot be read: {error}") from None
+
+    def read_if_changed(self) -> DesiredState | None:
+        """The state, if another one was written since the last call."""
+        try:
+            status = self._path.stat()
+        except FileNotFoundError:
+            return None
+        seen = (status.st_ino, status.st_mtime_ns)
+        if seen == self._seen:
+            return None
+        self._seen = seen
+        return self.read()
+
+    def write(self, state: DesiredState) -> None:
+        with tempfile.NamedTemporaryFile("wb", dir=self._path.parent, prefix=f".{DESIRED}.", delete=False) as file:
+            file.write(msgspec.json.format(msgspec.json.encode(state)))
+        Path(file.name).replace(self._path)
+
+    def edit(self, change: Callable[[DesiredState], DesiredState]) -> DesiredState:
+        """Replace the state by `change` of it; returns the new one. Two commands at a time do not lose each other's change."""
+        with self._lock.open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            state = change(self.read())
+            self.write(state)
+            return state
 
 
 class AlreadyUp(PacelineError):

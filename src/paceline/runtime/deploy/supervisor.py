@@ -16,8 +16,7 @@ from pathlib import Path
 from paceline.cluster.health import Backoff
 from paceline.core.clock import Clock, WallClock
 from paceline.core.worker_status import WorkerLife
-from paceline.runtime.deploy.worker_error import read_error
-from paceline.runtime.deploy.worker_spec import WorkerSpec
+from paceline.runtime.deploy.worker_spec import WorkerSpec, read_error
 
 logger = logging.getLogger(__name__)
 

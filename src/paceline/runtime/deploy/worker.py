@@ -27,8 +27,7 @@ from paceline.models.loading.checksums import quick_checksum
 from paceline.models.loading.load import LoadedModel, load_model
 from paceline.models.parallel.runner import load_parallel
 from paceline.models.runners import make_runner
-from paceline.runtime.deploy.worker_error import write_error
-from paceline.runtime.deploy.worker_spec import WorkerSpec
+from paceline.runtime.deploy.worker_spec import WorkerSpec, write_error
 from paceline.runtime.draft_pool.control import PoolControl
 from paceline.runtime.draft_pool.proposer import PoolProposer
 from paceline.runtime.draft_worker.model import load_draft_model
@@ -169,7 +168,7 @@ def _warm_up(engine: Engine, config: EngineConfig) -> None:
     calibrate(engine, config)
 
 
-def _draft(spec: WorkerSpec, security: Security | None, weights: WeightManager) -> Worker:
+def _draft(spec: WorkerSpec, security: Security | None, weights: WeightManager) -> DraftWorker:
     """The whole cache is allocated here, for all sequences that the worker will accept. Further sequences get `Busy`, so it
     does not run out of memory later."""
     config = spec.engine
@@ -184,40 +183,10 @@ def _draft(spec: WorkerSpec, security: Security | None, weights: WeightManager) 
     core.warm_up(limits.max_num_seqs, sizing.window)
     draft_limits = DraftLimits(max_sequences=limits.max_num_seqs, max_tokens=sizing.memory.kv_tokens)
     listener = Listener(spec.address, TO_DRAFT_WORKER, security)
-    worker = DraftWorker(spec.name, core, listener, fingerprint(loaded.tokenizer), size, draft_limits)
+    tokenizer = fingerprint(loaded.tokenizer)
+    worker = DraftWorker(spec.name, core, listener, tokenizer, size, draft_limits, weights=weights)
     weights.start(lambda: None, lambda: worker.status().sequences > 0)
-    return _DraftWorkerWithWeights(worker, weights)
-
-
-class _DraftWorkerWithWeights:
-    """A draft worker and its weight server."""
-
-    def __init__(self, worker: DraftWorker, weights: WeightManager) -> None:
-        self._worker, self._weights = worker, weights
-
-    @property
-    def address(self) -> str:
-        return self._worker.address
-
-    @property
-    def weight_address(self) -> str:
-        return self._weights.address
-
-    @property
-    def is_loading(self) -> bool:
-        return self._weights.progress is not None
-
-    def run(self) -> None:
-        try:
-            self._worker.run()
-        finally:
-            self._weights.close()
-
-    def stop(self) -> None:
-        self._worker.stop()
-
-    def drain(self, seconds: float) -> None:
-        self._worker.drain(seconds)
+    return worker
 
 
 class Process:
@@ -247,10 +216,8 @@ class Process:
         self._worker.run()
 
     def stop(self) -> None:
-        if (
-            self._worker is None or self._worker.is_loading
-        ):  # loading and compiling cannot be interrupted, and hold nothing
-            _kill_group()
+        if self._worker is None or self._worker.is_loading:
+            _kill_group()  # loading and compiling cannot be interrupted, and hold nothing
         self._worker.stop()
 
     def drain(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The specification of a worker, passed to its process as JSON."""
+"""What a worker's process gets and returns as JSON: its specification, and the error that ended it."""
 
 import json
 from collections.abc import Mapping
@@ -6,13 +6,28 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.core import errors
 from paceline.core.cluster_config import DRAIN_SECONDS, ClusterConfig, TransferSetting
 from paceline.core.config import EngineConfig, from_mapping
+from paceline.core.errors import PacelineError
 from paceline.core.pool_config import Role
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.upstream.spec import UpstreamSpec
 from paceline.runtime.weights.spec import WeightSpec, weight_specs
 from paceline.runtime.wire.keys import KEY_ROLE_OF, KeyFolder
+
+KINDS: dict[str, type[PacelineError]] = {
+    kind.__name__: kind
+    for kind in (
+        errors.InvalidConfig,
+        errors.UnsupportedModel,
+        errors.IncompatibleDraft,
+        errors.OutOfMemory,
+        errors.EngineClosed,
+        errors.RankLost,
+    )
+}
+"""Errors that keep their type: their constructor takes the message only. Others become a `PacelineError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,3 +119,18 @@ def worker_specs(config: ClusterConfig, addresses: Mapping[str, str], threads: i
         for i, name in enumerate(pool.worker_names)
         if name in addresses
     ]
+
+
+def write_error(path: Path, error: Exception) -> None:
+    """Store the error for `read_error`."""
+    message = str(error) if isinstance(error, PacelineError) else f"the worker failed: {error!r}"
+    path.write_text(json.dumps({"kind": type(error).__name__, "message": message}), "utf-8")
+
+
+def read_error(path: Path, unknown: str) -> PacelineError:
+    """The stored error. Without one, an error with the message `unknown`."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return PacelineError(unknown)
+    return KINDS.get(document["kind"], PacelineError)(document["message"])

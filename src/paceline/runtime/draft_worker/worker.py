@@ -18,6 +18,7 @@ from paceline.runtime.draft_worker.branches import BranchKey, pack
 from paceline.runtime.draft_worker.core import DraftBranch, DraftCore
 from paceline.runtime.draft_worker.scheduler import DraftLimits, DraftScheduler, TargetSession
 from paceline.runtime.draft_worker.state import DraftState
+from paceline.runtime.weights.manager import WeightManager
 from paceline.runtime.wire.codec import MalformedMessage
 from paceline.runtime.wire.messages import (
     MAX_DEPTH,
@@ -81,13 +82,15 @@ class DraftWorker:
         vocab_size: int,
         limits: DraftLimits | None = None,
         clock: Clock | None = None,
+        weights: WeightManager | None = None,
     ) -> None:
-        """`tokenizer`: that of the draft. The worker refuses targets whose tokenizer or chat template differs."""
+        """`tokenizer`: that of the draft. The worker refuses targets whose tokenizer or chat template differs. `weights` is
+        closed at the end."""
         self.name = name
         self.epoch = secrets.randbits(32)  # part of every message: five bytes instead of nine
         self._limits = limits or DraftLimits()
         self._core, self._listener, self._clock = core, listener, clock or WallClock()
-        self._tokenizer = tokenizer
+        self._tokenizer, self._weights = tokenizer, weights
         self._scheduler = DraftScheduler(core, vocab_size, self._limits)
         self._pass_seconds = 0.0
         """Recent time of a pass."""
@@ -103,6 +106,15 @@ class DraftWorker:
     def address(self) -> str:
         return self._listener.address
 
+    @property
+    def weight_address(self) -> str:
+        """Address of its weight server; empty without one."""
+        return "" if self._weights is None else self._weights.address
+
+    @property
+    def is_loading(self) -> bool:
+        return self._weights is not None and self._weights.progress is not None
+
     def run(self) -> None:
         try:
             has_work = False
@@ -116,6 +128,8 @@ class DraftWorker:
                 self._listener.send(peer, Goodbye("stopping"))
                 self._scheduler.drop(peer)
             self._listener.close()
+            if self._weights is not None:
+                self._weights.close()
 
     def stop(self) -> None:
         self._is_stopping = True

@@ -17,7 +17,7 @@ from paceline.server.auth.rate_limit import Account, BodyCharge
 from paceline.server.auth.strict import AuditEntry
 from paceline.server.gateway.gateway import Gateway, OutputStream
 from paceline.server.gateway.request_log import RequestLog
-from paceline.server.learning.collector import SampleCollector, make_collector
+from paceline.server.learning.sample_ring import SampleCollector, make_collector
 from paceline.server.openai.errors import BadRequest, RateLimited
 from paceline.server.openai.schemas.body import GenerationBody
 
