@@ -1,12 +1,14 @@
 """The gateways of a worker: their requests, the messages to them, and the drain that ends their service."""
 
 import logging
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 
 from paceline.core.clock import Clock
 from paceline.core.errors import PacelineError
-from paceline.runtime.target_worker.jobs import GatewayJobs
+from paceline.core.output import OutputEvent, StepOutput
+from paceline.runtime.target_worker.jobs import GatewayJobs, Job
 from paceline.runtime.wire.gateway_messages import FromGateway, Submit, Welcome
 from paceline.runtime.wire.messages import VERSION, Goodbye, Hello
 from paceline.runtime.wire.transport import Listener, Peer
@@ -29,6 +31,8 @@ class Gateways(dict[Peer, GatewayJobs]):
         """`name` is the worker's."""
         super().__init__()
         self._name, self._listener, self._clock = name, listener, clock
+        self._events: deque[tuple[Job, OutputEvent]] = deque()
+        self._is_awake = False
         self._drain_until: float | None = None
         """Time at which the remaining streams continue elsewhere; None: the worker does not drain."""
 
@@ -59,8 +63,29 @@ class Gateways(dict[Peer, GatewayJobs]):
             gateway.fail(message.attempt, PacelineError(error))
         return error is None
 
-    def flush(self) -> None:
-        """Send what is queued for every gateway, as far as the send queues accept it."""
+    def listener_of(self, job: Job) -> Callable[[OutputEvent], None]:
+        """Takes the outputs and the error of a request, from any thread, for `send_events`."""
+
+        def listen(event: OutputEvent) -> None:
+            self._events.append((job, event))
+            if not self._is_awake:  # once for all outputs of a step
+                self._is_awake = True
+                self._listener.wake()
+
+        return listen
+
+    def send_events(self, on_error: Callable[[Job], None] = lambda job: None) -> None:
+        """Send what the listeners took, all outputs of a step in one message to each gateway, as far as the send queues accept
+        it. `on_error` is called for a running request that failed."""
+        self._is_awake = False  # before reading: an event that arrives from here on wakes the thread again
+        while self._events:
+            job, event = self._events.popleft()
+            gateway = self.get(job.peer)
+            if gateway is None:
+                continue
+            if not isinstance(event, StepOutput) and gateway.jobs.get(job.attempt) is job:
+                on_error(job)
+            gateway.add(job, event)
         for peer, gateway in self.items():
             gateway.flush(partial(self._listener.send, peer))
 

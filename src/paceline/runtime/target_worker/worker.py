@@ -12,7 +12,6 @@ from typing import Protocol
 from paceline.cluster.health import StallDetector
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import GenerationFailed, InvalidRequest, PacelineError
-from paceline.core.output import OutputEvent
 from paceline.core.request import Request
 from paceline.engine.loop import EngineLoop
 from paceline.runtime.draft_pool.control import PoolControl
@@ -120,10 +119,8 @@ class TargetWorker:
         self._gateways = Gateways(name, listener, self._clock)
         self._kept = KeptStreams()
         self._next_expiry = 0.0
-        self._events: deque[tuple[Job, OutputEvent]] = deque()
         self._commands: deque[Callable[[], None]] = deque()
         """Calls of other threads that the thread of `run` makes."""
-        self._is_awake = False
         self._grammars = GrammarThread(self._engine.validator, listener.wake)
         self._steps = StallDetector(HANG_SECONDS, UNMEASURED_HANG_SECONDS)
         self._last_turn: float | None = None
@@ -154,7 +151,7 @@ class TargetWorker:
                     except Exception:  # no message may end the worker for all others
                         logger.exception("a message could not be handled")
                 self._grammars.run_finished()
-                self._send_events()
+                self._gateways.send_events()
                 while self._commands:
                     self._commands.popleft()()
                 is_hung = self._is_hung()
@@ -274,9 +271,9 @@ class TargetWorker:
         try:
             check_limits(request)
             if self._handoffs is None:
-                self._loop.submit(request, self._listener_of(job))
+                self._loop.submit(request, self._gateways.listener_of(job))
             else:
-                self._handoffs.submit(request, self._listener_of(job), message.peer)
+                self._handoffs.submit(request, self._gateways.listener_of(job), message.peer)
         except PacelineError as error:
             gateway.jobs.pop(job.attempt, None)
             gateway.fail(message.attempt, error)
@@ -312,26 +309,6 @@ class TargetWorker:
         except Exception as error:  # no request may end the worker for all others
             logger.exception("a prefill could not be started")
             gateway.fail(message.attempt, PacelineError(f"the prefill failed to start: {error!r}"))
-
-    def _listener_of(self, job: Job) -> Callable[[OutputEvent], None]:
-        def listen(event: OutputEvent) -> None:  # on the engine's thread
-            self._events.append((job, event))
-            if not self._is_awake:  # once for all outputs of a step
-                self._is_awake = True
-                self._listener.wake()
-
-        return listen
-
-    def _send_events(self) -> None:
-        """Send the engine's outputs and errors, all outputs of a step in one message to each gateway."""
-        self._is_awake = False  # before reading: an event that arrives from here on wakes this thread again
-        events = self._events
-        while events:
-            job, event = events.popleft()
-            gateway = self._gateways.get(job.peer)
-            if gateway is not None:
-                gateway.add(job, event)
-        self._gateways.flush()
 
     def _cancel(self, gateway: GatewayJobs, attempt: int) -> None:
         job = gateway.jobs.pop(attempt, None)

@@ -4,14 +4,11 @@ import itertools
 import logging
 import secrets
 import threading
-from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.clock import Clock, WallClock
 from paceline.core.errors import InvalidRequest, PacelineError
-from paceline.core.output import OutputEvent, StepOutput
 from paceline.core.speculation import SpeculationFlags
 from paceline.core.worker_status import EngineStatus
 from paceline.runtime.target_worker.gateways import Gateways
@@ -96,7 +93,6 @@ class UpstreamWorker:
         self._stop = threading.Event()
         self._numbers = itertools.count()
         self._gateways = Gateways(name, listener, self._clock)
-        self._events: deque[tuple[Job, OutputEvent]] = deque()
         self._is_serving = False
         self._drain_seconds: float | None = None
         """Time that a requested drain has; None: none was requested."""
@@ -218,27 +214,11 @@ class UpstreamWorker:
         extra: dict[str, Any] = {}
         if self._model.passes_speculation and not request.speculation.enabled:
             extra["speculation"] = {"enabled": False}
-        self._connection.submit(request, self._model.name, extra, self._listener_of(job))
-
-    def _listener_of(self, job: Job) -> Callable[[OutputEvent], None]:
-        def listen(event: OutputEvent) -> None:  # on the connection's thread
-            self._events.append((job, event))
-            self._listener.wake()
-
-        return listen
+        self._connection.submit(request, self._model.name, extra, self._gateways.listener_of(job))
 
     def _send_events(self) -> None:
-        while self._events:
-            job, event = self._events.popleft()
-            gateway = self._gateways.get(job.peer)
-            if gateway is None:
-                continue
-            if (
-                not isinstance(event, StepOutput) and gateway.jobs.get(job.attempt) is job
-            ):  # its other choices end with it
-                self._connection.cancel(job.request_id)
-            gateway.add(job, event)
-        self._gateways.flush()
+        """The other choices of a request that failed end with it."""
+        self._gateways.send_events(lambda job: self._connection.cancel(job.request_id))
 
     def _drop(self, peer: Peer) -> None:
         for job in self._gateways.pop(peer).jobs.values():
