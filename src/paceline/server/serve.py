@@ -163,9 +163,13 @@ def serve(
 
 def _learner_plan(served: ServerConfig | GatewayConfig, key: str) -> dict[str, Any] | None:
     """The plan of the learner beside this server, without its URL; None: it has none. Raises `InvalidConfig`."""
-    config, name = (served, None) if isinstance(served, ServerConfig) else (served.models()[0][0], None)
-    if isinstance(served, GatewayConfig) and len(served.cluster.models) > 1:
-        name = config.model_name
+    name = None
+    if isinstance(served, GatewayConfig):
+        config = served.models()[0][0]
+        if len(served.cluster.models) > 1:
+            name = config.model_name
+    else:
+        config = served
     if config.learning.folder is None:
         return None
     if config.tls_cert is not None:

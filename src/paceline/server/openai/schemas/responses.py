@@ -4,6 +4,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel
 
+from paceline.core.output import SpeculationMetrics
+
 
 class ErrorObject(BaseModel):
     message: str
@@ -27,18 +29,8 @@ class Usage(BaseModel):
     prompt_tokens_details: PromptTokensDetails
 
 
-class SpeculativeDecoding(BaseModel):
-    mean_acceptance_length: float
-    draft_acceptance_rate: float
-    acceptance_histogram: list[int]
-    num_spec_steps: int
-    num_accepted_draft_tokens: int
-    num_draft_tokens: int
-    num_spec_tokens: int
-
-
 class ResponseMetrics(BaseModel):
-    speculative_decoding: SpeculativeDecoding
+    speculative_decoding: SpeculationMetrics
     num_rounds: int
     """Rounds of all choices, those without drafts included."""
 
