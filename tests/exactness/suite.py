@@ -4,6 +4,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -50,12 +51,21 @@ def mixed_requests(
 
 
 def plain_text(model: DecoderModel, requests: Sequence[Request]) -> dict[tuple[str, int], list[int]]:
-    """The reference: every request alone, no drafts, no chunks, no shared prefix."""
+    """The reference: every request alone, no drafts, no chunks, no shared prefix. It is computed once for each model and
+    request, however many proposers are compared with it."""
+    known = _PLAIN.setdefault(model, {})
     tokens = {}
     for one in requests:
-        engine = tiny_engine(model, prefix_caching=False, max_batched_tokens=256)
-        tokens.update(run(engine, [one]).tokens)
+        key = repr(one)
+        if key not in known:
+            engine = tiny_engine(model, prefix_caching=False, max_batched_tokens=256)
+            known[key] = run(engine, [one]).tokens
+        tokens.update({choice: list(ids) for choice, ids in known[key].items()})
     return tokens
+
+
+_PLAIN: WeakKeyDictionary[DecoderModel, dict[str, dict[tuple[str, int], list[int]]]] = WeakKeyDictionary()
+"""Tokens of plain decoding, by model and request."""
 
 
 def check_identical(

@@ -42,8 +42,9 @@ def engine_for(target, draft, kind, siblings, proposer=Sampled, depth=None):
     )
 
 
-OFTEN = ("one-hot chain", "sparse chain", "dense chain", "dense tree")
-"""Cases of `make test`: every kind of `q`, chains and trees; the others are in `make test-slow`."""
+OFTEN = ("dense chain", "dense tree")
+"""Cases of `make test`; the others are in `make test-slow`. One-hot nodes come from the heads below, sparse `q` from
+tests/runtime/test_pool_exactness.py; tests/speculation/verification/test_rejection.py has every kind in chains and trees."""
 
 
 @pytest.mark.parametrize("draws", DRAWS)
