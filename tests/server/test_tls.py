@@ -16,6 +16,7 @@ from paceline.server.auth.api_keys import KeyFile
 from paceline.server.auth.audit_log import verify
 from paceline.server.auth.strict import text_hash
 from paceline.server.serve import TlsFiles
+from tests.engine.test_build import save_checkpoint
 from tests.server.process import server_process
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to create certificates")
@@ -61,15 +62,15 @@ def test_a_server_with_tls_keys_and_audit_log(tmp_path: Path) -> None:
     log = tmp_path / "audit.jsonl"
     keys = KeyFile(tmp_path / "keys.json")
     key = keys.add("bank", strict=True)
-    with server_process(
-        tls_cert=certificate, tls_key=key_file, api_keys=str(keys.path), audit_trail=str(log)
-    ) as process:
+    model = save_checkpoint(tmp_path / "model")
+    files = {"tls_cert": certificate, "tls_key": key_file, "api_keys": str(keys.path), "audit_trail": str(log)}
+    with server_process(model=model, draft="none", max_model_len=256, **files) as process:
         assert process.url.startswith("https://")
         trusted = ssl.create_default_context(cafile=certificate)
         with httpx.Client(base_url=process.url, verify=trusted, timeout=60) as client:
-            body = {"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 8, "temperature": 0}
-            assert client.post("/v1/chat/completions", json=body).status_code == 401
-            response = client.post("/v1/chat/completions", json=body, headers={"Authorization": f"Bearer {key}"})
+            body = {"prompt": "hello", "max_tokens": 8, "temperature": 0}
+            assert client.post("/v1/completions", json=body).status_code == 401
+            response = client.post("/v1/completions", json=body, headers={"Authorization": f"Bearer {key}"})
             assert response.status_code == 200
         with pytest.raises(httpx.TransportError):
             httpx.get(process.url.replace("https", "http") + "/health")
@@ -78,6 +79,6 @@ def test_a_server_with_tls_keys_and_audit_log(tmp_path: Path) -> None:
     assert answer["metrics"]["speculative_decoding"]["num_draft_tokens"] == 0
     assert verify(log).unfinished == ()
     opened, started, finished = (json.loads(line) for line in log.read_text().splitlines())
-    assert opened["weights"] == started["weights"] == weights_checksum("smollm2")
+    assert opened["weights"] == started["weights"] == weights_checksum(model)
     assert (started["request"], started["key"]) == (answer["id"], "bank")
-    assert finished["outputs"][0]["text_sha256"] == text_hash(answer["choices"][0]["message"]["content"])
+    assert finished["outputs"][0]["text_sha256"] == text_hash(answer["choices"][0]["text"])

@@ -11,6 +11,7 @@ import openai
 import pytest
 from pydantic import BaseModel
 
+from tests.engine.test_build import save_checkpoint
 from tests.server.process import Process, server_process
 
 MODEL = "smollm2"
@@ -160,22 +161,32 @@ def test_a_disconnect_frees_the_cache(server: Process, client: openai.OpenAI) ->
     assert f'paceline_kv_blocks_used{{model="{MODEL}"}} 0.0' in text
 
 
-def test_sigterm_finishes_streams_and_exits_with_0() -> None:
-    with server_process() as process, openai.OpenAI(base_url=process.url + "/v1", api_key="none") as client:
-        stream = iter(chat(client, stream=True, max_tokens=40, extra_body={"ignore_eos": True}))
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A model that loads at once and writes for seconds."""
+    shape = {"num_hidden_layers": 16, "max_position_embeddings": 4096}
+    model = save_checkpoint(tmp_path_factory.mktemp("models") / "tiny", **shape)
+    options = {"served_model_name": "tiny", "draft": "none", "max_model_len": 4096, "kv_tokens": 8192}
+    return {"model": model, **options}
+
+
+def test_sigterm_finishes_streams_and_exits_with_0(tiny: dict[str, Any]) -> None:
+    with server_process(**tiny) as process, openai.OpenAI(base_url=process.url + "/v1", api_key="none") as client:
+        options = {"model": "tiny", "prompt": "x", "max_tokens": 400, "extra_body": {"ignore_eos": True}}
+        stream = iter(client.completions.create(stream=True, **options))
         first = next(stream)
         process.popen.send_signal(signal.SIGTERM)
         rest = list(stream)
-        assert first.choices[0].delta.content is not None
+        assert first.choices[0].text
         assert rest[-1].choices[0].finish_reason == "length"
         assert process.popen.wait(30) == 0
         assert process.popen.stderr is not None
         assert process.popen.stderr.read() == ""
 
 
-def test_a_second_signal_aborts() -> None:
-    with server_process() as process:
-        body = {"prompt": "x", "max_tokens": 1000, "ignore_eos": True, "stream": True}
+def test_a_second_signal_aborts(tiny: dict[str, Any]) -> None:
+    with server_process(**tiny) as process:
+        body = {"prompt": "x", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", process.url + "/v1/completions", json=body, timeout=30) as response:
             lines = response.iter_lines()
             next(lines)
