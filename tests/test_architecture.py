@@ -96,7 +96,6 @@ class Import:
 
 
 @cache
-@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"))
 

@@ -19,8 +19,17 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("method", ["draft_model", "layer_skip", "ngram"])
+PAIRS = [
+    (method, sampling)
+    if method == "draft_model" or sampling == "truncated"
+    else pytest.param(method, sampling, marks=pytest.mark.slow)
+    for method in ("draft_model", "layer_skip", "ngram")
+    for sampling in SAMPLINGS
+]
+"""`make test` has every sampling with a draft model, and every method with one sampling."""
+
+
+@pytest.mark.parametrize(("method", "sampling"), PAIRS)
 @pytest.mark.parametrize("verification", ["coupled", "rejection"])
 def test_correct_engine_is_clean(llm: LLM, verification: str, method: str, sampling: str) -> None:
     report = audited(llm, workload(4, verification, method, **SAMPLINGS[sampling]))

@@ -61,7 +61,8 @@ def planted(monkeypatch: pytest.MonkeyPatch, plant: Any) -> Iterator[None]:
     monkeypatch.setattr(module, "loaded", loaded)
 
 
-@pytest.mark.parametrize("rule", ["coupled", "rejection"])
+# tests/audit has both rules; the command is the same
+@pytest.mark.parametrize("rule", ["coupled", pytest.param("rejection", marks=pytest.mark.slow)])
 def test_clean_and_drift(prompts: Path, models: tuple[str, str], tmp_path: Path, rule: str, monkeypatch: Any) -> None:
     page, figures = tmp_path / "audit.html", tmp_path / "audit.json"
     arguments = ("--verification", rule, "--report", str(page), "--json", str(figures), "--temperature", "0.5")
