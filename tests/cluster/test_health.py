@@ -14,7 +14,7 @@ CONFIG = HealthConfig(heartbeat=1.0, misses=3, stall=10.0)
 
 def test_silent_worker_is_suspected_until_its_next_heartbeat() -> None:
     health = WorkerHealth(CONFIG)
-    assert health.state(0.0) is WorkerState.STARTING
+    assert health.state(0.0) is WorkerState.JOINING
     assert health.heartbeat(Progress(7, 0, False), 1.0) is False
     assert health.state(4.0) is WorkerState.READY
     assert health.state(4.1) is WorkerState.SUSPECTED

@@ -16,7 +16,7 @@ UNMEASURED_STEP_SECONDS = 60.0
 
 
 class WorkerState(Enum):
-    STARTING = "joining"
+    JOINING = "joining"
     """No heartbeat yet."""
     READY = "ready"
     SUSPECTED = "suspected"
@@ -123,7 +123,7 @@ class WorkerHealth:
 
     def state(self, now: float) -> WorkerState:
         if self._last_heartbeat is None or self._progress is None:
-            return WorkerState.STARTING
+            return WorkerState.JOINING
         if self._is_disconnected or now - self._last_heartbeat > self._config.heartbeat * self._config.misses:
             return WorkerState.SUSPECTED
         if self._steps.is_stalled(now):

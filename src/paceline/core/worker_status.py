@@ -259,8 +259,8 @@ class WorkerStatus:
     pool: str
     role: Role
     state: str
-    """`starting`, `loading 12/30 layers from 2 peers`, `ready`, `suspected`, `unhealthy`; for a draft worker, as the targets
-    report it, also `refused`."""
+    """`joining`, `loading 12/30 layers from 2 peers`, `warming up`, `ready`, `suspected`, `unhealthy`, `refused`, `draining` or
+    `gone`; that of a draft worker is as the targets report it."""
     address: str
     running: int = 0
     """Sequences in the batch."""

@@ -43,7 +43,7 @@ RETRY_SECONDS, MAX_RETRY_SECONDS = 5.0, 60.0
 
 
 class ConnectionState(Enum):
-    CONNECTING = "joining"
+    JOINING = "joining"
     READY = "ready"
     LOST = "suspected"
     """Lost or faulty. The handshake is repeated after a pause."""
@@ -83,7 +83,7 @@ class DraftConnection:
         self, where: DraftAddress, tokenizer: Fingerprint, name: str, on_lost: Callable[["DraftConnection"], None]
     ) -> None:
         self.where = where
-        self.state = ConnectionState.CONNECTING
+        self.state = ConnectionState.JOINING
         self.refusal = ""
         """Why the draft does not fit the target; empty: it does, or the handshake is not complete."""
         self.counters = DraftCounters()
@@ -201,7 +201,7 @@ class DraftConnection:
         if not self.is_ready:
             if now >= self._next_hello:
                 if self.state is ConnectionState.LOST:
-                    self.state = ConnectionState.CONNECTING
+                    self.state = ConnectionState.JOINING
                 self._next_hello = now + HELLO_SECONDS
                 self._transport.send(Hello(VERSION, PROCESS_EPOCH, self._tokenizer, self._name))
         elif now >= self._next_ping:
@@ -213,7 +213,7 @@ class DraftConnection:
 
     def repeat_hello(self, now: float) -> None:
         """The worker does not know this target any more."""
-        self.state, self._next_hello, self._unanswered_since = ConnectionState.CONNECTING, now, None
+        self.state, self._next_hello, self._unanswered_since = ConnectionState.JOINING, now, None
         self._on_lost(self)
 
     def mark_busy(self, until: float) -> None:

@@ -38,7 +38,7 @@ class TargetConnection:
         security = None if own is None else Security(own, member.key)
         self.member = member
         self.health = WorkerHealth(health)
-        self.state = WorkerState.STARTING
+        self.state = WorkerState.JOINING
         """State as of the last `poll`."""
         self.welcome: Welcome | None = None
         self.heartbeat: Heartbeat | None = None
