@@ -101,6 +101,15 @@ def test_named_classes_exist(page: str) -> None:
     assert not unknown, sorted(unknown)
 
 
+def test_the_life_of_a_request_has_at_most_20_parts() -> None:
+    text = (ROOT / "docs" / "request_life.md").read_text("utf-8")
+    tables = "\n".join(re.findall(r"^\| \d+ \|.*$", text, re.MULTILINE))
+    values = set(re.findall(r"^\| `(\w+)` ", text, re.MULTILINE))
+    parts = set(re.findall(r"`([A-Z]\w+)`", tables)) - values - {"GraphExecutor"}  # it stands in for HostExecutor
+    assert {"Gateway", "Engine", "Proposer"} <= parts
+    assert len(parts) <= 20, sorted(parts)
+
+
 def test_every_row_of_the_trust_report_names_a_test() -> None:
     text = (ROOT / "benchmarks" / "trust.md").read_text("utf-8")
     assert not list(unknown_tests(text))
