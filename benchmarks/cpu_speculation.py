@@ -30,9 +30,9 @@ def record(owner: type, name: str, key: str, seconds: dict[str, list[float]]) ->
     method = getattr(owner, name)
 
     def timed(*arguments: Any, **options: Any) -> Any:
-        before = time.process_time()
+        before = time.thread_time()  # of this engine: the other one may audit its texts meanwhile
         result = method(*arguments, **options)
-        seconds[key].append(time.process_time() - before)
+        seconds[key].append(time.thread_time() - before)
         return result
 
     setattr(owner, name, timed)

@@ -50,6 +50,8 @@ class DraftCost:
     prefill: DraftPrefill = DraftPrefill()
     network_seconds: float = 0.0
     """Seconds spent waiting for the network."""
+    behind: frozenset[int] = frozenset()
+    """Sequences whose draft prefill is not complete. They get a draft in a later step."""
 
 
 NO_COST = DraftCost()
@@ -124,17 +126,7 @@ class DraftBatch:
     @classmethod
     def trees(cls, trees: Iterable[tuple[int, DraftTree]], cost: DraftCost = NO_COST) -> "DraftBatch":
         """A one-hot batch from (sequence id, tree) pairs; empty trees are left out."""
-        pairs = [(sequence_id, tree) for sequence_id, tree in trees if len(tree)]
-        tokens = [token for _, tree in pairs for token in tree.tokens]
-        parents = [parent for _, tree in pairs for parent in tree.parents]
-        nodes = torch.tensor([*tokens, *parents], dtype=torch.int64)
-        return cls(
-            tuple(sequence_id for sequence_id, _ in pairs),
-            tuple(len(tree) for _, tree in pairs),
-            nodes[: len(tokens)],
-            nodes[len(tokens) :],
-            cost=cost,
-        )
+        return _HostTrees({sequence_id: tree for sequence_id, tree in trees if tree.tokens}, cost)
 
     def split(self) -> "dict[int, Draft]":
         """The drafts by sequence, with tokens and parents on the host."""
@@ -145,6 +137,35 @@ class DraftBatch:
             drafts[sequence_id] = Draft(tuple(tokens[rows]), tuple(parents[rows]), self.probs, rows)
             start += count
         return drafts
+
+
+class _HostTrees(DraftBatch):
+    """A one-hot batch on the host. Its tensors are made when they are read: that takes longer than a small tree."""
+
+    __slots__ = ("_trees",)
+    _trees: "dict[int, DraftTree]"
+
+    def __init__(self, trees: "dict[int, DraftTree]", cost: DraftCost) -> None:
+        fields = {
+            "sequence_ids": tuple(trees),
+            "counts": tuple([len(tree.tokens) for tree in trees.values()]),
+            "probs": None,
+            "cost": cost,
+            "_trees": trees,
+        }
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def tokens(self) -> Tensor:
+        return torch.tensor([token for tree in self._trees.values() for token in tree.tokens], dtype=torch.int64)
+
+    @property
+    def parents(self) -> Tensor:
+        return torch.tensor([parent for tree in self._trees.values() for parent in tree.parents], dtype=torch.int64)
+
+    def split(self) -> "dict[int, Draft]":
+        return {sequence_id: Draft(tree.tokens, tree.parents) for sequence_id, tree in self._trees.items()}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
