@@ -10,7 +10,8 @@ from tests.fakes import TINY, Sampled, tiny_engine, tiny_model
 from tests.heads import LayerSkip, eagle, medusa
 
 DRAWS = (12_000, pytest.param(100_000, marks=pytest.mark.exact))
-"""`make test` draws as often as test_planted_bugs.py, which catches every planted bug; `make test-exact` eight times that."""
+"""`make test` draws as often as the planted bug of test_planted_bugs.py that is hardest to find needs; `make test-exact` eight
+times that."""
 SMALL = replace(TINY, vocab_size=5)
 PROMPT = (1, 3)
 
@@ -42,9 +43,8 @@ def engine_for(target, draft, kind, siblings, proposer=Sampled, depth=None):
     )
 
 
-OFTEN = ("dense chain", "dense tree")
-"""Cases of `make test`; the others are in `make test-slow`. One-hot nodes come from the heads below, sparse `q` from
-tests/runtime/test_pool_exactness.py; tests/speculation/verification/test_rejection.py has every kind in chains and trees."""
+OFTEN = ("one-hot chain", "sparse chain", "dense chain", "dense tree")
+"""Cases of `make test`: every kind of `q`, chains and trees; the others are in `make test-slow`."""
 
 
 @pytest.mark.parametrize("draws", DRAWS)
