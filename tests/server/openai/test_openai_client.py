@@ -172,8 +172,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_sigterm_finishes_streams_and_exits_with_0(tiny: dict[str, Any]) -> None:
     with server_process(**tiny) as process, openai.OpenAI(base_url=process.url + "/v1", api_key="none") as client:
-        options = {"model": "tiny", "prompt": "x", "max_tokens": 400, "extra_body": {"ignore_eos": True}}
-        stream = iter(client.completions.create(stream=True, **options))
+        body: dict[str, Any] = {"model": "tiny", "prompt": "x", "max_tokens": 400, "extra_body": {"ignore_eos": True}}
+        stream = iter(client.completions.create(stream=True, **body))
         first = next(stream)
         process.popen.send_signal(signal.SIGTERM)
         rest = list(stream)
