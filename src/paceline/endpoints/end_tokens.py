@@ -40,10 +40,8 @@ async def _control_texts(endpoint: Endpoint) -> set[str]:
         except EndpointFailed as error:
             if error.status is None:
                 raise
-            text = ""
-            for token in range(
-                start, start + CHUNK
-            ):  # the last chunk, where the server refuses ids beyond the vocabulary
+            text = ""  # the last chunk: the server refuses ids beyond the vocabulary
+            for token in range(start, start + CHUNK):
                 try:
                     text += await endpoint.detokenize([token])
                 except EndpointFailed:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from paceline.core.errors import InvalidConfig
 from paceline.models.loading.hub import EMBEDDED
+from paceline.train.plan import option
 
 LEAST = {
     "new_tokens": 1,
@@ -58,21 +59,17 @@ class LearnPlan:
         for entry in fields(self):
             value, least = getattr(self, entry.name), LEAST.get(entry.name)
             if least is not None and not value >= least:
-                raise InvalidConfig(f"{_option(entry.name)} must be at least {least:g}, got {value:g}")
+                raise InvalidConfig(f"{option(entry.name)} must be at least {least:g}, got {value:g}")
         for name in ("share", "tenant_share"):
             if not 0.0 < getattr(self, name) <= 1.0:
-                raise InvalidConfig(f"{_option(name)} must be over 0 and at most 1, got {getattr(self, name):g}")
+                raise InvalidConfig(f"{option(name)} must be over 0 and at most 1, got {getattr(self, name):g}")
         for name in ("replay", "held_out"):
             if not 0.0 <= getattr(self, name) <= 0.9:
-                raise InvalidConfig(f"{_option(name)} must be between 0 and 0.9, got {getattr(self, name):g}")
+                raise InvalidConfig(f"{option(name)} must be between 0 and 0.9, got {getattr(self, name):g}")
         for name in ("epochs", "learning_rate", "interval"):
             if not getattr(self, name) > 0:
-                raise InvalidConfig(f"{_option(name)} must be above 0, got {getattr(self, name):g}")
+                raise InvalidConfig(f"{option(name)} must be above 0, got {getattr(self, name):g}")
         if not self.server.startswith(("http://", "https://")):
             raise InvalidConfig(f"the server must be a URL such as http://127.0.0.1:8000, got {self.server!r}")
         if (self.cluster is None) != (self.pool is None):
             raise InvalidConfig("--cluster and --pool belong together: give both, or none of them")
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

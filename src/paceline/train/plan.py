@@ -80,9 +80,9 @@ class TrainPlan:
         for entry in fields(self):
             value, least = getattr(self, entry.name), LEAST.get(entry.name)
             if least is not None and value is not None and not value >= least:
-                raise InvalidConfig(f"{_option(entry.name)} must be at least {least:g}, got {value:g}")
+                raise InvalidConfig(f"{option(entry.name)} must be at least {least:g}, got {value:g}")
             if entry.name in ABOVE_ZERO and value is not None and not value > 0:
-                raise InvalidConfig(f"{_option(entry.name)} must be above 0, got {value:g}")
+                raise InvalidConfig(f"{option(entry.name)} must be above 0, got {value:g}")
         if not 0.0 <= self.prompt_share <= 1.0:
             raise InvalidConfig(f"--prompt-share must be between 0 and 1, got {self.prompt_share:g}")
         if self.lora is not None and self.start is not None:
@@ -91,8 +91,9 @@ class TrainPlan:
         for name, paths in files.items():
             for path in paths:
                 if path is not None and not path.exists():
-                    raise InvalidConfig(f"{_option(name)}: {path} does not exist")
+                    raise InvalidConfig(f"{option(name)}: {path} does not exist")
 
 
-def _option(name: str) -> str:
+def option(name: str) -> str:
+    """The option of a field on the command line."""
     return f"--{name.replace('_', '-')}"

@@ -21,8 +21,8 @@ def print_simulation(
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for heading in ("ms", "mean", "p50", "p90", "p99"):
         table.add_column(heading, justify="right" if heading != "ms" else "left", no_wrap=True)
-    table.add_row("TTFT", *_milliseconds(report.ttft))
-    table.add_row("TPOT", *_milliseconds(report.tpot))
+    table.add_row("TTFT", *milliseconds(report.ttft))
+    table.add_row("TPOT", *milliseconds(report.tpot))
     console.print(table)
     console.print()
     for name, value in figures(report, objective):
@@ -74,7 +74,7 @@ def describe(objective: Objective) -> str:
     return ", ".join(shown) or "no limit"
 
 
-def _milliseconds(times: Quantiles) -> list[str]:
+def milliseconds(times: Quantiles) -> list[str]:
     return [f"{1000.0 * value:,.2f}" for value in (times.mean, times.p50, times.p90, times.p99)]
 
 

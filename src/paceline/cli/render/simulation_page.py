@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 from paceline.cli.render.advice import STYLE
-from paceline.cli.render.simulation import describe, figures, title
+from paceline.cli.render.simulation import describe, figures, milliseconds, title
 from paceline.planning.simulation.config import SimulationConfig
 from paceline.planning.simulation.objective import Objective
-from paceline.planning.simulation.result import Quantiles, SimulationReport, SimulationResult
+from paceline.planning.simulation.result import SimulationReport, SimulationResult
 
 MAX_WORKERS = 64
 """Workers that the page lists."""
@@ -18,7 +18,7 @@ def page(report: SimulationReport, result: SimulationResult, objective: Objectiv
     """One HTML file without external resources: latencies, figures, workers, the profile, and the plots."""
     config = result.config
     heading, picture = escape(title(report, config)), base64.b64encode(png).decode("ascii")
-    times = [("TTFT", *_milliseconds(report.ttft)), ("TPOT", *_milliseconds(report.tpot))]
+    times = [("TTFT", *milliseconds(report.ttft)), ("TPOT", *milliseconds(report.tpot))]
     shown = result.workers[:MAX_WORKERS]
     workers = [
         (one.name, f"{one.seconds:,.0f}", f"{one.busy_seconds / one.seconds:.1%}" if one.seconds else "-")
@@ -53,10 +53,6 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(one)}</th>" for one in headings)
     body = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
-
-
-def _milliseconds(times: Quantiles) -> list[str]:
-    return [f"{1000.0 * value:,.2f}" for value in (times.mean, times.p50, times.p90, times.p99)]
 
 
 def _faults(config: SimulationConfig) -> list[tuple[str, str, str]]:

@@ -90,7 +90,7 @@ def merge_status(statuses: Sequence[EngineStatus], missing: Mapping[Key, float] 
             max((status.flags.max_depth or 0 for status in statuses), default=0),
         ),
         traffic=tuple(_merge_traffic(name, parts, counts) for name, parts in traffic.items()),
-        advantage=_mean([status.advantage for status in statuses if status.advantage is not None]),
+        advantage=mean([status.advantage for status in statuses if status.advantage is not None]),
         seconds={key[1]: seconds for key, seconds in counts.items() if key[0] == "seconds"},
         executor_steps={key[1]: int(steps) for key, steps in counts.items() if key[0] == "executor_steps"},
         audit=AuditCounts(counts["audited",], counts["drifted",], counts["dropped",]),
@@ -123,5 +123,6 @@ def _merge_traffic(name: tuple[str, str], parts: Sequence[TrafficStatus], counts
     )
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def mean(values: Sequence[float]) -> float | None:
+    """None without values."""
     return sum(values) / len(values) if values else None

@@ -8,6 +8,7 @@ from paceline.cluster.routing.kv_router import KvRouter, RouterView
 from paceline.core.worker_status import DrafterStatus, WorkerStatus
 from paceline.runtime.deploy.directory import Member
 from paceline.runtime.gateway_client.canaries import CATEGORY
+from paceline.runtime.gateway_client.merged_status import mean
 from paceline.runtime.gateway_client.target_connection import TargetConnection
 from paceline.runtime.wire.gateway_messages import LoadProgress
 
@@ -70,8 +71,8 @@ def _target_row(member: Member, target: TargetConnection | None, view: RouterVie
         running=0 if is_lost else heartbeat.running,
         waiting=0 if is_lost else heartbeat.waiting,
         kv_use=heartbeat.kv_used / heartbeat.kv_total if heartbeat.kv_total and not is_lost else None,
-        depth=_mean([one.mean_depth for one in traffic]),
-        alpha=_mean([alpha for one in traffic for alpha in one.alphas]),
+        depth=mean([one.mean_depth for one in traffic]),
+        alpha=mean([alpha for one in traffic for alpha in one.alphas]),
         round_trip=target.round_trip,
         answers=sum(drafter.answers for drafter in drafters),
         hits=sum(drafter.hits for drafter in drafters),
@@ -101,13 +102,13 @@ def _draft_row(member: Member, drafters: Sequence[DrafterStatus]) -> WorkerStatu
         state="ready" if ready else drafters[0].state,
         address=member.address,
         running=sum(drafter.sequences for drafter in drafters),
-        queue_seconds=_mean([drafter.queue_seconds for drafter in ready]),
-        round_trip=_mean([drafter.round_trip for drafter in ready if drafter.round_trip]),
+        queue_seconds=mean([drafter.queue_seconds for drafter in ready]),
+        round_trip=mean([drafter.round_trip for drafter in ready if drafter.round_trip]),
         answers=sum(drafter.answers for drafter in drafters),
         hits=sum(drafter.hits for drafter in drafters),
         late=sum(drafter.late for drafter in drafters),
-        pass_seconds=_mean([drafter.pass_seconds for drafter in ready if drafter.pass_seconds]),
-        paused_share=_mean(paused_share) if len(paused_share) == len(ready) else None,
+        pass_seconds=mean([drafter.pass_seconds for drafter in ready if drafter.pass_seconds]),
+        paused_share=mean(paused_share) if len(paused_share) == len(ready) else None,
         refusal="" if ready else next((drafter.refusal for drafter in drafters if drafter.refusal), ""),
     )
 
@@ -117,7 +118,3 @@ def _loading_text(progress: LoadProgress) -> str:
         return "warming up"
     peers = f"{progress.peers} peer{'' if progress.peers == 1 else 's'}" if progress.peers else "disk"
     return f"loading {progress.layers}/{progress.total} layers from {peers}"
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
