@@ -54,7 +54,13 @@ def main() -> None:
     record(EagleHead, "forward", "draft prefill", seconds)
     record(EagleHead, "grow", "head", seconds)
     record(EagleHead, "draft", "head", seconds)
-    limits: dict[str, Any] = {"prefix_caching": False, "max_num_seqs": 1, "max_model_len": 2048, "kv_tokens": 4096}
+    limits: dict[str, Any] = {
+        "prefix_caching": False,
+        "audit_fraction": 0.0,
+        "max_num_seqs": 1,
+        "max_model_len": 2048,
+        "kv_tokens": 4096,
+    }
     engines = {
         rule: LLM("smollm2", draft=options.draft, speculation={"depth": rule, "max_depth": 8}, **limits)
         for rule in RULES
