@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FOLDER = Path(os.environ.get("VLLM_FOLDER") or ROOT / "build" / "vllm")
+VERSION = os.environ.get("VLLM_VERSION") or "0.32.0"
+"""The CPU build that is tested."""
+TORCH, NAME = {"0.32.0": ("2.13.0", "vllm"), "0.26.0": ("2.11.0", "vllm26")}[VERSION]
+"""Its compiled parts need exactly the torch that it names."""
+FOLDER = Path(os.environ.get("VLLM_FOLDER") or ROOT / "build" / NAME)
 """Folder of the environment; it is made once and kept."""
-VERSION = "0.32.0"
-"""The CPU build that is tested. Its compiled parts need exactly the torch that it names."""
 LEFT_OUT = ("torch", "torchvision", "torchaudio", "torchcodec", "intel-openmp")
 """Requirements that text generation does not import, and torch itself: unpinned, pip would bring CUDA."""
 INSTALL_SECONDS = 3600
@@ -42,8 +44,8 @@ def vllm_python() -> Path:
         requirements = FOLDER / "requirements.txt"
         requirements.write_text(listed, "utf-8")
         index = os.environ.get("TORCH_INDEX")
-        _install(python, "torch==2.13.0", *(["--extra-index-url", index] if index else []))
-        _install(python, "-r", str(requirements), "torch==2.13.0")
+        _install(python, f"torch=={TORCH}", *(["--extra-index-url", index] if index else []))
+        _install(python, "-r", str(requirements), f"torch=={TORCH}")
         ready.touch()
     return python
 

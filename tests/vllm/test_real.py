@@ -30,7 +30,10 @@ SOURCES = {
     ("v1/worker/gpu_model_runner.py", "_sample"): "df64e9c9f60ee76f",
     ("v1/worker/gpu_model_runner.py", "propose_draft_token_ids"): "5a5d20a973b98e8b",
     ("v1/sample/sampler.py", "forward"): "c09d51ceac20634a",
-    ("v1/sample/rejection_sampler.py", "apply_logits_processors"): "a5ce354eb88c4ce1",
+    ("v1/sample/rejection_sampler.py", "apply_logits_processors"): {
+        "0.26.0": "a612bf05e06a4cc2",
+        "0.32.0": "a5ce354eb88c4ce1",
+    }[VERSION],
     ("v1/sample/rejection_sampler.py", "_get_logprobs_tensors"): "fe78fcdf664189eb",
 }
 """sha256 of the functions of vLLM that the plugin replaces or relies on: another version of vLLM may have changed them."""

