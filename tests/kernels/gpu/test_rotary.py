@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.kernels.gpu.rotary import rotate_and_store
+from paceline.kernels.gpu.rotary import HeadNorms, rotate_and_store
+from paceline.kernels.rms_norm import norm_heads_reference
 from paceline.kernels.rotary import apply_rotary_and_store_reference
 from tests.kernels.cases import generator, make_layout
 from tests.kernels.gpu.cases import DEVICE, on_device
@@ -26,6 +27,7 @@ def check(
     cache_dtype: torch.dtype | None = None,
     padding: int = 0,
     positions: Tensor | None = None,
+    norm_dtype: torch.dtype | None = None,
 ) -> None:
     layout = make_layout(contexts, rows, BLOCKS)
     total = sum(rows)
@@ -38,14 +40,23 @@ def check(
     shape = (BLOCKS, 16, kv_heads, width)
     keys, values = (torch.full(shape, torch.nan, dtype=dtype).to(cache_dtype or dtype) for _ in range(2))
     given = [tensor.clone() for tensor in (qkv, positions, cos, sin, keys, values)]
+    norms = None
+    if norm_dtype is not None:
+        q_weight, k_weight = (1 + torch.rand(2, width, generator=generator(3))).to(norm_dtype)
+        norm_heads_reference(qkv[:total], q_weight, k_weight, heads, kv_heads, 1e-2)
+        norms = HeadNorms(*on_device(q_weight, k_weight), 1e-2)
     expected = apply_rotary_and_store_reference(
         qkv[:total], cos[positions[:total]], sin[positions[:total]], keys, values, layout.slots, heads, kv_heads
     )
     tensors = on_device(*given, layout.starts, layout.context_lens, layout.block_tables)
-    query = rotate_and_store(*tensors)
+    query = rotate_and_store(*tensors, norms=norms)
     assert query.shape == (total + padding, heads, width)
     assert query.data_ptr() == tensors[0].data_ptr()
-    tolerance = {torch.float32: 1e-6, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+    tolerance = {
+        torch.float32: 1e-6 if norm_dtype is None else 4e-6,
+        torch.bfloat16: 8e-3 if norm_dtype is None else 2e-2,
+        torch.float16: 1e-3,
+    }[dtype]
     close = {"rtol": tolerance, "atol": tolerance, "equal_nan": True}
     torch.testing.assert_close(query[:total].cpu(), expected, **close)
     assert torch.equal(query[total:].cpu(), given[0].unflatten(1, (-1, width))[total:, :heads])
@@ -62,6 +73,19 @@ def test_a_ragged_batch(heads: int, kv_heads: int, width: int) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision(dtype: torch.dtype) -> None:
     check([14], [5], 4, 2, 64, dtype)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "norm_dtype", "width"),
+    [
+        (torch.float32, torch.float32, 64),
+        (torch.float32, torch.float32, 80),
+        (torch.bfloat16, torch.bfloat16, 64),
+        (torch.bfloat16, torch.float32, 32),
+    ],
+)
+def test_norms_of_heads(dtype: torch.dtype, norm_dtype: torch.dtype, width: int) -> None:
+    check([14, 0], [2, 1], 5, 2, width, dtype, norm_dtype=norm_dtype)
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float8_e4m3fn, torch.float8_e5m2])

@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from paceline.kernels.gpu.linear import MAX_ROWS
+from paceline.kernels.linear import DenseWeight
 from paceline.models.architectures.config import ModelConfig
 from paceline.models.gpu import decoder as gpu_decoder
 from paceline.models.gpu.decoder import gpu_forward
 from paceline.models.runner import BatchInputs, ModelRunner, Span, build_inputs
 from tests.kernels.gpu.cases import DEVICE
+from tests.kernels.gpu.test_four_bit import packed
 from tests.models.gpu.cases import SHAPE, close, models, same, tokens, tree
 
 SHALLOW = replace(SHAPE, num_layers=1)
@@ -118,3 +120,22 @@ def test_after_layer_is_called_when_keys_and_values_are_stored() -> None:
         )
     layers = range(SHAPE.num_layers)
     assert calls == [(layer, [i <= layer for i in layers]) for layer in layers]
+
+
+@pytest.mark.usefixtures("_either_path")
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_4_bit_matrices(family: str) -> None:
+    """The same pass with the codes of a checkpoint, and with the dense matrices that they stand for."""
+    config = replace(
+        FAMILIES[family], num_layers=1, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_size=32
+    )
+    model, reference = models(config)
+    for seed, name in enumerate(("qkv", "output", "gate_up", "down")):
+        weight = packed(*getattr(model.layers[0], name).shape, "float16 32", seed)
+        setattr(model.layers[0], name, weight)
+        setattr(reference.layers[0], name, DenseWeight(weight.dequantize().cpu()))
+    spans = [Span([3, 1], 0, tokens(18), 2)]
+    rows, cache = build_inputs(spans, DEVICE), ModelRunner(model, 4).cache
+    with torch.inference_mode():
+        found = gpu_forward(model, rows.tokens, rows.positions, rows.layout, cache, rows.logit_rows)
+        same(found, ModelRunner(reference, 4).forward(spans))

@@ -1,8 +1,10 @@
-"""Rotary embedding of q and k, fused with storing k and v in the paged cache, in one launch.
+"""Rotary embedding of q and k, fused with the norm of their heads and with storing k and v in the paged cache, in one launch.
 
 The kernel computes slots from the device tensors that attention reads, so that no work is needed between steps as contexts
 grow. Dimensions are paired as (i, i + hd/2).
 """
+
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -16,6 +18,15 @@ _HEADS = 8
 """Heads of one row per program."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class HeadNorms:
+    """RMS norm of each head of q and k, before the rotation."""
+
+    q: Tensor  # [hd]
+    k: Tensor  # [hd]
+    eps: float
+
+
 def rotate_and_store(
     qkv: Tensor,  # [T, (H + 2 KV) hd]
     positions: Tensor,  # [T] int64
@@ -27,6 +38,7 @@ def rotate_and_store(
     context_lens: Tensor,  # [S] int32
     block_tables: Tensor,  # [S, W] int32
     first_row: int = 0,
+    norms: HeadNorms | None = None,
 ) -> Tensor:
     """q [T, H, hd], rotated in place: a view of `qkv`. Keys and values are stored in the caches, rounded to the type of
     `qkv` and then to that of the cache; float8 saturates. Rows from `starts[S]` on are ignored. `first_row`: as in
@@ -48,9 +60,12 @@ def rotate_and_store(
         starts,
         context_lens,
         block_tables,
+        None if norms is None else norms.q,
+        None if norms is None else norms.k,
         num_sequences,
         block_tables.stride(0),
         first_row,
+        0.0 if norms is None else norms.eps,
         HEADS=heads,
         KV_HEADS=kv_heads,
         HALF=width // 2,
@@ -58,6 +73,7 @@ def rotate_and_store(
         PAGE=BLOCK_SIZE,
         SEARCH=search_width(num_sequences),
         BLOCK=_HEADS,
+        NORM=norms is not None,
         num_warps=4,
         **PDL,
     )
@@ -77,9 +93,12 @@ def _rotate(
     starts,
     context_lens,
     block_tables,
+    q_norm,
+    k_norm,
     num_sequences,
     table_stride,
     first_row,
+    eps,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -87,6 +106,7 @@ def _rotate(
     PAGE: tl.constexpr,
     SEARCH: tl.constexpr,
     BLOCK: tl.constexpr,
+    NORM: tl.constexpr,
     PDL: tl.constexpr,
 ):
     row, part = tl.program_id(0), tl.program_id(1)
@@ -108,6 +128,15 @@ def _rotate(
     at = row.to(tl.int64) * ((HEADS + 2 * KV_HEADS) * 2 * HALF) + (head * 2 * HALF)[:, None] + lane[None, :]
     low = tl.load(qkv + at, mask=is_kept, other=0.0)
     high = tl.load(qkv + at + HALF, mask=is_kept, other=0.0)
+    if NORM:
+        wide_low, wide_high = low.to(tl.float32), high.to(tl.float32)
+        mean = tl.sum(wide_low * wide_low + wide_high * wide_high, 1) / (2 * HALF)
+        factor = tl.rsqrt(mean + eps)[:, None]
+        is_normed = (head < HEADS + KV_HEADS)[:, None]
+        low = tl.where(is_normed, _norm(wide_low * factor, q_norm, k_norm, lane, head, HALF, HEADS, qkv), low)
+        high = tl.where(
+            is_normed, _norm(wide_high * factor, q_norm + HALF, k_norm + HALF, lane, head, HALF, HEADS, qkv), high
+        )
     angle = tl.load(positions + row) * HALF + lane
     c = tl.load(cos + angle, mask=lane < HALF, other=0.0)[None, :]
     s = tl.load(sin + angle, mask=lane < HALF, other=0.0)[None, :]
@@ -127,3 +156,13 @@ def _rotate(
     to -= KV_HEADS * 2 * HALF
     tl.store(value_cache + to, low.to(tl.float32).to(stored), mask=is_value)
     tl.store(value_cache + to + HALF, high.to(tl.float32).to(stored), mask=is_value)
+
+
+@triton.jit
+def _norm(x, q_norm, k_norm, lane, head, HALF: tl.constexpr, HEADS: tl.constexpr, qkv):
+    """x times the weight of its head, rounded as the torch reference is."""
+    narrow: tl.constexpr = qkv.dtype.element_ty
+    q_weight = tl.load(q_norm + lane, mask=lane < HALF, other=0.0).to(tl.float32)
+    k_weight = tl.load(k_norm + lane, mask=lane < HALF, other=0.0).to(tl.float32)
+    weight = tl.where((head < HEADS)[:, None], q_weight[None, :], k_weight[None, :])
+    return (x.to(narrow).to(tl.float32) * weight).to(narrow)

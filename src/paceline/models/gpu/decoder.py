@@ -17,7 +17,7 @@ from paceline.kernels.gpu.experts.feed import feed_experts
 from paceline.kernels.gpu.gated import gated
 from paceline.kernels.gpu.linear import MAX_ROWS, Normed, add_linear, embed, gate_up, linear, qkv_rotary_store
 from paceline.kernels.gpu.rms_norm import add_rms_norm, rms_norm
-from paceline.kernels.gpu.rotary import rotate_and_store
+from paceline.kernels.gpu.rotary import HeadNorms, rotate_and_store
 from paceline.kernels.layout import AttentionLayout
 from paceline.kernels.linear import DenseWeight, LinearWeight
 from paceline.models.architectures.config import ModelConfig
@@ -159,9 +159,8 @@ def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
         if i in inputs.state_layers:
             inner[i] = hidden
         qkv = _product(normed, layer.qkv, layer.qkv_bias)
-        layer.norm_heads(qkv)
         rotary = model.rotary[model.config.rotary_number(i)]
-        q = rotate_and_store(qkv, inputs.positions, *rotary, keys, values, *where)
+        q = rotate_and_store(qkv, inputs.positions, *rotary, keys, values, *where, norms=_head_norms(layer))
         attended = _product(_attend(model, i, q, keys, values, inputs), layer.output, layer.output_bias)
         attended = _norm_output(layer.sum_over_ranks(attended), layer.attention_norm, eps)
         normed, hidden = add_rms_norm(attended, hidden, layer.post_attention_norm, eps)
@@ -176,6 +175,12 @@ def _many_rows(model: DecoderWeights, inputs: _PassInputs) -> ForwardOutput:
         rows = normed if len(logit_rows) == len(inputs.tokens) else normed[logit_rows]
         logits = head_logits(model, rows, inputs.logits_out)
     return ForwardOutput(logits, normed if inputs.last_hidden else None, inner)
+
+
+def _head_norms(layer: Layer) -> HeadNorms | None:
+    if layer.q_norm is None or layer.k_norm is None:
+        return None
+    return HeadNorms(layer.q_norm, layer.k_norm, layer.config.rms_eps)
 
 
 def _feed_forward(layer: Layer, x: Tensor) -> Tensor:
