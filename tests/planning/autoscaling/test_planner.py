@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from paceline.core.errors import InvalidRequest
-from paceline.planning.autoscaling.capacity import Capacity
+from paceline.planning.autoscaling.capacity import Capacity, Shape
+from paceline.planning.autoscaling.decision import Decision, PlannerConfig
 from paceline.planning.autoscaling.observation import Observation, PoolState
-from paceline.planning.autoscaling.planner import Decision, Planner, PlannerConfig
+from paceline.planning.autoscaling.planner import Planner
 from paceline.planning.profiles.curve import Figure
 from paceline.planning.profiles.profile_file import load_profile
 from paceline.planning.simulation.config import Speculation
@@ -18,7 +19,7 @@ from paceline.planning.sizing.candidate import Limits
 
 H200 = load_profile("h200-8b")
 OBJECTIVE = Objective(1.0, 0.03, 0.95)
-CONFIG = PlannerConfig(H200, OBJECTIVE)
+CONFIG = PlannerConfig(H200, OBJECTIVE, hold=300.0)
 CAPACITY = Capacity(H200, OBJECTIVE, None)
 DRAFTING = Capacity(H200, OBJECTIVE, Speculation((0.8,)))
 INTERVAL = CONFIG.interval
@@ -41,10 +42,11 @@ def observation(time: float, rate: float, targets: int, **fields: Any) -> Observ
 
 
 def run(planner: Planner, rates: list[float], start: int = 1) -> list[Decision]:
-    """The decisions for a load that follows `rates`, with pools that have the decided size at once."""
-    size = start
+    """The decisions for a load that follows `rates`, with pools of the decided size, which miss what is over it."""
+    size, each = start, CAPACITY.requests_per_second(Shape(1000, 100))
     for number, rate in enumerate(rates, 1):
-        size = planner.decide(observation(number * INTERVAL, rate, size))["target"]
+        missed = round(max(0.0, rate - size * each) * INTERVAL)
+        size = planner.decide(observation(number * INTERVAL, rate, size, missed=missed))["target"]
     return list(planner.decisions)
 
 
@@ -55,14 +57,14 @@ def final(config: PlannerConfig, rate: float) -> int:
 
 def test_pools_follow_the_load_up_and_down_without_flapping() -> None:
     planner = Planner(CONFIG, CAPACITY)
-    high, low = [80.0] * 20, [10.0] * 40
+    high, low = [200.0] * 20, [10.0] * 40
     decisions = run(planner, low + high + low + low)
     sizes = [one.sizes["target"] for one in decisions]
     assert sizes[59] > 2 * sizes[39]
     assert sizes[-1] == sizes[39]
     assert planner.direction_changes == 1
     grown = next(one for one in decisions if one.changes and one.cause == "forecast")
-    assert "requests/s are expected" in grown.reason
+    assert "requests/s that are expected" in grown.reason
     assert grown.dollars_per_hour == pytest.approx(grown.sizes["target"] * H200.price_per_hour.value)
     assert any(one.cause == "idle" and "would have carried" in one.reason for one in decisions)
 

@@ -14,9 +14,10 @@ from paceline.cli.planning import options
 from paceline.cli.render import console
 from paceline.core.cluster_config import ClusterConfig
 from paceline.core.errors import InvalidRequest, PacelineError
+from paceline.planning.autoscaling.decision import HOLD_SECONDS, Decision, PlannerConfig
 from paceline.planning.autoscaling.gateway_metrics import MetricsReader, with_wanted
 from paceline.planning.autoscaling.observation import ROLES, Role
-from paceline.planning.autoscaling.planner import HOLD_SECONDS, Decision, Planner, PlannerConfig
+from paceline.planning.autoscaling.planner import Planner
 from paceline.planning.sizing.candidate import Limits
 from paceline.server.client import ServerClient, ServerUnavailable
 
@@ -49,7 +50,7 @@ def planner_command(
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two observations.")] = 10.0,
     season: Annotated[float | None, typer.Option(min=0.0, help="Seconds of a season, such as 86400.")] = None,
     hold: Annotated[
-        float, typer.Option(min=0.0, help="Seconds over which a smaller pool must have sufficed before one shrinks.")
+        float, typer.Option(min=0.0, help="Seconds of past load that a pool must be able to carry.")
     ] = HOLD_SECONDS,
     count: Annotated[int | None, typer.Option(min=1, help="Observations after which to stop. Default: never.")] = None,
 ) -> None:

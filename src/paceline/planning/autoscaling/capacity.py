@@ -13,7 +13,7 @@ WORKERS = 4
 """Workers of the simulated cluster."""
 REQUESTS = 240
 """Requests of one simulation, about."""
-ROUNDS = 6
+ROUNDS = 12
 """Halvings of the interval that holds the capacity."""
 GRAIN = 1.25
 """Lengths within this ratio share a capacity."""

@@ -1,90 +1,30 @@
 """The planner: sizes of the pools of a running cluster, from observations, with reasons. Pure: no I/O, no clock.
 
-The forecast loop provisions for the load that is expected when a worker that starts now is ready. The reaction loop adds
-workers for a queue that the present ones cannot clear in time. Misses of the objective raise a margin on the load until as many
-requests miss it as are allowed: it stands for bursts that the capacity does not know. A pool shrinks only if the load of the
-last minutes would have fitted the smaller one.
+The size is the smallest that would have met the objective for the load of the last minutes (`hold`), followed by the load that
+is expected until a worker that starts now is ready. That load runs through a queue (`replay.py`), so a burst counts by the
+requests that it makes wait. A factor on the load explains the misses that were seen. The reaction loop adds workers for a queue
+that the present ones cannot clear in time.
 """
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from paceline.core.errors import InvalidRequest
-from paceline.planning.autoscaling.capacity import Capacity, Shape
-from paceline.planning.autoscaling.forecast import Forecast
+from paceline.planning.autoscaling.capacity import Capacity
+from paceline.planning.autoscaling.decision import Decision, PlannerConfig
+from paceline.planning.autoscaling.forecast import Forecast, Prediction
+from paceline.planning.autoscaling.history import MIN_REQUESTS, Lengths, LoadHistory, problem
 from paceline.planning.autoscaling.observation import Observation, Role, Sizes
-from paceline.planning.profiles.profile import WorkerProfile
-from paceline.planning.simulation.config import Speculation
-from paceline.planning.simulation.objective import Objective
-from paceline.planning.sizing.candidate import Limits
+from paceline.planning.autoscaling.replay import Span, load_factor, smallest_pool
 from paceline.planning.sizing.placement import placements
 
-UPPER_SHARE = 0.9
-"""Share of past forecasts that the load for which workers are provisioned would have covered."""
-MIN_REQUESTS = 20
-"""Requests from which mean lengths are known."""
-HOLD_SECONDS = 300.0
-GAIN, MAX_CHANGE, MAX_MARGIN = 0.03, 0.1, 8.0
-"""Change of the logarithm of the margin in an interval, per share of misses beyond the allowed one, and bounds."""
+UPPER_SHARE = 0.5
+"""Share of past forecasts that the expected load would have covered."""
 MAX_GAP = 10.0
 """Intervals after which the time since the last observation is a gap, and forecasts start again."""
 DECISIONS = 200
 """Decisions that a planner remembers."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannerConfig:
-    profile: WorkerProfile
-    objective: Objective
-    limits: Limits = field(default_factory=Limits)
-    speculation: Speculation | None = None
-    interval: float = 10.0
-    """Seconds between observations."""
-    fewest: int = 1
-    """Target workers that always serve."""
-    period: float | None = None
-    """Seconds of a season, such as a day; None: none is known."""
-    hold: float = HOLD_SECONDS
-    """Seconds over which a smaller pool would have carried the load before a pool shrinks."""
-
-    def __post_init__(self) -> None:
-        if not (self.interval > 0.0 and math.isfinite(self.interval)) or self.fewest < 1:
-            raise InvalidRequest("a planner needs an interval above 0 and at least 1 worker", field="planner")
-        if self.dollars(self.fewest) > self.limits.dollars_per_hour or self.fewest > self.limits.workers:
-            raise InvalidRequest(f"{self.fewest} target workers are over the limits: raise them", field="limits")
-
-    def dollars(self, targets: int, prefills: int = 0, drafts: int = 0) -> float:
-        """Dollars per hour."""
-        price = self.profile.price_per_hour.value
-        return (targets + prefills) * price + drafts * self.profile.draft_price_per_hour.value
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """Sizes, and why."""
-
-    time: float
-    sizes: Mapping[Role, int]
-    before: Mapping[Role, int]
-    cause: str
-    """`forecast`, `queue`, `missed`, `idle`, `steady`, `limits` or `invalid`."""
-    reason: str
-    load: float
-    """Requests per second of the last interval."""
-    forecast: float
-    """Requests per second that the sizes are for."""
-    capacity: float
-    """Requests per second of one target worker within the objective; 0: not known."""
-    dollars_per_hour: float
-    is_enough: bool
-    """Whether the sizes cover the forecast; if not, the limits forbid more."""
-
-    @property
-    def changes(self) -> bool:
-        return any(self.sizes.get(role) != size for role, size in self.before.items())
 
 
 class Planner:
@@ -94,14 +34,13 @@ class Planner:
         """`capacity`: of the same profile, objective and speculation; planners that share one simulate a shape once."""
         self.config = config
         self._capacity = capacity or Capacity(config.profile, config.objective, config.speculation)
-        self._horizon = max(1, math.ceil(config.profile.start_seconds.value / config.interval)) + 1
+        self.horizon = max(1, math.ceil(config.profile.start_seconds.value / config.interval)) + 1
+        """Intervals until a worker that starts now serves."""
         self._forecast = self._new_forecast()
-        self._margin = 1.0
-        """Factor on the expected load, at least 1."""
-        held = max(2 * self._horizon, math.ceil(config.hold / config.interval))
-        self._needed: deque[int] = deque(maxlen=held)
-        """Target workers that recent observations needed."""
-        self._totals = _Totals()
+        self._history = LoadHistory(max(2 * self.horizon, math.ceil(config.hold / config.interval)))
+        self._needed: deque[int] = deque(maxlen=2 * self.horizon)
+        """Target workers that the last observations needed."""
+        self._lengths = Lengths(config.profile)
         self._last_time: float | None = None
         self.decisions: deque[Decision] = deque(maxlen=DECISIONS)
 
@@ -121,41 +60,51 @@ class Planner:
         steps = [after - before for before, after in pairwise(sizes) if after != before]
         return sum((one > 0) != (other > 0) for one, other in pairwise(steps))
 
+    def scenario(self, now: float, predicted: Prediction) -> Sequence[Span]:
+        """The load that the size is for: that of the last minutes, and the forecast."""
+        ahead = Span(predicted.upper, self.config.interval * self.horizon)
+        return [*self._history.spans, ahead]
+
     def _decide(self, seen: Observation) -> Decision:
+        config, objective = self.config, self.config.objective
         before = {role: pool.coming for role, pool in seen.pools.items() if pool.coming or role == "target"}
         size = before.get("target", 0)
-        problem = _problem(seen, self._last_time)
-        if problem is not None:
-            kept = self._within_limits(max(self.config.fewest, size), before, seen)
-            return self._made(seen, kept, before, "invalid", f"Ignored an observation: {problem}.", 0.0, 0.0, True)
-        if self._last_time is not None and seen.time - self._last_time > MAX_GAP * self.config.interval:
+        wrong = problem(seen, self._last_time)
+        if wrong is not None:
+            return self._kept(seen, before, "invalid", f"Ignored an observation: {wrong}.", 0.0, 0.0, True)
+        if self._last_time is not None and seen.time - self._last_time > MAX_GAP * config.interval:
             self._forecast = self._new_forecast()
+            self._history.clear()
             self._needed.clear()
         self._last_time = seen.time
         load = seen.arrivals / seen.seconds
         self._forecast.add(load)
-        self._totals.add(seen)
-        shape = self._totals.shape
+        self._lengths.add(seen)
+        self._history.add(seen, self._lengths.weight(seen))
+        shape = self._lengths.shape
         if shape is None:
-            kept = self._within_limits(max(self.config.fewest, size), before, seen)
             reason = f"Fewer than {MIN_REQUESTS} requests have ended: lengths are not known."
-            return self._made(seen, kept, before, "steady", reason, load, load, True)
+            return self._kept(seen, before, "steady", reason, load, load, True)
         capacity = self._capacity.requests_per_second(shape)
         predicted = self._forecast.predict(UPPER_SHARE)
+        expected = predicted.upper
         if capacity <= 0.0:
-            kept = self._within_limits(max(self.config.fewest, size), before, seen)
             reason = (
                 "A single request misses the objective, so more workers do not help. Relax it, or change the worker."
             )
-            return self._made(seen, kept, before, "limits", reason, load, predicted.upper, False)
-        expected = max(predicted.upper, load)
-        self._set_margin(seen)
-        needed = max(self.config.fewest, math.ceil(self._margin * expected / capacity - 1e-9))
+            return self._kept(seen, before, "limits", reason, load, expected, False)
+        patience = min(objective.ttft, config.profile.start_seconds.value)
+        factor = load_factor(self._history.spans, capacity, patience, self._history.missed)
+        most = max(config.fewest, 2 * config.limits.workers)  # beyond the limits, so that a lack is reported
+        sizes_of = range(config.fewest, most + 1)
+        scenario = self.scenario(seen.time, predicted)
+        needed = smallest_pool(scenario, capacity, patience, 1.0 - objective.share, sizes_of, factor)
+        minutes = sum(span.seconds for span in self._history.spans) / 60.0
         cause, reason = (
             "forecast",
             (
-                f"{expected:.2f} requests/s are expected within {self._horizon * self.config.interval:.0f} s "
-                f"({predicted.method}); a worker serves {capacity:.2f}/s in the objective, less a margin of {self._margin:.2f}."
+                f"{needed} workers meet the objective for the load of the last {minutes:.0f} min and the "
+                f"{expected:.2f} requests/s that are expected ({predicted.method}); a worker serves {capacity / factor:.2f}/s."
             ),
         )
         reacted = self._reaction(seen, capacity, load)
@@ -164,14 +113,10 @@ class Planner:
             reason = f"{seen.waiting} requests wait for a first token: the present workers cannot serve them in time."
         self._needed.append(needed)
         if needed < size:
-            is_known = len(self._needed) == self._needed.maxlen
-            needed = min(size, max(self._needed)) if is_known else size
-            cause, reason = (
-                "idle",
-                f"{needed} workers would have carried the load of the last {len(self._needed)} intervals.",
-            )
+            needed = min(size, max(self._needed)) if self._history.is_long else size
+            cause, reason = "idle", f"{needed} workers would have carried the load of the last {minutes:.0f} min."
             if needed == size:
-                cause, reason = "steady", "A smaller pool would not have carried the load of the last intervals."
+                cause, reason = "steady", "A smaller pool would not have carried the load of the last minutes."
         elif needed == size:
             cause = "steady"
         sizes = self._within_limits(needed, before, seen)
@@ -181,21 +126,26 @@ class Planner:
             cause = "limits"
         return self._made(seen, sizes, before, cause, reason, load, expected, is_enough, capacity)
 
+    def _kept(
+        self,
+        seen: Observation,
+        before: Mapping[Role, int],
+        cause: str,
+        reason: str,
+        load: float,
+        forecast: float,
+        is_enough: bool,
+    ) -> Decision:
+        """No change of the sizes, except to the limits."""
+        kept = self._within_limits(max(self.config.fewest, before.get("target", 0)), before, seen)
+        return self._made(seen, kept, before, cause, reason, load, forecast, is_enough)
+
     def _reaction(self, seen: Observation, capacity: float, load: float) -> int:
         """Workers that clear the queue within a start-up time besides the present load."""
         patience = max(self.config.interval, min(self.config.objective.ttft, self.config.profile.start_seconds.value))
         usual = max(1.0, load * min(self.config.objective.ttft, self.config.interval))
         queued = max(0.0, seen.waiting - usual)
         return math.ceil((load + queued / patience) / capacity - 1e-9)
-
-    def _set_margin(self, seen: Observation) -> None:
-        """A share of misses above the allowed one raises the margin, one below lowers it."""
-        if not seen.finished:
-            return
-        allowed = max(0.001, 1.0 - self.config.objective.share)
-        change = GAIN * (min(1.0, seen.missed / seen.finished) / allowed - 1.0)
-        factor = math.exp(min(MAX_CHANGE, max(-MAX_CHANGE, change)))
-        self._margin = min(MAX_MARGIN, max(1.0, self._margin * factor))
 
     def _within_limits(self, targets: int, before: Mapping[Role, int], seen: Observation) -> dict[Role, int]:
         """The largest sizes up to these within the limits, workers that drain included; drafts shrink first."""
@@ -222,7 +172,7 @@ class Planner:
 
     def _drafts(self, targets: int, seen: Observation) -> int:
         """Draft workers for so many targets: none where a pool is not the cheapest placement."""
-        speculation, shape = self.config.speculation, self._totals.shape
+        speculation, shape = self.config.speculation, self._lengths.shape
         if speculation is None or shape is None:
             return seen.pool("draft").coming
         batch = max(1, round(seen.running / max(1, seen.pool("target").ready)))
@@ -246,52 +196,4 @@ class Planner:
 
     def _new_forecast(self) -> Forecast:
         period = self.config.period
-        return Forecast(self._horizon, None if period is None else round(period / self.config.interval))
-
-
-class _Totals:
-    """Decaying sums of lengths."""
-
-    KEEP = 0.9
-
-    def __init__(self) -> None:
-        self._started = self._prompt = self._cached = self._finished = self._output = 0.0
-
-    def add(self, seen: Observation) -> None:
-        keep = self.KEEP
-        self._started = keep * self._started + seen.started
-        self._prompt = keep * self._prompt + seen.started_tokens
-        self._cached = keep * self._cached + min(seen.cached_tokens, seen.started_tokens)
-        self._finished = keep * self._finished + seen.finished
-        self._output = keep * self._output + seen.output_tokens
-
-    @property
-    def shape(self) -> Shape | None:
-        if self._started < MIN_REQUESTS or self._finished < MIN_REQUESTS:
-            return None
-        prompt = (self._prompt - self._cached) / self._started
-        return Shape(max(1, round(prompt)), max(1, round(self._output / self._finished)))
-
-
-def _problem(seen: Observation, last: float | None) -> str | None:
-    """Why an observation cannot be used; None if it can."""
-    numbers = (seen.time, seen.seconds, seen.kv_use, seen.busy)
-    if not all(map(math.isfinite, numbers)):
-        return "a figure is not finite"
-    if seen.seconds <= 0.0 or (last is not None and seen.time <= last):
-        return "its time does not follow the last one"
-    counts = (
-        seen.arrivals,
-        seen.prompt_tokens,
-        seen.cached_tokens,
-        seen.started,
-        seen.started_tokens,
-        seen.finished,
-        seen.output_tokens,
-        seen.missed,
-        seen.waiting,
-        seen.running,
-    )
-    if not all(math.isfinite(count) and count >= 0 for count in counts):
-        return "a count is negative or not finite"
-    return None
+        return Forecast(self.horizon, None if period is None else round(period / self.config.interval))
