@@ -94,7 +94,7 @@ class Metadata:
     def array(self, name: str, kind: type | tuple[type, ...], length: int | None = None) -> list[Any]:
         """A list of `kind`, of `length` items if that is given."""
         value = self._get(name, None)
-        if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
+        if not isinstance(value, list) or not all(issubclass(one, kind) for one in set(map(type, value))):
             raise self._error(name, value, "a list of one type")
         if length is not None and len(value) != length:
             raise UnsupportedModel(f"{self._source} has {len(value)} items in {name}, expected {length}")
