@@ -24,11 +24,16 @@ def dense_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "library", lambda: None)
 
 
+@pytest.fixture
+def captures_with_a_run() -> None:
+    """For tests of what a capture must undo: it runs its function once, as on a GPU."""
+
+
 @pytest.fixture(autouse=True)
-def captures_without_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where kernels are interpreted, a capture does not run its function: there is nothing to load, and a replay runs it.
-    tests/models/gpu captures as a GPU does, with a run before it."""
-    if torch.cuda.is_available():
+def captures_without_a_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where kernels are interpreted, a capture does not run its function, unless the test uses `captures_with_a_run`: there is
+    nothing to load, and a replay runs it."""
+    if torch.cuda.is_available() or "captures_with_a_run" in request.fixturenames:
         return
     from paceline.models import cuda_graph
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from tests.on_gpu import captures_without_a_run, collect_ignore_glob, dense_weights
+from tests.on_gpu import captures_with_a_run, captures_without_a_run, collect_ignore_glob, dense_weights
 
-__all__ = ["captures_without_a_run", "collect_ignore_glob", "dense_weights"]
+__all__ = ["captures_with_a_run", "captures_without_a_run", "collect_ignore_glob", "dense_weights"]
 
 
 @pytest.fixture(autouse=True)

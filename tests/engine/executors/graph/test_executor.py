@@ -56,12 +56,14 @@ def test_plain_rounds(sampling):
     assert engine.graph.num_steps > 0
 
 
+@pytest.mark.usefixtures("captures_with_a_run")
 def test_plain_rounds_of_several():
     engine = graph_engine(None)
     check(engine, requests(4, max_tokens=7))
     assert engine.graph.num_steps > 3
 
 
+@pytest.mark.usefixtures("captures_with_a_run")
 def test_a_draft_that_is_sometimes_right():
     proposer = draft_model(tiny_model(perturb=0.3, config=SMALL, device=DEVICE), runner=GpuRunner)
     engine = graph_engine(proposer)
@@ -293,6 +295,7 @@ class Deeper(FixedDepth):
         return [2 if self._count < 6 else depth for depth in super().decide(batch)]
 
 
+@pytest.mark.usefixtures("captures_with_a_run")
 @pytest.mark.parametrize(("is_allowed", "most"), [pytest.param(True, 5, marks=pytest.mark.interpreted), (False, 2)])
 def test_a_shape_without_graphs_waits_until_captures_are_allowed(monkeypatch, is_allowed, most):
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
@@ -316,6 +319,7 @@ def test_steps_are_observed_with_their_padding():
     assert {(step.batch, step.num_slots, step.rows) for step in steps if step.slots} >= {(3, 4, 12), (2, 4, 12)}
 
 
+@pytest.mark.usefixtures("captures_with_a_run")
 @pytest.mark.interpreted
 def test_warm_up_leaves_the_cache_unchanged():
     proposer = draft_model(tiny_model(config=SMALL, device=DEVICE), runner=GpuRunner)
@@ -330,6 +334,7 @@ def test_warm_up_leaves_the_cache_unchanged():
     assert engine.graph.num_steps > 0
 
 
+@pytest.mark.usefixtures("captures_with_a_run")
 @pytest.mark.skipif(DEVICE == "cpu", reason="nothing is compiled where kernels are interpreted")
 def test_nothing_is_compiled_after_warm_up(monkeypatch):
     import triton

@@ -62,6 +62,7 @@ class TestTreesThatHideTheTruth:
         result = self.run(monkeypatch, requests(SAMPLINGS[sampling:][:1], max_tokens=14), 7)
         assert result.accepted > 2
 
+    @pytest.mark.usefixtures("captures_with_a_run")
     def test_all_together(self, monkeypatch):
         result = self.run(monkeypatch, requests(SAMPLINGS, max_tokens=9), 7)
         assert result.accepted > 5
@@ -84,6 +85,7 @@ class TestEagle:
         assert proposer.num_free_blocks == 64
         return result
 
+    @pytest.mark.usefixtures("captures_with_a_run")
     def test_warm_up_leaves_no_state(self):
         model = tiny_model(config=SMALL, device=DEVICE)
         proposer = eagle(model)
@@ -120,6 +122,7 @@ class TestEagle:
         self.run(requests(SAMPLINGS[:1], max_tokens=7), 11, max_num_seqs=1, max_batched_tokens=12)
         assert max(shape.nodes for shape in shapes) == 7  # with 15 a round would have 16 rows
 
+    @pytest.mark.usefixtures("captures_with_a_run")
     def test_same_text(self, monkeypatch):
         replay = Graph.replay
 
