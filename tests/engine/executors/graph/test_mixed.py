@@ -35,6 +35,7 @@ def reasons(engine: Engine) -> dict[str, int]:
     return {name: count for name, count in engine.executor_counts.items() if name != GRAPH}
 
 
+@pytest.mark.usefixtures("captures_with_a_run")
 def test_requests_that_arrive_join_without_the_host():
     engine = graph_engine(None)
     first = request("first", [1, 2, 3], temperature=0.0, max_tokens=40)
