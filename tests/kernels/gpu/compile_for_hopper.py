@@ -46,6 +46,8 @@ def four_bit(outputs: int, inputs: int, kind: Kind) -> FourBitWeight:
 def compile_four_bit(rows: int, kind: Kind) -> None:
     """The products of a layer, 512 wide."""
     hidden, normed = embed(torch.zeros(rows, dtype=torch.int64), zeros(64, 512), zeros(512), 1e-5)
+    ids, cache, angles = torch.zeros(rows, dtype=torch.int64), zeros(4, 16, 1, 128), torch.zeros(64, 64)
+    qkv_rotary_store(normed, four_bit(768, 512, kind), None, angles, angles, ids, ids, cache, cache, 4)
     inner = gate_up(normed, four_bit(1024, 512, kind))
     add_linear(inner, four_bit(512, 512, kind), hidden, zeros(512), 1e-5)
 
