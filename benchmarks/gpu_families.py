@@ -12,6 +12,7 @@ use count, if routing is uniform.
 
 import argparse
 import copy
+import gc
 import json
 import sys
 import time
@@ -46,6 +47,8 @@ from paceline.speculation.depth.breaker import Breaker, BreakerRule
 from paceline.speculation.depth.simple_rules import FixedDepth
 
 DRAFT_LAYERS = 2
+TUNERS = 8
+"""Processes that compile tiles."""
 LLAMA_8B = ModelConfig(
     "llama", vocab_size=128256, hidden_size=4096, num_layers=32, num_heads=32, num_kv_heads=8, head_dim=128, ffn_size=14336,
     rms_eps=1e-5, rope_theta=500000.0, max_position=2048,
@@ -87,9 +90,12 @@ class RandomModel:
         streamed = StreamedWeights(Parts.of(config))
         streamed.put(streamed.parts.tokenizer, {})
         streamed.put(streamed.parts.tables, self._tables())
+        total = 0
         for layer in range(config.num_layers):
-            streamed.put(streamed.parts.layer(layer), self._matrices(layer))
-        self.model = StreamedModel(config, device, torch.bfloat16, streamed, 0)
+            matrices = self._matrices(layer)
+            total += sum(matrix.nbytes for matrix in matrices.values())
+            streamed.put(streamed.parts.layer(layer), matrices)
+        self.model = StreamedModel(config, device, torch.bfloat16, streamed, total)
         self.draft = copy.copy(self.model)
         count = min(DRAFT_LAYERS, config.num_layers)
         self.draft.config = replace(config, num_layers=count)
@@ -193,7 +199,7 @@ def decoding(name: str, options: argparse.Namespace) -> Iterator[str]:
     if device.type == "cuda":
         torch.cuda.synchronize()
     made = time.perf_counter() - started
-    gigabytes = sum(m.nbytes for layer in random.model.layers for m in layer.matrices) / 1e9
+    gigabytes = random.model.weight_bytes / 1e9
     yield f"{name}: weights of the layers {gigabytes:.1f} GB, made in {made:.1f} s"
     for batch in options.batches:
         engine = make_engine(random, batch, options.depth)
@@ -343,6 +349,7 @@ def kernels(options: argparse.Namespace) -> Iterator[str]:
                     for stages in (3, 4)
                     for splits in (1, 2, 4)
                 ]
+            tiles = tiles[options.part :: TUNERS] if options.part is not None else tiles
             times = {}
             for tile in tiles:
                 try:
@@ -387,11 +394,13 @@ def sections(options: argparse.Namespace) -> dict[str, Callable[[], Iterator[str
     }
 
 
-def compile_all(chosen: list[str]) -> None:
+def compile_all(chosen: list[str], tune: bool) -> None:
     """Run each section with few layers in a process of its own, so that the kernels are compiled in parallel."""
     started = time.perf_counter()
+    tuning = [("--tune", "--part", str(part)) for part in range(TUNERS)] if tune else [()]
     few = "--layers", "3", "--tokens", "6", "--repeats", "1", "--compiled"
-    batches = {name: (("--batches", "1"), ("--batches", "8")) if name in SHAPES else ((),) for name in chosen}
+    batches = {name: (("--batches", "1"), ("--batches", "8")) if name in SHAPES else [()] for name in chosen}
+    batches |= {"kernels": tuning} if "kernels" in chosen else {}
     processes = [
         Popen([sys.executable, __file__, "--only", name, *few, *batch], stdout=DEVNULL, stderr=DEVNULL)
         for name in chosen
@@ -415,6 +424,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, help="layers of the models; default: all")
     parser.add_argument("--device", default="cuda", help="cpu runs a section with Triton's interpreter")
     parser.add_argument("--tune", action="store_true", help="time many tiles of 4-bit matrices")
+    parser.add_argument("--part", type=int, help="time only every eighth tile, beginning with this one")
     parser.add_argument("--compiled", action="store_true", help="do not compile kernels in other processes first")
     options = parser.parse_args()
     options.batches = options.batches or [1, 8]
@@ -422,7 +432,7 @@ def main() -> None:
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("this needs a GPU")
     if not options.compiled:
-        compile_all(chosen)
+        compile_all(chosen, options.tune)
     began = time.perf_counter()
     lines = sections(options)
     for name in chosen:
@@ -438,6 +448,7 @@ def main() -> None:
         except Exception:
             traceback.print_exc()
             print(f"{name} failed", flush=True)
+        gc.collect()
         torch.cuda.empty_cache()
         print(f"({time.perf_counter() - began:.0f} s)", flush=True)
 

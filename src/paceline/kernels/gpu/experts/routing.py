@@ -17,7 +17,7 @@ from paceline.kernels.experts import Routing
 from paceline.kernels.gpu.launch import PDL, gdc_launch, gdc_wait
 
 _SORTED_AT_ONCE = 1024
-"""Most pairs that one program sorts."""
+"""Most pairs that `_sort` places; a program compares its own with all."""
 _PART = 32
 """Pairs and blocks that one program of `_sort` places."""
 
@@ -64,8 +64,7 @@ def sort_pairs(ids: Tensor, num_experts: int, block_rows: int) -> PairBlocks:
     experts, begins, ends = torch.empty(3, count, dtype=torch.int32, device=device)
     _sort[(triton.cdiv(pairs, _PART),)](  # there are no more blocks than pairs
         ids, order, experts, begins, ends, pairs, count,
-        PAIRS=max(_PART, triton.next_power_of_2(pairs)), EXPERTS=num_experts, SLOTS=triton.next_power_of_2(num_experts),
-        ROWS=block_rows, PART=_PART, num_warps=4, **PDL,
+        EXPERTS=num_experts, SLOTS=triton.next_power_of_2(num_experts), ROWS=block_rows, PART=_PART, num_warps=4, **PDL,
     )  # fmt: skip
     return PairBlocks(order, experts, begins, ends)
 
@@ -116,22 +115,23 @@ def _route(
 @triton.jit
 def _sort(
     id_ptr, order_ptr, expert_ptr, begin_ptr, end_ptr, pairs, blocks,
-    PAIRS: tl.constexpr, EXPERTS: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr,
-    PDL: tl.constexpr,
+    EXPERTS: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, PART: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A program places PART pairs, and writes PART blocks. The place of a pair is the number of pairs before it."""
     gdc_wait(PDL)
     gdc_launch(PDL)
-    every, own = tl.arange(0, PAIRS), tl.program_id(0) * PART + tl.arange(0, PART)
-    ids = tl.load(id_ptr + every, mask=every < pairs, other=1 << 20)
+    own, expert = tl.program_id(0) * PART + tl.arange(0, PART), tl.arange(0, SLOTS)
     mine = tl.load(id_ptr + own, mask=own < pairs, other=1 << 20)
-    is_before = (ids[None, :] < mine[:, None]) | ((ids[None, :] == mine[:, None]) & (every[None, :] < own[:, None]))
-    place = tl.sum(is_before.to(tl.int32), 1)
+    place, counts = tl.zeros([PART], tl.int32), tl.zeros([SLOTS], tl.int32)
+    for first in range(0, pairs, PART):
+        every = first + tl.arange(0, PART)
+        ids = tl.load(id_ptr + every, mask=every < pairs, other=1 << 20)[None, :]
+        is_before = (ids < mine[:, None]) | ((ids == mine[:, None]) & (every[None, :] < own[:, None]))
+        place += tl.sum(is_before.to(tl.int32), 1)
+        counts += tl.sum((ids == expert[:, None]).to(tl.int32), 1)
     tl.store(order_ptr + place, own, mask=own < pairs)
 
-    expert = tl.arange(0, SLOTS)
-    counts = tl.sum((ids[None, :] == expert[:, None]).to(tl.int32), 1)
-    starts = tl.sum((ids[None, :] < expert[:, None]).to(tl.int32), 1)
+    starts = tl.cumsum(counts, 0) - counts
     own_blocks = (counts + ROWS - 1) // ROWS
     last = tl.cumsum(own_blocks, 0)
     found = tl.sum((last[None, :] <= own[:, None]).to(tl.int32), 1)  # the expert of each block
