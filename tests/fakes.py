@@ -215,10 +215,14 @@ class Unreliable:
 
 
 def draft_model(
-    model: DecoderModel, num_blocks: int = 64, max_rows: int = 64, runner: type[ModelRunner] = ModelRunner
+    model: DecoderModel,
+    num_blocks: int = 64,
+    max_rows: int = 64,
+    runner: type[ModelRunner] = ModelRunner,
+    max_gap: int | None = None,
 ) -> DraftModelProposer:
     size = model.config.vocab_size
-    return DraftModelProposer(runner(model, num_blocks), max_rows, size, size)
+    return DraftModelProposer(runner(model, num_blocks), max_rows, size, size, max_gap=max_gap)
 
 
 def tiny_engine(

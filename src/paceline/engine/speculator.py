@@ -68,6 +68,8 @@ class Speculator:
         """Sequences that ended since the last observed step."""
         self._draft_seconds: defaultdict[str, float] = defaultdict(float)
         self._network_seconds = 0.0
+        self._behind: set[int] = set()
+        """Sequences without a draft in this step because their draft prefill goes on."""
         self._prefills: defaultdict[str, DraftPrefill] = defaultdict(DraftPrefill)
         """Draft prefills by method since the last observed step of the method."""
         self._labels: dict[str, str] = {}
@@ -104,6 +106,7 @@ class Speculator:
             took = self._clock.now() - started
             network, prefill = min(took, cost.network_seconds), cost.prefill
             self._network_seconds += network
+            self._behind |= cost.behind
             self.add_draft_prefill(method, prefill)
             self._draft_seconds[method] += max(0.0, took - network - prefill.seconds)
         return drafts
@@ -143,6 +146,7 @@ class Speculator:
             self._end_sequences()
             return
         observed = tuple([self._observation(one) for one in rounds])
+        self._behind.clear()
         self._restart(self.traffic.observe(observed, self._clock.now(), self.depth.advantage))
         deepest: dict[str, int] = {}
         for one in rounds:
@@ -307,7 +311,8 @@ class Speculator:
             max_depth = most if allowed[category] > 0 else 0
             allowed[category] -= max_depth > 0
             remaining = self._validator.remaining(sequence)
-            candidates.append(Candidate(sequence.id, category, max_depth, len(sequence.ids), remaining))
+            num_tokens, num_prompt = len(sequence.ids), sequence.num_prompt
+            candidates.append(Candidate(sequence.id, category, max_depth, num_tokens, remaining, num_prompt))
         return candidates
 
     def label(self, methods: Iterable[str], label: str) -> None:
@@ -342,5 +347,12 @@ class Speculator:
         assert one.verdict is not None
         path = one.verdict.path
         return RoundObservation(
-            one.sequence.id, self._class(one.sequence), one.levels, len(path), one.asked, one.num_nodes, path
+            one.sequence.id,
+            self._class(one.sequence),
+            one.levels,
+            len(path),
+            one.asked,
+            one.num_nodes,
+            path,
+            one.sequence.id in self._behind,
         )

@@ -19,23 +19,23 @@ def test_steps_without_prompts_count() -> None:
     load = PromptLoad()
     for rows in (250, 0) * WINDOW_STEPS:
         load.observe(step(rows))
-    assert load.rows_per_token == 125 / BATCH
+    assert load.rows_per_token(()) == 125 / BATCH
 
 
 def test_the_first_prompts_of_a_batch_do_not_count() -> None:
     load = PromptLoad()
     for rows in (8000, 8000, 8000, 8000, *[0] * WINDOW_STEPS):
         load.observe(step(rows))
-        assert load.rows_per_token == 0.0
+        assert load.rows_per_token(()) == 0.0
 
 
 def test_prompts_that_have_ended_do_not_count() -> None:
     load = PromptLoad()
     for rows in (*[250] * WINDOW_STEPS, *[0] * (QUIET_STEPS - 1)):
         load.observe(step(rows))
-    assert load.rows_per_token > 0.0
+    assert load.rows_per_token(()) > 0.0
     load.observe(step(0))
-    assert load.rows_per_token == 0.0
+    assert load.rows_per_token(()) == 0.0
 
 
 def test_accepted_drafts_are_tokens_too_and_steps_without_any_are_left_out() -> None:
@@ -43,7 +43,18 @@ def test_accepted_drafts_are_tokens_too_and_steps_without_any_are_left_out() -> 
     for _ in range(WINDOW_STEPS):
         load.observe(step(9, batch=1, accepted=2))
         load.observe(step(500, batch=0))
-    assert load.rows_per_token == 3.0
+    assert load.rows_per_token(()) == 3.0
+
+
+def test_prompts_of_a_batch_that_has_just_begun_count_as_one_each() -> None:
+    """40 prompts of 250 tokens, each for 125 tokens of output, were computed within a few steps."""
+    load = PromptLoad()
+    for _ in range(WINDOW_STEPS):
+        load.observe(step(2000, batch=40))
+    batch = [Candidate(i, "draft_model", 8, 260, 115, 250) for i in range(40)]
+    assert load.rows_per_token(batch) == 250 / 125
+    unknown = [*batch, Candidate(40, "draft_model", 8, 260, None, 250)]
+    assert load.rows_per_token(unknown) == 2000 / 40
 
 
 def drafts(prompt_rows: int) -> list[int] | None:

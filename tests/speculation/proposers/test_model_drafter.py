@@ -66,7 +66,8 @@ def test_prefill_computes_all_but_two_tokens_within_the_budget() -> None:
     ready, cost = part.prefill([one, other], [2, 2], budget=24)
     assert ready == [one]
     assert (one.num_missing, other.num_missing) == (1, 15)
-    assert cost.tokens == 24
+    assert cost.prefill.tokens == 24
+    assert cost.behind == {1}
     ready, _ = part.prefill([one, other], [2, 2], budget=24)
     assert ready == [one, other]
 

@@ -41,7 +41,7 @@ class BestDrafts:
         """Depths by candidate; None if no candidate is to draft."""
         context, slots = sum([candidate.num_tokens for candidate in batch]), shape.slots(len(batch))
         # Only a padded batch computes prompts without leaving its graphs
-        prompt_rows = self._prompts.rows_per_token if shape.is_padded else 0.0
+        prompt_rows = self._prompts.rows_per_token(batch) if shape.is_padded else 0.0
         plain = self._times.plain(slots + prompt_rows * len(batch), context)
         costs = self._times.costs(slots, context)
         best, self.advantage = None, None

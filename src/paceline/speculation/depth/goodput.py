@@ -90,18 +90,19 @@ class GoodputDepth:
         self._times.observe(step)
         if any(seen.drafted or seen.requested for seen in step.rounds):
             self._num_skipped = 0
-        counts = Counter([seen.category for seen in step.rounds])
-        for seen in step.rounds:
+        rounds = [seen for seen in step.rounds if not seen.is_behind]
+        counts = Counter([seen.category for seen in rounds])
+        for seen in rounds:
             age = min(1.0, _MAX_AGEING / counts[seen.category])
             self._acceptance.observe(
                 seen.category, seen.drafted, seen.accepted, seen.requested, seen.num_nodes, seen.path, age
             )
         for category, expected in self._probed.items():
-            rounds = [seen for seen in step.rounds if seen.category == category and (seen.drafted or seen.requested)]
-            if rounds:
-                accepted = sum(seen.is_first_accepted for seen in rounds)
+            probed = [seen for seen in rounds if seen.category == category and (seen.drafted or seen.requested)]
+            if probed:
+                accepted = sum(seen.is_first_accepted for seen in probed)
                 loss = self._added_share(step) - accepted / step.batch
-                self._probing.observe(category, len(rounds), accepted, expected, loss, step.is_timed)
+                self._probing.observe(category, len(probed), accepted, expected, loss, step.is_timed)
 
     def restart(self, category: str, alpha: float) -> None:
         self._num_skipped = 0

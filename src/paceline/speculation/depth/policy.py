@@ -19,6 +19,8 @@ class RoundObservation:
     """Nodes of a tree, whose `drafted` is its levels. None: a chain."""
     path: tuple[int, ...] | None = None
     """Accepted nodes of a tree, in draft order."""
+    is_behind: bool = False
+    """The draft prefill of the sequence goes on. The round without a draft tells nothing about later rounds."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.accepted <= self.drafted:
@@ -101,6 +103,8 @@ class Candidate(NamedTuple):
     """Tokens of the sequence, its prompt included."""
     remaining: int | None = None
     """Tokens that the sequence may still generate; None: not known."""
+    num_prompt: int = 0
+    """Tokens of its prompt; 0: not known."""
 
 
 class DepthPolicy(Protocol):

@@ -33,7 +33,8 @@ class DraftModelProposer:
         """`max_rows`, `num_proposable`, `vocab_size`: see `ModelDrafter`. `max_gap`: missing tokens that a step may compute;
         None: as many as one pass."""
         self.drafter = ModelDrafter(runner, max_rows, num_proposable, vocab_size, _sample_dense, prefix_caching)
-        self._max_gap = max_gap or max_rows
+        self.max_gap = max_gap or max_rows
+        """Tokens of draft prefill within one step."""
         self._sequences: dict[int, DraftSequence] = {}
         self._depths: dict[int, int] = {}
         self._weights = DraftWeights(runner.model, self._stop_sharing)
@@ -56,9 +57,9 @@ class DraftModelProposer:
                 self.drafter.release_unused(sequence)
 
     def collect(self, sequence_ids: Sequence[int], deadline: float) -> DraftBatch:
-        sequences, prefill = self._prefill(i for i in sequence_ids if self._depths.get(i))
+        sequences, cost = self._prefill(i for i in sequence_ids if self._depths.get(i))
         if not sequences:
-            return DraftBatch.empty(DraftCost(prefill))
+            return DraftBatch.empty(cost)
         probs: dict[tuple[int, int], Tensor] = {}  # (sequence, step) -> q [V]
         active = sequences
         for step in range(max(self._depths[one.id] for one in sequences)):
@@ -71,7 +72,7 @@ class DraftModelProposer:
                 if q is not None:
                     probs[sequence.id, step] = q
         drafts = [(one.id, one.ids[one.num_committed :]) for one in sequences]
-        return DraftBatch.chains(drafts, self._pack(drafts, probs), DraftCost(prefill))
+        return DraftBatch.chains(drafts, self._pack(drafts, probs), cost)
 
     def close(self, sequence_ids: Sequence[int]) -> None:
         for sequence_id in sequence_ids:
@@ -86,14 +87,14 @@ class DraftModelProposer:
 
     def prefill(self, sequence_ids: Sequence[int]) -> DraftPrefill:
         """Compute the missing tokens of these sequences, within the limit of a step; returns the cost."""
-        return self._prefill(i for i in sequence_ids if i in self._sequences)[1]
+        return self._prefill(i for i in sequence_ids if i in self._sequences)[1].prefill
 
-    def _prefill(self, sequence_ids: Iterable[int]) -> tuple[list[DraftSequence], DraftPrefill]:
+    def _prefill(self, sequence_ids: Iterable[int]) -> tuple[list[DraftSequence], DraftCost]:
         """Sequences that can draft now, and the cost of the draft prefill."""
         sequences = [self._sequences[i] for i in sequence_ids]
         # The last drafted token is not computed
         fitting = [one for one in sequences if self.drafter.is_in_window(len(one.ids) + self._depths[one.id] - 1)]
-        return self.drafter.prefill(fitting, [self._depths[one.id] for one in fitting], self._max_gap)
+        return self.drafter.prefill(fitting, [self._depths[one.id] for one in fitting], self.max_gap)
 
     def _new_sequence(self, progress: Progress) -> DraftSequence:
         params = SequenceParams(

@@ -16,7 +16,7 @@ from paceline.core.speculation import Verification
 from paceline.kv.block_tables import BlockTables, blocks_for
 from paceline.models.cuda_graph import StreamTimer
 from paceline.models.runner import ModelRunner, Span
-from paceline.speculation.drafts import DraftPrefill
+from paceline.speculation.drafts import DraftCost, DraftPrefill
 from paceline.speculation.verification.distribution import pick
 from paceline.speculation.verification.rows import RowContext
 
@@ -137,12 +137,13 @@ class ModelDrafter(Generic[Q]):
 
     def prefill(
         self, sequences: Iterable[DraftSequence], depths: Iterable[int], budget: int
-    ) -> tuple[list[DraftSequence], DraftPrefill]:
+    ) -> tuple[list[DraftSequence], DraftCost]:
         """Compute missing tokens until at most two are missing, and reserve blocks for `depths` drafted tokens.
 
         Computes up to `budget` tokens, `max_rows` per pass. Returns the sequences that can draft, and the cost.
         """
         ready: list[DraftSequence] = []
+        behind: list[int] = []
         chunks: list[Chunk] = []  # of the next pass
         rows = num_long = num_hits = 0
         room = self.max_rows
@@ -166,10 +167,12 @@ class ModelDrafter(Generic[Q]):
                     chunks, room = [], self.max_rows
             if gap <= 1:
                 ready.append(sequence)
+            else:
+                behind.append(sequence.id)
         if chunks:
             self.forward(chunks)
         seconds = timer.seconds() * num_long / rows if num_long else 0.0
-        return ready, DraftPrefill(num_hits + num_long, seconds)
+        return ready, DraftCost(DraftPrefill(num_hits + num_long, seconds), behind=frozenset(behind))
 
     def forward(self, chunks: Sequence[Chunk]) -> Tensor | None:
         """One pass. Returns logits [R, V] over the target's vocabulary, a row per chunk that ends its sequence."""
