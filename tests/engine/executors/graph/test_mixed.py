@@ -169,13 +169,15 @@ class PlainAtFirst(FixedDepth):
         return [0] * len(batch) if self._count >= 0 else super().decide(batch)
 
 
-def test_sequences_that_joined_draft_later():
-    proposer = draft_model(tiny_model(perturb=0.3, config=SMALL, device=DEVICE), runner=GpuRunner)
-    engine = graph_engine(proposer, PlainAtFirst(3, 8))
-    asked = [replace_tokens(one, 24) for one in arriving(4, seed=2)]
+@pytest.mark.parametrize("max_gap", [None, 12], ids=["at once", "a few in each step"])
+def test_a_batch_starts_to_draft_without_the_host(max_gap):
+    """The draft is the target, so that a draft cache that is not right would show in the acceptance."""
+    model = tiny_model(config=SMALL, device=DEVICE)
+    engine = graph_engine(draft_model(model, runner=GpuRunner, max_gap=max_gap), PlainAtFirst(3, 8))
+    asked = [replace_tokens(one, 24) for one in arriving(4, seed=2, temperature=0.0)]
     result = check(engine, asked, arrivals=1)
-    assert result.accepted > 0
-    assert engine.executor_counts[HostReason.DRAFT_BEHIND] == 1
+    assert HostReason.DRAFT_BEHIND not in engine.executor_counts
+    assert result.accepted > 0.8 * result.drafted > 0
 
 
 def replace_tokens(one: Request, count: int) -> Request:

@@ -8,7 +8,7 @@ the host executor. The tokens are the same either way: they depend on the model,
 
 from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -189,7 +189,9 @@ class GraphExecutor:
         else:
             sequences, blocks = tuple(self._slots.sequences), self._slots.blocks
             step = batch.submit(schedule.shape, sequences, drafts.limits, blocks, drafts.blocks)
-            self._inflight.append(step)
+            is_timed = step.is_timed and not schedule.catching_up  # the draft prefill beside it slows it down
+            self._inflight.append(replace(step, is_timed=is_timed))
+            self._catch_up(schedule.catching_up, step.buffers.drafted)
         if batch.num_graphs > num_graphs:
             self.captures.count_busy(self._clock.now() - began)
         self._speculator.graph_resumed()
@@ -215,8 +217,15 @@ class GraphExecutor:
             prompts.append(Prompt(item, blocks, slot))
         step = self._mixed.submit(batch.inputs(shape), shape, begun, decoding, prompts, is_timed)
         self._inflight.append(step)
+        self._catch_up(schedule.catching_up, begun.drafted)
         self._batches.fit()
         self._join_drafts([prompt.item.sequence for prompt in prompts if prompt.slot is not None], begun.drafted)
+
+    def _catch_up(self, behind: Seq[Sequence], drafted: StreamEvent) -> None:
+        """Queue the draft prefill of these sequences beside the step just submitted, which they are in."""
+        drafter = self._batches.current.drafter
+        if behind and isinstance(drafter, ChainDrafter):
+            self._draft_prefilled = drafter.join(behind, drafted, num_unknown=len(self._inflight) - 1)
 
     def _join_drafts(self, joining: Seq[Sequence], drafted: StreamEvent) -> None:
         """Queue the draft prefill of these sequences if others draft. It runs beside the target's pass, after `drafted`."""
@@ -225,7 +234,7 @@ class GraphExecutor:
             return
         drafting = [sequence for sequence in joining if self._validator.max_depth(sequence) > 0]
         if drafting:
-            self._draft_prefilled = drafter.join(drafting, drafted)
+            self._draft_prefilled = drafter.join(drafting, drafted) or self._draft_prefilled
 
     def collect(self) -> StepResult | None:
         """The older of two steps in flight; the last one too, if the executor is draining."""

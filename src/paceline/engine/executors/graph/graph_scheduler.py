@@ -5,8 +5,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from paceline.core.sequence import Sequence
-from paceline.engine.executors.graph.batch import GraphBatch
+from paceline.engine.executors.graph.batch import IN_FLIGHT, GraphBatch
 from paceline.engine.executors.graph.batches import GraphBatches
+from paceline.engine.executors.graph.drafters.chain_drafter import ChainDrafter
 from paceline.engine.executors.graph.drafters.drafter import NO_DRAFTS, DraftShape
 from paceline.engine.executors.graph.eligibility import GraphEligibility
 from paceline.engine.executors.graph.inflight import InflightStep
@@ -29,6 +30,8 @@ class GraphSchedule(Schedule):
     shape: DraftShape = NO_DRAFTS
     num_ahead: int = 1
     """Tokens by which a sequence may have grown when the step ends, steps in flight included."""
+    catching_up: tuple[Sequence, ...] = ()
+    """Sequences in slots whose draft prefill runs beside the step. They draft from the next step on."""
 
 
 class GraphScheduler:
@@ -117,15 +120,33 @@ class GraphScheduler:
             if sequence.depth and drafter is not None and not drafter.has_room(sequence):
                 sequence.depth = 0
         depth = min(most, max([sequence.depth for sequence in members]))
+        catching_up: tuple[Sequence, ...] = ()
         if depth > 0 and (drafter is None or not drafter.can_draft(members)):
-            return HostReason.DRAFT_BEHIND
+            if isinstance(drafter, ChainDrafter) and len(self._inflight) < IN_FLIGHT:
+                catching_up = drafter.next_behind(members)
+                depth = min(depth, self._wait_for_drafts(drafter, members))
+            elif not has_prompts or self._eligibility.can_continue(self._scheduler.running):
+                return HostReason.DRAFT_BEHIND
+            else:  # many prompts wait: the host would have no room for drafts in its next steps
+                for sequence in members:
+                    sequence.depth = 0
+                depth = 0
         if depth > 0 and self.is_for_few(members):
             return HostReason.FEW_DRAFTS
         shape = self._shape(batch, depth, most, has_prompts)
         # A step computes its nodes, and commits a path of them and one token more
         num_ahead = self._num_inflight_tokens + shape.nodes + 1
         reason = self._reserve(members, num_ahead)
-        return GraphSchedule((), (), shape, num_ahead) if reason is None else reason
+        return GraphSchedule((), (), shape, num_ahead, catching_up) if reason is None else reason
+
+    def _wait_for_drafts(self, drafter: ChainDrafter, members: Seq[Sequence]) -> int:
+        """Let the sequences without an up-to-date draft decode plainly, and all of them if they are most. Returns the depth of
+        the others."""
+        behind = drafter.behind(members)
+        drafting = [sequence for sequence in members if sequence.depth]
+        for sequence in behind if 2 * len(behind) <= len(drafting) else drafting:
+            sequence.depth = 0
+        return max([sequence.depth for sequence in members])
 
     def _shape(self, batch: GraphBatch, depth: int, most: int, beside_prompts: bool) -> DraftShape:
         """The shape for drafts of `depth` tokens, with up to `most` nodes. While its graphs are not captured, and captures have

@@ -68,11 +68,26 @@ class ChainDrafter:
         self._num_plain = 0
         return prefill
 
+    def behind(self, sequences: Seq[Sequence]) -> list[Sequence]:
+        """Those that want drafts and need a draft prefill."""
+        return [sequence for sequence in sequences if sequence.depth and sequence.id not in self._current]
+
+    def next_behind(self, sequences: Seq[Sequence]) -> tuple[Sequence, ...]:
+        """The first that need a draft prefill, as many as one step computes beside its pass."""
+        chosen, budget = [], self._proposer.max_gap
+        for sequence in self.behind(sequences):
+            if budget <= 0:
+                break
+            cached = self._proposer.sequence(sequence.id)
+            budget -= len(sequence.ids) - (cached.num_cached if cached is not None else 0)
+            chosen.append(sequence)
+        return tuple(chosen)
+
     @torch.inference_mode()
-    def join(self, sequences: Seq[Sequence], drafted: StreamEvent) -> StreamEvent | None:
-        """Take sequences over whose prompts the target now computes: queue their draft prefill behind `drafted`, the drafts of
-        this step. They are in slots from the next step on, and then have one token more than the host knows. Returns the end of
-        the prefill; None: there is nothing to compute."""
+    def join(self, sequences: Seq[Sequence], drafted: StreamEvent, num_unknown: int = 0) -> StreamEvent | None:
+        """Queue the draft prefill of these sequences behind `drafted`, the drafts of the step just submitted. When that step
+        ends they have one token more than the host knows now, and `num_unknown` more if they are in the step before it, which
+        is in flight. Returns the end of the prefill; None: there is nothing to compute."""
         self._proposer.observe([Progress.of(sequence, 0) for sequence in sequences])
         joining, drafter = [], self._drafter
         for sequence in sequences:
@@ -80,7 +95,9 @@ class ChainDrafter:
             if cached is not None and drafter.is_in_window(num_tokens) and drafter.reserve(cached, num_tokens):
                 joining.append(cached)
                 self._current.add(sequence.id)
-        return self._prefills.submit(joining, drafted) if joining else None
+        self._num_plain = 0
+        # The first drafting pass computes two tokens of every sequence
+        return self._prefills.submit(joining, drafted, 1 - num_unknown) if joining else None
 
     def take_over(self, other: "ChainDrafter") -> None:
         """Continue with the sequences of a batch of another size, in the same slots."""

@@ -32,22 +32,22 @@ class DraftPrefills:
             done.record()
         done.wait()
 
-    def submit(self, sequences: Seq[DraftSequence], after: StreamEvent) -> StreamEvent:
-        """Compute all tokens of these sequences but the last, behind `after`, the last use of the draft model. Their blocks are
-        reserved. Returns the end, for which the next use of the draft model has to wait. The depth policy is told no cost: the
-        target's pass hides it, and the time between begin and end is mostly that of the pass."""
+    def submit(self, sequences: Seq[DraftSequence], after: StreamEvent, num_left: int) -> StreamEvent:
+        """Compute all tokens of these sequences but the last `num_left`, behind `after`, the last use of the draft model. Their
+        blocks are reserved. Returns the end, for which the next use of the draft model has to wait. The depth policy is told no
+        cost: the target's pass hides it, and the time between begin and end is mostly that of the pass."""
         end = StreamEvent(self._device)
         with self._stream.after(after):
-            self._compute(sequences)
+            self._compute(sequences, num_left)
             end.record()
         return end
 
-    def _compute(self, sequences: Seq[DraftSequence]) -> None:
+    def _compute(self, sequences: Seq[DraftSequence], num_left: int) -> None:
         """Queue the passes."""
         drafter = self._drafter
         spans, room = list[Span](), self._max_rows
         for sequence in sequences:
-            while (missing := sequence.num_missing - 1) > 0:
+            while (missing := sequence.num_missing - num_left) > 0:
                 chunk = Chunk(sequence, min(missing, room))
                 spans.append(drafter.span(chunk))
                 drafter.advance(chunk)
