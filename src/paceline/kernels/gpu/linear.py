@@ -77,7 +77,7 @@ def add_linear(
 ) -> tuple[Tensor, Normed]:
     """h = residual + x W^T [T, N], and h as `Normed` for the next norm."""
     hidden, scaled = torch.empty_like(residual), torch.empty_like(residual)
-    tile = _fit(tile, weight, len(x))
+    tile = _fit(tile, weight, x)
     strips = triton.cdiv(weight.shape[0], tile.outputs)
     squares = torch.empty(len(x), strips, dtype=torch.float32, device=x.device)
     _linear(x, weight, hidden, residual=residual, following=(next_norm, scaled, squares), tile=tile)
@@ -124,7 +124,7 @@ def _linear(
 ) -> None:
     values, squares, eps = (x.scaled, x.squares, x.eps) if isinstance(x, Normed) else (x, None, 0.0)
     (rows, inputs), outputs = values.shape, weight.shape[0]
-    tile, block_t = _fit(tile, weight, rows), _block(weight, rows)
+    tile, block_t = _fit(tile, weight, values), _block(weight, values)
     parts = 0 if squares is None else squares.shape[1]
     strips, blocks, splits = triton.cdiv(outputs, tile.outputs), triton.cdiv(rows, block_t), tile.splits
     given = weight_arguments(weight)
@@ -153,7 +153,7 @@ def _pair(
     tile: Tile | None = None,
 ) -> None:
     (rows, inputs), pairs, parts = x.scaled.shape, weight.shape[0] // 2, x.squares.shape[1]
-    tile, block_t = _fit(tile, weight, rows, is_paired=True), _block(weight, rows)
+    tile, block_t = _fit(tile, weight, x.scaled, is_paired=True), _block(weight, x.scaled)
     strips, blocks, splits = triton.cdiv(2 * pairs, tile.outputs), triton.cdiv(rows, block_t), tile.splits
     given = weight_arguments(weight)
     pair_kernel[(strips, blocks, splits)](
@@ -192,16 +192,22 @@ def _split_counters(count: int, device: torch.device) -> Tensor:
     return known[-1]
 
 
-def _block(weight: LinearWeight, rows: int) -> int:
+def _block(weight: LinearWeight, x: Tensor) -> int:
     """Rows of x per program."""
-    return four_bit_rows(rows) if isinstance(weight, FourBitWeight) else block_rows(rows)
+    return four_bit_rows(_tile_rows(x)) if isinstance(weight, FourBitWeight) else block_rows(len(x))
 
 
-def _fit(tile: Tile | None, weight: LinearWeight, rows: int, is_paired: bool = False) -> Tile:
+def _tile_rows(x: Tensor) -> int:
+    """Rows that tiles of 4-bit weights are chosen for. Products of float32 do not use the tensor cores, and large ones take
+    minutes to compile."""
+    return len(x) if x.dtype is not torch.float32 else min(len(x), 16)
+
+
+def _fit(tile: Tile | None, weight: LinearWeight, x: Tensor, is_paired: bool = False) -> Tile:
     assert not isinstance(weight, PackedWeight)
     if isinstance(weight, FourBitWeight):
-        return whole_blocks(tile or four_bit_tile(rows, *weight.shape, is_paired), weight.shape[1])
-    tile = tile or tile_for(rows, *weight.shape, weight.values.element_size(), is_paired)
+        return whole_blocks(tile or four_bit_tile(_tile_rows(x), *weight.shape, is_paired), weight.shape[1])
+    tile = tile or tile_for(len(x), *weight.shape, weight.values.element_size(), is_paired)
     if isinstance(weight, QuantizedWeight) and weight.scales.shape[1] > 1:
         return replace(tile, inputs=GROUP)  # a tile has one scale per output
     return tile
