@@ -13,7 +13,8 @@ def test_a_request_survives_its_journey_to_the_compiler() -> None:
     assert CompileRequest.from_json(request.to_json()) == request
 
 
-def test_the_kernels_of_an_engine_are_listed_without_weights_and_without_a_gpu(tmp_path: Path) -> None:
+def test_the_kernels_of_an_engine_are_listed_and_compiled_without_weights_and_without_a_gpu(tmp_path: Path) -> None:
+    """Triton's interpreter accepts kernels that its compiler refuses."""
     run = subprocess.run(
         [sys.executable, "-m", "tests.engine.start.listed_kernels"],
         env={**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},

@@ -63,7 +63,8 @@ def linear_kernel(
     rows = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     outs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     acc = tl.zeros([BLOCK_N, BLOCK_T], tl.float32)
-    share: tl.constexpr = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLITS) * BLOCK_K  # columns of one split
+    # Columns of one split. HAZARD: no tl.cdiv, whose result is no constant and cannot be passed to a function as one
+    share: tl.constexpr = ((k + BLOCK_K - 1) // BLOCK_K + SPLITS - 1) // SPLITS * BLOCK_K
     first = tl.program_id(2) * share
     gdc_launch(PDL)
     if FOUR_BIT:
@@ -133,7 +134,8 @@ def pair_kernel(
     outs = (members // distance) * 2 * distance + members % distance if ROTARY else members
     outs += (strip // BLOCK_N) * distance
     acc = tl.zeros([2 * BLOCK_N, BLOCK_T], tl.float32)
-    share: tl.constexpr = tl.cdiv(tl.cdiv(k, BLOCK_K), SPLITS) * BLOCK_K  # columns of one split
+    # Columns of one split. HAZARD: no tl.cdiv, whose result is no constant and cannot be passed to a function as one
+    share: tl.constexpr = ((k + BLOCK_K - 1) // BLOCK_K + SPLITS - 1) // SPLITS * BLOCK_K
     first = tl.program_id(2) * share if SPLITS > 1 else 0
     gdc_launch(PDL)
     if FOUR_BIT:
