@@ -296,8 +296,12 @@ def logits_of(model: DecoderModel, make: Callable[[DecoderModel, int], ModelRunn
     runner, ids = make(model, 16), [(7 * i + 3) % TINY.vocab_size for i in range(prompt + 6)]
     blocks = [3, 1, 4, 2, 5, 9, 8]
     parts = (0, prompt, 3), (prompt, prompt + 1, 1), (prompt + 1, prompt + 6, 5)
-    found = [runner.forward([Span(blocks, begin, ids[begin:end], count)]).logits for begin, end, count in parts]
-    return torch.cat([logits.float().cpu() for logits in found if logits is not None])
+    found = []
+    for begin, end, count in parts:
+        logits = runner.forward([Span(blocks, begin, ids[begin:end], count)]).logits
+        assert logits is not None
+        found.append(logits.float().cpu().clone())  # the next pass overwrites them
+    return torch.cat(found)
 
 
 def families(options: argparse.Namespace) -> Iterator[str]:
