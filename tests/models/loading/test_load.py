@@ -92,3 +92,10 @@ def test_attention_sinks_have_kernels_on_a_gpu(tmp_path: Path) -> None:
     build("gpt-oss").save_pretrained(tmp_path)
     model = load.build_model(open_checkpoint(tmp_path), torch.device("meta"), torch.bfloat16)
     assert model.layers[0].sinks is not None
+
+
+def test_an_inflated_model_has_shapes_without_values() -> None:
+    """Kernels are compiled ahead for it on the device `meta`."""
+    checkpoint = open_checkpoint("inflate:llama-1b?base=smollm2&noise=0.06")
+    model = load.build_model(checkpoint, torch.device("meta"), torch.bfloat16)
+    assert model.layers[-1].qkv.shape[0] == checkpoint.config.q_size + 2 * checkpoint.config.kv_size

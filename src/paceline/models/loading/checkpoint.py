@@ -46,6 +46,8 @@ class Checkpoint:
     """Files that hold the weights; none if they are generated."""
     growth: float = 1.0
     """Upper bound of loaded bytes per byte of the files, if the matrices stay quantised."""
+    has_four_bit: bool = False
+    """Whether matrices of its layers are `FourBit`."""
 
 
 class QuantizedWeights:

@@ -102,7 +102,7 @@ def checkpoint_weights(
 ) -> Weights:
     weights = checkpoint.weights
     if device.type == "meta":
-        weights = WeightShapes(weights, checkpoint.config)
+        weights = WeightShapes(weights, checkpoint.config, checkpoint.has_four_bit)
     if quantization is not None:
         # Quantised before sharding, so that any number of ranks computes with the same values
         weights = QuantizedWeights(weights, quantization, device)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -37,7 +38,8 @@ def open_folder(folder: Path) -> Checkpoint:
     check_weights(config, weights.shape)
     is_packed = scheme is not None or any(name.endswith("_blocks") for name in stored.names())
     growth = _PACKED_GROWTH if is_packed else 1.0
-    return Checkpoint(folder.name, config, weights, lambda: tokenizer_from_folder(folder), stored.files, growth)
+    tokenizer = partial(tokenizer_from_folder, folder)
+    return Checkpoint(folder.name, config, weights, tokenizer, stored.files, growth, is_packed)
 
 
 class FolderWeights:

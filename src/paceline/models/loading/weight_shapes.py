@@ -30,8 +30,8 @@ class WeightShapes:
     """`Weights` of a checkpoint whose values are not read. Its 8-bit and 4-bit matrices stay what they are. Of 4-bit matrices
     the first with each role is read: all layers have the format of the first."""
 
-    def __init__(self, weights: Weights, config: ModelConfig) -> None:
-        self._weights, self._config = weights, config
+    def __init__(self, weights: Weights, config: ModelConfig, has_four_bit: bool) -> None:
+        self._weights, self._config, self._has_four_bit = weights, config, has_four_bit
         self._names = weights.names()
         self._first: dict[str, FourBit | None] = {}
 
@@ -56,7 +56,8 @@ class WeightShapes:
         """The first matrix with the role of `name` in its layer; None if it does not have 4 bits."""
         role = name.split(".")[-2]
         if role not in self._first:
-            stored = self._weights.matrix(name) if name.startswith("model.layers.") else None
+            is_candidate = self._has_four_bit and name.startswith("model.layers.")
+            stored = self._weights.matrix(name) if is_candidate else None
             self._first[role] = stored if isinstance(stored, FourBit) else None
         return self._first[role]
 
